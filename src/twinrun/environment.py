@@ -1,0 +1,86 @@
+"""The software a run really had, and the state of the project's files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from twinrun.engine import PYTHON, Command, Engine
+from twinrun.files import sha256_of_bytes
+from twinrun.manifest import Frozen
+from twinrun.record import Revision
+from twinrun.stack import LoadedStack, normalise, pins
+
+# Standard library only: it runs in every environment, whatever is installed there.
+_PROGRAM = """
+import importlib.metadata, json, platform
+packages = {item.metadata["Name"]: item.version for item in importlib.metadata.distributions()}
+print(json.dumps({"python": platform.python_version(), "packages": packages}))
+"""
+
+# Variables that steer frameworks, compilers and collectives. None of them carries a credential.
+_STEERING = re.compile(
+    r"^(OMP|MKL|TORCH|PYTORCH|TORCHINDUCTOR|TRITON|[A-Z]*CCL|GLOO|[A-Z]+_VISIBLE_DEVICES|HSA|UCX)(_|$)"
+)
+_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
+
+
+class Installed(Frozen):
+    """An interpreter and what is installed for it."""
+
+    python: str
+    packages: dict[str, str]
+
+
+def inspect(engine: Engine) -> Installed:
+    """Ask the interpreter of `engine` for its version and packages; raises RunError."""
+    text = engine.read(Command(arguments=(PYTHON, "-c", _PROGRAM), variables={}))
+    facts = json.loads(text)
+    packages = {normalise(name): version for name, version in facts["packages"].items() if name}
+    return Installed(python=facts["python"], packages=packages)
+
+
+def lock_differences(installed: Installed, stack: LoadedStack, root: Path) -> dict[str, str]:
+    """Name each installed package that is not the locked one, and the direct requirements that are absent."""
+    locked = stack.locked(root)
+    direct = pins((root / stack.folder / "requirements.in").read_text(encoding="utf-8"))
+    return {
+        name: f"{installed.packages.get(name, 'absent')}, lock has {version}"
+        for name, version in sorted(locked.items())
+        if (name in installed.packages or name in direct) and installed.packages.get(name) != version
+    }
+
+
+def steering_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that may change a run, without anything that looks like a secret."""
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if _STEERING.match(name) and not _SECRET.search(name)
+    }
+
+
+def revision(root: Path) -> Revision:
+    """Return commit and uncommitted difference of the project; both None outside a checkout."""
+    commit = _git(root, "rev-parse", "HEAD")
+    difference = _git(root, "diff", "HEAD") if commit else None
+    return Revision(
+        commit=commit.decode().strip() if commit else None,
+        changes_sha256=sha256_of_bytes(difference) if difference else None,
+    )
+
+
+def _git(root: Path, *arguments: str) -> bytes | None:
+    # LC_ALL and no optional locks: reading must neither translate nor touch the checkout.
+    variables = os.environ | {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, check=False, env=variables, timeout=20
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

@@ -1,0 +1,81 @@
+"""Data sets as the ranks read them: prepared once for each source, sequence length and interpreter."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from twinrun.engine import PYTHON, Command, Engine, Site
+from twinrun.errors import MachineError, RunError
+from twinrun.files import canonical_json, sha256_of_bytes
+from twinrun.process import last_lines
+from twinrun.training import DataSource
+
+INDEX = "corpus.json"
+
+
+def data_folder(*, data: Path, source: DataSource, name: str, sequence: int, python: str) -> Path:
+    """Return where the prepared data stands; the standard library differs between interpreters."""
+    pinned = source.model_dump(mode="json", exclude={"source"})
+    mark = sha256_of_bytes(canonical_json([pinned, sequence]).encode())[:12]
+    kind = f"{name}-python{python}" if source.kind == "standard-library" else name
+    return data / f"{kind}-{sequence}-{mark}"
+
+
+def prepared_data(
+    *,
+    source: DataSource,
+    name: str,
+    sequence: int,
+    python: str,
+    engine: Engine,
+    site: Site,
+    log: Path,
+    say: Callable[[str], None],
+) -> Path:
+    """Return the folder of prepared shards, making it if it can be made without the network.
+
+    Raises:
+        MachineError: the data must be fetched first.
+        RunError: the preparation failed.
+    """
+    folder = data_folder(data=site.data, source=source, name=name, sequence=sequence, python=python)
+    if (folder / INDEX).is_file():
+        return folder
+    if source.kind != "standard-library":
+        raise MachineError(
+            "this data set is not on this machine",
+            place=str(folder),
+            found=name,
+            hint=f"fetch it with `invoke data {name}`, or use --set data=standard-library",
+        )
+    say(f"preparing {name}, once: {folder}")
+    command = Command(
+        arguments=(
+            PYTHON,
+            "-m",
+            "twinrun.train.prepare",
+            "--source",
+            source.kind,
+            "--sequence",
+            str(sequence),
+            "--out",
+            engine.inside(folder),
+        ),
+        variables={},
+    )
+    running = engine.start(command, log=log)
+    try:
+        while (status := running.poll()) is None:
+            time.sleep(0.1)
+    finally:
+        running.stop()
+    if status:
+        raise RunError(
+            "the data could not be prepared",
+            place=name,
+            found=last_lines(log.read_text(encoding="utf-8", errors="replace")),
+            hint=f"the whole log is {log}",
+        )
+    return folder

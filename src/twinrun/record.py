@@ -1,0 +1,190 @@
+"""Records: one JSON file with every circumstance and number of a run, sealed by its own digest."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from twinrun.errors import InputError
+from twinrun.files import canonical_json, sha256_of_bytes, write_atomically
+from twinrun.hardware import Gpu, Machine
+from twinrun.job import Plan
+from twinrun.manifest import Frozen, load_json
+
+Outcome = Literal["reproduced", "not-reproduced", "not-comparable", "config-mismatch", "failed"]
+
+
+class Spread(Frozen):
+    """Repeated measurements of one quantity."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+    unit: str
+    per: Literal["device", "run"]
+
+    def scaled(self, factor: float, *, unit: str, per: Literal["device", "run"]) -> Spread:
+        """Return the same measurements in another unit."""
+        ends = sorted((self.low * factor, self.high * factor))
+        return Spread(
+            median=self.median * factor, low=ends[0], high=ends[1], count=self.count, unit=unit, per=per
+        )
+
+
+def spread(values: Sequence[float], *, unit: str, per: Literal["device", "run"]) -> Spread:
+    """Summarise `values`, at least one."""
+    return Spread(
+        median=statistics.median(values),
+        low=min(values),
+        high=max(values),
+        count=len(values),
+        unit=unit,
+        per=per,
+    )
+
+
+class ModelFlops(Frozen):
+    """Model FLOP/s of one device, named after its formula."""
+
+    rate: Spread
+    formula: str
+
+
+class Utilisation(Frozen):
+    """Model FLOP/s over the dense peak of one device."""
+
+    value: float
+    formula: str
+    peak_tflops: float
+    peak_per: Literal["device"] = "device"
+    peak_source: str
+
+
+class Attempt(Frozen):
+    """A microbatch that was tried."""
+
+    microbatch: int
+    outcome: Literal["fits", "out of memory"]
+
+
+class PointRecord(Frozen):
+    """One measured point of the sweep."""
+
+    id: str
+    nodes: int
+    devices: int
+    microbatch: int
+    attempts: tuple[Attempt, ...]
+    parameters: int
+    parallelism: str
+    attention_backend: str
+    device_name: str
+    warmup_steps: int
+    seconds_per_step: Spread
+    tokens_per_second: Spread
+    model_flops: ModelFlops
+    utilisation: Utilisation | None
+    """None without a dense 16-bit peak in images/gpus.toml, or in another precision."""
+    peak_memory_bytes: int
+    losses: tuple[float, ...]
+    """Mean cross entropy of each global batch, nats per token, warm-up included."""
+    data_hash: str
+    order_hash: str
+
+
+class Verdict(Frozen):
+    """What became of one claim, and why."""
+
+    claim: str
+    statement: str
+    outcome: Outcome
+    reason: str
+    published: float
+    measured: float | None
+    unit: str
+    per: Literal["card", "device", "run"]
+
+
+class Environment(Frozen):
+    """The software as found where the ranks ran."""
+
+    python: str
+    libraries: dict[str, str]
+    """As the ranks imported them."""
+    lock_differences: dict[str, str]
+    """Packages that are not what the lock says: `found, lock has ...`."""
+    image_digest: str | None
+    variables: dict[str, str]
+    """Environment variables that steer the frameworks, secrets left out."""
+
+
+class Revision(Frozen):
+    """The state of the project's own files."""
+
+    commit: str | None
+    changes_sha256: str | None
+    """Digest of the uncommitted difference; null when there is none."""
+
+
+class Record(Frozen):
+    """record.json."""
+
+    schema_version: Literal[1] = 1
+    twinrun: str
+    run: str
+    created: str
+    """UTC, ISO 8601."""
+    evidence: Literal["measured"] = "measured"
+    plan: Plan
+    plan_sha256: str
+    revision: Revision
+    machine: Machine
+    gpu: Gpu | None
+    environment: Environment
+    points: tuple[PointRecord, ...]
+    verdicts: tuple[Verdict, ...]
+    files: dict[str, str]
+    """SHA-256 of the other files of the run."""
+    sha256: str = ""
+    """Digest over everything else in this file."""
+
+    def point(self, name: str) -> PointRecord | None:
+        """Return the point called `name`, if the run has it."""
+        return next((point for point in self.points if point.id == name), None)
+
+    def digest(self) -> str:
+        """Return the digest that `sha256` must hold."""
+        content = self.model_dump(mode="json", exclude={"sha256"})
+        return sha256_of_bytes(canonical_json(content).encode())
+
+    def sealed(self) -> Record:
+        """Return the record with its digest filled in."""
+        return self.model_copy(update={"sha256": self.digest()})
+
+
+def write_record(path: Path, record: Record) -> None:
+    """Seal `record` and write it whole or not at all; raises MachineError."""
+    write_atomically(path, json.dumps(record.sealed().model_dump(mode="json"), indent=1) + "\n")
+
+
+def read_record(path: Path) -> Record:
+    """Read a record, or the record of a run folder, and check its digest.
+
+    Raises:
+        InputError: missing, not a record, or changed since it was written.
+    """
+    file = path / "record.json" if path.is_dir() else path
+    record = load_json(file, Record)
+    if record.digest() != record.sha256:
+        raise InputError(
+            "the record was changed after it was written",
+            place=str(file),
+            found=f"content {record.digest()[:12]}",
+            allowed=f"content {record.sha256[:12]}, as the record says of itself",
+            hint="compare the untouched file; a record is never edited",
+        )
+    return record

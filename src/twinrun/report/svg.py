@@ -1,0 +1,110 @@
+"""Figures as SVG text that takes its colours and font from the page around it."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from markupsafe import escape
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from twinrun.manifest import Frozen
+
+CYCLE = 6
+# Marks of matplotlib, and the characters that stand for them in text.
+SIGNS = {"o": "●", "^": "▲", "v": "▼", "P": "✚", "D": "◆", "s": "■", "*": "★", "X": "✖"}
+# Stand-ins that occur nowhere else; in the SVG each becomes the CSS variable it is named after.
+COLOURS = {
+    "ink": "#01f001",
+    "grid": "#01f002",
+    "paper": "#01f003",
+    "published": "#01f004",
+    "reference": "#01f005",
+    **{f"series-{place + 1}": f"#01f01{place}" for place in range(CYCLE)},
+}
+# Any: matplotlib's releases disagree about the type of these names.
+STYLE: Any = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": COLOURS["grid"],
+    "axes.grid": True,
+    "axes.labelcolor": COLOURS["ink"],
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "font.size": 11,
+    "grid.color": COLOURS["grid"],
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 6,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "twinrun",
+    "text.color": COLOURS["ink"],
+    # Names come from machines; a dollar sign in one is not the start of a formula.
+    "text.parse_math": False,
+    "xtick.color": COLOURS["ink"],
+    "ytick.color": COLOURS["ink"],
+}
+
+
+class Key(Frozen):
+    """One entry of a picture's legend."""
+
+    sign: str
+    colour: str
+    """CSS variable of the page, without its dashes."""
+    label: str
+    detail: str = ""
+
+
+class Picture(Frozen):
+    """An inline SVG and all that stands under it."""
+
+    svg: str
+    title: str
+    keys: tuple[Key, ...]
+    notes: tuple[str, ...]
+
+
+@contextmanager
+def canvas() -> Iterator[tuple[Figure, Axes]]:
+    """Give a figure in the page's style, wide enough for a telephone."""
+    with rc_context(STYLE):
+        figure = Figure(figsize=(5, 3.4), layout="constrained")
+        yield figure, figure.add_subplot()
+
+
+def series_colour(place: int) -> str:
+    """Return the colour of the series at `place`, over again after the last."""
+    return f"series-{place % CYCLE + 1}"
+
+
+def series_mark(place: int) -> str:
+    """Return the mark of the series at `place`, over again after the last."""
+    return list(SIGNS)[place % len(SIGNS)]
+
+
+def svg_text(figure: Figure, *, name: str, title: str, description: str) -> str:
+    """Render `figure` for a page; `name` is unique on the page and starts every identifier.
+
+    The same figure gives the same bytes.
+    """
+    stream = io.StringIO()
+    without = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    figure.savefig(stream, format="svg", transparent=True, metadata=without)
+    text = stream.getvalue()
+    # Its style sheet would reach the whole page; the page has the same rule for its own pictures.
+    text = re.sub(r"<style.*?</style>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text)
+    for variable, stand_in in COLOURS.items():
+        text = text.replace(stand_in, f"var(--{variable})")
+    opening, rest = text.split(">", 1)
+    opening = re.sub(r' (width|height|version)="[^"]*"', "", opening)
+    return (
+        f'{opening} role="img" aria-labelledby="{name}-title {name}-description">'
+        f'<title id="{name}-title">{escape(title)}</title>'
+        f'<desc id="{name}-description">{escape(description)}</desc>{rest}'
+    )

@@ -1,0 +1,57 @@
+"""`--set key=value`: fields of the recipe's training table that one run has otherwise."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+from twinrun.errors import InputError, closest
+
+
+def parse_settings(texts: tuple[str, ...]) -> dict[str, Any]:
+    """Read `key=value` texts; a value is TOML where it parses as TOML, else text.
+
+    Raises:
+        InputError: no `=`, no key, or a key given twice.
+    """
+    parsed: dict[str, Any] = {}
+    for text in texts:
+        key, separator, value = (part.strip() for part in text.partition("="))
+        if not separator or not key:
+            raise InputError(
+                "expected key=value", place="--set", found=text, hint="for example --set model=mpt-1b"
+            )
+        if key in parsed:
+            raise InputError("given twice", place=f"--set {key}", found=text)
+        parsed[key] = _value(value)
+    return parsed
+
+
+def assign(table: dict[str, Any], key: str, value: Any, *, place: str) -> None:
+    """Set the field at the dotted `key` of a nested table.
+
+    Raises:
+        InputError: there is no such field.
+    """
+    *parents, name = key.split(".")
+    inner: Any = table
+    for parent in parents:
+        inner = inner.get(parent) if isinstance(inner, dict) else None
+    if not isinstance(inner, dict) or name not in inner or isinstance(inner[name], dict):
+        known = sorted([*_fields(table), "devices"])
+        raise InputError("no such field", place=place, found=key, allowed=known, hint=closest(key, known))
+    inner[name] = value
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _fields(table: dict[str, Any]) -> list[str]:
+    fields: list[str] = []
+    for key, value in table.items():
+        fields.extend(f"{key}.{inner}" for inner in value) if isinstance(value, dict) else fields.append(key)
+    return fields

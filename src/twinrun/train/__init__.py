@@ -1,0 +1,1 @@
+"""What runs inside the ranks: models, data and the Composer adapter; needs torch."""

@@ -1,0 +1,177 @@
+"""Our model, data and measurements in Composer's Trainer; nothing else imports Composer."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from composer import Callback, ComposerModel, DataSpec, Logger, State, Trainer
+from composer.algorithms import GradientClipping
+from composer.utils import dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from twinrun.errors import InputError
+from twinrun.train.metrics import Meter
+from twinrun.train.models.mpt import IGNORED, MPT, Block
+from twinrun.train.optimizer import adamw, learning_rate, set_learning_rate
+from twinrun.training import Job
+
+Batch = dict[str, Tensor]
+
+# Compilation can keep one rank busy for minutes while the others wait in a collective.
+TIMEOUT_SECONDS = 1800.0
+PRECISIONS = {"fp32": "fp32", "bf16": "amp_bf16"}
+# PURE: parameters are gathered and gradients reduced in the arithmetic's type, as published
+# (github:mosaicml/llm-foundry@2e852dbf80fd:scripts/train/yamls/pretrain/mpt-1b.yaml).
+MIXED_PRECISION = "PURE"
+
+
+def start(job: Job) -> None:
+    """Join the ranks of `job`.
+
+    Raises:
+        InputError: the launcher started another number of ranks than the job has.
+    """
+    # torchrun numbers nodes under another name than Composer reads.
+    os.environ.setdefault("NODE_RANK", os.environ.get("GROUP_RANK", "0"))
+    # Composer would send metrics of runs on its makers' platform to that platform.
+    os.environ["MOSAICML_PLATFORM"] = "false"
+    if dist.get_world_size() != job.world_size:
+        raise InputError("wrong number of ranks", found=dist.get_world_size(), allowed=job.world_size)
+    if job.world_size > 1:
+        dist.initialize_dist("gpu" if job.accelerator else "cpu", timeout=TIMEOUT_SECONDS)
+
+
+def parallelism(job: Job) -> str:
+    """Return how the ranks share the work: `single`, `ddp`, `fsdp1` or `fsdp2`.
+
+    One device has nothing to shard, so sharding does not matter there.
+    """
+    if job.world_size == 1:
+        return "single"
+    if job.training.sharding == "none":
+        return "ddp"
+    return "fsdp2" if _sharding_2() else "fsdp1"
+
+
+def build_trainer(job: Job, *, model: MPT, batches: DataLoader[Batch], meter: Meter) -> Trainer:
+    """Return a Trainer that runs `job.training.steps` steps and reports each to `meter`.
+
+    It shows no progress bar, writes no log, no checkpoint, and talks to nobody but its ranks.
+    """
+    settings = job.training
+    shared = parallelism(job)
+    excess = gradient_excess(model.tokens.weight.device) if shared == "fsdp2" else 1.0
+    return Trainer(
+        model=Composed(model, gradient_scale=1 / excess),
+        train_dataloader=DataSpec(batches, get_num_samples_in_batch=_count_samples),
+        max_duration=f"{settings.steps}ba",
+        optimizers=adamw(model.parameters(), settings.optimizer),
+        algorithms=[GradientClipping("norm", settings.optimizer.gradient_clip)],
+        callbacks=[Steps(job, meter)],
+        device="gpu" if job.accelerator else "cpu",
+        precision=PRECISIONS[settings.precision],
+        device_train_microbatch_size=job.microbatch,
+        seed=settings.seed,
+        dist_timeout=TIMEOUT_SECONDS,
+        run_name=job.recipe,
+        progress_bar=False,
+        **_sharding(shared),
+    )
+
+
+class Composed(ComposerModel):  # type: ignore[misc]
+    """The model as Composer calls it: one forward pass gives the loss."""
+
+    def __init__(self, model: MPT, *, gradient_scale: float = 1.0) -> None:
+        super().__init__()
+        # Both FSDP generations ask the Trainer's direct child which modules to shard one by one.
+        model.fsdp_wrap_fn = _is_block  # type: ignore[assignment]
+        self.model = model
+        self._gradient_scale = gradient_scale
+
+    def forward(self, batch: Batch) -> Tensor:
+        tokens_BS = batch["tokens"]
+        targets_BS = F.pad(tokens_BS[:, 1:], (0, 1), value=IGNORED)
+        # The model casts for itself; autocast would run its norms in fp32.
+        with torch.autocast(tokens_BS.device.type, enabled=False):
+            loss: Tensor = self.model(tokens_BS, targets_BS)
+        # The value stays exact, its gradient is scaled.
+        return loss.detach() + (loss - loss.detach()) * self._gradient_scale
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return outputs
+
+
+class Steps(Callback):  # type: ignore[misc]
+    """Sets the learning rate of each step and reports its samples, losses and time."""
+
+    def __init__(self, job: Job, meter: Meter) -> None:
+        self._settings = job.training.optimizer
+        self._meter = meter
+        self._step = 0
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        self._meter.start()
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        # Set here, not by a scheduler: FSDP makes new parameter groups after schedulers have run.
+        set_learning_rate(state.optimizers[0], learning_rate(self._step, self._settings))
+        self._step += 1
+        # One copy for the step; Composer would copy, and wait, for each microbatch.
+        state.batch = state.device.batch_to_device(state.batch)
+        self._meter.add_samples(state.batch["hashes"])
+
+    def after_loss(self, state: State, logger: Logger) -> None:
+        self._meter.add_loss(state.loss, _count_samples(state.batch))
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        self._meter.end_step()
+
+
+def gradient_excess(device: torch.device) -> float:
+    """Return how many times too large FSDP2 makes a mean gradient: 1, or the number of ranks.
+
+    FSDP2 asks for ReduceOp.AVG, which Gloo's reduce-scatter silently takes for a sum
+    (github:pytorch/pytorch#162338); AdamW hides it until gradients are clipped.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    probe = fully_shard(nn.Linear(1, 1, bias=False, device=device))
+    probe(torch.ones(1, 1, device=device)).sum().backward()
+    excess: float = probe.weight.grad.full_tensor().item()
+    return excess
+
+
+def _is_block(module: nn.Module) -> bool:
+    return isinstance(module, Block)
+
+
+def _count_samples(batch: Batch) -> int:
+    return len(batch["tokens"])
+
+
+def _sharding(parallelism: str) -> dict[str, Any]:
+    """Return the Trainer's arguments for sharding in this generation of Composer."""
+    if parallelism in ("single", "ddp"):
+        return {}
+    if parallelism == "fsdp2":
+        return _sharding_2()
+    options = {"sharding_strategy": "FULL_SHARD", "mixed_precision": MIXED_PRECISION}
+    if "parallelism_config" in inspect.signature(Trainer).parameters:
+        return {"parallelism_config": {"fsdp": options}}
+    return {"fsdp_config": options}
+
+
+def _sharding_2() -> dict[str, Any]:
+    """Return the Trainer's arguments for FSDP2; empty before Composer 0.31."""
+    try:
+        from composer.utils.parallelism import FSDP2Config, ParallelismConfig
+    except ImportError:
+        return {}
+    options = FSDP2Config(mixed_precision=MIXED_PRECISION, reshard_after_forward=True)
+    return {"parallelism_config": ParallelismConfig(fsdp2=options)}

@@ -1,0 +1,144 @@
+"""Token streams written as hashed MDS shards, whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from twinrun.errors import InputError, MachineError
+from twinrun.files import sha256_of_file, write_atomically
+from twinrun.manifest import Frozen, load_json
+from twinrun.training import Positive
+
+CORPUS = "corpus.json"
+INDEX = "index.json"
+COLUMN = "tokens"
+SHARD_BYTES = 1 << 26
+# Two bytes hold every vocabulary we train with.
+TOKEN = np.dtype("<u2")
+Tokens = np.ndarray[Any, np.dtype[np.uint16]]
+
+
+class Origin(Frozen):
+    """Where a token stream comes from; two equal origins give equal bytes."""
+
+    source: str
+    sequence: Positive
+    python: str | None = None
+    """Version of the interpreter whose standard library was read."""
+    files: tuple[str, ...] = ()
+    """`name sha256` of each file that was read, in order."""
+    tokenizer_sha256: str | None = None
+
+
+class Corpus(Frozen):
+    """What a folder of prepared shards holds."""
+
+    origin: Origin
+    sequence: Positive
+    """Tokens in a sample."""
+    samples: Positive
+    tokens: Positive
+    """Tokens in all samples; the rest, shorter than a sample, is dropped."""
+    bytes: Positive
+    """Size of the text in UTF-8, or of the source files."""
+    largest_token: int
+    sha256: str
+    """SHA-256 of all tokens as little-endian 16-bit numbers."""
+    index_sha256: str
+    """SHA-256 of `index.json`, which in turn holds an xxh64 of every shard."""
+
+
+def write_corpus(folder: Path, origin: Origin, documents: Iterable[tuple[Tokens, int]]) -> Corpus:
+    """Write `documents`, joined, as samples of `origin.sequence` tokens into `folder`.
+
+    Args:
+        documents: tokens of each document, its separator included, and the bytes it was made of.
+
+    Raises:
+        InputError: `folder` holds other data, or the documents do not fill one sample.
+        MachineError: the folder cannot be written.
+    """
+    if (folder / CORPUS).is_file():
+        return _existing(folder, origin)
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    try:
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        corpus = _write(partial, origin, documents)
+        write_atomically(partial / CORPUS, corpus.model_dump_json(indent=1) + "\n")
+        os.replace(partial, folder)
+    except OSError as error:
+        if (folder / CORPUS).is_file():
+            return _existing(folder, origin)
+        raise MachineError(
+            f"cannot write: {error.strerror}", place=str(folder), hint="nothing was left behind"
+        ) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return corpus
+
+
+def _existing(folder: Path, origin: Origin) -> Corpus:
+    corpus = load_json(folder / CORPUS, Corpus)
+    if corpus.origin != origin:
+        raise InputError(
+            "this folder holds data prepared otherwise",
+            place=str(folder),
+            found=corpus.origin.model_dump_json(),
+            allowed=origin.model_dump_json(),
+            hint="choose another folder or delete this one",
+        )
+    return corpus
+
+
+def _write(folder: Path, origin: Origin, documents: Iterable[tuple[Tokens, int]]) -> Corpus:
+    # Takes seconds to import, which finding existing data should not.
+    from streaming import MDSWriter
+
+    digest, samples, largest, size = hashlib.sha256(), 0, 0, _Total()
+    columns = {COLUMN: f"ndarray:{TOKEN.name}:{origin.sequence}"}
+    with MDSWriter(out=str(folder), columns=columns, hashes=["xxh64"], size_limit=SHARD_BYTES) as writer:
+        for sample in _cut(size.over(documents), origin.sequence):
+            writer.write({COLUMN: sample})
+            digest.update(sample.tobytes())
+            largest = max(largest, int(sample.max()))
+            samples += 1
+    if not samples:
+        raise InputError("the documents do not fill one sample", found=f"{size.bytes} bytes")
+    return Corpus(
+        origin=origin,
+        sequence=origin.sequence,
+        samples=samples,
+        tokens=samples * origin.sequence,
+        bytes=size.bytes,
+        largest_token=largest,
+        sha256=digest.hexdigest(),
+        index_sha256=sha256_of_file(folder / INDEX),
+    )
+
+
+class _Total:
+    """Adds up the bytes of documents that pass through."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def over(self, documents: Iterable[tuple[Tokens, int]]) -> Iterator[Tokens]:
+        for tokens, count in documents:
+            self.bytes += count
+            yield tokens
+
+
+def _cut(documents: Iterable[Tokens], sequence: int) -> Iterator[Tokens]:
+    rest = np.empty(0, TOKEN)
+    for tokens in documents:
+        rest = np.concatenate([rest, tokens])
+        whole = len(rest) // sequence * sequence
+        yield from rest[:whole].reshape(-1, sequence)
+        rest = rest[whole:]

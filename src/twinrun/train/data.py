@@ -1,0 +1,132 @@
+"""Prepared token sequences as the ranks read them: verified, and in one order at any world size."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from streaming import StreamingDataset
+from torch.utils.data import DataLoader
+from xxhash import xxh64
+
+from twinrun.errors import InputError
+from twinrun.files import sha256_of_file
+from twinrun.manifest import load_json
+from twinrun.train.corpus import COLUMN, CORPUS, INDEX, Corpus
+from twinrun.training import Job
+
+# One canonical node divides any number of nodes, so the order of samples never depends on them.
+CANONICAL_NODES = 1
+
+
+def load_corpus(job: Job, *, part: int = 0, parts: int = 1) -> Corpus:
+    """Return what is known of the prepared data after hashing this rank's share of its shards.
+
+    Args:
+        part: which share of the shards to hash.
+        parts: shares in all, usually the ranks of a node.
+
+    Raises:
+        InputError: a file is missing or changed, or the data does not suit the job.
+    """
+    folder = Path(job.data)
+    corpus = load_json(folder / CORPUS, Corpus)
+    _check_suitable(corpus, job)
+    index = folder / INDEX
+    if not index.is_file() or sha256_of_file(index) != corpus.index_sha256:
+        raise _damaged(index)
+    for shard in json.loads(index.read_text())["shards"][part::parts]:
+        _verify(folder, shard)
+    return corpus
+
+
+def load_batches(job: Job, corpus: Corpus) -> DataLoader[dict[str, torch.Tensor]]:
+    """Return this rank's batches: `tokens` int64 (B, S) and `hashes` int64 (B,).
+
+    Of every global batch a rank gets its share; which samples make up a global batch depends on
+    the seed alone. Segments of shared memory that a killed run left behind are stepped over by
+    their number; removing them could break a run of somebody else on this machine.
+    """
+    batch = job.training.global_batch
+    dataset = StreamingDataset(
+        local=job.data,
+        remote=None,
+        shuffle=True,
+        shuffle_algo="py1s",
+        shuffle_seed=job.training.seed,
+        num_canonical_nodes=CANONICAL_NODES,
+        batch_size=job.device_batch,
+        # Whole global batches: an epoch ends at the same step at every world size.
+        epoch_size=corpus.samples // batch * batch,
+    )
+    return DataLoader(
+        dataset,
+        batch_size=job.device_batch,
+        collate_fn=collate,
+        num_workers=2 if job.accelerator else 0,
+        pin_memory=job.accelerator,
+        drop_last=True,
+    )
+
+
+def collate(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Stack samples and hash each; this runs in the loader's workers, beside the training."""
+    tokens_BS = np.stack([sample[COLUMN].astype(np.int64) for sample in samples])
+    hashes_B = [sample_hash(tokens_S) for tokens_S in tokens_BS]
+    return {
+        "tokens": torch.from_numpy(tokens_BS),
+        "hashes": torch.tensor(hashes_B, dtype=torch.int64),
+    }
+
+
+def sample_hash(tokens_S: np.ndarray[Any, np.dtype[np.int64]]) -> int:
+    """Return 64 bits of BLAKE2b over little-endian int64 tokens, as a signed number."""
+    content = tokens_S.astype("<i8").tobytes()
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
+
+
+def _check_suitable(corpus: Corpus, job: Job) -> None:
+    batch = job.training.global_batch
+    for what, found, allowed, suits in (
+        ("sequence", corpus.sequence, job.shape.sequence, corpus.sequence == job.shape.sequence),
+        (
+            "vocabulary",
+            corpus.largest_token,
+            f"below {job.shape.vocabulary}",
+            corpus.largest_token < job.shape.vocabulary,
+        ),
+        ("samples", corpus.samples, f"at least {batch}, a global batch", corpus.samples >= batch),
+    ):
+        if not suits:
+            raise InputError(
+                "the prepared data does not suit the run",
+                place=f"{job.data}/{CORPUS}:{what}",
+                found=found,
+                allowed=allowed,
+            )
+
+
+def _verify(folder: Path, shard: dict[str, Any]) -> None:
+    """Hash a shard that is already on disk, which streaming itself only does after a download."""
+    raw = shard["raw_data"]
+    path = folder / raw["basename"]
+    if not path.is_file() or path.stat().st_size != raw["bytes"]:
+        raise _damaged(path)
+    digest = xxh64()
+    with path.open("rb") as stream:
+        while chunk := stream.read(1 << 22):
+            digest.update(chunk)
+    if digest.hexdigest() != raw["hashes"]["xxh64"]:
+        raise _damaged(path)
+
+
+def _damaged(path: Path) -> InputError:
+    return InputError(
+        "this file of the prepared data is missing or damaged",
+        place=str(path),
+        hint="delete the folder and prepare the data again",
+    )

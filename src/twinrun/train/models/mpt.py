@@ -1,0 +1,278 @@
+"""MPT, the decoder of MosaicML's LLM Foundry, as published in its 2023 training recipes.
+
+Pre-norm blocks, learned positions, biases everywhere, exact GELU, tied embeddings, no dropout
+(github:mosaicml/llm-foundry@2e852dbf80fd, scripts/train/yamls/pretrain/mpt-*.yaml).
+
+Shape suffixes: B sequences, S tokens of one, D width, H heads, E width of a head, F feed-forward
+width, V vocabulary, N = B * S tokens, C tokens of one chunk.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from twinrun.training import ModelShape
+
+# Target that adds nothing to the loss.
+IGNORED = -100
+# Tokens whose logits exist at once: 8192 rows of 50368 are 0.8 GB in bf16 and still fill a GPU.
+CHUNK_TOKENS = 8192
+EPSILON = 1e-5
+
+
+class Linear(nn.Linear):
+    """An affine map computed in the type of its input, whatever type the parameters have."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+
+
+class LayerNorm(nn.LayerNorm):
+    """LLM Foundry's low-precision norm: input, output and parameters in the input's type."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return layer_norm(x, self.weight, self.bias)
+
+
+def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor) -> Tensor:
+    """Normalise the last axis of `x`."""
+    weight_D, bias_D = weight_D.to(x.dtype), bias_D.to(x.dtype)
+    return F.layer_norm(x, weight_D.shape, weight_D, bias_D, EPSILON)
+
+
+def causal_attention(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor) -> Tensor:
+    """Attend to the past by the written-out formula, the softmax in fp32."""
+    scores_BHSS = q_BHSE @ k_BHSE.transpose(-2, -1) / math.sqrt(q_BHSE.shape[-1])
+    positions_S = torch.arange(q_BHSE.shape[-2], device=q_BHSE.device)
+    future_SS = positions_S[:, None] < positions_S[None, :]
+    scores_BHSS = scores_BHSS.float().masked_fill(future_SS, -torch.inf)
+    return torch.softmax(scores_BHSS, dim=-1).to(v_BHSE.dtype) @ v_BHSE
+
+
+class Attention(nn.Module):
+    """Multi-head causal self-attention, one projection for queries, keys and values."""
+
+    def __init__(self, shape: ModelShape, *, fused: bool) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        self.fused = fused
+        self.qkv = Linear(shape.width, 3 * shape.width)
+        self.out = Linear(shape.width, shape.width)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        qkv_BSD = self.qkv(x_BSD).chunk(3, dim=-1)
+        q_BHSE, k_BHSE, v_BHSE = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in qkv_BSD)
+        if self.fused:
+            y_BHSE = F.scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, is_causal=True)
+        else:
+            y_BHSE = causal_attention(q_BHSE, k_BHSE, v_BHSE)
+        out: Tensor = self.out(y_BHSE.transpose(1, 2).flatten(-2))
+        return out
+
+
+class SharedGelu(torch.autograd.Function):
+    """Exact GELU, x times the normal distribution function, to 1.5e-7; for compiled graphs.
+
+    Value and derivative share one exponential: Abramowitz and Stegun 7.1.26 writes the error
+    function as a polynomial times the density. With the two library calls of F.gelu the kernels of
+    a compiled block are bound by arithmetic instead of memory.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        wide = x.float()
+        return (wide * normal_distribution(wide)[0]).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        wide = x.float()
+        below, density = normal_distribution(wide)
+        return (grad.float() * (below + wide * density)).to(x.dtype)
+
+
+def normal_distribution(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return distribution function, to 7.5e-8, and density of the standard normal, in fp32."""
+    kernel = torch.exp(-0.5 * x * x)
+    t = 1 / (1 + 0.3275911 / math.sqrt(2) * x.abs())
+    series = 1.421413741 + t * (-1.453152027 + t * 1.061405429)
+    tail = 0.5 * kernel * t * (0.254829592 + t * (-0.284496736 + t * series))
+    return torch.where(x < 0, tail, 1 - tail), kernel / math.sqrt(2 * math.pi)
+
+
+class FeedForward(nn.Module):
+    """Two affine maps around an exact GELU."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.gelu: Callable[[Tensor], Tensor] = F.gelu
+        self.up = Linear(shape.width, shape.expansion * shape.width)
+        self.down = Linear(shape.expansion * shape.width, shape.width)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        out: Tensor = self.down(self.gelu(self.up(x_BSD)))
+        return out
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each on a normalised residual stream."""
+
+    def __init__(self, shape: ModelShape, *, fused: bool) -> None:
+        super().__init__()
+        self.norm_1 = LayerNorm(shape.width, eps=EPSILON)
+        self.attention = Attention(shape, fused=fused)
+        self.norm_2 = LayerNorm(shape.width, eps=EPSILON)
+        self.feed_forward = FeedForward(shape)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        x_BSD = x_BSD + self.attention(self.norm_1(x_BSD))
+        out: Tensor = x_BSD + self.feed_forward(self.norm_2(x_BSD))
+        return out
+
+
+class HeadLoss(torch.autograd.Function):
+    """Mean cross entropy of a linear head; the gradient is taken in the forward pass.
+
+    Logits exist for one chunk of tokens at a time and are never recomputed.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
+        head_VD = weight_VD.to(hidden_ND.dtype)
+        share = 1.0 / (targets_N != IGNORED).sum()
+        loss = torch.zeros((), dtype=torch.float32, device=hidden_ND.device)
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
+        grads_CD = []
+        for start in range(0, len(targets_N), CHUNK_TOKENS):
+            hidden_CD = hidden_ND[start : start + CHUNK_TOKENS]
+            targets_C = targets_N[start : start + CHUNK_TOKENS]
+            losses_C, grad_CV = cross_entropy_and_gradient(hidden_CD @ head_VD.T, targets_C, share)
+            loss = loss + losses_C.sum()
+            grads_CD.append(grad_CV @ head_VD)
+            # A chunk's product is exact to bf16; the sum over chunks would not be.
+            grad_weight_VD = grad_weight_VD + (grad_CV.T @ hidden_CD).float()
+        ctx.save_for_backward(torch.cat(grads_CD), grad_weight_VD.to(weight_VD.dtype))
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        grad_hidden_ND, grad_weight_VD = ctx.saved_tensors
+        return grad_hidden_ND * grad, grad_weight_VD * grad, None
+
+
+def cross_entropy_and_gradient(logits_CV: Tensor, targets_C: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the loss of each token times `share` in fp32, and its gradient in the logits' type."""
+    scores_CV = logits_CV.float()
+    total_C = torch.logsumexp(scores_CV, dim=-1)
+    share_C = torch.where(targets_C != IGNORED, share, 0.0)
+    target_C1 = targets_C.clamp(min=0)[:, None]
+    losses_C = (total_C - scores_CV.gather(-1, target_C1)[:, 0]) * share_C
+    is_target_CV = torch.arange(logits_CV.shape[-1], device=logits_CV.device) == target_C1
+    grad_CV = (torch.exp(scores_CV - total_C[:, None]) - is_target_CV.float()) * share_C[:, None]
+    return losses_C, grad_CV.to(logits_CV.dtype)
+
+
+def final_loss(
+    x_BSD: Tensor, norm_D: Tensor, bias_D: Tensor, weight_VD: Tensor, targets_BS: Tensor
+) -> Tensor:
+    """Final norm, head and cross entropy: one region for torch.compile. Mean, nats per token."""
+    hidden_ND = layer_norm(x_BSD, norm_D, bias_D).flatten(0, 1)
+    loss: Tensor = HeadLoss.apply(hidden_ND, weight_VD, targets_BS.flatten())
+    return loss
+
+
+class MPT(nn.Module):
+    """The whole decoder.
+
+    Parameters keep the type they are made in; layers and residual stream compute in `dtype`, as
+    they do under LLM Foundry's PURE mixed precision.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        *,
+        dtype: torch.dtype = torch.float32,
+        attention: str = "sdpa",
+        checkpointing: bool = False,
+    ) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.checkpointing = checkpointing
+        self.final_loss = final_loss
+        self.tokens = nn.Embedding(shape.vocabulary, shape.width)
+        self.positions = nn.Embedding(shape.sequence, shape.width)
+        self.blocks = nn.ModuleList(Block(shape, fused=attention == "sdpa") for _ in range(shape.layers))
+        self.norm = LayerNorm(shape.width, eps=EPSILON)
+
+    def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None) -> Tensor:
+        """Return logits (B, S, V), or with targets their mean cross entropy in fp32, a scalar."""
+        positions_SD = self.positions.weight[: tokens_BS.shape[1]]
+        x_BSD = (self.tokens(tokens_BS) + positions_SD).to(self.dtype)
+        for block in self.blocks:
+            if self.checkpointing:
+                x_BSD = checkpoint(block, x_BSD, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x_BSD = block(x_BSD)
+        weight_VD = self.tokens.weight
+        if targets_BS is None:
+            return F.linear(self.norm(x_BSD), weight_VD.to(self.dtype))
+        return self.final_loss(x_BSD, self.norm.weight, self.norm.bias, weight_VD, targets_BS)
+
+    def compile_regions(self) -> None:
+        """Compile each block's forward and the loss; call before or after sharding.
+
+        Only `forward` is replaced, so that hooks of DDP and FSDP stay outside the compiled graph.
+        """
+        for block in self.blocks:
+            block.feed_forward.gelu = SharedGelu.apply
+            block.forward = torch.compile(block.forward, dynamic=False)
+        self.final_loss = torch.compile(final_loss, dynamic=False)
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """Fill the parameters: kaiming normal (fan-in, ReLU), residual projections divided.
+
+        A value follows from `seed`, the parameter's name and its place in it alone, so that every
+        device and every world size start from the same weights.
+        """
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+            elif parameter.dim() == 1:
+                parameter.fill_(1.0)
+            else:
+                scale = math.sqrt(2 / parameter.shape[1])
+                if name.endswith(("attention.out.weight", "feed_forward.down.weight")):
+                    scale /= math.sqrt(2 * len(self.blocks))
+                key = zlib.crc32(f"{seed}/{name}".encode())
+                parameter.copy_(normal(parameter.shape, key, parameter.device) * scale)
+
+
+def normal(shape: torch.Size, key: int, device: torch.device) -> Tensor:
+    """Draw standard normal numbers in fp32 by hashing positions; no generator state is used."""
+    counter = torch.arange(shape.numel(), device=device)
+    radius = torch.sqrt(-2 * torch.log(uniform(2 * counter, key)))
+    angle = 2 * math.pi * uniform(2 * counter + 1, key)
+    return (radius * torch.cos(angle)).view(shape)
+
+
+def uniform(counter: Tensor, key: int) -> Tensor:
+    """Hash int64 counters to fp32 numbers in (0, 1]."""
+    return (scramble(scramble(counter) ^ key) + 0.5) * 2.0**-32
+
+
+def scramble(word: Tensor) -> Tensor:
+    """Mix 32-bit words held in int64: the lowbias32 constants of Wellons' hash prospector."""
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        word = ((word ^ (word >> shift)) * factor) & 0xFFFFFFFF
+    return word ^ (word >> 16)

@@ -1,0 +1,252 @@
+"""What must hold for every recipe and every stack; a baked template is held to the same.
+
+Each check takes the root of a checkout and raises AssertionError, or InputError from a loader,
+naming the file at fault.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from twinrun.claims import Claim, Source
+from twinrun.hardware import Gpu, load_gpus, load_vendors
+from twinrun.job import Plan, resolve
+from twinrun.judge import judge
+from twinrun.recipe import LoadedRecipe
+from twinrun.record import read_record
+from twinrun.stack import LoadedStack, load_stack, normalise, pins
+
+HEADINGS = ("Purpose", "Command", "What is claimed", "Deviations", "What is missing", "Changelog")
+SCRIPT_LINES = 120
+# Records are committed for good; what is longer belongs beside them, by its digest.
+RECORD_BYTES = 200_000
+RECORD_NAME = re.compile(r"[a-z0-9.-]+x[0-9]+_[a-z0-9.-]+_[0-9]{4}-[0-9]{2}-[0-9]{2}(-[0-9]+)?\.json")
+ENTRY_NAME = re.compile(r"[A-Za-z0-9]+([_.-][A-Za-z0-9]+)*")
+PINNED_DOCUMENT = re.compile(r"github:[\w.-]+/[\w.-]+@[0-9a-f]{7,40}:\S+")
+LOCK_ENTRY = re.compile(r"^(?=[A-Za-z0-9])", re.MULTILINE)
+PINNED_ENTRY = re.compile(r"[A-Za-z0-9._-]+==[^\s;]+")
+HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}\b")
+HOST = re.compile(r"://|\b[a-z0-9-]+\.(com|dev|io|net|org)\b", re.IGNORECASE)
+
+
+def check_folder(root: Path, loaded: LoadedRecipe) -> None:
+    """A recipe folder holds what a reader expects there, and nothing else."""
+    known = {"recipe.toml", "published.toml", "README.md", "kernels", "results", loaded.recipe.script}
+    for path in (root / loaded.folder).iterdir():
+        assert ENTRY_NAME.fullmatch(path.name), f"{path}: letters and digits joined by one of - _ ."
+        allowed = path.name in known or path.suffix in {".csv", ".py"}
+        assert allowed, f"{path}: a recipe has {', '.join(sorted(known))}, *.csv and *.py"
+
+
+def check_schema_lines(root: Path, loaded: LoadedRecipe) -> None:
+    """The manifests open with the directive by which editors find their schema."""
+    for kind in ("recipe", "published"):
+        path = root / loaded.folder / f"{kind}.toml"
+        _opens_with_schema(path, kind, f"../../docs/reference/schemas/{kind}.schema.json")
+
+
+def check_sources(root: Path, loaded: LoadedRecipe) -> None:
+    """Every published number cites the publication or a pinned document, and says how it was derived."""
+    place, key = f"{loaded.folder}/published.toml", loaded.recipe.publication.key
+    for name, source in _sources(loaded):
+        cited = source.document == key or PINNED_DOCUMENT.fullmatch(source.document)
+        assert cited, f"{place}: {name} cites {source.document}, not {key} or github:owner/repo@commit:path"
+        stated = bool(source.derivation) or source.how not in {"derived", "implied"}
+        assert stated, f"{place}: {name} is {source.how}, so its derivation must be given"
+
+
+def check_hardware(root: Path, loaded: LoadedRecipe) -> None:
+    """Every published GPU is a row of images/gpus.toml, and at least one claim names its hardware."""
+    gpus, published = load_gpus(root), loaded.published
+    named = [claim.hardware.gpu for claim in published.claim if claim.hardware]
+    assert named, f"{loaded.folder}/published.toml: no claim names the hardware"
+    for gpu in [*named, *(reference.gpu for reference in published.reference)]:
+        assert gpu in gpus, f"{loaded.folder}/published.toml: {gpu} is no row of images/gpus.toml"
+
+
+def check_stacks(root: Path, loaded: LoadedRecipe) -> None:
+    """Current stacks belong to their vendor, and ask for the same packages, so that vendors compare."""
+    stacks = {vendor: load_stack(root, name) for vendor, name in loaded.recipe.stacks.current.items()}
+    for vendor, stack in stacks.items():
+        fits = stack.stack.vendor == vendor
+        assert fits, f"{loaded.folder}/recipe.toml: {stack.stack.name} is not for {vendor}"
+    asked = {vendor: _requirements(root, stack) for vendor, stack in stacks.items()}
+    first = next(iter(asked.values()))
+    assert all(one == first for one in asked.values()), f"{loaded.folder}: stacks differ in requirements.in"
+    for name in loaded.recipe.stacks.published:
+        load_stack(root, name)
+
+
+def check_published_plan(root: Path, loaded: LoadedRecipe) -> None:
+    """At paper scale the recipe is the published configuration, on as many devices as claims say."""
+    gpus, gpu = load_gpus(root), published_gpu(root, loaded)
+    plan = planned(root, loaded, scale="paper", vendor=gpu.vendor, gpu=gpu)
+    assert not plan.differences, f"{loaded.folder}/recipe.toml: not as published: {plan.differences}"
+    points = {point.id: point for point in plan.points}
+    for claim in loaded.published.claim:
+        place = f"{loaded.folder}/published.toml: claim {claim.id}"
+        absent = set(_points(claim)) - points.keys()
+        assert not absent, f"{place}: no point {sorted(absent)} at paper scale"
+        if claim.point and claim.hardware:
+            devices = claim.hardware.cards * gpus[claim.hardware.gpu].devices_per_card
+            world = points[claim.point].world_size
+            assert world == devices, f"{place}: {devices} devices published, {world} in recipe.toml"
+
+
+def check_smoke_plan(root: Path, loaded: LoadedRecipe) -> None:
+    """At smoke scale the plan resolves for a machine without GPUs."""
+    plan = planned(root, loaded, scale="smoke", vendor=processor(root), gpu=None)
+    assert plan.points, f"{loaded.folder}: no point at smoke scale"
+
+
+def check_script(root: Path, loaded: LoadedRecipe) -> None:
+    """The script is short, and imports nothing of this checkout but twinrun and its own folder."""
+    path = root / loaded.script()
+    text = path.read_text(encoding="utf-8")
+    lines = len(text.splitlines())
+    assert lines <= SCRIPT_LINES, f"{path}: {lines} lines, at most {SCRIPT_LINES}"
+    own = {script.stem for script in path.parent.glob("*.py")}
+    foreign = imported(text) - sys.stdlib_module_names - {"twinrun", "torch"} - own
+    assert not foreign, f"{path}: imports {sorted(foreign)}"
+
+
+def check_readme(root: Path, loaded: LoadedRecipe) -> None:
+    """The README has the fixed headings in their order, and the command that reproduces the recipe."""
+    path = root / loaded.folder / "README.md"
+    assert path.is_file(), f"{path}: missing"
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith(f"# {loaded.recipe.title}\n"), f"{path}: does not open with the recipe's title"
+    found = tuple(re.findall(r"^## (.+)$", text, re.MULTILINE))
+    assert found == HEADINGS, f"{path}: headings are {found}, must be {HEADINGS}"
+    assert f"invoke run {loaded.folder}\n" in text, f"{path}: the command is not there"
+
+
+def check_results(root: Path, loaded: LoadedRecipe) -> None:
+    """Committed records are whole, of this recipe, and judged by the claims as they stand."""
+    gpus = load_gpus(root)
+    for path in sorted((root / loaded.folder / "results").glob("[!.]*")):
+        assert RECORD_NAME.fullmatch(path.name), f"{path}: not <gpu>x<count>_<stack>_<date>.json"
+        assert path.stat().st_size <= RECORD_BYTES, f"{path}: over {RECORD_BYTES} bytes"
+        record = read_record(path)
+        assert record.plan.recipe == loaded.recipe.name, f"{path}: a record of {record.plan.recipe}"
+        assert record.plan_sha256 == record.plan.sha256(), f"{path}: plan_sha256 is not the plan's"
+        assert record.points, f"{path}: no point was measured"
+        if record.plan.recipe_version == loaded.recipe.version:
+            verdicts = judge(record, loaded.published, gpus)
+            assert verdicts == record.verdicts, f"{path}: other claims; raise the version in recipe.toml"
+
+
+RECIPE_CHECKS: tuple[Callable[[Path, LoadedRecipe], None], ...] = (
+    check_folder,
+    check_schema_lines,
+    check_sources,
+    check_hardware,
+    check_stacks,
+    check_published_plan,
+    check_smoke_plan,
+    check_script,
+    check_readme,
+    check_results,
+)
+
+
+def check_stack_manifest(root: Path, stack: LoadedStack) -> None:
+    """A stack names its schema and a vendor that exists."""
+    path = root / stack.folder / "stack.toml"
+    _opens_with_schema(path, "stack", "../../../docs/reference/schemas/stack.schema.json")
+    vendors = load_vendors(root)
+    assert stack.stack.vendor in vendors, f"{path}: vendor {stack.stack.vendor} is none of {sorted(vendors)}"
+
+
+def check_lock_is_whole(root: Path, stack: LoadedStack) -> None:
+    """Every requirement is pinned, and locked at that version or named as unverified with a source."""
+    path = root / stack.folder / "requirements.in"
+    lines = re.findall(r"^[^#\s].*$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    wanted, locked = _requirements(root, stack), stack.locked(root)
+    assert len(wanted) == len(lines), f"{path}: a requirement is not pinned with =="
+    unverified = {normalise(pin.package()): pin for pin in stack.stack.unverified}
+    for name, version in wanted.items():
+        kept = locked.get(name) == version or name in unverified
+        assert kept, f"{path}: {name}=={version} is neither locked nor unverified"
+    for pin in unverified.values():
+        assert pin.source.strip(), f"{stack.folder}/stack.toml: {pin.requirement} has no source"
+
+
+def check_lock_is_hashed(root: Path, stack: LoadedStack) -> None:
+    """Every entry of a lock has a hash, and the lock names no host that it came from."""
+    path = stack.lock(root)
+    text = path.read_text(encoding="utf-8")
+    entries = LOCK_ENTRY.split(text)[1:]
+    assert entries, f"{path}: empty"
+    for entry in entries:
+        assert PINNED_ENTRY.match(entry), f"{path}: not pinned with ==: {entry.splitlines()[0]}"
+        assert HASH.search(entry), f"{path}: no hash: {entry.splitlines()[0]}"
+    found = HOST.search(text)
+    assert found is None, f"{path}: names a host: {found and found[0]}"
+
+
+STACK_CHECKS: tuple[Callable[[Path, LoadedStack], None], ...] = (
+    check_stack_manifest,
+    check_lock_is_whole,
+    check_lock_is_hashed,
+)
+
+
+def planned(root: Path, loaded: LoadedRecipe, *, scale: str, vendor: str, gpu: Gpu | None) -> Plan:
+    """Return the plan of a recipe for a vendor's current stack."""
+    return resolve(
+        loaded=loaded,
+        scale=scale,
+        settings=(),
+        stack=load_stack(root, loaded.recipe.stacks.current[vendor]),
+        gpu=gpu,
+        device_memory_bytes=gpu.device_memory_bytes if gpu else None,
+        devices=0,
+        engine="venv",
+        launcher="local",
+    )
+
+
+def published_gpu(root: Path, loaded: LoadedRecipe) -> Gpu:
+    """Return the GPU of the first claim that names one."""
+    gpus = load_gpus(root)
+    return next(gpus[claim.hardware.gpu] for claim in loaded.published.claim if claim.hardware)
+
+
+def processor(root: Path) -> str:
+    """Return the vendor that every machine is: the one without probes."""
+    return next(name for name, vendor in load_vendors(root).items() if not vendor.probe)
+
+
+def imported(source: str) -> set[str]:
+    """Return the top-level packages that `source` imports at any depth, relative imports left out."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found - {"__future__"}
+
+
+def _opens_with_schema(path: Path, kind: str, relative: str) -> None:
+    first = path.read_text(encoding="utf-8").partition("\n")[0]
+    assert first == f"#:schema {relative}", f"{path}: the first line does not name the {kind} schema"
+
+
+def _sources(loaded: LoadedRecipe) -> list[tuple[str, Source]]:
+    published = loaded.published
+    claims = [(f"claim {claim.id}", claim.source) for claim in published.claim]
+    return claims + [(f"reference {item.label}", item.source) for item in published.reference]
+
+
+def _points(claim: Claim) -> tuple[str, ...]:
+    return (*([claim.point] if claim.point else []), *(claim.between or ()))
+
+
+def _requirements(root: Path, stack: LoadedStack) -> dict[str, str]:
+    return pins((root / stack.folder / "requirements.in").read_text(encoding="utf-8"))

@@ -1,0 +1,156 @@
+"""Imports run one way, and the host side never needs what a stack installs."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from tests.contracts.checks import imported
+from tests.contracts.tree import ROOT, host_modules, is_train, modules, shown, train_modules
+
+# From the ground up: none of them reaches, directly or through others, one that stands later.
+LAYERS = ("errors", "manifest", "hardware", "recipe", "record", "judge", "report", "commands")
+STACK_PACKAGES = {"composer", "streaming", "torch", "transformers", "triton"}
+RECIPE = min(shown(path) for path in (ROOT / "recipes").iterdir())
+# What ranks may share with the host: settings, the answers of points, and the files they stand in.
+SHARED = {f"twinrun.{name}" for name in ("errors", "files", "formulas", "manifest", "training")}
+# What a declared package hands out under another import name.
+PARTS = {"jinja2": {"markupsafe"}, "pydantic": {"pydantic_core"}}
+
+
+def imports_of(path: Path) -> set[str]:
+    """Return the modules of twinrun that `path` imports at any depth of its code."""
+    known = modules()
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            members = {f"{node.module}.{alias.name}" for alias in node.names}
+            names.update(members & known.keys() or {node.module})
+    return names & known.keys()
+
+
+GRAPH = {name: imports_of(path) for name, path in modules().items()}
+
+
+def reached(start: str) -> set[str]:
+    """Return the modules that importing everything `start` names would import."""
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        following = GRAPH[waiting.pop()] - found
+        found |= following
+        waiting.extend(following)
+    return found
+
+
+def in_layer(module: str, layer: str) -> bool:
+    return module == f"twinrun.{layer}" or module.startswith(f"twinrun.{layer}.")
+
+
+def test_nothing_imports_in_a_circle() -> None:
+    graphlib.TopologicalSorter(GRAPH).prepare()
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_no_layer_reaches_a_later_one(layer: str) -> None:
+    later = LAYERS[LAYERS.index(layer) + 1 :]
+    members = [module for module in GRAPH if in_layer(module, layer)]
+    assert members, f"no module of layer {layer}"
+    for module in members:
+        wrong = [other for other in reached(module) for name in later if in_layer(other, name)]
+        assert not wrong, f"{module} reaches {sorted(wrong)}"
+
+
+@pytest.mark.parametrize("package", ["engines", "launchers"])
+def test_engines_and_launchers_stand_alone(package: str) -> None:
+    parts = [module for module in GRAPH if module.startswith(f"twinrun.{package}.")]
+    assert parts
+    for module in parts:
+        others = {one for one in reached(module) if one.startswith(("twinrun.engines", "twinrun.launchers"))}
+        assert not others, f"{module} reaches {sorted(others)}"
+
+
+def test_the_host_side_never_imports_the_training_side() -> None:
+    for name in host_modules():
+        wrong = {one for one in GRAPH[name] if is_train(one)}
+        assert not wrong, f"{name} imports {sorted(wrong)}"
+
+
+def test_ranks_share_only_settings_with_the_host() -> None:
+    for name in train_modules():
+        foreign = {one for one in GRAPH[name] if not is_train(one)} - SHARED
+        assert not foreign, f"{name} imports {sorted(foreign)}"
+
+
+def test_models_import_torch_and_nothing_of_a_framework() -> None:
+    models = {name: path for name, path in modules().items() if name.startswith("twinrun.train.models.")}
+    assert models
+    for name, path in models.items():
+        packages = imported(path.read_text(encoding="utf-8")) - sys.stdlib_module_names
+        assert packages <= {"torch", "twinrun"}, f"{name} imports {sorted(packages)}"
+        others = {one for one in GRAPH[name] if one in models}
+        assert not others, f"{name} imports the model {sorted(others)}"
+
+
+def test_composer_is_imported_in_one_module() -> None:
+    texts = {name: path.read_text(encoding="utf-8") for name, path in modules().items()}
+    importers = [name for name, text in texts.items() if "composer" in imported(text)]
+    assert importers == ["twinrun.train.composer_adapter"]
+
+
+def test_the_host_side_imports_only_what_the_project_declares() -> None:
+    allowed = declared() | set(sys.stdlib_module_names) | {"twinrun"}
+    for name, path in host_modules().items():
+        foreign = imported(path.read_text(encoding="utf-8")) - allowed
+        assert not foreign, f"{name} imports {sorted(foreign)}"
+
+
+def test_what_the_project_declares_is_no_training_framework() -> None:
+    assert not declared() & STACK_PACKAGES
+
+
+def test_nothing_in_the_package_imports_what_uses_it() -> None:
+    for name, path in modules().items():
+        users = imported(path.read_text(encoding="utf-8")) & {"recipes", "tests", "tasks", "noxfile"}
+        assert not users, f"{name} imports {sorted(users)}"
+
+
+def test_noxfile_imports_nothing_of_ours() -> None:
+    foreign = imported((ROOT / "noxfile.py").read_text(encoding="utf-8")) - sys.stdlib_module_names
+    assert foreign == {"nox"}
+
+
+def test_importing_the_host_side_loads_no_framework() -> None:
+    code = "import importlib, json, sys\nfor name in json.loads(sys.argv[1]): importlib.import_module(name)"
+    assert loaded_by(code, json.dumps(sorted(host_modules()))) == set()
+
+
+@pytest.mark.parametrize("arguments", [["--list"], ["run", RECIPE, "--scale", "smoke", "--dry"]])
+def test_quick_commands_load_no_framework(arguments: list[str]) -> None:
+    code = "import sys\nfrom invoke.main import program\nprogram.run(['invoke', *sys.argv[1:]], exit=False)"
+    assert loaded_by(code, *arguments) == set()
+
+
+def loaded_by(code: str, *arguments: str) -> set[str]:
+    """Return which frameworks a new interpreter has loaded after running `code`."""
+    report = f"\nprint('loaded', *({STACK_PACKAGES!r} & sys.modules.keys()))"
+    command = [sys.executable, "-c", code + report, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split()) - {"loaded"}
+
+
+def declared() -> set[str]:
+    """Return the import names of the packages that pyproject.toml requires on the host."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = {re.split(r"[^\w-]", text, maxsplit=1)[0].replace("-", "_") for text in project["dependencies"]}
+    return names.union(*(PARTS.get(name, set()) for name in names))

@@ -1,0 +1,99 @@
+"""What no file of the project may say, and what its pages may not promise."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from functools import cache
+from pathlib import Path
+
+import pytest
+import tasks
+from invoke.collection import Collection
+from invoke.exceptions import ParseError
+from invoke.parser import Parser
+from tests.contracts.tree import ROOT, project_files, shown
+
+FORBIDDEN = {
+    "an absolute path of one machine": re.compile(r"(?<![\w.$~{}-])/(?:home|root|work|Users)/[\w.]"),
+    "the host of a package index": re.compile(
+        r"\b(?:pypi|pythonhosted|download\.pytorch|repo\.radeon|anaconda)\.(?:org|com)\b", re.IGNORECASE
+    ),
+    "a note to oneself": re.compile(r"\b(?:TO[D]O|FIX[M]E|X[X]X)\b"),
+}
+# What the template's page says is held against the recipe that is baked.
+PAGES = [path for path in project_files("*.md") if "{{" not in shown(path)]
+BLOCK = re.compile(r"^```(?:console|bash|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`((?:invoke|nox)\b[^`\n]*)`")
+
+
+def hits(path: Path) -> list[str]:
+    """Return the lines of `path` that say what no file may say; what is not text says nothing."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        return []
+    return [
+        f"{shown(path)}:{number}: {what}: {match[0]}"
+        for number, line in enumerate(lines, start=1)
+        for what, pattern in FORBIDDEN.items()
+        if (match := pattern.search(line))
+    ]
+
+
+def test_no_file_says_what_none_may() -> None:
+    found = [hit for path in project_files() for hit in hits(path)]
+    assert not found, "\n".join(["", *found])
+
+
+@pytest.mark.parametrize("path", PAGES, ids=shown)
+def test_commands_exist(path: Path) -> None:
+    for command in commands_in(path.read_text(encoding="utf-8")):
+        fault = fault_of(command)
+        assert fault is None, f"{shown(path)}: `{command}`: {fault}"
+
+
+def test_faults_are_found() -> None:
+    assert fault_of("invoke run recipes/mpt7b-scaling --set a=1 --dry") is None
+    assert fault_of("invoke ran recipes/mpt7b-scaling")
+    assert fault_of("invoke run recipes/mpt7b-scaling --dri")
+    assert fault_of("invoke run recipes/no-such-recipe")
+    assert fault_of("nox -s tests docs") is None
+    assert fault_of("nox -s test")
+
+
+def commands_in(text: str) -> list[str]:
+    """Return the commands of code blocks and of inline code, continued lines joined."""
+    blocks = "\n".join(BLOCK.findall(text)).replace("\\\n", " ")
+    lines = [line.removeprefix("$ ").partition("  #")[0].strip() for line in blocks.splitlines()]
+    parts = [part.strip() for line in lines for part in line.split("&&")]
+    return [part for part in (*parts, *INLINE.findall(text)) if part.split()[:1] in (["invoke"], ["nox"])]
+
+
+def fault_of(command: str) -> str | None:
+    """Return why `command` would not be understood; words in capitals or dots stand for anything."""
+    program, *words = shlex.split(command)
+    if program == "nox":
+        named = [word.partition("(")[0] for word in words[words.index("-s") + 1 :]] if "-s" in words else []
+        return next((f"no session {name}" for name in named if name not in sessions()), None)
+    if words and words[0] not in ("--list", "--help"):
+        try:
+            parser().parse_argv([word for word in words if word != "..."])
+        except ParseError as error:
+            return str(error)
+    paths = [word for word in words if re.match(r"(recipes|images|templates)/", word)]
+    return next((f"no such file: {word}" for word in paths if not list(ROOT.glob(word))), None)
+
+
+@cache
+def parser() -> Parser:
+    return Parser(contexts=Collection.from_module(tasks).to_contexts())
+
+
+@cache
+def sessions() -> set[str]:
+    """Return the functions of noxfile.py that are sessions."""
+    tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return {node.name for node in functions if "nox.session" in ast.unparse(node).partition("def ")[0]}

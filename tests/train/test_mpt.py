@@ -1,0 +1,188 @@
+"""MPT against its published sizes, against GPT-2 of transformers, and against plain formulas."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.nn.functional as F  # noqa: E402
+
+from twinrun.formulas import parameters  # noqa: E402
+from twinrun.train.models import mpt  # noqa: E402
+from twinrun.train.models.mpt import IGNORED, MPT, HeadLoss  # noqa: E402
+from twinrun.training import ModelShape  # noqa: E402
+
+# width, heads, layers, parameters at sequence 2048 and vocabulary 50368:
+# github:mosaicml/llm-foundry@2e852dbf80fd, scripts/train/benchmarking/README.md
+FAMILY = {
+    "mpt-125m": (768, 12, 12, 125311488),
+    "mpt-350m": (1024, 16, 24, 355985408),
+    "mpt-760m": (1536, 12, 24, 760470528),
+    "mpt-1b": (2048, 16, 24, 1315950592),
+    "mpt-3b": (2560, 20, 32, 2651837440),
+    "mpt-7b": (4096, 32, 32, 6658859008),
+    "mpt-13b": (5120, 40, 40, 12853954560),
+    "mpt-30b": (7168, 56, 48, 29975214080),
+    "mpt-70b": (8192, 64, 80, 64862437376),
+}
+SMALL = ModelShape(family="mpt", width=32, heads=4, layers=2, vocabulary=61, sequence=24)
+
+
+def small(**options: object) -> MPT:
+    model = MPT(SMALL, **options)
+    model.initialise(3)
+    return model
+
+
+def batch(rows: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(5)
+    tokens_BS = torch.randint(SMALL.vocabulary, (rows, SMALL.sequence), generator=draw)
+    targets_BS = tokens_BS.roll(-1, dims=1)
+    targets_BS[:, -1] = IGNORED
+    return tokens_BS, targets_BS
+
+
+def gradients(model: MPT) -> dict[str, torch.Tensor]:
+    tokens_BS, targets_BS = batch()
+    model(tokens_BS, targets_BS).backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_parameters_are_the_published_count(name: str) -> None:
+    width, heads, layers, published = FAMILY[name]
+    shape = ModelShape(
+        family="mpt", width=width, heads=heads, layers=layers, vocabulary=50368, sequence=2048
+    )
+    with torch.device("meta"):
+        model = MPT(shape)
+    assert sum(parameter.numel() for parameter in model.parameters()) == published
+    assert parameters(shape) == published
+
+
+def test_logits_equal_those_of_gpt2() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=SMALL.vocabulary,
+        n_positions=SMALL.sequence,
+        n_embd=SMALL.width,
+        n_layer=SMALL.layers,
+        n_head=SMALL.heads,
+        activation_function="gelu",
+    )
+    reference = transformers.GPT2LMHeadModel(config).eval()
+    model = small()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Norms and biases too: at their initial values a swapped pair would go unnoticed.
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+        copy_to_gpt2(model, reference.transformer)
+    tokens_BS, _ = batch()
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens_BS), reference(tokens_BS).logits, atol=1e-5, rtol=0)
+
+
+def copy_to_gpt2(model: MPT, reference: torch.nn.Module) -> None:
+    pairs = [(model.norm, reference.ln_f)]
+    for ours, theirs in zip(model.blocks, reference.h, strict=True):
+        pairs += [(ours.norm_1, theirs.ln_1), (ours.norm_2, theirs.ln_2)]
+        pairs += [(ours.attention.qkv, theirs.attn.c_attn), (ours.attention.out, theirs.attn.c_proj)]
+        pairs += [(ours.feed_forward.up, theirs.mlp.c_fc), (ours.feed_forward.down, theirs.mlp.c_proj)]
+    reference.wte.weight.copy_(model.tokens.weight)
+    reference.wpe.weight.copy_(model.positions.weight)
+    for ours, theirs in pairs:
+        # GPT-2 keeps its affine maps transposed.
+        theirs.weight.copy_(ours.weight.T)
+        theirs.bias.copy_(ours.bias)
+
+
+def test_the_future_does_not_reach_the_past() -> None:
+    model = small()
+    tokens_BS, _ = batch()
+    changed_BS = tokens_BS.clone()
+    changed_BS[:, 10:] = (changed_BS[:, 10:] + 1) % SMALL.vocabulary
+    with torch.no_grad():
+        before, after = model(tokens_BS), model(changed_BS)
+    torch.testing.assert_close(before[:, :10], after[:, :10])
+    assert (before[:, 10] - after[:, 10]).abs().max() > 1e-3
+
+
+def test_loss_with_targets_is_the_mean_cross_entropy_of_the_logits() -> None:
+    model = small()
+    tokens_BS, targets_BS = batch()
+    expected = F.cross_entropy(model(tokens_BS).flatten(0, 1), targets_BS.flatten())
+    torch.testing.assert_close(model(tokens_BS, targets_BS), expected)
+
+
+@pytest.mark.parametrize("chunk", [7, 48, 1000])
+def test_chunked_loss_has_the_plain_gradients(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpt, "CHUNK_TOKENS", chunk)
+    hidden_ND, weight_VD = torch.randn(48, 16), torch.randn(61, 16)
+    targets_N = torch.randint(61, (48,))
+    targets_N[::5] = IGNORED
+    results = []
+    for loss_of in (HeadLoss.apply, lambda h, w, t: F.cross_entropy(h @ w.T, t)):
+        hidden, weight = hidden_ND.clone().requires_grad_(), weight_VD.clone().requires_grad_()
+        loss = loss_of(hidden, weight, targets_N)
+        (2.5 * loss).backward()
+        results.append((loss.detach(), hidden.grad, weight.grad))
+    for ours, plain in zip(*results, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_fused_attention_equals_the_formula() -> None:
+    fused, written = gradients(small()), gradients(small(attention="math"))
+    for name, gradient in fused.items():
+        torch.testing.assert_close(gradient, written[name], rtol=1e-4, atol=1e-6)
+
+
+def test_checkpointing_changes_no_gradient() -> None:
+    kept, recomputed = gradients(small()), gradients(small(checkpointing=True))
+    for name, gradient in kept.items():
+        torch.testing.assert_close(gradient, recomputed[name])
+
+
+def test_compiled_equals_eager() -> None:
+    eager, model = gradients(small()), small()
+    model.compile_regions()
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, eager[name], rtol=1e-4, atol=1e-6)
+
+
+def test_layers_compute_in_bf16_and_parameters_stay_fp32() -> None:
+    model = small(dtype=torch.bfloat16)
+    tokens_BS, targets_BS = batch()
+    loss = model(tokens_BS, targets_BS)
+    loss.backward()
+    assert model(tokens_BS).dtype is torch.bfloat16
+    assert loss.dtype is torch.float32
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    exact = small()(tokens_BS, targets_BS)
+    assert abs(loss.item() - exact.item()) < 0.05
+
+
+def test_initial_weights_follow_the_published_distribution() -> None:
+    shape = ModelShape(family="mpt", width=256, heads=4, layers=8, vocabulary=320, sequence=64)
+    model = MPT(shape)
+    model.initialise(1)
+    plain, residual = (2 / 256) ** 0.5, (2 / 1024) ** 0.5 / 4
+    up, down = model.blocks[3].feed_forward.up, model.blocks[3].feed_forward.down
+    assert up.weight.std().item() == pytest.approx(plain, rel=0.01)
+    assert up.weight.mean().item() == pytest.approx(0, abs=plain / 100)
+    assert down.weight.std().item() == pytest.approx(residual, rel=0.01)
+    assert up.bias.abs().max() == 0
+    assert model.norm.weight.min() == 1
+    # Hashed numbers must not repeat between parameters: 5 sigma of an empty correlation.
+    other = model.blocks[4].feed_forward.up.weight
+    correlation = torch.corrcoef(torch.stack([up.weight.flatten(), other.flatten()]))[0, 1]
+    assert abs(correlation.item()) < 5 / up.weight.numel() ** 0.5
+
+
+def test_initial_weights_depend_on_the_seed_alone() -> None:
+    torch.manual_seed(1)
+    first = small().state_dict()
+    torch.manual_seed(2)
+    second, other = small().state_dict(), MPT(SMALL)
+    other.initialise(4)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(first["tokens.weight"], other.state_dict()["tokens.weight"])
