@@ -18,9 +18,7 @@ def train(job: Job) -> PointResult:
     kernel = worker.choose_attention(job, device)
     model = worker.build_model(job, device)
     meter = Meter(job, device)
-    trainer = composer_adapter.build_trainer(
-        job, model=model, batches=load_batches(job, corpus), meter=meter
-    )
+    trainer = composer_adapter.build_trainer(job, model=model, batches=load_batches(job, corpus), meter=meter)
     with attention.only(kernel):
         trainer.fit()
 

@@ -40,6 +40,7 @@ FACTORS = (
     _factor("training.global_batch", "some", "large", "work between optimizer steps; another optimisation"),
     _factor("training.activation_checkpointing", "large", "none", "a third more arithmetic"),
     _factor("training.attention", "large", "small", "the written-out formula keeps the whole matrix"),
+    _factor("training.trainer", "large", "small", "another training loop around the same model"),
     _factor("training.compile", "large", "small", "compiled blocks fuse kernels"),
     _factor("training.sharding", "some", "small", "gathers of parameters in every step"),
     _factor("training.seed", "none", "large", "another initialisation and another order of the data"),

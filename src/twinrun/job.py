@@ -80,7 +80,7 @@ def resolve(
     return Plan(
         recipe=recipe.name,
         recipe_version=recipe.version,
-        script=loaded.script(),
+        script=loaded.script(training.trainer),
         scale=scale,
         vendor=stack.stack.vendor,
         gpu=gpu.id if gpu else None,

@@ -97,6 +97,7 @@ class Runner:
             training=self._plan.training,
             microbatch=microbatch,
             world_size=point.world_size,
+            sharding=point.sharding,
             accelerator=self._plan.gpu is not None,
             data=inside(self._data),
             out=inside(folder),

@@ -68,6 +68,8 @@ class Recipe(Frozen):
     publication: Publication
     script: str
     """File of the recipe that every rank runs."""
+    baseline: str | None = None
+    """File that trains the same job in a plain PyTorch loop, for `--set trainer=plain`."""
     kernels: tuple[str, ...] = ()
     """Other recipes whose kernels are used."""
     stacks: Stacks
@@ -85,9 +87,16 @@ class LoadedRecipe(Frozen):
     published: Published
     folder: str
 
-    def script(self) -> str:
-        """Return the path of the training script, relative to the root."""
-        return f"{self.folder}/{self.recipe.script}"
+    def script(self, trainer: str) -> str:
+        """Return the path of the script that trains with `trainer`, relative to the root.
+
+        Raises:
+            InputError: the recipe has no plain loop.
+        """
+        name = self.recipe.script if trainer == "composer" else self.recipe.baseline
+        if name is None:
+            raise InputError("the recipe has no plain loop", place="--set trainer", found=trainer, allowed="composer")
+        return f"{self.folder}/{name}"
 
 
 def find_recipes(root: Path) -> dict[str, LoadedRecipe]:
@@ -150,5 +159,6 @@ def _check(recipe: Recipe, place: Path, folder: Path) -> None:
         demand(f"scales.{name}", name, dict.fromkeys(SCALES))
     for name in SCALES:
         demand("scales", name, dict(recipe.scales))
-    if not (folder / recipe.script).is_file():
-        raise InputError("no such file", place=f"{place}:script", found=recipe.script)
+    for key, name in (("script", recipe.script), ("baseline", recipe.baseline)):
+        if name is not None and not (folder / name).is_file():
+            raise InputError("no such file", place=f"{place}:{key}", found=name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from twinrun.errors import InputError, MachineError
 from twinrun.formulas import memory_bytes
@@ -22,6 +22,8 @@ class Point(Frozen):
     id: str
     nodes: int
     devices_per_node: int
+    sharding: Literal["none", "full"]
+    """Points of one sweep run the same program; a device that is the whole sweep shards nothing."""
     microbatches: tuple[int, ...]
     """Sequences of one forward pass of one device, largest first; the first that fits is kept."""
 
@@ -101,13 +103,15 @@ def points(sweep: Sweep, sizes: tuple[int, ...], budget: Budget) -> tuple[Point,
         InputError: the global batch does not divide over the devices.
         MachineError: the model fits at no point.
     """
-    made = [_point(sweep, size, budget) for size in sizes]
+    alone = sizes == (1,) and sweep.nodes is None
+    sharding = "none" if alone else budget.training.sharding
+    made = [_point(sweep, size, sharding, budget) for size in sizes]
     kept = tuple(point for point in made if point.microbatches)
     if not kept:
         world = made[-1].world_size
         raise MachineError(
             f"{budget.training.model} does not fit into {world} device(s)",
-            found=f"{budget.needed(microbatch=1, world=world) / GIB:.0f} GiB needed per device at microbatch 1",
+            found=f"{budget.needed(microbatch=1, world=world) / GIB:.0f} GiB per device at microbatch 1",
             allowed=f"{(budget.device_memory_bytes or 0) / GIB:.0f} GiB",
             hint="choose a smaller model, --set activation_checkpointing=true, or more devices",
         )
@@ -119,7 +123,7 @@ def world_size(sweep: Sweep, size: int) -> int:
     return size * (sweep.devices_per_node or 1)
 
 
-def _point(sweep: Sweep, size: int, budget: Budget) -> Point:
+def _point(sweep: Sweep, size: int, sharding: Literal["none", "full"], budget: Budget) -> Point:
     world = world_size(sweep, size)
     if budget.training.global_batch % world:
         raise InputError(
@@ -133,6 +137,7 @@ def _point(sweep: Sweep, size: int, budget: Budget) -> Point:
         id=f"{'nodes' if counts_nodes else 'devices'}={size}",
         nodes=size if counts_nodes else 1,
         devices_per_node=world // size if counts_nodes else size,
+        sharding=sharding,
         microbatches=budget.microbatches(world),
     )
 

@@ -63,6 +63,8 @@ class Training(Frozen):
     """`sdpa` takes PyTorch's fastest fused kernel; `math` is the written-out formula."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass instead of keeping its activations."""
+    trainer: Literal["composer", "plain"] = "composer"
+    """`plain` runs the recipe's baseline, a loop in PyTorch alone that speeds are held against."""
     compile: bool = True
     """Compile the blocks and the loss with torch.compile."""
     steps: Positive
@@ -104,6 +106,8 @@ class Job(Frozen):
     """Sequences in one forward pass of one device, resolved."""
     world_size: Positive
     """Ranks, one a device."""
+    sharding: Literal["none", "full"]
+    """That of the training, but `none` for a device with nothing to be compared with."""
     accelerator: bool
     """Whether ranks use the machine's GPUs; on a CPU they use Gloo."""
     data: str

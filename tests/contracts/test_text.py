@@ -72,18 +72,24 @@ def commands_in(text: str) -> list[str]:
 
 
 def fault_of(command: str) -> str | None:
-    """Return why `command` would not be understood; words in capitals or dots stand for anything."""
+    """Return why `command` would not be understood; words in capitals stand for anything."""
     program, *words = shlex.split(command)
     if program == "nox":
         named = [word.partition("(")[0] for word in words[words.index("-s") + 1 :]] if "-s" in words else []
         return next((f"no session {name}" for name in named if name not in sessions()), None)
-    if words and words[0] not in ("--list", "--help"):
+    if words[0] not in ("--list", "--help", *(tasks_named() if len(words) == 1 else ())):
         try:
-            parser().parse_argv([word for word in words if word != "..."])
+            parser().parse_argv(words)
         except ParseError as error:
             return str(error)
-    paths = [word for word in words if re.match(r"(recipes|images|templates)/", word)]
+    paths = [word for word in words if re.match(r"(recipes|images|templates)/(?![A-Z]+$)", word)]
     return next((f"no such file: {word}" for word in paths if not list(ROOT.glob(word))), None)
+
+
+@cache
+def tasks_named() -> set[str]:
+    """Return the commands, which prose may name without their arguments."""
+    return set(parser().contexts)
 
 
 @cache

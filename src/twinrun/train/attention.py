@@ -6,7 +6,7 @@ import warnings
 from contextlib import AbstractContextManager
 
 import torch
-import torch.nn.functional as F
+from torch.nn.functional import scaled_dot_product_attention
 
 from twinrun.errors import MachineError
 from twinrun.training import ModelShape
@@ -74,7 +74,7 @@ def _runs(
         # Every kernel that is refused warns about its reason.
         with warnings.catch_warnings(), only(kernel):
             warnings.simplefilter("ignore")
-            F.scaled_dot_product_attention(q_BHSE, q_BHSE, q_BHSE, is_causal=True).sum().backward()
+            scaled_dot_product_attention(q_BHSE, q_BHSE, q_BHSE, is_causal=True).sum().backward()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
     except torch.cuda.OutOfMemoryError:

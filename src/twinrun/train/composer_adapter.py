@@ -7,17 +7,18 @@ import os
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from composer import Callback, ComposerModel, DataSpec, Logger, State, Trainer
 from composer.algorithms import GradientClipping
 from composer.utils import dist
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from torch.utils.data import DataLoader
 
 from twinrun.errors import InputError
 from twinrun.train.metrics import Meter
 from twinrun.train.models.mpt import IGNORED, MPT, Block
 from twinrun.train.optimizer import adamw, learning_rate, set_learning_rate
+from twinrun.train.sharding import gradient_excess
 from twinrun.training import Job
 
 Batch = dict[str, Tensor]
@@ -42,20 +43,15 @@ def start(job: Job) -> None:
     os.environ["MOSAICML_PLATFORM"] = "false"
     if dist.get_world_size() != job.world_size:
         raise InputError("wrong number of ranks", found=dist.get_world_size(), allowed=job.world_size)
-    if job.world_size > 1:
+    if parallelism(job) != "single":
         dist.initialize_dist("gpu" if job.accelerator else "cpu", timeout=TIMEOUT_SECONDS)
 
 
 def parallelism(job: Job) -> str:
-    """Return how the ranks share the work: `single`, `ddp`, `fsdp1` or `fsdp2`.
-
-    One device has nothing to shard, so sharding does not matter there.
-    """
-    if job.world_size == 1:
-        return "single"
-    if job.training.sharding == "none":
-        return "ddp"
-    return "fsdp2" if _sharding_2() else "fsdp1"
+    """Return how the ranks share the work: `single`, `ddp`, `fsdp1` or `fsdp2`."""
+    if job.sharding == "full":
+        return "fsdp2" if _sharding_2() else "fsdp1"
+    return "single" if job.world_size == 1 else "ddp"
 
 
 def build_trainer(job: Job, *, model: MPT, batches: DataLoader[Batch], meter: Meter) -> Trainer:
@@ -84,30 +80,30 @@ def build_trainer(job: Job, *, model: MPT, batches: DataLoader[Batch], meter: Me
     )
 
 
-class Composed(ComposerModel):  # type: ignore[misc]
+class Composed(ComposerModel):
     """The model as Composer calls it: one forward pass gives the loss."""
 
     def __init__(self, model: MPT, *, gradient_scale: float = 1.0) -> None:
         super().__init__()
         # Both FSDP generations ask the Trainer's direct child which modules to shard one by one.
-        model.fsdp_wrap_fn = _is_block  # type: ignore[assignment]
+        model.fsdp_wrap_fn = _is_block
         self.model = model
         self._gradient_scale = gradient_scale
 
     def forward(self, batch: Batch) -> Tensor:
         tokens_BS = batch["tokens"]
-        targets_BS = F.pad(tokens_BS[:, 1:], (0, 1), value=IGNORED)
+        targets_BS = pad(tokens_BS[:, 1:], (0, 1), value=IGNORED)
         # The model casts for itself; autocast would run its norms in fp32.
         with torch.autocast(tokens_BS.device.type, enabled=False):
             loss: Tensor = self.model(tokens_BS, targets_BS)
         # The value stays exact, its gradient is scaled.
         return loss.detach() + (loss - loss.detach()) * self._gradient_scale
 
-    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def loss(self, outputs: Tensor, _batch: Batch) -> Tensor:
         return outputs
 
 
-class Steps(Callback):  # type: ignore[misc]
+class Steps(Callback):
     """Sets the learning rate of each step and reports its samples, losses and time."""
 
     def __init__(self, job: Job, meter: Meter) -> None:
@@ -115,10 +111,10 @@ class Steps(Callback):  # type: ignore[misc]
         self._meter = meter
         self._step = 0
 
-    def fit_start(self, state: State, logger: Logger) -> None:
+    def fit_start(self, _state: State, _logger: Logger) -> None:
         self._meter.start()
 
-    def batch_start(self, state: State, logger: Logger) -> None:
+    def batch_start(self, state: State, _logger: Logger) -> None:
         # Set here, not by a scheduler: FSDP makes new parameter groups after schedulers have run.
         set_learning_rate(state.optimizers[0], learning_rate(self._step, self._settings))
         self._step += 1
@@ -126,25 +122,11 @@ class Steps(Callback):  # type: ignore[misc]
         state.batch = state.device.batch_to_device(state.batch)
         self._meter.add_samples(state.batch["hashes"])
 
-    def after_loss(self, state: State, logger: Logger) -> None:
+    def after_loss(self, state: State, _logger: Logger) -> None:
         self._meter.add_loss(state.loss, _count_samples(state.batch))
 
-    def batch_end(self, state: State, logger: Logger) -> None:
+    def batch_end(self, _state: State, _logger: Logger) -> None:
         self._meter.end_step()
-
-
-def gradient_excess(device: torch.device) -> float:
-    """Return how many times too large FSDP2 makes a mean gradient: 1, or the number of ranks.
-
-    FSDP2 asks for ReduceOp.AVG, which Gloo's reduce-scatter silently takes for a sum
-    (github:pytorch/pytorch#162338); AdamW hides it until gradients are clipped.
-    """
-    from torch.distributed.fsdp import fully_shard
-
-    probe = fully_shard(nn.Linear(1, 1, bias=False, device=device))
-    probe(torch.ones(1, 1, device=device)).sum().backward()
-    excess: float = probe.weight.grad.full_tensor().item()
-    return excess
 
 
 def _is_block(module: nn.Module) -> bool:

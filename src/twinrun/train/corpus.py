@@ -72,7 +72,7 @@ def write_corpus(folder: Path, origin: Origin, documents: Iterable[tuple[Tokens,
         partial.parent.mkdir(parents=True, exist_ok=True)
         corpus = _write(partial, origin, documents)
         write_atomically(partial / CORPUS, corpus.model_dump_json(indent=1) + "\n")
-        os.replace(partial, folder)
+        partial.replace(folder)
     except OSError as error:
         if (folder / CORPUS).is_file():
             return _existing(folder, origin)
@@ -136,7 +136,7 @@ class _Total:
 
 
 def _cut(documents: Iterable[Tokens], sequence: int) -> Iterator[Tokens]:
-    rest = np.empty(0, TOKEN)
+    rest: Tokens = np.empty(0, TOKEN)
     for tokens in documents:
         rest = np.concatenate([rest, tokens])
         whole = len(rest) // sequence * sequence

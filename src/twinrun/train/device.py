@@ -40,7 +40,7 @@ def synchronise(device: torch.device) -> None:
 def name(device: torch.device) -> str:
     """Return the device's model name."""
     if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+        return str(torch.cuda.get_device_name(device))
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -57,7 +57,7 @@ def memory_bytes(device: torch.device) -> int:
 def peak_memory_bytes(device: torch.device) -> int:
     """Return the most memory this process has held so far, in bytes."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_reserved(device)
+        return int(torch.cuda.max_memory_reserved(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import itertools
 import json
 import platform
 import sys
@@ -25,6 +26,7 @@ LEFT_OUT = frozenset(
     | {"dist-packages", "test", "tests", "tkinter", "turtledemo"}
 )
 END_OF_TEXT = "<|endoftext|>"
+BATCH_TEXTS = 1000
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -43,9 +45,9 @@ def main(arguments: list[str] | None = None) -> int:
                 sequence=options.sequence,
             )
     except TwinrunError as error:
-        print(error, file=sys.stderr)
+        sys.stderr.write(f"{error}\n")
         return error.exit_code
-    print(corpus.model_dump_json())
+    sys.stdout.write(corpus.model_dump_json() + "\n")
     return 0
 
 
@@ -101,17 +103,19 @@ def _read_bytes(files: Iterable[Path]) -> Iterator[tuple[Tokens, int]]:
 
 def _read_texts(files: Iterable[Path]) -> Iterator[str]:
     for path in files:
-        with gzip.open(path, "rt", encoding="utf-8") as stream:
-            try:
-                for number, line in enumerate(stream, start=1):
+        number = 0
+        try:
+            with gzip.open(path, "rt", encoding="utf-8") as stream:
+                for line in stream:
+                    number += 1
                     yield json.loads(line)["text"]
-            except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-                raise InputError(
-                    f"not a line of JSON with `text`: {error}", place=f"{path}:{number}"
-                ) from None
+        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"not lines of JSON with `text`, compressed: {error}", place=f"{path}:{number}"
+            ) from None
 
 
-def _tokenize(texts: Iterable[str], tokenizer: Path) -> Iterator[tuple[Tokens, int]]:
+def _tokenize(texts: Iterator[str], tokenizer: Path) -> Iterator[tuple[Tokens, int]]:
     """Yield the tokens of each text with the end-of-text token after it."""
     from tokenizers import Tokenizer
 
@@ -121,13 +125,12 @@ def _tokenize(texts: Iterable[str], tokenizer: Path) -> Iterator[tuple[Tokens, i
         raise InputError(f"the tokenizer has no {END_OF_TEXT}", place=str(tokenizer))
     if encoder.get_vocab_size() > np.iinfo(TOKEN).max + 1:
         raise InputError(
-            "the vocabulary does not fit into 16 bits",
-            place=str(tokenizer),
-            found=encoder.get_vocab_size(),
+            "the vocabulary does not fit into 16 bits", place=str(tokenizer), found=encoder.get_vocab_size()
         )
-    for text in texts:
-        tokens = np.array([*encoder.encode(text, add_special_tokens=False).ids, end], TOKEN)
-        yield tokens, len(text.encode())
+    # The tokenizer uses every core for the texts of one call.
+    while batch := list(itertools.islice(texts, BATCH_TEXTS)):
+        for text, encoding in zip(batch, encoder.encode_batch(batch, add_special_tokens=False), strict=True):
+            yield np.array([*encoding.ids, end], TOKEN), len(text.encode())
 
 
 if __name__ == "__main__":

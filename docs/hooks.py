@@ -1,0 +1,143 @@
+"""Fills `<!-- generated: ... -->` in the pages with what the code, the manifests and the records say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from invoke.collection import Collection
+from invoke.loader import FilesystemLoader
+
+from twinrun.hardware import load_gpus
+from twinrun.recipe import LoadedRecipe, find_recipes
+from twinrun.record import Record, Verdict, read_record
+from twinrun.report.page import write_recipe_report
+from twinrun.report.words import hardware, outcome, quantity
+from twinrun.schemas import MODELS
+from twinrun.stack import find_stacks
+
+ROOT = Path(__file__).resolve().parents[1]
+MARK = re.compile(r"^<!-- generated: (\w+) ?([\w-]*) -->$", re.MULTILINE)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Replace the marks of a page."""
+    parts: dict[str, Callable[[], str]] = {"commands": commands, "results": results, "stacks": stacks}
+    return MARK.sub(lambda mark: manifest(mark[2]) if mark[2] else parts[mark[1]](), markdown)
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    """Write the report of every recipe that has records, beside the page that links to it."""
+    for name, loaded in find_recipes(ROOT).items():
+        if records := committed(loaded):
+            page = Path(config["site_dir"]) / "results" / f"{name}.html"
+            write_recipe_report(page, records=list(records.values()), recipe=loaded, gpus=load_gpus(ROOT))
+
+
+def commands() -> str:
+    """Return every command with its options, as `invoke --help COMMAND` has them."""
+    module, _ = FilesystemLoader(start=str(ROOT)).load("tasks")
+    collection = Collection.from_module(module)
+    parts = []
+    for context in sorted(collection.to_contexts(), key=lambda context: str(context.name)):
+        words = [str(context.name), *(str(argument.name).upper() for argument in context.positional_args)]
+        options = [(f"`{flags}`", text or "") for flags, text in context.help_tuples()]
+        parts += [f"## {context.name}", str(collection[context.name].__doc__), f"`invoke {' '.join(words)}`"]
+        parts += [table(("option", "meaning"), options)] if options else []
+    return "\n\n".join(parts)
+
+
+def manifest(name: str) -> str:
+    """Return the keys of a manifest, a table for each of its tables."""
+    schema = MODELS[name].model_json_schema()
+    parts = []
+    for title, model in ({"": schema} | schema.get("$defs", {})).items():
+        fields = model.get("properties", {}).items()
+        rows = [
+            (f"`{key}`", kind(field), given(key, field, model), field.get("description", ""))
+            for key, field in fields
+        ]
+        about = str(model.get("description", "")).replace("\n", " ")
+        parts += [f"### {title}" if title else "", about, table(("key", "type", "default", "meaning"), rows)]
+    return "\n\n".join(parts)
+
+
+def kind(field: dict[str, Any]) -> str:
+    """Return the type of a JSON Schema property in words."""
+    if "$ref" in field:
+        return f"table {field['$ref'].rpartition('/')[2]}"
+    if "anyOf" in field:
+        return " or ".join(kind(one) for one in field["anyOf"] if one.get("type") != "null")
+    if "enum" in field or "const" in field:
+        return " or ".join(f"`{value}`" for value in field.get("enum", [field.get("const")]))
+    if field.get("type") == "array":
+        items = field.get("items") or {"anyOf": field.get("prefixItems", [{}])[:1]}
+        return f"list of {kind(items)}"
+    if isinstance(field.get("additionalProperties"), dict):
+        return f"table of {kind(field['additionalProperties'])}"
+    return str(field.get("type", "any"))
+
+
+def given(key: str, field: dict[str, Any], model: dict[str, Any]) -> str:
+    """Return whether a key must be given, or its default."""
+    if key in model.get("required", []):
+        return "required"
+    default = field.get("default")
+    return "none" if default in (None, [], {}) else f"`{str(default).lower()}`"
+
+
+def stacks() -> str:
+    """Return a row for each stack of images/stacks/."""
+    loaded = find_stacks(ROOT).values()
+    rows = (
+        (f"`{one.stack.name}`", one.stack.vendor, one.stack.title, ", ".join(one.unhashed(ROOT)) or "-")
+        for one in loaded
+    )
+    return table(("stack", "vendor", "what it is", "pins without a hash"), rows)
+
+
+def results() -> str:
+    """Return the claims of every recipe beside what its committed records say of them."""
+    return "\n\n".join(section(name, loaded) for name, loaded in find_recipes(ROOT).items())
+
+
+def section(name: str, loaded: LoadedRecipe) -> str:
+    """Return the results of one recipe."""
+    recipe, records = loaded.recipe, committed(loaded)
+    origin = f"{recipe.publication.figure} of “{recipe.publication.title}”, {recipe.publication.by}."
+    columns = ["claim", "published", *(hardware(record) for record in records.values())]
+    rows = (
+        (claim.statement, quantity(claim.value, claim.unit, claim.per), *judged(claim.id, records.values()))
+        for claim in loaded.published.claim
+    )
+    link = f'<a href="{name}.html">All records with their plots</a>'
+    rest = [table(columns, rows), link if records else "No record is committed yet."]
+    return "\n\n".join([f"## {recipe.title}", f"`{loaded.folder}`: {origin}", *rest])
+
+
+def judged(claim: str, records: Iterable[Record]) -> list[str]:
+    """Return what each record says of a claim."""
+    found = [next((one for one in record.verdicts if one.claim == claim), None) for record in records]
+    return [said(verdict) if verdict else "-" for verdict in found]
+
+
+def said(verdict: Verdict) -> str:
+    """Return a verdict with the value it rests on."""
+    if verdict.measured is None:
+        return outcome(verdict)
+    return f"{outcome(verdict)}: {quantity(verdict.measured, verdict.unit, verdict.per)}"
+
+
+def committed(loaded: LoadedRecipe) -> dict[Path, Record]:
+    """Return the records of a recipe's results folder."""
+    files = sorted((ROOT / loaded.folder / "results").glob("*.json"))
+    return {file: read_record(file) for file in files}
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    cells = ([cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)

@@ -1,0 +1,110 @@
+"""A small corpus, jobs on it, and torchrun to run them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from twinrun.train.corpus import TOKEN, Corpus, Origin, Tokens, write_corpus
+from twinrun.training import Job, ModelShape, Optimizer, Training
+
+ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "recipes" / "mpt7b-scaling"
+SHAPE = ModelShape(family="mpt", width=32, heads=2, layers=2, vocabulary=64, sequence=16)
+STEPS = 6
+GLOBAL_BATCH = 16
+
+MakeJob = Callable[..., Job]
+
+
+def documents(count: int = 20) -> Iterator[tuple[Tokens, int]]:
+    """Yield documents of 20 to 100 tokens below 64 that a small model learns quickly."""
+    draw = np.random.default_rng(7)
+    for _ in range(count):
+        steps = draw.integers(0, 3, size=draw.integers(20, 100))
+        yield (steps.cumsum() % 64).astype(TOKEN), len(steps)
+
+
+@pytest.fixture(scope="session")
+def corpus_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared corpus of a few global batches, so that runs pass the end of an epoch."""
+    folder = tmp_path_factory.mktemp("data") / "small"
+    write_corpus(folder, Origin(source="test", sequence=SHAPE.sequence), documents())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def corpus(corpus_folder: Path) -> Corpus:
+    return Corpus.model_validate_json((corpus_folder / "corpus.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def make_job(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> MakeJob:
+    """Return a job on the small corpus with a folder of its own."""
+
+    def make(
+        *, world_size: int = 1, microbatch: int = 4, shape: ModelShape = SHAPE, **training: object
+    ) -> Job:
+        out = tmp_path_factory.mktemp("run")
+        settings = {
+            "model": "small",
+            "data": "test",
+            "global_batch": GLOBAL_BATCH,
+            "precision": "fp32",
+            "sharding": "full",
+            "compile": False,
+            "steps": STEPS,
+            "warmup_steps": 2,
+            # AdamW hides the size of gradients but for a large epsilon; the largest norm is between
+            # those that occur, so that some steps are clipped and some are not.
+            "optimizer": Optimizer(
+                learning_rate=0.03, epsilon=0.1, warmup_steps=2, decay_steps=STEPS, gradient_clip=2.4
+            ),
+        }
+        return Job(
+            recipe="mpt7b-scaling",
+            point=f"devices={world_size}",
+            shape=shape,
+            training=Training.model_validate(settings | training),
+            microbatch=microbatch,
+            world_size=world_size,
+            accelerator=False,
+            data=str(corpus_folder),
+            out=str(out),
+            metrics=str(out / "metrics.jsonl"),
+        )
+
+    return make
+
+
+def environment() -> dict[str, str]:
+    """Return the environment ranks are started in: one thread each, no network but this machine."""
+    return os.environ | {
+        "PYTHONPATH": str(ROOT / "src"),
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+
+
+def launch(script: Path, job: Job) -> subprocess.CompletedProcess[str]:
+    """Run `script` for `job` under torchrun, as the local launcher does."""
+    file = Path(job.out) / "job.json"
+    file.write_text(job.model_dump_json())
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", str(job.world_size), str(script), "--job", str(file)),
+        ],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )

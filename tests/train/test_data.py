@@ -1,0 +1,117 @@
+"""Verification of prepared data, and the order of samples at any world size."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from streaming.base.batching import generate_work
+from streaming.base.world import World
+from tests.train.small import GLOBAL_BATCH, SHAPE, MakeJob
+
+from twinrun.errors import InputError
+from twinrun.train.corpus import Corpus
+from twinrun.train.data import collate, load_batches, load_corpus, sample_hash
+from twinrun.training import Job
+
+
+@pytest.fixture
+def copied(make_job: MakeJob, tmp_path: Path) -> Job:
+    """A job on a copy of the corpus that a test may damage."""
+    job = make_job()
+    folder = shutil.copytree(job.data, tmp_path / "copy")
+    return job.model_copy(update={"data": str(folder)})
+
+
+def test_intact_data_is_accepted(make_job: MakeJob, corpus: Corpus) -> None:
+    assert load_corpus(make_job()) == corpus
+
+
+@pytest.mark.parametrize("name", ["index.json", "shard.00000.mds"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_damaged_data_is_refused(copied: Job, name: str, damage: str) -> None:
+    path = Path(copied.data) / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    if damage == "flip":
+        path.write_bytes(content)
+    elif damage == "cut":
+        path.write_bytes(content[:-1])
+    else:
+        path.unlink()
+    with pytest.raises(InputError, match=f"{name}: this file of the prepared data is missing or damaged"):
+        load_corpus(copied)
+
+
+def test_a_part_of_the_shards_can_be_verified(copied: Job) -> None:
+    shards = json.loads((Path(copied.data) / "index.json").read_text())["shards"]
+    (Path(copied.data) / "shard.00000.mds").write_bytes(b"damaged")
+    assert len(shards) == 1
+    load_corpus(copied, part=1, parts=2)
+
+
+@pytest.mark.parametrize(
+    ("what", "shape", "training"),
+    [
+        ("sequence", {"sequence": 32}, {}),
+        ("vocabulary", {"vocabulary": 60}, {}),
+        ("samples", {}, {"global_batch": 4096}),
+    ],
+)
+def test_data_that_does_not_suit_the_model_is_refused(
+    make_job: MakeJob, what: str, shape: dict[str, int], training: dict[str, int]
+) -> None:
+    job = make_job(shape=SHAPE.model_copy(update=shape), **training)
+    with pytest.raises(InputError, match=f"corpus.json:{what}: the prepared data does not suit the run"):
+        load_corpus(job)
+
+
+def test_batches_hold_whole_samples_and_their_hashes(make_job: MakeJob, corpus: Corpus) -> None:
+    batches = list(load_batches(make_job(), corpus))
+    assert len(batches) == corpus.samples // GLOBAL_BATCH
+    for batch in batches:
+        assert batch["tokens"].shape == (GLOBAL_BATCH, SHAPE.sequence)
+        assert batch["tokens"].dtype == batch["hashes"].dtype == torch.int64
+    hashes = torch.cat([batch["hashes"] for batch in batches])
+    assert len(hashes.unique()) == len(hashes)
+
+
+def test_a_hash_is_that_of_the_tokens() -> None:
+    tokens_S: Any = np.arange(5, dtype=np.int64)
+    batch = collate([{"tokens": tokens_S.astype(np.uint16)}, {"tokens": tokens_S[::-1].astype(np.uint16)}])
+    assert batch["hashes"][0].item() == sample_hash(tokens_S)
+    assert batch["hashes"][0] != batch["hashes"][1]
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.parametrize(("nodes", "ranks", "workers"), [(1, 2, 0), (1, 4, 2), (2, 4, 2), (16, 1, 1)])
+def test_global_batches_are_the_same_at_any_world_size(
+    make_job: MakeJob, corpus: Corpus, epoch: int, nodes: int, ranks: int, workers: int
+) -> None:
+    alone = global_batches(make_job(), corpus, World(1, 1, 1, 0), epoch)
+    job = make_job(world_size=nodes * ranks, microbatch=1)
+    shared = global_batches(job, corpus, World(nodes, ranks, max(1, workers), 0), epoch)
+    assert np.array_equal(alone, shared)
+
+
+def test_seed_and_epoch_change_the_order(make_job: MakeJob, corpus: Corpus) -> None:
+    world = World(1, 1, 1, 0)
+    first = global_batches(make_job(), corpus, world, 0)
+    assert not np.array_equal(first, global_batches(make_job(), corpus, world, 1))
+    assert not np.array_equal(first, global_batches(make_job(seed=18), corpus, world, 0))
+
+
+def global_batches(job: Job, corpus: Corpus, world: World, epoch: int) -> Any:
+    """Return the sample numbers of each global batch, sorted, as streaming deals them to `world`."""
+    dataset = load_batches(job, corpus).dataset
+    dataset._set_shuffle_block_size(world)
+    work = generate_work("random", dataset, world, epoch, 0)
+    # From (nodes, ranks, workers, batches, samples): workers of a rank take turns.
+    in_order = work.transpose(3, 2, 0, 1, 4).reshape(-1, job.training.global_batch)
+    whole = in_order[(in_order >= 0).all(axis=1)]
+    return np.sort(whole, axis=1)

@@ -1,0 +1,136 @@
+"""Preparation of both kinds of data, on real files."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import platform
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from streaming.base.format import reader_from_json
+from tests.train.small import documents
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from twinrun.errors import InputError
+from twinrun.train.corpus import Corpus, Origin, Tokens, write_corpus
+from twinrun.train.prepare import END_OF_TEXT, SEPARATOR, main, prepare_texts
+
+ORIGIN = Origin(source="test", sequence=16)
+
+
+def stream(folder: Path) -> Any:
+    """Return all tokens of a prepared folder, in the order they were written."""
+    shards = json.loads((folder / "index.json").read_text())["shards"]
+    readers = [reader_from_json(str(folder), None, shard) for shard in shards]
+    return np.concatenate([reader[number]["tokens"] for reader in readers for number in range(len(reader))])
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("library") / "data"
+    status = main(["--source", "standard-library", "--sequence", "2048", "--out", str(folder)])
+    assert status == 0
+    return folder
+
+
+def test_standard_library_is_bytes_and_separators(library: Path) -> None:
+    tokens = stream(library)
+    first = min(Path(sysconfig.get_path("stdlib")).glob("*.py")).read_bytes()
+    assert bytes(tokens[: len(first)].astype(np.uint8)) == first
+    assert tokens[len(first)] == SEPARATOR
+    assert tokens.max() == SEPARATOR
+
+
+def test_corpus_describes_what_was_written(library: Path) -> None:
+    corpus = Corpus.model_validate_json((library / "corpus.json").read_text())
+    tokens = stream(library)
+    assert corpus.sha256 == hashlib.sha256(tokens.astype("<u2").tobytes()).hexdigest()
+    assert corpus.tokens == len(tokens) == corpus.samples * 2048
+    assert corpus.origin.python == platform.python_version()
+    assert 5_000_000 < corpus.bytes < 20_000_000
+
+
+def test_prepared_data_is_kept(library: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in library.iterdir()}
+    assert main(["--source", "standard-library", "--sequence", "2048", "--out", str(library)]) == 0
+    assert {path: path.stat().st_mtime_ns for path in library.iterdir()} == before
+    assert json.loads(capsys.readouterr().out)["sequence"] == 2048
+
+
+def test_data_prepared_otherwise_is_not_replaced(library: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--source", "standard-library", "--sequence", "64", "--out", str(library)]) == 2
+    assert "this folder holds data prepared otherwise" in capsys.readouterr().err
+
+
+def test_an_interrupted_preparation_leaves_nothing(tmp_path: Path) -> None:
+    def breaking() -> Iterator[tuple[Tokens, int]]:
+        yield from documents()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_corpus(tmp_path / "data", ORIGIN, breaking())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_little_text_is_wrong_input(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="do not fill one sample"):
+        write_corpus(tmp_path / "data", ORIGIN, iter([(np.zeros(3, "<u2"), 3)]))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    words = {"a": 0, "b": 1, "c": 2, "?": 3, END_OF_TEXT: 4}
+    made = Tokenizer(WordLevel(words, unk_token="?"))
+    made.pre_tokenizer = Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path / "tokenizer.json"
+
+
+def write_texts(path: Path, *lines: str) -> Path:
+    with gzip.open(path, "wt", encoding="utf-8") as out:
+        out.write("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def test_texts_are_joined_by_the_end_of_text(tmp_path: Path, tokenizer: Path) -> None:
+    second = write_texts(tmp_path / "2.json.gz", '{"text": "c unknown"}')
+    first = write_texts(tmp_path / "1.json.gz", '{"text": "a b", "url": "x"}', '{"text": "b"}')
+    corpus = prepare_texts(tmp_path / "data", files=[second, first], tokenizer=tokenizer, sequence=4)
+    assert stream(tmp_path / "data").tolist() == [0, 1, 4, 1, 4, 2, 3, 4]
+    assert corpus.origin.files[0].split() == ["1.json.gz", hashlib.sha256(first.read_bytes()).hexdigest()]
+
+
+def test_the_command_takes_local_files(tmp_path: Path, tokenizer: Path) -> None:
+    file = write_texts(tmp_path / "1.json.gz", '{"text": "a b c"}')
+    options = ["--source", "hugging-face", "--sequence", "4", "--out", str(tmp_path / "data")]
+    assert main([*options, "--tokenizer", str(tokenizer), "--files", str(file)]) == 0
+    assert stream(tmp_path / "data").tolist() == [0, 1, 2, 4]
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"url": "x"}'])
+def test_a_broken_line_is_named(tmp_path: Path, tokenizer: Path, line: str) -> None:
+    file = write_texts(tmp_path / "1.json.gz", '{"text": "a"}', line)
+    with pytest.raises(InputError, match=r"1\.json\.gz:2: "):
+        prepare_texts(tmp_path / "data", files=[file], tokenizer=tokenizer, sequence=1)
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_file_cut_short_is_named(tmp_path: Path, tokenizer: Path) -> None:
+    file = write_texts(tmp_path / "1.json.gz", *['{"text": "a"}'] * 100)
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(InputError, match=r"1\.json\.gz"):
+        prepare_texts(tmp_path / "data", files=[file], tokenizer=tokenizer, sequence=1)
+
+
+def test_missing_options_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--source", "hugging-face", "--sequence", "4", "--out", str(tmp_path / "data")]) == 2
+    assert "--tokenizer and --files" in capsys.readouterr().err

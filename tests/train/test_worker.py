@@ -1,0 +1,98 @@
+"""How ranks fail: by exit status, traceback and torchrun's report."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tests.train.small import MakeJob, environment, launch
+
+from twinrun.train.worker import OUT_OF_MEMORY, build_model, count_parameters, is_out_of_memory
+
+FRAME = """
+import time, torch
+from twinrun.train import worker
+
+def train(job):
+    {body}
+
+worker.main(train)
+"""
+
+
+def script(folder: Path, body: str) -> Path:
+    path = folder / "train.py"
+    path.write_text(FRAME.format(body=body))
+    return path
+
+
+def test_memory_that_ran_out_has_its_own_status(make_job: MakeJob, tmp_path: Path) -> None:
+    job = make_job()
+    # More than any address space: the allocator itself refuses.
+    ended = launch(script(tmp_path, "torch.empty(2**60, dtype=torch.uint8)"), job)
+    assert ended.returncode != 0
+    assert f"exitcode  : {OUT_OF_MEMORY} " in ended.stderr
+    assert "rank      : 0 " in ended.stderr
+    assert not (Path(job.out) / "result.json").exists()
+
+
+def test_any_other_failure_shows_its_traceback(make_job: MakeJob, tmp_path: Path) -> None:
+    path = script(tmp_path, "raise ValueError('broken on purpose')")
+    (tmp_path / "job.json").write_text(make_job().model_dump_json())
+    ended = subprocess.run(
+        [sys.executable, str(path), "--job", str(tmp_path / "job.json")],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "ValueError: broken on purpose" in ended.stderr
+
+
+def test_sigterm_ends_a_rank_at_once(make_job: MakeJob, tmp_path: Path) -> None:
+    job = make_job()
+    (tmp_path / "job.json").write_text(job.model_dump_json())
+    path = script(tmp_path, "print('ready', flush=True); time.sleep(60)")
+    command = [sys.executable, str(path), "--job", str(tmp_path / "job.json")]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        began = time.monotonic()
+        process.terminate()
+        assert process.wait(timeout=10) == -signal.SIGTERM
+        assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.cuda.OutOfMemoryError("CUDA out of memory"), True),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory"),
+            True,
+        ),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (ValueError("can't allocate memory"), False),
+    ],
+)
+def test_only_memory_is_taken_for_memory(error: Exception, *, expected: bool) -> None:
+    assert is_out_of_memory(error) is expected
+
+
+def test_models_start_equal_whatever_the_world_size(make_job: MakeJob) -> None:
+    alone = build_model(make_job(world_size=1), torch.device("cpu")).state_dict()
+    shared = build_model(make_job(world_size=4), torch.device("cpu")).state_dict()
+    assert all(torch.equal(alone[name], shared[name]) for name in alone)
+
+
+def test_parameters_are_counted_without_memory(make_job: MakeJob) -> None:
+    job = make_job()
+    model = build_model(job, torch.device("cpu"))
+    assert count_parameters(job) == sum(parameter.numel() for parameter in model.parameters())
