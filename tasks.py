@@ -89,13 +89,13 @@ def compare(context: Context, a: str, b: str, json: bool = False) -> None:
         commands.compare(Path(a), Path(b), as_json=json)
 
 
-@task(help={"what": "a recipe, a run folder or a record; all recipes when left out", "out": "HTML file"})
-def report(context: Context, what: str = "", out: str = "") -> None:
+@task(help={"what": "folder of a recipe or of a run, or a record", "out": "HTML file"})
+def report(context: Context, what: str, out: str = "") -> None:
     """Write the HTML report of a run, or of a recipe's committed records."""
     with told():
         from twinrun import commands
 
-        commands.report(ROOT, what or None, out=Path(out) if out else None)
+        commands.report(ROOT, what, out=Path(out) if out else None)
 
 
 @task(help={"json": "print JSON"})
@@ -131,18 +131,26 @@ def lock(
     help={
         "name": "a data set of the recipe, for example c4",
         "recipe": "folder of the recipe",
+        "engine": "where it is tokenised: venv, docker or host",
         "files": "how many files of the data set to take; all when left out",
-        "endpoint": "where to fetch from instead of the Hugging Face hub",
+        "endpoint": "server to fetch from instead of the public hub",
     }
 )
 def data(
-    context: Context, name: str, recipe: str = "recipes/mpt7b-scaling", files: int = 0, endpoint: str = ""
+    context: Context,
+    name: str,
+    recipe: str = "recipes/mpt7b-scaling",
+    engine: str = "venv",
+    files: int = 0,
+    endpoint: str = "",
 ) -> None:
     """Fetch, verify and tokenise a data set; goes on where it was stopped."""
     with told():
         from twinrun import commands
 
-        commands.data(ROOT, recipe, name, files=files or None, endpoint=endpoint or None)
+        commands.data(
+            ROOT, name, recipe=recipe, engine=engine, files=files or None, endpoint=endpoint or None
+        )
 
 
 @task

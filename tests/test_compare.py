@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+
 from tests.records import (
     PAPER_RATES,
     loss_curve,
@@ -14,7 +15,6 @@ from tests.records import (
     with_losses,
     with_point,
 )
-
 from twinrun.circumstances import ABSENT, FACTORS, circumstances, differences, flat
 from twinrun.compare import Comparison, compare
 from twinrun.errors import InputError

@@ -5,6 +5,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tests.records import (
     PAPER_RATES,
     gpus,
@@ -18,7 +19,6 @@ from tests.records import (
     with_losses,
     with_point,
 )
-
 from twinrun.claims import Claim, Published
 from twinrun.judge import judge, largest_difference, measured_value
 from twinrun.record import Record, Verdict

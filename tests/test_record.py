@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.records import node_record, paper_record, smoke_record
 
+from tests.records import node_record, paper_record, smoke_record
 from twinrun.errors import InputError
 from twinrun.record import Record, Spread, read_record, spread, write_record
 

@@ -27,7 +27,7 @@ def run(root: Path, request: Request, *, out: Path | None, resume: bool, as_json
 
     with Display() as display:
         record, folder = execute(root=root, selection=selection, out=out, resume=resume, display=display)
-    page = write_run_report(root, record, folder)
+    page = write_run_report(root, record, folder / "report.html")
     if as_json:
         _print(summary(record, folder))
     else:
@@ -56,14 +56,13 @@ def _dry(selection: Selection) -> dict[str, object]:
     }
 
 
-def write_run_report(root: Path, record: Record, folder: Path) -> Path:
-    """Write report.html of a run and return its path."""
+def write_run_report(root: Path, record: Record, page: Path) -> Path:
+    """Write the report of a run to `page` and return that path."""
     from twinrun.hardware import load_gpus
     from twinrun.recipe import load_recipe
     from twinrun.report.page import write_report
 
     loaded = load_recipe(root, record.plan.recipe)
-    page = folder / "report.html"
     write_report(page, record=record, recipe=loaded, gpus=load_gpus(root))
     return page
 
@@ -112,20 +111,17 @@ def compare(a: Path, b: Path, *, as_json: bool) -> None:
         Console().print(comparison_view(comparison))
 
 
-def report(root: Path, what: str | None, *, out: Path | None) -> None:
-    """Write a report and print its path: of a run, of a record, or of recipes' committed records."""
-    from twinrun.recipe import find_recipes, load_recipe
+def report(root: Path, what: str, *, out: Path | None) -> None:
+    """Write the report of a run, a record or a recipe's committed records, and print its path."""
+    from twinrun.recipe import load_recipe
     from twinrun.record import read_record
 
-    path = Path(what) if what else None
-    if path and (path.suffix == ".json" or (path / "record.json").is_file()):
+    path = Path(what)
+    if path.suffix == ".json" or (path / "record.json").is_file():
         folder = path if path.is_dir() else path.parent
-        target = out.parent if out else folder
-        print(write_run_report(root, read_record(path), target))
-        return
-    recipes = [load_recipe(root, what)] if what else list(find_recipes(root).values())
-    for loaded in recipes:
-        print(_recipe_report(root, loaded.recipe.name, out))
+        print(write_run_report(root, read_record(path), out or folder / "report.html"))
+    else:
+        print(_recipe_report(root, load_recipe(root, what).recipe.name, out))
 
 
 def _recipe_report(root: Path, name: str, out: Path | None) -> Path:
@@ -177,12 +173,14 @@ def lock(root: Path, stack: str | None, *, index: str | None, upgrade: bool, che
     return int(check and changed)
 
 
-def data(root: Path, recipe: str, name: str, *, files: int | None, endpoint: str | None) -> None:
+def data(root: Path, name: str, *, recipe: str, engine: str, files: int | None, endpoint: str | None) -> None:
     """Fetch and prepare a data set and print its folder."""
     from twinrun.acquisition import acquire
 
     with Display() as display:
-        folder = acquire(root=root, recipe=recipe, name=name, files=files, endpoint=endpoint, display=display)
+        folder = acquire(
+            root, name, recipe=recipe, engine=engine, files=files, endpoint=endpoint, say=display.say
+        )
     print(folder)
 
 

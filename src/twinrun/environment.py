@@ -49,9 +49,9 @@ def lock_differences(installed: Installed, stack: LoadedStack, root: Path) -> di
     locked = stack.locked(root)
     direct = pins((root / stack.folder / "requirements.in").read_text(encoding="utf-8"))
     return {
-        name: f"{installed.packages.get(name, 'absent')}, lock has {version}"
-        for name, version in sorted(locked.items())
-        if (name in installed.packages or name in direct) and installed.packages.get(name) != version
+        name: f"{installed.packages.get(name, 'absent')}, lock has {' or '.join(versions)}"
+        for name, versions in sorted(locked.items())
+        if (name in installed.packages or name in direct) and installed.packages.get(name) not in versions
     }
 
 

@@ -63,7 +63,7 @@ def refresh(
         write_atomically(lock, text)
     names = sorted({*before, *after})
     changes = {
-        package: f"{before.get(package, 'absent')} -> {after.get(package, 'absent')}"
+        package: " -> ".join(" or ".join(side.get(package, ("absent",))) for side in (before, after))
         for package in names
         if before.get(package) != after.get(package)
     }

@@ -97,7 +97,7 @@ class Runner:
             training=self._plan.training,
             microbatch=microbatch,
             world_size=point.world_size,
-            sharding=point.sharding,
+            sharding=point.sharding or self._plan.training.sharding,
             accelerator=self._plan.gpu is not None,
             data=inside(self._data),
             out=inside(folder),

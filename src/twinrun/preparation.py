@@ -51,20 +51,17 @@ def prepared_data(
             hint=f"fetch it with `invoke data {name}`, or use --set data=standard-library",
         )
     say(f"preparing {name}, once: {folder}")
-    command = Command(
-        arguments=(
-            PYTHON,
-            "-m",
-            "twinrun.train.prepare",
-            "--source",
-            source.kind,
-            "--sequence",
-            str(sequence),
-            "--out",
-            engine.inside(folder),
-        ),
-        variables={},
+    prepare(
+        ("--source", source.kind, "--sequence", str(sequence), "--out", engine.inside(folder)),
+        engine=engine,
+        log=log,
     )
+    return folder
+
+
+def prepare(arguments: tuple[str, ...], *, engine: Engine, log: Path) -> None:
+    """Run twinrun.train.prepare in `engine`; raises RunError with the end of `log`."""
+    command = Command(arguments=(PYTHON, "-m", "twinrun.train.prepare", *arguments), variables={})
     running = engine.start(command, log=log)
     try:
         while (status := running.poll()) is None:
@@ -74,8 +71,7 @@ def prepared_data(
     if status:
         raise RunError(
             "the data could not be prepared",
-            place=name,
+            place="twinrun.train.prepare",
             found=last_lines(log.read_text(encoding="utf-8", errors="replace")),
             hint=f"the whole log is {log}",
         )
-    return folder

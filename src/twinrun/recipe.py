@@ -95,7 +95,9 @@ class LoadedRecipe(Frozen):
         """
         name = self.recipe.script if trainer == "composer" else self.recipe.baseline
         if name is None:
-            raise InputError("the recipe has no plain loop", place="--set trainer", found=trainer, allowed="composer")
+            raise InputError(
+                "the recipe has no plain loop", place="--set trainer", found=trainer, allowed="composer"
+            )
         return f"{self.folder}/{name}"
 
 
@@ -159,6 +161,6 @@ def _check(recipe: Recipe, place: Path, folder: Path) -> None:
         demand(f"scales.{name}", name, dict.fromkeys(SCALES))
     for name in SCALES:
         demand("scales", name, dict(recipe.scales))
-    for key, name in (("script", recipe.script), ("baseline", recipe.baseline)):
-        if name is not None and not (folder / name).is_file():
-            raise InputError("no such file", place=f"{place}:{key}", found=name)
+    for key, script in (("script", recipe.script), ("baseline", recipe.baseline)):
+        if script is not None and not (folder / script).is_file():
+            raise InputError("no such file", place=f"{place}:{key}", found=script)

@@ -190,7 +190,12 @@ def _gpu(machine: Machine, gpus: dict[str, Gpu], scale: str, loaded: LoadedRecip
 
 
 def _published_gpu(loaded: LoadedRecipe) -> str:
-    return next(claim.hardware.gpu for claim in loaded.published.claim if claim.hardware)
+    named = [claim.hardware.gpu for claim in loaded.published.claim if claim.hardware]
+    if not named:
+        raise InputError(
+            "no claim names its hardware", place=f"{loaded.folder}/published.toml:claim.hardware"
+        )
+    return named[0]
 
 
 def _device_memory(machine: Machine, gpu: Gpu | None) -> int | None:

@@ -22,10 +22,13 @@ class Point(Frozen):
     id: str
     nodes: int
     devices_per_node: int
-    sharding: Literal["none", "full"]
-    """Points of one sweep run the same program; a device that is the whole sweep shards nothing."""
     microbatches: tuple[int, ...]
     """Sequences of one forward pass of one device, largest first; the first that fits is kept."""
+    sharding: Literal["none", "full"] | None = None
+    """Points of one sweep run the same program; a device that is the whole sweep shards nothing.
+
+    Null in records from before it was written down; `PointRecord.parallelism` says what ran.
+    """
 
     @property
     def world_size(self) -> int:

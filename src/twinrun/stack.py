@@ -13,14 +13,14 @@ from twinrun.files import sha256_of_file
 from twinrun.manifest import Frozen, load_toml
 
 _STAMP = "# requirements.in sha256: "
-_PIN = re.compile(r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^ ;\\]+)", re.MULTILINE)
+_PIN = re.compile(r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;\\]+)", re.MULTILINE)
 
 
 class Unverified(Frozen):
     """A pin whose hash could not be taken where the lock was made."""
 
     requirement: str
-    """For example `torch==2.7.0+rocm6.3`."""
+    """Package and exact version, with the local label of the framework's own index."""
     source: str
     """Who says that it exists."""
 
@@ -56,8 +56,8 @@ class LoadedStack(Frozen):
         """Return the path of the hashed Python lock."""
         return root / self.folder / "requirements.lock"
 
-    def locked(self, root: Path) -> dict[str, str]:
-        """Return the locked version of every package."""
+    def locked(self, root: Path) -> dict[str, tuple[str, ...]]:
+        """Return the locked versions of every package."""
         return pins(self.lock(root).read_text(encoding="utf-8"))
 
     def unhashed(self, root: Path) -> tuple[str, ...]:
@@ -109,9 +109,16 @@ def stamp(requirements: Path) -> str:
     return f"{_STAMP}{sha256_of_file(requirements)}"
 
 
-def pins(text: str) -> dict[str, str]:
-    """Return the version of every package that a lock or requirements file pins, names normalised."""
-    return {normalise(found["name"]): found["version"] for found in _PIN.finditer(text)}
+def pins(text: str) -> dict[str, tuple[str, ...]]:
+    """Return the versions of every package that a lock or requirements file pins, names normalised.
+
+    Most have one; a package that has ended support for an interpreter has one for each marker.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for match in _PIN.finditer(text):
+        name = normalise(match["name"])
+        found[name] = (*found.get(name, ()), match["version"])
+    return found
 
 
 def normalise(name: str) -> str:

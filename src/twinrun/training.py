@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from twinrun.manifest import Frozen
 
@@ -92,6 +92,14 @@ class DataSource(Frozen):
     """Commit of the tokenizer repository."""
     source: str | None = None
     """Who says that this is the published data."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> DataSource:
+        needed = ("repository", "revision", "files", "tokenizer", "tokenizer_revision")
+        missing = [name for name in needed if getattr(self, name) is None]
+        if self.kind == "hugging-face" and missing:
+            raise ValueError(f"a data set of a repository also needs: {', '.join(missing)}")
+        return self
 
 
 class Job(Frozen):

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cookiecutter.main import cookiecutter
-from tests.contracts.tree import ROOT
 
+from tests.contracts.tree import ROOT
 from twinrun.recipe import LoadedRecipe, load_recipe
 
 TEMPLATE = ROOT / "templates" / "recipe"

@@ -7,12 +7,14 @@ naming the file at fault.
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from twinrun.claims import Claim, Source
+from twinrun.files import canonical_json, sha256_of_bytes
 from twinrun.hardware import Gpu, load_gpus, load_vendors
 from twinrun.job import Plan, resolve
 from twinrun.judge import judge
@@ -135,7 +137,9 @@ def check_results(root: Path, loaded: LoadedRecipe) -> None:
         assert path.stat().st_size <= RECORD_BYTES, f"{path}: over {RECORD_BYTES} bytes"
         record = read_record(path)
         assert record.plan.recipe == loaded.recipe.name, f"{path}: a record of {record.plan.recipe}"
-        assert record.plan_sha256 == record.plan.sha256(), f"{path}: plan_sha256 is not the plan's"
+        # As written: the plan may have gained fields since.
+        plan = canonical_json(json.loads(path.read_text(encoding="utf-8"))["plan"])
+        assert record.plan_sha256 == sha256_of_bytes(plan.encode()), f"{path}: plan_sha256 is not the plan's"
         assert record.points, f"{path}: no point was measured"
         if record.plan.recipe_version == loaded.recipe.version:
             verdicts = judge(record, loaded.published, gpus)
@@ -171,9 +175,9 @@ def check_lock_is_whole(root: Path, stack: LoadedStack) -> None:
     wanted, locked = _requirements(root, stack), stack.locked(root)
     assert len(wanted) == len(lines), f"{path}: a requirement is not pinned with =="
     unverified = {normalise(pin.package()): pin for pin in stack.stack.unverified}
-    for name, version in wanted.items():
-        kept = locked.get(name) == version or name in unverified
-        assert kept, f"{path}: {name}=={version} is neither locked nor unverified"
+    for name, versions in wanted.items():
+        kept = locked.get(name) == versions or name in unverified
+        assert kept, f"{path}: {name}=={versions} is neither locked nor unverified"
     for pin in unverified.values():
         assert pin.source.strip(), f"{stack.folder}/stack.toml: {pin.requirement} has no source"
 
@@ -250,5 +254,5 @@ def _points(claim: Claim) -> tuple[str, ...]:
     return (*([claim.point] if claim.point else []), *(claim.between or ()))
 
 
-def _requirements(root: Path, stack: LoadedStack) -> dict[str, str]:
+def _requirements(root: Path, stack: LoadedStack) -> dict[str, tuple[str, ...]]:
     return pins((root / stack.folder / "requirements.in").read_text(encoding="utf-8"))

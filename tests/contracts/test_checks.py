@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from tests.contracts import checks
 from tests.contracts.baking import bake, checkout
-
 from twinrun.errors import InputError
 from twinrun.recipe import LoadedRecipe, load_recipe
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.contracts.checks import RECIPE_CHECKS
 
+from tests.contracts.checks import RECIPE_CHECKS
 from twinrun.recipe import LoadedRecipe, find_recipes
 
 ROOT = Path(__file__).resolve().parents[2]

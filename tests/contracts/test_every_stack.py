@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.contracts.checks import STACK_CHECKS, processor
 
+from tests.contracts.checks import STACK_CHECKS, processor
 from twinrun.stack import LoadedStack, find_stacks
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+
 from tests.contracts.baking import TEMPLATE, bake, checkout
 from tests.contracts.checks import RECIPE_CHECKS
 from tests.contracts.tree import ROOT
-
 from twinrun import commands
 
 NASTY = 'a "quoted" title: \\n is no line, C:\\path, {curly} # [brackets], naïve ≤ 7, 吾, 💡 \'\'\' """'

@@ -12,6 +12,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 from tests.contracts.checks import imported
 from tests.contracts.tree import ROOT, host_modules, is_train, modules, shown, train_modules
 

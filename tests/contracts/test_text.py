@@ -9,10 +9,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import tasks
 from invoke.collection import Collection
 from invoke.exceptions import ParseError
 from invoke.parser import Parser
+
+import tasks
 from tests.contracts.tree import ROOT, project_files, shown
 
 FORBIDDEN = {

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.records import (
     gpus,
     judged,
@@ -20,7 +21,6 @@ from tests.records import (
     with_losses,
     with_point,
 )
-
 from twinrun.errors import InputError, MachineError
 from twinrun.record import Record
 from twinrun.report.page import write_recipe_report, write_report

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tests.records import (
     PAPER_RATES,
     gpus,
@@ -18,7 +19,6 @@ from tests.records import (
     with_losses,
     with_point,
 )
-
 from twinrun.record import Record
 from twinrun.report.losses import curves, distances
 from twinrun.report.plots import label_heights, scaling

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from rich.console import Console, RenderableType
-from tests.records import node_record, paper_record, smoke_record, with_losses
 
+from tests.records import node_record, paper_record, smoke_record, with_losses
 from twinrun.compare import compare
 from twinrun.report.comparison import comparison_view
 from twinrun.report.tables import choices_table, footnotes, points_table, verdict_table

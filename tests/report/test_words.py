@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.records import node_record, paper_record, smoke_record
 
+from tests.records import node_record, paper_record, smoke_record
 from twinrun.record import Outcome, Spread, Verdict
 from twinrun.report.words import gib, hardware, headline, number, overall, plain, quantity, within
 

@@ -49,7 +49,12 @@ def make_job(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> M
     """Return a job on the small corpus with a folder of its own."""
 
     def make(
-        *, world_size: int = 1, microbatch: int = 4, shape: ModelShape = SHAPE, **training: object
+        *,
+        world_size: int = 1,
+        sharding: str | None = None,
+        microbatch: int = 4,
+        shape: ModelShape = SHAPE,
+        **training: object,
     ) -> Job:
         out = tmp_path_factory.mktemp("run")
         settings = {
@@ -67,17 +72,20 @@ def make_job(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> M
                 learning_rate=0.03, epsilon=0.1, warmup_steps=2, decay_steps=STEPS, gradient_clip=2.4
             ),
         }
-        return Job(
-            recipe="mpt7b-scaling",
-            point=f"devices={world_size}",
-            shape=shape,
-            training=Training.model_validate(settings | training),
-            microbatch=microbatch,
-            world_size=world_size,
-            accelerator=False,
-            data=str(corpus_folder),
-            out=str(out),
-            metrics=str(out / "metrics.jsonl"),
+        return Job.model_validate(
+            {
+                "recipe": "mpt7b-scaling",
+                "point": f"devices={world_size}",
+                "shape": shape,
+                "training": Training.model_validate(settings | training),
+                "microbatch": microbatch,
+                "world_size": world_size,
+                "sharding": sharding or ("none" if world_size == 1 else "full"),
+                "accelerator": False,
+                "data": str(corpus_folder),
+                "out": str(out),
+                "metrics": str(out / "metrics.jsonl"),
+            }
         )
 
     return make

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ import pytest
 import torch
 from streaming.base.batching import generate_work
 from streaming.base.world import World
-from tests.train.small import GLOBAL_BATCH, SHAPE, MakeJob
 
+from tests.train.small import GLOBAL_BATCH, SHAPE, MakeJob
 from twinrun.errors import InputError
 from twinrun.train.corpus import Corpus
 from twinrun.train.data import collate, load_batches, load_corpus, sample_hash
@@ -48,11 +47,14 @@ def test_damaged_data_is_refused(copied: Job, name: str, damage: str) -> None:
         load_corpus(copied)
 
 
-def test_a_part_of_the_shards_can_be_verified(copied: Job) -> None:
-    shards = json.loads((Path(copied.data) / "index.json").read_text())["shards"]
+def test_ranks_of_a_node_share_the_verification(copied: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     (Path(copied.data) / "shard.00000.mds").write_bytes(b"damaged")
-    assert len(shards) == 1
-    load_corpus(copied, part=1, parts=2)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    load_corpus(copied)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(InputError, match="missing or damaged"):
+        load_corpus(copied)
 
 
 @pytest.mark.parametrize(

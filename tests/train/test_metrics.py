@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.train.small import GLOBAL_BATCH, MakeJob
 
+from tests.train.small import GLOBAL_BATCH, MakeJob
 from twinrun.errors import RunError
 from twinrun.train.metrics import Meter
 from twinrun.training import Job, StepMetrics

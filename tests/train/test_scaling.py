@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.train.small import GLOBAL_BATCH, RECIPE, SHAPE, STEPS, MakeJob, launch
 
+from tests.train.small import GLOBAL_BATCH, RECIPE, SHAPE, STEPS, MakeJob, launch
 from twinrun.formulas import parameters
 from twinrun.manifest import load_json
 from twinrun.train.corpus import Corpus

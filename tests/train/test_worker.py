@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.train.small import MakeJob, environment, launch
 
+from tests.train.small import MakeJob, environment, launch
 from twinrun.train.worker import OUT_OF_MEMORY, build_model, count_parameters, is_out_of_memory
 
 FRAME = """

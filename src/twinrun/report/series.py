@@ -105,7 +105,9 @@ def _formula(records: Sequence[Record]) -> str | None:
 
 
 def _name(record: Record) -> str:
-    return f"{hardware(record)}, {record.plan.training.model}"
+    training = record.plan.training
+    loop = "" if training.trainer == "composer" else f", {training.trainer} loop"
+    return f"{hardware(record)}, {training.model}{loop}"
 
 
 def _measured(records: Sequence[Record], *, formula: str | None = None) -> list[Series]:

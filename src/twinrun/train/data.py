@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,12 @@ from twinrun.training import Job
 
 # One canonical node divides any number of nodes, so the order of samples never depends on them.
 CANONICAL_NODES = 1
+# Which share of a node's work is this rank's, as torchrun says it.
+SHARE = (("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))
 
 
-def load_corpus(job: Job, *, part: int = 0, parts: int = 1) -> Corpus:
-    """Return what is known of the prepared data after hashing this rank's share of its shards.
-
-    Args:
-        part: which share of the shards to hash.
-        parts: shares in all, usually the ranks of a node.
+def load_corpus(job: Job) -> Corpus:
+    """Return what is known of the prepared data; the ranks of a node hash its shards together.
 
     Raises:
         InputError: a file is missing or changed, or the data does not suit the job.
@@ -39,7 +38,8 @@ def load_corpus(job: Job, *, part: int = 0, parts: int = 1) -> Corpus:
     index = folder / INDEX
     if not index.is_file() or sha256_of_file(index) != corpus.index_sha256:
         raise _damaged(index)
-    for shard in json.loads(index.read_text())["shards"][part::parts]:
+    rank, ranks = (int(os.environ.get(name, default)) for name, default in SHARE)
+    for shard in json.loads(index.read_text())["shards"][rank::ranks]:
         _verify(folder, shard)
     return corpus
 
