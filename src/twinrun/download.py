@@ -73,17 +73,19 @@ class Transfer:
             DownloadColumn(),
             TransferSpeedColumn(),
             console=self._console,
-            disable=not self._console.is_terminal,
         )
         self._task = self._progress.add_task("downloading", total=size)
         self._ended = 0
 
     def __enter__(self) -> Transfer:
-        self._progress.start()
+        # Older versions of rich print an empty line when a disabled bar stops.
+        if self._console.is_terminal:
+            self._progress.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._progress.stop()
+        if self._console.is_terminal:
+            self._progress.stop()
 
     def at(self, size: int) -> None:
         """Show that `size` bytes of the present file are here."""

@@ -113,6 +113,6 @@ def launch(script: Path, job: Job) -> subprocess.CompletedProcess[str]:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
     )

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, gelu
 
 from twinrun.formulas import parameters
 from twinrun.train.models import mpt
@@ -152,6 +152,15 @@ def test_compiled_equals_eager() -> None:
     model.compile_regions()
     for name, gradient in gradients(model).items():
         torch.testing.assert_close(gradient, eager[name], rtol=1e-4, atol=1e-6)
+
+
+def test_shared_gelu_is_exact() -> None:
+    x = torch.linspace(-12, 12, 200_001, requires_grad=True)
+    wide = x.detach().double().requires_grad_()
+    ours, exact = mpt.shared_gelu(x), gelu(wide)
+    assert (ours.double() - exact).abs().max().item() < 1e-6
+    slopes = [torch.autograd.grad(y.sum(), at)[0].double() for y, at in ((ours, x), (exact, wide))]
+    assert (slopes[0] - slopes[1]).abs().max().item() < 1e-6
 
 
 def test_layers_compute_in_bf16_and_parameters_stay_fp32() -> None:

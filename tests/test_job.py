@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.records import RECIPE, ROOT, gpus, loaded_recipe
+
+from twinrun.errors import InputError, MachineError
+from twinrun.hardware import load_gpus
+from twinrun.job import Plan, resolve
+from twinrun.recipe import load_recipe
+from twinrun.stack import load_stack
+
+GOLDEN = Path(__file__).parent / "golden"
+# Plans of fixed machines. After a change that is meant: python -m tests.test_job, then read the difference.
+PLANS: dict[str, dict[str, Any]] = {
+    "smoke-cpu": {"scale": "smoke"},
+    "node-1-h200": {"scale": "node", "gpu": "h200", "devices": 1, "settings": ("model=mpt-1b",)},
+    "node-4-h200": {"scale": "node", "gpu": "h200", "devices": 4, "settings": ("model=mpt-1b",)},
+    "paper-mi250": {"scale": "paper", "gpu": "mi250", "devices": 8, "engine": "docker"},
+}
+
+
+def plan(root: Path = ROOT, *, scale: str, gpu: str | None = None, devices: int = 0, **choices: Any) -> Plan:
+    """Return the plan of a machine with `devices` devices of the model `gpu`."""
+    row = load_gpus(root)[gpu] if gpu else None
+    loaded = load_recipe(root, RECIPE)
+    stack = load_stack(root, loaded.recipe.stacks.current[row.vendor if row else "cpu"])
+    fields = {"settings": (), "engine": "venv", "launcher": "local"} | choices
+    return resolve(
+        loaded=loaded,
+        scale=scale,
+        # A lock that is resolved again leaves these plans as they are.
+        stack=stack.model_copy(update={"lock_sha256": "0" * 64}),
+        gpu=row,
+        device_memory_bytes=row.device_memory_bytes if row else None,
+        devices=devices,
+        **fields,
+    )
+
+
+def whole_text(made: Plan) -> str:
+    return json.dumps(made.model_dump(mode="json"), indent=2) + "\n"
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_plan_is_the_golden_one(name: str) -> None:
+    assert whole_text(plan(**PLANS[name])) == (GOLDEN / f"{name}.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_plan_is_read_back_with_the_same_digest(name: str) -> None:
+    made = plan(**PLANS[name])
+    again = Plan.model_validate_json(made.model_dump_json())
+    assert (again, again.sha256()) == (made, made.sha256())
+
+
+def test_plans_that_differ_have_digests_that_differ() -> None:
+    assert len({plan(**choices).sha256() for choices in PLANS.values()}) == len(PLANS)
+
+
+def test_the_digest_depends_on_no_path_and_no_process(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "recipes" / RECIPE, tmp_path / "recipes" / RECIPE)
+    shutil.copytree(ROOT / "images", tmp_path / "images")
+    program = (
+        "import sys; from pathlib import Path; from tests.test_job import PLANS, plan;"
+        "print(plan(Path(sys.argv[1]), **PLANS['node-4-h200']).sha256())"
+    )
+    digests = set()
+    for seed in ("1", "2"):
+        variables = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONHASHSEED": seed, "TZ": f"UTC{seed}"}
+        variables["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+        command = [sys.executable, "-c", program, str(tmp_path)]
+        digests.add(subprocess.run(command, capture_output=True, text=True, check=True, env=variables, cwd=tmp_path).stdout)
+    assert digests == {plan(**PLANS["node-4-h200"]).sha256() + "\n"}
+
+
+# A few other values of every field of the training table, none of them the one of the scale.
+OTHERS: dict[str, st.SearchStrategy[Any]] = {
+    "model": st.sampled_from(["mpt-125m", "mpt-350m"]),
+    "data": st.just("c4"),
+    "global_batch": st.integers(1, 500).filter(lambda size: size != 16).map(lambda size: 2 * size),
+    "microbatch": st.sampled_from([1, 2, 4, 8]),
+    "precision": st.just("bf16"),
+    "sharding": st.just("none"),
+    "attention": st.just("math"),
+    "activation_checkpointing": st.just("true"),
+    "trainer": st.just("plain"),
+    "compile": st.just("true"),
+    "steps": st.integers(41, 10**6),
+    "warmup_steps": st.integers(6, 39),
+    "seed": st.integers(18, 2**31),
+    "optimizer.learning_rate": st.floats(0.01, 1),
+    "optimizer.betas": st.sampled_from(["[0.9, 0.99]", "[0.0, 0.95]"]),
+    "optimizer.epsilon": st.floats(1e-7, 1e-3),
+    "optimizer.weight_decay": st.floats(0.01, 1),
+    "optimizer.warmup_steps": st.integers(11, 100),
+    "optimizer.decay_steps": st.integers(41, 10**6),
+    "optimizer.final_factor": st.floats(0.2, 1),
+    "optimizer.gradient_clip": st.floats(2, 10),
+    "devices": st.sampled_from([1, 2, "1,2,4", 8]),
+}
+
+
+def test_every_field_of_the_training_table_is_among_those_changed() -> None:
+    table = loaded_recipe().recipe.training.model_dump()
+    fields = {key for key in table if key != "optimizer"} | {f"optimizer.{key}" for key in table["optimizer"]}
+    assert set(OTHERS) == fields | {"devices"}
+
+
+@cache
+def smoke_digest(settings: tuple[str, ...] = ()) -> str:
+    return plan(scale="smoke", settings=settings).sha256()
+
+
+@given(data=st.data())
+def test_any_changed_setting_changes_the_digest(data: st.DataObject) -> None:
+    key = data.draw(st.sampled_from(list(OTHERS)))
+    # Any global batch must be divisible: the microbatch is left to the plan.
+    base = ("microbatch=auto",) if key == "global_batch" else ()
+    setting = f"{key}={data.draw(OTHERS[key], label=key)}"
+    assert smoke_digest((*base, setting)) != smoke_digest(base)
+
+
+@pytest.mark.parametrize(("key", "value"), [("engine", "docker"), ("launcher", "slurm")])
+def test_how_it_runs_is_part_of_the_digest(key: str, value: str) -> None:
+    assert plan(scale="smoke", **{key: value}).sha256() != smoke_digest()
+
+
+def test_the_same_setting_written_twice_is_the_same_plan() -> None:
+    assert smoke_digest(("steps=40",)) == smoke_digest()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "devices", "model"), [("h200", 4, "mpt-7b"), ("h200", 1, "mpt-3b"), ("mi250", 1, "mpt-1b")]
+)
+def test_the_largest_model_that_fits_is_taken(gpu: str, devices: int, model: str) -> None:
+    assert plan(scale="node", gpu=gpu, devices=devices).training.model == model
+
+
+def test_a_model_asked_for_is_not_replaced_by_a_smaller_one() -> None:
+    with pytest.raises(MachineError, match="mpt-30b does not fit"):
+        plan(scale="node", gpu="h200", devices=1, settings=("model=mpt-30b",))
+
+
+def test_the_paper_scale_differs_from_the_publication_in_nothing() -> None:
+    assert plan(**PLANS["paper-mi250"]).differences == ()
+    fields = [item.field for item in plan(scale="smoke").differences]
+    assert {"parameters", "precision", "global_batch"} <= set(fields)
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("step=8", "did you mean `steps`"),
+        ("model=mpt-1", "did you mean `mpt-1b`"),
+        ("data=c5", "did you mean `c4`"),
+        ("steps=many", "--set:steps"),
+        ("steps=0", "--set:steps"),
+        ("precision=fp16", "--set:precision"),
+        ("optimizer.betas=[1]", "--set:optimizer.betas"),
+        ("warmup_steps=40", "no step would be timed"),
+        ("global_batch=33", "a multiple of 2"),
+        ("devices=0", "--set devices"),
+        ("devices=", "--set devices"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_told(setting: str, told: str) -> None:
+    with pytest.raises(InputError) as caught:
+        plan(scale="smoke", settings=(setting,))
+    assert told in str(caught.value)
+
+
+def test_a_scale_with_a_field_that_is_not_there_names_the_recipe(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "recipes" / RECIPE, tmp_path / "recipes" / RECIPE)
+    shutil.copytree(ROOT / "images", tmp_path / "images")
+    path = tmp_path / "recipes" / RECIPE / "recipe.toml"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace('"optimizer.decay_steps" = 40', '"optimizer.decay" = 40'), encoding="utf-8")
+    with pytest.raises(InputError, match=r"recipe\.toml:set\.optimizer\.decay: no such field"):
+        plan(tmp_path, scale="smoke")
+
+
+def test_a_gpu_without_a_row_is_planned_by_its_memory() -> None:
+    row = gpus()["h200"]
+    made = resolve(
+        loaded=loaded_recipe(),
+        scale="node",
+        settings=(),
+        stack=load_stack(ROOT, "cpu"),
+        gpu=None,
+        device_memory_bytes=row.device_memory_bytes,
+        devices=1,
+        engine="venv",
+        launcher="local",
+    )
+    assert (made.gpu, made.training.model) == (None, "mpt-3b")
+
+
+if __name__ == "__main__":
+    for name, choices in PLANS.items():
+        (GOLDEN / f"{name}.json").write_text(whole_text(plan(**choices)), encoding="utf-8")

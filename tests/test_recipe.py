@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.records import RECIPE, ROOT
+
+from twinrun.errors import InputError
+from twinrun.recipe import find_recipes, load_recipe
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Return a root with a copy of the recipe."""
+    recipes = tmp_path / "root" / "recipes"
+    shutil.copytree(ROOT / "recipes" / RECIPE, recipes / RECIPE, ignore=shutil.ignore_patterns("results"))
+    return recipes.parent
+
+
+def change(root: Path, old: str, new: str) -> None:
+    path = root / "recipes" / RECIPE / "recipe.toml"
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+
+def test_every_folder_is_found_under_its_name(root: Path) -> None:
+    found = find_recipes(root)
+    assert list(found) == [RECIPE]
+    assert found[RECIPE].folder == f"recipes/{RECIPE}"
+
+
+def test_a_folder_without_manifest_is_told_not_skipped(root: Path) -> None:
+    (root / "recipes" / "half-made").mkdir()
+    with pytest.raises(InputError, match="half-made"):
+        find_recipes(root)
+
+
+@pytest.mark.parametrize("name", [RECIPE, f"recipes/{RECIPE}", f"recipes/{RECIPE}/", f"./recipes/{RECIPE}"])
+def test_a_name_and_a_path_mean_the_same(root: Path, name: str) -> None:
+    assert load_recipe(root, name) == load_recipe(root, RECIPE)
+
+
+def test_the_absolute_path_and_one_from_here_are_taken(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = root / "recipes" / RECIPE
+    assert load_recipe(root, str(folder)).folder == f"recipes/{RECIPE}"
+    monkeypatch.chdir(folder.parent)
+    assert load_recipe(root, f"./{RECIPE}/").folder == f"recipes/{RECIPE}"
+
+
+@pytest.mark.parametrize("name", ["mpt7b-scalling", "recipes/mpt7b-scalling"])
+def test_an_unknown_recipe_is_told_with_the_nearest(root: Path, name: str) -> None:
+    with pytest.raises(InputError, match="unknown recipe") as caught:
+        load_recipe(root, name)
+    assert caught.value.allowed == [f"recipes/{RECIPE}"]
+    assert caught.value.hint == f"did you mean `{RECIPE}`?"
+
+
+@pytest.mark.parametrize("name", [f"../{RECIPE}", f"/srv/{RECIPE}", f"elsewhere/{RECIPE}", "", ".", ".."])
+def test_a_path_outside_is_no_recipe_even_of_a_known_name(root: Path, name: str) -> None:
+    with pytest.raises(InputError, match="unknown recipe"):
+        load_recipe(root, name)
+
+
+def test_a_copy_elsewhere_does_not_stand_for_the_recipe(root: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(root / "recipes" / RECIPE, tmp_path / "mine" / RECIPE)
+    with pytest.raises(InputError, match="unknown recipe"):
+        load_recipe(root, str(copy))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key"),
+    [
+        (f'name = "{RECIPE}"', 'name = "mpt7b"', "name"),
+        ('model = "mpt-7b"', 'model = "mpt-8b"', "training.model"),
+        ('data = "c4"', 'data = "c5"', "training.data"),
+        ('models = ["mpt-7b",', 'models = ["mpt-7c",', "scales.node.models"),
+        ("[scales.paper]", "[scales.papers]", "scales.papers"),
+        ('script = "train.py"', 'script = "trian.py"', "script"),
+        ('baseline = "bench.py"', 'baseline = "absent.py"', "baseline"),
+        ("version = 1", "version = 0", "version"),
+    ],
+)
+def test_names_are_held_against_each_other(root: Path, old: str, new: str, key: str) -> None:
+    change(root, old, new)
+    with pytest.raises(InputError) as caught:
+        load_recipe(root, RECIPE)
+    assert caught.value.place == f"{root / 'recipes' / RECIPE / 'recipe.toml'}:{key}"
+
+
+def test_a_scale_that_is_not_there_is_told(root: Path) -> None:
+    change(root, '[scales.paper]\nsummary = "as published: 4 to 128 MI250 cards, 8 to 256 devices"\n', "")
+    change(root, "sweep = { nodes = [1, 2, 4, 8, 16, 32], devices_per_node = 8 }\n", "")
+    with pytest.raises(InputError, match=r"recipe\.toml:scales: no such name") as caught:
+        load_recipe(root, RECIPE)
+    assert caught.value.found == "paper"
+
+
+def test_the_trainer_decides_the_script(root: Path) -> None:
+    loaded = load_recipe(root, RECIPE)
+    assert loaded.script("composer") == f"recipes/{RECIPE}/train.py"
+    assert loaded.script("plain") == f"recipes/{RECIPE}/bench.py"
+
+
+def test_without_a_plain_loop_the_trainer_is_refused(root: Path) -> None:
+    change(root, 'baseline = "bench.py"\n', "")
+    with pytest.raises(InputError, match="--set trainer: the recipe has no plain loop"):
+        load_recipe(root, RECIPE).script("plain")
