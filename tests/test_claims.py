@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.records import loaded_recipe
 
+from tests.records import loaded_recipe
 from twinrun.claims import Claim, Published, load_published
 from twinrun.errors import InputError
 from twinrun.manifest import validate
@@ -31,7 +31,13 @@ def test_the_claims_of_the_recipe_are_read_back(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "key"),
-    [(ABSOLUTE, "point"), (ABSOLUTE, "hardware"), (ABSOLUTE, "formula"), (RATIO, "between"), (RATIO, "formula")],
+    [
+        (ABSOLUTE, "point"),
+        (ABSOLUTE, "hardware"),
+        (ABSOLUTE, "formula"),
+        (RATIO, "between"),
+        (RATIO, "formula"),
+    ],
 )
 def test_what_a_kind_needs_is_named(name: str, key: str) -> None:
     with pytest.raises(InputError, match=rf"claim `{name}` .* also needs: {key}$"):
@@ -63,7 +69,7 @@ def test_equal_is_for_invariants_and_only_for_them(name: str, better: str) -> No
 
 @pytest.mark.parametrize("tolerance", [0, 1, -0.1, 1.5])
 def test_a_tolerance_is_a_share(tolerance: float) -> None:
-    with pytest.raises(InputError, match="published.toml:tolerance"):
+    with pytest.raises(InputError, match=r"published\.toml:tolerance"):
         read(ABSOLUTE, tolerance=tolerance)
 
 

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import platform
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from twinrun.engine import Command
+from twinrun.engine import Site
 from twinrun.environment import Installed, inspect, lock_differences, revision, steering_variables
-from twinrun.process import read_command
-from twinrun.stack import LoadedStack, load_stack, stamp
+from twinrun.interpreter import Interpreter
+from twinrun.stack import LoadedStack, load_stack, normalise, stamp
 
 LOCK = """\
 alpha==1.0 \\
@@ -78,26 +80,28 @@ def test_what_steers_a_run_is_kept_in_order() -> None:
     [
         *("TORCH_HUB_TOKEN", "NCCL_KEY", "TORCH_API_KEY", "HSA_PASSWORD", "UCX_PASSWD", "TRITON_SECRET"),
         *("TORCH_CREDENTIALS", "NCCL_AUTHORITY", "torch_token", "TORCH_Token"),
-        *("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "HOME", "PATH", "OMPX", "TORCHES", "SSH_AUTH_SOCK"),
+        *(
+            "HF_TOKEN",
+            "AWS_SECRET_ACCESS_KEY",
+            "WANDB_API_KEY",
+            "HOME",
+            "PATH",
+            "OMPX",
+            "TORCHES",
+            "SSH_AUTH_SOCK",
+        ),
     ],
 )
 def test_secrets_and_what_does_not_steer_are_left_out(name: str) -> None:
     assert steering_variables({name: "hidden", "OMP_NUM_THREADS": "1"}) == {"OMP_NUM_THREADS": "1"}
 
 
-class Here:
-    """An engine of the interpreter that runs the tests."""
-
-    image_digest: str | None = None
-
-    def inside(self, path: Path) -> str:
-        return str(path)
-
-    def start(self, command: Command, *, log: Path) -> None:  # pragma: no cover - not asked for
-        raise NotImplementedError
-
-    def read(self, command: Command) -> str:
-        raise NotImplementedError
+def test_the_interpreter_is_asked_for_what_is_installed(tmp_path: Path) -> None:
+    site = Site(root=tmp_path, run=tmp_path, data=tmp_path)
+    found = inspect(Interpreter(python=sys.executable, site=site, search_path=""))
+    assert found.python == platform.python_version()
+    assert found.packages["pytest"] == pytest.__version__
+    assert all(name == normalise(name) for name in found.packages)
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -155,7 +159,9 @@ def test_a_file_that_git_does_not_know_is_a_change(checkout: Path) -> None:
     assert revision(checkout).changes_sha256 is not None
 
 
-@pytest.mark.parametrize(("key", "value"), [("color.ui", "always"), ("diff.noprefix", "true"), ("diff.external", "true")])
+@pytest.mark.parametrize(
+    ("key", "value"), [("color.ui", "always"), ("diff.noprefix", "true"), ("diff.external", "true")]
+)
 def test_the_digest_does_not_depend_on_the_users_git(checkout: Path, key: str, value: str) -> None:
     (checkout / "train.py").write_text("print(2)\n", encoding="utf-8")
     before = revision(checkout)

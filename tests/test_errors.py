@@ -14,7 +14,11 @@ def test_every_kind_has_its_exit_code(kind: type[TwinrunError], code: int) -> No
 
 def test_all_parts_are_told_in_order() -> None:
     error = InputError(
-        "no such name", place="recipe.toml:name", found="mpt-2b", allowed=("mpt-1b", "mpt-3b"), hint="pick one"
+        "no such name",
+        place="recipe.toml:name",
+        found="mpt-2b",
+        allowed=("mpt-1b", "mpt-3b"),
+        hint="pick one",
     )
     assert str(error).splitlines() == [
         "error: recipe.toml:name: no such name",
@@ -28,7 +32,9 @@ def test_parts_that_are_not_known_are_left_out() -> None:
     assert str(InputError("no such name")) == "error: no such name"
 
 
-@pytest.mark.parametrize(("found", "shown"), [(0, "0"), (False, "False"), ("", ""), ([], "(none)"), ((), "(none)")])
+@pytest.mark.parametrize(
+    ("found", "shown"), [(0, "0"), (False, "False"), ("", ""), ([], "(none)"), ((), "(none)")]
+)
 def test_a_found_value_that_is_false_is_still_told(found: object, shown: str) -> None:
     assert f"  found: {shown}" in str(InputError("not allowed", found=found)).splitlines()
 

@@ -124,3 +124,12 @@ def test_equal_tables_have_one_json_text(table: dict[str, object]) -> None:
     turned = dict(reversed(table.items()))
     assert canonical_json(turned) == canonical_json(table)
     assert json.loads(canonical_json(table)) == table
+
+
+def test_text_that_cannot_be_encoded_leaves_no_part(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    write_atomically(path, "old")
+    with pytest.raises((MachineError, UnicodeEncodeError)):
+        write_atomically(path, "\udcff")
+    assert path.read_text(encoding="utf-8") == "old"
+    assert [item.name for item in tmp_path.iterdir()] == ["record.json"]

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.records import loaded_recipe
 
+from tests.records import loaded_recipe
 from twinrun.claims import Accepted
 from twinrun.fingerprint import Difference, Fingerprint, Value, differences, fingerprint
 
@@ -26,7 +26,13 @@ def test_tokens_of_a_step_are_those_of_the_global_batch() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("precision", "fp32"), ("global_batch", 768), ("sharding", "none"), ("attention", "math"), ("parameters", 1)],
+    [
+        ("precision", "fp32"),
+        ("global_batch", 768),
+        ("sharding", "none"),
+        ("attention", "math"),
+        ("parameters", 1),
+    ],
 )
 def test_one_changed_field_is_the_only_difference(field: str, value: Value) -> None:
     found = differences(recipes_own() | {field: value}, published())

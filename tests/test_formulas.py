@@ -4,8 +4,8 @@ import csv
 from pathlib import Path
 
 import pytest
-from tests.records import loaded_recipe
 
+from tests.records import loaded_recipe
 from twinrun.errors import InputError
 from twinrun.formulas import (
     STATE_BYTES_PER_PARAMETER,
@@ -54,7 +54,9 @@ def test_the_table_spans_models_sequences_and_gpus() -> None:
     assert len({row["seq_len"] for row in rows}) >= 5
 
 
-@pytest.mark.parametrize("row", foundry_rows(), ids=lambda row: f"{row['model']}-{row['seq_len']}-{row['gpu']}")
+@pytest.mark.parametrize(
+    "row", foundry_rows(), ids=lambda row: f"{row['model']}-{row['seq_len']}-{row['gpu']}"
+)
 def test_the_formula_reproduces_the_published_utilisation(row: dict[str, str]) -> None:
     shape = shape_of(row)
     assert parameters(shape) == int(row["n_params"])

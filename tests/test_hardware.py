@@ -267,7 +267,10 @@ def test_hanging_probe_ends_with_all_its_children(root: Path, ending: str) -> No
     assert machine.vendor == "cpu"
     assert "cuda: nvidia-smi: no answer within 0.5 s |" in machine.probe
     (calls,) = pids.read_text(encoding="utf-8").splitlines()
-    assert not any(_running(pid) for pid in calls.split())
+    # A killed process is gone a moment later.
+    while any(_running(pid) for pid in calls.split()):
+        assert time.perf_counter() - start < 20
+        time.sleep(0.05)
 
 
 def _running(pid: str) -> bool:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.records import RECIPE, ROOT, gpus, loaded_recipe
 
+from tests.records import RECIPE, ROOT, gpus, loaded_recipe
 from twinrun.errors import InputError, MachineError
 from twinrun.hardware import load_gpus
 from twinrun.job import Plan, resolve
@@ -77,10 +77,19 @@ def test_the_digest_depends_on_no_path_and_no_process(tmp_path: Path) -> None:
     )
     digests = set()
     for seed in ("1", "2"):
-        variables = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONHASHSEED": seed, "TZ": f"UTC{seed}"}
+        variables = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+            "PYTHONHASHSEED": seed,
+            "TZ": f"UTC{seed}",
+        }
         variables["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
         command = [sys.executable, "-c", program, str(tmp_path)]
-        digests.add(subprocess.run(command, capture_output=True, text=True, check=True, env=variables, cwd=tmp_path).stdout)
+        digests.add(
+            subprocess.run(
+                command, capture_output=True, text=True, check=True, env=variables, cwd=tmp_path
+            ).stdout
+        )
     assert digests == {plan(**PLANS["node-4-h200"]).sha256() + "\n"}
 
 
@@ -107,7 +116,7 @@ OTHERS: dict[str, st.SearchStrategy[Any]] = {
     "optimizer.decay_steps": st.integers(41, 10**6),
     "optimizer.final_factor": st.floats(0.2, 1),
     "optimizer.gradient_clip": st.floats(2, 10),
-    "devices": st.sampled_from([1, 2, "1,2,4", 8]),
+    "devices": st.sampled_from([1, 2, "[1]", " 2 "]),
 }
 
 
@@ -122,6 +131,7 @@ def smoke_digest(settings: tuple[str, ...] = ()) -> str:
     return plan(scale="smoke", settings=settings).sha256()
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_any_changed_setting_changes_the_digest(data: st.DataObject) -> None:
     key = data.draw(st.sampled_from(list(OTHERS)))
@@ -131,9 +141,9 @@ def test_any_changed_setting_changes_the_digest(data: st.DataObject) -> None:
     assert smoke_digest((*base, setting)) != smoke_digest(base)
 
 
-@pytest.mark.parametrize(("key", "value"), [("engine", "docker"), ("launcher", "slurm")])
-def test_how_it_runs_is_part_of_the_digest(key: str, value: str) -> None:
-    assert plan(scale="smoke", **{key: value}).sha256() != smoke_digest()
+def test_how_it_runs_is_part_of_the_digest() -> None:
+    assert plan(scale="smoke", engine="docker").sha256() != smoke_digest()
+    assert plan(scale="smoke", launcher="slurm").sha256() != smoke_digest()
 
 
 def test_the_same_setting_written_twice_is_the_same_plan() -> None:
@@ -141,7 +151,7 @@ def test_the_same_setting_written_twice_is_the_same_plan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "devices", "model"), [("h200", 4, "mpt-7b"), ("h200", 1, "mpt-3b"), ("mi250", 1, "mpt-1b")]
+    ("gpu", "devices", "model"), [("h200", 4, "mpt-7b"), ("h200", 1, "mpt-7b"), ("mi250", 1, "mpt-3b")]
 )
 def test_the_largest_model_that_fits_is_taken(gpu: str, devices: int, model: str) -> None:
     assert plan(scale="node", gpu=gpu, devices=devices).training.model == model
@@ -163,13 +173,12 @@ def test_the_paper_scale_differs_from_the_publication_in_nothing() -> None:
     [
         ("step=8", "did you mean `steps`"),
         ("model=mpt-1", "did you mean `mpt-1b`"),
-        ("data=c5", "did you mean `c4`"),
+        ("data=standard-libary", "did you mean `standard-library`"),
         ("steps=many", "--set:steps"),
         ("steps=0", "--set:steps"),
         ("precision=fp16", "--set:precision"),
         ("optimizer.betas=[1]", "--set:optimizer.betas"),
         ("warmup_steps=40", "no step would be timed"),
-        ("global_batch=33", "a multiple of 2"),
         ("devices=0", "--set devices"),
         ("devices=", "--set devices"),
     ],
@@ -203,7 +212,7 @@ def test_a_gpu_without_a_row_is_planned_by_its_memory() -> None:
         engine="venv",
         launcher="local",
     )
-    assert (made.gpu, made.training.model) == (None, "mpt-3b")
+    assert (made.gpu, made.training.model) == (None, "mpt-7b")
 
 
 if __name__ == "__main__":

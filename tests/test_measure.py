@@ -5,8 +5,8 @@ from functools import cache
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.records import gpus, node_record, smoke_record
 
+from tests.records import gpus, node_record, smoke_record
 from twinrun.formulas import MODEL_FLOPS, model_flops_per_token
 from twinrun.hardware import Gpu
 from twinrun.job import Plan
@@ -21,7 +21,12 @@ def node_plan() -> Plan:
 
 
 def measured(
-    seconds: list[float], *, warmup: int = 0, place: int = 0, gpu: str | None = "h200", plan: Plan | None = None
+    seconds: list[float],
+    *,
+    warmup: int = 0,
+    place: int = 0,
+    gpu: str | None = "h200",
+    plan: Plan | None = None,
 ) -> PointRecord:
     """Measure steps of these lengths at one point of a plan."""
     plan = plan or node_plan()
@@ -60,7 +65,11 @@ def test_a_rate_is_that_of_one_device() -> None:
 def test_warm_up_is_trained_but_not_timed() -> None:
     found = measured([100.0, 50.0, 2.0, 4.0, 3.0], warmup=2)
     assert (found.warmup_steps, found.seconds_per_step.count) == (2, 3)
-    assert (found.seconds_per_step.low, found.seconds_per_step.median, found.seconds_per_step.high) == (2, 3, 4)
+    assert (found.seconds_per_step.low, found.seconds_per_step.median, found.seconds_per_step.high) == (
+        2,
+        3,
+        4,
+    )
     assert found.losses == (5.0, 4.0, 3.0, 2.0, 1.0)
 
 

@@ -4,8 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.records import RECIPE, ROOT
 
+from tests.records import RECIPE, ROOT
 from twinrun.errors import InputError
 from twinrun.recipe import find_recipes, load_recipe
 
@@ -79,7 +79,7 @@ def test_a_copy_elsewhere_does_not_stand_for_the_recipe(root: Path, tmp_path: Pa
         ("[scales.paper]", "[scales.papers]", "scales.papers"),
         ('script = "train.py"', 'script = "trian.py"', "script"),
         ('baseline = "bench.py"', 'baseline = "absent.py"', "baseline"),
-        ("version = 1", "version = 0", "version"),
+        ("\nversion = ", "\nversion = -", "version"),
     ],
 )
 def test_names_are_held_against_each_other(root: Path, old: str, new: str, key: str) -> None:
@@ -107,3 +107,16 @@ def test_without_a_plain_loop_the_trainer_is_refused(root: Path) -> None:
     change(root, 'baseline = "bench.py"\n', "")
     with pytest.raises(InputError, match="--set trainer: the recipe has no plain loop"):
         load_recipe(root, RECIPE).script("plain")
+
+
+@pytest.mark.parametrize("script", ["../other.py", "/etc/hostname", "x" * 300])
+def test_a_script_stands_in_the_folder_of_the_recipe(root: Path, script: str) -> None:
+    (root / "recipes" / "other.py").touch()
+    change(root, 'script = "train.py"', f'script = "{script}"')
+    with pytest.raises(InputError, match=r"recipe\.toml:script"):
+        load_recipe(root, RECIPE)
+
+
+def test_a_name_too_long_for_a_file_is_unknown(root: Path) -> None:
+    with pytest.raises(InputError, match="unknown recipe"):
+        load_recipe(root, "x" * 300)

@@ -55,7 +55,7 @@ def test_numbers_keep_their_value(value: int) -> None:
 def test_only_the_named_field_changes(key: str, value: object) -> None:
     table = copy.deepcopy(TABLE)
     assign(table, key, value, place="--set")
-    name = key.split(".")[-1]
+    name = key.rpartition(".")[2]
     changed = table["optimizer"] if "." in key else table
     before = TABLE["optimizer"] if "." in key else TABLE
     assert changed.pop(name) == value
@@ -64,7 +64,17 @@ def test_only_the_named_field_changes(key: str, value: object) -> None:
 
 @pytest.mark.parametrize(
     "key",
-    ["step", "optimizer", "optimizer.epsilom", "optimizer.", ".steps", "steps.more", "optimiser.epsilon", "a.b.c", ""],
+    [
+        "step",
+        "optimizer",
+        "optimizer.epsilom",
+        "optimizer.",
+        ".steps",
+        "steps.more",
+        "optimiser.epsilon",
+        "a.b.c",
+        "",
+    ],
 )
 def test_a_field_that_is_not_there_is_refused_and_nothing_changes(key: str) -> None:
     table = copy.deepcopy(TABLE)
@@ -77,3 +87,12 @@ def test_a_field_that_is_not_there_is_refused_and_nothing_changes(key: str) -> N
 def test_a_near_field_is_hinted() -> None:
     with pytest.raises(InputError, match=r"did you mean `optimizer\.epsilon`"):
         assign(copy.deepcopy(TABLE), "optimizer.epsilom", 1, place="--set")
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 5000, "1\nmodel=2"])
+def test_a_value_that_toml_cannot_take_is_text_or_refused(value: str) -> None:
+    try:
+        parsed = parse_settings((f"steps={value}",))
+    except InputError:
+        return
+    assert parsed == {"steps": value}

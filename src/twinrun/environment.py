@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from twinrun.engine import PYTHON, Command, Engine
-from twinrun.files import sha256_of_bytes
+from twinrun.files import sha256_of_bytes, sha256_of_file
 from twinrun.manifest import Frozen
 from twinrun.record import Revision
 from twinrun.stack import LoadedStack, normalise, pins
@@ -26,7 +26,7 @@ print(json.dumps({"python": platform.python_version(), "packages": packages}))
 _STEERING = re.compile(
     r"^(OMP|MKL|TORCH|PYTORCH|TORCHINDUCTOR|TRITON|[A-Z]*CCL|GLOO|[A-Z]+_VISIBLE_DEVICES|HSA|UCX)(_|$)"
 )
-_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
+_SECRET = re.compile(r"TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
 
 
 class Installed(Frozen):
@@ -65,13 +65,28 @@ def steering_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def revision(root: Path) -> Revision:
-    """Return commit and uncommitted difference of the project; both None outside a checkout."""
+    """Return commit and uncommitted changes of the project; both None outside a checkout."""
     commit = _git(root, "rev-parse", "HEAD")
-    difference = _git(root, "diff", "HEAD") if commit else None
+    changes = _changes(root) if commit else b""
     return Revision(
         commit=commit.decode().strip() if commit else None,
-        changes_sha256=sha256_of_bytes(difference) if difference else None,
+        changes_sha256=sha256_of_bytes(changes) if changes else None,
     )
+
+
+# What the user's configuration may change about a difference is fixed here.
+_DIFFERENCE = (
+    *("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "--full-index"),
+    *("--src-prefix=a/", "--dst-prefix=b/", "HEAD"),
+)
+
+
+def _changes(root: Path) -> bytes:
+    """Return the difference from HEAD, then names and digests of files git does not know."""
+    unknown = _git(root, "ls-files", "--others", "--exclude-standard", "-z") or b""
+    files = [root / os.fsdecode(name) for name in unknown.split(b"\0") if name]
+    lines = [f"{file.relative_to(root)} {sha256_of_file(file)}\n" for file in files if file.is_file()]
+    return (_git(root, *_DIFFERENCE) or b"") + "".join(lines).encode(errors="surrogateescape")
 
 
 def _git(root: Path, *arguments: str) -> bytes | None:

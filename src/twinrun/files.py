@@ -31,15 +31,26 @@ def write_atomically(path: Path, text: str) -> None:
         # mkstemp makes the file private; results are meant to be read by others.
         temporary.chmod(0o644)
         temporary.replace(path)
+        temporary = None
     except OSError as error:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
         raise MachineError(
             f"cannot write: {error.strerror}",
             place=str(path),
             hint="free some space or choose another folder with --out; nothing was written",
         ) from None
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+
+
+def is_file_in(folder: Path, name: str) -> bool:
+    """Say whether `name` is a file inside `folder`; a name no file system takes is not."""
+    path = folder / name
+    try:
+        return path.is_file() and path.resolve().is_relative_to(folder.resolve())
+    except OSError:
+        return False
 
 
 def sha256_of_bytes(content: bytes) -> str:

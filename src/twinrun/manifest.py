@@ -41,7 +41,7 @@ def load_json(path: Path, model: type[Model]) -> Model:
     text = _read(path)
     try:
         data = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"not JSON: {error}", place=str(path)) from None
     return validate(data, model, place=str(path))
 
@@ -57,7 +57,7 @@ def validate(data: Any, model: type[Model], *, place: str) -> Model:
         return model.model_validate_json(json.dumps(data, default=str))
     except ValidationError as error:
         raise _explain(error.errors(include_url=False)[0], model, place) from None
-    except (ValueError, RecursionError) as error:
+    except (ValueError, OverflowError, RecursionError) as error:
         raise InputError(f"cannot be read: {error}", place=place) from None
 
 
@@ -87,11 +87,11 @@ def _parse_toml(path: Path) -> dict[str, Any]:
         message, _, position = str(error).partition(" (at ")
         line = position.removeprefix("line ").partition(",")[0]
         where = f"{path}:{line}" if line.isdigit() else f"{path}:{text.count(chr(10)) + 1}"
-        raise InputError(
-            f"broken TOML: {message}", place=where, hint="a key may stand only once in its table"
-        ) from None
-    except RecursionError:
-        raise InputError("broken TOML: nested too deeply", place=str(path)) from None
+        twice = "a key may stand only once in its table" if "overwrite" in message else None
+        raise InputError(f"broken TOML: {message}", place=where, hint=twice) from None
+    except (ValueError, RecursionError) as error:
+        # A number of thousands of digits, or thousands of brackets.
+        raise InputError(f"broken TOML: {error}", place=str(path)) from None
 
 
 def _explain(error: ErrorDetails, model: type[BaseModel], place: str) -> InputError:

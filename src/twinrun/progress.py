@@ -14,7 +14,7 @@ class Display:
     """Progress of the points of one run."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self.console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+        self.console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True, emoji=False)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -27,13 +27,16 @@ class Display:
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Display:
-        self._progress.start()
+        # Stopping a disabled display prints an empty line in rich 13.
+        if not self._progress.disable:
+            self._progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        if not self._progress.disable:
+            self._progress.stop()
 
     def say(self, text: str) -> None:
         """Print one line of the log."""

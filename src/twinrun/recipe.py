@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from twinrun.claims import Published, load_published
 from twinrun.errors import InputError, closest
+from twinrun.files import is_file_in
 from twinrun.manifest import Frozen, load_toml
 from twinrun.training import DataSource, ModelShape, Positive, Training
 
@@ -45,6 +46,14 @@ class Sweep(Frozen):
     """Nodes of the published cluster."""
     devices_per_node: Positive | None = None
     """Devices, not cards, of one node."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Sweep:
+        if bool(self.devices) == bool(self.nodes):
+            raise ValueError("a sweep has either `devices` or `nodes`")
+        if bool(self.nodes) != bool(self.devices_per_node):
+            raise ValueError("`devices_per_node` goes with `nodes`, and only with them")
+        return self
 
 
 class Scale(Frozen):
@@ -103,7 +112,10 @@ class LoadedRecipe(Frozen):
 
 def find_recipes(root: Path) -> dict[str, LoadedRecipe]:
     """Load every folder of `root/recipes`; a broken one is an InputError, never skipped."""
-    folders = sorted(path for path in (root / "recipes").iterdir() if path.is_dir())
+    base = root / "recipes"
+    if not base.is_dir():
+        raise InputError("no such folder", place=str(base), hint="run twinrun from its checkout")
+    folders = sorted(path for path in base.iterdir() if path.is_dir())
     return {folder.name: load_recipe(root, folder.name) for folder in folders}
 
 
@@ -114,7 +126,7 @@ def load_recipe(root: Path, name: str) -> LoadedRecipe:
         InputError: no such recipe, or a manifest that does not hold.
     """
     folder = root / "recipes" / Path(name).name
-    if not (folder / "recipe.toml").is_file() or not _names(root, name, folder):
+    if not is_file_in(folder, "recipe.toml") or not _names(root, name, folder):
         known = sorted(path.parent.name for path in (root / "recipes").glob("*/recipe.toml"))
         raise InputError(
             "unknown recipe",
@@ -162,5 +174,5 @@ def _check(recipe: Recipe, place: Path, folder: Path) -> None:
     for name in SCALES:
         demand("scales", name, dict(recipe.scales))
     for key, script in (("script", recipe.script), ("baseline", recipe.baseline)):
-        if script is not None and not (folder / script).is_file():
-            raise InputError("no such file", place=f"{place}:{key}", found=script)
+        if script is not None and not is_file_in(folder, script):
+            raise InputError("no such file in the recipe's folder", place=f"{place}:{key}", found=script)

@@ -45,9 +45,11 @@ def assign(table: dict[str, Any], key: str, value: Any, *, place: str) -> None:
 
 def _value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        table = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
         return text
+    # A line break would let the text add keys of its own.
+    return table["value"] if table.keys() == {"value"} else text
 
 
 def _fields(table: dict[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 from twinrun.errors import InputError, MachineError
@@ -10,8 +11,8 @@ from twinrun.manifest import Frozen
 from twinrun.recipe import Sweep
 from twinrun.training import ModelShape, Training
 
-# Peaks measured on an H200 lie within 5 % of formulas.memory_bytes; the run itself finds out.
-ESTIMATE_SLACK = 1.05
+# formulas.memory_bytes is 0.97 to 1.11 times the peaks recorded on H200s; the run itself finds out.
+ESTIMATE_SLACK = 1.12
 MAX_ATTEMPTS = 6
 GIB = 1 << 30
 
@@ -56,7 +57,7 @@ class Budget(Frozen):
     def microbatches(self, world: int) -> tuple[int, ...]:
         """Return the microbatches to try at `world` devices, largest first; may be empty."""
         device_batch = self.training.global_batch // world
-        divisors = tuple(size for size in range(device_batch, 0, -1) if device_batch % size == 0)
+        divisors = _divisors(device_batch)
         if self.training.microbatch != "auto":
             return _only(self.training.microbatch, divisors)
         if self.device_memory_bytes is None:
@@ -89,7 +90,7 @@ def counts(sweep: Sweep, *, requested: Any, devices: int) -> tuple[int, ...]:
     if requested is not None:
         return _requested(requested, devices)
     if isinstance(sweep.devices, tuple):
-        return tuple(count for count in sweep.devices if not devices or count <= devices)
+        return _limited(sweep.devices, devices)
     if not devices:
         raise MachineError(
             "this scale sweeps over the GPUs of the machine",
@@ -157,20 +158,31 @@ def _only(microbatch: int, divisors: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _requested(requested: Any, devices: int) -> tuple[int, ...]:
-    texts = requested if isinstance(requested, list) else str(requested).split(",")
-    try:
-        numbers = tuple(sorted({int(text) for text in texts}))
-    except (TypeError, ValueError):
-        numbers = ()
-    if not numbers or numbers[0] < 1:
+    items = requested if isinstance(requested, list) else str(requested).split(",")
+    numbers = [int(item) for item in items if type(item) is int or str(item).strip().isdecimal()]
+    if not numbers or len(numbers) < len(items) or min(numbers) < 1:
         raise InputError(
             "expected counts of devices", place="--set devices", found=requested, allowed="for example 1,2,4"
         )
-    if devices and numbers[-1] > devices:
+    if devices and max(numbers) > devices:
         raise MachineError(
             "this machine has fewer devices",
             place="--set devices",
             found=requested,
             allowed=f"1 to {devices}",
         )
-    return numbers
+    return tuple(sorted(set(numbers)))
+
+
+def _limited(wanted: tuple[int, ...], devices: int) -> tuple[int, ...]:
+    """Drop the sizes of a sweep that this machine does not have; ranks share a CPU."""
+    kept = tuple(count for count in wanted if not devices or count <= devices)
+    if not kept:
+        raise MachineError("this machine has fewer devices", found=devices, allowed=f"at least {min(wanted)}")
+    return kept
+
+
+def _divisors(number: int) -> tuple[int, ...]:
+    """Return the divisors of `number`, largest first."""
+    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return tuple(sorted({*small, *(number // size for size in small)}, reverse=True))

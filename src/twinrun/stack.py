@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from twinrun.errors import InputError, closest
-from twinrun.files import sha256_of_file
+from twinrun.files import is_file_in, sha256_of_file
 from twinrun.manifest import Frozen, load_toml
 
 _STAMP = "# requirements.in sha256: "
@@ -85,7 +85,7 @@ def load_stack(root: Path, name: str) -> LoadedStack:
         InputError: no such stack, a broken manifest, or a lock out of date.
     """
     folder = root / "images" / "stacks" / name
-    if not (folder / "stack.toml").is_file():
+    if not is_file_in(folder, "stack.toml"):
         known = sorted(path.parent.name for path in folder.parent.glob("*/stack.toml"))
         raise InputError("unknown stack", found=name, allowed=known, hint=closest(name, known))
     stack = load_toml(folder / "stack.toml", Stack)
@@ -131,7 +131,7 @@ def _check_lock(folder: Path) -> None:
     for path in (requirements, lock):
         if not path.is_file():
             raise InputError("missing", place=str(path), hint=f"run `invoke lock --stack {folder.name}`")
-    with lock.open(encoding="utf-8") as stream:
+    with lock.open(encoding="utf-8", errors="replace") as stream:
         found = stream.readline().strip()
     expected = stamp(requirements)
     if found != expected:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu
 
 from twinrun.formulas import parameters
+from twinrun.train.gelu import shared_gelu
 from twinrun.train.models import mpt
 from twinrun.train.models.mpt import IGNORED, MPT, HeadLoss
 from twinrun.training import ModelShape
@@ -157,7 +158,7 @@ def test_compiled_equals_eager() -> None:
 def test_shared_gelu_is_exact() -> None:
     x = torch.linspace(-12, 12, 200_001, requires_grad=True)
     wide = x.detach().double().requires_grad_()
-    ours, exact = mpt.shared_gelu(x), gelu(wide)
+    ours, exact = shared_gelu(x), gelu(wide)
     assert (ours.double() - exact).abs().max().item() < 1e-6
     slopes = [torch.autograd.grad(y.sum(), at)[0].double() for y, at in ((ours, x), (exact, wide))]
     assert (slopes[0] - slopes[1]).abs().max().item() < 1e-6

@@ -116,6 +116,8 @@ class ContainerEngine:
             "cap_drop": ["ALL"],
             "security_opt": ["no-new-privileges"],
             "network_mode": "none",
+            # Ranks meet under the host's name, and without a network no other name resolves.
+            "hostname": "localhost",
             "init": True,
             **devices(self._vendor),
         }

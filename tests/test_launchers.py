@@ -1,0 +1,152 @@
+# ruff: noqa: E501, W291, W293 - what torchrun printed is kept as it is
+from __future__ import annotations
+
+import pytest
+
+from tests.records import node_record, paper_record, smoke_record
+from twinrun.engine import PYTHON, Command
+from twinrun.errors import MachineError
+from twinrun.job import Plan
+from twinrun.launchers import local
+
+# What torchrun of PyTorch 2.7 printed for three ranks, shortened in the middle of the traceback. Rank 1
+# left with status 77, rank 2 raised under @record, rank 0 was killed by the kernel.
+LEFT = """\
+W1121 05:08:35.429000 16671 torch/distributed/elastic/multiprocessing/api.py:900] Sending process 17179 closing signal SIGTERM
+W1121 05:08:35.430000 16671 torch/distributed/elastic/multiprocessing/api.py:900] Sending process 17186 closing signal SIGTERM
+E1121 05:08:35.432000 16671 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 77) local_rank: 1 (pid: 17183) of binary: /usr/bin/python
+Traceback (most recent call last):
+  File "<frozen runpy>", line 198, in _run_module_as_main
+    raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError: 
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+  <NO_OTHER_FAILURES>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_05:08:35
+  host      : localhost
+  rank      : 1 (local_rank: 1)
+  exitcode  : 77 (pid: 17183)
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+============================================================
+"""
+RAISED = """\
+E1121 05:08:43.164000 16670 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 1) local_rank: 2 (pid: 17156) of binary: /usr/bin/python
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError: 
+============================================================
+raises.py FAILED
+------------------------------------------------------------
+Failures:
+  <NO_OTHER_FAILURES>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_05:08:42
+  host      : localhost
+  rank      : 2 (local_rank: 2)
+  exitcode  : 1 (pid: 17156)
+  error_file: logs-raises/7a7b1862-da40-4ca4-976c-15bdb3b6ffbe_xs6bubjv/attempt_0/2/error.json
+  traceback : Traceback (most recent call last):
+    File "raises.py", line 6, in main
+      raise ValueError("loss is not finite")
+  ValueError: loss is not finite
+  
+============================================================
+"""
+KILLED = """\
+E1121 05:08:34.778000 16669 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: -9) local_rank: 0 (pid: 17133) of binary: /usr/bin/python
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError: 
+======================================================
+kills.py FAILED
+------------------------------------------------------
+Failures:
+  <NO_OTHER_FAILURES>
+------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_05:08:34
+  host      : localhost
+  rank      : 0 (local_rank: 0)
+  exitcode  : -9 (pid: 17133)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 17133
+======================================================
+"""
+
+
+SEVERAL = """\
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError: 
+============================================================
+several.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-21_05:19:21
+  host      : localhost
+  rank      : 2 (local_rank: 2)
+  exitcode  : 3 (pid: 23497)
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_05:19:21
+  host      : localhost
+  rank      : 1 (local_rank: 1)
+  exitcode  : 77 (pid: 23496)
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+============================================================
+"""
+
+
+def rendered(plan: Plan, place: int, *, cores: int = 16) -> Command:
+    point = plan.points[place]
+    return local.render(plan, point, script="/in/train.py", job="/out/job.json", logs="/out/log", cores=cores)
+
+
+def test_the_ranks_of_a_point_are_started_by_one_argument_list() -> None:
+    assert rendered(node_record().plan, 2).arguments == (
+        *(PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"),
+        *("--log-dir", "/out/log", "--redirects", "3", "/in/train.py", "--job", "/out/job.json"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "cores", "threads"), [(0, 16, "16"), (1, 16, "8"), (1, 3, "1"), (1, 1, "1")]
+)
+def test_ranks_share_the_cores(place: int, cores: int, threads: str) -> None:
+    variables = rendered(smoke_record().plan, place, cores=cores).variables
+    assert (variables["OMP_NUM_THREADS"], variables["GLOO_SOCKET_IFNAME"]) == (threads, "lo")
+
+
+def test_points_of_several_nodes_are_not_for_this_launcher() -> None:
+    plan = paper_record().plan
+    assert local.unusable(plan) == "the plan has points of up to 32 nodes"
+    assert local.unusable(smoke_record().plan) is None
+    with pytest.raises(MachineError, match="nodes=2 needs 2 nodes"):
+        rendered(plan, 1)
+
+
+@pytest.mark.parametrize(
+    ("log", "found"), [(LEFT, (1, 77)), (RAISED, (2, 1)), (KILLED, (0, -9)), (SEVERAL, (1, 77))]
+)
+def test_the_rank_that_failed_first_is_named(log: str, found: tuple[int, int]) -> None:
+    assert local.culprit(log) == found
+
+
+def test_the_last_of_several_reports_counts() -> None:
+    assert local.culprit(LEFT + KILLED) == (0, -9)
+
+
+@pytest.mark.parametrize(
+    "log",
+    ["", "rank      : 3\nexitcode  : 1\n", LEFT[: LEFT.index("[0]:")], LEFT[: LEFT.index("  exitcode")]],
+)
+def test_without_a_whole_report_nobody_is_blamed(log: str) -> None:
+    assert local.culprit(log) is None
