@@ -20,8 +20,11 @@ def told() -> Iterator[None]:
     """Turn our errors and Ctrl-C into a message and an exit code, without a traceback."""
     from twinrun.errors import Interrupted, TwinrunError
 
-    # A scheduler ends a job with SIGTERM; it gets the same orderly stop as Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # A scheduler ends a job with SIGTERM, a closed terminal with SIGHUP: the same orderly stop as Ctrl-C.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # Under nohup the signal is ignored, and stays so.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
     try:
         yield
     except TwinrunError as error:

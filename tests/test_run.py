@@ -191,7 +191,11 @@ def test_a_rank_that_is_killed_is_named(root: Path, tmp_path: Path) -> None:
 
 
 def test_a_rank_that_raises_is_named_with_its_message(broken: Path, tmp_path: Path) -> None:
-    plant(broken, 'if os.environ["RANK"] == "1":\n        raise ValueError("planted in one rank")')
+    # The other rank waits, so that only one fails.
+    plant(
+        broken,
+        'if os.environ["RANK"] == "1":\n        raise ValueError("planted in one rank")\n    time.sleep(600)',
+    )
     process = start(broken, *SMOKE, "--set", "devices=2", "--out", str(tmp_path / "out"))
     message = told_with_log(finished(process), 4)
     run = run_folder(tmp_path / "out")
@@ -239,7 +243,11 @@ def plant(root: Path, failure: str) -> None:
     script = root / RECIPE / "train.py"
     call = "    composer_adapter.start(job)\n"
     replace(script, call, f"{call}    {failure}\n")
-    replace(script, "from twinrun.train import", "import os\n\nimport torch\n\nfrom twinrun.train import")
+    replace(
+        script,
+        "from twinrun.train import",
+        "import os\nimport time\n\nimport torch\n\nfrom twinrun.train import",
+    )
 
 
 def with_microbatches(selection: Selection, sizes: tuple[int, ...]) -> Selection:

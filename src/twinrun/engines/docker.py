@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,12 @@ from twinrun.stack import LoadedStack
 
 if TYPE_CHECKING:
     from docker import DockerClient
+    from docker.models.containers import Container
 
 _SOCKET = "/var/run/docker.sock"
 _ANSWER_SECONDS = 5
+# A daemon that has answered may be slow under load.
+_WORK_SECONDS = 120
 # Ranks exchange batches and gradients through shared memory; the default of 64 MB ends in a bus error.
 _SHARED_MEMORY = "16g"
 
@@ -47,6 +51,7 @@ def open_engine(*, stack: LoadedStack, vendor: Vendor, site: Site, say: Callable
     client = _client()
     image = _find(client, stack)
     if image is None:
+        client.close()
         raise MachineError(
             "the image is not on this machine",
             place="--engine docker",
@@ -78,25 +83,36 @@ class ContainerEngine:
         raise AssertionError(f"{path} is not mounted")
 
     def start(self, command: Command, *, log: Path) -> RunningContainer:
-        """Start `command` in a new container; its output is in `log` when it has ended."""
+        """Start `command` in a new container; its output is in `log` when it has ended.
+
+        Raises:
+            MachineError: the daemon refused, for example because it has no driver for the devices.
+        """
         log.parent.mkdir(parents=True, exist_ok=True)
-        container = self._client.containers.create(**self.arguments(command))
-        container.start()
-        return RunningContainer(container, log)
+        return RunningContainer(self._started(command), log)
 
     def read(self, command: Command) -> str:
         """Run a short `command` and return its standard output; raises RunError."""
-        container = self._client.containers.create(**self.arguments(command))
-        try:
-            container.start()
-            status = container.wait(timeout=120)["StatusCode"]
+        container = self._started(command)
+        with _told("a container"), contextlib.ExitStack() as stack:
+            stack.callback(container.remove, force=True)
+            status = container.wait(timeout=_WORK_SECONDS)["StatusCode"]
             if status:
                 text = container.logs(stdout=False).decode(errors="replace")
                 raise RunError("the command failed", place=self._image, found=last_lines(text))
             output: bytes = container.logs(stderr=False)
             return output.decode()
-        finally:
-            container.remove(force=True)
+
+    def _started(self, command: Command) -> Container:
+        """Return a started container; one that does not start is removed."""
+        with _told("a container of this image"):
+            container = self._client.containers.create(**self.arguments(command))
+            try:
+                container.start()
+            except BaseException:
+                container.remove(force=True)
+                raise
+            return container
 
     def arguments(self, command: Command) -> dict[str, Any]:
         """Return what the SDK creates the container with; never `privileged`."""
@@ -126,7 +142,7 @@ class ContainerEngine:
 class RunningContainer:
     """A started container; removing it ends everything in it."""
 
-    def __init__(self, container: Any, log: Path) -> None:
+    def __init__(self, container: Container, log: Path) -> None:
         self._container = container
         self._log = log
         self._status: int | None = None
@@ -134,20 +150,22 @@ class RunningContainer:
     def poll(self) -> int | None:
         """Return the exit status, or None while it runs."""
         if self._status is None:
-            self._container.reload()
-            state = self._container.attrs["State"]
-            if state["Status"] in ("exited", "dead"):
-                self._status = int(state["ExitCode"])
-                self._log.write_bytes(self._container.logs())
+            with _told("the container"):
+                self._container.reload()
+                state = self._container.attrs["State"]
+                if state["Status"] in ("exited", "dead"):
+                    self._log.write_bytes(self._container.logs())
+                    self._status = int(state["ExitCode"])
         return self._status
 
     def stop(self) -> None:
         """End the container and remove it."""
-        if self.poll() is None:
-            self._container.kill()
-            self._container.wait(timeout=60)
-            self.poll()
-        self._container.remove(force=True)
+        with _told("the container"):
+            if self.poll() is None:
+                self._container.kill()
+                self._container.wait(timeout=_WORK_SECONDS)
+                self.poll()
+            self._container.remove(force=True)
 
 
 _VARIABLES = {
@@ -181,13 +199,32 @@ def _client() -> DockerClient:
     from docker.errors import DockerException
 
     try:
-        return docker.from_env(timeout=_ANSWER_SECONDS)
+        client = docker.from_env(timeout=_ANSWER_SECONDS)
     except DockerException as error:
         raise MachineError(
             "the Docker daemon does not answer",
             place=os.environ.get("DOCKER_HOST") or _SOCKET,
             found=str(error)[:200],
             hint="start it, join the group that may use its socket, or use --engine venv",
+        ) from None
+    client.api.timeout = _WORK_SECONDS
+    return client
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Turn what the daemon refuses, or its end, into a MachineError."""
+    from docker.errors import DockerException
+    from requests.exceptions import RequestException
+
+    try:
+        yield
+    except (DockerException, RequestException) as error:
+        raise MachineError(
+            f"the Docker daemon cannot run {what}",
+            place=os.environ.get("DOCKER_HOST") or _SOCKET,
+            found=str(getattr(error, "explanation", None) or error)[:200],
+            hint="see the daemon's log, or use --engine venv",
         ) from None
 
 
