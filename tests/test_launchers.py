@@ -79,6 +79,36 @@ Root Cause (first observed failure):
 """
 
 
+# The rank that was killed is not the one that torchrun saw first.
+FOLLOWED = """\
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError: 
+============================================================
+both.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-21_05:48:03
+  host      : localhost
+  rank      : 1 (local_rank: 1)
+  exitcode  : -9 (pid: 29656)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 29656
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_05:48:03
+  host      : localhost
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 29655)
+  error_file: error.json
+  traceback : Traceback (most recent call last):
+    File "both.py", line 8, in main
+      raise RuntimeError("Connection closed by peer")
+  RuntimeError: Connection closed by peer
+============================================================
+"""
+
+
 SEVERAL = """\
 torch.distributed.elastic.multiprocessing.errors.ChildFailedError: 
 ============================================================
@@ -134,7 +164,8 @@ def test_points_of_several_nodes_are_not_for_this_launcher() -> None:
 
 
 @pytest.mark.parametrize(
-    ("log", "found"), [(LEFT, (1, 77)), (RAISED, (2, 1)), (KILLED, (0, -9)), (SEVERAL, (1, 77))]
+    ("log", "found"),
+    [(LEFT, (1, 77)), (RAISED, (2, 1)), (KILLED, (0, -9)), (SEVERAL, (1, 77)), (FOLLOWED, (1, -9))],
 )
 def test_the_rank_that_failed_first_is_named(log: str, found: tuple[int, int]) -> None:
     assert local.culprit(log) == found

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from twinrun.engine import PYTHON, Command, Engine, Site
 from twinrun.errors import MachineError, RunError
 from twinrun.hardware import Vendor
-from twinrun.process import last_lines
+from twinrun.process import GRACE_SECONDS, last_lines
 from twinrun.stack import LoadedStack
 
 if TYPE_CHECKING:
@@ -153,18 +153,21 @@ class RunningContainer:
             with _told("the container"):
                 self._container.reload()
                 state = self._container.attrs["State"]
-                if state["Status"] in ("exited", "dead"):
-                    self._log.write_bytes(self._container.logs())
-                    self._status = int(state["ExitCode"])
+                if state["Status"] not in ("exited", "dead"):
+                    return None
+                output = self._container.logs()
+            self._log.write_bytes(output)
+            self._status = int(state["ExitCode"])
         return self._status
 
     def stop(self) -> None:
-        """End the container and remove it."""
+        """End the container, politely first, and remove it."""
+        if self.poll() is None:
+            with _told("the container"):
+                # Kills what is left after that; one that has ended by itself is no error.
+                self._container.stop(timeout=round(GRACE_SECONDS))
+            self.poll()
         with _told("the container"):
-            if self.poll() is None:
-                self._container.kill()
-                self._container.wait(timeout=_WORK_SECONDS)
-                self.poll()
             self._container.remove(force=True)
 
 
@@ -215,11 +218,11 @@ def _client() -> DockerClient:
 def _told(what: str) -> Iterator[None]:
     """Turn what the daemon refuses, or its end, into a MachineError."""
     from docker.errors import DockerException
-    from requests.exceptions import RequestException
 
     try:
         yield
-    except (DockerException, RequestException) as error:
+    # The SDK passes on what its connection raises, which is an OSError.
+    except (DockerException, OSError) as error:
         raise MachineError(
             f"the Docker daemon cannot run {what}",
             place=os.environ.get("DOCKER_HOST") or _SOCKET,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+import signal
 
 from twinrun.engine import PYTHON, Command
 from twinrun.errors import MachineError
 from twinrun.job import Plan
 from twinrun.sizing import Point
+from twinrun.training import OUT_OF_MEMORY
 
-_RANK = re.compile(r"^\s*rank\s*: (\d+)", re.MULTILINE)
-_EXIT = re.compile(r"^\s*exitcode\s*: (-?\d+)", re.MULTILINE)
+_FAILURE = re.compile(r"^\s*rank\s*: (\d+).*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
+_FAILURES = "\nFailures:\n"
 _ROOT_CAUSE = "Root Cause (first observed failure):"
 
 
@@ -68,7 +70,24 @@ def render(plan: Plan, point: Point, *, script: str, job: str, logs: str, cores:
 
 
 def culprit(log: str) -> tuple[int, int] | None:
-    """Return the rank that failed first and its exit status, as torchrun's report names them."""
-    _, found, report = log.rpartition(_ROOT_CAUSE)
-    rank, status = _RANK.search(report), _EXIT.search(report)
-    return (int(rank[1]), int(status[1])) if found and rank and status else None
+    """Return the rank that failed and its exit status, as torchrun's last report tells them.
+
+    Ranks that lose a peer fail as well, and may be seen first: a rank that was killed, or that ran
+    out of memory, is the cause whatever torchrun calls one.
+    """
+    _, found, report = log.rpartition(_FAILURES)
+    others, cause, first = report.partition(_ROOT_CAUSE)
+    ranks = [*_told_ranks(first), *_told_ranks(others)]
+    if not found or not cause or not _told_ranks(first):
+        return None
+    return next((told for told in ranks if _is_cause(told[1])), ranks[0])
+
+
+def _told_ranks(report: str) -> list[tuple[int, int]]:
+    """Return rank and exit status of each failure in a part of a report."""
+    return [(int(rank), int(status)) for rank, status in _FAILURE.findall(report)]
+
+
+def _is_cause(status: int) -> bool:
+    """Say whether a rank ends like this by itself; torchrun ends the others with SIGTERM."""
+    return status == OUT_OF_MEMORY or (status < 0 and status != -signal.SIGTERM)
