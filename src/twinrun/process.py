@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +16,10 @@ from twinrun.errors import MachineError, RunError
 GRACE_SECONDS = 10.0
 
 
+# Names a process and, through the environment they inherit, all that it starts.
+_MARK = "TWINRUN_PROCESS"
+
+
 class LocalProcess:
     """A process with its own group; what it prints goes to one file."""
 
@@ -22,11 +27,12 @@ class LocalProcess:
         self, arguments: Sequence[str], *, variables: Mapping[str, str], folder: Path, log: Path
     ) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
+        self._mark = uuid.uuid4().hex
         try:
             with log.open("ab") as stream:
                 self._process = subprocess.Popen(
                     list(arguments),
-                    env=os.environ | dict(variables),
+                    env=os.environ | dict(variables) | {_MARK: self._mark},
                     cwd=folder,
                     stdin=subprocess.DEVNULL,
                     stdout=stream,
@@ -41,16 +47,34 @@ class LocalProcess:
         return self._process.poll()
 
     def stop(self) -> None:
-        """Terminate the group, then kill what is left of it."""
+        """Terminate the group, then kill what is left of it and of all that it started.
+
+        torchrun gives each rank a session of its own, and stopped while it starts them it forgets some.
+        """
         self._signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(GRACE_SECONDS)
         self._signal(signal.SIGKILL)
         self._process.wait()
+        for pid in _marked(self._mark):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
+
+
+def _marked(mark: str) -> list[int]:
+    """Return the processes of this user that carry `mark` in their environment."""
+    wanted = f"{_MARK}={mark}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        # Processes end while they are listed, and those of others are closed to us.
+        with contextlib.suppress(OSError):
+            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found
 
 
 def read_output(
