@@ -16,7 +16,7 @@ from twinrun.train.device import device_of
 from twinrun.train.metrics import Meter
 from twinrun.train.models.mpt import IGNORED, MPT
 from twinrun.train.optimizer import adamw, learning_rate, set_learning_rate
-from twinrun.train.sharding import gradient_excess
+from twinrun.train.sharding import OncePerStep, gradient_excess
 from twinrun.training import Job, PointResult
 
 Loss = Callable[[Tensor], Tensor]
@@ -35,6 +35,7 @@ def train(job: Job) -> PointResult:
     loss_of = single(model, job) if job.sharding == "none" else sharded(model, job)
     excess = 1.0 if job.sharding == "none" else gradient_excess(device)
     optimizer = adamw(model.parameters(), job.training.optimizer)
+    once = OncePerStep(model, microbatches=job.microbatches) if job.training.reduction == "step" else None
     epochs = itertools.repeat(load_batches(job, corpus))
 
     meter = Meter(job, device)
@@ -43,6 +44,8 @@ def train(job: Job) -> PointResult:
         set_learning_rate(optimizer, learning_rate(step, job.training.optimizer))
         meter.add_samples(batch["hashes"].to(device))
         for tokens_BS in batch["tokens"].to(device, non_blocking=True).split(job.microbatch):
+            if once:
+                once.before_forward()
             loss = loss_of(tokens_BS)
             (loss * len(tokens_BS) / job.device_batch / excess).backward()
             meter.add_loss(loss, len(tokens_BS))
@@ -73,13 +76,14 @@ def single(model: MPT, job: Job) -> Loss:
 def sharded(model: MPT, job: Job) -> Loss:
     """Return the loss with FSDP2 around each block and the model, and compiled blocks."""
     dtype = worker.DTYPES[job.training.precision]
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
+    every = job.training.reduction == "microbatch"
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype if every else torch.float32)
     head = next_token_loss
     for block in model.blocks:
         if job.training.compile:
             block.compile(dynamic=False)
-        fully_shard(block, mp_policy=policy)
-    fully_shard(model, mp_policy=policy)
+        fully_shard(block, mp_policy=policy, reshard_after_forward=every)
+    fully_shard(model, mp_policy=policy, reshard_after_forward=every)
     if job.training.compile:
         head = torch.compile(next_token_loss, dynamic=False)
     return lambda tokens_BS: head(model(tokens_BS), tokens_BS)

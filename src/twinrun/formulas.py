@@ -15,6 +15,8 @@ MODEL_FLOPS = "model-flops/6N+12LDS"
 
 # Bytes of fp32 parameters, gradients and the two moments of Adam, for each parameter.
 STATE_BYTES_PER_PARAMETER = 16
+# Gathered bf16 parameters and a whole fp32 sum of gradients, where both outlive a microbatch.
+WHOLE_BYTES_PER_PARAMETER = 6
 # Activations a block keeps for its backward pass, in bytes per token and feature of the residual
 # stream, 16-bit: 34 without the attention matrix (Korthikanti et al. 2022, arXiv:2205.05198, eq. 2).
 ACTIVATION_BYTES_PER_FEATURE = 34
@@ -50,10 +52,18 @@ def model_flops_per_token(shape: ModelShape) -> int:
     return 6 * parameters(shape) + 12 * shape.layers * shape.width * shape.sequence
 
 
-def memory_bytes(shape: ModelShape, *, microbatch: int, shards: int, checkpointing: bool) -> int:
-    """Estimate the bytes one device needs to train `shape` with state split over `shards`."""
+def memory_bytes(
+    shape: ModelShape, *, microbatch: int, shards: int, checkpointing: bool, whole: bool = False
+) -> int:
+    """Estimate the bytes one device needs to train `shape` with state split over `shards`.
+
+    Args:
+        whole: parameters and gradients are kept whole beside the shards from microbatch to microbatch.
+    """
     tokens = microbatch * shape.sequence
     state = STATE_BYTES_PER_PARAMETER * parameters(shape) // shards
+    if whole:
+        state += WHOLE_BYTES_PER_PARAMETER * parameters(shape)
     kept = ACTIVATION_BYTES_PER_FEATURE * shape.width
     # With checkpointing a block keeps its 16-bit input; one block at a time is whole.
     blocks = shape.layers * 2 * shape.width + kept if checkpointing else shape.layers * kept

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
+from twinrun.benchmark import Settings
 from twinrun.errors import InputError, MachineError
 from twinrun.formulas import memory_bytes
 from twinrun.manifest import Frozen
@@ -17,12 +18,29 @@ MAX_ATTEMPTS = 6
 GIB = 1 << 30
 
 
-class Point(Frozen):
-    """One run of a sweep."""
+class Place(Frozen):
+    """What is started as one: its name, and where its ranks go."""
 
     id: str
     nodes: int
     devices_per_node: int
+
+    @property
+    def world_size(self) -> int:
+        """Ranks, one a device."""
+        return self.nodes * self.devices_per_node
+
+
+class Case(Place):
+    """One process of a benchmark on one device."""
+
+    settings: Settings
+    """What its script is told."""
+
+
+class Point(Place):
+    """One run of a sweep."""
+
     microbatches: tuple[int, ...]
     """Sequences of one forward pass of one device, largest first; the first that fits is kept."""
     sharding: Literal["none", "full"] | None = None
@@ -30,11 +48,6 @@ class Point(Frozen):
 
     Null in records from before it was written down; `PointRecord.parallelism` says what ran.
     """
-
-    @property
-    def world_size(self) -> int:
-        """Ranks, one a device."""
-        return self.nodes * self.devices_per_node
 
 
 class Budget(Frozen):
@@ -52,6 +65,7 @@ class Budget(Frozen):
             microbatch=microbatch,
             shards=world if self.training.sharding == "full" else 1,
             checkpointing=self.training.activation_checkpointing,
+            whole=self.training.sharding == "full" and self.training.reduction == "step",
         )
 
     def microbatches(self, world: int) -> tuple[int, ...]:

@@ -59,6 +59,11 @@ class Training(Frozen):
     """Arithmetic of the layers; parameters and optimizer state are always kept in fp32."""
     sharding: Literal["none", "full"]
     """`none` replicates (DDP); `full` shards parameters, gradients and optimizer state (FSDP)."""
+    reduction: Literal["microbatch", "step"] = "microbatch"
+    """When `full` sharding gathers parameters and reduces gradients: for every microbatch, or once a step.
+
+    Once a step communicates less and keeps 6 bytes a parameter more: gathered parameters, and a sum of gradients in fp32.
+    """
     attention: Literal["sdpa", "math"] = "sdpa"
     """`sdpa` takes PyTorch's fastest fused kernel; `math` is the written-out formula."""
     activation_checkpointing: bool = False
@@ -129,6 +134,11 @@ class Job(Frozen):
     def device_batch(self) -> int:
         """Sequences one device processes in one optimizer step."""
         return self.training.global_batch // self.world_size
+
+    @property
+    def microbatches(self) -> int:
+        """Forward passes of one device in one optimizer step."""
+        return -(-self.device_batch // self.microbatch)
 
 
 class StepMetrics(Frozen):

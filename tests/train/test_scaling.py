@@ -69,7 +69,9 @@ def test_the_loss_falls_past_the_end_of_an_epoch(alone: PointResult, corpus: Cor
     [
         ("train.py", "fsdp2", {"microbatch": 2, "activation_checkpointing": True}),
         ("train.py", "ddp", {"sharding": "none"}),
+        ("train.py", "fsdp2", {"microbatch": 2, "reduction": "step"}),
         ("bench.py", "fsdp2", {"microbatch": 8}),
+        ("bench.py", "fsdp2", {"microbatch": 2, "reduction": "step"}),
     ],
 )
 def test_two_ranks_train_as_one(

@@ -18,7 +18,7 @@ from twinrun.errors import InputError
 from twinrun.train.metrics import Meter
 from twinrun.train.models.mpt import IGNORED, MPT, Block
 from twinrun.train.optimizer import adamw, learning_rate, set_learning_rate
-from twinrun.train.sharding import gradient_excess
+from twinrun.train.sharding import OncePerStep, gradient_excess
 from twinrun.training import Job
 
 Batch = dict[str, Tensor]
@@ -27,8 +27,9 @@ Batch = dict[str, Tensor]
 TIMEOUT_SECONDS = 1800.0
 PRECISIONS = {"fp32": "fp32", "bf16": "amp_bf16"}
 # PURE: parameters are gathered and gradients reduced in the arithmetic's type, as published
-# (github:mosaicml/llm-foundry@2e852dbf80fd:scripts/train/yamls/pretrain/mpt-1b.yaml).
-MIXED_PRECISION = "PURE"
+# (github:mosaicml/llm-foundry@2e852dbf80fd:scripts/train/yamls/pretrain/mpt-1b.yaml). DEFAULT: gradients are
+# summed over microbatches, and then reduced, in fp32.
+MIXED_PRECISION = {"microbatch": "PURE", "step": "DEFAULT"}
 
 
 def start(job: Job) -> None:
@@ -53,7 +54,7 @@ def start(job: Job) -> None:
 def parallelism(job: Job) -> str:
     """Return how the ranks share the work: `single`, `ddp`, `fsdp1` or `fsdp2`."""
     if job.sharding == "full":
-        return "fsdp2" if _sharding_2() else "fsdp1"
+        return "fsdp2" if _sharding_2(job) else "fsdp1"
     return "single" if job.world_size == 1 else "ddp"
 
 
@@ -79,7 +80,7 @@ def build_trainer(job: Job, *, model: MPT, batches: DataLoader[Batch], meter: Me
         dist_timeout=TIMEOUT_SECONDS,
         run_name=job.recipe,
         progress_bar=False,
-        **_sharding(shared),
+        **_sharding(job, shared),
     )
 
 
@@ -110,12 +111,20 @@ class Steps(Callback):
     """Sets the learning rate of each step and reports its samples, losses and time."""
 
     def __init__(self, job: Job, meter: Meter) -> None:
+        self._job = job
         self._settings = job.training.optimizer
         self._meter = meter
         self._step = 0
+        self._once: OncePerStep | None = None
 
-    def fit_start(self, _state: State, _logger: Logger) -> None:
+    def fit_start(self, state: State, _logger: Logger) -> None:
+        if parallelism(self._job) == "fsdp2" and self._job.training.reduction == "step":
+            self._once = OncePerStep(state.model, microbatches=self._job.microbatches)
         self._meter.start()
+
+    def before_forward(self, _state: State, _logger: Logger) -> None:
+        if self._once:
+            self._once.before_forward()
 
     def batch_start(self, state: State, _logger: Logger) -> None:
         # Set here, not by a scheduler: FSDP makes new parameter groups after schedulers have run.
@@ -140,23 +149,28 @@ def _count_samples(batch: Batch) -> int:
     return len(batch["tokens"])
 
 
-def _sharding(parallelism: str) -> dict[str, Any]:
+def _sharding(job: Job, parallelism: str) -> dict[str, Any]:
     """Return the Trainer's arguments for sharding in this generation of Composer."""
     if parallelism in ("single", "ddp"):
         return {}
     if parallelism == "fsdp2":
-        return _sharding_2()
-    options = {"sharding_strategy": "FULL_SHARD", "mixed_precision": MIXED_PRECISION}
+        return _sharding_2(job)
+    if job.training.reduction == "step":
+        raise InputError("FSDP1 reduces for every microbatch", place="--set reduction", allowed="microbatch")
+    options = {"sharding_strategy": "FULL_SHARD", "mixed_precision": MIXED_PRECISION["microbatch"]}
     if "parallelism_config" in inspect.signature(Trainer).parameters:
         return {"parallelism_config": {"fsdp": options}}
     return {"fsdp_config": options}
 
 
-def _sharding_2() -> dict[str, Any]:
+def _sharding_2(job: Job) -> dict[str, Any]:
     """Return the Trainer's arguments for FSDP2; empty before Composer 0.31."""
     try:
         from composer.utils.parallelism import FSDP2Config, ParallelismConfig
     except ImportError:
         return {}
-    options = FSDP2Config(mixed_precision=MIXED_PRECISION, reshard_after_forward=True)
+    reduction = job.training.reduction
+    options = FSDP2Config(
+        mixed_precision=MIXED_PRECISION[reduction], reshard_after_forward=reduction == "microbatch"
+    )
     return {"parallelism_config": ParallelismConfig(fsdp2=options)}

@@ -1,9 +1,29 @@
-"""What FSDP2's collectives get wrong."""
+"""When FSDP2 communicates, and what its collectives get wrong."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
+
+
+class OncePerStep:
+    """Lets FSDP2 gather parameters before a step's first microbatch and reduce gradients after its last."""
+
+    def __init__(self, model: nn.Module, *, microbatches: int) -> None:
+        from torch.distributed.fsdp import FSDPModule
+
+        self._sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        self._microbatches = microbatches
+        self._done = 0
+
+    def before_forward(self) -> None:
+        """Prepare the next microbatch."""
+        self._done += 1
+        last = self._done % self._microbatches == 0
+        for module in self._sharded:
+            module.set_requires_gradient_sync(last, recurse=False)
+            module.set_reshard_after_backward(last, recurse=False)
+            module.set_is_last_backward(last)
 
 
 def gradient_excess(device: torch.device) -> float:
