@@ -1,0 +1,269 @@
+// What the kernels of the causal convolution share: y[t] = bias + sum over k of weight[k] x[t - width + 1 + k],
+// then silu when told. They are bound by memory: a lane has several independent loads under way, rereads
+// from the cache what overlaps its neighbour's, and waits for nobody.
+#pragma once
+
+#include <type_traits>
+
+#include "elements.h"
+
+namespace conv {
+
+constexpr int THREADS = 128;
+// Lanes that work side by side, whatever the width of the wave.
+constexpr int TEAM = 32;
+
+DEVICE int team() { return thread_index() / TEAM; }
+DEVICE int lane() { return thread_index() % TEAM; }
+template <class I>
+DEVICE I smaller(I a, I b) {
+  return a < b ? a : b;
+}
+
+// A division of 64 bits is some ninety instructions; most are of small numbers.
+DEVICE int64_t quotient(int64_t a, int64_t b) {
+  if (static_cast<uint64_t>(a | b) >> 32) return a / b;
+  return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
+}
+DEVICE int64_t ceil_quotient(int64_t a, int64_t b) { return quotient(a + b - 1, b); }
+
+// A filter of up to TAPS weights and more than half as many, the last of them for the time itself. Those that
+// a narrower filter lacks are not used at all: zero times an infinite input would be NaN.
+template <int TAPS>
+struct Filter {
+  int skip;
+  float weight[TAPS], bias;
+
+  DEVICE Filter(const float* weights, const float* biases, int64_t width, int64_t channel)
+      : skip(TAPS - static_cast<int>(width)), bias(biases ? biases[channel] : 0.0f) {
+#pragma unroll
+    for (int k = 0; k < TAPS; ++k) weight[k] = used<false>(k) ? weights[channel * width + k - skip] : 0.0f;
+  }
+  template <bool EXACT>
+  DEVICE bool used(int k) const {
+    return EXACT || k >= TAPS / 2 || k >= skip;
+  }
+};
+
+// Calls body with whether the filter has all its taps, which the compiler then need not ask for each.
+template <int TAPS, class Body>
+DEVICE void with_taps(const Filter<TAPS>& filter, const Body& body) {
+  filter.skip == 0 ? body(std::true_type()) : body(std::false_type());
+}
+
+// One channel of one sequence. Times fit 32 bits, offsets do not.
+template <class T>
+struct Row {
+  // Not chosen between a tensor and null: that would hide from the compiler that it is global memory.
+  T* data;
+  bool given;
+  int64_t stride;
+  int length;
+
+  DEVICE Row(const Sequence& s, int64_t batch, int64_t channel, int64_t length)
+      : data(static_cast<T*>(s.data) + batch * s.batch + channel * s.channel),
+        given(s.data != nullptr),
+        stride(s.time),
+        length(static_cast<int>(length)) {}
+  DEVICE T& operator[](int time) const { return data[time * stride]; }
+
+  // How many elements the row starts behind a multiple of 16 bytes. Vectors begin that much before time 0,
+  // so that all but the first and the last of a row of any length are whole and aligned.
+  DEVICE int misalignment() const {
+    return static_cast<int>(reinterpret_cast<uintptr_t>(data) / sizeof(T) % (16 / sizeof(T)));
+  }
+  DEVICE bool aligned(int shift) const { return stride == 1 && misalignment() == shift; }
+
+  // Times outside the row are zero, and are not stored. INSIDE: there are none, and `vectors` holds.
+  template <int COUNT, bool INSIDE>
+  DEVICE Vector<T, COUNT> read(int time, bool vectors) const {
+    if (INSIDE || (vectors && time >= 0 && time + COUNT <= length)) return load<COUNT>(data + time);
+    const T* start = data + time * stride;
+    Vector<T, COUNT> x;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) x.value[i] = contains(time + i) ? start[i * stride] : T{};
+    return x;
+  }
+  template <bool INSIDE, int COUNT>
+  DEVICE void write(int time, bool vectors, const float (&x)[COUNT]) const {
+    if (INSIDE || (vectors && time >= 0 && time + COUNT <= length))
+      return store(data + time, Vector<T, COUNT>::from_floats(x));
+    T* start = data + time * stride;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+      if (contains(time + i)) start[i * stride] = from_float<T>(x[i]);
+  }
+  DEVICE bool contains(int time) const { return static_cast<unsigned>(time) < static_cast<unsigned>(length); }
+};
+
+// COLUMNS neighbouring channels of one sequence, for where channels are adjacent in memory.
+constexpr int COLUMNS = 4;
+// Steps of them that a lane loads at once.
+constexpr int STEPS = 4;
+
+template <class T>
+struct Columns {
+  T* data;
+  bool given;
+  int64_t channel, time;
+  int count;
+  bool vectors;
+
+  DEVICE Columns() : data(nullptr), given(false), channel(0), time(0), count(0), vectors(false) {}
+  DEVICE Columns(const Sequence& s, int64_t channels, int64_t batch, int64_t first)
+      : data(static_cast<T*>(s.data) + batch * s.batch + first * s.channel),
+        given(s.data != nullptr),
+        channel(s.channel),
+        time(s.time),
+        count(static_cast<int>(smaller<int64_t>(channels - first, COLUMNS))) {
+    vectors = count == COLUMNS && channel == 1 && time % COLUMNS == 0 &&
+              reinterpret_cast<uintptr_t>(data) % Vector<T, COLUMNS>::ALIGNMENT == 0;
+  }
+  DEVICE Vector<T, COLUMNS> read(int t) const {
+    const T* start = data + t * time;
+    if (vectors) return load<COLUMNS>(start);
+    Vector<T, COLUMNS> x;
+#pragma unroll
+    for (int c = 0; c < COLUMNS; ++c) x.value[c] = c < count ? start[c * channel] : T{};
+    return x;
+  }
+  DEVICE void write(int t, const float (&x)[COLUMNS]) const {
+    T* start = data + t * time;
+    if (vectors) return store(start, Vector<T, COLUMNS>::from_floats(x));
+#pragma unroll
+    for (int c = 0; c < COLUMNS; ++c)
+      if (c < count) start[c * channel] = from_float<T>(x[c]);
+  }
+};
+
+// The sequence that each time belongs to. The time before 0 belongs to the first.
+struct Segments {
+  const int32_t* row;
+  bool given;
+  int length;
+
+  DEVICE Segments(const int32_t* segment, int64_t length, int64_t batch)
+      : row(segment + batch * length), given(segment != nullptr), length(static_cast<int>(length)) {}
+  DEVICE int32_t at(int time) const { return row[time < 0 ? 0 : smaller(time, length - 1)]; }
+  DEVICE bool same(int a, int b) const { return !given || at(a) == at(b); }
+};
+
+// Which of COUNT consecutive times belong together.
+template <int COUNT, bool SEGMENTED>
+struct Together {
+  int32_t id[SEGMENTED ? COUNT : 1];
+
+  DEVICE Together(const Segments& segments, int time) {
+    if constexpr (SEGMENTED) {
+#pragma unroll
+      for (int i = 0; i < COUNT; ++i) id[i] = segments.at(time + i);
+    }
+  }
+  DEVICE bool same(int i, int j) const {
+    if constexpr (SEGMENTED) return id[i] == id[j];
+    return true;
+  }
+};
+
+// An input at any time: before time 0 lies the initial state, and zeros before that.
+template <class T>
+DEVICE T input_at(const Row<T>& x, const Row<T>& initial, int time) {
+  if (time >= 0) return x[time];
+  return initial.given && time >= -initial.length ? initial[time + initial.length] : T{};
+}
+
+// Puts the initial state in place of the zeros that were read before time 0; x[0] is of `time`.
+template <class T, int COUNT>
+DEVICE void add_initial(float (&x)[COUNT], const Row<T>& initial, int time) {
+  if (!initial.given || time >= 0) return;
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i)
+    if (initial.contains(time + i + initial.length)) x[i] = to_float(initial[time + i + initial.length]);
+}
+
+// One array from what lies before eight times, of which all but the first element count, and the eight.
+template <class T, int TAPS>
+DEVICE void join(float (&x)[TAPS - 1 + 8], const Vector<T, TAPS>& before, const Eight<T>& now) {
+  float past[TAPS], present[8];
+  before.to_floats(past);
+  now.to_floats(present);
+#pragma unroll
+  for (int i = 0; i < TAPS - 1; ++i) x[i] = past[1 + i];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) x[TAPS - 1 + i] = present[i];
+}
+
+DEVICE float silu(float x) { return x * sigmoid(x); }
+// silu's derivative.
+DEVICE float silu_slope(float x) {
+  const float s = sigmoid(x);
+  return s * (1.0f + x * (1.0f - s));
+}
+
+// Eight times of one channel, before silu, from the inputs since `time` - TAPS + 1.
+template <int TAPS, bool SEGMENTED>
+DEVICE void convolve(float (&y)[8], const float (&x)[TAPS - 1 + 8], const Filter<TAPS>& filter,
+                     const Segments& segments, int time) {
+  constexpr int PAST = TAPS - 1;
+  const Together<PAST + 8, SEGMENTED> together(segments, time - PAST);
+  with_taps(filter, [&](auto exact) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      y[i] = filter.bias;
+#pragma unroll
+      for (int k = 0; k < TAPS; ++k)
+        if (filter.template used<exact>(k) && together.same(i + k, i + PAST))
+          y[i] += filter.weight[k] * x[i + k];
+    }
+  });
+}
+
+// The filters of COLUMNS neighbouring channels.
+template <int TAPS>
+struct Filters {
+  int skip;
+  float weight[COLUMNS][TAPS], bias[COLUMNS];
+
+  DEVICE Filters(const float* weights, const float* biases, int64_t width, int64_t first, int count)
+      : skip(TAPS - static_cast<int>(width)) {
+#pragma unroll
+    for (int c = 0; c < COLUMNS; ++c) {
+      const Filter<TAPS> one(weights, biases, width, first + (c < count ? c : 0));
+      bias[c] = one.bias;
+#pragma unroll
+      for (int k = 0; k < TAPS; ++k) weight[c][k] = one.weight[k];
+    }
+  }
+  DEVICE bool used(int k) const { return k >= TAPS / 2 || k >= skip; }
+
+  // Step s of the inputs x, before silu.
+  template <bool SEGMENTED, int COUNT, int ROWS>
+  DEVICE void apply(float (&y)[COLUMNS], const float (&x)[ROWS][COLUMNS],
+                    const Together<COUNT, SEGMENTED>& together, int s) const {
+#pragma unroll
+    for (int c = 0; c < COLUMNS; ++c) y[c] = bias[c];
+#pragma unroll
+    for (int k = 0; k < TAPS; ++k) {
+      if (!used(k) || !together.same(s + k, s + TAPS - 1)) continue;
+#pragma unroll
+      for (int c = 0; c < COLUMNS; ++c) y[c] += weight[c][k] * x[s + k][c];
+    }
+  }
+};
+
+// The inputs of `time` and the COUNT - 1 times that follow: the initial state before time 0, zeros elsewhere.
+template <class T, int COUNT, int ROWS>
+DEVICE void read_rows(float (&x)[ROWS][COLUMNS], const Columns<T>& in, const Columns<T>& initial,
+                      const ConvSizes& sizes, int time) {
+  const int history = static_cast<int>(sizes.width) - 1, length = static_cast<int>(sizes.length);
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    const int t = time + i;
+    Vector<T, COLUMNS> row{};
+    if (t >= 0 && t < length) row = in.read(t);
+    if (t < 0 && t >= -history && initial.given) row = initial.read(t + history);
+    row.to_floats(x[i]);
+  }
+}
+
+}  // namespace conv

@@ -1,0 +1,67 @@
+// A few more steps of the causal convolution from the last inputs that a state keeps, as generation needs.
+#pragma once
+
+#include "conv.h"
+
+namespace conv {
+
+// Where the state keeps its inputs: shifted, the newest last; or in a ring, time t at t % length.
+struct Ring {
+  int length;
+  int past;
+  bool ring;
+
+  // Place of the input `back` steps before the first new one.
+  DEVICE int place(int back) const {
+    if (!ring) return length - back;
+    const int place = (past - back) % length;
+    return place < 0 ? place + length : place;
+  }
+};
+
+template <class T>
+DEVICE void keep(const Row<T>& state, const Ring& ring, const Row<T>& x) {
+  const int steps = x.length;
+  if (ring.ring) {
+    for (int t = 0; t < steps; ++t) state[(ring.past + t) % ring.length] = x[t];
+    return;
+  }
+  const int stay = ring.length > steps ? ring.length - steps : 0;
+  for (int i = 0; i < stay; ++i) state[i] = state[i + steps];
+  for (int i = stay; i < ring.length; ++i) state[i] = x[i - ring.length + steps];
+}
+
+template <class T, int TAPS>
+DEVICE void update(const ConvUpdate& p) {
+  const ConvSizes& sizes = p.sizes;
+  const int64_t index = block_index() * THREADS + thread_index();
+  const int64_t batch = quotient(index, sizes.channels), channel = index - batch * sizes.channels;
+  if (batch >= sizes.batch) return;
+  const Row<T> x(p.x, batch, channel, sizes.length), out(p.out, batch, channel, sizes.length);
+  const int64_t place = p.state_index ? p.state_index[batch] : batch;
+  if (place < 0) {
+    for (int t = 0; t < x.length; ++t) out[t] = T{};
+    return;
+  }
+  const Row<T> state(p.state, place, channel, p.state_length);
+  const Ring ring{state.length, p.past ? p.past[batch] : 0, p.past != nullptr};
+  const Filter<TAPS> filter(p.weight, p.bias, sizes.width, channel);
+
+  // The newest input comes in at the end.
+  float window[TAPS];
+#pragma unroll
+  for (int k = 1; k < TAPS; ++k)
+    window[k] = filter.template used<false>(k - 1) ? to_float(state[ring.place(TAPS - k)]) : 0.0f;
+  for (int t = 0; t < x.length; ++t) {
+    float y = filter.bias;
+#pragma unroll
+    for (int k = 0; k < TAPS; ++k) {
+      window[k] = k + 1 < TAPS ? window[k + 1] : to_float(x[t]);
+      if (filter.template used<false>(k)) y += filter.weight[k] * window[k];
+    }
+    out[t] = from_float<T>(sizes.silu ? silu(y) : y);
+  }
+  keep(state, ring, x);
+}
+
+}  // namespace conv

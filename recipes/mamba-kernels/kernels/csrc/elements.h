@@ -1,0 +1,224 @@
+// Arithmetic and memory access of single elements, outside the recurrence.
+#pragma once
+
+#include "portable.h"
+
+// A block scans CHANNELS channels; time goes in chunks of CHUNK steps, one checkpoint each.
+constexpr int CHANNELS = 32;
+constexpr int CHUNK = 32;
+constexpr int THREADS = 128;
+// States that a pass over a chunk handles; d_state above it takes several passes.
+constexpr int SLAB = 16;
+
+// Rows of shared memory, in floats; each stride keeps its readers off each other's banks:
+// per channel, elementwise threads write 16 bytes and matrix operands read single words;
+constexpr int ROW = CHUNK + 4;
+// per time, B and C over states.
+constexpr int STATE_ROW = SLAB + 8;
+
+constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float LN_2 = 0.6931471805599453f;
+
+DEVICE float sigmoid(float x) { return reciprocal(1.0f + exp2_fast(-x * LOG2_E)); }
+
+// Upstream's threshold, above which softplus(x) is x in single precision.
+constexpr float SOFTPLUS_THRESHOLD = 20.0f;
+
+DEVICE float softplus(float x) {
+  const float e = exp2_fast(x * LOG2_E);
+  // log2(1 + e) loses the digits of a small e: four terms of the series are exact to 2e-7 there.
+  const float series = e * (1.0f - e * (0.5f - e * (0.33333333f - e * 0.25f)));
+  const float y = e < 0.03f ? series : log2_fast(1.0f + e) * LN_2;
+  return x > SOFTPLUS_THRESHOLD ? x : y;
+}
+
+// Which 32 channels of which sequence a block works on.
+struct Place {
+  int64_t batch, group, block, blocks, first;
+  int channels;
+
+  DEVICE explicit Place(const ScanSizes& s) {
+    const int64_t per_group = s.channels / s.groups;
+    blocks = (per_group + CHANNELS - 1) / CHANNELS;
+    const int64_t index = block_index();
+    block = index % blocks;
+    group = index / blocks % s.groups;
+    batch = index / blocks / s.groups;
+    first = group * per_group + block * CHANNELS;
+    const int64_t left = per_group - block * CHANNELS;
+    channels = left < CHANNELS ? static_cast<int>(left) : CHANNELS;
+  }
+};
+
+// Eight adjacent elements as the words they are loaded in: taken apart into elements at once, as the compiler
+// does with an array of them, they would be waited for where they are loaded.
+template <class T>
+struct Packed {
+  uint32_t word[2 * sizeof(T)];
+
+  DEVICE void load(const T* from) {
+    const Eight<T> x = load_eight(from);
+    __builtin_memcpy(word, &x, sizeof(word));
+  }
+  DEVICE void set(const float (&x)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+      if constexpr (sizeof(T) == 4) {
+        word[i] = float_bits(x[i]);
+        word[i + 1] = float_bits(x[i + 1]);
+      } else {
+        word[i / 2] = pack<T>(x[i], x[i + 1]);
+      }
+    }
+  }
+  DEVICE void to_floats(float (&x)[8]) const {
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+      if constexpr (sizeof(T) == 4) {
+        x[i] = bits_float(word[i]);
+        x[i + 1] = bits_float(word[i + 1]);
+      } else {
+        unpack<T>(word[i / 2], x[i], x[i + 1]);
+      }
+    }
+  }
+};
+
+// The eight elements of a chunk that a thread handles: adjacent in memory, in time or in channels.
+template <bool ALONG_TIME>
+struct Strip {
+  static constexpr bool along_time = ALONG_TIME;
+
+  DEVICE static int major() { return thread_index() / 4; }
+  DEVICE static int minor() { return thread_index() % 4 * 8; }
+  DEVICE static int channel() { return along_time ? major() : minor(); }
+  DEVICE static int time() { return along_time ? minor() : major(); }
+  DEVICE static int channel_of(int i) { return along_time ? major() : minor() + i; }
+
+  // How many of the eight lie inside the tensor.
+  DEVICE static int inside(int channels, int64_t steps) {
+    const bool other = along_time ? major() < channels : major() < steps;
+    const int64_t left = (along_time ? steps : static_cast<int64_t>(channels)) - minor();
+    return !other || left <= 0 ? 0 : left < 8 ? static_cast<int>(left) : 8;
+  }
+};
+
+// For each tensor where the block's 32 channels, or the first chunk's 32 times, start: strides are 64-bit
+// numbers whose products cost more than to read an address.
+template <int TENSORS>
+struct Rows {
+  uintptr_t start[TENSORS][32];
+
+  template <class T, class S>
+  DEVICE void put(int tensor, const Sequence& s, const Place& place, S) {
+    if (thread_index() < 32) {
+      const int64_t row = S::along_time ? thread_index() * s.channel : thread_index() * s.time;
+      start[tensor][thread_index()] =
+          reinterpret_cast<uintptr_t>(static_cast<T*>(s.data) + place.batch * s.batch + place.first * s.channel + row);
+    }
+  }
+  template <class T, bool WHOLE, class S>
+  DEVICE T* strip(int tensor, const Sequence& s, int64_t chunk, S) const {
+    T* row = reinterpret_cast<T*>(start[tensor][S::major()]);
+    if constexpr (WHOLE && S::along_time) return row + (chunk * CHUNK + S::minor());
+    return row + chunk * CHUNK * s.time + S::minor() * (S::along_time ? s.time : s.channel);
+  }
+};
+
+// WHOLE: all of a chunk lies inside its tensors and its strips start on 16 bytes.
+template <class T, bool WHOLE, class S>
+DEVICE void load_strip(Packed<T>& x, const T* start, const Sequence& s, int inside, S) {
+  if constexpr (WHOLE) {
+    x.load(start);
+  } else {
+    const int64_t stride = S::along_time ? s.time : s.channel;
+    float value[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) value[i] = i < inside ? to_float(start[i * stride]) : 0.0f;
+    x.set(value);
+  }
+}
+
+template <class T, bool WHOLE, class S>
+DEVICE void store_strip(T* start, const Sequence& s, int inside, const float (&x)[8], S) {
+  if constexpr (WHOLE) {
+    store_eight(start, x);
+  } else {
+    const int64_t stride = S::along_time ? s.time : s.channel;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (i < inside) start[i * stride] = from_float<T>(x[i]);
+    }
+  }
+}
+
+// Eight floats of a strip in an array of shared memory over [channel][time].
+template <class S>
+DEVICE void put_strip(float* rows, const float (&x)[8], S) {
+  float* start = rows + S::channel() * ROW + S::time();
+  if constexpr (S::along_time) {
+    store_four(start, x[0], x[1], x[2], x[3]);
+    store_four(start + 4, x[4], x[5], x[6], x[7]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) start[i * ROW] = x[i];
+  }
+}
+
+template <class S>
+DEVICE void get_strip(float (&x)[8], const float* rows, S) {
+  const float* start = rows + S::channel() * ROW + S::time();
+  if constexpr (S::along_time) {
+    load_four(x, start);
+    load_four(x + 4, start + 4);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = start[i * ROW];
+  }
+}
+
+// One thread's share of a chunk of B or C: a state's eight steps. Half of the threads have B, the others C.
+template <class T>
+struct ProjectionStrip {
+  Packed<T> value;
+
+  DEVICE static bool is_b() { return thread_index() < THREADS / 2; }
+  DEVICE static int state() { return thread_index() % SLAB; }
+  DEVICE static int time() { return thread_index() / SLAB % 4 * 8; }
+
+  // At the first step of the first slab.
+  DEVICE static const T* start(const Projection& b, const Projection& c, const Place& place) {
+    const Projection& s = is_b() ? b : c;
+    return static_cast<const T*>(s.data) + place.batch * s.batch + place.group * s.group + state() * s.state +
+           time() * s.time;
+  }
+
+  template <bool WHOLE>
+  DEVICE void load(const T* from, const Projection& b, const Projection& c, const ScanSizes& sizes, int64_t slab,
+                   int64_t chunk) {
+    const Projection& s = is_b() ? b : c;
+    if constexpr (WHOLE) {
+      value.load(from + chunk * CHUNK + (slab ? slab * SLAB * s.state : 0));
+    } else {
+      const T* at = from + chunk * CHUNK * s.time + slab * SLAB * s.state;
+      const int64_t left = slab * SLAB + state() < sizes.states ? sizes.length - chunk * CHUNK - time() : 0;
+      float x[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) x[i] = i < left ? to_float(at[i * s.time]) : 0.0f;
+      value.set(x);
+    }
+  }
+  DEVICE void put(float* b, float* c) const {
+    float x[8];
+    value.to_floats(x);
+    float* to = (is_b() ? b : c) + time() * STATE_ROW + state();
+#pragma unroll
+    for (int i = 0; i < 8; ++i) to[i * STATE_ROW] = x[i];
+  }
+};
+
+// Whether strips of B and C can be read 16 bytes at once.
+DEVICE bool vectors(const Projection& s) {
+  const int64_t strides = s.batch | s.group | s.state;
+  return s.time == 1 && strides % 8 == 0 && reinterpret_cast<uintptr_t>(s.data) % 16 == 0;
+}

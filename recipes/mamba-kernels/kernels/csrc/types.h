@@ -1,0 +1,221 @@
+// Element types of tensors: 16-bit storage, arithmetic in float. Rounds to nearest even; NaN stays NaN.
+#pragma once
+
+struct bf16 {
+  uint16_t bits;
+};
+struct fp16 {
+  uint16_t bits;
+};
+using fp32 = float;
+
+DEVICE float to_float(float x) { return x; }
+DEVICE float to_float(bf16 x) { return bits_float(uint32_t(x.bits) << 16); }
+DEVICE float to_float(fp16 x);
+
+// Two neighbours in memory, the first in the low half.
+template <typename T>
+DEVICE uint32_t pack(float first, float second);
+template <typename T>
+DEVICE void unpack(uint32_t pair, float& first, float& second);
+
+template <>
+DEVICE void unpack<bf16>(uint32_t pair, float& first, float& second) {
+  first = bits_float(pair << 16);
+  second = bits_float(pair & 0xffff0000u);
+}
+
+#if defined(__CUDACC__)
+
+DEVICE float to_float(fp16 x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+  return y;
+}
+template <>
+DEVICE void unpack<fp16>(uint32_t pair, float& first, float& second) {
+  asm("{\n.reg .f16 low, high;\nmov.b32 {low, high}, %2;\ncvt.f32.f16 %0, low;\ncvt.f32.f16 %1, high;\n}"
+      : "=f"(first), "=f"(second)
+      : "r"(pair));
+}
+template <>
+DEVICE uint32_t pack<bf16>(float first, float second) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  return pair;
+}
+template <>
+DEVICE uint32_t pack<fp16>(float first, float second) {
+  uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  return pair;
+}
+DEVICE uint16_t bf16_bits(float x) {
+  uint16_t bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+}
+DEVICE uint16_t fp16_bits(float x) {
+  uint16_t bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+}
+
+#else
+
+// No instruction on gfx90a, gfx942 or a CPU.
+DEVICE uint16_t bf16_bits(float x) {
+  const uint32_t bits = float_bits(x);
+  const uint32_t rounded = bits + 0x7fffu + (bits >> 16 & 1u);
+  return (x != x ? bits | 0x400000u : rounded) >> 16;
+}
+
+#if defined(__HIP__)
+
+DEVICE float to_float(fp16 x) { return __builtin_bit_cast(_Float16, x.bits); }
+DEVICE uint16_t fp16_bits(float x) { return __builtin_bit_cast(uint16_t, _Float16(x)); }
+
+#else
+
+// Scaling by a power of two moves the exponent from one bias to the other and keeps subnormal numbers exact.
+DEVICE float to_float(fp16 x) {
+  const uint32_t sign = uint32_t(x.bits & 0x8000u) << 16;
+  const uint32_t magnitude = uint32_t(x.bits & 0x7fffu) << 13;
+  if (magnitude >= 0x0f800000u) return bits_float(sign | magnitude | 0x7f800000u);
+  return bits_float(sign | float_bits(bits_float(magnitude) * 0x1p112f));
+}
+DEVICE uint16_t fp16_bits(float x) {
+  const uint32_t sign = float_bits(x) >> 16 & 0x8000u;
+  const uint32_t magnitude = float_bits(x) & 0x7fffffffu;
+  if (x != x) return sign | 0x7e00u | (magnitude >> 13 & 0x3ffu);
+  if (magnitude >= 0x477ff000u) return sign | 0x7c00u;
+  if (magnitude < 0x38800000u) return sign | (float_bits(bits_float(magnitude) + 0.5f) - 0x3f000000u);
+  return sign | ((magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13);
+}
+
+#endif
+
+template <>
+DEVICE void unpack<fp16>(uint32_t pair, float& first, float& second) {
+  first = to_float(fp16{uint16_t(pair)});
+  second = to_float(fp16{uint16_t(pair >> 16)});
+}
+template <>
+DEVICE uint32_t pack<bf16>(float first, float second) {
+  return bf16_bits(first) | uint32_t(bf16_bits(second)) << 16;
+}
+template <>
+DEVICE uint32_t pack<fp16>(float first, float second) {
+  return fp16_bits(first) | uint32_t(fp16_bits(second)) << 16;
+}
+
+#endif
+
+template <typename T>
+DEVICE T from_float(float x);
+template <>
+DEVICE float from_float<float>(float x) {
+  return x;
+}
+template <>
+DEVICE bf16 from_float<bf16>(float x) {
+  return {bf16_bits(x)};
+}
+template <>
+DEVICE fp16 from_float<fp16>(float x) {
+  return {fp16_bits(x)};
+}
+
+// What one memory instruction moves.
+template <int bytes>
+struct Access;
+template <>
+struct Access<8> {
+#if defined(__CUDACC__)
+  using Words = uint2;
+#else
+  typedef uint32_t Words __attribute__((vector_size(8), may_alias));
+#endif
+};
+template <>
+struct Access<16> {
+#if defined(__CUDACC__)
+  using Words = uint4;
+#else
+  typedef uint32_t Words __attribute__((vector_size(16), may_alias));
+#endif
+};
+
+// Neighbours in memory, as they lie there; read and written 16 bytes at a time, or all at once where they are
+// fewer, so that their address must be a multiple of that.
+template <typename T, int COUNT>
+struct alignas(sizeof(T) * COUNT < 16 ? sizeof(T) * COUNT : 16) Vector {
+  static constexpr int ALIGNMENT = sizeof(T) * COUNT < 16 ? sizeof(T) * COUNT : 16;
+  using Words = typename Access<ALIGNMENT>::Words;
+  static constexpr int ACCESSES = sizeof(T) * COUNT / sizeof(Words);
+  T value[COUNT];
+
+  DEVICE void to_floats(float (&x)[COUNT]) const {
+#pragma unroll
+    for (int i = 0; i < COUNT; i += 2) {
+      if constexpr (sizeof(T) == 4) {
+        x[i] = value[i];
+        x[i + 1] = value[i + 1];
+      } else {
+        uint32_t pair;
+        __builtin_memcpy(&pair, &value[i], 4);
+        unpack<T>(pair, x[i], x[i + 1]);
+      }
+    }
+  }
+  DEVICE static Vector from_floats(const float (&x)[COUNT]) {
+    Vector y;
+#pragma unroll
+    for (int i = 0; i < COUNT; i += 2) {
+      if constexpr (sizeof(T) == 4) {
+        y.value[i] = x[i];
+        y.value[i + 1] = x[i + 1];
+      } else {
+        const uint32_t pair = pack<T>(x[i], x[i + 1]);
+        __builtin_memcpy(&y.value[i], &pair, 4);
+      }
+    }
+    return y;
+  }
+};
+template <typename T>
+using Eight = Vector<T, 8>;
+
+template <int COUNT, typename T>
+DEVICE Vector<T, COUNT> load(const T* from) {
+  using Words = typename Vector<T, COUNT>::Words;
+  Vector<T, COUNT> x;
+#pragma unroll
+  for (int i = 0; i < Vector<T, COUNT>::ACCESSES; ++i)
+    reinterpret_cast<Words*>(&x)[i] = reinterpret_cast<const Words*>(from)[i];
+  return x;
+}
+template <int COUNT, typename T>
+DEVICE void store(T* to, const Vector<T, COUNT>& x) {
+  using Words = typename Vector<T, COUNT>::Words;
+#pragma unroll
+  for (int i = 0; i < Vector<T, COUNT>::ACCESSES; ++i)
+    reinterpret_cast<Words*>(to)[i] = reinterpret_cast<const Words*>(&x)[i];
+}
+
+template <typename T>
+DEVICE Eight<T> load_eight(const T* from) {
+  return load<8>(from);
+}
+template <typename T>
+DEVICE void store_eight(T* to, const float (&x)[8]) {
+  store(to, Eight<T>::from_floats(x));
+}
+DEVICE void load_four(float* x, const float* from) {
+  const Vector<float, 4> four = load<4>(from);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x[i] = four.value[i];
+}
+DEVICE void store_four(float* to, float x0, float x1, float x2, float x3) {
+  store(to, Vector<float, 4>{{x0, x1, x2, x3}});
+}

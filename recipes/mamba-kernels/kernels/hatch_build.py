@@ -1,0 +1,60 @@
+"""Build hook: a wheel carries the code objects of every compiler that the building machine has."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
+    """Compiles the kernels, which are data to Python."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile what TWINRUN_KERNEL_ARCHS names, else for all GPUs; editable, for the emulator too."""
+        if self.target_name != "wheel":
+            return
+        compiler = _compiler_module(Path(self.root))
+        editable = version == "editable"
+        objects = compiler.OBJECTS if editable else Path(self.root, "build", "objects")
+        named, needed = compiler.chosen(
+            os.environ.get(compiler.VARIABLE), compiler.ARCHS if editable else compiler.GPU_ARCHS
+        )
+        missing = compiler.build(named, objects=objects, say=self.app.display_info)
+        self._warn(missing, all_missing=len(missing) == len(named))
+        if missing and needed:
+            raise compiler.CompileError(f"{compiler.VARIABLE} asks for {', '.join(missing)}")
+        if editable:
+            return
+        compiler.prune(objects, named)
+        build_data["force_include"][str(objects)] = "twinrun_mamba/objects"
+        # The emulator is code of this machine; code objects for GPUs are data to every machine.
+        if "cpu" in named and "cpu" not in missing:
+            build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+
+    def _warn(self, missing: dict[str, str], *, all_missing: bool) -> None:
+        for arch, reason in missing.items():
+            self.app.display_warning(f"twinrun-mamba: no kernels for {arch}: {reason}")
+        if all_missing:
+            self.app.display_warning(
+                "twinrun-mamba: NO KERNEL WAS COMPILED. This build computes in plain torch alone, slowly. "
+                "Install nvcc, or clang-19 and lld-19, and build it again."
+            )
+
+
+def _compiler_module(root: Path) -> ModuleType:
+    # By path: the package needs torch, compiling does not.
+    spec = importlib.util.spec_from_file_location("kernel_compiler", root / "src/twinrun_mamba/compile.py")
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{root} has no src/twinrun_mamba/compile.py")
+    module = importlib.util.module_from_spec(spec)
+    # Its data classes look their module up by name.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,210 @@
+"""The two GPU drivers and the emulator, through ctypes: load a code object, launch a kernel, nothing else.
+
+Nothing here links to a toolkit, so one package serves every build of torch: NVIDIA's driver is libcuda.so.1
+of the machine, AMD's runtime is the very library that torch has loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import byref, c_char_p, c_int, c_int64, c_size_t, c_uint, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+# A function, module or context of a driver; the emulator's functions are ctypes' own.
+Handle = Any
+_RELAXED_CAPTURE = 2
+_LAUNCH_TYPES: Sequence[Any] = (c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p)
+
+
+class LaunchError(RuntimeError):
+    """The driver refused a kernel; says what was asked and what it answered."""
+
+
+class Driver(Protocol):
+    """What a launcher asks of a driver; `index` numbers the device."""
+
+    # The most blocks along x, and threads in all of them together.
+    most_blocks: int
+    most_threads: int
+
+    def function(self, index: int, image: Path, name: str, shared_bytes: int) -> Handle:
+        """Return a kernel of a code object, allowed that much dynamic shared memory in a block."""
+
+    def launch(
+        self, index: int, function: Handle, blocks: int, threads: int, shared_bytes: int, params: bytes
+    ) -> None:
+        """Start a kernel on torch's current stream of the device."""
+
+
+class Cuda:
+    """NVIDIA's driver. Everything runs in the device's primary context, which torch uses too."""
+
+    most_blocks, most_threads = 2**31 - 1, 2**31 * 1024
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL("libcuda.so.1")
+        self._launch = self.library.cuLaunchKernel
+        self._launch.argtypes = _LAUNCH_TYPES
+        self._push, self._pop = self.library.cuCtxPushCurrent_v2, self.library.cuCtxPopCurrent_v2
+        self._push.argtypes = (c_void_p,)
+        self._contexts: dict[int, Handle] = {}
+        self._modules: dict[tuple[int, Path], Handle] = {}
+
+    def function(self, index: int, image: Path, name: str, shared_bytes: int) -> Handle:
+        """Return a kernel of a code object, allowed that much dynamic shared memory in a block."""
+        with self._loading(index):
+            module = self._modules.get((index, image))
+            if module is None:
+                module = self._load(image)
+                self._modules[index, image] = module
+            found = c_void_p()
+            status = self.library.cuModuleGetFunction(byref(found), module, name.encode())
+            self._check(status, f"finding {name} in {image.name}")
+            if shared_bytes:
+                # 8: the most dynamic shared memory that launches may ask for; unset, 48 KiB with the static.
+                status = self.library.cuFuncSetAttribute(found, 8, c_int(shared_bytes))
+                self._check(status, f"allowing {name} {shared_bytes} bytes of shared memory")
+        return found
+
+    def launch(
+        self, index: int, function: Handle, blocks: int, threads: int, shared_bytes: int, params: bytes
+    ) -> None:
+        """Start a kernel on torch's current stream of the device."""
+        # A thread of autograd's may have no context yet, or another device's.
+        self._push(self._contexts[index])
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        pointers = (c_char_p * 1)(params)
+        status = self._launch(function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, pointers, None)
+        self._pop(byref(c_void_p()))
+        if status:
+            self._check(
+                status, f"{blocks} blocks of {threads} threads with {shared_bytes} bytes of shared memory"
+            )
+
+    def _load(self, image: Path) -> Handle:
+        module, code = c_void_p(), image.read_bytes()
+        # PTX is text and must end with a zero; a cubin does not mind one.
+        status = self.library.cuModuleLoadData(byref(module), c_char_p(code + b"\0"))
+        self._check(status, f"loading {image.name}")
+        return module
+
+    @contextmanager
+    def _loading(self, index: int) -> Iterator[None]:
+        """Make the device's context current, and let a stream capture go on while code is loaded."""
+        if index not in self._contexts:
+            torch.cuda.init()
+            device, context = c_int(), c_void_p()
+            self._check(self.library.cuInit(0), "initialising the driver")
+            # torch's numbering is the driver's: both obey CUDA_VISIBLE_DEVICES.
+            self._check(self.library.cuDeviceGet(byref(device), index), f"finding device {index}")
+            status = self.library.cuDevicePrimaryCtxRetain(byref(context), device)
+            self._check(status, f"opening device {index}")
+            self._contexts[index] = context
+        mode = c_int(_RELAXED_CAPTURE)
+        self._push(self._contexts[index])
+        self.library.cuThreadExchangeStreamCaptureMode(byref(mode))
+        try:
+            yield
+        finally:
+            self.library.cuThreadExchangeStreamCaptureMode(byref(mode))
+            self._pop(byref(c_void_p()))
+
+    def _check(self, status: int, doing: str) -> None:
+        if status:
+            text = c_char_p()
+            self.library.cuGetErrorString(status, byref(text))
+            raise LaunchError(f"{doing}: {(text.value or b'unknown error').decode()} ({status})")
+
+
+class Hip:
+    """AMD's runtime, which torch has already loaded."""
+
+    # A grid's threads are counted in 32 bits.
+    most_blocks, most_threads = 2**31 - 1, 2**32 - 1
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL(_loaded("libamdhip64.so"))
+        self._launch = self.library.hipModuleLaunchKernel
+        self._launch.argtypes = _LAUNCH_TYPES
+        self.library.hipGetErrorString.restype = c_char_p
+        self._modules: dict[tuple[int, Path], Handle] = {}
+
+    def function(self, index: int, image: Path, name: str, shared_bytes: int) -> Handle:
+        """Return a kernel of a code object; a block may ask for all of a compute unit's LDS without more."""
+        with torch.cuda.device(index):
+            module = self._modules.get((index, image))
+            if module is None:
+                module = c_void_p()
+                # Makes the device's context, which loading does not do by itself.
+                torch.cuda.current_stream()
+                status = self.library.hipModuleLoadData(byref(module), c_char_p(image.read_bytes()))
+                self._check(status, f"loading {image.name}")
+                self._modules[index, image] = module
+            found = c_void_p()
+            status = self.library.hipModuleGetFunction(byref(found), module, name.encode())
+            self._check(status, f"finding {name} in {image.name}")
+        return found
+
+    def launch(
+        self, index: int, function: Handle, blocks: int, threads: int, shared_bytes: int, params: bytes
+    ) -> None:
+        """Start a kernel on torch's current stream of the device."""
+        with torch.cuda.device(index):
+            stream = torch._C._cuda_getCurrentRawStream(index)
+            pointers = (c_char_p * 1)(params)
+            status = self._launch(function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, pointers, None)
+        if status:
+            self._check(status, f"{blocks} blocks of {threads} threads with {shared_bytes} bytes of LDS")
+
+    def _check(self, status: int, doing: str) -> None:
+        if status:
+            raise LaunchError(f"{doing}: {self.library.hipGetErrorString(status).decode()} ({status})")
+
+
+class Emulator:
+    """The same kernels on the CPU, in waves of 32 or 64 lanes: slow, for tests."""
+
+    most_blocks, most_threads = 2**31 - 1, 2**31 * 1024
+
+    def __init__(self, wave: int) -> None:
+        self.wave = wave
+        self._libraries: dict[Path, ctypes.CDLL] = {}
+
+    def function(self, index: int, image: Path, name: str, shared_bytes: int) -> Handle:
+        """Return a kernel compiled for waves of this size."""
+        library = self._libraries.setdefault(image, ctypes.CDLL(str(image)))
+        found = getattr(library, f"{name}_w{self.wave}")
+        found.argtypes = (c_char_p, c_int64, c_int, c_size_t)
+        found.message = library.emulator_message
+        found.message.restype = c_char_p
+        return found
+
+    def launch(
+        self, index: int, function: Handle, blocks: int, threads: int, shared_bytes: int, params: bytes
+    ) -> None:
+        """Run a kernel to its end."""
+        if function(params, blocks, threads, shared_bytes):
+            raise LaunchError(function.message().decode())
+
+
+@cache
+def driver(kind: str) -> Driver:
+    """Return the driver for `gpu`, or an emulator of that many lanes."""
+    if kind != "gpu":
+        return Emulator(int(kind))
+    return Hip() if torch.version.hip else Cuda()
+
+
+def _loaded(name: str) -> str:
+    """Return the path of a library that this process has loaded."""
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        path = line.split(maxsplit=5)[-1]
+        if Path(path).name.startswith(name):
+            return path
+    raise LaunchError(f"torch has not loaded {name}, so there is no AMD GPU to launch on")

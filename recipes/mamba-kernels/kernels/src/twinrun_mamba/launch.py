@@ -1,0 +1,97 @@
+"""Which backend serves a device, and starting kernels on it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, field
+from functools import cache
+
+import torch
+
+from twinrun_mamba.drivers import Driver, Handle, LaunchError, driver
+from twinrun_mamba.registry import ArchitectureError, Target, folder, target_of, targets
+from twinrun_mamba.validation import ArgumentError, one_of
+
+BACKENDS = ("native", "ptx", "reference", "emulated-32", "emulated-64")
+
+logger = logging.getLogger("twinrun_mamba")
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """Starts kernels of one code object on one device."""
+
+    target: Target
+    driver: Driver
+    index: int
+    _ready: dict[tuple[str, int], tuple[Handle, int, int]] = field(default_factory=dict)
+
+    def __call__(self, name: str, blocks: int, params: bytes, states: int = 0) -> None:
+        """Start a kernel on torch's current stream; `params` is the struct that the kernel takes."""
+        function, threads, shared = self._ready.get((name, states)) or self._prepare(name, states)
+        if blocks > self.driver.most_blocks or blocks * threads > self.driver.most_threads:
+            most = min(self.driver.most_blocks, self.driver.most_threads // threads)
+            raise LaunchError(f"{name}: {blocks} blocks of {threads} threads, at most {most} blocks")
+        self.driver.launch(self.index, function, blocks, threads, shared, params)
+
+    def _prepare(self, name: str, states: int) -> tuple[Handle, int, int]:
+        kernel = self.target.kernel(name)
+        shared = kernel.shared_bytes(states)
+        # The allowance belongs to the function, so asking for less must not take it from another size.
+        most = max([shared, *(ready[2] for (other, _), ready in self._ready.items() if other == name)])
+        function = self.driver.function(self.index, self.target.path, name, most)
+        self._ready[name, states] = function, kernel.threads, shared
+        return self._ready[name, states]
+
+
+@cache
+def launcher(backend: str, device: torch.device) -> Launcher | None:
+    """Return what launches kernels for a backend on a device, None for the reference; logged once.
+
+    An empty name leaves the choice to TWINRUN_MAMBA_BACKEND, and else to the device.
+    """
+    chosen, reason = _chosen(backend, device)
+    one_of("backend", chosen, BACKENDS)
+    if chosen == "reference":
+        logger.info("reference on %s: %s", device, reason)
+        return None
+    made = _emulated(chosen, device) if chosen.startswith("emulated") else _native(chosen, device)
+    logger.info("%s on %s: %s, %s", chosen, device, made.target.path.name, reason)
+    return made
+
+
+def describe(device: torch.device | str, backend: str | None = None) -> dict[str, str]:
+    """Return what serves a device, for a run's record: backend, architecture and code object."""
+    device = torch.empty(0, device=device).device
+    chosen, reason = _chosen(backend or "", device)
+    made = launcher(backend or "", device)
+    arch, path = ("", "") if made is None else (made.target.arch, made.target.path.name)
+    return {"backend": chosen, "reason": reason, "arch": arch, "object": path}
+
+
+def _chosen(backend: str, device: torch.device) -> tuple[str, str]:
+    if backend:
+        return backend, "asked for"
+    if preset := os.environ.get("TWINRUN_MAMBA_BACKEND"):
+        return preset, "TWINRUN_MAMBA_BACKEND"
+    if device.type == "cuda":
+        return "native", "the tensors are on a GPU"
+    return "reference", f"the tensors are on {device.type}"
+
+
+def _emulated(backend: str, device: torch.device) -> Launcher:
+    if device.type != "cpu":
+        raise ArgumentError("backend", f"{backend} for tensors on {device}", "tensors on the CPU")
+    built = targets(folder())
+    if "cpu" not in built:
+        raise ArchitectureError(f"no emulator is built, only {', '.join(built)}")
+    return Launcher(built["cpu"], driver(backend.removeprefix("emulated-")), 0)
+
+
+def _native(backend: str, device: torch.device) -> Launcher:
+    if device.type != "cuda":
+        raise ArgumentError(
+            "backend", f"{backend} for tensors on {device}", '"reference", or tensors on a GPU'
+        )
+    return Launcher(target_of(device, ptx=backend == "ptx"), driver("gpu"), device.index or 0)

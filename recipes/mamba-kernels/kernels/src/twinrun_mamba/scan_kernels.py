@@ -1,0 +1,160 @@
+"""The scan's kernels: memory for what they write, parameters, launches. Arguments are valid here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twinrun_mamba.launch import Launcher
+from twinrun_mamba.layout import (
+    address,
+    dense,
+    is_aligned,
+    is_time_adjacent,
+    laid,
+    new_projection,
+    new_sequence,
+    projection,
+    sequence,
+)
+from twinrun_mamba.memory import empty
+from twinrun_mamba.validation import KERNEL_TYPES, Sizes
+
+# Steps between two saved states; channels of a block; states that a block handles at once.
+CHUNK, CHANNELS, SLAB = 32, 32, 16
+# ScanForward, ScanBackward and ScanReduce of params.h.
+FORWARD, BACKWARD, REDUCE = Struct("=41q"), Struct("=58q"), Struct("=11q")
+
+
+def forward(
+    start: Launcher,
+    sizes: Sizes,
+    inputs: Sequence[Any],
+    *,
+    softplus: bool,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return output, last state and, when they are to be saved, the states before every chunk."""
+    u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx = inputs
+    time_adjacent = is_time_adjacent(u)
+    u, delta, z = _laid(time_adjacent, u, delta, z)
+    A, D, delta_bias, initial_state, seq_idx = map(dense, (A, D, delta_bias, initial_state, seq_idx))
+    batch, channels, length, states, _ = sizes
+    out = new_sequence(u, time_adjacent)
+    last = empty((batch, channels, states), torch.float32, u.device)
+    kept = (batch, channels, -(-length // CHUNK), states) if save else (0,)
+    checkpoints = empty(kept, torch.float32, u.device)
+    sequences = sequence(u) + sequence(delta) + sequence(z) + sequence(out)
+    params = FORWARD.pack(
+        *sizes,
+        softplus,
+        time_adjacent,
+        is_aligned(sequences, time_adjacent, u.element_size()),
+        *sequences,
+        *projection(B),
+        *projection(C),
+        A.data_ptr(),
+        address(D),
+        address(delta_bias),
+        address(initial_state),
+        address(seq_idx),
+        last.data_ptr(),
+        checkpoints.data_ptr(),
+    )
+    name = _name("scan_forward", u.dtype, states, tokens=not time_adjacent, packed=seq_idx is not None)
+    start(name, _blocks(sizes), params, states)
+    return out, last, checkpoints
+
+
+def backward(
+    start: Launcher,
+    sizes: Sizes,
+    out_gradient: Tensor,
+    last_gradient: Tensor | None,
+    checkpoints: Tensor,
+    *,
+    inputs: Sequence[Any],
+    softplus: bool,
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of the first nine inputs, None for those that were not given."""
+    u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx = inputs
+    time_adjacent = is_time_adjacent(u)
+    u, delta, z, out_gradient = _laid(time_adjacent, u, delta, z, out_gradient)
+    A, D, delta_bias, seq_idx, last_gradient = map(dense, (A, D, delta_bias, seq_idx, last_gradient))
+    batch, channels, length, states, groups = sizes
+
+    def of_type(given: Tensor | None) -> Any:
+        return None if given is None else new_sequence(u, time_adjacent)
+
+    def of_floats(given: Tensor | None, *shape: int) -> Any:
+        return None if given is None else empty(shape, torch.float32, u.device)
+
+    gu, gdelta, gz = of_type(u), of_type(delta), of_type(z)
+    ga = of_floats(A, batch, channels, states)
+    gd, gbias = of_floats(D, batch, channels), of_floats(delta_bias, batch, channels)
+    # With several slabs the kernel keeps what it carries there, whether it was asked for or not.
+    ginitial = of_floats(initial_state if states <= SLAB else u, batch, channels, states)
+    partial = of_floats(u, 2, batch, groups, _blocks_per_group(sizes), length, states)
+    sequences = sequence(u) + sequence(delta) + sequence(z) + sequence(out_gradient)
+    sequences += sequence(gu) + sequence(gdelta) + sequence(gz)
+    params = BACKWARD.pack(
+        *sizes,
+        softplus,
+        time_adjacent,
+        is_aligned(sequences, time_adjacent, u.element_size()),
+        *sequences,
+        *projection(B),
+        *projection(C),
+        A.data_ptr(),
+        address(D),
+        address(delta_bias),
+        address(seq_idx),
+        checkpoints.data_ptr(),
+        address(last_gradient),
+        address(ginitial),
+        ga.data_ptr(),
+        address(gd),
+        address(gbias),
+        partial.data_ptr(),
+        partial.data_ptr() + partial[0].numel() * partial.element_size(),
+    )
+    name = _name("scan_backward", u.dtype, states, tokens=not time_adjacent, packed=seq_idx is not None)
+    start(name, _blocks(sizes), params, states)
+    gb, gc = (_reduced(start, sizes, partial[index], t) for index, t in enumerate((B, C)))
+    ga, gd, gbias = (None if t is None else _over_batch(t) for t in (ga, gd, gbias))
+    return gu, gdelta, ga, gb, gc, gd, gz, gbias, None if initial_state is None else ginitial
+
+
+def _reduced(start: Launcher, sizes: Sizes, partial: Tensor, like: Tensor) -> Tensor:
+    """Sum over blocks, in order, what each found for its channels; in the type of `like`."""
+    batch, _, length, states, groups = sizes
+    total = new_projection(like)
+    blocks = partial.shape[2]
+    params = REDUCE.pack(partial.data_ptr(), *projection(total), batch, groups, blocks, length, states)
+    start(f"scan_reduce_{KERNEL_TYPES[like.dtype]}", batch * groups * -(-length // CHUNK), params)
+    return total
+
+
+def _over_batch(gradient: Tensor) -> Tensor:
+    return gradient[0] if gradient.shape[0] == 1 else gradient.sum(0)
+
+
+def _laid(time_adjacent: bool, *sequences: Tensor | None) -> tuple[Any, ...]:
+    return tuple(None if t is None else laid(t, time_adjacent) for t in sequences)
+
+
+def _name(kernel: str, kind: torch.dtype, states: int, *, tokens: bool, packed: bool) -> str:
+    variants = {"many": states > SLAB, "tokens": tokens, "packed": packed}
+    return "_".join([kernel, *(name for name, chosen in variants.items() if chosen), KERNEL_TYPES[kind]])
+
+
+def _blocks_per_group(sizes: Sizes) -> int:
+    return -(-(sizes.channels // sizes.groups) // CHANNELS)
+
+
+def _blocks(sizes: Sizes) -> int:
+    return sizes.batch * sizes.groups * _blocks_per_group(sizes)

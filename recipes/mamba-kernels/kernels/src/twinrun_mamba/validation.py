@@ -1,0 +1,201 @@
+"""Arguments are wrong here, with a name, or not at all: a kernel never sees what it would misread.
+
+All checks look at types, devices and shapes only, so none waits for a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+KERNEL_TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+STATES = 256
+WIDTHS = (2, 8)
+SEQUENCE = ("batch", "channels", "length")
+PROJECTION = ("batch", "groups", "states", "length")
+
+
+class ArgumentError(ValueError):
+    """An argument has a value, shape, stride or device that is not allowed."""
+
+    def __init__(self, argument: str, found: object, allowed: object) -> None:
+        super().__init__(f"{argument}: found {found}, allowed {allowed}")
+        self.argument, self.found, self.allowed = argument, str(found), str(allowed)
+
+
+class ArgumentTypeError(ArgumentError, TypeError):
+    """An argument has a type or a dtype that is not allowed."""
+
+
+class Sizes(NamedTuple):
+    """A scan's sizes, in the order of the kernels' parameters."""
+
+    batch: int
+    channels: int
+    length: int
+    states: int
+    groups: int
+
+
+def rank(name: str, value: object, allowed: Sequence[int]) -> None:
+    """Raise unless `value` is a tensor of an allowed number of dimensions."""
+    if not isinstance(value, Tensor):
+        raise ArgumentTypeError(name, type(value).__name__, "a tensor")
+    if value.dim() not in allowed:
+        found = f"{value.dim()} dimensions {tuple(value.shape)}"
+        raise ArgumentError(name, found, f"{' or '.join(map(str, allowed))} dimensions")
+
+
+def ranks(*given: tuple[str, object, tuple[int, ...]], required: int) -> None:
+    """Raise unless all are tensors of an allowed number of dimensions; None after the first `required`."""
+    for name, value, allowed in given:
+        if isinstance(value, Tensor) and value.dim() in allowed:
+            continue
+        if value is not None or name in [one[0] for one in given[:required]]:
+            rank(name, value, allowed)
+
+
+def one_of(name: str, value: object, allowed: Sequence[object]) -> None:
+    """Raise unless `value` is one of `allowed`."""
+    if value not in allowed:
+        raise ArgumentError(name, repr(value), ", ".join(map(repr, allowed)))
+
+
+def like(
+    name: str,
+    tensor: Tensor,
+    dtype: torch.dtype,
+    device: torch.device,
+    shape: tuple[int, ...],
+    dims: tuple[str, ...],
+) -> None:
+    """Raise unless a tensor has this dtype, device and shape."""
+    if tensor.dtype is dtype and tensor.shape == shape and tensor.device == device:
+        return
+    if tensor.dtype is not dtype:
+        raise ArgumentTypeError(name, tensor.dtype, dtype)
+    if tensor.device != device:
+        raise ArgumentError(name, f"a tensor on {tensor.device}", device)
+    raise ArgumentError(name, f"shape {tuple(tensor.shape)}", f"({', '.join(dims)}) = {tuple(shape)}")
+
+
+def scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    delta_bias: Tensor | None,
+    initial_state: Tensor | None,
+    seq_idx: Tensor | None,
+    *,
+    native: bool,
+) -> Sizes:
+    """Return the sizes of a scan whose arguments fit each other; `native` also restricts dtypes."""
+    kind, device = u.dtype, u.device
+    batch, channels, length = u.shape
+    groups, states = B.shape[1], A.shape[1]
+    element_type("u", kind, native=native)
+    at_least_one("u", u.shape, SEQUENCE)
+    weight = torch.float64 if kind is torch.float64 else torch.float32
+    like("A", A, weight, device, (channels, states), ("channels", "states"))
+    if not 0 < states <= STATES:
+        raise ArgumentError("A", f"{states} states", f"1 to {STATES}")
+    if groups == 0 or channels % groups:
+        raise ArgumentError("B", f"{groups} groups", f"a divisor of the {channels} channels")
+    like("delta", delta, kind, device, (batch, channels, length), SEQUENCE)
+    like("B", B, kind, device, (batch, groups, states, length), PROJECTION)
+    like("C", C, kind, device, (batch, groups, states, length), PROJECTION)
+    if D is not None:
+        like("D", D, weight, device, (channels,), ("channels",))
+    if z is not None:
+        like("z", z, kind, device, (batch, channels, length), SEQUENCE)
+    if delta_bias is not None:
+        like("delta_bias", delta_bias, weight, device, (channels,), ("channels",))
+    if initial_state is not None:
+        shape = (batch, channels, states)
+        like("initial_state", initial_state, weight, device, shape, ("batch", "channels", "states"))
+    if seq_idx is not None:
+        like("seq_idx", seq_idx, torch.int32, device, (batch, length), ("batch", "length"))
+    return Sizes(batch, channels, length, states, groups)
+
+
+def element_type(name: str, dtype: torch.dtype, *, native: bool) -> None:
+    """Raise unless kernels, or torch when not `native`, compute in this dtype."""
+    if dtype in KERNEL_TYPES or (dtype is torch.float64 and not native):
+        return
+    allowed = ", ".join(str(kind) for kind in KERNEL_TYPES)
+    raise ArgumentTypeError(name, dtype, f'{allowed}; torch.float64 with backend="reference"')
+
+
+def at_least_one(name: str, shape: Sequence[int], dims: tuple[str, ...]) -> None:
+    """Raise when a dimension is empty."""
+    if 0 in shape:
+        raise ArgumentError(name, f"shape {tuple(shape)}", f"({', '.join(dims)}) of 1 or more each")
+
+
+def conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    initial_states: Tensor | None,
+    seq_idx: Tensor | None,
+    *,
+    native: bool,
+) -> None:
+    """Raise unless a convolution's arguments fit each other; `native` also restricts dtypes."""
+    batch, channels, length = x.shape
+    width = _filter(x, weight, bias, native=native)
+    if initial_states is not None:
+        shape, dims = (batch, channels, width - 1), ("batch", "channels", "width - 1")
+        like("initial_states", initial_states, x.dtype, x.device, shape, dims)
+    if seq_idx is not None:
+        like("seq_idx", seq_idx, torch.int32, x.device, (batch, length), ("batch", "length"))
+
+
+def conv_update(
+    x: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cache_seqlens: Tensor | None,
+    conv_state_indices: Tensor | None,
+    *,
+    native: bool,
+) -> None:
+    """Raise unless a step's arguments fit each other; `native` also restricts dtypes."""
+    batch, channels, _ = x.shape
+    width = _filter(x, weight, bias, native=native)
+    kept = conv_state.shape[2]
+    states = batch if conv_state_indices is None else conv_state.shape[0]
+    like(
+        "conv_state", conv_state, x.dtype, x.device, (states, channels, kept), ("states", "channels", "kept")
+    )
+    if kept < width - 1:
+        raise ArgumentError("conv_state", f"{kept} inputs", f"{width - 1} or more, the width less one")
+    if any(stride == 0 and size > 1 for stride, size in zip(conv_state.stride(), conv_state.shape)):
+        raise ArgumentError(
+            "conv_state", f"strides {conv_state.stride()}", "memory of its own for each element"
+        )
+    for name, tensor in (("cache_seqlens", cache_seqlens), ("conv_state_indices", conv_state_indices)):
+        if tensor is not None:
+            like(name, tensor, torch.int32, x.device, (batch,), ("batch",))
+
+
+def _filter(x: Tensor, weight: Tensor, bias: Tensor | None, *, native: bool) -> int:
+    """Return the width of a filter that fits x."""
+    channels, width = x.shape[1], weight.shape[1]
+    element_type("x", x.dtype, native=native)
+    at_least_one("x", x.shape, SEQUENCE)
+    kind = torch.float64 if x.dtype is torch.float64 else torch.float32
+    like("weight", weight, kind, x.device, (channels, width), ("channels", "width"))
+    if not WIDTHS[0] <= width <= WIDTHS[1]:
+        raise ArgumentError("weight", f"width {width}", f"{WIDTHS[0]} to {WIDTHS[1]}")
+    if bias is not None:
+        like("bias", bias, kind, x.device, (channels,), ("channels",))
+    return int(width)

@@ -1,0 +1,58 @@
+"""Our kernels by the backends that a device has, and the float64 reference that all are held to."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import twinrun_mamba
+from operation import Function
+from torch import Tensor
+from twinrun_mamba import causal_conv1d_fn, causal_conv1d_update, selective_scan_fn
+from twinrun_mamba.launch import describe
+from twinrun_mamba.reference import selective_scan
+from twinrun_mamba.registry import ArchitectureError, folder
+
+from twinrun.files import sha256_of_file
+
+EMULATED = ("emulated-32", "emulated-64")
+
+
+def reference_scan(**tensors: Tensor) -> Tensor:
+    """Return the scan in plain torch, one step after the other."""
+    return selective_scan(**tensors, softplus=True)[0]
+
+
+def backends(device: torch.device) -> tuple[str, ...]:
+    """Return what runs here: on a processor the emulated kernels, and without those the reference."""
+    if device.type != "cpu":
+        return ("native",)
+    try:
+        for backend in EMULATED:
+            describe(device, backend)
+    except ArchitectureError as error:
+        print(f"the kernels are not run, only their reference: {error}")
+        return ("reference",)
+    return EMULATED
+
+
+def function(operation: str, backend: str) -> Function:
+    """Return our implementation of an operation."""
+    functions = {
+        "scan": partial(selective_scan_fn, delta_softplus=True),
+        "conv": partial(causal_conv1d_fn, activation="silu"),
+        "update": partial(causal_conv1d_update, activation="silu"),
+    }
+    return partial(functions[operation], backend=backend)
+
+
+def implementation(device: torch.device, backend: str) -> str:
+    """Return the name in records: package, backend, code object and the start of its SHA-256."""
+    name = describe(device, backend)["object"]
+    code = (name, sha256_of_file(folder() / name)[:12]) if name else ()
+    return " ".join(("twinrun-mamba", backend, *code))
+
+
+def version() -> str:
+    """Return the version of the package that was imported."""
+    return str(twinrun_mamba.__version__)

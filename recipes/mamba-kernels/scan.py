@@ -1,0 +1,104 @@
+"""The selective scan of one case: random inputs, float64 reference of some channels, least work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from operation import Function, Operation, exact, furthest
+from torch import Tensor
+
+from twinrun.benchmark import COPY, Work
+from twinrun.train.bench import Session, distance
+
+# Channels that are compared; every channel is computed alike, and they are chosen anew each run.
+CHECKED_CHANNELS = 64
+# Smallest and largest step size at initialisation, as Mamba's authors choose them.
+STEP_SIZES = (1e-3, 1e-1)
+
+# By phase: tensors like u that are read or written once, tensors like B, fp32 instructions for a state
+# element, and special functions for an element beside one exponential for each of its states.
+# Forward: u, delta, z, out; two products and two sums; softplus and silu with two each.
+# Backward: also the output's gradient in and three gradients out; 11 products and sums and, counted in
+# compiled code, 6 slots for the sums over channels; the derivatives' two special functions.
+# Accumulated: the gradients that were there are read as well.
+LEAST = {"forward": (4, 2, 4, 4), "backward": (7, 4, 17, 6), "accumulated": (10, 6, 17, 6)}
+
+
+class Scan(Operation):
+    """(batch, length, channels, states) with D, z, delta_bias and softplus; groups share B and C."""
+
+    name = "scan"
+    title = "selective scan"
+
+    def __init__(
+        self, session: Session, settings: dict[str, Any], dtype: torch.dtype, reference: Function
+    ) -> None:
+        names = ("batch", "channels", "length", "states", "groups")
+        self._batch, self._channels, self._length, self._states, self._groups = map(settings.get, names)
+        inputs = self._random(session, dtype)
+        shape = inputs["u"].shape
+        gradient = torch.randn(shape, dtype=dtype, generator=session.generator, device=session.device)
+        super().__init__(session, inputs, gradient)
+        self._chosen = self._choose(session)
+        chosen = {name: self._of_chosen(name, tensor) for name, tensor in self.inputs.items()}
+        self._expected = exact(reference, chosen, self.gradient[:, self._chosen])
+
+    def work(self, phase: str, way: str) -> Work:
+        """Return the least work of a phase: every tensor once through memory, states in registers."""
+        counted = way if way == "accumulated" else phase
+        sequences, projections, instructions, special = LEAST[counted]
+        elements = self.gradient.numel()
+        copied = sequences * self.gradient.nbytes + projections * self.inputs["B"].nbytes
+        parameters = 4 * self._channels * (self._states + 2)
+        amounts = {
+            COPY: copied + parameters,
+            "fp32": elements * self._states * instructions,
+            "exp2": elements * (self._states + special),
+        }
+        return Work(formula=f"scan-{counted}", amounts=amounts)
+
+    def distances(self, function: Function) -> dict[str, float]:
+        """Return the relative distances of the output, and of the gradient that is furthest off."""
+        # B and C get gradients from every channel: only the chosen ones may give any.
+        masked = torch.zeros_like(self.gradient)
+        masked[:, self._chosen] = self.gradient[:, self._chosen]
+        out, gradients = self._outcome(function, masked)
+        found = {name: self._of_chosen(name, tensor) for name, tensor in gradients.items()}
+        return {
+            "forward": distance(out[:, self._chosen], self._expected["out"]),
+            "backward": furthest(found, self._expected),
+        }
+
+    def _random(self, session: Session, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Return inputs distributed as in a Mamba at its initialisation."""
+        on = {"generator": session.generator, "device": session.device}
+        sequence = (self._batch, self._channels, self._length)
+        projection = (self._batch, self._groups, self._states, self._length)
+        low, high = (torch.tensor(size, device=session.device).log() for size in STEP_SIZES)
+        steps = torch.exp(low + (high - low) * torch.rand(self._channels, **on))
+        decays = torch.arange(1, self._states + 1, device=session.device)
+        return {
+            "u": torch.randn(sequence, dtype=dtype, **on),
+            "delta": 0.5 * torch.randn(sequence, dtype=dtype, **on),
+            "A": -decays * (1 + 0.1 * torch.rand(self._channels, self._states, **on)),
+            "B": torch.randn(projection, dtype=dtype, **on),
+            "C": torch.randn(projection, dtype=dtype, **on),
+            "D": torch.randn(self._channels, **on),
+            "z": torch.randn(sequence, dtype=dtype, **on),
+            # The inverse of softplus.
+            "delta_bias": steps + torch.log(-torch.expm1(-steps)),
+        }
+
+    def _choose(self, session: Session) -> Tensor:
+        """Return channels to compare: as many of each group, anywhere in it."""
+        size = self._channels // self._groups
+        count = min(size, CHECKED_CHANNELS // self._groups)
+        on = {"generator": session.generator, "device": session.device}
+        picked = [torch.randperm(size, **on)[:count].sort()[0] for _ in range(self._groups)]
+        return torch.cat([group * size + one for group, one in enumerate(picked)])
+
+    def _of_chosen(self, name: str, tensor: Tensor) -> Tensor:
+        if name in {"B", "C"}:
+            return tensor
+        return tensor[:, self._chosen] if tensor.dim() == 3 else tensor[self._chosen]

@@ -1,0 +1,85 @@
+"""Everything that only a GPU can show, without pytest: python -m tests.kernels.gpu_grid [--only WORD].
+
+One line a case, a summary, and exit code 1 when anything failed. Inputs are new in every run, from the seed
+that is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "recipes" / "mamba-kernels" / "kernels" / "src"))
+from twinrun_mamba import describe
+
+from tests.kernels import checks
+from tests.kernels.cases import Case, conv_grid, errors, scan_grid, worst
+
+Named = tuple[str, Callable[[], str]]
+
+
+def main() -> int:
+    """Run what was asked for; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="run what has this word in its name")
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 2**31)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--backend", default="native")
+    given = parser.parse_args()
+    print(f"seed {given.seed}, torch {torch.__version__}, {describe(given.device, given.backend)}")
+    chosen = [(n, run) for n, run in named(given.backend, given.device, given.seed) if given.only in n]
+    failed = [name for name, run in chosen if not passes(name, run)]
+    print(f"{len(chosen) - len(failed)} passed, {len(failed)} failed", *failed, sep="\n  ")
+    return 1 if failed or not chosen else 0
+
+
+def named(backend: str, device: str, seed: int) -> Iterator[Named]:
+    """Return every check by its name."""
+    cases: list[Case] = [*scan_grid(), *conv_grid()]
+    for number, case in enumerate(cases):
+        yield str(case), partial(_case, case, backend, device, seed + number)
+    for case in checks.REPEATED:
+        yield f"repeats {case}", partial(_quiet, checks.repeats, case, backend, device)
+    singles = [checks.hard_values, checks.not_finite, checks.strides, checks.updates, checks.refusals]
+    if torch.device(device).type == "cuda":
+        singles += [checks.graph, checks.streams, checks.many_channels, checks.far_offsets]
+        yield "host_cost", partial(checks.host_cost, backend, device)
+        singles += [checks.other_device] if torch.cuda.device_count() > 1 else []
+    for check in singles:
+        yield check.__name__, partial(_quiet, check, backend, device)
+
+
+def passes(name: str, run: Callable[[], str]) -> bool:
+    """Run one check, print its line, and say whether it passed."""
+    start = time.perf_counter()
+    try:
+        note = run()
+    except Exception as error:
+        print(f"FAIL {name}: {type(error).__name__}: {error}", flush=True)
+        return False
+    print(f"ok   {name}: {note} {time.perf_counter() - start:.2f} s", flush=True)
+    return True
+
+
+def _case(case: Case, backend: str, device: str, seed: int) -> str:
+    found = errors(case, backend=backend, device=device, seed=seed)
+    wrong = worst(found, case)
+    if wrong:
+        raise AssertionError(f"seed {seed}: {wrong}")
+    name = max(found, key=lambda name: found[name])
+    return f"{found[name]:.1e} ({name})"
+
+
+def _quiet(check: Callable[..., None], *arguments: object) -> str:
+    check(*arguments)
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

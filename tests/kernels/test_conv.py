@@ -1,0 +1,60 @@
+"""The convolution's kernels against float64: emulated everywhere, native on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from twinrun_mamba import causal_conv1d_fn, causal_conv1d_update
+
+from tests.kernels import checks
+from tests.kernels.cases import CONV_OPTIONS, LENGTHS, ConvCase, conv_grid
+from tests.kernels.conftest import WAVES, WHOLE
+
+GRID = list(conv_grid(LENGTHS if WHOLE else tuple(length for length in LENGTHS if length <= 130)))
+EMULATED = [
+    (case, wave) for number, case in enumerate(GRID) for wave in (WAVES if WHOLE else (WAVES[number % 2],))
+]
+
+
+@pytest.mark.parametrize(("case", "wave"), EMULATED, ids=str)
+def test_emulated(case: ConvCase, wave: str) -> None:
+    checks.fits(case, wave, "cpu", seed=torch.seed() % 2**31)
+
+
+@pytest.mark.parametrize("wave", WAVES)
+def test_emulated_long(wave: str) -> None:
+    """Pieces and splits of one sequence meet without a seam."""
+    for layout in ("channel-first", "token-major"):
+        case = ConvCase(torch.float32, 1, 5, 2500, 4, CONV_OPTIONS, layout)
+        checks.fits(case, wave, "cpu")
+        checks.repeats(case, wave, "cpu", times=2)
+
+
+@pytest.mark.parametrize("backend", ["reference", *WAVES])
+def test_updates(backend: str) -> None:
+    checks.updates(backend, "cpu")
+
+
+@pytest.mark.parametrize("backend", ["reference", *WAVES])
+def test_prefill_and_update_go_on_where_the_whole_does(backend: str) -> None:
+    x, weight = torch.randn(2, 6, 20), torch.randn(6, 4)
+    whole = causal_conv1d_fn(x, weight, activation="silu", backend=backend)
+    state = torch.empty(2, 6, 3)
+    given = {"return_final_states": True, "final_states_out": state, "activation": "silu", "backend": backend}
+    _, kept = causal_conv1d_fn(x[..., :15], weight, **given)
+    assert kept is state
+    rest = [
+        causal_conv1d_update(x[..., t], state, weight, None, "silu", backend=backend) for t in range(15, 20)
+    ]
+    torch.testing.assert_close(torch.stack(rest, 2), whole[..., 15:])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", list(conv_grid()), ids=str)
+def test_native(case: ConvCase) -> None:
+    checks.fits(case, "native", "cuda", seed=torch.seed() % 2**31)
+
+
+@pytest.mark.gpu
+def test_native_updates() -> None:
+    checks.updates("native", "cuda")

@@ -1,0 +1,62 @@
+"""The scan's kernels against float64: emulated everywhere, native on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.kernels import checks
+from tests.kernels.cases import LENGTHS, SCAN_OPTIONS, Case, ScanCase, scan_grid
+from tests.kernels.conftest import WAVES, WHOLE
+
+GRID = list(scan_grid(LENGTHS if WHOLE else tuple(length for length in LENGTHS if length <= 130)))
+EMULATED = [
+    (case, wave) for number, case in enumerate(GRID) for wave in (WAVES if WHOLE else (WAVES[number % 2],))
+]
+
+
+@pytest.mark.parametrize(("case", "wave"), EMULATED, ids=str)
+def test_emulated(case: ScanCase, wave: str) -> None:
+    checks.fits(case, wave, "cpu", seed=torch.seed() % 2**31)
+
+
+@pytest.mark.parametrize("wave", WAVES)
+@pytest.mark.parametrize("check", [checks.hard_values, checks.strides, checks.refusals])
+def test_emulated_checks(check: Callable[[str, str], None], wave: str) -> None:
+    check(wave, "cpu")
+
+
+@pytest.mark.parametrize("wave", WAVES)
+def test_emulated_not_finite(wave: str) -> None:
+    checks.not_finite(wave, "cpu")
+
+
+@pytest.mark.parametrize("wave", WAVES)
+def test_emulated_repeats(wave: str) -> None:
+    checks.repeats(ScanCase(torch.bfloat16, length=70, options=SCAN_OPTIONS), wave, "cpu", times=3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", list(scan_grid()), ids=str)
+def test_native(case: ScanCase) -> None:
+    checks.fits(case, "native", "cuda", seed=torch.seed() % 2**31)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", checks.REPEATED, ids=str)
+def test_native_repeats(case: Case) -> None:
+    checks.repeats(case, "native", "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("check", [checks.hard_values, checks.not_finite, checks.strides, checks.refusals])
+def test_native_checks(check: Callable[[str, str], None]) -> None:
+    check("native", "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("check", [checks.many_channels, checks.far_offsets])
+def test_native_sizes(check: Callable[[str, str], None]) -> None:
+    check("native", "cuda")
