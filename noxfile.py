@@ -7,6 +7,7 @@ import sys
 import tomllib
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import nox
 
@@ -24,16 +25,36 @@ EXTRAS = nox.project.load_toml("pyproject.toml")["project"]["optional-dependenci
 CPU = ["cpu"]
 
 
-def recipes_by_stack() -> dict[tuple[str, str], list[str]]:
-    """Return, for each vendor and its stack, the recipes that run in it."""
-    found: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+# A stack that no recipe runs in now, such as one of a publication: checked when asked for by its name.
+BY_NAME = ["by-name"]
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return a manifest as it is; the commands validate it."""
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def marked(name: str) -> list[str]:
+    """Return the test files that use a marker: others cannot all be collected without a stack's packages."""
+    return [
+        str(path) for path in sorted(Path("tests").glob("*.py")) if f"pytest.mark.{name}" in path.read_text()
+    ]
+
+
+def recipes_by_stack() -> dict[str, list[str]]:
+    """Return, for each stack, the recipes that run in it now."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
     for path in sorted(Path("recipes").glob("*/recipe.toml")):
-        for pair in tomllib.loads(path.read_text(encoding="utf-8"))["stacks"]["current"].items():
-            found[pair].append(path.parent.as_posix())
+        for stack in read(path)["stacks"]["current"].values():
+            found[stack].append(path.parent.as_posix())
     return found
 
 
-STACKS = recipes_by_stack()
+RECIPES = recipes_by_stack()
+# Stack to vendor, of every folder there is.
+STACKS = {
+    path.parent.name: read(path)["vendor"] for path in sorted(Path("images/stacks").glob("*/stack.toml"))
+}
 
 
 @nox.session(tags=CPU)
@@ -61,7 +82,7 @@ def tests(session: nox.Session) -> None:
     """Run the tests in the CPU stack as locked; those of a GPU say why they are skipped."""
     session.install("--require-hashes", "-r", LOCK)
     session.install("-e", ".[test,reference]")
-    session.run(*PYTEST, "-m", "not docker", "--ignore", "tests/contracts", *session.posargs)
+    session.run(*PYTEST, "-m", "not docker and not image", "--ignore", "tests/contracts", *session.posargs)
 
 
 @nox.session(tags=CPU)
@@ -87,15 +108,21 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 @nox.parametrize(
-    ("vendor", "stack"), [nox.param(vendor, stack, id=stack, tags=[vendor]) for vendor, stack in STACKS]
+    "stack",
+    [
+        nox.param(stack, id=stack, tags=[vendor] if stack in RECIPES else BY_NAME)
+        for stack, vendor in STACKS.items()
+    ],
 )
-def smoke(session: nox.Session, vendor: str, stack: str) -> None:
-    """Run every recipe of a stack at its smallest scale, in the environment of its lock."""
+def smoke(session: nox.Session, stack: str) -> None:
+    """Run a stack's checks, in its image or the environment of its lock, and its recipes at smoke scale."""
     session.install("-e", ".")
+    session.run("invoke", "doctor", "--stack", stack, *session.posargs)
     out = session.create_tmp()
-    for recipe in STACKS[vendor, stack]:
-        options = ["--vendor", vendor, "--stack", stack, "--scale", "smoke", "--engine", "venv", "--out", out]
-        printed = session.run("invoke", "run", recipe, *options, "--json", silent=True, stderr=sys.stderr)
+    for recipe in RECIPES[stack]:
+        options = ["--vendor", STACKS[stack], "--stack", stack, "--scale", "smoke", "--engine", "venv"]
+        command = ["invoke", "run", recipe, *options, "--out", out, "--json"]
+        printed = session.run(*command, silent=True, stderr=sys.stderr)
         verdicts = json.loads(printed or "{}")["verdicts"]
         outcomes = Counter(verdict["outcome"] for verdict in verdicts)
         session.log(f"{recipe}: {', '.join(f'{count} {name}' for name, count in outcomes.items())}")
@@ -105,4 +132,11 @@ def smoke(session: nox.Session, vendor: str, stack: str) -> None:
 def docker(session: nox.Session) -> None:
     """Run the tests that need a container engine."""
     session.install("-e", ".[test]")
-    session.run(*PYTEST, "-m", "docker", "tests/test_docker_engine.py", *session.posargs)
+    session.run(*PYTEST, "-m", "docker", *marked("docker"), *session.posargs)
+
+
+@nox.session(tags=["engine"])
+def images(session: nox.Session) -> None:
+    """Build the images that Debian's packages are enough for, and check and run inside them."""
+    session.install("-e", ".[test]")
+    session.run(*PYTEST, "-m", "image", *marked("image"), *session.posargs)

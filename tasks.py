@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
+from twinrun.telling import told
+
 ROOT = Path(__file__).resolve().parent
-
-
-@contextlib.contextmanager
-def told() -> Iterator[None]:
-    """Turn our errors and Ctrl-C into a message and an exit code, without a traceback."""
-    from twinrun.errors import Interrupted, TwinrunError
-
-    # A scheduler ends a job with SIGTERM, a closed terminal with SIGHUP: the same orderly stop as Ctrl-C.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        # Under nohup the signal is ignored, and stays so.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler)
-    try:
-        yield
-    except TwinrunError as error:
-        print(error, file=sys.stderr)
-        raise Exit(code=error.exit_code) from None
-    except KeyboardInterrupt:
-        print("error: stopped", file=sys.stderr)
-        raise Exit(code=Interrupted.exit_code) from None
 
 
 @task(
@@ -83,6 +61,43 @@ def run(
     raise Exit(code=code)
 
 
+@task(
+    help={
+        "vendor": "folder of images/vendors",
+        "stack": "folder of images/stacks; the one that the recipes use when left out",
+        "dry": "print the plan and stop",
+        "push": "repository of a registry to push the image to",
+        "save": "file to write the image to, for machines without a registry",
+        "base": "tar to start from: a root file system, or an image as `docker save` writes it",
+        "wheelhouse": "folder with all packages; nothing is fetched then",
+        "allow-unverified": "take pins on trust that nobody could verify",
+        "json": "print a summary as JSON on stdout and nothing else there",
+    },
+)
+def build(
+    context: Context,
+    vendor: str,
+    stack: str = "",
+    dry: bool = False,
+    push: str = "",
+    save: str = "",
+    base: str = "",
+    wheelhouse: str = "",
+    allow_unverified: bool = False,
+    json: bool = False,
+) -> None:
+    """Build the image of a stack from its locks."""
+    with told():
+        from twinrun import commands
+
+        texts = {"vendor": vendor, "stack": stack, "push": push}
+        paths = {"save": save, "base": base, "wheelhouse": wheelhouse}
+        options: dict[str, object] = {name: text or None for name, text in texts.items()}
+        options |= {name: Path(path).absolute() if path else None for name, path in paths.items()}
+        options["allow_unverified"] = allow_unverified
+        commands.build(ROOT, options, dry=dry, as_json=json)
+
+
 @task(help={"a": "record.json or run folder", "b": "the other one", "json": "print JSON"})
 def compare(context: Context, a: str, b: str, json: bool = False) -> None:
     """Explain what differs between two records."""
@@ -101,32 +116,45 @@ def report(context: Context, what: str, out: str = "") -> None:
         commands.report(ROOT, what, out=Path(out) if out else None)
 
 
-@task(help={"json": "print JSON"})
-def doctor(context: Context, json: bool = False) -> None:
-    """Check what this machine offers: GPUs, engines, disk, permissions."""
+@task(
+    help={
+        "stack": "run the checks of this stack instead, inside its image or environment",
+        "engine": "where the stack's checks run: docker, venv or host; docker when its image is there",
+        "json": "print JSON",
+    }
+)
+def doctor(context: Context, stack: str = "", engine: str = "", json: bool = False) -> None:
+    """Check what this machine offers: GPUs, engines, disk, permissions; or that a stack works on it."""
     with told():
         from twinrun import commands
 
-        code = commands.doctor(ROOT, as_json=json)
+        code = commands.doctor(ROOT, as_json=json, stack=stack or None, engine=engine or None)
     raise Exit(code=code)
 
 
 @task(
+    iterable=["only"],
     help={
         "stack": "one stack; all when left out",
         "index": "URL of a further package index, for wheels only it carries",
-        "upgrade": "let packages move that the requirements do not pin",
-        "check": "change nothing; exit 1 when a lock would change",
-    }
+        "upgrade": "let Python packages move that the requirements do not pin",
+        "only": "python, system or image (base and sources); may be given many times",
+        "check": "change nothing; exit 1 when a pin is stale or can no longer be fetched",
+    },
 )
 def lock(
-    context: Context, stack: str = "", index: str = "", upgrade: bool = False, check: bool = False
+    context: Context,
+    stack: str = "",
+    index: str = "",
+    upgrade: bool = False,
+    only: list[str] | None = None,
+    check: bool = False,
 ) -> None:
-    """Resolve the Python packages of stacks to versions and hashes."""
+    """Resolve every pin of stacks: packages to hashes, base images to digests, sources to commits."""
     with told():
         from twinrun import commands
 
-        code = commands.lock(ROOT, stack or None, index=index or None, upgrade=upgrade, check=check)
+        code = commands.lock(ROOT, stack, index=index or None, upgrade=upgrade, only=only or (), check=check)
     raise Exit(code=code)
 
 

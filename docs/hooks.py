@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from invoke.collection import Collection
 from invoke.loader import FilesystemLoader
 
+from twinrun.contents_page import facts, table
 from twinrun.hardware import load_gpus
-from twinrun.recipe import LoadedRecipe, find_recipes
-from twinrun.record import Record, Verdict, read_record
+from twinrun.measured import committed_contents
+from twinrun.recipe import LoadedBench, LoadedRecipe, find_recipes
+from twinrun.record import BenchRecord, Record, Verdict, read_any_record
 from twinrun.report.page import write_recipe_report
 from twinrun.report.words import hardware, outcome, quantity
-from twinrun.schemas import MODELS
+from twinrun.schemas import schema_of
 from twinrun.stack import find_stacks
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,7 +26,12 @@ MARK = re.compile(r"^<!-- generated: (\w+) ?([\w-]*) -->$", re.MULTILINE)
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replace the marks of a page."""
-    parts: dict[str, Callable[[], str]] = {"commands": commands, "results": results, "stacks": stacks}
+    parts: dict[str, Callable[[], str]] = {
+        "commands": commands,
+        "images": images,
+        "results": results,
+        "stacks": stacks,
+    }
     return MARK.sub(lambda mark: manifest(mark[2]) if mark[2] else parts[mark[1]](), markdown)
 
 
@@ -51,9 +58,11 @@ def commands() -> str:
 
 def manifest(name: str) -> str:
     """Return the keys of a manifest, a table for each of its tables."""
-    schema = MODELS[name].model_json_schema()
+    schema = schema_of(name)
     parts = []
-    for title, model in ({"": schema} | schema.get("$defs", {})).items():
+    # One of two kinds has no keys of its own: theirs are among the definitions.
+    whole = {"": schema} if "properties" in schema else {}
+    for title, model in (whole | schema.get("$defs", {})).items():
         fields = model.get("properties", {}).items()
         rows = [
             (f"`{key}`", kind(field), given(key, field, model), field.get("description", ""))
@@ -90,12 +99,57 @@ def given(key: str, field: dict[str, Any], model: dict[str, Any]) -> str:
 
 def stacks() -> str:
     """Return a row for each stack of images/stacks/."""
-    loaded = find_stacks(ROOT).values()
     rows = (
-        (f"`{one.stack.name}`", one.stack.vendor, one.stack.title, ", ".join(one.unhashed(ROOT)) or "-")
-        for one in loaded
+        (f"`{name}`", one.stack.vendor, one.stack.title, ", ".join(one.unverified_pins(ROOT)) or "-")
+        for name, one in find_stacks(ROOT).items()
     )
-    return table(("stack", "vendor", "what it is", "pins without a hash"), rows)
+    return table(("stack", "vendor", "what it is", "unverified pins"), rows)
+
+
+def images() -> str:
+    """Return what is known of each stack's image, then what was measured in those that were built."""
+    stacks = find_stacks(ROOT)
+    built = {name: committed_contents(ROOT, one) for name, one in stacks.items()}
+    rows = (
+        (
+            f"`{name}`",
+            ", ".join(one.stack.archs) or "-",
+            f"[built](#{anchor(name)})" if built[name] else "not built",
+            ", ".join(run_on_gpus(name)) or "no",
+        )
+        for name, one in stacks.items()
+    )
+    parts = [table(("stack", "built for", "image", "ran on a GPU"), rows)]
+    for name, contents in built.items():
+        if contents:
+            own = f"Measured in `{contents.image}`, `{contents.digest}`."
+            parts += [f"### {name} {{#{anchor(name)}}}", own, table(("what", "found"), facts(contents))]
+    return "\n\n".join(parts)
+
+
+def anchor(stack: str) -> str:
+    """Return the name that links to a stack's contents have."""
+    return f"contents-{stack.replace('.', '-')}"
+
+
+def run_on_gpus(stack: str) -> list[str]:
+    """Return the GPUs of committed records of a stack, and what the ranks ran in."""
+    records = [
+        record
+        for loaded in find_recipes(ROOT).values()
+        for record in committed(loaded).values()
+        if record.plan.stack == stack and record.machine.devices
+    ]
+    return sorted({f"{hardware(record)} ({software(record)})" for record in records})
+
+
+def software(record: Record | BenchRecord) -> str:
+    """Return what the ranks of a record ran in: the image, or which PyTorch of an engine without one."""
+    environment = record.environment
+    if environment.image_digest:
+        return "the image"
+    kept = "as locked" if not environment.lock_differences else "not the lock's"
+    return f"engine {record.plan.engine}, PyTorch {environment.libraries.get('torch', '?')}, {kept}"
 
 
 def results() -> str:
@@ -103,7 +157,7 @@ def results() -> str:
     return "\n\n".join(section(name, loaded) for name, loaded in find_recipes(ROOT).items())
 
 
-def section(name: str, loaded: LoadedRecipe) -> str:
+def section(name: str, loaded: LoadedRecipe | LoadedBench) -> str:
     """Return the results of one recipe."""
     recipe, records = loaded.recipe, committed(loaded)
     origin = f"{recipe.publication.figure} of “{recipe.publication.title}”, {recipe.publication.by}."
@@ -117,7 +171,7 @@ def section(name: str, loaded: LoadedRecipe) -> str:
     return "\n\n".join([f"## {recipe.title}", f"`{loaded.folder}`: {origin}", *rest])
 
 
-def judged(claim: str, records: Iterable[Record]) -> list[str]:
+def judged(claim: str, records: Iterable[Record | BenchRecord]) -> list[str]:
     """Return what each record says of a claim."""
     found = [next((one for one in record.verdicts if one.claim == claim), None) for record in records]
     return [said(verdict) if verdict else "-" for verdict in found]
@@ -130,14 +184,7 @@ def said(verdict: Verdict) -> str:
     return f"{outcome(verdict)}: {quantity(verdict.measured, verdict.unit, verdict.per)}"
 
 
-def committed(loaded: LoadedRecipe) -> dict[Path, Record]:
+def committed(loaded: LoadedRecipe | LoadedBench) -> dict[Path, Record | BenchRecord]:
     """Return the records of a recipe's results folder."""
     files = sorted((ROOT / loaded.folder / "results").glob("*.json"))
-    return {file: read_record(file) for file in files}
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    cells = ([cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+    return {file: read_any_record(file) for file in files}

@@ -70,7 +70,7 @@ def record(
     """Return a judged record with a point for each entry of `rates`."""
     row = gpus()[gpu] if gpu else None
     sweep = () if scale == "paper" else (f"devices={','.join(map(str, rates))}",)
-    machine = _machine(row, max(rates))
+    machine = machine_of(row, max(rates))
     plan = resolve(
         loaded=loaded_recipe(),
         scale=scale,
@@ -94,7 +94,7 @@ def record(
         revision=Revision(commit="1" * 40, changes_sha256=None),
         machine=machine,
         gpu=row,
-        environment=_environment(row),
+        environment=environment_of(row),
         points=measured,
         verdicts=(),
         files={"plan.json": "2" * 64, "metrics.jsonl": "3" * 64},
@@ -155,7 +155,7 @@ def _measured(plan: Plan, point: Point, rate: float, gpu: Gpu | None, device_nam
         parallelism="fsdp2" if point.world_size > 1 else "single",
         data_hash="a" * 64,
         order_hash="b" * 64,
-        libraries=_environment(gpu).libraries,
+        libraries=environment_of(gpu).libraries,
     )
     attempts = [Attempt(microbatch=size, outcome="out of memory") for size in point.microbatches[:-1]]
     fits = Attempt(microbatch=result.microbatch, outcome="fits")
@@ -169,7 +169,9 @@ def _stack(gpu: Gpu | None) -> LoadedStack:
     return LoadedStack(stack=stack, folder=f"images/stacks/{name}", lock_sha256="4" * 64)
 
 
-def _machine(gpu: Gpu | None, count: int) -> Machine:
+def machine_of(gpu: Gpu | None, count: int) -> Machine:
+    """Return a machine with `count` devices of a model, or with none."""
+
     def device(index: int) -> Device:
         assert gpu is not None
         return Device(
@@ -195,7 +197,8 @@ def _machine(gpu: Gpu | None, count: int) -> Machine:
     )
 
 
-def _environment(gpu: Gpu | None) -> Environment:
+def environment_of(gpu: Gpu | None) -> Environment:
+    """Return the software of a run on a model."""
     libraries = {"python": "3.11.7", "torch": "2.7.0", "composer": "0.32.1", "streaming": "0.13.0"}
     return Environment(
         python="3.11.7",

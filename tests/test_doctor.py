@@ -28,6 +28,7 @@ from twinrun.doctor import Examination, examine
 from twinrun.errors import InputError
 from twinrun.hardware import load_gpus, load_vendors
 from twinrun.report.doctor_table import examination_table
+from twinrun.seal import sealed
 from twinrun.stack import stamp
 
 ROOT = Path(__file__).parents[1]
@@ -54,7 +55,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     (stack / "stack.toml").write_text("\n".join(lines), encoding="utf-8")
     (stack / "requirements.in").write_text("rich\n", encoding="utf-8")
-    (stack / "requirements.lock").write_text(stamp(stack / "requirements.in") + "\n", encoding="utf-8")
+    lock = sealed(stamp(stack / "requirements.in") + "\n")
+    (stack / "requirements.lock").write_text(lock, encoding="utf-8")
     (tmp_path / "bin").mkdir()
     (tmp_path / "dev" / "dri").mkdir(parents=True)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))

@@ -10,6 +10,7 @@ import pytest
 from twinrun.engine import Site
 from twinrun.environment import Installed, inspect, lock_differences, revision, steering_variables
 from twinrun.interpreter import Interpreter
+from twinrun.seal import sealed
 from twinrun.stack import LoadedStack, load_stack, normalise, stamp
 
 LOCK = """\
@@ -31,7 +32,7 @@ def stack(tmp_path: Path) -> LoadedStack:
     folder.mkdir(parents=True)
     (folder / "stack.toml").write_text(MANIFEST, encoding="utf-8")
     (folder / "requirements.in").write_text("alpha==1.0\n", encoding="utf-8")
-    text = f"{stamp(folder / 'requirements.in')}\n{LOCK}"
+    text = sealed(f"{stamp(folder / 'requirements.in')}\n{LOCK}")
     (folder / "requirements.lock").write_text(text, encoding="utf-8")
     return load_stack(tmp_path, "small")
 
@@ -94,6 +95,14 @@ def test_what_steers_a_run_is_kept_in_order() -> None:
 )
 def test_secrets_and_what_does_not_steer_are_left_out(name: str) -> None:
     assert steering_variables({name: "hidden", "OMP_NUM_THREADS": "1"}) == {"OMP_NUM_THREADS": "1"}
+
+
+def test_passwords_in_values_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "planted-key")
+    found = steering_variables(
+        {"TORCH_HOME": "http://me:planted@host/cache", "NCCL_NET": "plugin?key=planted-key"}
+    )
+    assert found == {"TORCH_HOME": "http://***@host/cache", "NCCL_NET": "plugin?key=***"}
 
 
 def test_the_interpreter_is_asked_for_what_is_installed(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinrun.errors import MachineError
-from twinrun.files import canonical_json, sha256_of_bytes, sha256_of_file, write_atomically
+from twinrun.files import canonical_json, sha256_of_bytes, sha256_of_file, write_atomically, write_together
 
 TOO_MUCH = "x" * 500_000
 
@@ -96,6 +96,15 @@ def test_a_write_cut_short_leaves_the_old_file(tmp_path: Path) -> None:
     with small_files(4096), pytest.raises(MachineError, match="File too large") as caught:
         write_atomically(path, TOO_MUCH)
     assert_untouched(path, str(caught.value))
+
+
+def test_files_that_belong_together_are_written_all_or_none(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.lock", tmp_path / "second.lock"
+    write_together({first: "old", second: "older"})
+    with small_files(4096), pytest.raises(MachineError, match=r"second\.lock: cannot write"):
+        write_together({first: "new", second: TOO_MUCH})
+    assert (first.read_text(encoding="utf-8"), second.read_text(encoding="utf-8")) == ("old", "older")
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_folder_in_the_way_stays(tmp_path: Path) -> None:

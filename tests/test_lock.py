@@ -1,25 +1,20 @@
 from __future__ import annotations
 
-import base64
-import functools
-import hashlib
-import os
 import socket
-import threading
-import zipfile
 from collections.abc import Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from tests.indexes import MANIFEST, digest_of, forget, serving, small_stack, source_archive, wheel
+from twinrun import commands
 from twinrun.errors import InputError, MachineError
 from twinrun.lock import lock_names, refresh
+from twinrun.locking.check import Finding, check, exit_code
+from twinrun.locking.effects import likely_effect
+from twinrun.seal import sealed
 from twinrun.stack import load_stack, pins, stamp
 
-MANIFEST = (
-    'name = "small"\nvendor = "cpu"\ntitle = "A stack"\npython = ">=3.11,<3.13"\nimage = "twinrun/small"\n'
-)
 REPLACES = """
 replaces = ["alpha", "nvidia-*"]
 [[unverified]]
@@ -28,90 +23,19 @@ source = "its release"
 """
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    """Serves files and keeps no log."""
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - named so by the library
-        """Say nothing."""
-
-
-def wheel(index: Path, name: str, version: str, *requires: str) -> None:
-    """Write a wheel by hand and list it on its page of the index."""
-    file = f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
-    information = f"{name.replace('-', '_')}-{version}.dist-info"
-    metadata = [
-        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}",
-        *(f"Requires-Dist: {it}" for it in requires),
-    ]
-    content = {
-        f"{name.replace('-', '_')}.py": "",
-        f"{information}/METADATA": "\n".join([*metadata, ""]),
-        f"{information}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    folder = index / name
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = []
-    with zipfile.ZipFile(folder / file, "w") as archive:
-        for path, text in content.items():
-            archive.writestr(path, text)
-            digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-            rows.append(f"{path},sha256={digest},{len(text)}")
-        archive.writestr(f"{information}/RECORD", "\n".join([*rows, f"{information}/RECORD,,", ""]))
-    links = [
-        f'<a href="{path.name}#sha256={digest_of(path)}">{path.name}</a>' for path in folder.glob("*.whl")
-    ]
-    (folder / "index.html").write_text(
-        f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>", encoding="utf-8"
-    )
-
-
-def digest_of(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 @pytest.fixture
 def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Serve a general index and the framework's own, with no other index in reach."""
-    general, own = tmp_path / "served" / "general", tmp_path / "served" / "own"
-    wheel(general, "alpha", "1.0", "beta>=2", "nvidia-gamma==1.0")
-    wheel(general, "beta", "2.0")
-    wheel(general, "nvidia-gamma", "1.0")
-    wheel(own, "alpha", "1.0+rocm6.3", "beta>=2")
-    handler = functools.partial(Quiet, directory=str(tmp_path / "served"))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=functools.partial(server.serve_forever, poll_interval=0.01))
-    thread.start()
-    _only_here(monkeypatch, tmp_path)
-    found = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setenv("UV_DEFAULT_INDEX", f"{found}/general")
-    yield found
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-def _only_here(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Keep uv from the user's own indexes, proxies, files and cache."""
-    for name in [
-        key for key in os.environ if key.startswith(("UV_", "PIP_")) or key.lower().endswith("_proxy")
-    ]:
-        monkeypatch.delenv(name)
-    for name, value in (
-        ("UV_NO_CONFIG", "1"),
-        ("UV_CACHE_DIR", str(folder / "cache")),
-        ("UV_HTTP_RETRIES", "0"),
-    ):
-        monkeypatch.setenv(name, value)
+    with serving(tmp_path, monkeypatch) as found:
+        yield found
 
 
 @pytest.fixture
 def folder(tmp_path: Path, address: str) -> Path:
-    """Return the folder of a stack that has no lock yet."""
-    folder = tmp_path / "images" / "stacks" / "small"
-    folder.mkdir(parents=True)
-    (folder / "stack.toml").write_text(MANIFEST, encoding="utf-8")
-    (folder / "requirements.in").write_text("# the framework\nalpha==1.0\n", encoding="utf-8")
-    return folder
+    return small_stack(tmp_path)
+
+
+def states(findings: tuple[Finding, ...]) -> list[tuple[str, str]]:
+    return [(finding.state, finding.pin) for finding in findings]
 
 
 def text_of(folder: Path) -> str:
@@ -119,7 +43,7 @@ def text_of(folder: Path) -> str:
 
 
 def test_a_lock_has_stamp_and_hashes_and_names_no_index(folder: Path, tmp_path: Path) -> None:
-    change = refresh(tmp_path, "small")
+    changed = refresh(tmp_path, "small")
     text = text_of(folder)
     assert text.splitlines()[0] == stamp(folder / "requirements.in")
     assert pins(text) == {"alpha": ("1.0",), "beta": ("2.0",), "nvidia-gamma": ("1.0",)}
@@ -129,34 +53,101 @@ def test_a_lock_has_stamp_and_hashes_and_names_no_index(folder: Path, tmp_path: 
     )
     assert "127.0.0.1" not in text
     assert "http" not in text
-    assert change.stale
-    assert change.changes["beta"] == "absent -> 2.0"
+    assert [str(change) for change in changed][1] == "beta: absent -> 2.0 (none expected)"
     assert load_stack(tmp_path, "small").stack.name == "small"
 
 
 def test_resolving_again_changes_nothing(folder: Path, tmp_path: Path) -> None:
     refresh(tmp_path, "small")
     text = text_of(folder)
-    change = refresh(tmp_path, "small")
-    assert (change.changes, change.stale, text_of(folder)) == ({}, False, text)
+    assert refresh(tmp_path, "small") == ()
+    assert text_of(folder) == text
+    assert check(tmp_path, "small") == ()
 
 
 def test_a_newer_release_comes_only_with_an_upgrade(folder: Path, tmp_path: Path) -> None:
     refresh(tmp_path, "small")
     wheel(tmp_path / "served" / "general", "beta", "3.0")
-    (tmp_path / "cache").rename(tmp_path / "old-cache")
-    assert refresh(tmp_path, "small").changes == {}
-    assert refresh(tmp_path, "small", upgrade=True).changes == {"beta": "2.0 -> 3.0"}
+    forget(tmp_path)
+    assert refresh(tmp_path, "small") == ()
+    (change,) = refresh(tmp_path, "small", upgrade=True)
+    assert (change.name, change.old, change.new) == ("beta", "2.0", "3.0")
 
 
 def test_a_check_tells_and_writes_nothing(folder: Path, tmp_path: Path) -> None:
     refresh(tmp_path, "small")
     text = text_of(folder)
     (folder / "requirements.in").write_text("beta==2.0\n", encoding="utf-8")
-    change = refresh(tmp_path, "small", check=True)
-    assert change.stale
-    assert change.changes == {"alpha": "1.0 -> absent", "nvidia-gamma": "1.0 -> absent"}
+    found = check(tmp_path, "small")
+    assert states(found) == [
+        ("stale", "requirements.lock"),
+        ("stale", "requirements.lock: alpha"),
+        ("stale", "requirements.lock: nvidia-gamma"),
+    ]
+    assert exit_code(found) == 1
     assert text_of(folder) == text
+
+
+def test_a_release_that_the_index_has_no_longer_is_gone(folder: Path, tmp_path: Path) -> None:
+    refresh(tmp_path, "small")
+    index = tmp_path / "served" / "general"
+    (index / "beta" / "beta-2.0-py3-none-any.whl").unlink()
+    wheel(index, "beta", "2.1")
+    forget(tmp_path)
+    found = check(tmp_path, "small")
+    assert states(found) == [("gone", "requirements.lock: beta")]
+    assert "2.0 -> 2.1" in found[0].detail
+    assert exit_code(found) == 1
+
+
+def test_a_changed_hash_is_told_and_repaired(folder: Path, tmp_path: Path) -> None:
+    refresh(tmp_path, "small")
+    text = text_of(folder)
+    digest = digest_of(next((tmp_path / "served" / "general" / "beta").glob("*.whl")))
+    wrong = text.rpartition("# entries")[0].replace(digest, "0" * 64)
+    (folder / "requirements.lock").write_text(sealed(wrong), encoding="utf-8")
+    assert [str(finding.detail) for finding in check(tmp_path, "small")] == [
+        "beta: other files (none expected)"
+    ]
+    refresh(tmp_path, "small")
+    assert text_of(folder) == text
+
+
+def test_a_further_file_of_a_locked_release_leaves_the_lock(folder: Path, tmp_path: Path) -> None:
+    refresh(tmp_path, "small")
+    text = text_of(folder)
+    source_archive(tmp_path / "served" / "general", "beta", "2.0")
+    forget(tmp_path)
+    assert refresh(tmp_path, "small") == ()
+    assert text_of(folder) == text
+
+
+def test_a_second_hand_hash_stays_through_a_refresh(folder: Path, tmp_path: Path) -> None:
+    second = f'[[alternative]]\nrequirement = "alpha==1.0+cpu"\nsha256 = "{"e" * 64}"\nsource = "a list"\n'
+    refresh(tmp_path, "small")
+    without = text_of(folder)
+    (folder / "stack.toml").write_text(MANIFEST + second, encoding="utf-8")
+    for _ in range(2):
+        refresh(tmp_path, "small")
+        assert "e" * 64 in text_of(folder)
+        assert pins(text_of(folder)) == pins(without)
+    found = check(tmp_path, "small")
+    assert states(found) == [("unverified", "requirements.lock: alpha==1.0+cpu")]
+    assert exit_code(found) == 0
+    (folder / "stack.toml").write_text(MANIFEST, encoding="utf-8")
+    refresh(tmp_path, "small")
+    assert text_of(folder) == without
+
+
+def test_packages_of_the_build_stage_have_a_lock_of_their_own(folder: Path, tmp_path: Path) -> None:
+    refresh(tmp_path, "small")
+    (folder / "build.in").write_text("beta==2.0\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"build\.lock: missing"):
+        load_stack(tmp_path, "small")
+    refresh(tmp_path, "small")
+    lock = load_stack(tmp_path, "small").build_lock(tmp_path)
+    assert lock is not None
+    assert pins(lock.read_text(encoding="utf-8")) == {"beta": ("2.0",)}
 
 
 def test_without_the_frameworks_index_replaced_packages_stay_out(folder: Path, tmp_path: Path) -> None:
@@ -165,6 +156,7 @@ def test_without_the_frameworks_index_replaced_packages_stay_out(folder: Path, t
     assert pins(text_of(folder)) == {"beta": ("2.0",)}
     assert text_of(folder).count("--hash") == 1
     assert load_stack(tmp_path, "small").unhashed(tmp_path) == ("alpha==1.0+rocm6.3",)
+    assert states(check(tmp_path, "small")) == [("unverified", "stack.toml: alpha==1.0+rocm6.3")]
 
 
 def test_the_frameworks_index_gives_the_local_version(folder: Path, tmp_path: Path, address: str) -> None:
@@ -198,6 +190,9 @@ def test_an_index_out_of_reach_leaves_the_old_lock(
         monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "empty"))
         with pytest.raises(MachineError, match="the old lock stays"):
             refresh(tmp_path, "small", upgrade=True)
+        found = check(tmp_path, "small")
+    assert states(found) == [("out of reach", "requirements.lock")]
+    assert exit_code(found) == 3
     assert text_of(folder) == text
     assert sorted(path.name for path in folder.iterdir()) == [
         "requirements.in",
@@ -210,3 +205,39 @@ def test_one_stack_or_all_are_named(folder: Path, tmp_path: Path) -> None:
     assert lock_names(tmp_path, None) == lock_names(tmp_path, "small") == ["small"]
     with pytest.raises(InputError, match="did you mean `small`"):
         lock_names(tmp_path, "smal")
+
+
+def test_a_part_that_does_not_exist_is_told(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="did you mean `python`"):
+        refresh(tmp_path, "small", only=["pyton"])
+
+
+def test_the_command_says_what_changed_and_its_effect(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheel(tmp_path / "served" / "general", "torch", "1.0")
+    (folder / "requirements.in").write_text("torch==1.0\n", encoding="utf-8")
+    options: dict[str, bool | tuple[str, ...] | None] = {"index": None, "upgrade": False, "only": ()}
+    assert commands.lock(tmp_path, "small", check=False, **options) == 0  # type: ignore[arg-type]
+    assert capsys.readouterr().out == (
+        "small: 1 changed\n  requirements.lock: torch: absent -> 1.0 (numerics and speed)\n"
+    )
+    (folder / "requirements.in").write_text("# asked for\ntorch==1.0\n", encoding="utf-8")
+    assert commands.lock(tmp_path, "small", check=True, **options) == 1  # type: ignore[arg-type]
+    assert "stale: requirements.lock: does not belong to requirements.in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "effect"),
+    [
+        ("torch", "numerics and speed"),
+        ("pytorch-triton-rocm", "numerics and speed"),
+        ("nvidia-nccl-cu12", "collectives: speed, and order of summation"),
+        ("librccl1", "collectives: speed, and order of summation"),
+        ("flash-attention", "attention: numerics and speed"),
+        ("libc6", "system libraries below everything"),
+        ("idna", "none expected"),
+    ],
+)
+def test_a_pin_has_a_likely_effect(name: str, effect: str) -> None:
+    assert likely_effect(name) == effect

@@ -22,8 +22,9 @@ from twinrun.engines import venv
 from twinrun.errors import MachineError
 from twinrun.hardware import load_vendors
 from twinrun.progress import Display
-from twinrun.record import Attempt, Record, read_record
+from twinrun.record import Attempt, PointRecord, Record, read_record
 from twinrun.run import execute
+from twinrun.seal import sealed
 from twinrun.selection import Request, Selection, select
 from twinrun.stack import load_stack, stamp
 
@@ -223,6 +224,7 @@ def test_a_smaller_microbatch_is_tried(broken: Path, tmp_path: Path, monkeypatch
         root=broken, selection=selection, out=tmp_path / "out", resume=False, display=Display(quiet=True)
     )
     (point,) = record.points
+    assert isinstance(point, PointRecord)
     assert point.attempts == (
         Attempt(microbatch=16, outcome="out of memory"),
         Attempt(microbatch=8, outcome="fits"),
@@ -296,7 +298,9 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         archive.writestr("tiny-1.0.dist-info/RECORD", "")
     stack = root / "images" / "stacks" / "tiny"
     stack.mkdir()
-    manifest = (stack.parent / "cpu" / "stack.toml").read_text(encoding="utf-8")
+    whole = (stack.parent / "cpu" / "stack.toml").read_text(encoding="utf-8")
+    # Without what only an image needs.
+    manifest = whole.partition("platform = ")[0]
     (stack / "stack.toml").write_text(manifest.replace('name = "cpu"', 'name = "tiny"'), encoding="utf-8")
     (stack / "requirements.in").write_text("tiny==1.0\n", encoding="utf-8")
     lock_to(stack, wheel, hashlib.sha256(wheel.read_bytes()).hexdigest())
@@ -307,7 +311,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def lock_to(stack: Path, wheel: Path, digest: str) -> None:
     """Write the lock of one package: what `wheel` holds, if it has `digest`."""
     lines = (stamp(stack / "requirements.in"), f"tiny @ {wheel.as_uri()} --hash=sha256:{digest}")
-    (stack / "requirements.lock").write_text("\n".join((*lines, "")), encoding="utf-8")
+    (stack / "requirements.lock").write_text(sealed("\n".join((*lines, ""))), encoding="utf-8")
 
 
 def open_tiny(root: Path) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from twinrun.manifest import Frozen
-from twinrun.record import PointRecord, Record
+from twinrun.record import BenchRecord, PointRecord, Record
 
 Grade = Literal["large", "some", "small", "none"]
 ABSENT = "absent"
@@ -56,6 +56,9 @@ FACTORS = (
     _factor("stack", "some", "small", "toolkit, framework and compiler together"),
     _factor("library collectives", "some", "none", "algorithms and protocols of the collectives"),
     _factor("library *", "small", "small", "another version"),
+    _factor("kernels", "large", "some", "other code, or another code object"),
+    _factor("bench.*", "some", "small", "what is timed, and how often"),
+    _factor("ceiling *", "some", "none", "clocks, power limits, another memory"),
     _factor("driver", "some", "none", "clocks, power limits and launch overhead"),
     _factor("lock*", "small", "small", "other versions of packages"),
     _factor("installed *", "small", "small", "a package that is not the locked one"),
@@ -86,16 +89,49 @@ class Difference(Frozen):
 
 def circumstances(record: Record, point: PointRecord) -> dict[str, str]:
     """Return by name what may change the numbers of `point`."""
-    plan, machine, environment = record.plan, record.machine, record.environment
+    plan = record.plan
     named = {
-        "GPU model": record.gpu.name if record.gpu else _device_names(record),
-        "processor": None if machine.devices else machine.cpu,
         "model": plan.training.model,
         "devices": point.devices,
         "nodes": point.nodes,
         "microbatch": point.microbatch,
         "attention backend": point.attention_backend,
         "parallelism": point.parallelism,
+        "data hash": point.data_hash,
+        "order hash": point.order_hash,
+    }
+    groups = {
+        "shape.": flat(plan.shape),
+        "training.": {name: value for name, value in flat(plan.training).items() if name != "model"},
+        "data.": flat(plan.data),
+    }
+    return _texts(record, named, groups)
+
+
+def bench_circumstances(record: BenchRecord) -> dict[str, str]:
+    """Return by name what may change the times of a benchmark."""
+    calls = [one.ours for case in record.points for one in case.measurements]
+    kernels = dict.fromkeys(f"{call.implementation} {call.version}" for call in calls)
+    named = {"kernels": ", ".join(kernels)}
+    groups = {"bench.": flat(record.plan.bench), **_rates(record)}
+    return _texts(record, named, groups)
+
+
+def _rates(record: BenchRecord) -> dict[str, dict[str, str]]:
+    # Three digits: the last ones of a measurement differ in every run.
+    first = {one.id: f"{one.rate:.3g}/s" for one in record.points[0].ceilings} if record.points else {}
+    return {"ceiling ": first}
+
+
+def _texts(
+    record: Record | BenchRecord, named: Mapping[str, object], groups: Mapping[str, Mapping[str, str]]
+) -> dict[str, str]:
+    """Return what a kind of record names, with what every record has."""
+    plan, machine, environment = record.plan, record.machine, record.environment
+    common = {
+        "GPU model": record.gpu.name if record.gpu else _device_names(record),
+        "processor": None if machine.devices else machine.cpu,
+        **named,
         "recipe version": plan.recipe_version,
         "stack": plan.stack,
         "lock": plan.lock_sha256,
@@ -103,24 +139,20 @@ def circumstances(record: Record, point: PointRecord) -> dict[str, str]:
         "launcher": plan.launcher,
         "driver": machine.driver,
         "python": environment.python,
-        "data hash": point.data_hash,
-        "order hash": point.order_hash,
         "processors": machine.cpu_count,
         "kernel": machine.kernel,
         "host": machine.host,
         "commit": record.revision.commit,
         "uncommitted changes": record.revision.changes_sha256,
     }
-    groups = {
-        "shape.": flat(plan.shape),
-        "training.": {name: value for name, value in flat(plan.training).items() if name != "model"},
-        "data.": flat(plan.data),
+    every = {
+        **groups,
         "library ": {name: value for name, value in environment.libraries.items() if name != "python"},
         "installed ": environment.lock_differences,
         "variable ": environment.variables,
     }
-    texts = {name: str(value) for name, value in named.items() if value is not None}
-    return texts | {prefix + name: value for prefix, group in groups.items() for name, value in group.items()}
+    texts = {name: str(value) for name, value in common.items() if value is not None}
+    return texts | {prefix + name: value for prefix, group in every.items() for name, value in group.items()}
 
 
 def flat(model: Frozen) -> dict[str, str]:
@@ -155,5 +187,5 @@ def _factor_of(name: str) -> Factor:
     return next(factor for factor in FACTORS if fnmatchcase(name, factor.pattern))
 
 
-def _device_names(record: Record) -> str | None:
+def _device_names(record: Record | BenchRecord) -> str | None:
     return ", ".join(dict.fromkeys(device.name for device in record.machine.devices)) or None

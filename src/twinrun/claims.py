@@ -32,6 +32,8 @@ class Hardware(Frozen):
     cards: Annotated[int, Field(gt=0)]
     """Cards over all nodes; one card may be several devices."""
     nodes: Annotated[int, Field(gt=0)]
+    devices: Annotated[int, Field(gt=0)] | None = None
+    """Devices used, where that is not all of the cards: a die of one that has two."""
     software: str
     """As far as the publication names it."""
 
@@ -43,14 +45,16 @@ class Claim(Frozen):
     statement: str
     """The claim in one sentence."""
     kind: Kind
-    metric: Literal["model-flops", "tokens-per-second", "loss"]
-    unit: Literal["TFLOP/s", "tokens/s", "ratio", "nats/token"]
+    metric: Literal["model-flops", "tokens-per-second", "loss", "time"]
+    unit: Literal["TFLOP/s", "tokens/s", "ratio", "nats/token", "ms"]
     per: Literal["card", "device", "run"]
     """What one published number counts: a card of two dies is two devices."""
     formula: str | None = None
     """Identifier in twinrun.formulas; required for FLOP."""
     point: str | None = None
-    """The sweep point an absolute value belongs to."""
+    """The point an absolute value belongs to: of the sweep, or a case of the benchmark."""
+    measurement: str | None = None
+    """What of that case is timed."""
     between: tuple[str, str] | None = None
     """Points of a ratio: the first over the second."""
     value: float
@@ -74,10 +78,17 @@ class Claim(Frozen):
         missing = [name for name in needed if getattr(self, name) is None]
         if self.metric == "model-flops" and self.formula is None:
             missing.append("formula")
+        if self.metric == "time" and self.measurement is None:
+            missing.append("measurement")
         if missing:
             raise ValueError(f"claim `{self.id}` of kind `{self.kind}` also needs: {', '.join(missing)}")
         if (self.kind == "invariant") != (self.better == "equal"):
             raise ValueError(f"claim `{self.id}`: `better` is `equal` for invariants, and only for them")
+        if (self.metric == "time") != (self.unit == "ms"):
+            raise ValueError(f"claim `{self.id}`: a time is in `ms`, and only a time")
+        # A slower run must never pass: no publication may turn the direction round.
+        if self.metric == "time" and (self.kind, self.better, self.per) != ("absolute", "lower", "device"):
+            raise ValueError(f"claim `{self.id}`: a time is absolute, of a device, and `lower` is better")
         return self
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -12,6 +13,7 @@ from twinrun.stack import LoadedStack
 
 # The word that stands for the stack's interpreter in every rendered command.
 PYTHON = "python"
+_POLL_SECONDS = 0.1
 
 
 class Site(Frozen):
@@ -23,6 +25,8 @@ class Site(Frozen):
     """The run's own folder."""
     data: Path
     """Prepared data sets."""
+    packages: tuple[Path, ...] = ()
+    """Folders of the project that ranks import from, beside its own package."""
 
 
 class Command(Frozen):
@@ -32,6 +36,8 @@ class Command(Frozen):
     """The first is PYTHON; paths are as the process sees them."""
     variables: dict[str, str]
     """Added to the environment."""
+    writes_data: bool = False
+    """Whether it prepares data sets; all others only read them."""
 
 
 class Running(Protocol):
@@ -58,6 +64,17 @@ class Engine(Protocol):
 
     def read(self, command: Command) -> str:
         """Run a short `command` and return its standard output; raises RunError."""
+
+
+def run_to_end(engine: Engine, command: Command, *, log: Path) -> int:
+    """Run `command` with its output in `log` and return its exit status; nothing of it is left behind."""
+    running = engine.start(command, log=log)
+    try:
+        while (status := running.poll()) is None:
+            time.sleep(_POLL_SECONDS)
+    finally:
+        running.stop()
+    return status
 
 
 class Opener(Protocol):

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from twinrun.building.secrets import redacted
 from twinrun.engine import PYTHON, Command, Engine
 from twinrun.files import sha256_of_bytes, sha256_of_file
 from twinrun.manifest import Frozen
@@ -58,7 +59,7 @@ def lock_differences(installed: Installed, stack: LoadedStack, root: Path) -> di
 def steering_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that may change a run, without anything that looks like a secret."""
     return {
-        name: value
+        name: redacted(value)
         for name, value in sorted(environment.items())
         if _STEERING.match(name) and not _SECRET.search(name)
     }

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +20,19 @@ def write_atomically(path: Path, text: str) -> None:
     Raises:
         MachineError: the file system refused, for example because it is full.
     """
-    temporary: Path | None = None
+    write_together({path: text})
+
+
+def write_together(texts: Mapping[Path, str]) -> None:
+    """Write all files, each as `write_atomically` does, or none; raises MachineError."""
+    staged: dict[Path, Path] = {}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        temporary = Path(name)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        # mkstemp makes the file private; results are meant to be read by others.
-        temporary.chmod(0o644)
-        temporary.replace(path)
-        temporary = None
+        for path, text in texts.items():
+            staged[path] = _temporary(path)
+            _write(staged[path], text)
+        # All content is on the disk: from here on only names change, which needs no space.
+        for path, temporary in staged.items():
+            temporary.replace(path)
     except OSError as error:
         raise MachineError(
             f"cannot write: {error.strerror}",
@@ -39,9 +40,25 @@ def write_atomically(path: Path, text: str) -> None:
             hint="free some space or choose another folder with --out; nothing was written",
         ) from None
     finally:
-        if temporary is not None:
+        for temporary in staged.values():
             with contextlib.suppress(OSError):
                 temporary.unlink()
+
+
+def _temporary(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(descriptor)
+    return Path(name)
+
+
+def _write(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    # mkstemp makes the file private; results are meant to be read by others.
+    path.chmod(0o644)
 
 
 def is_file_in(folder: Path, name: str) -> bool:

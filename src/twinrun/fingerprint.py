@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from twinrun.claims import Accepted
 from twinrun.formulas import parameters
 from twinrun.manifest import Frozen
@@ -17,6 +19,19 @@ class Difference(Frozen):
     field: str
     found: Value
     published: Accepted
+
+
+def nearest(
+    cases: Iterable[Mapping[str, Accepted]], published: dict[str, Accepted]
+) -> tuple[Fingerprint, tuple[Difference, ...]]:
+    """Return the published fields as the nearest of `cases` has them, and where that differs."""
+    # A list in a case is what it goes through, no mark of what it is.
+    marks = [
+        {field: value for field in published if not isinstance(value := case.get(field, ()), tuple)}
+        for case in cases
+    ]
+    closest = min(marks, key=lambda one: len(differences(one, published)))
+    return closest, differences(closest, published)
 
 
 def fingerprint(shape: ModelShape, training: Training) -> Fingerprint:

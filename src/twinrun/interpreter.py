@@ -41,9 +41,10 @@ class Interpreter:
         return [self._python, *command.arguments[1:]]
 
     def _variables(self, command: Command) -> dict[str, str]:
+        own = (self._site.root / "src", *self._site.packages)
         # Without bytecode files a read-only checkout works, and the checkout stays clean.
         return {
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(self._site.root / "src"), self._search_path])),
+            "PYTHONPATH": os.pathsep.join(filter(None, [*map(str, own), self._search_path])),
             "PYTHONDONTWRITEBYTECODE": "1",
             **command.variables,
         }

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from twinrun.benchmark import Bench
 from twinrun.errors import InputError, closest
 from twinrun.files import canonical_json, sha256_of_bytes
-from twinrun.fingerprint import Difference, Fingerprint, differences, fingerprint
+from twinrun.fingerprint import Difference, Fingerprint, differences, fingerprint, nearest
 from twinrun.hardware import Gpu
 from twinrun.manifest import Frozen, validate
-from twinrun.recipe import LoadedRecipe, Scale
+from twinrun.recipe import BenchScale, LoadedBench, LoadedRecipe, Scale
 from twinrun.settings import assign, parse_settings
-from twinrun.sizing import Budget, Point, counts, points, world_size
+from twinrun.sizing import Budget, Case, Point, counts, points, world_size
 from twinrun.stack import LoadedStack
 from twinrun.training import DataSource, ModelShape, Training
 
 
-class Plan(Frozen):
-    """Everything that decides what a run does and means."""
+class AnyPlan(Frozen):
+    """What decides what any run does and means."""
 
     recipe: str
     recipe_version: int
@@ -31,6 +32,15 @@ class Plan(Frozen):
     image: str
     engine: str
     launcher: str
+
+    def sha256(self) -> str:
+        """Return the digest that says whether two runs do the same."""
+        return sha256_of_bytes(canonical_json(self.model_dump(mode="json")).encode())
+
+
+class Plan(AnyPlan):
+    """Everything that decides what a training sweep does and means."""
+
     shape: ModelShape
     training: Training
     data: DataSource
@@ -39,9 +49,55 @@ class Plan(Frozen):
     differences: tuple[Difference, ...]
     """Where the run is not the published configuration."""
 
-    def sha256(self) -> str:
-        """Return the digest that says whether two runs do the same."""
-        return sha256_of_bytes(canonical_json(self.model_dump(mode="json")).encode())
+
+class BenchPlan(AnyPlan):
+    """Everything that decides what a benchmark does and means."""
+
+    bench: Bench
+    points: tuple[Case, ...]
+    fingerprint: Fingerprint
+    """Of the case nearest to the published configuration."""
+    differences: tuple[Difference, ...]
+    """Where that case is not the published configuration."""
+
+
+def resolve_bench(
+    *,
+    loaded: LoadedBench,
+    scale: str,
+    settings: tuple[str, ...],
+    stack: LoadedStack,
+    gpu: Gpu | None,
+    engine: str,
+    launcher: str,
+) -> BenchPlan:
+    """Turn choices into the plan of a benchmark; pure. Takes and raises what `resolve` does."""
+    recipe, chosen = loaded.recipe, loaded.recipe.scales[scale]
+    overrides = parse_settings(settings)
+    names = _chosen_cases(loaded, chosen, overrides.pop("cases", None))
+    bench = _bench(loaded, chosen, overrides)
+    points = tuple(
+        Case(id=name, nodes=1, devices_per_node=1, settings=bench.options | recipe.cases[name])
+        for name in names
+    )
+    marks, found = nearest((point.settings for point in points), loaded.published.fingerprint)
+    return BenchPlan(
+        recipe=recipe.name,
+        recipe_version=recipe.version,
+        script=loaded.script(),
+        scale=scale,
+        vendor=stack.stack.vendor,
+        gpu=gpu.id if gpu else None,
+        stack=stack.stack.name,
+        lock_sha256=stack.lock_sha256,
+        image=stack.image(),
+        engine=engine,
+        launcher=launcher,
+        bench=bench,
+        points=points,
+        fingerprint=marks,
+        differences=found,
+    )
 
 
 def resolve(
@@ -96,6 +152,27 @@ def resolve(
         fingerprint=marks,
         differences=differences(marks, loaded.published.fingerprint),
     )
+
+
+def _bench(loaded: LoadedBench, scale: BenchScale, overrides: dict[str, Any]) -> Bench:
+    """Lay the scale's fields, then the user's, over the published table."""
+    manifest = f"{loaded.folder}/recipe.toml"
+    table = loaded.recipe.bench.model_dump(mode="json")
+    for key, value in scale.set.items():
+        assign(table, key, value, place=f"{manifest}:set.{key}")
+    validate(table, Bench, place=manifest)
+    for key, value in overrides.items():
+        assign(table, key, value, place=f"--set {key}")
+    return validate(table, Bench, place="--set")
+
+
+def _chosen_cases(loaded: LoadedBench, scale: BenchScale, asked: Any) -> tuple[str, ...]:
+    if asked is None:
+        return scale.cases
+    names = asked if isinstance(asked, list) else str(asked).split(",")
+    for name in names:
+        _known("cases", str(name), loaded.recipe.cases)
+    return tuple(dict.fromkeys(map(str, names)))
 
 
 def _training(loaded: LoadedRecipe, scale: Scale, overrides: dict[str, Any]) -> Training:

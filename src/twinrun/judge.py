@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 
 from twinrun.claims import Claim, Published
+from twinrun.fingerprint import Difference, nearest
 from twinrun.hardware import Gpu
-from twinrun.record import PointRecord, Record, Verdict
+from twinrun.record import BenchRecord, PointRecord, Record, Verdict
 
 
-def judge(record: Record, published: Published, gpus: dict[str, Gpu]) -> tuple[Verdict, ...]:
+def judge(record: Record | BenchRecord, published: Published, gpus: dict[str, Gpu]) -> tuple[Verdict, ...]:
     """Judge every claim against `record`, in the published order."""
+    if isinstance(record, BenchRecord):
+        return tuple(_time(claim, record, published, gpus) for claim in published.claim)
     rules = {"absolute": _absolute, "ratio": _ratio, "invariant": _invariant}
     return tuple(rules[claim.kind](claim, record, gpus) for claim in published.claim)
 
@@ -19,6 +22,26 @@ def measured_value(claim: Claim, point: PointRecord, gpu: Gpu | None) -> float:
     """Return what `point` measured of the claim's metric, in the claim's unit and per what it counts."""
     rate = point.model_flops.rate if claim.metric == "model-flops" else point.tokens_per_second
     return rate.median * (gpu.devices_per_card if gpu and claim.per == "card" else 1)
+
+
+def _time(claim: Claim, record: BenchRecord, published: Published, gpus: dict[str, Gpu]) -> Verdict:
+    """Judge the time of one measurement of one case; ours is what counts, whatever the baseline takes."""
+    assert claim.hardware is not None
+    assert claim.point is not None
+    assert claim.measurement is not None
+    published_gpu, case = gpus[claim.hardware.gpu], record.point(claim.point)
+    found = case.measurement(claim.measurement) if case else None
+    times = found.ours.milliseconds if found else None
+    if record.gpu is None or record.gpu.id != published_gpu.id:
+        here = f"; {times.median:.3g} ms here" if times else ""
+        return _verdict(claim, "not-comparable", f"{_hardware_apart(record, published_gpu)}{here}")
+    if case is None or times is None:
+        lacking = f"no case {claim.point}" if case is None else f"no time of {claim.measurement}"
+        return _verdict(claim, "not-comparable", f"this run has {lacking}; it has {_names(record)}")
+    _, apart = nearest([case.settings], published.fingerprint)
+    if apart:
+        return _verdict(claim, "config-mismatch", _mismatch(apart), times.median)
+    return _directed(claim, times.median)
 
 
 def _absolute(claim: Claim, record: Record, gpus: dict[str, Gpu]) -> Verdict:
@@ -34,7 +57,7 @@ def _absolute(claim: Claim, record: Record, gpus: dict[str, Gpu]) -> Verdict:
         )
     value = measured_value(claim, point, record.gpu)
     if record.plan.differences:
-        return _verdict(claim, "config-mismatch", _mismatch(record), value)
+        return _verdict(claim, "config-mismatch", _mismatch(record.plan.differences), value)
     return _directed(claim, value)
 
 
@@ -45,7 +68,7 @@ def _ratio(claim: Claim, record: Record, _: dict[str, Gpu]) -> Verdict:
         return _verdict(claim, "not-comparable", _other_scale(claim, record))
     value = measured_value(claim, over, record.gpu) / measured_value(claim, under, record.gpu)
     if record.plan.differences:
-        return _verdict(claim, "config-mismatch", _mismatch(record), value)
+        return _verdict(claim, "config-mismatch", _mismatch(record.plan.differences), value)
     return _directed(claim, value)
 
 
@@ -113,8 +136,7 @@ def _verdict(claim: Claim, outcome: str, reason: str, measured: float | None = N
 
 
 def _other_hardware(claim: Claim, record: Record, published_gpu: Gpu) -> str:
-    found = record.gpu.name if record.gpu else f"{record.machine.vendor}, no GPU in images/gpus.toml"
-    reason = f"published on {published_gpu.name}, this run is on {found}"
+    reason = _hardware_apart(record, published_gpu)
     if claim.metric != "model-flops":
         return reason
     peak = published_gpu.peak_bf16_tflops / (1 if claim.per == "card" else published_gpu.devices_per_card)
@@ -135,10 +157,15 @@ def _other_scale(claim: Claim, record: Record) -> str:
     return f"{reason}, and from {first.id} to {last.id} it keeps {own:.3f}"
 
 
-def _mismatch(record: Record) -> str:
-    fields = (f"{item.field} is {item.found}, published {item.published}" for item in record.plan.differences)
+def _hardware_apart(record: Record | BenchRecord, published_gpu: Gpu) -> str:
+    found = record.gpu.name if record.gpu else f"{record.machine.vendor}, no GPU in images/gpus.toml"
+    return f"published on {published_gpu.name}, this run is on {found}"
+
+
+def _mismatch(differences: tuple[Difference, ...]) -> str:
+    fields = (f"{item.field} is {item.found}, published {item.published}" for item in differences)
     return "not the published configuration: " + "; ".join(fields)
 
 
-def _names(record: Record) -> str:
+def _names(record: Record | BenchRecord) -> str:
     return ", ".join(point.id for point in record.points)

@@ -1,33 +1,24 @@
-"""Locks: every Python package of a stack with its hashes, resolved by uv; they name no index."""
+"""Locks: every pin of a stack resolved again, and all its files written together or none."""
 
 from __future__ import annotations
 
-import fnmatch
-import os
-import re
-import subprocess
-import tempfile
+import contextlib
+from collections.abc import Collection
 from pathlib import Path
 
-from uv import find_uv_bin
+from twinrun.apt import AptLock, apt_lock_text, load_apt_lock
+from twinrun.archive import open_archive
+from twinrun.errors import InputError, closest
+from twinrun.files import write_together
+from twinrun.image_lock import ImageLock, image_lock_text, load_image_lock
+from twinrun.locking.changes import Change, changes
+from twinrun.locking.image import resolve_base, resolve_source
+from twinrun.locking.python import resolve_python
+from twinrun.locking.system import resolve_system
+from twinrun.stack import Stack, expected_stamps, first_line, load_manifest
 
-from twinrun.errors import InputError, MachineError, closest
-from twinrun.files import write_atomically
-from twinrun.manifest import Frozen, load_toml
-from twinrun.process import last_lines
-from twinrun.stack import Stack, normalise, pins, stamp
-
-_ENTRY = re.compile(r"^(?=[A-Za-z0-9])", re.MULTILINE)
-
-
-class LockChange(Frozen):
-    """What resolving a stack again changed or would change."""
-
-    stack: str
-    changes: dict[str, str]
-    """Package to `old -> new`; `absent` where one side has none."""
-    stale: bool
-    """The committed lock was not made from the committed requirements."""
+# What `--only` takes: Python packages, system packages, and the base with the sources.
+PARTS = ("python", "system", "image")
 
 
 def lock_names(root: Path, only: str | None) -> list[str]:
@@ -41,89 +32,87 @@ def lock_names(root: Path, only: str | None) -> list[str]:
 
 
 def refresh(
-    root: Path, name: str, *, index: str | None = None, upgrade: bool = False, check: bool = False
-) -> LockChange:
-    """Resolve the requirements of stack `name`, and write the lock unless `check`.
+    root: Path, name: str, *, index: str | None = None, upgrade: bool = False, only: Collection[str] = ()
+) -> tuple[Change, ...]:
+    """Resolve the pins of stack `name`, write its locks and return what changed.
 
     Args:
-        index: a further package index, for wheels that only the framework's own index carries;
-            without it such pins stay out of the lock, and stack.toml names them as unverified.
-        upgrade: let every package move that the requirements do not pin.
+        index: a further package index, as `resolve_python` takes it.
+        upgrade: let every Python package move that the requirements do not pin.
+        only: parts to resolve; all when empty.
 
     Raises:
-        MachineError: the packages cannot be resolved; the old lock stays as it was.
+        InputError: something asked for does not exist.
+        MachineError: an index, mirror, registry or repository is out of reach; every old lock stays.
     """
-    folder = root / "images" / "stacks" / name
-    stack = load_toml(folder / "stack.toml", Stack)
-    requirements, lock = folder / "requirements.in", folder / "requirements.lock"
-    text = f"{stamp(requirements)}\n{_resolve(folder, stack, index=index, upgrade=upgrade)}"
-    old = lock.read_text(encoding="utf-8") if lock.is_file() else ""
-    before, after = pins(old), pins(text)
-    if not check:
-        write_atomically(lock, text)
-    names = sorted({*before, *after})
-    changes = {
-        package: " -> ".join(" or ".join(side.get(package, ("absent",))) for side in (before, after))
-        for package in names
-        if before.get(package) != after.get(package)
+    stack, folder = load_manifest(root, name), root / "images" / "stacks" / name
+    parts = _parts(only)
+    texts: dict[Path, str] = {}
+    if "python" in parts:
+        texts |= python_locks(folder, stack, index=index, upgrade=upgrade)
+    if stack.base and parts & {"system", "image"}:
+        texts |= _image_locks(folder, stack, parts)
+    changed = [change for path, text in texts.items() for change in changes(path, text)]
+    write_together(texts)
+    return tuple(changed)
+
+
+def python_locks(
+    folder: Path, stack: Stack, *, index: str | None = None, upgrade: bool = False
+) -> dict[Path, str]:
+    """Return the text of each lock of Python packages; raises MachineError."""
+    locks = [path for path in expected_stamps(folder, stack) if path.with_suffix(".in").is_file()]
+    return {
+        lock: resolve_python(lock.with_suffix(".in"), stack, index=index, upgrade=upgrade) for lock in locks
     }
-    return LockChange(stack=name, changes=changes, stale=not old.startswith(stamp(requirements)))
 
 
-def _resolve(folder: Path, stack: Stack, *, index: str | None, upgrade: bool) -> str:
-    requirements = (folder / "requirements.in").read_text(encoding="utf-8")
-    options = ["--python-version", _lowest(stack.python)]
-    if index:
-        requirements = _with_local_versions(requirements, stack)
-        options += ["--index", index, "--index-strategy", "unsafe-best-match"]
-    lock = folder / "requirements.lock"
-    known = lock.read_text(encoding="utf-8") if lock.is_file() and not upgrade else ""
-    text = _compile(requirements, options, known=known)
-    return text if index else _without(text, stack.replaces)
+def old_system(folder: Path) -> AptLock | None:
+    """Return apt.lock as it stands, or None if there is none that can be read."""
+    with contextlib.suppress(InputError):
+        return load_apt_lock(folder)
+    return None
 
 
-def _with_local_versions(requirements: str, stack: Stack) -> str:
-    """Replace each requirement by the unverified pin of the same package."""
-    exact = {normalise(pin.package()): pin.requirement for pin in stack.unverified}
-    lines = []
-    for line in requirements.splitlines():
-        name = normalise(re.split(r"[=<>~! ;#]", line, maxsplit=1)[0])
-        lines.append(exact.pop(name, line))
-    return "\n".join([*lines, *exact.values(), ""])
+def old_image(folder: Path) -> ImageLock | None:
+    """Return image.lock as it stands, or None if there is none that can be read."""
+    with contextlib.suppress(InputError):
+        return load_image_lock(folder)
+    return None
 
 
-def _without(text: str, patterns: tuple[str, ...]) -> str:
-    """Drop the entries whose package matches a pattern."""
-
-    def replaced(entry: str) -> bool:
-        name = normalise(entry.partition("==")[0])
-        return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
-
-    return "".join(entry for entry in _ENTRY.split(text) if not replaced(entry))
-
-
-def _lowest(python: str) -> str:
-    found = re.search(r"[0-9]+\.[0-9]+", python)
-    assert found is not None
-    return found[0]
+def _parts(only: Collection[str]) -> frozenset[str]:
+    unknown = sorted(set(only) - set(PARTS))
+    if unknown:
+        raise InputError(
+            "unknown part", place="--only", found=unknown[0], allowed=PARTS, hint=closest(unknown[0], PARTS)
+        )
+    return frozenset(only or PARTS)
 
 
-def _compile(requirements: str, options: list[str], *, known: str) -> str:
-    """Run uv; versions of `known`, an earlier lock, stay where the requirements allow them."""
-    with tempfile.TemporaryDirectory() as folder:
-        lock = Path(folder) / "requirements.lock"
-        lock.write_text(known, encoding="utf-8")
-        arguments = [
-            *(os.fspath(find_uv_bin()), "pip", "compile", "-", "--quiet", "--universal", "--generate-hashes"),
-            *("--no-header", "--no-annotate", "--no-emit-index-url", "--output-file", str(lock)),
-            *options,
-        ]
-        done = subprocess.run(arguments, input=requirements, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise MachineError(
-                "the packages could not be resolved",
-                place="uv pip compile",
-                found=last_lines(done.stderr, 8),
-                hint="check the network and the requirement; the old lock stays",
-            )
-        return lock.read_text(encoding="utf-8")
+def _image_locks(folder: Path, stack: Stack, parts: frozenset[str]) -> dict[Path, str]:
+    """Return the texts of apt.lock and image.lock; other packages give the image another epoch."""
+    assert stack.base is not None
+    packages, image = old_system(folder), old_image(folder)
+    if not parts >= {"system", "image"} and not (packages and image):
+        raise InputError("there is no lock to keep the other parts of", place=str(folder), found="--only")
+    if "system" in parts:
+        with open_archive(stack.base.suite, stack.architecture()) as archive:
+            system, date = resolve_system(stack, archive), archive.date()
+        texts = {folder / "apt.lock": apt_lock_text(stack.system_stamp(), system)}
+    else:
+        assert packages is not None
+        system, date, texts = packages, 0, {}
+    epoch = image.epoch if image and system == packages else date
+    text = _image_text(folder, stack, None if "image" in parts else image, system=system, epoch=epoch)
+    return texts | {folder / "image.lock": text}
+
+
+def _image_text(folder: Path, stack: Stack, kept: ImageLock | None, *, system: AptLock, epoch: int) -> str:
+    """Return image.lock with the pins of `kept`; a base that is made here follows the packages."""
+    assert stack.base is not None
+    stamp = first_line(folder / "image.lock") if kept else stack.image_stamp()
+    sources = kept.sources if kept else tuple(map(resolve_source, stack.sources))
+    base = None if kept is None or (stack.base.kind == "debian" and epoch != kept.epoch) else kept.base
+    base = base or resolve_base(stack, system=system, epoch=epoch)
+    return image_lock_text(stamp, ImageLock(epoch=epoch, base=base, sources=sources))

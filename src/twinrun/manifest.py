@@ -36,6 +36,11 @@ def load_toml(path: Path, model: type[Model]) -> Model:
     return validate(_parse_toml(path), model, place=str(path))
 
 
+def has_table(path: Path, name: str) -> bool:
+    """Say whether the TOML file at `path` has a table `name`; raises InputError as `load_toml` does."""
+    return name in _parse_toml(path)
+
+
 def load_json(path: Path, model: type[Model]) -> Model:
     """Read the JSON file at `path` as `model`; raises InputError as `load_toml` does."""
     text = _read(path)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-from twinrun.engine import PYTHON, Command, Engine, Site
+from twinrun.engine import PYTHON, Command, Engine, Site, run_to_end
 from twinrun.errors import MachineError, RunError
 from twinrun.files import canonical_json, sha256_of_bytes
 from twinrun.process import last_lines
@@ -61,14 +60,9 @@ def prepared_data(
 
 def prepare(arguments: tuple[str, ...], *, engine: Engine, log: Path) -> None:
     """Run twinrun.train.prepare in `engine`; raises RunError with the end of `log`."""
-    command = Command(arguments=(PYTHON, "-m", "twinrun.train.prepare", *arguments), variables={})
-    running = engine.start(command, log=log)
-    try:
-        while (status := running.poll()) is None:
-            time.sleep(0.1)
-    finally:
-        running.stop()
-    if status:
+    program = (PYTHON, "-m", "twinrun.train.prepare", *arguments)
+    command = Command(arguments=program, variables={}, writes_data=True)
+    if run_to_end(engine, command, log=log):
         raise RunError(
             "the data could not be prepared",
             place="twinrun.train.prepare",

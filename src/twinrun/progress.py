@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from twinrun.benchmark import MeasuredLine
 from twinrun.training import StepMetrics
 
 
@@ -56,6 +58,18 @@ class Display:
         self._progress.update(self._task(metrics.point), completed=metrics.step, status=status)
         if metrics.step in (1, steps) or metrics.step % max(1, steps // 8) == 0:
             self._line(f"{metrics.point}: step {metrics.step}/{steps}  {status}")
+
+    def measured(self, line: MeasuredLine) -> None:
+        """Show one measurement of a benchmark."""
+        one = line.measurement
+        times = [(timing, timing.milliseconds) for timing in (one.ours, one.baseline) if timing]
+        told = [
+            f"{timing.implementation} {statistics.median(spent):.4g} ms" if spent else "checked"
+            for timing, spent in times
+        ]
+        status = f"{one.id}: {', '.join(told)}"
+        self._progress.update(self._task(line.point), status=status)
+        self._line(f"{line.point}: {status}")
 
     def end(self, point: str, *, status: str) -> None:
         """Show the result of `point`."""

@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from twinrun.benchmark import Bench, Settings
 from twinrun.claims import Published, load_published
 from twinrun.errors import InputError, closest
 from twinrun.files import is_file_in
-from twinrun.manifest import Frozen, load_toml
+from twinrun.manifest import Frozen, has_table, load_toml
 from twinrun.training import DataSource, ModelShape, Positive, Training
 
 SCALES = ("smoke", "node", "paper")
@@ -67,8 +68,18 @@ class Scale(Frozen):
     """Fields of [training] that differ at this scale; dotted names reach into tables."""
 
 
-class Recipe(Frozen):
-    """recipe.toml."""
+class BenchScale(Frozen):
+    """One size at which the benchmark runs."""
+
+    summary: str
+    cases: tuple[str, ...]
+    """Points of this scale, in their order."""
+    set: dict[str, Any] = Field(default_factory=dict)
+    """Fields of [bench] that differ at this scale; dotted names reach into tables."""
+
+
+class AnyRecipe(Frozen):
+    """What every recipe.toml says."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
     version: Positive
@@ -77,11 +88,16 @@ class Recipe(Frozen):
     publication: Publication
     script: str
     """File of the recipe that every rank runs."""
+    kernels: tuple[str, ...] = ()
+    """Recipes whose kernels are used, this one or others."""
+    stacks: Stacks
+
+
+class Recipe(AnyRecipe):
+    """recipe.toml of a training sweep, which has a table `training`."""
+
     baseline: str | None = None
     """File that trains the same job in a plain PyTorch loop, for `--set trainer=plain`."""
-    kernels: tuple[str, ...] = ()
-    """Other recipes whose kernels are used."""
-    stacks: Stacks
     models: dict[str, ModelShape]
     data: dict[str, DataSource]
     training: Training
@@ -89,12 +105,38 @@ class Recipe(Frozen):
     scales: dict[str, Scale]
 
 
-class LoadedRecipe(Frozen):
-    """A recipe with its claims and the folder it stands in, relative to the root."""
+class BenchRecipe(AnyRecipe):
+    """recipe.toml of a benchmark, which has a table `bench`: one device, one process a case."""
 
-    recipe: Recipe
+    bench: Bench
+    """How the publication measured, as far as it says."""
+    cases: dict[str, Settings]
+    """What the script is told at each case."""
+    scales: dict[str, BenchScale]
+
+
+class AnyLoaded(Frozen):
+    """What stands in a recipe's folder."""
+
     published: Published
     folder: str
+    """Relative to the root."""
+
+
+class LoadedBench(AnyLoaded):
+    """A benchmark with its claims."""
+
+    recipe: BenchRecipe
+
+    def script(self) -> str:
+        """Return the path of the script, relative to the root."""
+        return f"{self.folder}/{self.recipe.script}"
+
+
+class LoadedRecipe(AnyLoaded):
+    """A training sweep with its claims."""
+
+    recipe: Recipe
 
     def script(self, trainer: str) -> str:
         """Return the path of the script that trains with `trainer`, relative to the root.
@@ -110,16 +152,29 @@ class LoadedRecipe(Frozen):
         return f"{self.folder}/{name}"
 
 
-def find_recipes(root: Path) -> dict[str, LoadedRecipe]:
+def find_recipes(root: Path) -> dict[str, LoadedRecipe | LoadedBench]:
     """Load every folder of `root/recipes`; a broken one is an InputError, never skipped."""
     base = root / "recipes"
     if not base.is_dir():
         raise InputError("no such folder", place=str(base), hint="run twinrun from its checkout")
     folders = sorted(path for path in base.iterdir() if path.is_dir())
-    return {folder.name: load_recipe(root, folder.name) for folder in folders}
+    return {folder.name: load_any_recipe(root, folder.name) for folder in folders}
 
 
 def load_recipe(root: Path, name: str) -> LoadedRecipe:
+    """Load a training sweep as `load_any_recipe` does; a benchmark is an InputError."""
+    loaded = load_any_recipe(root, name)
+    if isinstance(loaded, LoadedBench):
+        raise InputError(
+            "the recipe is a benchmark and trains nothing",
+            place=f"{loaded.folder}/recipe.toml",
+            found="bench",
+            allowed="training",
+        )
+    return loaded
+
+
+def load_any_recipe(root: Path, name: str) -> LoadedRecipe | LoadedBench:
     """Load the recipe called `name`, or at the path `recipes/<name>`.
 
     Raises:
@@ -136,11 +191,14 @@ def load_recipe(root: Path, name: str) -> LoadedRecipe:
             hint=closest(Path(name).name, known),
         )
     place = folder / "recipe.toml"
+    where = folder.relative_to(root).as_posix()
+    if has_table(place, "bench"):
+        bench = load_toml(place, BenchRecipe)
+        _check(bench, place, folder)
+        return LoadedBench(recipe=bench, published=load_published(folder), folder=where)
     recipe = load_toml(place, Recipe)
     _check(recipe, place, folder)
-    return LoadedRecipe(
-        recipe=recipe, published=load_published(folder), folder=folder.relative_to(root).as_posix()
-    )
+    return LoadedRecipe(recipe=recipe, published=load_published(folder), folder=where)
 
 
 def _names(root: Path, name: str, folder: Path) -> bool:
@@ -149,7 +207,7 @@ def _names(root: Path, name: str, folder: Path) -> bool:
     return len(path.parts) == 1 or here.resolve() == folder.resolve() or path.resolve() == folder.resolve()
 
 
-def _check(recipe: Recipe, place: Path, folder: Path) -> None:
+def _check(recipe: Recipe | BenchRecipe, place: Path, folder: Path) -> None:
     """Hold the names inside a recipe against each other."""
 
     def demand(key: str, found: str, allowed: object) -> None:
@@ -164,15 +222,25 @@ def _check(recipe: Recipe, place: Path, folder: Path) -> None:
             )
 
     demand("name", recipe.name, folder.name)
-    demand("training.model", recipe.training.model, recipe.models)
-    demand("training.data", recipe.training.data, recipe.data)
-    for name, scale in recipe.scales.items():
-        for model in scale.models:
-            demand(f"scales.{name}.models", model, recipe.models)
+    carriers = {path.parents[1].name: path for path in folder.parent.glob("*/kernels/src")}
+    for carrier in recipe.kernels:
+        demand("kernels", carrier, carriers)
+    files = {"script": recipe.script}
+    if isinstance(recipe, BenchRecipe):
+        for name, size in recipe.scales.items():
+            for case in size.cases:
+                demand(f"scales.{name}.cases", case, recipe.cases)
+    else:
+        files |= {"baseline": recipe.baseline} if recipe.baseline else {}
+        demand("training.model", recipe.training.model, recipe.models)
+        demand("training.data", recipe.training.data, recipe.data)
+        for name, scale in recipe.scales.items():
+            for model in scale.models:
+                demand(f"scales.{name}.models", model, recipe.models)
     for name in recipe.scales:
         demand(f"scales.{name}", name, dict.fromkeys(SCALES))
     for name in SCALES:
         demand("scales", name, dict(recipe.scales))
-    for key, script in (("script", recipe.script), ("baseline", recipe.baseline)):
-        if script is not None and not is_file_in(folder, script):
+    for key, script in files.items():
+        if not is_file_in(folder, script):
             raise InputError("no such file in the recipe's folder", place=f"{place}:{key}", found=script)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from twinrun import launchers
 from twinrun.discovery import load_part
 from twinrun.errors import MachineError
-from twinrun.job import Plan
+from twinrun.job import BenchPlan, Plan
 
 RUN = "{run}"
 
 
-def rendered_commands(plan: Plan, *, cores: int) -> dict[str, dict[str, object]]:
+def rendered_commands(plan: Plan | BenchPlan, *, cores: int) -> dict[str, dict[str, object]]:
     """Return, for each point, the argument list and variables its launcher would start."""
     launcher = load_part(launchers, plan.launcher)
     rendered: dict[str, dict[str, object]] = {}

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from twinrun import __version__, engines, launchers
 from twinrun.cache import cache_root
 from twinrun.discovery import load_part
 from twinrun.engine import Engine, Site
-from twinrun.environment import inspect, lock_differences, revision, steering_variables
+from twinrun.environment import Installed, inspect, lock_differences, revision, steering_variables
 from twinrun.errors import InputError, Interrupted
 from twinrun.files import sha256_of_file, write_atomically
 from twinrun.hardware import load_gpus
-from twinrun.job import Plan
+from twinrun.job import BenchPlan, Plan
 from twinrun.judge import judge
+from twinrun.kernels import PROCESSOR, kernel_variables, package_folders
 from twinrun.manifest import Frozen, load_json
-from twinrun.measure import measured_point
-from twinrun.points import Runner
+from twinrun.measure import measured_case, measured_point
+from twinrun.points import BenchRunner, Ranks, Runner
 from twinrun.preparation import prepared_data
 from twinrun.progress import Display
-from twinrun.record import Environment, PointRecord, Record, write_record
+from twinrun.record import BenchRecord, CaseRecord, Environment, PointRecord, Record, write_record
 from twinrun.selection import Selection
+from twinrun.sizing import Case, Place, Point
 from twinrun.training import PointResult
 
 
@@ -31,13 +34,16 @@ class Measured(Frozen):
     """A finished point as it waits in the run folder for the others."""
 
     plan_sha256: str
-    point: PointRecord
+    point: PointRecord | CaseRecord
     libraries: dict[str, str]
+
+
+Step = Callable[[Place], Measured]
 
 
 def execute(
     *, root: Path, selection: Selection, out: Path | None, resume: bool, display: Display
-) -> tuple[Record, Path]:
+) -> tuple[Record | BenchRecord, Path]:
     """Run the plan and return its judged record with the run folder.
 
     Raises:
@@ -61,33 +67,30 @@ def execute(
     return record.sealed(), run
 
 
-def _measure(root: Path, selection: Selection, run: Path, display: Display) -> Record:
-    plan = selection.plan
-    site = Site(root=root, run=run, data=cache_root() / "data")
+def _measure(root: Path, selection: Selection, run: Path, display: Display) -> Record | BenchRecord:
+    plan, part = selection.plan, load_part(engines, selection.plan.engine)
+    baked = selection.stack.stack.kernels if part.RUNS_IMAGES else ()
+    carried = [name for name in selection.recipe.recipe.kernels if name not in baked]
+    site = Site(root=root, run=run, data=cache_root() / "data", packages=package_folders(root, carried))
     site.data.mkdir(parents=True, exist_ok=True)
-    opener: Callable[..., Engine] = load_part(engines, plan.engine).open_engine
+    opener: Callable[..., Engine] = part.open_engine
     engine = opener(stack=selection.stack, vendor=selection.vendor, site=site, say=display.say)
     installed = inspect(engine)
-    data = prepared_data(
-        source=plan.data,
-        name=plan.training.data,
-        sequence=plan.shape.sequence,
-        python=installed.python,
-        engine=engine,
-        site=site,
-        log=run / "log" / "data.log",
-        say=display.say,
-    )
-    runner = Runner(
+    ranks = Ranks(
         plan=plan,
         engine=engine,
         launcher=load_part(launchers, plan.launcher),
         site=site,
-        data=data,
         cores=selection.machine.cpu_count,
-        display=display,
+        variables=kernel_variables(
+            site, archs=selection.stack.stack.archs or (PROCESSOR,), engine=engine, say=display.say
+        ),
     )
-    measured = _all_points(selection, runner, run, display)
+    if isinstance(plan, BenchPlan):
+        one = _measuring(selection, plan, ranks, display)
+    else:
+        one = _training(selection, plan, ranks, _data(plan, installed, engine, site, display), display)
+    measured = _all_points(plan, one, run, display)
     environment = Environment(
         python=installed.python,
         libraries=measured[-1].libraries,
@@ -95,26 +98,59 @@ def _measure(root: Path, selection: Selection, run: Path, display: Display) -> R
         image_digest=engine.image_digest,
         variables=steering_variables(os.environ),
     )
-    return _record(root, selection, run, tuple(item.point for item in measured), environment)
+    return _record(root, selection, run, [item.point for item in measured], environment)
 
 
-def _all_points(selection: Selection, runner: Runner, run: Path, display: Display) -> list[Measured]:
-    plan = selection.plan
+def _data(plan: Plan, installed: Installed, engine: Engine, site: Site, display: Display) -> Path:
+    return prepared_data(
+        source=plan.data,
+        name=plan.training.data,
+        sequence=plan.shape.sequence,
+        python=installed.python,
+        engine=engine,
+        site=site,
+        log=site.run / "log" / "data.log",
+        say=display.say,
+    )
+
+
+def _training(selection: Selection, plan: Plan, ranks: Ranks, data: Path, display: Display) -> Step:
+    """Return what trains one point of a sweep."""
+    runner = Runner(plan=plan, ranks=ranks, data=data, display=display)
+
+    def train(point: Place) -> Measured:
+        assert isinstance(point, Point)
+        result, attempts = runner.run(point)
+        _check_parameters(plan, result)
+        record = measured_point(plan=plan, point=point, result=result, attempts=attempts, gpu=selection.gpu)
+        display.end(point.id, status=summary(record))
+        return Measured(plan_sha256=plan.sha256(), point=record, libraries=result.libraries)
+
+    return train
+
+
+def _measuring(selection: Selection, plan: BenchPlan, ranks: Ranks, display: Display) -> Step:
+    """Return what measures one case of a benchmark."""
+    runner = BenchRunner(plan=plan, ranks=ranks, accelerator=bool(selection.machine.devices), display=display)
+
+    def measure(case: Place) -> Measured:
+        assert isinstance(case, Case)
+        result = runner.run(case)
+        record = measured_case(case=case, result=result)
+        display.end(case.id, status=f"{len(record.measurements)} measurements")
+        return Measured(plan_sha256=plan.sha256(), point=record, libraries=result.libraries)
+
+    return measure
+
+
+def _all_points(plan: Plan | BenchPlan, one: Step, run: Path, display: Display) -> list[Measured]:
     finished = _finished(run, plan)
     for point in plan.points:
         if point.id in finished:
             display.say(f"{point.id}: finished before, not run again")
             continue
-        result, attempts = runner.run(point)
-        _check_parameters(plan, result)
-        measured = Measured(
-            plan_sha256=plan.sha256(),
-            point=measured_point(plan=plan, point=point, result=result, attempts=attempts, gpu=selection.gpu),
-            libraries=result.libraries,
-        )
-        write_atomically(_measured_file(run, point.id), measured.model_dump_json(indent=1) + "\n")
-        finished[point.id] = measured
-        display.end(point.id, status=summary(measured.point))
+        finished[point.id] = one(point)
+        write_atomically(_measured_file(run, point.id), finished[point.id].model_dump_json(indent=1) + "\n")
     return [finished[point.id] for point in plan.points]
 
 
@@ -128,28 +164,37 @@ def summary(point: PointRecord) -> str:
 
 
 def _record(
-    root: Path, selection: Selection, run: Path, points: tuple[PointRecord, ...], environment: Environment
-) -> Record:
+    root: Path,
+    selection: Selection,
+    run: Path,
+    points: Sequence[PointRecord | CaseRecord],
+    environment: Environment,
+) -> Record | BenchRecord:
     plan = selection.plan
-    record = Record(
-        twinrun=__version__,
-        run=run.name,
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        plan=plan,
-        plan_sha256=plan.sha256(),
-        revision=revision(root),
-        machine=selection.machine,
-        gpu=selection.gpu,
-        environment=environment,
-        points=points,
-        verdicts=(),
-        files={name: sha256_of_file(run / name) for name in ("plan.json", "metrics.jsonl")},
-    )
+    shared: dict[str, Any] = {
+        "twinrun": __version__,
+        "run": run.name,
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "plan_sha256": plan.sha256(),
+        "revision": revision(root),
+        "machine": selection.machine,
+        "gpu": selection.gpu,
+        "environment": environment,
+        "verdicts": (),
+        "files": {name: sha256_of_file(run / name) for name in ("plan.json", "metrics.jsonl")},
+    }
+    record: Record | BenchRecord
+    if isinstance(plan, BenchPlan):
+        cases = tuple(point for point in points if isinstance(point, CaseRecord))
+        record = BenchRecord(plan=plan, points=cases, **shared)
+    else:
+        trained = tuple(point for point in points if isinstance(point, PointRecord))
+        record = Record(plan=plan, points=trained, **shared)
     verdicts = judge(record, selection.recipe.published, load_gpus(root))
     return record.model_copy(update={"verdicts": verdicts})
 
 
-def _run_folder(root: Path, plan: Plan, *, out: Path | None, resume: bool) -> Path:
+def _run_folder(root: Path, plan: Plan | BenchPlan, *, out: Path | None, resume: bool) -> Path:
     base = (out or root / "runs").resolve() / plan.recipe
     mark = plan.sha256()[:8]
     if resume:
@@ -170,7 +215,7 @@ def _run_folder(root: Path, plan: Plan, *, out: Path | None, resume: bool) -> Pa
     return base / f"{stamp}-{mark}"
 
 
-def _finished(run: Path, plan: Plan) -> dict[str, Measured]:
+def _finished(run: Path, plan: Plan | BenchPlan) -> dict[str, Measured]:
     files = {point.id: _measured_file(run, point.id) for point in plan.points}
     loaded = {name: load_json(file, Measured) for name, file in files.items() if file.is_file()}
     return {name: item for name, item in loaded.items() if item.plan_sha256 == plan.sha256()}

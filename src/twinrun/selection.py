@@ -6,12 +6,13 @@ from pathlib import Path
 from types import ModuleType
 
 from twinrun import engines, launchers
+from twinrun.architecture import misfit, refuse_misfit
 from twinrun.discovery import load_part
 from twinrun.errors import InputError, MachineError, closest
 from twinrun.hardware import Gpu, Machine, Vendor, detect, load_gpus, load_vendors
-from twinrun.job import Plan, resolve
+from twinrun.job import BenchPlan, Plan, resolve, resolve_bench
 from twinrun.manifest import Frozen
-from twinrun.recipe import SCALES, LoadedRecipe, load_recipe
+from twinrun.recipe import SCALES, LoadedBench, LoadedRecipe, load_any_recipe
 from twinrun.stack import LoadedStack, load_stack
 
 
@@ -39,9 +40,9 @@ class Choice(Frozen):
 class Selection(Frozen):
     """A plan with everything it was chosen from."""
 
-    plan: Plan
+    plan: Plan | BenchPlan
     choices: tuple[Choice, ...]
-    recipe: LoadedRecipe
+    recipe: LoadedRecipe | LoadedBench
     stack: LoadedStack
     vendor: Vendor
     machine: Machine
@@ -55,28 +56,20 @@ def select(root: Path, request: Request) -> Selection:
         InputError: a name or setting that does not exist.
         MachineError: this machine cannot run it.
     """
-    loaded = load_recipe(root, request.recipe)
+    loaded = load_any_recipe(root, request.recipe)
     scale_name = _known("scale", request.scale, list(SCALES))
     vendors, gpus = load_vendors(root), load_gpus(root)
     machine, vendor = _machine(root, request, vendors, gpus, loaded)
     scale = _scale(scale_name, machine)
     stack = _stack(root, request, loaded, machine.vendor if vendor is None else vendor.value)
     name = stack.stack.vendor
-    engine = _engine(request, stack, vendors[name])
+    engine = _engine(request, stack, vendors[name], machine, gpus)
     launcher = Choice(name="launcher", value=request.launcher or "local", because=_why(request.launcher))
     gpu = _gpu(machine, gpus, scale.value, loaded)
-    plan = resolve(
-        loaded=loaded,
-        scale=scale.value,
-        settings=request.settings,
-        stack=stack,
-        gpu=gpu,
-        device_memory_bytes=_device_memory(machine, gpu),
-        devices=len(machine.devices),
-        engine=engine.value,
-        launcher=launcher.value,
+    plan = _plan(
+        request, loaded, stack, machine, gpu, scale=scale.value, engine=engine.value, launcher=launcher.value
     )
-    _startable(load_part(launchers, launcher.value), plan, request)
+    _startable(load_part(launchers, launcher.value), plan, request, machine)
     chosen = vendor or Choice(name="vendor", value=name, because=_seen(machine))
     return Selection(
         plan=plan,
@@ -86,7 +79,7 @@ def select(root: Path, request: Request) -> Selection:
             _stack_choice(request, stack),
             engine,
             launcher,
-            *_model_choice(plan, request),
+            *_point_choices(plan, request),
         ),
         recipe=loaded,
         stack=stack,
@@ -96,8 +89,46 @@ def select(root: Path, request: Request) -> Selection:
     )
 
 
+def _plan(
+    request: Request,
+    loaded: LoadedRecipe | LoadedBench,
+    stack: LoadedStack,
+    machine: Machine,
+    gpu: Gpu | None,
+    *,
+    scale: str,
+    engine: str,
+    launcher: str,
+) -> Plan | BenchPlan:
+    if isinstance(loaded, LoadedBench):
+        return resolve_bench(
+            loaded=loaded,
+            scale=scale,
+            settings=request.settings,
+            stack=stack,
+            gpu=gpu,
+            engine=engine,
+            launcher=launcher,
+        )
+    return resolve(
+        loaded=loaded,
+        scale=scale,
+        settings=request.settings,
+        stack=stack,
+        gpu=gpu,
+        device_memory_bytes=_device_memory(machine, gpu),
+        devices=len(machine.devices),
+        engine=engine,
+        launcher=launcher,
+    )
+
+
 def _machine(
-    root: Path, request: Request, vendors: dict[str, Vendor], gpus: dict[str, Gpu], loaded: LoadedRecipe
+    root: Path,
+    request: Request,
+    vendors: dict[str, Vendor],
+    gpus: dict[str, Gpu],
+    loaded: LoadedRecipe | LoadedBench,
 ) -> tuple[Machine, Choice | None]:
     """Probe the machine; a paper-scale plan that will not run may be for GPUs it lacks."""
     only_a_plan = request.scale == "paper" and request.dry
@@ -136,7 +167,7 @@ def _scale(asked: str | None, machine: Machine) -> Choice:
     return Choice(name="scale", value="smoke", because="no GPU in use")
 
 
-def _stack(root: Path, request: Request, loaded: LoadedRecipe, vendor: str) -> LoadedStack:
+def _stack(root: Path, request: Request, loaded: LoadedRecipe | LoadedBench, vendor: str) -> LoadedStack:
     stacks = loaded.recipe.stacks
     serving = [*stacks.current.values(), *stacks.published]
     name = request.stack or stacks.current.get(vendor)
@@ -172,24 +203,33 @@ def _stack_choice(request: Request, stack: LoadedStack) -> Choice:
     return Choice(name="stack", value=stack.stack.name, because=because)
 
 
-def _engine(request: Request, stack: LoadedStack, vendor: Vendor) -> Choice:
+def _engine(
+    request: Request, stack: LoadedStack, vendor: Vendor, machine: Machine, gpus: dict[str, Gpu]
+) -> Choice:
+    built = stack.stack.archs
+    unfit = misfit(built=built, machine=machine, vendor=vendor, gpus=gpus)
     if request.engine:
-        load_part(engines, request.engine)
+        if load_part(engines, request.engine).RUNS_IMAGES:
+            refuse_misfit(image=stack.image(), built=built, unfit=unfit)
         return Choice(name="engine", value=request.engine, because=_why(request.engine))
     reason = load_part(engines, "docker").unusable(stack=stack, vendor=vendor)
+    if reason is None and unfit:
+        reason = f"{stack.image()} is built for {', '.join(built)}, not for {unfit}"
     if reason is None:
         return Choice(name="engine", value="docker", because=f"the daemon answers and has {stack.image()}")
     return Choice(name="engine", value="venv", because=reason)
 
 
-def _gpu(machine: Machine, gpus: dict[str, Gpu], scale: str, loaded: LoadedRecipe) -> Gpu | None:
+def _gpu(
+    machine: Machine, gpus: dict[str, Gpu], scale: str, loaded: LoadedRecipe | LoadedBench
+) -> Gpu | None:
     if machine.devices:
         known = machine.devices[0].gpu
         return gpus[known] if known else None
     return gpus[_published_gpu(loaded)] if scale == "paper" else None
 
 
-def _published_gpu(loaded: LoadedRecipe) -> str:
+def _published_gpu(loaded: LoadedRecipe | LoadedBench) -> str:
     named = [claim.hardware.gpu for claim in loaded.published.claim if claim.hardware]
     if not named:
         raise InputError(
@@ -205,7 +245,14 @@ def _device_memory(machine: Machine, gpu: Gpu | None) -> int | None:
     return gpu.device_memory_bytes if gpu else None
 
 
-def _startable(launcher: ModuleType, plan: Plan, request: Request) -> None:
+def _startable(launcher: ModuleType, plan: Plan | BenchPlan, request: Request, machine: Machine) -> None:
+    if isinstance(plan, BenchPlan) and plan.scale != "smoke" and not (machine.devices or request.dry):
+        raise MachineError(
+            "this scale measures a GPU",
+            found=f"no GPU in use: {machine.probe}",
+            allowed="--scale smoke",
+            hint="use --scale smoke, or print the plan with --dry",
+        )
     reason = launcher.unusable(plan)
     if reason and not request.dry:
         raise MachineError(
@@ -216,8 +263,11 @@ def _startable(launcher: ModuleType, plan: Plan, request: Request) -> None:
         )
 
 
-def _model_choice(plan: Plan, request: Request) -> tuple[Choice, ...]:
+def _point_choices(plan: Plan | BenchPlan, request: Request) -> tuple[Choice, ...]:
     points = ", ".join(point.id for point in plan.points)
+    if isinstance(plan, BenchPlan):
+        timed = f"{plan.bench.repeats} timed calls each" if plan.bench.repeats else "checked, not timed"
+        return (Choice(name="cases", value=points, because=timed),)
     asked = any(text.partition("=")[0].strip() == "model" for text in request.settings)
     because = (
         "asked for"

@@ -2,47 +2,21 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import Field
-
+from twinrun import apt
 from twinrun.errors import InputError, closest
-from twinrun.files import is_file_in, sha256_of_file
+from twinrun.files import canonical_json, is_file_in, sha256_of_bytes, sha256_of_file
+from twinrun.image_lock import ImageLock, load_image_lock
 from twinrun.manifest import Frozen, load_toml
+from twinrun.seal import broken_entry
+from twinrun.stack_manifest import STAMP, Alternative, Base, GitSource, PackageSource, Stack, Unverified
 
-_STAMP = "# requirements.in sha256: "
+__all__ = ["Alternative", "Base", "GitSource", "LoadedStack", "PackageSource", "Stack", "Unverified"]
+
 _PIN = re.compile(r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;\\]+)", re.MULTILINE)
-
-
-class Unverified(Frozen):
-    """A pin whose hash could not be taken where the lock was made."""
-
-    requirement: str
-    """Package and exact version, with the local label of the framework's own index."""
-    source: str
-    """Who says that it exists."""
-
-    def package(self) -> str:
-        """Return the name of the package."""
-        return self.requirement.partition("==")[0]
-
-
-class Stack(Frozen):
-    """stack.toml."""
-
-    name: str
-    vendor: str
-    """Folder of images/vendors/."""
-    title: str
-    python: Annotated[str, Field(pattern=r"^[<>=!~0-9., ]+$")]
-    """Interpreters it runs on, for example `>=3.11,<3.13`."""
-    image: str
-    """Repository of the built image; the tag is the lock hash."""
-    replaces: tuple[str, ...] = ()
-    """Patterns of packages left out of the lock because an unverified pin takes their place."""
-    unverified: tuple[Unverified, ...] = ()
 
 
 class LoadedStack(Frozen):
@@ -51,14 +25,32 @@ class LoadedStack(Frozen):
     stack: Stack
     folder: str
     lock_sha256: str
+    """Over all lock files, and over the keys of stack.toml that the image depends on beside them."""
 
     def lock(self, root: Path) -> Path:
         """Return the path of the hashed Python lock."""
         return root / self.folder / "requirements.lock"
 
+    def build_lock(self, root: Path) -> Path | None:
+        """Return the path of the hashed Python lock of the build stage, if it needs packages of its own."""
+        path = root / self.folder / "build.lock"
+        return path if path.is_file() else None
+
+    def requirements_sha256(self, root: Path) -> str:
+        """Return the digest of the Python lock alone, which is all that a virtual environment depends on."""
+        return sha256_of_file(self.lock(root))
+
     def locked(self, root: Path) -> dict[str, tuple[str, ...]]:
         """Return the locked versions of every package."""
         return pins(self.lock(root).read_text(encoding="utf-8"))
+
+    def image_lock(self, root: Path) -> ImageLock | None:
+        """Return image.lock; None for a stack without an image."""
+        return load_image_lock(root / self.folder) if self.stack.base else None
+
+    def system_packages(self, root: Path) -> apt.AptLock | None:
+        """Return apt.lock; None for a stack without an image."""
+        return apt.load_apt_lock(root / self.folder) if self.stack.base else None
 
     def unhashed(self, root: Path) -> tuple[str, ...]:
         """Return the requirements that stack.toml calls unverified and the lock has no hash for."""
@@ -66,6 +58,14 @@ class LoadedStack(Frozen):
         return tuple(
             pin.requirement for pin in self.stack.unverified if pins(pin.requirement).items() - locked.items()
         )
+
+    def unverified_pins(self, root: Path) -> tuple[str, ...]:
+        """Return every pin of the image that nobody could verify: packages, base, sources.
+
+        The wheels under `alternative` are none of them: an image needs them only when they are carried in.
+        """
+        lock = self.image_lock(root)
+        return (*self.unhashed(root), *(lock.unverified() if lock else ()))
 
     def image(self) -> str:
         """Return the image reference that belongs to this lock."""
@@ -79,11 +79,22 @@ def find_stacks(root: Path) -> dict[str, LoadedStack]:
 
 
 def load_stack(root: Path, name: str) -> LoadedStack:
-    """Load the stack called `name` and check that its lock belongs to its requirements.
+    """Load the stack called `name` and check that its locks belong to what they were resolved from.
 
     Raises:
         InputError: no such stack, a broken manifest, or a lock out of date.
     """
+    stack = load_manifest(root, name)
+    folder = root / "images" / "stacks" / name
+    for path, expected in expected_stamps(folder, stack).items():
+        _check_lock(path, expected)
+    return LoadedStack(
+        stack=stack, folder=folder.relative_to(root).as_posix(), lock_sha256=_lock_sha256(folder, stack)
+    )
+
+
+def load_manifest(root: Path, name: str) -> Stack:
+    """Read stack.toml of the stack called `name`, whatever the state of its locks; raises InputError."""
     folder = root / "images" / "stacks" / name
     if not is_file_in(folder, "stack.toml"):
         known = sorted(path.parent.name for path in folder.parent.glob("*/stack.toml"))
@@ -96,17 +107,30 @@ def load_stack(root: Path, name: str) -> LoadedStack:
             found=stack.name,
             allowed=name,
         )
-    _check_lock(folder)
-    return LoadedStack(
-        stack=stack,
-        folder=folder.relative_to(root).as_posix(),
-        lock_sha256=sha256_of_file(folder / "requirements.lock"),
-    )
+    return stack
+
+
+def expected_stamps(folder: Path, stack: Stack) -> dict[Path, str]:
+    """Return the first line that each lock of a stack must have; raises InputError."""
+    stamps = {folder / "requirements.lock": stamp(folder / "requirements.in")}
+    if (folder / "build.in").is_file():
+        stamps[folder / "build.lock"] = stamp(folder / "build.in")
+    if stack.base:
+        stamps |= {folder / "apt.lock": stack.system_stamp(), folder / "image.lock": stack.image_stamp()}
+    return stamps
 
 
 def stamp(requirements: Path) -> str:
-    """Return the line that ties a lock to the requirements it was resolved from."""
-    return f"{_STAMP}{sha256_of_file(requirements)}"
+    """Return the line that ties a lock to the requirements it was resolved from; raises InputError."""
+    if not requirements.is_file():
+        raise InputError("missing", place=str(requirements), hint="it has the direct requirements")
+    return STAMP.format(requirements.name) + sha256_of_file(requirements)
+
+
+def first_line(path: Path) -> str:
+    """Return the first line of a file: in a lock, the stamp."""
+    with path.open(encoding="utf-8", errors="replace") as stream:
+        return stream.readline().strip()
 
 
 def pins(text: str) -> dict[str, tuple[str, ...]]:
@@ -126,19 +150,34 @@ def normalise(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _check_lock(folder: Path) -> None:
-    lock, requirements = folder / "requirements.lock", folder / "requirements.in"
-    for path in (requirements, lock):
-        if not path.is_file():
-            raise InputError("missing", place=str(path), hint=f"run `invoke lock --stack {folder.name}`")
-    with lock.open(encoding="utf-8", errors="replace") as stream:
-        found = stream.readline().strip()
-    expected = stamp(requirements)
+def matches(name: str, patterns: tuple[str, ...]) -> bool:
+    """Say whether a package name matches one of the patterns."""
+    return any(fnmatch.fnmatch(normalise(name), pattern) for pattern in patterns)
+
+
+def _lock_sha256(folder: Path, stack: Stack) -> str:
+    """Return the digest that names the image: of the locks, and of what else goes into it."""
+    content: dict[str, object] = {path.name: sha256_of_file(path) for path in expected_stamps(folder, stack)}
+    content |= stack.model_dump(mode="json", include={"python", "platform", "archs", "kernels"})
+    content["variables"] = {source.name: source.variables for source in stack.sources}
+    return sha256_of_bytes(canonical_json(content).encode())
+
+
+def _check_lock(lock: Path, expected: str) -> None:
+    """Hold a lock against what it was resolved from and against its own seal; raises InputError."""
+    hint = f"run `invoke lock --stack {lock.parent.name}` and commit what it writes"
+    if not lock.is_file():
+        raise InputError("missing", place=str(lock), hint=hint)
+    found = first_line(lock)
     if found != expected:
+        what = expected.removeprefix("# ").partition(" sha256")[0]
         raise InputError(
-            "the lock does not belong to requirements.in",
+            f"the lock does not belong to {what}",
             place=str(lock),
             found=found[:90] or "(no stamp)",
             allowed=expected,
-            hint=f"run `invoke lock --stack {folder.name}` and commit both files",
+            hint=hint,
         )
+    broken = broken_entry(lock.read_bytes().decode("utf-8", "surrogateescape"))
+    if broken is not None:
+        raise InputError("the lock was changed", place=str(lock), found=broken, hint=hint)

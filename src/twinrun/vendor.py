@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -83,6 +83,15 @@ class Compiler(Frozen):
     """With `{arch}` for the architecture."""
 
 
+class Compatibility(Frozen):
+    """Which devices beside those of its own architecture run compiled code."""
+
+    built: re.Pattern[str]
+    """Architectures it holds for; the two groups are the major and the minor version."""
+    rule: Literal["same", "same-major", "no-lower"]
+    """Versions of devices that run it: the same, the same major and no lower minor, or no lower ones."""
+
+
 class Vendor(Frozen):
     """images/vendors/<name>/vendor.toml: all that differs between vendors."""
 
@@ -103,6 +112,8 @@ class Vendor(Frozen):
     compiler: Compiler
     arch_names: dict[str, str] = Field(default_factory=dict)
     """Spellings of architectures in probes, by the compiler's names."""
+    runs_on: tuple[Compatibility, ...] = ()
+    """Without an entry that fits, code runs on the architecture it was compiled for and no other."""
     probe: tuple[Probe, ...] = ()
     """Tried in order until one names a device."""
 

@@ -16,14 +16,17 @@ from pathlib import Path
 from twinrun.claims import Claim, Source
 from twinrun.files import canonical_json, sha256_of_bytes
 from twinrun.hardware import Gpu, load_gpus, load_vendors
-from twinrun.job import Plan, resolve
+from twinrun.job import BenchPlan, Plan, resolve, resolve_bench
 from twinrun.judge import judge
-from twinrun.recipe import LoadedRecipe
-from twinrun.record import read_record
+from twinrun.recipe import LoadedBench, LoadedRecipe
+from twinrun.record import read_any_record
 from twinrun.stack import LoadedStack, load_stack, normalise, pins
 
+AnyLoaded = LoadedRecipe | LoadedBench
 HEADINGS = ("Purpose", "Command", "What is claimed", "Deviations", "What is missing", "Changelog")
 SCRIPT_LINES = 120
+# Triton comes with PyTorch.
+FRAMEWORK = ("torch", "triton")
 # Records are committed for good; what is longer belongs beside them, by its digest.
 RECORD_BYTES = 200_000
 RECORD_NAME = re.compile(r"[a-z0-9.-]+x[0-9]+_[a-z0-9.-]+_[0-9]{4}-[0-9]{2}-[0-9]{2}(-[0-9]+)?\.json")
@@ -32,10 +35,11 @@ PINNED_DOCUMENT = re.compile(r"github:[\w.-]+/[\w.-]+@[0-9a-f]{7,40}:\S+")
 LOCK_ENTRY = re.compile(r"^(?=[A-Za-z0-9])", re.MULTILINE)
 PINNED_ENTRY = re.compile(r"[A-Za-z0-9._-]+==[^\s;]+")
 HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}\b")
+IMAGE_HOST = re.compile(r"://")
 HOST = re.compile(r"://|\b[a-z0-9-]+\.(com|dev|io|net|org)\b", re.IGNORECASE)
 
 
-def check_folder(root: Path, loaded: LoadedRecipe) -> None:
+def check_folder(root: Path, loaded: AnyLoaded) -> None:
     """A recipe folder holds what a reader expects there, and nothing else."""
     known = {"recipe.toml", "published.toml", "README.md", "kernels", "results", loaded.recipe.script}
     for path in (root / loaded.folder).glob("[!_]*"):
@@ -44,14 +48,14 @@ def check_folder(root: Path, loaded: LoadedRecipe) -> None:
         assert allowed, f"{path}: a recipe has {', '.join(sorted(known))}, *.csv and *.py"
 
 
-def check_schema_lines(root: Path, loaded: LoadedRecipe) -> None:
+def check_schema_lines(root: Path, loaded: AnyLoaded) -> None:
     """The manifests open with the directive by which editors find their schema."""
     for kind in ("recipe", "published"):
         path = root / loaded.folder / f"{kind}.toml"
         _opens_with_schema(path, kind, f"../../docs/reference/schemas/{kind}.schema.json")
 
 
-def check_sources(root: Path, loaded: LoadedRecipe) -> None:
+def check_sources(root: Path, loaded: AnyLoaded) -> None:
     """Every published number cites the publication or a pinned document, and says how it was derived."""
     place, key = f"{loaded.folder}/published.toml", loaded.recipe.publication.key
     for name, source in _sources(loaded):
@@ -61,7 +65,7 @@ def check_sources(root: Path, loaded: LoadedRecipe) -> None:
         assert stated, f"{place}: {name} is {source.how}, so its derivation must be given"
 
 
-def check_hardware(root: Path, loaded: LoadedRecipe) -> None:
+def check_hardware(root: Path, loaded: AnyLoaded) -> None:
     """Every published GPU is a row of images/gpus.toml, and at least one claim names its hardware."""
     gpus, published = load_gpus(root), loaded.published
     named = [claim.hardware.gpu for claim in published.claim if claim.hardware]
@@ -70,7 +74,7 @@ def check_hardware(root: Path, loaded: LoadedRecipe) -> None:
         assert gpu in gpus, f"{loaded.folder}/published.toml: {gpu} is no row of images/gpus.toml"
 
 
-def check_stacks(root: Path, loaded: LoadedRecipe) -> None:
+def check_stacks(root: Path, loaded: AnyLoaded) -> None:
     """Current stacks belong to their vendor, and ask for the same packages, so that vendors compare."""
     stacks = {vendor: load_stack(root, name) for vendor, name in loaded.recipe.stacks.current.items()}
     for vendor, stack in stacks.items():
@@ -83,7 +87,7 @@ def check_stacks(root: Path, loaded: LoadedRecipe) -> None:
         load_stack(root, name)
 
 
-def check_published_plan(root: Path, loaded: LoadedRecipe) -> None:
+def check_published_plan(root: Path, loaded: AnyLoaded) -> None:
     """At paper scale the recipe is the published configuration, on as many devices as claims say."""
     gpus, gpu = load_gpus(root), published_gpu(root, loaded)
     plan = planned(root, loaded, scale="paper", vendor=gpu.vendor, gpu=gpu)
@@ -94,31 +98,33 @@ def check_published_plan(root: Path, loaded: LoadedRecipe) -> None:
         absent = set(_points(claim)) - points.keys()
         assert not absent, f"{place}: no point {sorted(absent)} at paper scale"
         if claim.point and claim.hardware:
-            devices = claim.hardware.cards * gpus[claim.hardware.gpu].devices_per_card
+            cards = claim.hardware.cards * gpus[claim.hardware.gpu].devices_per_card
+            devices = claim.hardware.devices or cards
             world = points[claim.point].world_size
             assert world == devices, f"{place}: {devices} devices published, {world} in recipe.toml"
 
 
-def check_smoke_plan(root: Path, loaded: LoadedRecipe) -> None:
+def check_smoke_plan(root: Path, loaded: AnyLoaded) -> None:
     """At smoke scale the plan resolves for a machine without GPUs."""
     plan = planned(root, loaded, scale="smoke", vendor=processor(root), gpu=None)
     assert plan.points, f"{loaded.folder}: no point at smoke scale"
 
 
-def check_scripts(root: Path, loaded: LoadedRecipe) -> None:
+def check_scripts(root: Path, loaded: AnyLoaded) -> None:
     """The script is short; all import nothing of this checkout but twinrun and their own folder."""
     paths = sorted((root / loaded.folder).glob("*.py"))
-    own = {path.stem for path in paths}
+    kernels = (root / "recipes" / name / "kernels" / "src" for name in loaded.recipe.kernels)
+    own = {path.stem for path in paths}.union(*({path.name for path in one.iterdir()} for one in kernels))
     for path in paths:
         text = path.read_text(encoding="utf-8")
         lines = len(text.splitlines())
         short = lines <= SCRIPT_LINES or path.name != loaded.recipe.script
         assert short, f"{path}: {lines} lines, at most {SCRIPT_LINES}"
-        foreign = imported(text) - sys.stdlib_module_names - {"twinrun", "torch"} - own
+        foreign = imported(text) - sys.stdlib_module_names - {"twinrun", *FRAMEWORK} - own
         assert not foreign, f"{path}: imports {sorted(foreign)}"
 
 
-def check_readme(root: Path, loaded: LoadedRecipe) -> None:
+def check_readme(root: Path, loaded: AnyLoaded) -> None:
     """The README has the fixed headings in their order, and the command that reproduces the recipe."""
     path = root / loaded.folder / "README.md"
     assert path.is_file(), f"{path}: missing"
@@ -129,13 +135,13 @@ def check_readme(root: Path, loaded: LoadedRecipe) -> None:
     assert f"invoke run {loaded.folder}\n" in text, f"{path}: the command is not there"
 
 
-def check_results(root: Path, loaded: LoadedRecipe) -> None:
+def check_results(root: Path, loaded: AnyLoaded) -> None:
     """Committed records are whole, of this recipe, and judged by the claims as they stand."""
     gpus = load_gpus(root)
     for path in sorted((root / loaded.folder / "results").glob("[!.]*")):
         assert RECORD_NAME.fullmatch(path.name), f"{path}: not <gpu>x<count>_<stack>_<date>.json"
         assert path.stat().st_size <= RECORD_BYTES, f"{path}: over {RECORD_BYTES} bytes"
-        record = read_record(path)
+        record = read_any_record(path)
         assert record.plan.recipe == loaded.recipe.name, f"{path}: a record of {record.plan.recipe}"
         # As written: the plan may have gained fields since.
         plan = canonical_json(json.loads(path.read_text(encoding="utf-8"))["plan"])
@@ -146,7 +152,7 @@ def check_results(root: Path, loaded: LoadedRecipe) -> None:
             assert verdicts == record.verdicts, f"{path}: other claims; raise the version in recipe.toml"
 
 
-RECIPE_CHECKS: tuple[Callable[[Path, LoadedRecipe], None], ...] = (
+RECIPE_CHECKS: tuple[Callable[[Path, AnyLoaded], None], ...] = (
     check_folder,
     check_schema_lines,
     check_sources,
@@ -184,31 +190,84 @@ def check_lock_is_whole(root: Path, stack: LoadedStack) -> None:
 
 def check_lock_is_hashed(root: Path, stack: LoadedStack) -> None:
     """Every entry of a lock has a hash, and the lock names no host that it came from."""
-    path = stack.lock(root)
-    text = path.read_text(encoding="utf-8")
-    entries = LOCK_ENTRY.split(text)[1:]
-    assert entries, f"{path}: empty"
-    for entry in entries:
-        assert PINNED_ENTRY.match(entry), f"{path}: not pinned with ==: {entry.splitlines()[0]}"
-        assert HASH.search(entry), f"{path}: no hash: {entry.splitlines()[0]}"
-    found = HOST.search(text)
-    assert found is None, f"{path}: names a host: {found and found[0]}"
+    for path in filter(None, (stack.lock(root), stack.build_lock(root))):
+        text = path.read_text(encoding="utf-8")
+        entries = LOCK_ENTRY.split(text)[1:]
+        assert entries, f"{path}: empty"
+        for entry in entries:
+            assert PINNED_ENTRY.match(entry), f"{path}: not pinned with ==: {entry.splitlines()[0]}"
+            assert HASH.search(entry), f"{path}: no hash: {entry.splitlines()[0]}"
+        found = HOST.search(text)
+        assert found is None, f"{path}: names a host: {found and found[0]}"
+
+
+def check_image_locks(root: Path, stack: LoadedStack) -> None:
+    """The image starts from something, every system package is locked, and who says what is said."""
+    place, manifest = f"{stack.folder}/image.lock", stack.stack
+    assert manifest.base, f"{stack.folder}/stack.toml: no [base], so it has no image"
+    image, packages = stack.image_lock(root), stack.system_packages(root)
+    assert image, place
+    assert packages, place
+    names = {package.name for package in packages.all()}
+    absent = {*manifest.packages, *manifest.build_packages} - names
+    assert not absent, f"{stack.folder}/apt.lock: {sorted(absent)} of stack.toml are not locked"
+    pinned = {pin.name: pin for pin in image.sources}
+    assert pinned.keys() == {source.name for source in manifest.sources}, f"{place}: other sources"
+    for pin in (image.base, *image.sources):
+        assert pin.source.strip(), f"{place}: {pin.name} has no source"
+    for pin in image.sources:
+        assert bool(pin.commit) != bool(pin.sha256), f"{place}: {pin.name} has no commit and no digest"
+    if image.base.verified:
+        assert image.base.sha256, f"{place}: a verified base has a digest"
+    found = IMAGE_HOST.search((root / stack.folder / "apt.lock").read_text(encoding="utf-8"))
+    assert found is None, f"{stack.folder}/apt.lock: names a host: {found and found[0]}"
+
+
+def check_collectives(root: Path, stack: LoadedStack) -> None:
+    """The library of the collectives is named, at the version that the lock has where it is locked."""
+    place, named = f"{stack.folder}/stack.toml:collectives", stack.stack.collectives
+    assert named, f"{place}: missing"
+    lock, _, entry = named.source.partition(".lock: ")
+    if entry:
+        packages = stack.system_packages(root)
+        system = {one.name: (one.version,) for one in packages.all()} if packages else {}
+        versions = (system if lock == "apt" else stack.locked(root)).get(entry, ())
+        fits = any(version.startswith(named.version) for version in versions)
+        assert fits, f"{place}: {named.version}, {named.source} is {versions}"
+
+
+def check_kernels(root: Path, stack: LoadedStack) -> None:
+    """What is compiled is compiled for an architecture that some GPU of this vendor has."""
+    known = {gpu.arch for gpu in load_gpus(root).values() if gpu.vendor == stack.stack.vendor}
+    for arch in stack.stack.archs:
+        assert arch in known, f"{stack.folder}/stack.toml:archs: {arch} is of no GPU in images/gpus.toml"
+    for name in stack.stack.kernels:
+        folder = root / "recipes" / name / "kernels"
+        assert folder.is_dir(), f"{stack.folder}/stack.toml:kernels: no {folder}"
 
 
 STACK_CHECKS: tuple[Callable[[Path, LoadedStack], None], ...] = (
     check_stack_manifest,
     check_lock_is_whole,
     check_lock_is_hashed,
+    check_image_locks,
+    check_collectives,
+    check_kernels,
 )
 
 
-def planned(root: Path, loaded: LoadedRecipe, *, scale: str, vendor: str, gpu: Gpu | None) -> Plan:
+def planned(root: Path, loaded: AnyLoaded, *, scale: str, vendor: str, gpu: Gpu | None) -> Plan | BenchPlan:
     """Return the plan of a recipe for a vendor's current stack."""
+    stack = load_stack(root, loaded.recipe.stacks.current[vendor])
+    if isinstance(loaded, LoadedBench):
+        return resolve_bench(
+            loaded=loaded, scale=scale, settings=(), stack=stack, gpu=gpu, engine="venv", launcher="local"
+        )
     return resolve(
         loaded=loaded,
         scale=scale,
         settings=(),
-        stack=load_stack(root, loaded.recipe.stacks.current[vendor]),
+        stack=stack,
         gpu=gpu,
         device_memory_bytes=gpu.device_memory_bytes if gpu else None,
         devices=0,
@@ -217,7 +276,7 @@ def planned(root: Path, loaded: LoadedRecipe, *, scale: str, vendor: str, gpu: G
     )
 
 
-def published_gpu(root: Path, loaded: LoadedRecipe) -> Gpu:
+def published_gpu(root: Path, loaded: AnyLoaded) -> Gpu:
     """Return the GPU of the first claim that names one."""
     gpus = load_gpus(root)
     return next(gpus[claim.hardware.gpu] for claim in loaded.published.claim if claim.hardware)
@@ -244,7 +303,7 @@ def _opens_with_schema(path: Path, kind: str, relative: str) -> None:
     assert first == f"#:schema {relative}", f"{path}: the first line does not name the {kind} schema"
 
 
-def _sources(loaded: LoadedRecipe) -> list[tuple[str, Source]]:
+def _sources(loaded: AnyLoaded) -> list[tuple[str, Source]]:
     published = loaded.published
     claims = [(f"claim {claim.id}", claim.source) for claim in published.claim]
     return claims + [(f"reference {item.label}", item.source) for item in published.reference]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.contracts.checks import RECIPE_CHECKS
-from twinrun.recipe import LoadedRecipe, find_recipes
+from tests.contracts.checks import RECIPE_CHECKS, AnyLoaded
+from twinrun.recipe import find_recipes
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = find_recipes(ROOT)
@@ -16,7 +16,7 @@ RECIPES = find_recipes(ROOT)
 
 @pytest.mark.parametrize("check", RECIPE_CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("loaded", RECIPES.values(), ids=RECIPES)
-def test_recipe(loaded: LoadedRecipe, check: Callable[[Path, LoadedRecipe], None]) -> None:
+def test_recipe(loaded: AnyLoaded, check: Callable[[Path, AnyLoaded], None]) -> None:
     check(ROOT, loaded)
 
 

@@ -22,3 +22,23 @@ def test_stack(stack: LoadedStack, check: Callable[[Path, LoadedStack], None]) -
 
 def test_a_machine_without_gpus_has_a_stack() -> None:
     assert processor(ROOT) in {stack.stack.vendor for stack in STACKS.values()}
+
+
+# What the publications ran on, and what runs today: the same torch on both vendors.
+LISTED = """
+cpu rocm-debian cuda12.6-torch2.7 rocm6.3-torch2.7
+rocm5.4-torch2.0 cuda11.7-torch2.0 rocm5.7-torch2.2 cuda12.1-torch2.1 rocm6.1-torch2.4 cuda12.1-torch2.4
+"""
+
+
+def test_every_stack_of_the_publications_is_there() -> None:
+    assert set(LISTED.split()) <= STACKS.keys()
+
+
+def test_the_name_of_a_stack_says_its_torch() -> None:
+    for name, stack in STACKS.items():
+        _, marked, version = name.partition("-torch")
+        found = {pin.requirement for pin in stack.stack.unverified if pin.package() == "torch"}
+        locked = {f"torch=={one}" for one in stack.locked(ROOT).get("torch", ())}
+        wanted = f"torch=={version}."
+        assert not marked or any(one.startswith(wanted) for one in found | locked), name

@@ -21,9 +21,13 @@ LAYERS = ("errors", "manifest", "hardware", "recipe", "record", "judge", "report
 STACK_PACKAGES = {"composer", "streaming", "torch", "transformers", "triton"}
 RECIPE = min(shown(path) for path in (ROOT / "recipes").iterdir())
 # What ranks may share with the host: settings, the answers of points, and the files they stand in.
-SHARED = {f"twinrun.{name}" for name in ("errors", "files", "formulas", "manifest", "training")}
+SHARED = {f"twinrun.{name}" for name in ("benchmark", "errors", "files", "formulas", "manifest", "training")}
 # What a declared package hands out under another import name.
-PARTS = {"jinja2": {"markupsafe"}, "pydantic": {"pydantic_core"}}
+PARTS = {
+    "cyclonedx_python_lib": {"cyclonedx", "packageurl"},
+    "jinja2": {"markupsafe"},
+    "pydantic": {"pydantic_core"},
+}
 
 
 def imports_of(path: Path) -> set[str]:

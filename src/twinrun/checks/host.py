@@ -125,7 +125,7 @@ def check_environment(root: Path, stack: str) -> Check:
     """Say whether the virtual environment of the stack's current lock stands in the cache."""
     name, needed = f"environment ({stack})", "made from the current lock"
     try:
-        folder = environment_folder(stack, load_stack(root, stack).lock_sha256)
+        folder = environment_folder(stack, load_stack(root, stack).requirements_sha256(root))
     except InputError as error:
         found = f"{error.place}: {error.message}"
         return Check(name=name, status="fail", found=found, needed=needed, hint=error.hint)

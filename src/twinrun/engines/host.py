@@ -11,6 +11,8 @@ from twinrun.hardware import Vendor
 from twinrun.interpreter import Interpreter
 from twinrun.stack import LoadedStack
 
+RUNS_IMAGES = False
+
 
 def unusable(*, stack: LoadedStack, vendor: Vendor) -> str | None:
     """Return None: the running interpreter is always there."""

@@ -21,6 +21,8 @@ from twinrun.stack import LoadedStack
 
 _COMPLETE = "complete"
 
+RUNS_IMAGES = False
+
 
 def unusable(*, stack: LoadedStack, vendor: Vendor) -> str | None:
     """Return None: what stands against a lock is known only when it is read, see `open_engine`."""
@@ -42,7 +44,7 @@ def open_engine(*, stack: LoadedStack, vendor: Vendor, site: Site, say: Callable
             hint=f"run `invoke lock --stack {stack.stack.name} --index URL` with an index that carries them,"
             " or use --engine host where they are installed",
         )
-    folder = environment_folder(stack.stack.name, stack.lock_sha256)
+    folder = environment_folder(stack.stack.name, stack.requirements_sha256(site.root))
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not (folder / _COMPLETE).is_file():

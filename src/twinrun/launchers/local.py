@@ -7,8 +7,8 @@ import signal
 
 from twinrun.engine import PYTHON, Command
 from twinrun.errors import MachineError
-from twinrun.job import Plan
-from twinrun.sizing import Point
+from twinrun.job import BenchPlan, Plan
+from twinrun.sizing import Place
 from twinrun.training import OUT_OF_MEMORY
 
 _FAILURE = re.compile(r"^\s*rank\s*: (\d+).*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
@@ -16,13 +16,13 @@ _FAILURES = "\nFailures:\n"
 _ROOT_CAUSE = "Root Cause (first observed failure):"
 
 
-def unusable(plan: Plan) -> str | None:
+def unusable(plan: Plan | BenchPlan) -> str | None:
     """Return why these points cannot be started on this machine alone, or None."""
     nodes = max(point.nodes for point in plan.points)
     return f"the plan has points of up to {nodes} nodes" if nodes > 1 else None
 
 
-def render(plan: Plan, point: Point, *, script: str, job: str, logs: str, cores: int) -> Command:
+def render(plan: Plan | BenchPlan, point: Place, *, script: str, job: str, logs: str, cores: int) -> Command:
     """Return the command that starts the ranks of `point`.
 
     Args:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from twinrun.circumstances import Difference
 from twinrun.compare import Comparison, Pair, Side
-from twinrun.report.tables import add_row, plain_table
+from twinrun.compare_bench import BenchComparison
+from twinrun.report.tables import NAME_COLUMNS, add_row, plain_table
 from twinrun.report.words import number, percent
 
 # Hashes are told apart by their first characters; the JSON has all of them.
@@ -25,6 +28,30 @@ def comparison_view(comparison: Comparison) -> Group:
         pairs_table(comparison),
         differences_table(found) if found else Text("No recorded circumstance differs."),
     )
+
+
+def bench_comparison_view(comparison: BenchComparison) -> Group:
+    """Return the summary, the times side by side and the ranked differences of two benchmarks."""
+    found = comparison.differences
+    return Group(
+        Text(comparison.summary, style="bold"),
+        Text(f"A: {comparison.run_a}, record {comparison.sha256_a[:12]}"),
+        Text(f"B: {comparison.run_b}, record {comparison.sha256_b[:12]}"),
+        times_table(comparison),
+        differences_table(found) if found else Text("No recorded circumstance differs."),
+    )
+
+
+def times_table(comparison: BenchComparison) -> Table:
+    """Return a row for each measurement that both records have timed."""
+    table = plain_table("case", "measurement", title="Medians of one device, in ms")
+    for heading in ("A", "B", "B times\nas fast"):
+        table.add_column(heading, justify="right")
+    for pair in comparison.pairs:
+        ratio = f"{pair.ratio:.3f}" + ("\nwithin the spread" if pair.within_spread else "")
+        name = "\n".join(textwrap.wrap(pair.measurement, NAME_COLUMNS))
+        add_row(table, pair.case, name, number(pair.a.median), number(pair.b.median), ratio)
+    return table
 
 
 def pairs_table(comparison: Comparison) -> Table:

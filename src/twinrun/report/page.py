@@ -14,14 +14,17 @@ from twinrun.claims import Claim, Published
 from twinrun.errors import InputError
 from twinrun.files import write_atomically
 from twinrun.hardware import Gpu
-from twinrun.recipe import LoadedRecipe, Recipe
-from twinrun.record import Record, Verdict
-from twinrun.report import losses, plots, series, words
+from twinrun.job import BenchPlan
+from twinrun.recipe import AnyRecipe, LoadedBench, LoadedRecipe
+from twinrun.record import BenchRecord, CaseRecord, Record, Verdict
+from twinrun.report import bars, losses, plots, roofline, series, words
 from twinrun.report.svg import Picture
-from twinrun.report.tables import footnotes
+from twinrun.report.tables import bench_footnotes, footnotes
 
 
-def write_report(path: Path, *, record: Record, recipe: LoadedRecipe, gpus: dict[str, Gpu]) -> None:
+def write_report(
+    path: Path, *, record: Record | BenchRecord, recipe: LoadedRecipe | LoadedBench, gpus: dict[str, Gpu]
+) -> None:
     """Write the report of one run.
 
     Args:
@@ -34,18 +37,28 @@ def write_report(path: Path, *, record: Record, recipe: LoadedRecipe, gpus: dict
         MachineError: the file cannot be written.
     """
     _demand_recipe(record, recipe.recipe)
-    pictures = [*_scaling([record], recipe.published, gpus), *_losses(record, recipe.published)]
+    if isinstance(record, BenchRecord):
+        pictures = _bench_pictures([record], recipe.published, gpus)
+    else:
+        pictures = [*_scaling([record], recipe.published, gpus), *_losses(record, recipe.published)]
     _write(path, "run.html.j2", recipe, gpus, record=record, pictures=pictures)
 
 
 def write_recipe_report(
-    path: Path, *, records: Sequence[Record], recipe: LoadedRecipe, gpus: dict[str, Gpu]
+    path: Path,
+    *,
+    records: Sequence[Record | BenchRecord],
+    recipe: LoadedRecipe | LoadedBench,
+    gpus: dict[str, Gpu],
 ) -> None:
     """Write one page over all `records` of a recipe, newest first; raises as `write_report` does."""
     for record in records:
         _demand_recipe(record, recipe.recipe)
     newest = sorted(records, key=lambda record: record.created, reverse=True)
-    pictures = _scaling(newest, recipe.published, gpus) if newest else []
+    sweeps = [record for record in newest if isinstance(record, Record)]
+    benches = [record for record in newest if isinstance(record, BenchRecord)]
+    pictures = _scaling(sweeps, recipe.published, gpus) if sweeps else []
+    pictures += _bench_pictures(_newest_of_each(benches), recipe.published, gpus)
     _write(path, "recipe.html.j2", recipe, gpus, records=newest, pictures=pictures)
 
 
@@ -63,6 +76,53 @@ def same(values: Sequence[str]) -> str:
 def counted(values: Sequence[str]) -> str:
     """Return the distinct `values`, each with how often it occurs."""
     return ", ".join(f"{count} x {value}" for value, count in Counter(values).items())
+
+
+def is_bench(record: Record | BenchRecord) -> bool:
+    """Say which kind of record this is."""
+    return isinstance(record, BenchRecord)
+
+
+def subject(record: Record | BenchRecord) -> tuple[str, str]:
+    """Return what a record is of, and how it was run."""
+    plan = record.plan
+    if isinstance(plan, BenchPlan):
+        timed = f"median of {plan.bench.repeats}" if plan.bench.repeats else "checked, not timed"
+        return f"{len(plan.points)} cases", f"{timed}, scale {plan.scale}"
+    training = plan.training
+    return training.model, f"{training.precision}, {training.trainer}, scale {plan.scale}"
+
+
+def result(record: Record | BenchRecord) -> tuple[str, str]:
+    """Return the number that stands for a record, and what it is a number of."""
+    if isinstance(record, BenchRecord):
+        return _bench_result(record)
+    if not record.points:
+        return "nothing", "no point was measured"
+    point = max(record.points, key=lambda one: one.devices)
+    share, rate = point.utilisation, point.model_flops.rate
+    tokens = f"{words.number(point.tokens_per_second.median)} tokens/s per device"
+    value = f"{words.percent(share.value)} MFU" if share else tokens
+    return value, f"{words.number(rate.median)} model {rate.unit} per {rate.per}, {point.id}"
+
+
+def _bench_result(record: BenchRecord) -> tuple[str, str]:
+    measured = [one for case in record.points for one in case.measurements]
+    ratios = [one.ratio for one in measured if one.ratio]
+    if not ratios:
+        return f"{len(measured)} checked", "against float64; nothing beside it was timed"
+    ends = f"{min(ratios):.2f} to {max(ratios):.2f} times as fast"
+    return ends, f"as the baseline, {len(ratios)} measurements of {len(record.points)} cases"
+
+
+def configuration(record: Record | BenchRecord) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return groups of what was asked for, each with its names and values."""
+    plan = record.plan
+    if isinstance(plan, BenchPlan):
+        asked = list(flat(plan.bench).items())
+        seeds = [(one.id, str(one.seed)) for one in record.points if isinstance(one, CaseRecord)]
+        return [("Benchmark", asked), ("Seeds of the random inputs", seeds)]
+    return [("Training", list(flat(plan.training).items())), ("Model", list(flat(plan.shape).items()))]
 
 
 def _scaling(records: Sequence[Record], published: Published, gpus: dict[str, Gpu]) -> list[Picture]:
@@ -87,7 +147,19 @@ def _losses(record: Record, published: Published) -> Iterator[Picture]:
         yield from (picture,) if picture else ()
 
 
-def _demand_recipe(record: Record, recipe: Recipe) -> None:
+def _bench_pictures(
+    records: Sequence[BenchRecord], published: Published, gpus: dict[str, Gpu]
+) -> list[Picture]:
+    roofs = (roofline.roofline(record, name=f"roofline-{place}") for place, record in enumerate(records))
+    return [*bars.operation_bars(records, published, gpus), *(roof for roof in roofs if roof)]
+
+
+def _newest_of_each(records: Sequence[BenchRecord]) -> list[BenchRecord]:
+    """Return the first record of each scale and hardware, so that its bars stand there once."""
+    return list({(words.hardware(one), one.plan.scale): one for one in reversed(records)}.values())[::-1]
+
+
+def _demand_recipe(record: Record | BenchRecord, recipe: AnyRecipe) -> None:
     if record.plan.recipe != recipe.name:
         raise InputError(
             "the record is of another recipe",
@@ -98,7 +170,9 @@ def _demand_recipe(record: Record, recipe: Recipe) -> None:
         )
 
 
-def _write(path: Path, template: str, loaded: LoadedRecipe, gpus: dict[str, Gpu], **context: Any) -> None:
+def _write(
+    path: Path, template: str, loaded: LoadedRecipe | LoadedBench, gpus: dict[str, Gpu], **context: Any
+) -> None:
     names = {"recipe": loaded.recipe, "published": loaded.published, "gpus": gpus}
     write_atomically(path, _environment().get_template(template).render(names | context))
 
@@ -112,8 +186,9 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    from_words = (words.number, words.quantity, words.percent, words.plain, words.gib, words.ends)
+    from_words = (words.number, words.quantity, words.percent, words.plain, words.gib, words.mib, words.ends)
     from_records = (words.outcome, words.headline, words.overall, words.hardware, claims_of, footnotes)
-    for function in (*from_words, *from_records, same, counted, flat):
+    of_either = (subject, result, configuration, is_bench, bench_footnotes, words.rate)
+    for function in (*from_words, *from_records, *of_either, same, counted, flat):
         environment.filters[function.__name__] = function
     return environment

@@ -70,10 +70,10 @@ class Picture(Frozen):
 
 
 @contextmanager
-def canvas() -> Iterator[tuple[Figure, Axes]]:
-    """Give a figure in the page's style, wide enough for a telephone."""
+def canvas(*, height: float = 3.4) -> Iterator[tuple[Figure, Axes]]:
+    """Give a figure in the page's style, wide enough for a telephone, `height` inches high."""
     with rc_context(STYLE):
-        figure = Figure(figsize=(5, 3.4), layout="constrained")
+        figure = Figure(figsize=(5, height), layout="constrained")
         yield figure, figure.add_subplot()
 
 

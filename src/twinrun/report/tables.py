@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 
 from rich import box
@@ -9,10 +10,21 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from twinrun.record import Outcome, PointRecord, Record, Spread, Verdict
-from twinrun.report.words import gib, number, outcome, percent, quantity, within
+from twinrun.record import (
+    BenchRecord,
+    CallRecord,
+    CaseRecord,
+    MeasurementRecord,
+    Outcome,
+    PointRecord,
+    Record,
+    Spread,
+    Verdict,
+)
+from twinrun.report.words import gib, number, outcome, percent, quantity, rate, within
 from twinrun.selection import Choice
 
+NAME_COLUMNS = 15
 STYLES: dict[Outcome, str] = {"reproduced": "green", "not-reproduced": "bold red", "failed": "bold red"}
 
 
@@ -37,6 +49,11 @@ def points_table(record: Record) -> Table:
         add_row(table, *_cells(point))
     table.caption = Text("\n".join(footnotes(record)), style="dim")
     return table
+
+
+def measurement_tables(record: BenchRecord) -> Group:
+    """Return a table for each case: ours beside the baseline, and beside what the device can do."""
+    return Group(*(_measurements(case) for case in record.points))
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> Group:
@@ -92,5 +109,48 @@ def _cells(point: PointRecord) -> tuple[str, ...]:
     )
 
 
-def _rate(rate: Spread) -> str:
-    return f"{number(rate.median)}\n{within(rate)}"
+def _measurements(case: CaseRecord) -> Table:
+    table = plain_table("measurement", title=f"{case.id}: medians of one device, in ms")
+    for heading in ("ours", "baseline", "ratio", "GB/s,\nof a copy", "floor,\nof floor", "error"):
+        table.add_column(heading, justify="right")
+    for one in case.measurements:
+        # Names have no spaces, and a terminal of 80 columns has not the room for the longest.
+        add_row(table, "\n".join(textwrap.wrap(one.id, NAME_COLUMNS)), *_measured_cells(one))
+    table.caption = Text("\n".join(bench_footnotes(case)), style="dim")
+    return table
+
+
+def bench_footnotes(case: CaseRecord) -> list[str]:
+    """Return what the numbers of a case rest on: implementations, and the ceilings of its device."""
+    calls = [call for one in case.measurements for call in (one.ours, one.baseline) if call]
+    names = dict.fromkeys(f"{call.implementation} {call.version}" for call in calls)
+    absent = dict.fromkeys(
+        f"no baseline: {one.baseline_absent}" for one in case.measurements if one.baseline_absent
+    )
+    return [", ".join(names), *absent, *(f"{one.id}: {rate(one)}, {one.what}" for one in case.ceilings)]
+
+
+def _measured_cells(one: MeasurementRecord) -> tuple[str, ...]:
+    speed, least = one.gigabytes_per_second, one.floor
+    return (
+        milliseconds(one.ours),
+        milliseconds(one.baseline),
+        f"{one.ratio:.2f}" if one.ratio else "-",
+        _share(number(speed) if speed else None, one.copy_share),
+        _share(f"{number(least.milliseconds)} {least.ceiling}" if least else None, one.floor_share),
+        "-" if one.ours.error is None else f"{one.ours.error:.1g}",
+    )
+
+
+def _share(value: str | None, share: float | None) -> str:
+    """Return a value, and below it its share of what is possible, as far as they are known."""
+    return "\n".join(filter(None, (value or "-", percent(share) if share else "")))
+
+
+def milliseconds(call: CallRecord | None) -> str:
+    """Return the median time of a call with its spread, a dash where it was not timed."""
+    return _rate(call.milliseconds) if call and call.milliseconds else "-"
+
+
+def _rate(measured: Spread) -> str:
+    return f"{number(measured.median)}\n{within(measured)}"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from twinrun.benchmark import COPY, Ceiling
 from twinrun.hardware import Gpu
-from twinrun.record import Outcome, Record, Spread, Verdict
+from twinrun.record import BenchRecord, Outcome, Record, Spread, Verdict
 
 GIB = 1 << 30
 
@@ -56,6 +57,17 @@ def gib(count: int) -> str:
     return f"{count / GIB:.1f} GiB"
 
 
+def mib(count: int) -> str:
+    """Return bytes in MiB."""
+    return f"{count / (1 << 20):,.1f} MiB"
+
+
+def rate(ceiling: Ceiling) -> str:
+    """Return what a device does at most, in billions or trillions a second."""
+    what = "B" if ceiling.id == COPY else ""
+    return f"{number(ceiling.rate / 1e12)} T{what}/s"
+
+
 def ends(spread: Spread) -> str:
     """Return the lowest and highest of repeated measurements."""
     return f"{number(spread.low)} to {number(spread.high)}"
@@ -101,7 +113,7 @@ def overall(verdicts: Sequence[Verdict]) -> str:
     return "reproduced" if len(found) == 1 else "reproduced-in-part"
 
 
-def hardware(record: Record) -> str:
+def hardware(record: Record | BenchRecord) -> str:
     """Name what the largest point of the record ran on."""
     most = max((point.devices for point in record.points), default=0)
     if record.gpu is not None:

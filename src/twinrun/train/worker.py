@@ -9,10 +9,12 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from twinrun.benchmark import BenchJob, BenchResult
 from twinrun.files import write_atomically
 from twinrun.manifest import load_json
 from twinrun.train import attention
@@ -21,15 +23,21 @@ from twinrun.train.metrics import Meter, largest_over_ranks
 from twinrun.train.models.mpt import MPT
 from twinrun.training import OUT_OF_MEMORY, Job, PointResult
 
-__all__ = ["OUT_OF_MEMORY", "build_model", "choose_attention", "collect", "main"]
+__all__ = ["OUT_OF_MEMORY", "build_model", "choose_attention", "collect", "main", "run"]
 
+AnyJob = TypeVar("AnyJob", Job, BenchJob)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # Failed allocations that PyTorch reports as plain RuntimeErrors: host memory, driver, cuBLAS.
 MEMORY_MESSAGES = ("can't allocate memory", "error: out of memory", "STATUS_ALLOC_FAILED")
 
 
 def main(train: Callable[[Job], PointResult]) -> None:
-    """Run `train` with the job named on the command line; the first rank writes its result.
+    """Train the point whose job the command line names, see `run`."""
+    run(train, Job)
+
+
+def run(work: Callable[[AnyJob], PointResult | BenchResult], kind: type[AnyJob]) -> None:
+    """Do `work` with the job named on the command line; the first rank writes its result.
 
     Exits with OUT_OF_MEMORY when memory ran out, so that the host can try a smaller microbatch,
     and with 1 after any other failure, whose traceback goes to stderr.
@@ -37,7 +45,7 @@ def main(train: Callable[[Job], PointResult]) -> None:
     # Composer handles SIGTERM by unwinding, which waits for collectives that never end.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        _run(train)
+        _run(work, kind)
     except Exception as error:
         traceback.print_exc()
         status = OUT_OF_MEMORY if is_out_of_memory(error) else 1
@@ -48,11 +56,11 @@ def main(train: Callable[[Job], PointResult]) -> None:
 
 
 @record
-def _run(train: Callable[[Job], PointResult]) -> None:
+def _run(work: Callable[[AnyJob], PointResult | BenchResult], kind: type[AnyJob]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--job", type=Path, required=True, help="JSON file that describes the point")
-    job = load_json(parser.parse_args().job, Job)
-    result = train(job)
+    job = load_json(parser.parse_args().job, kind)
+    result = work(job)
     if int(os.environ.get("RANK", "0")) == 0:
         write_atomically(Path(job.out) / "result.json", result.model_dump_json(indent=1) + "\n")
 

@@ -1,0 +1,1 @@
+"""How the locks of a stack are resolved: one module for each kind of pin."""

@@ -1,0 +1,67 @@
+"""The root file system that an image without a registry starts from: the same bytes from the same lock."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import urllib.parse
+from pathlib import Path
+
+from twinrun.apt import AptLock
+from twinrun.archive import fetch_packages, write_repository
+from twinrun.errors import MachineError
+from twinrun.process import last_lines
+
+# The names of this machine, and how its packages were had.
+_LEFT_OUT = ("etc/hostname", "etc/resolv.conf", "etc/apt/sources.list", "etc/apt/apt.conf.d/99mmdebstrap")
+
+
+def make_root(out: Path, *, lock: AptLock, suite: str, architecture: str, epoch: int) -> None:
+    """Write the root file system of exactly the packages under `# base` of apt.lock to the tar `out`.
+
+    Args:
+        epoch: the time of every file, in seconds since 1970.
+
+    Raises:
+        MachineError: the packages cannot be had, or mmdebstrap is missing or failed.
+    """
+    files = fetch_packages(lock.base, suite=suite, architecture=architecture)
+    with tempfile.TemporaryDirectory(prefix="twinrun-root-") as folder:
+        repository = Path(folder)
+        write_repository(files.values(), repository)
+        _mmdebstrap(
+            *(f"--architectures={architecture}", "--variant=apt", "--format=tar"),
+            # The packages are read where they lie, also in a folder that is closed to apt's own user.
+            '--aptopt=APT::Sandbox::User "root"',
+            *("--include", ",".join(package.name for package in lock.base)),
+            # Releases whose base-files does not bring the links from /bin to /usr/bin need them made first.
+            "--hook-dir=/usr/share/mmdebstrap/hooks/maybe-merged-usr",
+            *(f'--customize-hook=rm -f "$1/{name}"' for name in _LEFT_OUT),
+            *(suite, str(out), f"deb [trusted=yes] copy:{urllib.parse.quote(str(repository))} ./"),
+            epoch=epoch,
+        )
+
+
+def _mmdebstrap(*arguments: str, epoch: int) -> None:
+    variables = os.environ | {"SOURCE_DATE_EPOCH": str(epoch), "LC_ALL": "C", "TZ": "UTC"}
+    try:
+        done = subprocess.run(
+            ["mmdebstrap", "--quiet", *arguments],
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            umask=0o022,
+            check=False,
+        )
+    except OSError as error:
+        raise MachineError(
+            f"cannot start: {error.strerror}",
+            place="mmdebstrap",
+            hint="install mmdebstrap, or carry the base in as a tar",
+        ) from None
+    if done.returncode:
+        raise MachineError(
+            "the root file system cannot be made", place="mmdebstrap", found=last_lines(done.stderr, 8)
+        )

@@ -1,0 +1,60 @@
+"""What the project says of its images is what was measured in them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.contracts.tree import ROOT
+from twinrun.image_checks import applicable
+from twinrun.measured import COMMITTED, committed_contents, lock_differences
+from twinrun.recipe import find_recipes
+from twinrun.record import read_record
+from twinrun.stack import LoadedStack, find_stacks
+
+STACKS = find_stacks(ROOT)
+ROW = re.compile(
+    r"^\| `(?P<stack>[\w.-]+)` \| (?P<archs>.*) \| (?P<image>.*) \| (?P<gpu>.*) \|$", re.MULTILINE
+)
+
+
+def test_the_readme_has_a_true_row_for_every_stack() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = {row["stack"]: row for row in ROW.finditer(readme) if row["stack"] in STACKS}
+    assert list(rows) == list(STACKS)
+    ran = stacks_whose_image_ran_on_a_gpu()
+    for name, stack in STACKS.items():
+        assert rows[name]["archs"] == (", ".join(stack.stack.archs) or "-")
+        assert rows[name]["image"] == ("built" if committed_contents(ROOT, stack) else "not built")
+        assert (rows[name]["gpu"] != "no") == (name in ran), name
+
+
+def stacks_whose_image_ran_on_a_gpu() -> set[str]:
+    folders = [ROOT / loaded.folder / "results" for loaded in find_recipes(ROOT).values()]
+    records = [read_record(path) for folder in folders for path in folder.glob("*.json")]
+    return {
+        record.plan.stack for record in records if record.machine.devices and record.environment.image_digest
+    }
+
+
+@pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
+def test_committed_contents_are_of_the_committed_locks(stack: LoadedStack) -> None:
+    contents = committed_contents(ROOT, stack)
+    if contents is None:
+        return
+    place = f"{stack.folder}/{COMMITTED}"
+    assert contents.stack == stack.stack.name, place
+    assert contents.lock_sha256 == stack.lock_sha256, (
+        f"{place}: of other locks; build the image and copy anew"
+    )
+    assert lock_differences(contents, stack, ROOT) == [], place
+
+
+@pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
+def test_every_stack_has_checks_that_it_can_run(stack: LoadedStack) -> None:
+    names = [path.stem for path in applicable(ROOT, stack)]
+    assert "imports" in names
+    assert len(names) == len(set(names))
+    torch = "torch" in stack.locked(ROOT) or any("torch==" in pin for pin in stack.unhashed(ROOT))
+    assert ({"matmul", "attention", "collective"} <= set(names)) == torch, names

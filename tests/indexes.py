@@ -1,0 +1,133 @@
+"""Package indexes on this machine, with wheels and source archives written by hand."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import hashlib
+import io
+import os
+import tarfile
+import threading
+import zipfile
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+MANIFEST = (
+    'name = "small"\nvendor = "cpu"\ntitle = "A stack"\npython = ">=3.11,<3.13"\nimage = "twinrun/small"\n'
+)
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files and keeps no log."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - named so by the library
+        """Say nothing."""
+
+
+def wheel(index: Path, name: str, version: str, *requires: str) -> None:
+    """Write a wheel by hand and list it on its page of the index."""
+    file = f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
+    information = f"{name.replace('-', '_')}-{version}.dist-info"
+    metadata = [
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}",
+        *(f"Requires-Dist: {it}" for it in requires),
+    ]
+    content = {
+        f"{name.replace('-', '_')}.py": "",
+        f"{information}/METADATA": "\n".join([*metadata, ""]),
+        f"{information}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    folder = index / name
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    with zipfile.ZipFile(folder / file, "w") as archive:
+        for path, text in content.items():
+            archive.writestr(path, text)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+            rows.append(f"{path},sha256={digest},{len(text)}")
+        archive.writestr(f"{information}/RECORD", "\n".join([*rows, f"{information}/RECORD,,", ""]))
+    links = [
+        f'<a href="{path.name}#sha256={digest_of(path)}">{path.name}</a>' for path in folder.glob("*.whl")
+    ]
+    (folder / "index.html").write_text(
+        f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>", encoding="utf-8"
+    )
+
+
+def digest_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@contextlib.contextmanager
+def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Serve a general index and the framework's own, with no other index in reach."""
+    general, own = tmp_path / "served" / "general", tmp_path / "served" / "own"
+    wheel(general, "alpha", "1.0", "beta>=2", "nvidia-gamma==1.0")
+    wheel(general, "beta", "2.0")
+    wheel(general, "nvidia-gamma", "1.0")
+    wheel(own, "alpha", "1.0+rocm6.3", "beta>=2")
+    handler = functools.partial(Quiet, directory=str(tmp_path / "served"))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=functools.partial(server.serve_forever, poll_interval=0.01))
+    thread.start()
+    _only_here(monkeypatch, tmp_path)
+    found = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("UV_DEFAULT_INDEX", f"{found}/general")
+    yield found
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def _only_here(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Keep uv from the user's own indexes, proxies, files and cache."""
+    for name in [
+        key for key in os.environ if key.startswith(("UV_", "PIP_")) or key.lower().endswith("_proxy")
+    ]:
+        monkeypatch.delenv(name)
+    for name, value in (
+        ("UV_NO_CONFIG", "1"),
+        ("UV_CACHE_DIR", str(folder / "cache")),
+        ("UV_HTTP_RETRIES", "0"),
+    ):
+        monkeypatch.setenv(name, value)
+
+
+def small_stack(root: Path) -> Path:
+    """Write a stack that has no lock yet and return its folder."""
+    folder = root / "images" / "stacks" / "small"
+    folder.mkdir(parents=True)
+    (folder / "stack.toml").write_text(MANIFEST, encoding="utf-8")
+    (folder / "requirements.in").write_text("# the framework\nalpha==1.0\n", encoding="utf-8")
+    return folder
+
+
+def source_archive(index: Path, name: str, version: str) -> str:
+    """Write a source archive by hand, list it on its page and return its digest."""
+    path = index / name / f"{name}-{version}.tar.gz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    metadata = f"Metadata-Version: 2.2\nName: {name}\nVersion: {version}\n".encode()
+    with tarfile.open(path, "w:gz") as archive:
+        entry = tarfile.TarInfo(f"{name}-{version}/PKG-INFO")
+        entry.size = len(metadata)
+        archive.addfile(entry, io.BytesIO(metadata))
+    page = path.parent / "index.html"
+    links = (
+        page.read_text(encoding="utf-8") if page.is_file() else "<!DOCTYPE html><html><body></body></html>"
+    )
+    link = f'<a href="{path.name}#sha256={digest_of(path)}">{path.name}</a></body>'
+    page.write_text(links.replace("</body>", link), encoding="utf-8")
+    return digest_of(path)
+
+
+def forget(folder: Path) -> None:
+    """Take away what uv remembers of the index."""
+    for number in range(9):
+        if not (folder / f"cache-{number}").exists():
+            (folder / "cache").rename(folder / f"cache-{number}")
+            return

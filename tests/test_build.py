@@ -1,0 +1,382 @@
+"""All of an image build that needs no engine: plans, locks against files, layers, what an image ID is."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import subprocess
+import tarfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_stack import ROOT, STACK, Checkout, digest, make_checkout, wheel
+from twinrun.building.base import is_archive
+from twinrun.building.command import BuildRequest, check_verified, planned
+from twinrun.building.context import gather, lay_out
+from twinrun.building.dockerfile import read_dockerfile
+from twinrun.building.fetch import checkout
+from twinrun.building.image import Image, ImageLayer, archive_of
+from twinrun.building.layers import Layer, Listing, is_volatile, read_listing, write_layer
+from twinrun.building.parcels import Parcel, wheels_of
+from twinrun.building.plan import choose_stack, plan_build
+from twinrun.building.secrets import redacted
+from twinrun.errors import InputError, MachineError
+from twinrun.stack import GitSource, find_stacks
+
+GOLDEN = ROOT / "tests" / "golden"
+STACKS = sorted(name for name, one in find_stacks(ROOT).items() if one.stack.base)
+CHANGES = 200
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
+    monkeypatch.setenv("TWINRUN_CACHE", str(tmp_path / "cache"))
+    return make_checkout(tmp_path)
+
+
+def verify(checkout: Checkout, **options: object) -> dict[str, list[Path]]:
+    """Do all of a build that comes before the engine is asked."""
+    request = BuildRequest(
+        vendor="cpu", stack=STACK, wheelhouse=checkout.wheelhouse, base=checkout.base
+    ).model_copy(update=options)
+    plan = planned(checkout.root, request)
+    check_verified(plan, request)
+    return gather(plan, root=checkout.root, wheelhouse=request.wheelhouse, say=lambda text: None)
+
+
+# Plans
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_the_plan_is_the_golden_one(name: str) -> None:
+    loaded = find_stacks(ROOT)[name]
+    plan = plan_build(ROOT, loaded)
+    summary = plan.summary()
+    assert isinstance(summary["files"], dict)
+    # A lock that is resolved again, or a change of the source, leaves the rest of a plan as it is.
+    summary["files"] = sorted(summary["files"])
+    summary["labels"] = sorted(plan.labels.keys() - {"org.opencontainers.image.revision"})
+    text = json.dumps(summary, indent=1, ensure_ascii=False) + "\n"
+    base = plan.base.sha256 or "(nobody knows it)"
+    for changing in (base, base[:12], loaded.lock_sha256[:12], str(plan.epoch)):
+        text = text.replace(changing, "{changing}")
+    golden = GOLDEN / f"build-{name}.json"
+    if os.environ.get("TWINRUN_WRITE_GOLDEN"):
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("vendor", "stack", "fault"),
+    [
+        ("cqu", None, "did you mean `cpu`?"),
+        ("cpu", "cqu", "did you mean `cpu`?"),
+        ("cpu", "rocm-debian", "another vendor"),
+    ],
+)
+def test_names_that_do_not_fit_are_told(vendor: str, stack: str | None, fault: str) -> None:
+    with pytest.raises(InputError) as caught:
+        choose_stack(ROOT, vendor, stack)
+    assert fault in str(caught.value)
+
+
+def test_a_stale_lock_is_refused(tiny: Checkout) -> None:
+    requirements = tiny.root / "images/stacks" / STACK / "requirements.in"
+    requirements.write_text("small==1.1\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"does not belong to requirements.in"):
+        verify(tiny)
+
+
+def test_an_unverified_pin_is_refused_unless_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWINRUN_CACHE", str(tmp_path / "cache"))
+    pin = '\n[[unverified]]\nrequirement = "hidden==1.0+local"\nsource = "hearsay"\n'
+    checkout = make_checkout(tmp_path, extra=pin)
+    (checkout.wheelhouse / "hidden-1.0+local-py3-none-any.whl").write_bytes(wheel("hidden", "1.0+local"))
+    with pytest.raises(InputError, match="nobody could verify") as caught:
+        verify(checkout)
+    assert "hidden==1.0+local" in str(caught.value)
+    files = verify(checkout, allow_unverified=True)
+    assert "hidden-1.0+local-py3-none-any.whl" in {path.name for path in files["python"]}
+
+
+# Files against locks
+
+
+def test_every_file_goes_where_the_dockerfile_expects_it(tiny: Checkout, tmp_path: Path) -> None:
+    files = verify(tiny)
+    plan = planned(tiny.root, BuildRequest(vendor="cpu", stack=STACK))
+    folder = tmp_path / "context"
+    folder.mkdir()
+    lay_out(plan, folder, root=tiny.root, files=files)
+    assert {path.name for path in (folder / "python").iterdir()} == {
+        *("requirements.txt", "big-2.0-py3-none-any.whl"),
+        *("large-3.1-py3-none-any.whl", "small-1.0-py3-none-any.whl"),
+    }
+    assert [len(list((folder / "packages" / stage).iterdir())) for stage in ("runtime", "build")] == [1, 1]
+    assert (folder / "source/twinrun/errors.py").stat().st_mode & 0o777 == 0o644
+    mounted = set((folder / "Dockerfile").read_text(encoding="utf-8").split("source=")[1:])
+    wanted = {part.partition(",")[0] for part in mounted} - {"/", "/opt/twinrun/python"}
+    assert all((folder / name).is_dir() for name in wanted)
+
+
+def change_a_byte(path: Path, draw: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    place = draw.randrange(len(content))
+    content[place] = (content[place] + draw.randrange(1, 256)) % 256
+    path.write_bytes(content)
+
+
+def test_a_changed_byte_is_refused_before_anything_runs(tiny: Checkout) -> None:
+    """Of every lock, every package and the base; and the error says which."""
+    verify(tiny)
+    locks = (tiny.root / "images/stacks" / STACK).glob("*.lock")
+    files = sorted({*locks, *tiny.wheelhouse.iterdir(), tiny.base})
+    draw = random.Random(2)
+    for number in range(CHANGES):
+        path = files[number % len(files)]
+        before = path.read_bytes()
+        change_a_byte(path, draw)
+        with pytest.raises(InputError) as caught:
+            verify(tiny)
+        path.write_bytes(before)
+        assert path.name in str(caught.value), f"change {number}"
+    verify(tiny)
+
+
+def test_a_changed_file_in_the_cache_counts_as_absent(tiny: Checkout, tmp_path: Path) -> None:
+    verify(tiny)
+    package = next((tmp_path / "cache/packages").glob("*.deb"))
+    package.write_bytes(b"something else")
+    files = verify(tiny)
+    assert digest(package.read_bytes()) == package.stem
+    assert package in [path for paths in files.values() for path in paths]
+
+
+def test_a_missing_package_is_named(tiny: Checkout) -> None:
+    for name, entry in (("large-3.1-py3-none-any.whl", "large==3.1"), ("libc6_1.0_amd64.deb", "libc6=1.0")):
+        content = (tiny.wheelhouse / name).read_bytes()
+        (tiny.wheelhouse / name).unlink()
+        with pytest.raises(InputError) as caught:
+            verify(tiny)
+        assert f"{entry} is missing" in str(caught.value)
+        (tiny.wheelhouse / name).write_bytes(content)
+
+
+def test_a_second_hand_wheel_takes_the_place_of_the_locked_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TWINRUN_CACHE", str(tmp_path / "cache"))
+    slim = wheel("big", "2.0+slim")
+    extra = (
+        f'\n[[alternative]]\nrequirement = "big==2.0+slim"\nsha256 = "{digest(slim)}"\n'
+        'replaces = ["lar*"]\nsource = "hearsay"\n'
+    )
+    checkout = make_checkout(tmp_path, extra=extra)
+    assert {path.name for path in verify(checkout)["python"]} >= {"big-2.0-py3-none-any.whl"}
+    (checkout.wheelhouse / "big-2.0+slim-py3-none-any.whl").write_bytes(slim)
+    with pytest.raises(InputError, match="nobody could verify"):
+        verify(checkout)
+    names = {path.name for path in verify(checkout, allow_unverified=True)["python"]}
+    assert names == {"big-2.0+slim-py3-none-any.whl", "small-1.0-py3-none-any.whl"}
+    (checkout.wheelhouse / "big-2.0+slim-py3-none-any.whl").write_bytes(wheel("big", "2.0+other"))
+    with pytest.raises(InputError, match="is not the locked file"):
+        verify(checkout, allow_unverified=True)
+
+
+def test_the_processor_wheel_leaves_the_gpu_packages_out() -> None:
+    loaded = find_stacks(ROOT)["cpu"]
+    usual = {parcel.name(): parcel for parcel in wheels_of(ROOT, loaded)}
+    (pin,) = loaded.stack.alternative
+    slim = {parcel.name(): parcel for parcel in wheels_of(ROOT, loaded, chosen=(pin,))}
+    assert slim["torch"].digests == (pin.sha256,)
+    assert pin.sha256 not in usual["torch"].digests
+    gone = usual.keys() - slim.keys()
+    assert "triton" in gone
+    assert all(name == "triton" or name.startswith("nvidia-") for name in gone)
+
+
+def repository(folder: Path, files: dict[str, str], *, within: tuple[str, Path] | None = None) -> str:
+    """Make a git repository of one commit, perhaps with another one inside, and return the commit."""
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    git(folder, "init", "--quiet")
+    if within:
+        name, other = within
+        git(folder, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(other), name)
+    git(folder, "add", "-A")
+    git(folder, "-c", "user.name=test", "-c", "user.email=test", "commit", "--quiet", "-m", "all")
+    return git(folder, "rev-parse", "HEAD").strip()
+
+
+def git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_sources_come_at_their_commit_with_what_they_include(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, value in (("COUNT", "1"), ("KEY_0", "protocol.file.allow"), ("VALUE_0", "always")):
+        monkeypatch.setenv(f"GIT_CONFIG_{key}", value)
+    repository(tmp_path / "inner", {"header.h": "inner"})
+    commit = repository(tmp_path / "outer", {"setup.py": "outer"}, within=("csrc", tmp_path / "inner"))
+    source = GitSource(name="outer", repository=f"file://{tmp_path}/outer", ref="main")
+    parcel = Parcel(
+        lock="image.lock", entry="outer", kind="commit", folder="sources/outer", digests=(commit,)
+    )
+    for name, carried in (("fetched", None), ("carried", tmp_path / "outer")):
+        if carried:
+            # What was changed after the commit does not count.
+            (carried / "setup.py").write_text("changed", encoding="utf-8")
+        checkout(source, parcel, tmp_path / name, carried=carried)
+        found = {path.relative_to(tmp_path / name).as_posix() for path in (tmp_path / name).rglob("*.[hp]*")}
+        assert found == {"setup.py", "csrc/header.h"}
+        assert (tmp_path / name / "setup.py").read_text(encoding="utf-8") == "outer"
+    other = parcel.model_copy(update={"digests": ("0" * 40,)})
+    with pytest.raises(MachineError, match="not to be had at its locked commit"):
+        checkout(source, other, tmp_path / "none", carried=tmp_path / "outer")
+
+
+@pytest.mark.parametrize("content", [b"", b"no tar at all", b"\0" * 10240])
+def test_a_base_that_is_no_image_is_refused(tmp_path: Path, content: bytes) -> None:
+    base = tmp_path / "base.tar"
+    base.write_bytes(content)
+    with pytest.raises(InputError, match="not an image"):
+        is_archive(base)
+
+
+# Layers
+
+
+def tree(paths: Iterable[tuple[str, object]], *, time: int = 0, shuffle: int | None = None) -> bytes:
+    """Return a tar: None is a folder, bytes a file, `->` a link, `=>` a hard link."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        for name, content in paths:
+            member = tarfile.TarInfo(name)
+            member.mtime, member.mode = time, 0o644
+            if content is None:
+                member.type, member.mode = tarfile.DIRTYPE, 0o750
+            elif isinstance(content, str):
+                member.type = tarfile.SYMTYPE if content.startswith("->") else tarfile.LNKTYPE
+                member.linkname = content[2:]
+            else:
+                assert isinstance(content, bytes)
+                member.size = len(content)
+            tar.addfile(member, io.BytesIO(content) if isinstance(content, bytes) else None)
+    return stream.getvalue()
+
+
+def layer_of(above: bytes, below: Listing, **options: object) -> tuple[Layer, dict[str, tarfile.TarInfo]]:
+    out = io.BytesIO()
+    layer = write_layer(io.BytesIO(above), out, below=below, epoch=7, **options)  # type: ignore[arg-type]
+    assert layer.diff_id == f"sha256:{digest(out.getvalue())}"
+    assert layer.size == len(out.getvalue())
+    out.seek(0)
+    with tarfile.open(fileobj=out) as tar:
+        return layer, {member.name: member for member in tar}
+
+
+BELOW = (
+    *(("a", None), ("a/kept", b"1"), ("a/changed", b"2"), ("a/link", "->kept")),
+    *(("gone", None), ("gone/deep", b"3"), ("kind", b"4")),
+)
+
+
+def test_a_layer_has_what_is_new_and_hides_what_is_gone() -> None:
+    below = read_listing(io.BytesIO(tree(BELOW)))
+    above = tree(
+        [
+            *(("a", None), ("a/kept", b"1"), ("a/changed", b"5"), ("a/link", "->changed")),
+            *(("a/new", b""), ("kind", None), ("kind/in", b"6"), ("tmp/x", b"7"), ("var/log/apt.log", b"8")),
+        ],
+        time=99,
+    )
+    _, members = layer_of(above, below)
+    assert set(members) == {"a", "a/changed", "a/link", "a/new", "kind", "kind/in", ".wh.gone"}
+    assert {member.mtime for member in members.values()} == {7}
+    assert members["a"].mode == 0o750
+
+
+def test_nothing_new_is_an_empty_layer() -> None:
+    below = read_listing(io.BytesIO(tree(BELOW, time=1)))
+    layer, members = layer_of(tree(BELOW, time=2), below)
+    assert members == {}
+    assert layer.listing == below
+
+
+def test_a_new_hard_link_brings_the_file_it_leads_to() -> None:
+    below = read_listing(io.BytesIO(tree([("one", b"content")])))
+    above = tree([("one", b"content"), ("two", "=>one")])
+    layer, _ = layer_of(above, below)
+    assert layer.unlinked == {"one"}
+    layer, members = layer_of(above, below, also=layer.unlinked)
+    assert not layer.unlinked
+    assert list(members) == ["one", "two"]
+
+
+def test_traces_of_the_making_are_left_out() -> None:
+    for path in ("var/log/dpkg.log", "etc/passwd-", "var/cache/ldconfig/aux-cache", "run/x", "etc/hosts"):
+        assert is_volatile(path), path
+    for path in ("var/log", "etc/passwd", "twinrun/run/x", "usr/lib/python3/x.pyc", "etc/ld.so.cache", "tmp"):
+        assert not is_volatile(path), path
+
+
+# Images
+
+
+def image(tmp_path: Path) -> Image:
+    layer = tmp_path / "layer.tar"
+    layer.write_bytes(tree([("file", b"content")]))
+    return Image(
+        platform="linux/amd64",
+        epoch=1_700_000_000,
+        settings=read_dockerfile(ROOT / "images/Dockerfile").settings({}),
+        labels={"b": "2", "a": "1"},
+        layers=(ImageLayer(diff_id=f"sha256:{digest(layer.read_bytes())}", made_by="test", file=layer),),
+    )
+
+
+def test_an_image_starts_as_the_dockerfile_says(tmp_path: Path) -> None:
+    configuration = json.loads(image(tmp_path).configuration())
+    assert configuration["created"] == "2023-11-14T22:13:20Z"
+    assert configuration["config"]["User"] == "1000:1000"
+    assert configuration["config"]["WorkingDir"] == "/twinrun/project"
+    path = dict(part.split("=", 1) for part in configuration["config"]["Env"])["PATH"].split(":")
+    assert path[0] == "/opt/twinrun/python/bin"
+    assert "/usr/bin" in path
+
+
+def test_an_archive_is_a_tar_and_its_spent_files_are_gone(tmp_path: Path) -> None:
+    made = image(tmp_path)
+    content = b"".join(archive_of(made, ["a:b"], spent=tmp_path))
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        manifest = json.load(tar.extractfile("manifest.json"))  # type: ignore[arg-type]
+        names = tar.getnames()
+    assert manifest[0]["RepoTags"] == ["a:b"]
+    assert [f"sha256:{manifest[0]['Config'].removesuffix('.json')}"] == [made.id()]
+    assert set(names) == {"manifest.json", manifest[0]["Config"], *manifest[0]["Layers"]}
+    assert not (tmp_path / "layer.tar").exists()
+
+
+# Secrets
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        (lambda secret: f"fetching https://user:{secret}@host/simple", "pass-word-1"),
+        (lambda secret: f"header {secret} was refused", "token-value-2"),
+    ],
+)
+def test_a_log_tells_no_secret(
+    text: Callable[[str], str], secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "token-value-2")
+    assert secret not in redacted(text(secret))
+    assert "***" in redacted(text(secret))

@@ -1,0 +1,158 @@
+"""Stacks of the project, built in full and from nothing: twice the same, in time, nothing needless."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+from docker import DockerClient
+
+from tests.registries import RunningRegistry
+from tests.tiny_stack import ROOT, commit
+from twinrun.building.transfer import push
+
+pytestmark = pytest.mark.image
+
+SECONDS = 1800
+# Nothing of these may be in an image that only runs.
+COMPILERS = (
+    "gcc",
+    "cc",
+    "g++",
+    "c++",
+    "cc1",
+    "cc1plus",
+    "clang",
+    "ld",
+    "as",
+    "nvcc",
+    "make",
+    "cmake",
+    "ninja",
+)
+CACHES = (
+    "var/cache/apt/*.bin",
+    "var/lib/apt/lists/*",
+    "root/.cache",
+    "twinrun/home/.cache",
+    "var/log/*",
+)
+# Stack to vendor and to the longest that a cold build with a warm package cache may take, in seconds.
+FULL = {"cpu": ("cpu", 480), "rocm-debian": ("rocm", 90)}
+_ANEW = """
+import json, sys, time
+from pathlib import Path
+from twinrun import daemon
+from twinrun.building.build import Builder
+from twinrun.building.command import BuildRequest, planned
+from twinrun.building.context import gather
+from twinrun.building.progress import BuildDisplay
+root, vendor, stack = Path.cwd(), *sys.argv[1:]
+plan = planned(root, BuildRequest(vendor=vendor, stack=stack))
+gather(plan, root=root, wheelhouse=None, say=lambda text: None)
+client = daemon.connect()
+client.api.prune_builds()
+started = time.monotonic()
+with BuildDisplay() as display:
+    built = Builder(client, plan, root=root, log=root / "build.log", display=display).build(anew=True)
+print(json.dumps(built.model_dump(mode="json") | {"seconds": time.monotonic() - started}))
+"""
+_LOOK = """
+import glob, json, os, shutil, sys
+programs, places = json.loads(sys.argv[1])
+print(json.dumps([
+    [name for name in programs if shutil.which(name)],
+    [path for place in places for path in glob.glob("/" + place)
+     if os.path.isdir(path) or os.path.getsize(path)],
+]))
+"""
+
+
+def project_copy(folder: Path) -> Path:
+    """Copy what a build reads of this project to `folder`, as a repository of one commit."""
+    left_out = shutil.ignore_patterns("__pycache__")
+    for name in ("images", "recipes", "src"):
+        shutil.copytree(ROOT / name, folder / name, ignore=left_out)
+    commit(folder)
+    return folder
+
+
+def anew(root: Path, stack: str, shell: str) -> dict[str, Any]:
+    """Build the stack with nothing left of an earlier build, under what `shell` sets up."""
+    script = f'{shell}; exec {sys.executable} -c "$0" $@'
+    done = subprocess.run(
+        ["unshare", "--uts", "sh", "-c", script, _ANEW, FULL[stack][0], stack],
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": str(root / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    built: dict[str, Any] = json.loads(done.stdout)
+    return built
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[DockerClient]:
+    made: DockerClient = docker.from_env(timeout=SECONDS)
+    yield made
+    made.api.prune_builds()
+    made.close()
+
+
+@pytest.fixture(scope="module", params=FULL)
+def full(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A stack of the project, built twice from one lock under two sets of circumstances."""
+    folder = tmp_path_factory.mktemp("full")
+    first = anew(project_copy(folder / "one"), request.param, "umask 022; TZ=UTC")
+    elsewhere = project_copy(folder / "two" / "deeper")
+    second = anew(elsewhere, request.param, "hostname elsewhere; umask 077; export TZ=Asia/Tokyo LC_ALL=C")
+    return {"stack": request.param, "builds": (first, second)}
+
+
+def test_two_cold_builds_give_one_image_in_time(full: dict[str, Any]) -> None:
+    first, second = full["builds"]
+    seconds = [build["seconds"] for build in full["builds"]]
+    print(full["stack"], seconds, first["layers"])  # noqa: T201
+    assert [layer["diff_id"] for layer in first["layers"]] == [layer["diff_id"] for layer in second["layers"]]
+    assert first["id"] == second["id"]
+    assert min(seconds) <= FULL[full["stack"]][1]
+
+
+def test_nothing_of_the_making_is_in_an_image(client: DockerClient, full: dict[str, Any]) -> None:
+    compilers = [] if full["stack"] != "cpu" else COMPILERS
+    look = ["python3", "-c", _LOOK, json.dumps([compilers, CACHES])]
+    output = client.containers.run(full["builds"][0]["id"], look, remove=True, network_mode="none", user="0")
+    assert json.loads(output) == [[], []]
+
+
+def test_an_image_is_no_larger_than_promised(
+    client: DockerClient, full: dict[str, Any], tmp_path: Path
+) -> None:
+    image = full["builds"][0]["image"]
+    if full["stack"] != "cpu":
+        assert client.images.get(image).attrs["Size"] <= 1.7e9
+        return
+    registry = RunningRegistry(tmp_path)
+    try:
+        digest = push(client, image, f"{registry.host}/stacks/cpu", "size")
+        address = f"http://{registry.host}/v2/stacks/cpu/manifests/{digest}"
+        accept = {"Accept": "application/vnd.docker.distribution.manifest.v2+json"}
+        with urllib.request.urlopen(urllib.request.Request(address, headers=accept)) as reply:
+            size = sum(layer["size"] for layer in json.load(reply)["layers"])
+    finally:
+        registry.kill()
+        shutil.rmtree(tmp_path / "blobs")
+    print("compressed", size)  # noqa: T201
+    assert size <= 3.5e9

@@ -1,0 +1,96 @@
+"""The small stack built for real, by the command and by an engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import docker
+from docker import DockerClient
+
+from tests.tiny_stack import STACK, Checkout, commit, make_real_checkout
+from twinrun.apt import load_apt_lock
+from twinrun.archive import fetch_packages
+from twinrun.seal import sealed
+from twinrun.stack import expected_stamps, load_manifest
+
+SECONDS = 900
+
+
+def open_engine() -> Iterator[DockerClient]:
+    """Yield the engine of this machine, and leave none of the small stack's images in it."""
+    engine: DockerClient = docker.from_env(timeout=SECONDS)
+    yield engine
+    for image in engine.images.list(name="twinrun-test/tiny"):
+        engine.images.remove(str(image.id), force=True)
+    engine.api.prune_builds()
+    engine.close()
+
+
+def carried_checkout(folder: Path) -> Checkout:
+    """Return the small stack with all its packages in a folder: everything after this needs no network."""
+    made = make_real_checkout(folder)
+    commit(made.root)
+    lock = load_apt_lock(made.root / "images/stacks" / STACK)
+    for package, path in fetch_packages(lock.all(), suite="bookworm", architecture="amd64").items():
+        shutil.copyfile(path, made.wheelhouse / f"{package.name}_{package.sha256[:8]}.deb")
+    return made
+
+
+def another(checkout: Checkout, root: Path, *, instead: tuple[str, str] | None = None) -> Checkout:
+    """Return a copy of the checkout, in which the Dockerfile may have one text instead of another."""
+    shutil.copytree(checkout.root, root, ignore=shutil.ignore_patterns("runs"))
+    dockerfile = root / "images/Dockerfile"
+    if instead:
+        text = dockerfile.read_text(encoding="utf-8")
+        assert instead[0] in text
+        dockerfile.write_text(text.replace(*instead), encoding="utf-8")
+    return checkout._replace(root=root)
+
+
+def relock(root: Path) -> None:
+    """Give the locks of the small stack the stamps of what stack.toml says now."""
+    folder = root / "images/stacks" / STACK
+    for path, stamp in expected_stamps(folder, load_manifest(root, STACK)).items():
+        lines = path.read_text(encoding="utf-8").splitlines()
+        path.write_text(sealed("\n".join([stamp, *lines[1:-1], ""])), encoding="utf-8")
+
+
+def arguments(checkout: Checkout, *options: str) -> list[str]:
+    """Return the command that builds the small stack of a checkout."""
+    where = ("--vendor", "cpu", "--stack", STACK, "--wheelhouse", str(checkout.wheelhouse))
+    return [sys.executable, "-m", "invoke", "build", *where, *options]
+
+
+def environment(checkout: Checkout, **variables: str) -> dict[str, str]:
+    """Return the variables that the command runs with: the checkout's own source and a cache of its own."""
+    own = {"PYTHONPATH": str(checkout.root / "src"), "TWINRUN_CACHE": str(checkout.root.parent / "cache")}
+    return os.environ | own | variables
+
+
+def build(
+    checkout: Checkout, *options: str, wrap: Sequence[str] = (), **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run `invoke build` on the small stack of a checkout."""
+    return subprocess.run(
+        [*wrap, *arguments(checkout, *options)],
+        cwd=checkout.root,
+        env=environment(checkout, **variables),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+    )
+
+
+def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """Return what a command printed that went well."""
+    assert done.returncode == 0, done.stderr
+    parsed: dict[str, Any] = json.loads(done.stdout)
+    return parsed

@@ -1,0 +1,151 @@
+"""A checkout with one small stack, whose packages are made here: all of the build but the size."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import shutil
+import subprocess
+import tarfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from twinrun.apt import AptLock, SystemPackage, apt_lock_text
+from twinrun.image_lock import BasePin, ImageLock, image_lock_text
+from twinrun.seal import sealed
+from twinrun.stack import load_manifest, stamp
+
+ROOT = Path(__file__).resolve().parents[1]
+STACK = "tiny"
+_STACK = """\
+name = "tiny"
+vendor = "cpu"
+title = "A small stack"
+python = ">=3.11,<3.13"
+image = "twinrun-test/tiny"
+packages = ["ca-certificates", "python3"]
+build_packages = ["python3-venv"]
+
+[base]
+kind = "debian"
+suite = "bookworm"
+"""
+
+
+class Checkout(NamedTuple):
+    """A project with the stack `tiny`, and a folder with all that it needs."""
+
+    root: Path
+    wheelhouse: Path
+    base: Path
+    """A root file system with the locked digest; of made-up packages it is an empty one."""
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def wheel(name: str, version: str, *, files: Mapping[str, str] | None = None) -> bytes:
+    """Return a wheel; the same arguments give the same bytes."""
+    info = f"{name}-{version}.dist-info"
+    content = {
+        **(files or {f"{name}.py": f"VERSION = {version!r}\n"}),
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    content[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in (*content, f"{info}/RECORD"))
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for path, text in content.items():
+            archive.writestr(zipfile.ZipInfo(path), text)
+    return stream.getvalue()
+
+
+def write_root(tar: Path) -> str:
+    """Write a tar that looks like a root file system and return its digest."""
+    with tarfile.open(tar, "w") as stream:
+        for name in ("bin", "etc", "usr"):
+            folder = tarfile.TarInfo(f"./{name}")
+            folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+            stream.addfile(folder)
+    return digest(tar.read_bytes())
+
+
+def make_checkout(folder: Path, *, extra: str = "", name: str = "checkout") -> Checkout:
+    """Return a checkout on made-up packages of a distribution: enough for all before the engine."""
+    root, wheelhouse = _copied(folder / name, extra), folder / f"{name}-wheelhouse"
+    wheelhouse.mkdir()
+    packages = []
+    for package in ("base-files", "libc6", "python3", "python3-venv"):
+        content = f"the package {package}\n".encode()
+        (wheelhouse / f"{package}_1.0_amd64.deb").write_bytes(content)
+        packages.append(SystemPackage(name=package, version="1.0", sha256=digest(content)))
+    base = folder / f"{name}-base.tar"
+    lock = AptLock(base=tuple(packages[:2]), runtime=(packages[2],), build=(packages[3],))
+    _write_locks(root, lock, base_sha256=write_root(base), epoch=1_700_000_000)
+    _write_wheels(root, wheelhouse)
+    return Checkout(root, wheelhouse, base)
+
+
+def make_real_checkout(folder: Path, *, extra: str = "", name: str = "checkout") -> Checkout:
+    """Return a checkout on the packages that the stack `cpu` has locked: everything but torch."""
+    root, wheelhouse = _copied(folder / name, extra), folder / f"{name}-wheelhouse"
+    wheelhouse.mkdir()
+    for lock in ("apt.lock", "image.lock"):
+        shutil.copyfile(ROOT / "images/stacks/cpu" / lock, root / "images/stacks" / STACK / lock)
+    _write_wheels(root, wheelhouse)
+    return Checkout(root, wheelhouse, folder / "none")
+
+
+def _copied(root: Path, extra: str) -> Path:
+    """Copy what a build reads of this project, with git's history of it begun anew."""
+    left_out = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "images", root / "images", ignore=left_out)
+    shutil.copytree(ROOT / "src", root / "src", ignore=left_out)
+    shutil.copyfile(ROOT / "tasks.py", root / "tasks.py")
+    (root / "recipes").mkdir()
+    stack = root / "images/stacks" / STACK
+    stack.mkdir()
+    (stack / "stack.toml").write_text(_STACK + extra, encoding="utf-8")
+    (stack / "requirements.in").write_text("small==1.0\n", encoding="utf-8")
+    return root
+
+
+def _write_locks(root: Path, lock: AptLock, *, base_sha256: str, epoch: int) -> None:
+    folder, stack = root / "images/stacks" / STACK, load_manifest(root, STACK)
+    pin = BasePin(name="debian bookworm", sha256=base_sha256, verified=True, source="made by the tests")
+    text = image_lock_text(stack.image_stamp(), ImageLock(epoch=epoch, base=pin))
+    (folder / "image.lock").write_text(text, encoding="utf-8")
+    (folder / "apt.lock").write_text(apt_lock_text(stack.system_stamp(), lock), encoding="utf-8")
+
+
+def _write_wheels(root: Path, wheelhouse: Path) -> None:
+    """Write wheels for the requirements, and their lock."""
+    folder = root / "images/stacks" / STACK
+    lines = [stamp(folder / "requirements.in")]
+    for name, version in (("big", "2.0"), ("large", "3.1"), ("small", "1.0")):
+        content = wheel(name, version)
+        (wheelhouse / f"{name}-{version}-py3-none-any.whl").write_bytes(content)
+        # As real locks have it: also the digest of a file for another platform.
+        hashes = sorted({digest(content), digest(content + b" for another platform")})
+        second = alternative_digest(root) if name == "big" else None
+        hashes = sorted({*hashes, *([second] if second else [])})
+        lines.append(" \\\n    ".join([f"{name}=={version}", *(f"--hash=sha256:{one}" for one in hashes)]))
+    (folder / "requirements.lock").write_text(sealed("\n".join([*lines, ""])), encoding="utf-8")
+
+
+def alternative_digest(root: Path) -> str | None:
+    """Return the digest of the second-hand wheel of the stack, if it has one."""
+    pins = load_manifest(root, STACK).alternative
+    return pins[0].sha256 if pins else None
+
+
+def commit(root: Path) -> None:
+    """Make the checkout a repository of one commit, the same in every folder."""
+    identity = ("-c", "user.name=test", "-c", "user.email=test", "-c", "commit.gpgsign=false")
+    date = {"GIT_AUTHOR_DATE": "2025-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2025-01-01T00:00:00Z"}
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(root), **date}
+    for arguments in (("init", "--quiet"), ("add", "-A"), (*identity, "commit", "--quiet", "-m", "all")):
+        subprocess.run(["git", *arguments], cwd=root, env=environment, check=True)
