@@ -23,8 +23,8 @@ def told() -> Iterator[None]:
     try:
         yield
     except TwinrunError as error:
-        print(error, file=sys.stderr)
+        sys.stderr.write(f"{error}\n")
         raise Exit(code=error.exit_code) from None
     except KeyboardInterrupt:
-        print("error: stopped", file=sys.stderr)
+        sys.stderr.write("error: stopped\n")
         raise Exit(code=Interrupted.exit_code) from None

@@ -62,7 +62,8 @@ class Training(Frozen):
     reduction: Literal["microbatch", "step"] = "microbatch"
     """When `full` sharding gathers parameters and reduces gradients: for every microbatch, or once a step.
 
-    Once a step communicates less and keeps 6 bytes a parameter more: gathered parameters, and a sum of gradients in fp32.
+    Once a step communicates less and keeps 6 bytes a parameter more: gathered parameters, and a sum of
+    gradients in fp32.
     """
     attention: Literal["sdpa", "math"] = "sdpa"
     """`sdpa` takes PyTorch's fastest fused kernel; `math` is the written-out formula."""

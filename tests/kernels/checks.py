@@ -17,6 +17,7 @@ from twinrun_mamba import ArgumentError, causal_conv1d_fn, causal_conv1d_update,
 from tests.kernels.cases import (
     CONV_OPTIONS,
     SCAN_OPTIONS,
+    TOLERANCE,
     Case,
     ConvCase,
     ScanCase,
@@ -101,7 +102,9 @@ def strides(backend: str, device: str) -> None:
             apart = {name: spread(tensor) for name, tensor in tensors.items()}
             found = results(case, apart, backend, index, 0)
             for name, tensor in whole.items():
-                assert torch.equal(found[name], tensor), f"{case} {spread.__name__}: {name} differs"
+                # Sums may be made in another order where vectors start elsewhere.
+                away = distance(found[name], tensor.double().cpu())
+                assert away <= TOLERANCE[BF16], f"{case} {spread.__name__}: {name} is off by {away:.1e}"
 
 
 def _sliced(tensor: Tensor) -> Tensor:

@@ -60,11 +60,7 @@ def define_differentiable(
 
 def is_eager(tensor: Tensor) -> bool:
     """Say whether nobody but autograd looks at what is called: no compiler, mode or subclass."""
-    return (
-        not is_compiling()
-        and type(tensor) in _PLAIN
-        and not torch._C._len_torch_dispatch_stack()
-    )
+    return not is_compiling() and type(tensor) in _PLAIN and not torch._C._len_torch_dispatch_stack()
 
 
 def wants_gradient(arguments: Sequence[Any]) -> bool:
