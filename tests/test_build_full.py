@@ -115,8 +115,9 @@ def client() -> Iterator[DockerClient]:
 def full(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A stack of the project, built twice from one lock under two sets of circumstances."""
     folder = tmp_path_factory.mktemp("full")
-    first = anew(project_copy(folder / "one"), request.param, "umask 022; TZ=UTC")
-    elsewhere = project_copy(folder / "two" / "deeper")
+    project = project_copy(folder / "one")
+    elsewhere = Path(shutil.copytree(project, folder / "two" / "deeper"))
+    first = anew(project, request.param, "umask 022; TZ=UTC")
     second = anew(elsewhere, request.param, "hostname elsewhere; umask 077; export TZ=Asia/Tokyo LC_ALL=C")
     return {"stack": request.param, "builds": (first, second)}
 

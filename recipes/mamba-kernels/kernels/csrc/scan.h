@@ -5,6 +5,7 @@
 // launch: scan_backward_many threads=128 shared_base=73360 shared_per_slab=8192
 // launch: scan_backward threads=128 shared_base=73360 shared_per_slab=0
 // launch on gfx: scan_forward_many threads=128 shared_base=0 shared_per_slab=2048
+// launch on gfx: scan_backward_many threads=128 shared_base=61600 shared_per_slab=0
 // launch on gfx: scan_backward threads=128 shared_base=61600 shared_per_slab=0
 #pragma once
 

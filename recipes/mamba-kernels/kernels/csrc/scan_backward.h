@@ -156,9 +156,9 @@ template <class T, bool PLAIN, bool SEGMENTED>
 DEVICE void reverse(float (&carry)[4], float (&a_gradient)[4], const Steps& steps, const float (&a)[4],
                     BackwardShared& s, int first, const Lane& lane, const StepMasks& masks, bool accumulate) {
   Outer<T, PLAIN> output(s.dy, s.c, first, lane, masks);
-  StateSum<T, PLAIN> y(s.c, first, lane, masks);
-  StateSum<T, PLAIN> input(s.b, first, lane, masks);
-  StateSum<T, PLAIN, true> decay(s.b, first, lane, masks);
+  StateSum<T, PLAIN, Y_IS_EXACT<T>> y(s.c, first, lane, masks);
+  StateSum<T, PLAIN, true> input(s.b, first, lane, masks);
+  StateSum<T, PLAIN, true, true> decay(s.b, first, lane, masks);
   float* stage = s.stage + (thread_index() / WAVE) * ChannelSum::SIZE;
   const int row = lane.channel(0) * ROW + first;
 #pragma unroll

@@ -149,7 +149,7 @@ template <class T, bool PLAIN, bool SEGMENTED>
 DEVICE void forward_steps(float (&h)[4], const float (&a)[4], ForwardShared& s, int first, const Lane& lane,
                           const StepMasks& masks, bool accumulate) {
   Outer<T, PLAIN> input(s.dtu, s.b, first, lane, masks);
-  StateSum<T, PLAIN> output(s.c, first, lane, masks);
+  StateSum<T, PLAIN, Y_IS_EXACT<T>> output(s.c, first, lane, masks);
   const float* dt_row = s.dt + lane.channel(0) * ROW + first;
 #pragma unroll
   for (int quad = 0; quad < STEPS / 4; ++quad) {

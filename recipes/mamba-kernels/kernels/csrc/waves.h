@@ -61,13 +61,14 @@ DEVICE float masked(float x, uint32_t mask) { return bits_float(float_bits(x) & 
 // 16-bit inputs are exact in high_part; products of float inputs take further parts.
 template <class T>
 constexpr bool INPUT_IS_EXACT = sizeof(T) == 2;
-// bf16 results round at 2^-9: there sums of products may take high_part alone.
+// bf16 results round at 2^-9: there y may take high_part alone. Gradients may not, since sums of them over time
+// can cancel: that of one channel's bias was off by 3 %.
 template <class T>
-constexpr bool SUMS_ARE_EXACT = true;
+constexpr bool Y_IS_EXACT = true;
 template <>
-inline constexpr bool SUMS_ARE_EXACT<bf16> = false;
+inline constexpr bool Y_IS_EXACT<bf16> = false;
 // high_part cuts off 2^-11 / m of a number with fraction m on average; with the logarithm of m evenly
-// distributed that is 2^-11 / (2 ln 2), given back here, so that no bias is left in sums over time.
+// distributed that is 2^-11 / (2 ln 2), given back here.
 constexpr float CUT_OFF = 1.0f + 0.7213f / 2048.0f;
 
 // Keeps the compiler from deriving a value again at each use, which costs more than its register.
@@ -150,7 +151,8 @@ struct Outer {
 };
 
 // sum[channel][time] = sum over the wave's states of weight[time][state] * x[channel][state], over eight steps.
-template <class T, bool PLAIN, bool ONES = false>
+// EXACT: with both parts of x.
+template <class T, bool PLAIN, bool EXACT, bool ONES = false>
 struct StateSum {
   const float* right;
   const Lane& lane;
@@ -174,7 +176,7 @@ struct StateSum {
       // The result's columns 2 q and 2 q + 1 are the operand's depths q and q + 4.
       const float high[4] = {x[0], x[2], x[1], x[3]};
       mma_tf32_16x8x8(total, high, b);
-      if constexpr (SUMS_ARE_EXACT<T>) {
+      if constexpr (EXACT) {
         float low[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) low[i] = high[i] - high_part(high[i]);
@@ -225,7 +227,7 @@ struct StateSum {
 #pragma unroll
     for (int c = 0; c < Lane::CHANNELS_EACH; ++c) {
       float* to = start + c * Lane::ROWS * ROW;
-      const float scale = HAS_MATRIX_TF32 && !PLAIN && !SUMS_ARE_EXACT<T> ? CUT_OFF : 1.0f;
+      const float scale = HAS_MATRIX_TF32 && !PLAIN && !EXACT ? CUT_OFF : 1.0f;
       float sum[2] = {total[c * 2] * scale, total[c * 2 + 1] * scale};
       if (accumulate) {
         float old[2];

@@ -43,7 +43,7 @@ def define_differentiable(
 ) -> Operation:
     """Register an operation whose gradients `backward` returns from what `setup` kept."""
     name = schema.partition("(")[0]
-    bare = define(schema, run, fake)
+    define(schema, run, fake)
     eager = _function(name, run, setup, backward)
     if not HAS_LIBRARY:
         return eager.apply  # type: ignore[no-any-return]
@@ -53,7 +53,7 @@ def define_differentiable(
     def call(*arguments: Any) -> Any:
         if not is_eager(arguments[0]):
             return registered(*arguments)
-        return eager.apply(*arguments) if wants_gradient(arguments) else bare(*arguments)
+        return eager.apply(*arguments) if wants_gradient(arguments) else run(*arguments)
 
     return call
 
