@@ -39,13 +39,7 @@ COMPILERS = (
     "cmake",
     "ninja",
 )
-CACHES = (
-    "var/cache/apt/*.bin",
-    "var/lib/apt/lists/*",
-    "root/.cache",
-    "twinrun/home/.cache",
-    "var/log/*",
-)
+CACHES = ("var/cache/apt", "var/lib/apt/lists", "var/log", "root/.cache", "twinrun/home/.cache")
 # Stack to vendor and to the longest that a cold build with a warm package cache may take, in seconds.
 FULL = {"cpu": ("cpu", 480), "rocm-debian": ("rocm", 90)}
 _ANEW = """
@@ -67,12 +61,12 @@ with BuildDisplay() as display:
 print(json.dumps(built.model_dump(mode="json") | {"seconds": time.monotonic() - started}))
 """
 _LOOK = """
-import glob, json, os, shutil, sys
+import json, os, shutil, sys
 programs, places = json.loads(sys.argv[1])
 print(json.dumps([
     [name for name in programs if shutil.which(name)],
-    [path for place in places for path in glob.glob("/" + place)
-     if os.path.isdir(path) or os.path.getsize(path)],
+    [name for place in places for folder, _, names in os.walk("/" + place) for name in names
+     if os.path.getsize(os.path.join(folder, name))],
 ]))
 """
 
