@@ -24,7 +24,7 @@ from tests.tiny_image import await_daemon
 from tests.tiny_stack import ROOT, STACK, Checkout
 from twinrun.stack import find_stacks, load_stack
 
-pytestmark = pytest.mark.docker
+pytestmark = pytest.mark.image
 
 PYTHON_STAGE = "FROM system AS python\n"
 # Stacks on an image of a registry that nobody reaches from everywhere.

@@ -24,7 +24,7 @@ from tests.tiny_stack import STACK, Checkout
 from twinrun.image_lock import ImageLock, SourcePin, image_lock_text, load_image_lock
 from twinrun.stack import load_manifest, load_stack
 
-pytestmark = pytest.mark.docker
+pytestmark = pytest.mark.image
 
 
 @pytest.fixture(scope="module")
