@@ -101,6 +101,7 @@ OTHERS: dict[str, st.SearchStrategy[Any]] = {
     "microbatch": st.sampled_from([1, 2, 4, 8]),
     "precision": st.just("bf16"),
     "sharding": st.just("none"),
+    "reduction": st.just("step"),
     "attention": st.just("math"),
     "activation_checkpointing": st.just("true"),
     "trainer": st.just("plain"),
