@@ -32,12 +32,12 @@ REPOSITORY = "twinrun-test/tiny"
 IMAGE_USER = [1000, 1000]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_root_file_system(tmp_path_factory.mktemp("image") / "layer.tar")
 
 
-@pytest.fixture(scope="session", params=["docker", "podman"])
+@pytest.fixture(scope="module", params=["docker", "podman"])
 def daemon(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The name of the daemon that DOCKER_HOST leads to while the tests with it run."""
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
@@ -47,7 +47,7 @@ def daemon(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield request.param
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def client(daemon: str) -> Iterator[DockerClient]:
     made: DockerClient = docker.from_env(timeout=SECONDS)
     made.ping()
@@ -55,7 +55,7 @@ def client(daemon: str) -> Iterator[DockerClient]:
     made.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def stack(
     client: DockerClient, layer: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LoadedStack]:
