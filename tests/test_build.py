@@ -19,6 +19,7 @@ from twinrun.building.command import BuildRequest, check_verified, planned
 from twinrun.building.context import gather, lay_out
 from twinrun.building.dockerfile import read_dockerfile
 from twinrun.building.fetch import checkout
+from twinrun.building.gather import chosen_alternatives
 from twinrun.building.image import Image, ImageLayer, archive_of
 from twinrun.building.layers import Layer, Listing, is_volatile, read_listing, write_layer
 from twinrun.building.parcels import Parcel, wheels_of
@@ -185,6 +186,19 @@ def test_a_second_hand_wheel_takes_the_place_of_the_locked_one(
     (checkout.wheelhouse / "big-2.0+slim-py3-none-any.whl").write_bytes(wheel("big", "2.0+other"))
     with pytest.raises(InputError, match="is not the locked file"):
         verify(checkout, allow_unverified=True)
+
+
+def test_the_processor_wheel_is_known_by_its_name_and_taken_by_its_digest(tmp_path: Path) -> None:
+    stack = find_stacks(ROOT)["cpu"].stack
+    (pin,) = stack.alternative
+    content = wheel("torch", "2.7.0+cpu")
+    # As the framework's own index calls it.
+    (tmp_path / "torch-2.7.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl").write_bytes(content)
+    with pytest.raises(InputError, match="is not the locked file") as caught:
+        chosen_alternatives(stack, tmp_path)
+    assert pin.sha256 in str(caught.value)
+    known = pin.model_copy(update={"sha256": digest(content)})
+    assert chosen_alternatives(stack.model_copy(update={"alternative": (known,)}), tmp_path) == (known,)
 
 
 def test_the_processor_wheel_leaves_the_gpu_packages_out() -> None:

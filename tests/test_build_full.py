@@ -39,7 +39,14 @@ COMPILERS = (
     "cmake",
     "ninja",
 )
-CACHES = ("var/cache/apt", "var/lib/apt/lists", "var/log", "root/.cache", "twinrun/home/.cache")
+# Nothing at all may be in these, not even an empty file or folder.
+EMPTY = (
+    *("var/cache/apt", "var/cache/ldconfig", "var/lib/apt/lists", "var/log", "var/tmp", "tmp"),
+    *("root/.cache", "twinrun/home"),
+)
+# What package tools keep of the state before, or of their own work.
+LEFT = ("var/cache/debconf/*-old", "var/cache/debconf/tmp.*", "var/lib/dpkg/*-old", "etc/*-", "**/*.dpkg-*")
+PACKED = ("**/pip/_vendor", "**/ensurepip/_bundled/*.whl", "**/python-wheels/*.whl", "**/*.deb")
 # Stack to vendor and to the longest that a cold build with a warm package cache may take, in seconds.
 FULL = {"cpu": ("cpu", 480), "rocm-debian": ("rocm", 90)}
 _ANEW = """
@@ -61,12 +68,17 @@ with BuildDisplay() as display:
 print(json.dumps(built.model_dump(mode="json") | {"seconds": time.monotonic() - started}))
 """
 _LOOK = """
-import json, os, shutil, sys
-programs, places = json.loads(sys.argv[1])
+import glob, json, os, shutil, sys
+programs, places, patterns = json.loads(sys.argv[1])
+roots = [name for name in sorted(os.listdir("/")) if name not in ("proc", "sys", "dev", "run")]
 print(json.dumps([
     [name for name in programs if shutil.which(name)],
-    [name for place in places for folder, _, names in os.walk("/" + place) for name in names
-     if os.path.getsize(os.path.join(folder, name))],
+    [os.path.join(folder, name) for place in places for folder, folders, files in os.walk("/" + place)
+     for name in folders + files],
+    [path for pattern in patterns for path in (
+        glob.glob("/" + pattern) if not pattern.startswith("**/") else
+        [found for root in roots for found in glob.glob("/" + root + "/" + pattern, recursive=True)]
+    )],
 ]))
 """
 
@@ -127,9 +139,9 @@ def test_two_cold_builds_give_one_image_in_time(full: dict[str, Any]) -> None:
 
 def test_nothing_of_the_making_is_in_an_image(client: DockerClient, full: dict[str, Any]) -> None:
     compilers = [] if full["stack"] != "cpu" else COMPILERS
-    look = ["python3", "-c", _LOOK, json.dumps([compilers, CACHES])]
+    look = ["python3", "-c", _LOOK, json.dumps([compilers, EMPTY, [*LEFT, *PACKED]])]
     output = client.containers.run(full["builds"][0]["id"], look, remove=True, network_mode="none", user="0")
-    assert json.loads(output) == [[], []]
+    assert json.loads(output) == [[], [], []]
 
 
 def test_an_image_is_no_larger_than_promised(

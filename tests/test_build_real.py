@@ -131,7 +131,7 @@ def test_sources_and_kernels_are_compiled_in(
     image = compiled(other._replace(wheelhouse=tmp_path / "carried"))
     program = "import extra, made; print(extra.BUILT, made.BUILT)"
     output = client.containers.run(image, ["python3", "-c", program], remove=True, network_mode="none")
-    assert output.decode().strip() == "one two|a b;c one two|"
+    assert output.decode().strip() == "one two cpu|a b;c one two cpu|"
 
 
 def compiled(checkout: Checkout) -> str:

@@ -24,7 +24,8 @@ from twinrun.contents import write_artefacts
 from twinrun.errors import RunError
 from twinrun.files import sha256_of_bytes
 from twinrun.image_lock import BasePin, ImageLock, image_lock_text
-from twinrun.manifest import load_toml
+from twinrun.manifest import load_json, load_toml
+from twinrun.measured import Contents
 from twinrun.seal import sealed
 from twinrun.stack import LoadedStack, Stack, load_stack, stamp
 
@@ -153,6 +154,27 @@ def test_what_is_written_was_measured_inside(
     assert f"Measured inside a running container of `{image}`." in page
     assert "| Python | 3.11" in page
     assert client.containers.list(all=True, filters={"ancestor": image}) == []
+
+
+def test_what_differs_in_the_source_alone_is_not_measured_again(
+    client: DockerClient, image: str, stack: LoadedStack, root: Path, tmp_path: Path
+) -> None:
+    first = write_artefacts(client=client, image=image, stack=stack, root=root, folder=tmp_path)
+    alike = load_json(first["manifest.json"], Contents).model_copy(update={"digest": "sha256:other"})
+    marked = alike.measured.model_copy(update={"user": "not asked again"})
+    paths = write_artefacts(
+        client=client,
+        image=image,
+        stack=stack,
+        root=root,
+        folder=tmp_path / "again",
+        alike=alike.model_copy(update={"measured": marked}),
+    )
+    contents = load_json(paths["manifest.json"], Contents)
+    assert (contents.digest, contents.measured_in) == (image, "sha256:other")
+    assert contents.measured.user == "not asked again"
+    page = paths["manifest.md"].read_text(encoding="utf-8")
+    assert "of `sha256:other`, from which it differs in the source of twinrun alone" in page
 
 
 def test_the_bill_of_materials_names_every_package_with_its_digests(

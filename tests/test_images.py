@@ -23,7 +23,10 @@ ROOT = Path(__file__).resolve().parents[1]
 RECIPE = "recipes/mpt7b-scaling"
 # Stack to vendor and to checks that must be among its own.
 STACKS = {
-    "cpu": ("cpu", {"versions", "imports", "matmul", "attention", "collective", "composer_step"}),
+    "cpu": (
+        "cpu",
+        {"versions", "imports", "matmul", "attention", "collective", "composer_step", "mamba_ops"},
+    ),
     "rocm-debian": ("rocm", {"versions", "imports", "hip_kernels"}),
 }
 HOUR_SECONDS = 3600

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from twinrun.apt import AptLock, SystemPackage, apt_lock_text
+from twinrun.apt import AptLock, SystemPackage, apt_lock_text, load_apt_lock
 from twinrun.image_lock import BasePin, ImageLock, image_lock_text
 from twinrun.seal import sealed
 from twinrun.stack import load_manifest, stamp
@@ -93,8 +93,14 @@ def make_real_checkout(folder: Path, *, extra: str = "", name: str = "checkout")
     """Return a checkout on the packages that the stack `cpu` has locked: everything but torch."""
     root, wheelhouse = _copied(folder / name, extra), folder / f"{name}-wheelhouse"
     wheelhouse.mkdir()
-    for lock in ("apt.lock", "image.lock"):
-        shutil.copyfile(ROOT / "images/stacks/cpu" / lock, root / "images/stacks" / STACK / lock)
+    folder_of_cpu, stack = ROOT / "images/stacks/cpu", root / "images/stacks" / STACK
+    shutil.copyfile(folder_of_cpu / "image.lock", stack / "image.lock")
+    lock = load_apt_lock(folder_of_cpu)
+    # A compiler takes longer to install than all the rest to build.
+    build = tuple(package for package in lock.build if package.name.startswith("python3"))
+    stamp_of_tiny = load_manifest(root, STACK).system_stamp()
+    small = apt_lock_text(stamp_of_tiny, lock.model_copy(update={"build": build}))
+    (stack / "apt.lock").write_text(small, encoding="utf-8")
     _write_wheels(root, wheelhouse)
     return Checkout(root, wheelhouse, folder / "none")
 

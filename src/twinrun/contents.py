@@ -28,9 +28,18 @@ OWN_LABELS = "dev.twinrun"
 
 
 def write_artefacts(
-    *, client: DockerClient, image: str, stack: LoadedStack, root: Path, folder: Path
+    *,
+    client: DockerClient,
+    image: str,
+    stack: LoadedStack,
+    root: Path,
+    folder: Path,
+    alike: Contents | None = None,
 ) -> dict[str, Path]:
     """Measure `image` and write manifest.json, manifest.md and sbom.cdx.json into `folder`.
+
+    Args:
+        alike: of an image with the same layers below the source; nothing is run then.
 
     Returns:
         The three paths by their names.
@@ -39,7 +48,7 @@ def write_artefacts(
         MachineError: the engine refused to run a container of it.
         RunError: the image cannot say what is in it, or is not what the stack's locks say.
     """
-    contents = measure(client=client, image=image, stack=stack, root=root)
+    contents = measure(client=client, image=image, stack=stack, root=root, alike=alike)
     differences = lock_differences(contents, stack, root)
     if differences:
         raise RunError("the image is not what its locks say", place=image, found=differences)
@@ -53,8 +62,13 @@ def write_artefacts(
     return {name: folder / name for name in texts}
 
 
-def measure(*, client: DockerClient, image: str, stack: LoadedStack, root: Path) -> Contents:
-    """Run images/contents.py in a container of `image` and return what it and the engine say.
+def measure(
+    *, client: DockerClient, image: str, stack: LoadedStack, root: Path, alike: Contents | None = None
+) -> Contents:
+    """Return what the engine says of `image`, and what images/contents.py says in a container of it.
+
+    Args:
+        alike: of an image in which it says the same; it is not run then.
 
     Raises:
         MachineError, RunError: as `write_artefacts`.
@@ -63,16 +77,19 @@ def measure(*, client: DockerClient, image: str, stack: LoadedStack, root: Path)
         facts = client.images.get(image).attrs
     labels = facts["Config"].get("Labels") or {}
     _check_labels(labels, stack, image)
+    digest = facts["Id"] if facts["Id"].startswith("sha256:") else f"sha256:{facts['Id']}"
+    measured_in = (alike.measured_in or alike.digest) if alike else digest
     return Contents(
         stack=stack.stack.name,
         image=stack.image(),
-        digest=facts["Id"] if facts["Id"].startswith("sha256:") else f"sha256:{facts['Id']}",
+        digest=digest,
         lock_sha256=stack.lock_sha256,
         platform=f"{facts['Os']}/{facts['Architecture']}",
         created=facts["Created"],
         size_bytes=facts["Size"],
         labels=dict(sorted(labels.items())),
-        measured=_measured(client, image, root),
+        measured_in=None if measured_in == digest else measured_in,
+        measured=alike.measured if alike else _measured(client, image, root),
     )
 
 

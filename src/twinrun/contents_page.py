@@ -14,7 +14,7 @@ def page(contents: Contents) -> str:
     measured = contents.measured
     parts = [
         f"# {contents.image}",
-        f"Measured inside a running container of `{contents.digest}`.",
+        _where(contents),
         table(("what", "found"), facts(contents)),
         "## Labels",
         table(("label", "value"), ((f"`{name}`", value) for name, value in contents.labels.items())),
@@ -26,6 +26,15 @@ def page(contents: Contents) -> str:
         table(("package", "version"), sorted(measured.system_packages.items())),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _where(contents: Contents) -> str:
+    if contents.measured_in is None:
+        return f"Measured inside a running container of `{contents.digest}`."
+    return (
+        f"`{contents.digest}`, measured inside a running container of `{contents.measured_in}`,"
+        " from which it differs in the source of twinrun alone."
+    )
 
 
 def facts(contents: Contents) -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ from twinrun.engine import PYTHON, Command, Engine, Site, run_to_end
 from twinrun.environment import inspect, lock_differences
 from twinrun.errors import RunError
 from twinrun.hardware import Machine, Vendor, detect, load_gpus, load_vendors
+from twinrun.kernels import PROCESSOR, kernel_variables, package_folders
 from twinrun.manifest import Frozen
 from twinrun.process import last_lines
 from twinrun.stack import LoadedStack, load_stack, normalise, pins
@@ -44,14 +45,18 @@ class StackChecks:
         self.devices = len(machine.devices) if machine.vendor == vendor.name else 0
         if not self.devices:
             vendor = next(one for one in vendors.values() if not one.probe)
-        self.site = Site(root=root, run=root / "runs" / "checks" / name, data=cache_root() / "data")
-        for folder in (self.site.run, self.site.data):
-            folder.mkdir(parents=True, exist_ok=True)
         self.engine_name = engine or _usual_engine(stack, vendor)
         part = load_part(engines, self.engine_name)
+        # An image has the kernels; elsewhere they are compiled from the project.
+        carried = () if part.RUNS_IMAGES else package_folders(root, stack.stack.kernels)
+        self.site = _site(root, name, carried)
         if part.RUNS_IMAGES:
             _refuse(root, stack, machine, vendor)
         self.engine: Engine = part.open_engine(stack=stack, vendor=vendor, site=self.site, say=say)
+        archs = stack.stack.archs if self.devices else ()
+        self._variables = kernel_variables(
+            self.site, archs=archs or (PROCESSOR,), engine=self.engine, say=say
+        )
 
     def __iter__(self) -> Iterator[Outcome]:
         """Run every check."""
@@ -71,6 +76,7 @@ class StackChecks:
             "TWINRUN_DEVICES": str(self.devices),
             "TWINRUN_REQUIREMENTS": " ".join(pins(requirements)),
             "TWINRUN_KERNEL_ARCHS": " ".join(self._stack.stack.archs),
+            **self._variables,
         }
         command = Command(arguments=(PYTHON, self.engine.inside(path)), variables=variables)
         log = self.site.run / f"{path.stem}.log"
@@ -123,6 +129,14 @@ def _needs(path: Path) -> Sequence[str] | None:
             needs: Sequence[str] = ast.literal_eval(node.value)
             return needs
     return None
+
+
+def _site(root: Path, name: str, packages: tuple[Path, ...]) -> Site:
+    """Return the folders of a stack's checks, made where they are missing."""
+    site = Site(root=root, run=root / "runs" / "checks" / name, data=cache_root() / "data", packages=packages)
+    for folder in (site.run, site.data):
+        folder.mkdir(parents=True, exist_ok=True)
+    return site
 
 
 def _usual_engine(stack: LoadedStack, vendor: Vendor) -> str:

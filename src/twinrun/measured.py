@@ -45,6 +45,8 @@ class Contents(Frozen):
     size_bytes: int
     """Of all layers, uncompressed."""
     labels: dict[str, str]
+    measured_in: str | None = None
+    """Digest of the image that was measured, where that differs from this one in the project's source."""
     measured: Measured
 
 

@@ -13,8 +13,12 @@ from twinrun.archive import fetch_packages, write_repository
 from twinrun.errors import MachineError
 from twinrun.process import last_lines
 
-# The names of this machine, and how its packages were had.
-_LEFT_OUT = ("etc/hostname", "etc/resolv.conf", "etc/apt/sources.list", "etc/apt/apt.conf.d/99mmdebstrap")
+# The names of this machine, how its packages were had, and what package tools leave when they are done. They
+# make again what they miss of it.
+_LEFT_OUT = (
+    *("etc/hostname", "etc/resolv.conf", "etc/apt/sources.list", "etc/apt/apt.conf.d/99mmdebstrap"),
+    *("var/lib/apt/lists/*", "var/cache/apt/*", "var/log/*", "var/cache/debconf/*-old", "var/lib/dpkg/*-old"),
+)
 
 
 def make_root(out: Path, *, lock: AptLock, suite: str, architecture: str, epoch: int) -> None:
@@ -37,7 +41,9 @@ def make_root(out: Path, *, lock: AptLock, suite: str, architecture: str, epoch:
             *("--include", ",".join(package.name for package in lock.base)),
             # Releases whose base-files does not bring the links from /bin to /usr/bin need them made first.
             "--hook-dir=/usr/share/mmdebstrap/hooks/maybe-merged-usr",
-            *(f'--customize-hook=rm -f "$1/{name}"' for name in _LEFT_OUT),
+            # Its own way to empty apt's folders is to run apt once more, which leaves some of its own.
+            "--skip=cleanup/apt",
+            *(f'--customize-hook=rm -rf "$1"/{name}' for name in _LEFT_OUT),
             *(suite, str(out), f"deb [trusted=yes] copy:{urllib.parse.quote(str(repository))} ./"),
             epoch=epoch,
         )

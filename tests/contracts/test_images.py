@@ -10,7 +10,7 @@ from tests.contracts.tree import ROOT
 from twinrun.image_checks import applicable
 from twinrun.measured import COMMITTED, committed_contents, lock_differences
 from twinrun.recipe import find_recipes
-from twinrun.record import read_record
+from twinrun.record import read_any_record
 from twinrun.stack import LoadedStack, find_stacks
 
 STACKS = find_stacks(ROOT)
@@ -32,7 +32,7 @@ def test_the_readme_has_a_true_row_for_every_stack() -> None:
 
 def stacks_whose_image_ran_on_a_gpu() -> set[str]:
     folders = [ROOT / loaded.folder / "results" for loaded in find_recipes(ROOT).values()]
-    records = [read_record(path) for folder in folders for path in folder.glob("*.json")]
+    records = [read_any_record(path) for folder in folders for path in folder.glob("*.json")]
     return {
         record.plan.stack for record in records if record.machine.devices and record.environment.image_digest
     }

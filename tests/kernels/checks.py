@@ -160,8 +160,10 @@ def _same_alone(whole: Tensor, gradient: Tensor, call: Callable[..., Tensor]) ->
     alone = whole[last].detach().clone().requires_grad_()
     expected = call(alone, lambda t: t[last])
     (wanted,) = torch.autograd.grad(expected, alone, gradient)
-    assert torch.equal(out[last], expected)
-    assert torch.equal(found[last], wanted)
+    # Not bit by bit: one sequence alone may be split over time into more parts than it is among others.
+    for given, alone_given in ((out[last], expected), (found[last], wanted)):
+        difference = given.float() - alone_given.float()
+        assert difference.norm() <= 1e-3 * alone_given.float().norm()
 
 
 def graph(backend: str, device: str) -> None:

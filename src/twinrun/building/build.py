@@ -137,7 +137,9 @@ class Builder:
             yield Path(name)
 
     def _maker(self, context: Path, base: str, log: IO[str]) -> StageMaker:
-        return StageMaker(self._plan, base=base, context=context, log=log, display=self._display)
+        return StageMaker(
+            self._client, self._plan, base=base, context=context, log=log, display=self._display
+        )
 
     def _base_layer(self, diff_id: str) -> ImageLayer:
         return ImageLayer(diff_id=diff_id, made_by=f"base {self._plan.base.name}")

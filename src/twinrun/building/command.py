@@ -13,7 +13,8 @@ from twinrun.building.plan import BuildPlan, choose_stack, plan_build
 from twinrun.building.progress import BuildDisplay
 from twinrun.building.transfer import push, save
 from twinrun.errors import InputError
-from twinrun.manifest import Frozen
+from twinrun.manifest import Frozen, load_json
+from twinrun.measured import Contents
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -93,12 +94,15 @@ def carry_out(root: Path, plan: BuildPlan, request: BuildRequest, display: Build
 
 
 def _describe(client: DockerClient, built: Built, plan: BuildPlan, *, root: Path, folder: Path) -> None:
-    """Measure the image in a container, once for each image."""
-    described = folder / "image-id"
-    if described.is_file() and described.read_text(encoding="utf-8") == built.id:
+    """Describe the image; in a container it is measured once for all that differ in the source alone."""
+    marker, manifest = folder / "measured", folder / "manifest.json"
+    below = [plan.environment_sha256, *(layer.diff_id for layer in built.layers[:-1])]
+    known = marker.read_text(encoding="utf-8").split() if marker.is_file() and manifest.is_file() else []
+    if known == [built.id, *below]:
         return
     # The libraries for the list of contents take longer to import than a plan to make.
     from twinrun.contents import write_artefacts
 
-    write_artefacts(client=client, image=built.id, stack=plan.stack, root=root, folder=folder)
-    described.write_text(built.id, encoding="utf-8")
+    alike = load_json(manifest, Contents) if known[1:] == below else None
+    write_artefacts(client=client, image=built.id, stack=plan.stack, root=root, folder=folder, alike=alike)
+    marker.write_text("\n".join([built.id, *below, ""]), encoding="utf-8")

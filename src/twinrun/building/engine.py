@@ -53,7 +53,7 @@ class StageBuild:
 
     @property
     def tar(self) -> IO[bytes]:
-        """Return what the stage exports, while it comes."""
+        """Return what the stage exports, while it comes; nothing where it stays in the engine."""
         assert self._process.stdout is not None
         return self._process.stdout
 
@@ -119,12 +119,18 @@ def build_stage(
         running.stop()
 
 
-def stage_arguments(*, stage: str, context: str, variables: dict[str, str]) -> list[str]:
-    """Return the command that builds one stage and writes its root file system to stdout."""
+def stage_arguments(*, stage: str, context: str, variables: dict[str, str], alone: bool) -> list[str]:
+    """Return the command that builds one stage.
+
+    Args:
+        alone: the stage is small and is written to stdout. Any other becomes an image, whose ID is written to
+            a file of the context: what a container has, an engine hands over many times as fast.
+    """
+    result = ("--output", "type=tar,dest=-") if alone else ("--iidfile", f"{context}/{stage}.id")
     options = [part for name, value in variables.items() for part in ("--build-arg", f"{name}={value}")]
     return [
         *("docker", "build", "--network", "none", "--progress", "plain", "--target", stage),
-        *("--output", "type=tar,dest=-", *options, "--file", f"{context}/Dockerfile", context),
+        *(*result, *options, "--file", f"{context}/Dockerfile", context),
     ]
 
 

@@ -38,7 +38,7 @@ class Image(Frozen):
     def configuration(self) -> bytes:
         """Return the image's configuration; its digest is the image ID."""
         system, _, architecture = self.platform.partition("/")
-        made = datetime.datetime.fromtimestamp(self.epoch, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        made = time_of(self.epoch)
         content = {
             "architecture": architecture,
             "os": system,
@@ -58,6 +58,11 @@ class Image(Frozen):
     def id(self) -> str:
         """Return the image ID."""
         return f"sha256:{sha256_of_bytes(self.configuration())}"
+
+
+def time_of(epoch: int) -> str:
+    """Return seconds since 1970 as RFC 3339 writes them."""
+    return datetime.datetime.fromtimestamp(epoch, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def labels_of(variables: Mapping[str, str | None]) -> dict[str, str]:

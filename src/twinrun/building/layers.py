@@ -20,7 +20,9 @@ _VOLATILE = re.compile(
     r"|etc/(?:resolv\.conf|hosts|hostname|machine-id)|\.dockerenv"
 )
 _ATTRIBUTE = "SCHILY.xattr."
-_CHUNK = 1 << 20
+# tarfile joins and cuts its buffer for each piece that it reads or writes: a larger one costs more than it
+# saves.
+_CHUNK = 1 << 16
 # Files that may be unchanged wait in memory up to this size, then on disk.
 _WAITING_BYTES = 1 << 26
 

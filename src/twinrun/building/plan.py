@@ -8,7 +8,7 @@ from pathlib import Path
 from twinrun import __version__
 from twinrun.building.dockerfile import Dockerfile, read_dockerfile
 from twinrun.building.engine import stage_arguments
-from twinrun.building.image import labels_of
+from twinrun.building.image import labels_of, time_of
 from twinrun.building.parcels import Parcel, sources_of, system_parcels, tools_of, wheels_of
 from twinrun.errors import InputError, closest
 from twinrun.files import canonical_json, sha256_of_bytes, sha256_of_file
@@ -59,7 +59,11 @@ class BuildPlan(Frozen):
             "ARCHS": " ".join(self.stack.stack.archs),
             "SOURCE_DATE_EPOCH": str(self.epoch),
         }
-        return stage_arguments(stage=stage, context=CONTEXT, variables=variables)
+        return stage_arguments(stage=stage, context=CONTEXT, variables=variables, alone=self.alone(stage))
+
+    def alone(self, stage: str) -> bool:
+        """Say whether a stage comes without the root file system that it is put on."""
+        return self.dockerfile.parents[stage] == "scratch"
 
     def summary(self) -> dict[str, object]:
         """Return what `--dry` prints."""
@@ -78,7 +82,7 @@ class BuildPlan(Frozen):
             "alternatives": [pin.requirement for pin in self.alternatives],
             "unverified": list(self.unverified),
             "labels": self.labels,
-            "commands": {stage: self.command(stage, base_name(self)) for stage in ("base", *self.stages)},
+            "commands": {stage: self.command(stage, base_name(self)) for stage in self.stages},
         }
 
 
@@ -213,6 +217,8 @@ def _labels(
             "org.opencontainers.image.title": loaded.stack.title,
             "org.opencontainers.image.source": f"pkg:generic/twinrun@{__version__}",
             "org.opencontainers.image.version": __version__,
+            # When the newest pin was published: the clock of a build would make each image another one.
+            "org.opencontainers.image.created": time_of(lock.epoch),
             "org.opencontainers.image.revision": _revision(root, loaded),
             "dev.twinrun.stack": loaded.stack.name,
             "dev.twinrun.archs": " ".join(loaded.stack.archs),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from twinrun.building.secrets import redacted
 from twinrun.errors import MachineError
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 # Gigabytes are unpacked, compressed or sent before the engine answers.
 _SECONDS = 3600
+_CHUNK = 1 << 20
 
 
 @contextlib.contextmanager
@@ -72,6 +74,40 @@ def pull(
     with _patient(client, f"pull {repository}"):
         image = client.images.pull(repository, tag=reference)
         image.tag(*name.rsplit(":", 1))
+
+
+@contextlib.contextmanager
+def exported(client: DockerClient, image: str) -> Iterator[IO[bytes]]:
+    """Give the root file system of an image as a tar, while it comes; raises MachineError or OSError."""
+    with _patient(client, f"export {image[:19]}"):
+        # It is never started, so the command need not exist.
+        container = client.api.create_container(image, command=["/"], network_disabled=True)["Id"]
+        try:
+            yield io.BufferedReader(_Chunks(client.api.export(container)), _CHUNK)
+        finally:
+            client.api.remove_container(container, v=True, force=True)
+
+
+class _Chunks(io.RawIOBase):
+    """A file that is only read from, of pieces as they come."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._rest = memoryview(piece)
+        wanted = memoryview(buffer)
+        count = min(len(wanted), len(self._rest))
+        wanted[:count], self._rest = self._rest[:count], self._rest[count:]
+        return count
 
 
 def push(client: DockerClient, image: str, repository: str, tag: str) -> str:

@@ -23,11 +23,11 @@ def plan_lines(plan: BuildPlan) -> list[str]:
         f"layers    {', '.join(plan.stages)}",
         f"files     {', '.join(f'{count} {folder}' for folder, count in counts.items())}",
     ]
-    if plan.stack.stack.archs:
-        compiled = [*plan.kernels, *(source.name for source in plan.stack.stack.sources)]
-        lines.append(
-            f"compiled  {', '.join(compiled) or 'nothing'}  (for {', '.join(plan.stack.stack.archs)})"
-        )
+    compiled = [*plan.kernels, *(source.name for source in plan.stack.stack.sources)]
+    if compiled or plan.stack.stack.archs:
+        # Kernels are emulated on the processor of the image, see the Dockerfile.
+        targets = [*plan.stack.stack.archs, *(["its processor"] if plan.kernels else [])]
+        lines.append(f"compiled  {', '.join(compiled) or 'nothing'}  (for {', '.join(targets)})")
     if plan.unverified:
         lines.append(f"on trust  {', '.join(plan.unverified)}")
     return lines

@@ -12,6 +12,7 @@ namespace conv {
 constexpr int THREADS = 128;
 // Lanes that work side by side, whatever the width of the wave.
 constexpr int TEAM = 32;
+constexpr int TEAMS = THREADS / TEAM;
 
 DEVICE int team() { return thread_index() / TEAM; }
 DEVICE int lane() { return thread_index() % TEAM; }
@@ -20,12 +21,47 @@ DEVICE I smaller(I a, I b) {
   return a < b ? a : b;
 }
 
+template <class I>
+DEVICE I larger(I a, I b) {
+  return a > b ? a : b;
+}
+
 // A division of 64 bits is some ninety instructions; most are of small numbers.
 DEVICE int64_t quotient(int64_t a, int64_t b) {
   if (static_cast<uint64_t>(a | b) >> 32) return a / b;
   return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
 }
 DEVICE int64_t ceil_quotient(int64_t a, int64_t b) { return quotient(a + b - 1, b); }
+
+// COUNT neighbours in memory as the words that they are loaded in: taken apart into elements at once, as the
+// compiler does with an array of them, they would be waited for where they are loaded.
+template <class T, int COUNT>
+struct Words {
+  static constexpr int SIZE = COUNT * sizeof(T) / 4;
+  uint32_t word[SIZE] = {};
+
+  DEVICE Words only_if(bool condition) const {
+    Words y;
+#pragma unroll
+    for (int i = 0; i < SIZE; ++i) y.word[i] = condition ? word[i] : 0;
+    return y;
+  }
+  DEVICE static Words of(const Vector<T, COUNT>& x) {
+    Words y;
+    __builtin_memcpy(y.word, &x, sizeof(y.word));
+    return y;
+  }
+  DEVICE void to_floats(float (&x)[COUNT]) const {
+#pragma unroll
+    for (int i = 0; i < SIZE; ++i) {
+      if constexpr (sizeof(T) == 4) {
+        x[i] = bits_float(word[i]);
+      } else {
+        unpack<T>(word[i], x[2 * i], x[2 * i + 1]);
+      }
+    }
+  }
+};
 
 // A filter of up to TAPS weights and more than half as many, the last of them for the time itself. Those that
 // a narrower filter lacks are not used at all: zero times an infinite input would be NaN.
@@ -43,12 +79,19 @@ struct Filter {
   DEVICE bool used(int k) const {
     return EXACT || k >= TAPS / 2 || k >= skip;
   }
+  DEVICE Filter scaled(float factor) const {
+    Filter y = *this;
+    y.bias *= factor;
+#pragma unroll
+    for (int k = 0; k < TAPS; ++k) y.weight[k] *= factor;
+    return y;
+  }
 };
 
-// Calls body with whether the filter has all its taps, which the compiler then need not ask for each.
-template <int TAPS, class Body>
-DEVICE void with_taps(const Filter<TAPS>& filter, const Body& body) {
-  filter.skip == 0 ? body(std::true_type()) : body(std::false_type());
+// Calls body with a condition that the compiler then knows.
+template <class Body>
+DEVICE void choose(bool condition, const Body& body) {
+  condition ? body(std::true_type()) : body(std::false_type());
 }
 
 // One channel of one sequence. Times fit 32 bits, offsets do not.
@@ -74,20 +117,27 @@ struct Row {
   }
   DEVICE bool aligned(int shift) const { return stride == 1 && misalignment() == shift; }
 
-  // Times outside the row are zero, and are not stored. INSIDE: there are none, and `vectors` holds.
-  template <int COUNT, bool INSIDE>
-  DEVICE Vector<T, COUNT> read(int time, bool vectors) const {
-    if (INSIDE || (vectors && time >= 0 && time + COUNT <= length)) return load<COUNT>(data + time);
+  template <int COUNT>
+  DEVICE Words<T, COUNT> load_vector(int time) const {
+    return Words<T, COUNT>::of(load<COUNT>(data + time));
+  }
+  template <int COUNT>
+  DEVICE void store_vector(int time, const float (&x)[COUNT]) const {
+    store(data + time, Vector<T, COUNT>::from_floats(x));
+  }
+  // The same at an edge, or without vectors: times outside the row are zero, and are not stored.
+  template <int COUNT>
+  DEVICE Words<T, COUNT> read(int time, bool vectors) const {
+    if (vectors && time >= 0 && time + COUNT <= length) return load_vector<COUNT>(time);
     const T* start = data + time * stride;
     Vector<T, COUNT> x;
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) x.value[i] = contains(time + i) ? start[i * stride] : T{};
-    return x;
+    return Words<T, COUNT>::of(x);
   }
-  template <bool INSIDE, int COUNT>
+  template <int COUNT>
   DEVICE void write(int time, bool vectors, const float (&x)[COUNT]) const {
-    if (INSIDE || (vectors && time >= 0 && time + COUNT <= length))
-      return store(data + time, Vector<T, COUNT>::from_floats(x));
+    if (vectors && time >= 0 && time + COUNT <= length) return store_vector(time, x);
     T* start = data + time * stride;
 #pragma unroll
     for (int i = 0; i < COUNT; ++i)
@@ -97,39 +147,36 @@ struct Row {
 };
 
 // COLUMNS neighbouring channels of one sequence, for where channels are adjacent in memory.
-constexpr int COLUMNS = 4;
-// Steps of them that a lane loads at once.
-constexpr int STEPS = 4;
-
-template <class T>
+template <class T, int COLUMNS>
 struct Columns {
-  T* data;
-  bool given;
-  int64_t channel, time;
+  char* data;
+  int64_t channel, time_bytes;
   int count;
-  bool vectors;
 
-  DEVICE Columns() : data(nullptr), given(false), channel(0), time(0), count(0), vectors(false) {}
   DEVICE Columns(const Sequence& s, int64_t channels, int64_t batch, int64_t first)
-      : data(static_cast<T*>(s.data) + batch * s.batch + first * s.channel),
-        given(s.data != nullptr),
+      : data(reinterpret_cast<char*>(static_cast<T*>(s.data) + batch * s.batch + first * s.channel)),
         channel(s.channel),
-        time(s.time),
-        count(static_cast<int>(smaller<int64_t>(channels - first, COLUMNS))) {
-    vectors = count == COLUMNS && channel == 1 && time % COLUMNS == 0 &&
-              reinterpret_cast<uintptr_t>(data) % Vector<T, COLUMNS>::ALIGNMENT == 0;
+        time_bytes(s.time * static_cast<int64_t>(sizeof(T))),
+        count(static_cast<int>(smaller<int64_t>(channels - first, COLUMNS))) {}
+  DEVICE bool vectors() const {
+    const uintptr_t apart = reinterpret_cast<uintptr_t>(data) | static_cast<uintptr_t>(time_bytes);
+    return count == COLUMNS && channel == 1 && apart % Vector<T, COLUMNS>::ALIGNMENT == 0;
   }
-  DEVICE Vector<T, COLUMNS> read(int t) const {
-    const T* start = data + t * time;
-    if (vectors) return load<COLUMNS>(start);
+  // Two instructions: no time is negative here.
+  DEVICE T* at(int t) const { return reinterpret_cast<T*>(data + static_cast<uint32_t>(t) * time_bytes); }
+  template <bool VECTORS>
+  DEVICE Words<T, COLUMNS> read(int t) const {
+    const T* start = at(t);
+    if constexpr (VECTORS) return Words<T, COLUMNS>::of(load<COLUMNS>(start));
     Vector<T, COLUMNS> x;
 #pragma unroll
     for (int c = 0; c < COLUMNS; ++c) x.value[c] = c < count ? start[c * channel] : T{};
-    return x;
+    return Words<T, COLUMNS>::of(x);
   }
+  template <bool VECTORS>
   DEVICE void write(int t, const float (&x)[COLUMNS]) const {
-    T* start = data + t * time;
-    if (vectors) return store(start, Vector<T, COLUMNS>::from_floats(x));
+    T* start = at(t);
+    if constexpr (VECTORS) return store(start, Vector<T, COLUMNS>::from_floats(x));
 #pragma unroll
     for (int c = 0; c < COLUMNS; ++c)
       if (c < count) start[c * channel] = from_float<T>(x[c]);
@@ -183,7 +230,7 @@ DEVICE void add_initial(float (&x)[COUNT], const Row<T>& initial, int time) {
 
 // One array from what lies before eight times, of which all but the first element count, and the eight.
 template <class T, int TAPS>
-DEVICE void join(float (&x)[TAPS - 1 + 8], const Vector<T, TAPS>& before, const Eight<T>& now) {
+DEVICE void join(float (&x)[TAPS - 1 + 8], const Words<T, TAPS>& before, const Words<T, 8>& now) {
   float past[TAPS], present[8];
   before.to_floats(past);
   now.to_floats(present);
@@ -193,33 +240,34 @@ DEVICE void join(float (&x)[TAPS - 1 + 8], const Vector<T, TAPS>& before, const 
   for (int i = 0; i < 8; ++i) x[TAPS - 1 + i] = present[i];
 }
 
-DEVICE float silu(float x) { return x * sigmoid(x); }
-// silu's derivative.
-DEVICE float silu_slope(float x) {
-  const float s = sigmoid(x);
-  return s * (1.0f + x * (1.0f - s));
+// silu and its derivative are taken at y = z / SILU_SCALE: filters scaled by it yield z, the exponential of
+// which needs no further product.
+constexpr float SILU_SCALE = -LOG2_E;
+DEVICE float silu(float z) {
+  return z * reciprocal(SILU_SCALE * exp2_fast(z) + SILU_SCALE);
+}
+DEVICE float silu_slope(float z) {
+  const float s = reciprocal(1.0f + exp2_fast(z));
+  return s * (1.0f + z * (LN_2 * s - LN_2));
 }
 
-// Eight times of one channel, before silu, from the inputs since `time` - TAPS + 1.
-template <int TAPS, bool SEGMENTED>
+// Eight times of one channel, before silu, from the inputs since `time` - TAPS + 1. EXACT: no tap is unused.
+template <int TAPS, bool SEGMENTED, bool EXACT>
 DEVICE void convolve(float (&y)[8], const float (&x)[TAPS - 1 + 8], const Filter<TAPS>& filter,
                      const Segments& segments, int time) {
   constexpr int PAST = TAPS - 1;
   const Together<PAST + 8, SEGMENTED> together(segments, time - PAST);
-  with_taps(filter, [&](auto exact) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      y[i] = filter.bias;
+  for (int i = 0; i < 8; ++i) {
+    y[i] = filter.bias;
 #pragma unroll
-      for (int k = 0; k < TAPS; ++k)
-        if (filter.template used<exact>(k) && together.same(i + k, i + PAST))
-          y[i] += filter.weight[k] * x[i + k];
-    }
-  });
+    for (int k = 0; k < TAPS; ++k)
+      if (filter.template used<EXACT>(k) && together.same(i + k, i + PAST)) y[i] += filter.weight[k] * x[i + k];
+  }
 }
 
 // The filters of COLUMNS neighbouring channels.
-template <int TAPS>
+template <int TAPS, int COLUMNS>
 struct Filters {
   int skip;
   float weight[COLUMNS][TAPS], bias[COLUMNS];
@@ -235,7 +283,16 @@ struct Filters {
     }
   }
   DEVICE bool used(int k) const { return k >= TAPS / 2 || k >= skip; }
-
+  DEVICE Filters scaled(float factor) const {
+    Filters y = *this;
+#pragma unroll
+    for (int c = 0; c < COLUMNS; ++c) {
+      y.bias[c] *= factor;
+#pragma unroll
+      for (int k = 0; k < TAPS; ++k) y.weight[c][k] *= factor;
+    }
+    return y;
+  }
   // Step s of the inputs x, before silu.
   template <bool SEGMENTED, int COUNT, int ROWS>
   DEVICE void apply(float (&y)[COLUMNS], const float (&x)[ROWS][COLUMNS],
@@ -251,18 +308,24 @@ struct Filters {
   }
 };
 
-// The inputs of `time` and the COUNT - 1 times that follow: the initial state before time 0, zeros elsewhere.
-template <class T, int COUNT, int ROWS>
-DEVICE void read_rows(float (&x)[ROWS][COLUMNS], const Columns<T>& in, const Columns<T>& initial,
-                      const ConvSizes& sizes, int time) {
-  const int history = static_cast<int>(sizes.width) - 1, length = static_cast<int>(sizes.length);
+// COUNT times from `time` on. All loads are under way together, also where there is no such time: they repeat
+// another's, and mask_rows() is to follow.
+template <bool VECTORS, class T, int COLUMNS, int COUNT>
+DEVICE void load_rows(Words<T, COLUMNS> (&rows)[COUNT], const Columns<T, COLUMNS>& in, int time, int length) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) rows[i] = in.template read<VECTORS>(larger(smaller(time + i, length - 1), 0));
+}
+
+// Zeros where there is no such time, and before time 0 the initial state, which is `history` long.
+template <bool VECTORS, class T, int COLUMNS, int COUNT>
+DEVICE void mask_rows(Words<T, COLUMNS> (&rows)[COUNT], const Columns<T, COLUMNS>& initial, int history, int time,
+                      int length) {
+  if (time >= 0 && time + COUNT <= length) return;
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
     const int t = time + i;
-    Vector<T, COLUMNS> row{};
-    if (t >= 0 && t < length) row = in.read(t);
-    if (t < 0 && t >= -history && initial.given) row = initial.read(t + history);
-    row.to_floats(x[i]);
+    rows[i] = rows[i].only_if(t >= 0 && t < length);
+    if (t < 0 && t >= -history) rows[i] = initial.template read<false>(t + history);
   }
 }
 

@@ -9,7 +9,11 @@ namespace conv {
 
 // Times adjacent: what a wave computes at once.
 constexpr int BACKWARD_TIMES = WAVE * 8;
-constexpr int WAVES = THREADS / WAVE;
+constexpr int BACKWARD_THREADS = 64;
+constexpr int WAVES = BACKWARD_THREADS / WAVE;
+// How many of that a wave loads ahead: what it holds of them, not how many waves there are, keeps memory busy.
+template <class T, int TAPS, bool SEGMENTED>
+constexpr int DEPTH = SEGMENTED ? 1 : 160 / ((TAPS + 16) * sizeof(T));
 
 // Shared memory for sums, in floats.
 template <int TAPS>
@@ -36,7 +40,7 @@ DEVICE float gradient_at(const ConvBackward& p, const Segments& segments, int64_
     const int from = time - (width - 1) + k;
     if (segments.same(from, time)) y += p.weight[channel * width + k] * to_float(input_at(x, initial, from));
   }
-  return g * silu_slope(y);
+  return g * silu_slope(y * SILU_SCALE);
 }
 
 // The gradient of the initial state: what x_gradient is at negative times.
@@ -60,84 +64,88 @@ DEVICE void store_initial_gradient(const ConvBackward& p, const Segments& segmen
   }
 }
 
+// One channel of one sequence of all tensors.
+template <class T>
+struct BackwardRow {
+  const ConvBackward& p;
+  const int64_t batch, channel;
+  const Row<T> x, out_gradient, x_gradient;
+  // Vectors start this much before a multiple of eight times.
+  const int shift;
+  const bool vectors;
+
+  DEVICE BackwardRow(const ConvBackward& p, int64_t batch, int64_t channel)
+      : p(p),
+        batch(batch),
+        channel(channel),
+        x(p.x, batch, channel, p.sizes.length),
+        out_gradient(p.out_gradient, batch, channel, p.sizes.length),
+        x_gradient(p.x_gradient, batch, channel, p.sizes.length),
+        shift(x.misalignment()),
+        vectors(x.stride == 1 && out_gradient.aligned(shift) && x_gradient.aligned(shift)) {}
+
+  DEVICE Row<T> initial() const { return Row<T>(p.initial, batch, channel, p.sizes.width - 1); }
+  DEVICE Row<T> last_gradient() const { return Row<T>(p.last_gradient, batch, channel, p.sizes.width - 1); }
+  DEVICE Segments segments() const { return Segments(p.segment, p.sizes.length, batch); }
+
+  DEVICE int start(int group) const { return group * BACKWARD_TIMES - shift; }
+  // Groups from the first on up to the last are whole vectors throughout and meet neither state.
+  DEVICE int first_inside() const { return shift != 0 || p.initial.data; }
+  template <int TAPS>
+  DEVICE int last_inside() const {
+    return vectors ? (x.length + shift - (p.last_gradient.data ? TAPS : 0)) / BACKWARD_TIMES : 0;
+  }
+};
+
 // A lane's times of one channel, and what it adds to the gradients of weight and bias.
 template <class T, int TAPS, bool SEGMENTED>
 struct Strand {
-  static constexpr int PAST = TAPS - 1;
+  static constexpr int PAST = TAPS - 1, AHEAD = DEPTH<T, TAPS, SEGMENTED>;
+  using Rows = BackwardRow<T>;
 
   struct Loads {
-    Vector<T, TAPS> before;
-    Eight<T> now, out_gradient;
-  };
-  struct Rows {
-    Row<T> x, initial, out_gradient, x_gradient, last_gradient;
-    Segments segments;
-    int shift;
-    bool vectors;
+    Words<T, TAPS> before;
+    Words<T, 8> now, out_gradient;
 
-    DEVICE Rows(const ConvBackward& p, int64_t batch, int64_t channel)
-        : x(p.x, batch, channel, p.sizes.length),
-          initial(p.initial, batch, channel, p.sizes.width - 1),
-          out_gradient(p.out_gradient, batch, channel, p.sizes.length),
-          x_gradient(p.x_gradient, batch, channel, p.sizes.length),
-          last_gradient(p.last_gradient, batch, channel, p.sizes.width - 1),
-          segments(p.segment, p.sizes.length, batch),
-          shift(x.misalignment()),
-          vectors(x.stride == 1 && out_gradient.aligned(shift) && x_gradient.aligned(shift)) {}
-
-    DEVICE int start(int group) const { return group * BACKWARD_TIMES - shift; }
-    // The same for all of a wave: nothing of the group, nor of what lies before it, is at an edge.
-    DEVICE bool inside(int group) const {
-      const int kept = last_gradient.given ? TAPS : 0;
-      return vectors && start(group) >= TAPS && start(group) + BACKWARD_TIMES + kept <= x.length;
+    DEVICE void inside(const Rows& rows, int time) {
+      before = rows.x.template load_vector<TAPS>(larger(time - TAPS, 0));
+      now = rows.x.template load_vector<8>(time);
+      out_gradient = rows.out_gradient.template load_vector<8>(time);
     }
-    template <bool INSIDE>
-    DEVICE void load(Loads& loads, int time) const {
-      loads.before = x.template read<TAPS, INSIDE>(time - TAPS, vectors);
-      loads.now = x.template read<8, INSIDE>(time, vectors);
-      loads.out_gradient = out_gradient.template read<8, INSIDE>(time, vectors);
-    }
-    DEVICE void load(Loads& loads, int time, bool inside) const {
-      inside ? load<true>(loads, time) : load<false>(loads, time);
+    DEVICE void edge(const Rows& rows, int time) {
+      before = rows.x.template read<TAPS>(time - TAPS, rows.vectors);
+      now = rows.x.template read<8>(time, rows.vectors);
+      out_gradient = rows.out_gradient.template read<8>(time, rows.vectors);
     }
   };
 
-  const Filter<TAPS> filter;
   const bool silu_after;
+  const Filter<TAPS> filter;
   float weight_gradient[TAPS] = {}, bias_gradient = 0.0f;
   // g at the first times of the vector that follows the wave's last one; on lane 0.
   float following[PAST];
 
   DEVICE Strand(const ConvBackward& p, int64_t channel)
-      : filter(p.weight, p.bias, p.sizes.width, channel), silu_after(p.sizes.silu != 0) {}
+      : silu_after(p.sizes.silu != 0),
+        filter(p.weight, p.bias, p.sizes.width, channel) {}
 
-  // Inputs from time - PAST on, and g from time on.
-  template <bool INSIDE>
-  DEVICE void compute(float (&x)[PAST + 8], float (&g)[8], const Loads& loads, const Rows& rows,
-                      int time) const {
-    join(x, loads.before, loads.now);
-    if (!INSIDE) add_initial(x, rows.initial, time - PAST);
-    loads.out_gradient.to_floats(g);
-    if (silu_after) {
-      float y[8];
-      convolve<TAPS, SEGMENTED>(y, x, filter, rows.segments, time);
+  // g of eight times, from the inputs since `time` - PAST.
+  template <bool EXACT>
+  DEVICE void through_silu(float (&g)[8], const float (&x)[PAST + 8], const Filter<TAPS>& before_silu,
+                           const Rows& rows, int time) const {
+    float z[8];
+    convolve<TAPS, SEGMENTED, EXACT>(z, x, before_silu, rows.segments(), time);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) g[i] *= silu_slope(y[i]);
-    }
-    // Outside the row, out_gradient is 0, but its product with an infinite slope is not.
-    if constexpr (!INSIDE) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i)
-        if (!rows.x.contains(time + i)) g[i] = 0.0f;
-    }
+    for (int i = 0; i < 8; ++i) g[i] *= silu_slope(z[i]);
   }
 
-  // Eight times and, from the lane to the right, the PAST times that follow them.
-  template <bool INSIDE>
-  DEVICE void step(const Loads& loads, const Rows& rows, int time) {
-    float x[PAST + 8], own[8], g[8 + PAST], x_gradient[8] = {};
-    compute<INSIDE>(x, own, loads, rows, time);
+  // From g of eight times, those that follow from the lane to the right: what they add to the sums, and the
+  // gradient of x.
+  template <bool EXACT>
+  DEVICE void back(float (&x_gradient)[8], const float (&x)[PAST + 8], const float (&own)[8], const Rows& rows,
+                   int time) {
     const int lane = thread_index() % WAVE, right = (lane + 1) % WAVE;
+    float g[8 + PAST];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       g[i] = own[i];
@@ -148,81 +156,141 @@ struct Strand {
       g[8 + i] = shuffle(lane == 0 ? following[i] : own[i], right);
       following[i] = own[i];
     }
-    const Together<PAST + 8 + PAST, SEGMENTED> together(rows.segments, time - PAST);
-    with_taps(filter, [&](auto exact) {
+    const Together<PAST + 8 + PAST, SEGMENTED> together(rows.segments(), time - PAST);
 #pragma unroll
-      for (int k = 0; k < TAPS; ++k) {
-        if (!filter.template used<exact>(k)) continue;
+    for (int i = 0; i < 8; ++i) x_gradient[i] = 0.0f;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          if (together.same(PAST + i, 2 * PAST + i - k)) x_gradient[i] += filter.weight[k] * g[i + PAST - k];
-          if (together.same(i + k, i + PAST)) weight_gradient[k] += g[i] * x[i + k];
-        }
+    for (int k = 0; k < TAPS; ++k) {
+      if (!filter.template used<EXACT>(k)) continue;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (together.same(i + k, i + PAST)) weight_gradient[k] += g[i] * x[i + k];
+        if (together.same(PAST + i, 2 * PAST + i - k)) x_gradient[i] += filter.weight[k] * g[i + PAST - k];
       }
-    });
-    if (!INSIDE) add_last(x_gradient, rows, time);
-    rows.x_gradient.template write<INSIDE>(time, rows.vectors, x_gradient);
+    }
   }
 
-  // The last inputs are also the last state.
-  DEVICE void add_last(float (&x_gradient)[8], const Rows& rows, int time) const {
-    const int length = rows.x.length, kept = length - rows.last_gradient.length;
-    if (!rows.last_gradient.given || time + 8 <= kept) return;
+  // Groups [begin, end) from the last to the first, all inside. `ahead`: so is a vector that follows
+  // them, and `following` is not yet known.
+  template <bool EXACT, bool SILU>
+  DEVICE void walk_inside(const Rows& rows, int begin, int end, bool ahead) {
+    const int first = rows.start(begin) + thread_index() % WAVE * 8;
+    Loads loads[AHEAD], next;
+    const int after = rows.start(end);
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      if (rows.last_gradient.contains(time + i - kept) && rows.segments.same(time + i, length - 1))
-        x_gradient[i] += to_float(rows.last_gradient[time + i - kept]);
-  }
-
-  // Groups [begin, end) of BACKWARD_TIMES of one row, from the last to the first.
-  DEVICE void walk(const Rows& rows, int begin, int end, int groups) {
-    // Registers suffice for one group ahead where those for segments are not needed.
-    constexpr bool AHEAD = !SEGMENTED;
-    const int lane = thread_index() % WAVE;
-    Loads next, loads;
-    if (AHEAD) rows.load(next, rows.start(end - 1) + lane * 8, rows.inside(end - 1));
-#pragma unroll
-    for (int i = 0; i < PAST; ++i) following[i] = 0.0f;
-    if (end < groups && lane == 0) {
+    for (int i = 0; i < AHEAD; ++i)
+      loads[i].inside(rows, larger(first + (end - begin - 1 - i) * BACKWARD_TIMES, first));
+    if (ahead) next.inside(rows, after);
+    const Filter<TAPS> before_silu = filter.scaled(SILU_SCALE);
+    if (ahead) {
       float x[PAST + 8], g[8];
-      rows.template load<false>(loads, rows.start(end));
-      compute<false>(x, g, loads, rows, rows.start(end));
+      join(x, next.before, next.now);
+      next.out_gradient.to_floats(g);
+      if constexpr (SILU) through_silu<EXACT>(g, x, before_silu, rows, after);
 #pragma unroll
       for (int i = 0; i < PAST; ++i) following[i] = g[i];
     }
 #pragma unroll 1
-    for (int group = end - 1; group >= begin; --group) {
-      const int time = rows.start(group) + lane * 8;
-      const bool inside = rows.inside(group);
-      if (AHEAD) {
-        loads = next;
-        if (group > begin) rows.load(next, time - BACKWARD_TIMES, rows.inside(group - 1));
-      } else {
-        rows.load(loads, time, inside);
+    for (int time = first + (end - begin - 1) * BACKWARD_TIMES;; time -= AHEAD * BACKWARD_TIMES) {
+#pragma unroll
+      for (int i = 0; i < AHEAD; ++i) {
+        const int t = time - i * BACKWARD_TIMES;
+        if (t < first) return;
+        float x[PAST + 8], g[8], x_gradient[8];
+        join(x, loads[i].before.only_if(t > 0), loads[i].now);
+        loads[i].out_gradient.to_floats(g);
+        // The registers are free. Beyond the end the first is loaded again.
+        loads[i].inside(rows, larger(t - AHEAD * BACKWARD_TIMES, first));
+        if constexpr (SILU) through_silu<EXACT>(g, x, before_silu, rows, t);
+        back<EXACT>(x_gradient, x, g, rows, t);
+        rows.x_gradient.store_vector(t, x_gradient);
       }
-      inside ? step<true>(loads, rows, time) : step<false>(loads, rows, time);
+    }
+  }
+
+  DEVICE void load_edge(float (&x)[PAST + 8], float (&g)[8], const Rows& rows, int time) const {
+    Loads loads;
+    loads.edge(rows, time);
+    join(x, loads.before, loads.now);
+    add_initial(x, rows.initial(), time - PAST);
+    loads.out_gradient.to_floats(g);
+    if (silu_after) through_silu<false>(g, x, filter.scaled(SILU_SCALE), rows, time);
+    // Outside the row, out_gradient is 0, but its product with an infinite slope is not.
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      if (!rows.x.contains(time + i)) g[i] = 0.0f;
+  }
+  DEVICE void step_edge(const Rows& rows, int time) {
+    float x[PAST + 8], g[8], x_gradient[8];
+    load_edge(x, g, rows, time);
+    back<false>(x_gradient, x, g, rows, time);
+    if (rows.p.last_gradient.data) add_last(x_gradient, rows, time);
+    rows.x_gradient.write(time, rows.vectors, x_gradient);
+  }
+
+  // The last inputs are also the last state.
+  DEVICE void add_last(float (&x_gradient)[8], const Rows& rows, int time) const {
+    const Row<T> last = rows.last_gradient();
+    const int length = rows.x.length, kept = length - last.length;
+    if (time + 8 <= kept) return;
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      if (last.contains(time + i - kept) && rows.segments().same(time + i, length - 1))
+        x_gradient[i] += to_float(last[time + i - kept]);
+  }
+
+  // Groups [begin, end) of BACKWARD_TIMES of one row, from the last to the first.
+  DEVICE void walk(const Rows& rows, int begin, int end, bool last) {
+    // The row's last piece has also what a shift pushes beyond it.
+    if (last && rows.start(end) < rows.x.length) ++end;
+#pragma unroll
+    for (int i = 0; i < PAST; ++i) following[i] = 0.0f;
+    const int lower = larger(rows.first_inside(), begin), upper = rows.template last_inside<TAPS>();
+    bool ahead = rows.start(end) < rows.x.length;
+    if (ahead && (end > upper || end <= lower || rows.start(end) + 8 > rows.x.length)) {
+      float x[PAST + 8], g[8];
+      load_edge(x, g, rows, rows.start(end));
+#pragma unroll
+      for (int i = 0; i < PAST; ++i) following[i] = g[i];
+      ahead = false;
+    }
+#pragma unroll 1
+    for (int group = end - 1; group >= begin; --group) {
+      if (group < upper && group >= lower) {
+        choose(filter.skip == 0, [&](auto exact) {
+          choose(silu_after, [&](auto silu) { walk_inside<exact, silu>(rows, lower, group + 1, ahead); });
+        });
+        group = lower;
+        ahead = false;
+      } else {
+        step_edge(rows, rows.start(group) + thread_index() % WAVE * 8);
+      }
     }
   }
 };
 
 template <class T, int TAPS, bool SEGMENTED>
 DEVICE void backward_along_time(const ConvBackward& p, float* sums) {
-  const int64_t channel = quotient(block_index(), p.splits), split = block_index() - channel * p.splits;
-  const int64_t groups = ceil_quotient(p.sizes.length + 7, BACKWARD_TIMES), all = p.sizes.batch * groups;
+  const uint32_t block = static_cast<uint32_t>(block_index()), splits = static_cast<uint32_t>(p.splits);
+  const uint32_t channel = splits == 1 ? block : block / splits, split = block - channel * splits;
+  const int groups = (static_cast<int>(p.sizes.length) + BACKWARD_TIMES - 1) / BACKWARD_TIMES;
+  const int64_t all = p.sizes.batch * groups;
   const int wave = thread_index() / WAVE;
-  const int64_t pieces = p.splits * WAVES, piece = split * WAVES + wave;
-  const int64_t begin = quotient(all * piece, pieces), end = quotient(all * (piece + 1), pieces);
+  const int64_t share = splits == 1 ? (all + WAVES - 1) / WAVES : ceil_quotient(all, p.splits * WAVES);
+  const int64_t begin = (static_cast<int64_t>(split) * WAVES + wave) * share;
 
   using Lane = Strand<T, TAPS, SEGMENTED>;
   Lane lane(p, channel);
+  int64_t stop = smaller(begin + share, all);
+  int64_t batch = p.sizes.batch == 1 || stop <= begin ? 0 : quotient(stop - 1, groups);
 #pragma unroll 1
-  for (int64_t stop = end; stop > begin;) {
-    const int64_t batch = quotient(stop - 1, groups), row = batch * groups;
+  for (; stop > begin; --batch) {
+    const int64_t row = batch * groups;
     const int64_t start = row > begin ? row : begin;
-    const typename Lane::Rows rows(p, batch, channel);
-    lane.walk(rows, static_cast<int>(start - row), static_cast<int>(stop - row), static_cast<int>(groups));
+    const BackwardRow<T> rows(p, batch, channel);
+    lane.walk(rows, static_cast<int>(start - row), static_cast<int>(stop - row), stop - row == groups);
     if (p.initial_gradient.data && start == row && thread_index() % WAVE == 0)
-      store_initial_gradient<T>(p, rows.segments, batch, channel);
+      store_initial_gradient<T>(p, rows.segments(), batch, channel);
     stop = start;
   }
 #pragma unroll

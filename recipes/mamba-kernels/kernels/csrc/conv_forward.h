@@ -5,11 +5,13 @@
 
 namespace conv {
 
-// Times adjacent: a team computes FORWARD_VECTORS vectors of eight times a lane.
-constexpr int FORWARD_VECTORS = 4;
-constexpr int FORWARD_TIMES = TEAM * 8 * FORWARD_VECTORS;
-// Channels adjacent: the steps of a lane.
-constexpr int FORWARD_STEPS = 32;
+// Times adjacent: the most vectors of eight times that a lane computes, and how many are loaded ahead. More of
+// them make the preparation small, fewer loads ahead leave registers for more waves.
+constexpr int FORWARD_VECTORS = 8;
+constexpr int FORWARD_AHEAD = 3;
+// Channels adjacent: what a lane has of them, and the steps that it loads at once.
+constexpr int FORWARD_COLUMNS = 4;
+constexpr int FORWARD_ROWS = 8;
 
 // The last width - 1 inputs of a channel.
 template <class T>
@@ -24,44 +26,83 @@ DEVICE void store_last(const ConvForward& p, const Segments& segments, int64_t b
   }
 }
 
-template <class T, int TAPS>
-struct ForwardRows {
-  Row<T> in, initial, out;
-  Filter<TAPS> filter;
-  Segments segments;
-  bool silu_after, vectors;
+template <class T, int TAPS, bool SEGMENTED>
+struct ForwardRow {
+  static constexpr int PAST = TAPS - 1, STEP = TEAM * 8;
+  // With segments, one after another: eight times all that would be large, and it is not what is timed.
+  static constexpr int VECTORS = SEGMENTED ? 1 : FORWARD_VECTORS, AHEAD = SEGMENTED ? 1 : FORWARD_AHEAD;
 
-  DEVICE ForwardRows(const ConvForward& p, int64_t batch, int64_t channel)
+  const Row<T> in, out;
+  const Segments segments;
+  const bool silu_after;
+  // Vectors start this much before a multiple of eight times.
+  const int shift, start;
+  const bool vectors;
+  // Those from the first to the last of these times, and the times before them, lie in the row.
+  const int first_whole, last_whole;
+  Words<T, TAPS> before[VECTORS];
+  Words<T, 8> now[VECTORS];
+
+  DEVICE ForwardRow(const ConvForward& p, int64_t batch, int64_t channel, int piece)
       : in(p.x, batch, channel, p.sizes.length),
-        initial(p.initial, batch, channel, p.sizes.width - 1),
         out(p.out, batch, channel, p.sizes.length),
-        filter(p.weight, p.bias, p.sizes.width, channel),
         segments(p.segment, p.sizes.length, batch),
         silu_after(p.sizes.silu != 0),
-        vectors(in.stride == 1 && out.aligned(in.misalignment())) {}
+        shift(in.misalignment()),
+        start(piece * static_cast<int>(p.steps) - shift),
+        vectors(in.stride == 1 && out.aligned(shift)),
+        first_whole(p.initial.data || shift ? (TAPS + shift + 7) / 8 * 8 - shift : 0),
+        last_whole(vectors ? last_vector(static_cast<int>(p.steps)) : -1) {}
 
-  // Eight times from `time` on, and as many after each `step`; their loads are under way together.
-  template <int COUNT, bool SEGMENTED, bool INSIDE>
-  DEVICE void compute(int time, int step) const {
-    constexpr int PAST = TAPS - 1;
-    Vector<T, TAPS> before[COUNT];
-    Eight<T> now[COUNT];
+  // Negative where there are too few to repeat.
+  DEVICE int last_vector(int steps) const {
+    const int last = smaller((in.length + shift) / 8 * 8 - 8 - shift, start + steps - 8);
+    return last < larger(first_whole, TAPS) ? -1 : last;
+  }
+  DEVICE bool whole(int time) const { return time >= first_whole && time <= last_whole; }
+
+  // Vector v of those from `time` on, one after each STEP. Loads also where there is no whole one, and repeats
+  // another then, because what is loaded under a condition is waited for.
+  DEVICE void load_whole(int v, int time) {
+    const int t = smaller(v > 0 ? time + v * STEP : larger(time, first_whole), last_whole);
+    before[v] = in.template load_vector<TAPS>(v > 0 ? t - TAPS : larger(t - TAPS, 0));
+    now[v] = in.template load_vector<8>(t);
+  }
+  DEVICE void load_first(int time) {
 #pragma unroll
-    for (int v = 0; v < COUNT; ++v) {
-      before[v] = in.template read<TAPS, INSIDE>(time + v * step - TAPS, vectors);
-      now[v] = in.template read<8, INSIDE>(time + v * step, vectors);
+    for (int v = 0; v < AHEAD; ++v) load_whole(v, time);
+  }
+  template <bool EXACT>
+  DEVICE void compute(float (&y)[8], const float (&x)[PAST + 8], const Filter<TAPS>& filter, int time) const {
+    convolve<TAPS, SEGMENTED, EXACT>(y, x, filter, segments, time);
+    if (silu_after) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) y[i] = silu(y[i]);
     }
+  }
+  template <bool EXACT>
+  DEVICE void compute_whole(const Filter<TAPS>& filter, int time) {
 #pragma unroll
-    for (int v = 0; v < COUNT; ++v) {
+    for (int v = 0; v < VECTORS; ++v) {
+      const int t = time + v * STEP;
+      if (v + AHEAD < VECTORS) load_whole(v + AHEAD, time);
+      if (!whole(t)) continue;
       float x[PAST + 8], y[8];
-      join(x, before[v], now[v]);
-      if (!INSIDE) add_initial(x, initial, time + v * step - PAST);
-      convolve<TAPS, SEGMENTED>(y, x, filter, segments, time + v * step);
-      if (silu_after) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) y[i] = silu(y[i]);
-      }
-      out.template write<INSIDE>(time + v * step, vectors, y);
+      join(x, v > 0 ? before[v] : before[v].only_if(t > 0), now[v]);
+      compute<EXACT>(y, x, filter, t);
+      out.store_vector(t, y);
+    }
+  }
+  // The others from `time` on and before `stop`.
+  DEVICE void compute_edges(const Filter<TAPS>& filter, const Row<T>& initial, int time, int stop) const {
+#pragma unroll 1
+    for (; time < stop; time += STEP) {
+      if (whole(time)) continue;
+      float x[PAST + 8], y[8];
+      join(x, in.template read<TAPS>(time - TAPS, vectors), in.template read<8>(time, vectors));
+      add_initial(x, initial, time - PAST);
+      compute<false>(y, x, filter, time);
+      out.write(time, vectors, y);
     }
   }
 };
@@ -69,79 +110,101 @@ struct ForwardRows {
 template <class T, int TAPS, bool SEGMENTED>
 DEVICE void forward_along_time(const ConvForward& p) {
   const ConvSizes& sizes = p.sizes;
-  const int64_t pieces = ceil_quotient(sizes.length + 7, FORWARD_TIMES);
-  const int64_t unit = block_index() * (THREADS / TEAM) + team();
-  const int64_t row = quotient(unit, pieces), piece = unit - row * pieces;
-  const int64_t batch = quotient(row, sizes.channels), channel = row - batch * sizes.channels;
-  if (batch >= sizes.batch) return;
+  // Blocks fit 32 bits. The teams of one have neighbouring channels.
+  const uint32_t block = static_cast<uint32_t>(block_index()), pieces = static_cast<uint32_t>(p.pieces);
+  const uint32_t groups = static_cast<uint32_t>((sizes.channels + TEAMS - 1) / TEAMS);
+  const uint32_t rest = block / pieces, piece = block - rest * pieces;
+  const uint32_t batch = rest / groups, group = rest - batch * groups;
+  const int64_t channel = static_cast<int64_t>(group) * TEAMS + team();
+  if (channel >= sizes.channels) return;
 
-  const ForwardRows<T, TAPS> rows(p, batch, channel);
-  constexpr int STEP = TEAM * 8, COUNT = SEGMENTED ? 1 : 2;
-  const int length = rows.in.length;
-  const int first = static_cast<int>(piece) * FORWARD_TIMES - rows.in.misalignment();
-  const int last = smaller(first + FORWARD_TIMES, length);
-  for (int start = first; start < last;) {
-    // The same for all of the team, so that only its first and last vectors pay for edges.
-    if (rows.vectors && start >= TAPS && start + COUNT * STEP <= length) {
-      rows.template compute<COUNT, SEGMENTED, true>(start + lane() * 8, STEP);
-      start += COUNT * STEP;
-    } else {
-      rows.template compute<1, SEGMENTED, false>(start + lane() * 8, STEP);
-      start += STEP;
-    }
+  using Row = ForwardRow<T, TAPS, SEGMENTED>;
+  Row row(p, batch, channel, static_cast<int>(piece));
+  const int length = row.in.length, time = row.start + lane() * 8;
+  const bool any = row.last_whole >= 0;
+  if (any) row.load_first(time);
+  // After the loads, for it waits for its own.
+  const Filter<TAPS> filter =
+      Filter<TAPS>(p.weight, p.bias, sizes.width, channel).scaled(row.silu_after ? SILU_SCALE : 1.0f);
+  if (any) {
+    choose(filter.skip == 0, [&](auto exact) {
+      row.template compute_whole<exact>(filter, time);
+#pragma unroll 1
+      for (int t = time + Row::STEP; SEGMENTED && t <= row.last_whole; t += Row::STEP) {
+        row.load_first(t);
+        row.template compute_whole<exact>(filter, t);
+      }
+    });
   }
-  if (p.last.data && piece == 0 && lane() == 0) store_last<T>(p, rows.segments, batch, channel);
+  if (!any || row.shift != 0 || length % 8 != 0 || p.initial.data) {
+    // The last piece has also what a shift pushes beyond it.
+    const int stop = piece + 1 == pieces ? length : row.start + static_cast<int>(p.steps);
+    row.compute_edges(filter, conv::Row<T>(p.initial, batch, channel, sizes.width - 1), time, stop);
+  }
+  if (p.last.data && piece == 0 && lane() == 0) store_last<T>(p, row.segments, batch, channel);
 }
 
-template <class T, int TAPS, bool SEGMENTED>
-DEVICE void forward_along_channels(const ConvForward& p) {
-  constexpr int PAST = TAPS - 1;
+// Times [begin, end) of FORWARD_COLUMNS channels.
+template <class T, int TAPS, bool SEGMENTED, bool VECTORS>
+DEVICE void forward_columns(const ConvForward& p, int64_t batch, int64_t first, int begin, int end) {
+  constexpr int PAST = TAPS - 1, ROWS = FORWARD_ROWS, COLUMNS = FORWARD_COLUMNS;
+  using Columns = Columns<T, COLUMNS>;
   const ConvSizes& sizes = p.sizes;
-  const int64_t groups = ceil_quotient(sizes.channels, COLUMNS);
-  const int64_t pieces = ceil_quotient(sizes.length, FORWARD_STEPS);
-  const int64_t unit = block_index() * THREADS + thread_index();
-  const int64_t rest = quotient(unit, groups), first = (unit - rest * groups) * COLUMNS;
-  const int64_t batch = quotient(rest, pieces);
-  const int begin = static_cast<int>(rest - batch * pieces) * FORWARD_STEPS;
-  if (batch >= sizes.batch) return;
-
-  const Columns<T> in(p.x, sizes.channels, batch, first), out(p.out, sizes.channels, batch, first);
-  const Columns<T> initial(p.initial, sizes.channels, batch, first);
+  const int length = static_cast<int>(sizes.length);
+  const Columns in(p.x, sizes.channels, batch, first), out(p.out, sizes.channels, batch, first);
+  const Columns initial(p.initial, sizes.channels, batch, first);
   const Segments segments(p.segment, sizes.length, batch);
-  const int length = static_cast<int>(sizes.length), end = smaller(begin + FORWARD_STEPS, length);
-  const auto input = [&](int time) { return time < length ? in.read(time) : Vector<T, COLUMNS>{}; };
-  Vector<T, COLUMNS> next[STEPS];
+  Words<T, COLUMNS> past[PAST], rows[ROWS];
+  load_rows<VECTORS>(past, in, begin - PAST, length);
+  load_rows<VECTORS>(rows, in, begin, length);
+  const bool silu_after = sizes.silu != 0;
+  const auto filters = Filters<TAPS, COLUMNS>(p.weight, p.bias, sizes.width, first, in.count)
+                           .scaled(silu_after ? SILU_SCALE : 1.0f);
+  mask_rows<VECTORS>(past, initial, p.initial.data ? static_cast<int>(sizes.width) - 1 : 0, begin - PAST, length);
+  float x[PAST + ROWS][COLUMNS];
 #pragma unroll
-  for (int s = 0; s < STEPS; ++s) next[s] = input(begin + s);
-  const Filters<TAPS> filters(p.weight, p.bias, sizes.width, first, out.count);
-  float x[PAST + STEPS][COLUMNS];
-  read_rows<T, PAST>(x, in, initial, sizes, begin - PAST);
+  for (int i = 0; i < PAST; ++i) past[i].to_floats(x[i]);
 #pragma unroll 1
-  for (int time = begin; time < end; time += STEPS) {
+  for (int time = begin; time < end; time += ROWS) {
 #pragma unroll
-    for (int s = 0; s < STEPS; ++s) {
-      next[s].to_floats(x[PAST + s]);
-      if (time + STEPS < end) next[s] = input(time + STEPS + s);
-    }
-    const Together<PAST + STEPS, SEGMENTED> together(segments, time - PAST);
+    for (int s = 0; s < ROWS; ++s) rows[s].to_floats(x[PAST + s]);
+    load_rows<VECTORS>(rows, in, time + ROWS, length);
+    const Together<PAST + ROWS, SEGMENTED> together(segments, time - PAST);
 #pragma unroll
-    for (int s = 0; s < STEPS; ++s) {
-      if (time + s >= end) break;
+    for (int s = 0; s < ROWS; ++s) {
       float y[COLUMNS];
       filters.apply(y, x, together, s);
-      if (sizes.silu) {
+      if (silu_after) {
 #pragma unroll
         for (int c = 0; c < COLUMNS; ++c) y[c] = silu(y[c]);
       }
-      out.write(time + s, y);
+      if (time + s < end) out.template write<VECTORS>(time + s, y);
     }
 #pragma unroll
     for (int s = 0; s < PAST; ++s)
 #pragma unroll
-      for (int c = 0; c < COLUMNS; ++c) x[s][c] = x[STEPS + s][c];
+      for (int c = 0; c < COLUMNS; ++c) x[s][c] = x[ROWS + s][c];
   }
+}
+
+template <class T, int TAPS, bool SEGMENTED>
+DEVICE void forward_along_channels(const ConvForward& p) {
+  const ConvSizes& sizes = p.sizes;
+  const int64_t groups = ceil_quotient(sizes.channels, FORWARD_COLUMNS);
+  const int64_t unit = block_index() * THREADS + thread_index();
+  const int64_t rest = quotient(unit, groups), first = (unit - rest * groups) * FORWARD_COLUMNS;
+  const int64_t batch = quotient(rest, p.pieces);
+  if (batch >= sizes.batch) return;
+  const int steps = static_cast<int>(p.steps), begin = static_cast<int>(rest - batch * p.pieces) * steps;
+  const int end = smaller(begin + steps, static_cast<int>(sizes.length));
+
+  const Columns<T, FORWARD_COLUMNS> in(p.x, sizes.channels, batch, first), out(p.out, sizes.channels, batch, first);
+  choose(in.vectors() && out.vectors(), [&](auto vectors) {
+    forward_columns<T, TAPS, SEGMENTED, vectors>(p, batch, first, begin, end);
+  });
   if (p.last.data && begin == 0)
-    for (int c = 0; c < out.count; ++c) store_last<T>(p, segments, batch, first + c);
+    for (int c = 0; c < out.count; ++c)
+      store_last<T>(p, Segments(p.segment, sizes.length, batch), batch, first + c);
 }
 
 }  // namespace conv

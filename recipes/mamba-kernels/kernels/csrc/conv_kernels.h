@@ -17,7 +17,7 @@
     p.segment ? conv::forward_along_channels<type, taps, true>(p)                                         \
               : conv::forward_along_channels<type, taps, false>(p);                                       \
   }                                                                                                       \
-  KERNEL(conv_backward_##suffix##type, conv::THREADS, backward, ConvBackward) {                           \
+  KERNEL(conv_backward_##suffix##type, conv::BACKWARD_THREADS, backward, ConvBackward) {                           \
     SHARED float sums[conv::TIME_SUMS<taps>];                                                             \
     p.segment ? conv::backward_along_time<type, taps, true>(p, sums)                                      \
               : conv::backward_along_time<type, taps, false>(p, sums);                                    \
@@ -28,12 +28,12 @@
               : conv::backward_along_channels<type, taps, false>(p, sums);                                \
   }
 
-CONV_KERNELS(bf16, , 4, 7, 5, 4, 3)
-CONV_KERNELS(fp16, , 4, 7, 5, 4, 3)
-CONV_KERNELS(fp32, , 4, 6, 4, 4, 3)
-CONV_KERNELS(bf16, wide_, 8, 4, 3, 2, 1)
-CONV_KERNELS(fp16, wide_, 8, 4, 3, 2, 1)
-CONV_KERNELS(fp32, wide_, 8, 4, 3, 2, 1)
+CONV_KERNELS(bf16, , 4, 8, 4, 8, WAVE == 64 ? 2 : 3)
+CONV_KERNELS(fp16, , 4, 8, 4, 8, 3)
+CONV_KERNELS(fp32, , 4, 6, 4, 8, 3)
+CONV_KERNELS(bf16, wide_, 8, 4, 3, 4, 1)
+CONV_KERNELS(fp16, wide_, 8, 4, 3, 4, 1)
+CONV_KERNELS(fp32, wide_, 8, 4, 3, 4, 1)
 
 #define CONV_UPDATE(type)                                                       \
   KERNEL(conv_update_##type, conv::THREADS, 6, ConvUpdate) {                    \

@@ -19,16 +19,20 @@ struct Ring {
   }
 };
 
-template <class T>
-DEVICE void keep(const Row<T>& state, const Ring& ring, const Row<T>& x) {
+template <class T, int TAPS>
+DEVICE void keep(const Row<T>& state, const Ring& ring, const Row<T>& x, const float (&window)[TAPS]) {
   const int steps = x.length;
   if (ring.ring) {
     for (int t = 0; t < steps; ++t) state[(ring.past + t) % ring.length] = x[t];
-    return;
+  } else if (ring.length < TAPS) {
+#pragma unroll
+    for (int k = 1; k < TAPS; ++k)
+      if (k >= TAPS - ring.length) state[k - TAPS + ring.length] = from_float<T>(window[k]);
+  } else {
+    const int stay = ring.length > steps ? ring.length - steps : 0;
+    for (int i = 0; i < stay; ++i) state[i] = state[i + steps];
+    for (int i = stay; i < ring.length; ++i) state[i] = x[i - ring.length + steps];
   }
-  const int stay = ring.length > steps ? ring.length - steps : 0;
-  for (int i = 0; i < stay; ++i) state[i] = state[i + steps];
-  for (int i = stay; i < ring.length; ++i) state[i] = x[i - ring.length + steps];
 }
 
 template <class T, int TAPS>
@@ -38,6 +42,9 @@ DEVICE void update(const ConvUpdate& p) {
   const int64_t batch = quotient(index, sizes.channels), channel = index - batch * sizes.channels;
   if (batch >= sizes.batch) return;
   const Row<T> x(p.x, batch, channel, sizes.length), out(p.out, batch, channel, sizes.length);
+  // Under way before anything that is waited for.
+  T next = x[0];
+  const Filter<TAPS> filter(p.weight, p.bias, sizes.width, channel);
   const int64_t place = p.state_index ? p.state_index[batch] : batch;
   if (place < 0) {
     for (int t = 0; t < x.length; ++t) out[t] = T{};
@@ -45,7 +52,6 @@ DEVICE void update(const ConvUpdate& p) {
   }
   const Row<T> state(p.state, place, channel, p.state_length);
   const Ring ring{state.length, p.past ? p.past[batch] : 0, p.past != nullptr};
-  const Filter<TAPS> filter(p.weight, p.bias, sizes.width, channel);
 
   // The newest input comes in at the end.
   float window[TAPS];
@@ -53,15 +59,17 @@ DEVICE void update(const ConvUpdate& p) {
   for (int k = 1; k < TAPS; ++k)
     window[k] = filter.template used<false>(k - 1) ? to_float(state[ring.place(TAPS - k)]) : 0.0f;
   for (int t = 0; t < x.length; ++t) {
+    const float newest = to_float(next);
+    if (t + 1 < x.length) next = x[t + 1];
     float y = filter.bias;
 #pragma unroll
     for (int k = 0; k < TAPS; ++k) {
-      window[k] = k + 1 < TAPS ? window[k + 1] : to_float(x[t]);
+      window[k] = k + 1 < TAPS ? window[k + 1] : newest;
       if (filter.template used<false>(k)) y += filter.weight[k] * window[k];
     }
-    out[t] = from_float<T>(sizes.silu ? silu(y) : y);
+    out[t] = from_float<T>(sizes.silu ? silu(y * SILU_SCALE) : y);
   }
-  keep(state, ring, x);
+  keep(state, ring, x, window);
 }
 
 }  // namespace conv

@@ -24,13 +24,14 @@ DEVICE float sigmoid(float x) { return reciprocal(1.0f + exp2_fast(-x * LOG2_E))
 // Upstream's threshold, above which softplus(x) is x in single precision.
 constexpr float SOFTPLUS_THRESHOLD = 20.0f;
 
-DEVICE float softplus(float x) {
-  const float e = exp2_fast(x * LOG2_E);
+// softplus of x, with 2 to the power of x log2(e).
+DEVICE float softplus_of(float x, float e) {
   // log2(1 + e) loses the digits of a small e: four terms of the series are exact to 2e-7 there.
   const float series = e * (1.0f - e * (0.5f - e * (0.33333333f - e * 0.25f)));
   const float y = e < 0.03f ? series : log2_fast(1.0f + e) * LN_2;
   return x > SOFTPLUS_THRESHOLD ? x : y;
 }
+DEVICE float softplus(float x) { return softplus_of(x, exp2_fast(x * LOG2_E)); }
 
 // Which 32 channels of which sequence a block works on.
 struct Place {
@@ -60,6 +61,10 @@ struct Packed {
     const Eight<T> x = load_eight(from);
     __builtin_memcpy(word, &x, sizeof(word));
   }
+  DEVICE void load_once(const T* from) {
+    const Eight<T> x = read_once<8>(from);
+    __builtin_memcpy(word, &x, sizeof(word));
+  }
   DEVICE void set(const float (&x)[8]) {
 #pragma unroll
     for (int i = 0; i < 8; i += 2) {
@@ -84,19 +89,22 @@ struct Packed {
   }
 };
 
-// The eight elements of a chunk that a thread handles: adjacent in memory, in time or in channels.
+// The eight elements of a chunk that a thread handles: adjacent in memory, in time or in channels. A chunk has
+// THREADS strips.
 template <bool ALONG_TIME>
 struct Strip {
   static constexpr bool along_time = ALONG_TIME;
+  int index;
 
-  DEVICE static int major() { return thread_index() / 4; }
-  DEVICE static int minor() { return thread_index() % 4 * 8; }
-  DEVICE static int channel() { return along_time ? major() : minor(); }
-  DEVICE static int time() { return along_time ? minor() : major(); }
-  DEVICE static int channel_of(int i) { return along_time ? major() : minor() + i; }
+  DEVICE explicit Strip(int index = thread_index()) : index(index) {}
+  DEVICE int major() const { return index / 4; }
+  DEVICE int minor() const { return index % 4 * 8; }
+  DEVICE int channel() const { return along_time ? major() : minor(); }
+  DEVICE int time() const { return along_time ? minor() : major(); }
+  DEVICE int channel_of(int i) const { return along_time ? major() : minor() + i; }
 
   // How many of the eight lie inside the tensor.
-  DEVICE static int inside(int channels, int64_t steps) {
+  DEVICE int inside(int channels, int64_t steps) const {
     const bool other = along_time ? major() < channels : major() < steps;
     const int64_t left = (along_time ? steps : static_cast<int64_t>(channels)) - minor();
     return !other || left <= 0 ? 0 : left < 8 ? static_cast<int>(left) : 8;
@@ -118,10 +126,10 @@ struct Rows {
     }
   }
   template <class T, bool WHOLE, class S>
-  DEVICE T* strip(int tensor, const Sequence& s, int64_t chunk, S) const {
-    T* row = reinterpret_cast<T*>(start[tensor][S::major()]);
-    if constexpr (WHOLE && S::along_time) return row + (chunk * CHUNK + S::minor());
-    return row + chunk * CHUNK * s.time + S::minor() * (S::along_time ? s.time : s.channel);
+  DEVICE T* strip(int tensor, const Sequence& s, int64_t chunk, S strip) const {
+    T* row = reinterpret_cast<T*>(start[tensor][strip.major()]);
+    if constexpr (WHOLE && S::along_time) return row + (chunk * CHUNK + strip.minor());
+    return row + chunk * CHUNK * s.time + strip.minor() * (S::along_time ? s.time : s.channel);
   }
 };
 
@@ -142,7 +150,7 @@ DEVICE void load_strip(Packed<T>& x, const T* start, const Sequence& s, int insi
 template <class T, bool WHOLE, class S>
 DEVICE void store_strip(T* start, const Sequence& s, int inside, const float (&x)[8], S) {
   if constexpr (WHOLE) {
-    store_eight(start, x);
+    store_global(start, Eight<T>::from_floats(x));
   } else {
     const int64_t stride = S::along_time ? s.time : s.channel;
 #pragma unroll
@@ -154,8 +162,8 @@ DEVICE void store_strip(T* start, const Sequence& s, int inside, const float (&x
 
 // Eight floats of a strip in an array of shared memory over [channel][time].
 template <class S>
-DEVICE void put_strip(float* rows, const float (&x)[8], S) {
-  float* start = rows + S::channel() * ROW + S::time();
+DEVICE void put_strip(float* rows, const float (&x)[8], S strip) {
+  float* start = rows + strip.channel() * ROW + strip.time();
   if constexpr (S::along_time) {
     store_four(start, x[0], x[1], x[2], x[3]);
     store_four(start + 4, x[4], x[5], x[6], x[7]);
@@ -166,8 +174,8 @@ DEVICE void put_strip(float* rows, const float (&x)[8], S) {
 }
 
 template <class S>
-DEVICE void get_strip(float (&x)[8], const float* rows, S) {
-  const float* start = rows + S::channel() * ROW + S::time();
+DEVICE void get_strip(float (&x)[8], const float* rows, S strip) {
+  const float* start = rows + strip.channel() * ROW + strip.time();
   if constexpr (S::along_time) {
     load_four(x, start);
     load_four(x + 4, start + 4);
@@ -177,17 +185,19 @@ DEVICE void get_strip(float (&x)[8], const float* rows, S) {
   }
 }
 
-// One thread's share of a chunk of B or C: a state's eight steps. Half of the threads have B, the others C.
+// One thread's share of a chunk of B or C: a state's eight steps. Of THREADS shares half are B's, the others C's.
 template <class T>
 struct ProjectionStrip {
+  int index;
   Packed<T> value;
 
-  DEVICE static bool is_b() { return thread_index() < THREADS / 2; }
-  DEVICE static int state() { return thread_index() % SLAB; }
-  DEVICE static int time() { return thread_index() / SLAB % 4 * 8; }
+  DEVICE explicit ProjectionStrip(int index = thread_index()) : index(index) {}
+  DEVICE bool is_b() const { return index < THREADS / 2; }
+  DEVICE int state() const { return index % SLAB; }
+  DEVICE int time() const { return index / SLAB % 4 * 8; }
 
   // At the first step of the first slab.
-  DEVICE static const T* start(const Projection& b, const Projection& c, const Place& place) {
+  DEVICE const T* start(const Projection& b, const Projection& c, const Place& place) const {
     const Projection& s = is_b() ? b : c;
     return static_cast<const T*>(s.data) + place.batch * s.batch + place.group * s.group + state() * s.state +
            time() * s.time;

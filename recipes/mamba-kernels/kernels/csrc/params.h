@@ -50,12 +50,19 @@ struct ScanBackward {
   const int32_t* segment;
   const float* checkpoints;
   const float* last_gradient;  // (batch, channels, states), contiguous
-  float* initial_gradient;     // (batch, channels, states); with more than 16 states always given: scratch
-  float* a_gradient;           // (batch, channels, states): still to be summed over batch
-  float* d_gradient;           // (batch, channels): likewise
-  float* bias_gradient;        // (batch, channels): likewise
-  float* b_partial;            // (batch, groups, blocks, length, states): still to be summed over blocks
-  float* c_partial;            // likewise
+  // (splits, batch, channels, states), of which the first split's counts; with more than 16 states always given:
+  // scratch.
+  float* initial_gradient;
+  float* a_gradient;     // (splits, batch, channels, states): still to be summed over splits and batch
+  float* d_gradient;     // (splits, batch, channels): likewise
+  float* bias_gradient;  // (splits, batch, channels): likewise
+  float* b_partial;      // (batch, groups, blocks, length, states): still to be summed over blocks
+  float* c_partial;      // likewise
+  // Of the ceil(length / 32) chunks a split has ceil(chunks / splits), the last one what is left: at least one. With
+  // several splits scan_carries_* comes first, blocks * (splits - 1) * ceil(states / 16) blocks of it, and leaves:
+  int64_t splits;
+  float* carries;  // (splits, batch, channels, states): what leaves each split but the first when nothing enters
+  float* spans;    // (splits, batch, channels, 2): its steps' sum, and 1 where a sequence starts in it
 };
 
 // Sums b_partial or c_partial over blocks, in order, and converts to the input's type.
@@ -74,8 +81,9 @@ struct ConvSizes {
   int64_t time_adjacent;
 };
 
-// Blocks of 128 threads: conv_forward_*, for times adjacent, ceil(batch * channels * ceil((length + 7) / 1024) / 4);
-// conv_forward_tokens_*, for channels adjacent, ceil(batch * ceil(length / 32) * ceil(channels / 4) / 128).
+// Blocks of 128 threads, with pieces = ceil(length / steps): conv_forward_*, for times adjacent, batch *
+// ceil(channels / 4) * pieces, with steps a multiple of 256 up to 2048; conv_forward_tokens_*, for channels
+// adjacent, ceil(batch * pieces * ceil(channels / 4) / 128), with any steps.
 // Of each there is one for widths up to 4 (_bf16) and one for more (_wide_bf16).
 struct ConvForward {
   ConvSizes sizes;
@@ -87,11 +95,12 @@ struct ConvForward {
   const float* weight;     // (channels, width), contiguous
   const float* bias;       // (channels)
   const int32_t* segment;  // (batch, length), contiguous; a change of value starts a new sequence
+  int64_t steps, pieces;   // of a row for a team, or of a lane
 };
 
-// Blocks of 128 threads: conv_backward_*, for times adjacent, channels * splits, with any number of splits up to
-// batch * ceil((length + 7) / 256); conv_backward_tokens_*, for channels adjacent, ceil(channels / 128) * splits,
-// with splits = batch * ceil(length / 256).
+// Blocks: of 64 threads, conv_backward_*, for times adjacent, channels * splits, with any number of splits; of
+// 128 threads, conv_backward_tokens_*, for channels adjacent, ceil(channels / 128) * splits, with splits =
+// batch * ceil(length / (4 * steps)).
 struct ConvBackward {
   ConvSizes sizes;
   Sequence x, out_gradient, x_gradient;
@@ -99,6 +108,7 @@ struct ConvBackward {
   const float* weight;
   const float* bias;
   const int32_t* segment;
+  int64_t steps;  // of a lane, a multiple of 4; for times adjacent not looked at
   int64_t splits;
   float* weight_partial;  // (splits, channels, width): still to be summed over splits; with one, the gradient
   float* bias_partial;    // (splits, channels): likewise

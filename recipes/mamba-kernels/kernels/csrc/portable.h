@@ -24,12 +24,26 @@ constexpr int WAVE = 32;
 constexpr bool HAS_MATRIX_TF32 = true;
 
 DEVICE int thread_index() { return threadIdx.x; }
+// The same, found again at each call: kept in local memory until it is needed, it would take longer to come.
+DEVICE int thread_index_again() {
+  int index;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  return index;
+}
 DEVICE int64_t block_index() { return blockIdx.x; }
 DEVICE void barrier() { __syncthreads(); }
 DEVICE float* dynamic_shared() {
   extern __shared__ __align__(16) float memory[];
   return memory;
 }
+// 16 bytes to shared memory without a register between; there when the same thread has called copies_done().
+DEVICE void copy_async(void* shared, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                   static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+               "l"(from)
+               : "memory");
+}
+DEVICE void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 DEVICE uint32_t float_bits(float x) { return __float_as_uint(x); }
 DEVICE float bits_float(uint32_t x) { return __uint_as_float(x); }
 template <int mask>
@@ -71,12 +85,15 @@ constexpr int WAVE = 64;
 constexpr bool HAS_MATRIX_TF32 = false;
 
 DEVICE int thread_index() { return __builtin_amdgcn_workitem_id_x(); }
+DEVICE int thread_index_again() { return thread_index(); }
 DEVICE int64_t block_index() { return __builtin_amdgcn_workgroup_id_x(); }
 DEVICE void barrier() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
   __builtin_amdgcn_s_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
+DEVICE void copy_async(void* shared, const void* from) { __builtin_memcpy(shared, from, 16); }
+DEVICE void copies_done() {}
 extern __attribute__((shared, aligned(16))) float dynamic_memory[];
 DEVICE float* dynamic_shared() { return dynamic_memory; }
 DEVICE uint32_t float_bits(float x) { return __builtin_bit_cast(uint32_t, x); }
@@ -148,7 +165,7 @@ DEVICE float reciprocal(float x) { return __builtin_amdgcn_rcpf(x); }
       const Params* p, int64_t grid, int size, size_t dynamic_shared_bytes) {                         \
     const auto body = [](const void* params) { name##_thread(*static_cast<const Params*>(params)); }; \
     return emulator::launch(                                                                          \
-        {#name, EMULATED_WAVE, (threads), body, p, grid, size, dynamic_shared_bytes});                \
+        {#name, EMULATED_WAVE, (threads), body, p, grid, size ? size : (threads), dynamic_shared_bytes});                \
   }                                                                                                   \
   static void name##_thread(const Params& p)
 // Thread-local, so that every worker has the shared memory of its own block and can find it to poison it.
@@ -157,9 +174,12 @@ constexpr int WAVE = EMULATED_WAVE;
 constexpr bool HAS_MATRIX_TF32 = WAVE == 32;
 
 DEVICE int thread_index() { return emulator::thread_index(); }
+DEVICE int thread_index_again() { return thread_index(); }
 DEVICE int64_t block_index() { return emulator::block_index(); }
 DEVICE void barrier() { emulator::barrier(); }
 DEVICE float* dynamic_shared() { return emulator::dynamic_shared(); }
+DEVICE void copy_async(void* shared, const void* from) { __builtin_memcpy(shared, from, 16); }
+DEVICE void copies_done() {}
 DEVICE uint32_t float_bits(float x) {
   uint32_t bits;
   __builtin_memcpy(&bits, &x, 4);

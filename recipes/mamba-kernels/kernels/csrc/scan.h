@@ -1,30 +1,38 @@
 // The scan's kernels: `many` for more than 16 states, `tokens` where channels are adjacent in memory instead of
 // times, `packed` with segments. Kernels of their own, because what shares a kernel shares its registers.
-// launch: scan_forward_many threads=128 shared_base=0 shared_per_slab=4096
-// launch: scan_forward threads=128 shared_base=0 shared_per_slab=0
-// launch: scan_backward_many threads=128 shared_base=73360 shared_per_slab=8192
-// launch: scan_backward threads=128 shared_base=73360 shared_per_slab=0
-// launch on gfx: scan_forward_many threads=128 shared_base=0 shared_per_slab=2048
-// launch on gfx: scan_backward_many threads=128 shared_base=61600 shared_per_slab=0
-// launch on gfx: scan_backward threads=128 shared_base=61600 shared_per_slab=0
+// launch: scan_forward_many threads=256 shared_base=50704 shared_per_slab=4096
+// launch: scan_forward threads=256 shared_base=50704 shared_per_slab=0
+// launch: scan_backward_many threads=128 shared_base=71648 shared_per_slab=8192
+// launch: scan_backward threads=128 shared_base=67040 shared_per_slab=8192
+// launch on gfx: scan_forward_many threads=128 shared_base=21392 shared_per_slab=2048
+// launch on gfx: scan_forward threads=128 shared_base=21392 shared_per_slab=0
+// launch on gfx: scan_backward_many threads=128 shared_base=60384 shared_per_slab=0
+// launch on gfx: scan_backward threads=128 shared_base=55776 shared_per_slab=0
 #pragma once
 
 #include "scan_backward.h"
 
-static_assert(sizeof(BackwardShared) == (HAS_MATRIX_TF32 ? 73360 : 61600), "as the lines above say");
+static_assert(sizeof(ForwardShared) == (HELPED ? 50704 : 21392), "as the lines above say");
+static_assert(sizeof(BackwardShared) == (HAS_MATRIX_TF32 ? 67040 : 55776), "as the lines above say; several slabs 4608 more");
 
 // So many blocks must fit on a multiprocessor. Backward: at batch 2 the published shape has 2.5 for each of an
 // H200's, and all of them fit at 168 registers; several slabs take more registers than that leaves.
-constexpr int FORWARD_BLOCKS = HAS_MATRIX_TF32 ? 4 : 1;
+constexpr int FORWARD_BLOCKS = HAS_MATRIX_TF32 ? 3 : 1;
 constexpr int BACKWARD_BLOCKS = HAS_MATRIX_TF32 ? 3 : 1;
 constexpr int BACKWARD_MANY_BLOCKS = HAS_MATRIX_TF32 ? 2 : 1;
+constexpr int CARRIES_BLOCKS = HAS_MATRIX_TF32 ? 6 : 2;
 
 #define SCAN_KERNEL(name, type, many, along_time, segmented)                      \
-  KERNEL(scan_forward##name##_##type, THREADS, FORWARD_BLOCKS, ScanForward) {        \
+  KERNEL(scan_forward##name##_##type, FORWARD_THREADS, FORWARD_BLOCKS, ScanForward) {        \
     scan_forward<type, many, along_time, segmented>(p);                           \
   }                                                                               \
   KERNEL(scan_backward##name##_##type, THREADS, (many) ? BACKWARD_MANY_BLOCKS : BACKWARD_BLOCKS, ScanBackward) { \
     scan_backward<type, many, along_time, segmented>(p);                          \
+  }
+
+#define CARRIES_KERNEL(name, type, along_time, segmented)                   \
+  KERNEL(scan_carries##name##_##type, THREADS, CARRIES_BLOCKS, ScanBackward) { \
+    scan_carries<type, along_time, segmented>(p);                           \
   }
 
 #define SCAN_KERNELS(type)                                        \
@@ -36,6 +44,10 @@ constexpr int BACKWARD_MANY_BLOCKS = HAS_MATRIX_TF32 ? 2 : 1;
   SCAN_KERNEL(_many_packed, type, true, true, true)               \
   SCAN_KERNEL(_many_tokens, type, true, false, false)             \
   SCAN_KERNEL(_many_tokens_packed, type, true, false, true)       \
+  CARRIES_KERNEL(, type, true, false)                             \
+  CARRIES_KERNEL(_packed, type, true, true)                       \
+  CARRIES_KERNEL(_tokens, type, false, false)                     \
+  CARRIES_KERNEL(_tokens_packed, type, false, true)               \
   KERNEL(scan_reduce_##type, THREADS, 4, ScanReduce) { scan_reduce<type>(p); }
 
 SCAN_KERNELS(bf16)

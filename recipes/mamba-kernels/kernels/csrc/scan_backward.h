@@ -5,74 +5,68 @@
 // Every sum has one order: results repeat bit for bit.
 #pragma once
 
-#include "scan_forward.h"
+#include "scan_splits.h"
 
-// Sums over the channels of a wave, four steps at a time, through shared memory.
-struct ChannelSum {
-  // Per row: two kinds (B, C) x four steps x the wave's states, and room that keeps rows off each other's banks.
-  static constexpr int VALUES = 2 * 4 * Lane::WAVE_STATES;
-  static constexpr int STRIDE = VALUES + 8;
-  static constexpr int SIZE = Lane::ROWS * STRIDE;
-
-  static DEVICE void put(float* stage, const Lane& lane, int kind, int step, const float (&x)[4]) {
-    float* to = stage + lane.row * STRIDE + (kind * 4 + step % 4) * Lane::WAVE_STATES + lane.column * Lane::STATES_EACH;
-    if constexpr (Lane::STATES_EACH == 2) {
-      store_two(to, x[0], x[1]);
-    } else {
-      store_four(to, x[0], x[1], x[2], x[3]);
-    }
-  }
-  // Adds the rows and writes [kind][time][state] of the group.
-  static DEVICE void finish(float* sums, const float* stage, const Lane& lane, int first) {
-    const int l = thread_index() % WAVE;
-#pragma unroll
-    for (int base = 0; base < VALUES; base += 2 * WAVE) {
-      const int at = base + 2 * l;
-      float total[2] = {};
-#pragma unroll
-      for (int row = 0; row < Lane::ROWS; ++row) {
-        float x[2];
-        load_two(x, stage + row * STRIDE + at);
-        total[0] += x[0];
-        total[1] += x[1];
-      }
-      const int kind = at / (4 * Lane::WAVE_STATES), step = at / Lane::WAVE_STATES % 4, n = at % Lane::WAVE_STATES;
-      store_two(sums + ((lane.group * 2 + kind) * CHUNK + first + step) * SLAB + lane.part * Lane::WAVE_STATES + n,
-                total[0], total[1]);
-    }
-  }
-};
-
-// Orders shared memory between the lanes of a wave.
-DEVICE void wave_barrier() {
-#if defined(__CUDACC__)
-  __syncwarp();
-#elif defined(__HIP__)
-  __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
-  __builtin_amdgcn_wave_barrier();
-#else
-  shuffle_xor<1>(0.0f);
-#endif
-}
-
+// Steps whose intermediate values a lane keeps in registers.
+constexpr int STEPS = 8;
 // States before each eight steps of a chunk but the last. With tensor cores in shared memory, because the recurrence
 // needs the registers; else in registers, because the recurrence needs the shared memory.
 constexpr int STARTS = CHUNK / STEPS - 1;
+// u, delta, the gradient of out, and z: read twice a chunk, from shared memory where there is room.
+constexpr int INPUTS = 4;
+template <class T>
+constexpr bool KEEPS_INPUTS = HAS_MATRIX_TF32 && sizeof(T) == 2;
 
 struct BackwardShared {
-  float dt[CHANNELS * ROW], dtu[CHANNELS * ROW], dy[CHANNELS * ROW];
-  // Over [part][channel][time]: y, d(dt u), and the states' part of d(dt) over ln 2.
-  float y[Lane::PARTS * CHANNELS * ROW], input[Lane::PARTS * CHANNELS * ROW], decay[Lane::PARTS * CHANNELS * ROW];
-  float b[CHUNK * STATE_ROW], c[CHUNK * STATE_ROW];
-  float stage[Lane::WAVES * ChannelSum::SIZE];
-  float projections[Lane::GROUPS * 2 * CHUNK * SLAB];
+  float dt[CHANNELS * ROW], dy[CHANNELS * ROW];
+  // Sums over states. With a single slab d(dt u) takes the place of dt u, which is not needed again.
+  float sums[STATE_SUMS * CHANNELS * ROW];
+  float b[CHUNK * QUAD_ROW], c[CHUNK * QUAD_ROW];
+  float state_stage[QuadLane::WAVES * QuadStateSums::STAGE];
+  float channel_stage[QuadLane::WAVES * QuadChannelSums<false, false>::STAGE];
+  float projections[QuadLane::WAVES * 2 * CHUNK * SLAB];
+  // Each thread's strips of the inputs, as they came.
+  uint32_t inputs[KEEPS_INPUTS<bf16> ? INPUTS * 4 * THREADS : 4];
   float starts[HAS_MATRIX_TF32 ? STARTS * THREADS * 4 : 4];
+  // Masks of matrix operands: where the row of lanes is the column.
+  float ones[8 * 8];
   float joins[CHUNK], bias[CHANNELS], d[CHANNELS];
   Rows<7> rows;
+  // Where this block's parts of dB and dC start, each state of the first slab of B and C, each channel's checkpoints:
+  // addresses take 64-bit products, and registers that the recurrence needs.
+  uintptr_t partial[2], projection_rows[2][SLAB], checkpoint_rows[CHANNELS];
   int broken;
   int unused[3];
 };
 static_assert(sizeof(BackwardShared) % 16 == 0);
+
+// Behind it dt u of several slabs, then the slots.
+constexpr int SLAB_INPUT = CHANNELS * ROW;
+template <bool MANY>
+DEVICE float* dtu_rows(BackwardShared& s) {
+  return MANY ? reinterpret_cast<float*>(&s + 1) : s.sums + SUM_INPUT * CHANNELS * ROW;
+}
+
+template <class T>
+DEVICE void put_addresses(const ScanBackward& p, BackwardShared& s, const Place& place) {
+  const ScanSizes& sizes = p.sizes;
+  const int i = thread_index();
+  if (i < 2) {
+    const int64_t part = (place.batch * sizes.groups + place.group) * place.blocks + place.block;
+    s.partial[i] = reinterpret_cast<uintptr_t>((i ? p.c_partial : p.b_partial) + part * sizes.length * sizes.states);
+  }
+  if (i < 2 * SLAB) {
+    const bool is_c = i >= SLAB;
+    const int64_t at = place.batch * (is_c ? p.c.batch : p.b.batch) + place.group * (is_c ? p.c.group : p.b.group) +
+                       i % SLAB * (is_c ? p.c.state : p.b.state);
+    const T* data = static_cast<const T*>(is_c ? p.c.data : p.b.data);
+    s.projection_rows[is_c][i % SLAB] = reinterpret_cast<uintptr_t>(data + at);
+  }
+  if (i < CHANNELS) {
+    const int64_t chunks = (sizes.length + CHUNK - 1) / CHUNK, channel = place.batch * sizes.channels + place.first + i;
+    s.checkpoint_rows[i] = reinterpret_cast<uintptr_t>(p.checkpoints + channel * chunks * sizes.states);
+  }
+}
 
 enum BackwardTensor {
   BACKWARD_U,
@@ -87,6 +81,8 @@ enum BackwardTensor {
 struct Starts {
   float kept[HAS_MATRIX_TF32 ? 1 : STARTS][4];
 
+  // The first one from global memory.
+  DEVICE static void copy(BackwardShared& s, const float* from) { copy_async(s.starts + thread_index() * 4, from); }
   DEVICE void put(BackwardShared& s, int index, const float (&h)[4]) {
     if constexpr (HAS_MATRIX_TF32) {
       store_four(s.starts + (index * THREADS + thread_index()) * 4, h[0], h[1], h[2], h[3]);
@@ -117,31 +113,30 @@ struct Steps {
 };
 
 // Eight steps forward; KEEP: with all that the way back needs.
-template <class T, bool PLAIN, bool SEGMENTED, bool KEEP>
-DEVICE void recompute(Steps& steps, float (&h)[4], const float (&a)[4], BackwardShared& s, int first, const Lane& lane,
-                      const StepMasks& masks) {
-  Outer<T, PLAIN> input(s.dtu, s.b, first, lane, masks);
-  const float* dt_row = s.dt + lane.channel(0) * ROW + first;
+template <bool SEGMENTED, bool KEEP>
+DEVICE void recompute(Steps& steps, float (&h)[4], const float (&a)[4], const BackwardShared& s,
+                      const float* dtu_rows, int first, const QuadLane& lane) {
+  const int row = lane.channel() * ROW + first;
 #pragma unroll
-  for (int quad = 0; quad < STEPS / 4; ++quad) {
-    float dt[Lane::CHANNELS_EACH][4];
+  for (int quad = 0; quad < STEPS; quad += QUAD) {
+    float dt[QUAD], dtu[QUAD];
+    load_four(dt, s.dt + row + quad);
+    load_four(dtu, dtu_rows + row + quad);
 #pragma unroll
-    for (int c = 0; c < Lane::CHANNELS_EACH; ++c) load_four(dt[c], dt_row + c * Lane::ROWS * ROW + quad * 4);
-    input.load(quad);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int step = quad * 4 + i;
-      float x[4];
-      input.set(x, step);
+    for (int i = 0; i < QUAD; ++i) {
+      const int step = quad + i;
+      float b[4];
+      load_four(b, s.b + (first + step) * QUAD_ROW + lane.state);
       const bool restart = SEGMENTED && s.joins[first + step] == 0.0f;
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const float decay = exp2_fast(dt[e / Lane::STATES_EACH][i] * a[e]);
+        const float decay = exp2_fast(dt[i] * a[e]);
         if constexpr (KEEP) {
           steps.h[step][e] = h[e];
           steps.a[step][e] = decay;
         }
-        h[e] = restart ? x[e] : decay * h[e] + x[e];
+        const float x = dtu[i] * b[e];
+        h[e] = restart ? x : decay * h[e] + x;
       }
     }
   }
@@ -151,117 +146,110 @@ DEVICE void recompute(Steps& steps, float (&h)[4], const float (&a)[4], Backward
   }
 }
 
+DEVICE float dot(const float (&x)[4], const float (&y)[4]) {
+  return x[0] * y[0] + x[1] * y[1] + x[2] * y[2] + x[3] * y[3];
+}
+
 // Eight steps back: `carry` is a_{t+1} g_{t+1} of the step after, on return of the first.
 template <class T, bool PLAIN, bool SEGMENTED>
 DEVICE void reverse(float (&carry)[4], float (&a_gradient)[4], const Steps& steps, const float (&a)[4],
-                    BackwardShared& s, int first, const Lane& lane, const StepMasks& masks, bool accumulate) {
-  Outer<T, PLAIN> output(s.dy, s.c, first, lane, masks);
-  StateSum<T, PLAIN, Y_IS_EXACT<T>> y(s.c, first, lane, masks);
-  StateSum<T, PLAIN, true> input(s.b, first, lane, masks);
-  StateSum<T, PLAIN, true, true> decay(s.b, first, lane, masks);
-  float* stage = s.stage + (thread_index() / WAVE) * ChannelSum::SIZE;
-  const int row = lane.channel(0) * ROW + first;
+                    BackwardShared& s, const float* dtu_rows, int first, const QuadLane& lane, bool accumulate) {
+  float* state_stage = s.state_stage + lane.wave * QuadStateSums::STAGE;
+  float* channel_stage = s.channel_stage + lane.wave * QuadChannelSums<PLAIN, false>::STAGE;
 #pragma unroll
-  for (int quad = STEPS / 4 - 1; quad >= 0; --quad) {
-    output.load(quad);
-    wave_barrier();
+  for (int quad = STEPS - QUAD; quad >= 0; quad -= QUAD) {
+    QuadStateSums state_sums;
+    QuadChannelSums<PLAIN, !INPUT_IS_EXACT<T>> channel_sums;
+    float dt[QUAD], dtu[QUAD], dy[QUAD];
+    const int row = lane.channel() * ROW + first + quad;
+    load_four(dt, s.dt + row);
+    load_four(dtu, dtu_rows + row);
+    load_four(dy, s.dy + row);
+    float one[8];
+    load_four(one, s.ones + lane.lane / 4 * 8);
+    load_four(one + 4, s.ones + lane.lane / 4 * 8 + 4);
 #pragma unroll
-    for (int pair = 1; pair >= 0; --pair) {
-      float dt[Lane::CHANNELS_EACH][2], dtu[Lane::CHANNELS_EACH][2], dy[Lane::CHANNELS_EACH][2];
+    for (int i = QUAD - 1; i >= 0; --i) {
+      const int step = quad + i;
+      float b[4], c[4], g[4], q[4], x[4];
+      load_four(b, s.b + (first + step) * QUAD_ROW + lane.state);
+      load_four(c, s.c + (first + step) * QUAD_ROW + lane.state);
+      const bool restart = SEGMENTED && s.joins[first + step] == 0.0f;
+      state_sums.value[SUM_Y][i] = dot(c, steps.h[step + 1]);
 #pragma unroll
-      for (int c = 0; c < Lane::CHANNELS_EACH; ++c) {
-        const int at = row + c * Lane::ROWS * ROW + quad * 4 + pair * 2;
-        load_two(dt[c], s.dt + at);
-        load_two(dtu[c], s.dtu + at);
-        load_two(dy[c], s.dy + at);
+      for (int e = 0; e < 4; ++e) {
+        x[e] = dy[i] * steps.h[step + 1][e];
+        g[e] = dy[i] * c[e] + carry[e];
       }
+      channel_sums.add(channel_stage, lane, one, 1, i, x);
+      state_sums.value[SUM_INPUT][i] = dot(b, g);
 #pragma unroll
-      for (int i = 1; i >= 0; --i) {
-        const int step = quad * 4 + pair * 2 + i;
-        y.add(steps.h[step + 1], step);
-        float g[4], b[4], c[4], q[4];
-        output.set(g, step);
-        const bool restart = SEGMENTED && s.joins[first + step] == 0.0f;
+      for (int e = 0; e < 4; ++e) {
+        x[e] = dtu[i] * g[e];
+        carry[e] = restart ? 0.0f : g[e] * steps.a[step][e];
+        q[e] = restart ? 0.0f : carry[e] * steps.h[step][e];
+        a_gradient[e] += dt[i] * q[e];
+      }
+      channel_sums.add(channel_stage, lane, one, 0, i, x);
+      state_sums.value[SUM_DECAY][i] = dot(a, q);
+    }
+    state_sums.store(s.sums, state_stage, lane, first + quad, accumulate);
+    channel_sums.store(s.projections, channel_stage, lane, first + quad);
+  }
+}
+
+// A chunk of dB and dC, summed over a block's channels, to this block's part of them, [time][state].
+DEVICE void store_projections(const ScanBackward& p, BackwardShared& s, int64_t slab, int chunk, float scale) {
+  const ScanSizes& sizes = p.sizes;
+  const int row = thread_index() / 4, n = thread_index() % 4 * 4;
+  const int64_t time = int64_t(chunk) * CHUNK + row, left = sizes.states - slab * SLAB - n;
+  const int64_t to = time * sizes.states + slab * SLAB + n;
 #pragma unroll
-        for (int e = 0; e < 4; ++e) g[e] += carry[e];
-        input.add(g, step);
+  for (int kind = 0; kind < 2; ++kind) {
+    float total[4];
+    load_four(total, s.projections + projection_at(0, kind, row, n));
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int k = e / Lane::STATES_EACH, j = e % Lane::STATES_EACH;
-          b[j] = k ? b[j] + dtu[k][i] * g[e] : dtu[k][i] * g[e];
-          c[j] = k ? c[j] + dy[k][i] * steps.h[step + 1][e] : dy[k][i] * steps.h[step + 1][e];
-          carry[e] = restart ? 0.0f : g[e] * steps.a[step][e];
-          q[e] = restart ? 0.0f : carry[e] * steps.h[step][e];
-          a_gradient[e] += dt[k][i] * q[e];
-          q[e] *= a[e];
-        }
-        decay.add(q, step);
-        ChannelSum::put(stage, lane, 0, step, b);
-        ChannelSum::put(stage, lane, 1, step, c);
+    for (int wave = 1; wave < QuadLane::WAVES; ++wave) {
+      add_four(total, s.projections + projection_at(wave, kind, row, n));
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) total[i] *= scale;
+    if (HAS_MATRIX_TF32 && !is_finite(total[0] + total[1] + total[2] + total[3])) s.broken = 1;
+    if (time >= sizes.length) continue;
+    float* partial = reinterpret_cast<float*>(s.partial[kind]) + to;
+    if (sizes.states % 4 == 0) {
+      if (left > 0) store_global(partial, Vector<float, 4>{{total[0], total[1], total[2], total[3]}});
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (i < left) partial[i] = total[i];
       }
     }
-    wave_barrier();
-    ChannelSum::finish(s.projections, stage, lane, first + quad * 4);
   }
-  y.finish();
-  input.finish();
-  decay.finish();
-  y.store(s.y, first, accumulate);
-  input.store(s.input, first, accumulate);
-  decay.store(s.decay, first, accumulate);
 }
 
 // A chunk of one slab: `h` before it, `carry` and `a_gradient` after it; the latter two on return before it.
-template <class T, bool PLAIN, bool SEGMENTED>
-DEVICE void backward_chunk(float (&h)[4], float (&carry)[4], float (&a_gradient)[4], const float (&a)[4],
-                           BackwardShared& s, const Lane& lane, const StepMasks& masks, bool accumulate) {
+template <class T, bool MANY, bool PLAIN, bool SEGMENTED>
+DEVICE void backward_chunk(const ScanBackward& p, BackwardShared& s, const QuadLane& lane, int64_t slab,
+                           int chunk, float (&h)[4], float (&carry)[4], float (&a_gradient)[4],
+                           const float (&a)[4]) {
+  constexpr float SCALE = QuadChannelSums<PLAIN, !INPUT_IS_EXACT<T>>::SCALE;
+  const float* dtu = dtu_rows<MANY>(s);
   Steps steps;
   Starts starts;
 #pragma unroll 1
   for (int i = 0; i < STARTS; ++i) {
     starts.put(s, i, h);
-    recompute<T, PLAIN, SEGMENTED, false>(steps, h, a, s, i * STEPS, lane, masks);
+    recompute<SEGMENTED, false>(steps, h, a, s, dtu, i * STEPS, lane);
   }
 #pragma unroll 1
   for (int i = STARTS; i >= 0; --i) {
     if (i < STARTS) starts.get(h, s, i);
-    recompute<T, PLAIN, SEGMENTED, true>(steps, h, a, s, i * STEPS, lane, masks);
-    if (!PLAIN && i == STARTS && !is_finite(h[0] + h[1] + h[2] + h[3])) s.broken = 1;
-    reverse<T, PLAIN, SEGMENTED>(carry, a_gradient, steps, a, s, i * STEPS, lane, masks, accumulate);
+    recompute<SEGMENTED, true>(steps, h, a, s, dtu, i * STEPS, lane);
+    reverse<T, PLAIN, SEGMENTED>(carry, a_gradient, steps, a, s, dtu, i * STEPS, lane, slab > 0);
   }
-  if (!PLAIN && !is_finite(carry[0] + carry[1] + carry[2] + carry[3])) s.broken = 1;
-}
-
-// Sums over a block's channels to this block's part of dB and dC, [time][state].
-DEVICE void store_projections(const ScanBackward& p, const BackwardShared& s, const Place& place, int64_t slab,
-                              int64_t chunk) {
-  const ScanSizes& sizes = p.sizes;
-  const int64_t base = ((place.batch * sizes.groups + place.group) * place.blocks + place.block) * sizes.length;
-  const int64_t left = sizes.length - chunk * CHUNK;
-  const int time = thread_index() / 4, n = thread_index() % 4 * 4;
-  const int64_t to = (base + chunk * CHUNK + time) * sizes.states + slab * SLAB + n;
-#pragma unroll
-  for (int kind = 0; kind < 2; ++kind) {
-    float total[4];
-    load_four(total, s.projections + (kind * CHUNK + time) * SLAB + n);
-#pragma unroll
-    for (int group = 1; group < Lane::GROUPS; ++group) {
-      float x[4];
-      load_four(x, s.projections + ((group * 2 + kind) * CHUNK + time) * SLAB + n);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) total[i] += x[i];
-    }
-    float* partial = (kind ? p.c_partial : p.b_partial) + to;
-    if (time >= left) continue;
-    if (sizes.states % 4 == 0) {
-      if (slab * SLAB + n < sizes.states) store_four(partial, total[0], total[1], total[2], total[3]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (slab * SLAB + n + i < sizes.states) partial[i] = total[i];
-      }
-    }
-  }
+  barrier();
+  store_projections(p, s, slab, chunk, SCALE);
 }
 
 // Sums over time of what a thread's strips hold: one channel along time, else eight.
@@ -292,6 +280,19 @@ DEVICE void store_channel_total(float* to, const ChannelTotal<ALONG_TIME>& x, fl
   }
 }
 
+// A thread's own strip of 16 bytes, to shared memory and back.
+template <class T>
+DEVICE void keep_strip(uint32_t* room, int index, const Packed<T>& x) {
+  Vector<uint32_t, 4> words;
+  __builtin_memcpy(&words, x.word, sizeof(words));
+  store(room + (index * THREADS + thread_index()) * 4, words);
+}
+template <class T>
+DEVICE void kept_strip(Packed<T>& x, const uint32_t* room, int index) {
+  const Vector<uint32_t, 4> words = load<4>(room + (index * THREADS + thread_index()) * 4);
+  __builtin_memcpy(x.word, &words, sizeof(words));
+}
+
 // The inputs of a strip, as they lie in memory.
 template <class T>
 struct BackwardInputs {
@@ -303,28 +304,49 @@ struct BackwardInputs {
     const T* delta_start = s.rows.template strip<T, WHOLE>(BACKWARD_DELTA, p.delta, chunk, strip);
     const T* gradient_start = s.rows.template strip<T, WHOLE>(BACKWARD_OUT_GRADIENT, p.out_gradient, chunk, strip);
     const T* z_start = s.rows.template strip<T, WHOLE>(BACKWARD_Z, p.z, chunk, strip);
-    load_strip<T, WHOLE>(u, u_start, p.u, inside, strip);
-    load_strip<T, WHOLE>(delta, delta_start, p.delta, inside, strip);
-    load_strip<T, WHOLE>(gradient, gradient_start, p.out_gradient, inside, strip);
-    if (p.z.data) load_strip<T, WHOLE>(z, z_start, p.z, inside, strip);
+    load_input<T, WHOLE>(u, u_start, p.u, inside, strip);
+    load_input<T, WHOLE>(delta, delta_start, p.delta, inside, strip);
+    load_input<T, WHOLE>(gradient, gradient_start, p.out_gradient, inside, strip);
+    if (p.z.data) load_input<T, WHOLE>(z, z_start, p.z, inside, strip);
+  }
+
+  // All of a chunk that is whole, to where get() finds it.
+  template <class S>
+  DEVICE void copy(const ScanBackward& p, BackwardShared& s, int64_t chunk, S strip) const {
+    copy_strip(s, 0, s.rows.template strip<T, true>(BACKWARD_U, p.u, chunk, strip));
+    copy_strip(s, 1, s.rows.template strip<T, true>(BACKWARD_DELTA, p.delta, chunk, strip));
+    copy_strip(s, 2, s.rows.template strip<T, true>(BACKWARD_OUT_GRADIENT, p.out_gradient, chunk, strip));
+    if (p.z.data) copy_strip(s, 3, s.rows.template strip<T, true>(BACKWARD_Z, p.z, chunk, strip));
+  }
+  DEVICE static void copy_strip(BackwardShared& s, int index, const T* from) {
+    copy_async(s.inputs + (index * THREADS + thread_index()) * 4, from);
+  }
+  DEVICE void keep(uint32_t* room) const {
+    keep_strip(room, 0, u);
+    keep_strip(room, 1, delta);
+    keep_strip(room, 2, gradient);
+    keep_strip(room, 3, z);
+  }
+  DEVICE void get(const uint32_t* room) {
+    kept_strip(u, room, 0);
+    kept_strip(delta, room, 1);
+    kept_strip(gradient, room, 2);
+    kept_strip(z, room, 3);
   }
 };
 
 // dt, dt u and dy of a strip to shared memory.
-template <class T, bool WHOLE, class S>
+template <class T, bool MANY, bool WHOLE, class S>
 DEVICE void put_inputs(const ScanBackward& p, BackwardShared& s, int inside, const BackwardInputs<T>& inputs, S strip) {
   float dt[8], dtu[8], dy[8], bias[8];
   strip_parameter(bias, s.bias, strip);
-  step_sizes<T, WHOLE>(dt, dtu, inputs.delta, inputs.u, bias, p.sizes.softplus != 0, inside);
-  inputs.gradient.to_floats(dy);
-  if (p.z.data) {
-    float v[8];
-    inputs.z.to_floats(v);
+  steps_of<T, WHOLE>(dt, inputs.delta, bias, p.sizes.softplus != 0, inside);
+  ungated<T, WHOLE>(dy, inputs.gradient, inputs.z, p.z.data != nullptr, inside);
+  inputs.u.to_floats(dtu);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) dy[i] = WHOLE || i < inside ? dy[i] * v[i] * sigmoid(v[i]) : 0.0f;
-  }
+  for (int i = 0; i < 8; ++i) dtu[i] = WHOLE || i < inside ? dt[i] * dtu[i] : 0.0f;
   put_strip(s.dt, dt, strip);
-  put_strip(s.dtu, dtu, strip);
+  put_strip(dtu_rows<MANY>(s), dtu, strip);
   put_strip(s.dy, dy, strip);
 }
 
@@ -339,7 +361,7 @@ DEVICE void store_gradients(const ScanBackward& p, const BackwardShared& s, int6
   inputs.u.to_floats(v);
   if (p.z.data) {
     float y[8], w[8], g[8];
-    get_sums(y, s.y, strip);
+    get_strip(y, s.sums + SUM_Y * CHANNELS * ROW, strip);
     inputs.z.to_floats(w);
     inputs.gradient.to_floats(g);
 #pragma unroll
@@ -351,7 +373,7 @@ DEVICE void store_gradients(const ScanBackward& p, const BackwardShared& s, int6
     store_strip<T, WHOLE>(to, p.z_gradient, inside, x, strip);
   }
   float input[8], dt[8], dy[8];
-  get_sums(input, s.input, strip);
+  get_strip(input, s.sums + SUM_INPUT * CHANNELS * ROW, strip);
   get_strip(dt, s.dt, strip);
   get_strip(dy, s.dy, strip);
 #pragma unroll
@@ -362,7 +384,7 @@ DEVICE void store_gradients(const ScanBackward& p, const BackwardShared& s, int6
   T* to = s.rows.template strip<T, WHOLE>(BACKWARD_U_GRADIENT, p.u_gradient, chunk, strip);
   store_strip<T, WHOLE>(to, p.u_gradient, inside, x, strip);
   float decay[8], raw[8];
-  get_sums(decay, s.decay, strip);
+  get_strip(decay, s.sums + SUM_DECAY * CHANNELS * ROW, strip);
   inputs.delta.to_floats(raw);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -379,138 +401,151 @@ DEVICE void store_gradients(const ScanBackward& p, const BackwardShared& s, int6
 struct Slots {
   const ScanBackward& p;
   const Place& place;
-  const Lane& lane;
+  const QuadLane& lane;
   float* shared;
 
-  DEVICE float* slot(int64_t slab, int which, int64_t chunk) const {
+  DEVICE float* slot(int64_t slab, int which, int chunk) const {
     return shared + (((slab * 2 + which) * 2 + (chunk + 1) % 2) * THREADS + thread_index()) * 4;
   }
-  DEVICE StateAddress address(int64_t slab) const { return StateAddress(p.sizes, place, lane, slab, 1); }
-  DEVICE void load(float (&carry)[4], float (&a_gradient)[4], int64_t slab, int64_t chunk) const {
+  DEVICE QuadAddress address(int64_t slab) const { return QuadAddress(p.sizes, place, lane, slab); }
+  DEVICE void load(float (&carry)[4], float (&a_gradient)[4], int64_t slab, int chunk) const {
     if constexpr (HAS_MATRIX_TF32) {
       load_four(carry, slot(slab, 0, chunk));
       load_four(a_gradient, slot(slab, 1, chunk));
     } else {
-      address(slab).load(carry, p.initial_gradient, 0);
-      address(slab).load(a_gradient, p.a_gradient, 0);
+      address(slab).load(carry, p.initial_gradient);
+      address(slab).load(a_gradient, p.a_gradient);
     }
   }
-  DEVICE void store(const float (&carry)[4], const float (&a_gradient)[4], int64_t slab, int64_t chunk) const {
+  DEVICE void store(const float (&carry)[4], const float (&a_gradient)[4], int64_t slab, int chunk) const {
     if constexpr (HAS_MATRIX_TF32) {
       store_four(slot(slab, 0, chunk), carry[0], carry[1], carry[2], carry[3]);
       store_four(slot(slab, 1, chunk), a_gradient[0], a_gradient[1], a_gradient[2], a_gradient[3]);
     } else {
-      address(slab).store(p.initial_gradient, 0, carry);
-      address(slab).store(p.a_gradient, 0, a_gradient);
+      address(slab).store(p.initial_gradient, carry);
+      address(slab).store(p.a_gradient, a_gradient);
     }
   }
 };
 
-// Goes through the chunks from `chunk` down and returns the last that it could not: -1, the plain way. The carry
-// and gradient of A after that chunk are in `carry` and `a_gradient` or, with several slabs, in the slots of
-// its parity.
+// Goes through the share's chunks from `chunk` down and returns the last that it could not. What is
+// carried waits in the slots, or with a single slab and no plain way in `carry` and `a_gradient`.
 template <class T, bool MANY, bool ALONG_TIME, bool PLAIN, bool SEGMENTED>
-DEVICE int64_t backward_chunks(const ScanBackward& p, BackwardShared& s, const Slots& slots, const Place& place,
-                               const Lane& lane, int64_t chunk, float (&carry)[4], float (&a_gradient)[4],
+DEVICE int backward_chunks(const ScanBackward& p, BackwardShared& s, const Slots& slots, const Share& share,
+                               const QuadLane& lane, int chunk, float (&carry)[4], float (&a_gradient)[4],
                                ChannelTotal<ALONG_TIME>& d_total, ChannelTotal<ALONG_TIME>& bias_total) {
+  constexpr bool SLOTS = MANY || HAS_MATRIX_TF32;
+  // The state before a chunk comes without registers; of several slabs the next one's would come too early.
+  constexpr bool COPIES = HAS_MATRIX_TF32 && !MANY;
   const ScanSizes& sizes = p.sizes;
+  const Place& place = share.place;
   const Strip<ALONG_TIME> strip;
-  const StepMasks masks(lane);
   const Vectorised vectorised(sizes, place, p.b, p.c);
-  const int64_t chunks = (sizes.length + CHUNK - 1) / CHUNK;
   const int64_t slabs = MANY ? (sizes.states + SLAB - 1) / SLAB : 1;
-  auto inside = [&](int64_t chunk) { return strip.inside(place.channels, sizes.length - chunk * CHUNK); };
-  float a[4];
-  load_decay(a, p.a, sizes, place, lane, 0);
-  ProjectionStrip<T> projections;
-  const T* projections_start = projections.start(p.b, p.c, place);
+  auto inside = [&](int chunk) { return strip.inside(place.channels, sizes.length - int64_t(chunk) * CHUNK); };
+  float h[4], a[4];
   BackwardInputs<T> inputs;
-  auto fetch = [&](int64_t chunk) {
-    if (vectorised.whole(sizes, chunk)) {
-      inputs.template load<true>(p, s, chunk, 8, strip);
-      projections.template load<true>(projections_start, p.b, p.c, sizes, 0, chunk);
-    } else {
+  ProjectionStrip<T> projections;
+  auto fetch = [&](int chunk) {
+    if (!vectorised.whole(sizes, chunk)) {
       inputs.template load<false>(p, s, chunk, inside(chunk), strip);
-      projections.template load<false>(projections_start, p.b, p.c, sizes, 0, chunk);
+      if constexpr (KEEPS_INPUTS<T>) inputs.keep(s.inputs);
+    } else if constexpr (KEEPS_INPUTS<T>) {
+      inputs.copy(p, s, chunk, strip);
+    } else {
+      inputs.template load<true>(p, s, chunk, 8, strip);
     }
   };
-  float h[4];
+  auto fetch_slab = [&](int64_t slab, int chunk) {
+    const int thread = thread_index_again();
+    const QuadLane lane(thread);
+    // As ProjectionStrip says.
+    const int kind = thread / (THREADS / 2), time = thread / SLAB % 4 * 8;
+    const T* row = reinterpret_cast<const T*>(s.projection_rows[kind][thread % SLAB]);
+    if (vectorised.whole(sizes, chunk)) {
+      projections.template load<true>(row + time, p.b, p.c, sizes, slab, chunk);
+    } else {
+      projections.template load<false>(row + time * (kind ? p.c.time : p.b.time), p.b, p.c, sizes, slab, chunk);
+    }
+    if (MANY) load_quad_decay(a, p.a, sizes, place, lane, slab);
+    const float* states = reinterpret_cast<const float*>(s.checkpoint_rows[lane.channel()]);
+    states += chunk * sizes.states + slab * SLAB + lane.state;
+    const QuadAccess access(sizes, place, lane, slab);
+    if (COPIES && access.wide) {
+      Starts::copy(s, states);
+    } else {
+      access.load(h, states);
+      if constexpr (COPIES) Starts().put(s, 0, h);
+    }
+  };
+  if (!MANY) load_quad_decay(a, p.a, sizes, place, lane, 0);
   fetch(chunk);
-  if constexpr (!MANY) StateAddress(sizes, place, lane, 0, chunks).load(h, p.checkpoints, chunk * sizes.states);
-  for (; chunk >= 0; --chunk) {
+  fetch_slab(0, chunk);
+  for (; chunk >= share.begin; --chunk) {
     const bool whole = vectorised.whole(sizes, chunk);
+    copies_done();
+    if constexpr (KEEPS_INPUTS<T>) inputs.get(s.inputs);
+    if constexpr (COPIES) Starts().get(h, s, 0);
     if (whole) {
-      put_inputs<T, true>(p, s, 8, inputs, strip);
+      put_inputs<T, MANY, true>(p, s, 8, inputs, strip);
     } else {
-      put_inputs<T, false>(p, s, inside(chunk), inputs, strip);
+      put_inputs<T, MANY, false>(p, s, inside(chunk), inputs, strip);
     }
-    projections.put(s.b, s.c);
     if (SEGMENTED) put_joins(s.joins, p.segment, place, sizes.length, chunk);
-    barrier();
-
-    const float carry_after[4] = {carry[0], carry[1], carry[2], carry[3]};
-    const float gradient_after[4] = {a_gradient[0], a_gradient[1], a_gradient[2], a_gradient[3]};
     for (int64_t slab = 0; slab < slabs; ++slab) {
-      if constexpr (MANY) {
-        if (slab > 0) {
-          ProjectionStrip<T> more;
-          more.template load<false>(projections_start, p.b, p.c, sizes, slab, chunk);
-          barrier();
-          store_projections(p, s, place, slab - 1, chunk);
-          more.put(s.b, s.c);
-          barrier();
-        }
-        load_decay(a, p.a, sizes, place, lane, slab);
-        slots.load(carry, a_gradient, slab, chunk);
-        StateAddress(sizes, place, lane, slab, chunks).load(h, p.checkpoints, chunk * sizes.states);
-      }
-      backward_chunk<T, PLAIN, SEGMENTED>(h, carry, a_gradient, a, s, lane, masks, slab > 0);
-      if constexpr (MANY) {
-        slots.store(carry, a_gradient, slab, chunk - 1);
-      }
-    }
-    // Again, because to keep them would cost the recurrence 16 registers.
-    if (whole) {
-      inputs.template load<true>(p, s, chunk, 8, strip);
-    } else {
-      inputs.template load<false>(p, s, chunk, inside(chunk), strip);
-    }
-    barrier();
-    if (!PLAIN && s.broken) {
+      put_projections(projections, s.b, s.c);
+      barrier();
+      float h_now[4], a_now[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        carry[e] = carry_after[e];
-        a_gradient[e] = gradient_after[e];
+        h_now[e] = h[e];
+        a_now[e] = a[e];
       }
-      return chunk;
+      if (MANY && slab + 1 < slabs) fetch_slab(slab + 1, chunk);
+      if constexpr (SLOTS) slots.load(carry, a_gradient, slab, chunk);
+      backward_chunk<T, MANY, PLAIN, SEGMENTED>(p, s, lane, slab, chunk, h_now, carry, a_gradient, a_now);
+      if constexpr (SLOTS) slots.store(carry, a_gradient, slab, chunk - 1);
+    }
+    // Again, because to hold them would cost the recurrence 16 registers.
+    BackwardInputs<T> now;
+    if constexpr (KEEPS_INPUTS<T>) {
+      now.get(s.inputs);
+    } else {
+      fetch(chunk);
+      now = inputs;
     }
     // Reads ahead of what the next chunk starts with.
-    const BackwardInputs<T> now = inputs;
-    if (chunk > 0) {
+    if (chunk > share.begin) {
       fetch(chunk - 1);
-      if constexpr (!MANY) StateAddress(sizes, place, lane, 0, chunks).load(h, p.checkpoints, (chunk - 1) * sizes.states);
+      fetch_slab(0, chunk - 1);
     }
-    store_projections(p, s, place, slabs - 1, chunk);
+    const ChannelTotal<ALONG_TIME> d_before = d_total, bias_before = bias_total;
     if (whole) {
       store_gradients<T, true>(p, s, chunk, 8, now, d_total, bias_total, strip);
     } else {
       store_gradients<T, false>(p, s, chunk, inside(chunk), now, d_total, bias_total, strip);
     }
     barrier();
+    if (!PLAIN && s.broken) {
+      d_total = d_before;
+      bias_total = bias_before;
+      return chunk;
+    }
   }
   return chunk;
 }
 
 template <class T, bool MANY, bool ALONG_TIME, bool SEGMENTED>
 DEVICE void scan_backward(const ScanBackward& p) {
+  constexpr bool SLOTS = MANY || HAS_MATRIX_TF32;
   BackwardShared& s = *reinterpret_cast<BackwardShared*>(dynamic_shared());
   const ScanSizes& sizes = p.sizes;
-  const Place place(sizes);
+  const Share share(sizes, p.splits, Share::outermost(sizes));
+  const Place& place = share.place;
   const Strip<ALONG_TIME> strip;
-  const Lane lane;
-  const int64_t chunks = (sizes.length + CHUNK - 1) / CHUNK;
+  const QuadLane lane(thread_index());
   const int64_t slabs = MANY ? (sizes.states + SLAB - 1) / SLAB : 1;
-  const Slots slots{p, place, lane, dynamic_shared() + sizeof(BackwardShared) / sizeof(float)};
+  const Slots slots{p, share.part, lane, dynamic_shared() + sizeof(BackwardShared) / sizeof(float) + (MANY ? SLAB_INPUT : 0)};
   s.rows.template put<T>(BACKWARD_U, p.u, place, strip);
   s.rows.template put<T>(BACKWARD_DELTA, p.delta, place, strip);
   s.rows.template put<T>(BACKWARD_Z, p.z, place, strip);
@@ -520,36 +555,34 @@ DEVICE void scan_backward(const ScanBackward& p) {
   s.rows.template put<T>(BACKWARD_Z_GRADIENT, p.z_gradient, place, strip);
   put_parameter(s.bias, p.delta_bias, place);
   put_parameter(s.d, p.d, place);
+  put_addresses<T>(p, s, place);
+  if (thread_index() < 64) s.ones[thread_index()] = thread_index() / 8 == thread_index() % 8 ? 1.0f : 0.0f;
   if (thread_index() == 0) s.broken = 0;
   float carry[4] = {}, a_gradient[4] = {};
   for (int64_t slab = 0; slab < slabs; ++slab) {
-    if (p.last_gradient) StateAddress(sizes, place, lane, slab, 1).load(carry, p.last_gradient, 0);
-    if constexpr (MANY) {
-      slots.store(carry, a_gradient, slab, chunks - 1);
-    }
+    entering(carry, p, share, lane, slab);
+    if constexpr (SLOTS) slots.store(carry, a_gradient, slab, share.end - 1);
   }
   barrier();
 
   ChannelTotal<ALONG_TIME> d_total, bias_total;
-  int64_t chunk = chunks - 1;
+  int chunk = share.end - 1;
   if constexpr (HAS_MATRIX_TF32) {
-    chunk = backward_chunks<T, MANY, ALONG_TIME, false, SEGMENTED>(p, s, slots, place, lane, chunk, carry, a_gradient,
+    chunk = backward_chunks<T, MANY, ALONG_TIME, false, SEGMENTED>(p, s, slots, share, lane, chunk, carry, a_gradient,
                                                                    d_total, bias_total);
   }
-  if (chunk >= 0) {
-    backward_chunks<T, MANY, ALONG_TIME, true, SEGMENTED>(p, s, slots, place, lane, chunk, carry, a_gradient, d_total,
+  if (chunk >= share.begin) {
+    backward_chunks<T, MANY, ALONG_TIME, true, SEGMENTED>(p, s, slots, share, lane, chunk, carry, a_gradient, d_total,
                                                           bias_total);
   }
   for (int64_t slab = 0; slab < slabs; ++slab) {
-    if constexpr (MANY) {
-      slots.load(carry, a_gradient, slab, -1);
-    }
-    const StateAddress address(sizes, place, lane, slab, 1);
-    address.store(p.a_gradient, 0, a_gradient);
-    if (p.initial_gradient) address.store(p.initial_gradient, 0, carry);
+    if constexpr (SLOTS) slots.load(carry, a_gradient, slab, share.begin - 1);
+    const QuadAddress address(sizes, share.part, lane, slab);
+    address.store(p.a_gradient, a_gradient);
+    if (p.initial_gradient) address.store(p.initial_gradient, carry);
   }
-  if (p.d_gradient) store_channel_total(p.d_gradient, d_total, s.dt, sizes, place);
-  if (p.bias_gradient) store_channel_total(p.bias_gradient, bias_total, s.dt, sizes, place);
+  if (p.d_gradient) store_channel_total(p.d_gradient, d_total, s.dt, sizes, share.part);
+  if (p.bias_gradient) store_channel_total(p.bias_gradient, bias_total, s.dt, sizes, share.part);
 }
 
 // Adds the blocks' parts of dB or dC in order: 32 steps a block, four adjacent states a thread.

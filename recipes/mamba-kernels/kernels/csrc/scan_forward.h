@@ -100,17 +100,18 @@ DEVICE void put_parameter(float* to, const float* source, const Place& place) {
   if (channel < CHANNELS) to[channel] = source && channel < place.channels ? source[place.first + channel] : 0.0f;
 }
 template <class S>
-DEVICE void strip_parameter(float (&x)[8], const float* values, S) {
+DEVICE void strip_parameter(float (&x)[8], const float* values, S strip) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) x[i] = values[S::channel_of(i)];
+  for (int i = 0; i < 8; ++i) x[i] = values[strip.channel_of(i)];
 }
 
 // Per step of a chunk 0 where a new sequence starts, else 1.
-DEVICE void put_joins(float* joins, const int32_t* segment, const Place& place, int64_t length, int64_t chunk) {
-  const int64_t t = chunk * CHUNK + thread_index();
-  if (thread_index() < CHUNK) {
+DEVICE void put_joins(float* joins, const int32_t* segment, const Place& place, int64_t length, int64_t chunk,
+                      int index = thread_index()) {
+  const int64_t t = chunk * CHUNK + index;
+  if (index < CHUNK) {
     const int32_t* s = segment + place.batch * length;
-    joins[thread_index()] = t > 0 && t < length && s[t] != s[t - 1] ? 0.0f : 1.0f;
+    joins[index] = t > 0 && t < length && s[t] != s[t - 1] ? 0.0f : 1.0f;
   }
 }
 
@@ -130,206 +131,384 @@ struct Vectorised {
   }
 };
 
-struct ForwardShared {
+// With tensor cores half of a block's threads do the recurrence and the others the elementwise work of the chunks
+// before and after, so that the exponential unit does not wait for it; that takes two stages of shared memory. Else
+// the same threads do one after the other.
+constexpr bool HELPED = HAS_MATRIX_TF32;
+constexpr int FORWARD_THREADS = HELPED ? 2 * THREADS : THREADS;
+constexpr int STAGES = HELPED ? 2 : 1;
+
+// What belongs to a chunk; y over [part][channel][time].
+struct ForwardStage {
   float dt[CHANNELS * ROW], dtu[CHANNELS * ROW];
   float y[Lane::PARTS * CHANNELS * ROW];
+  float joins[CHUNK];
+};
+// A slab of a chunk's B and C, over [time][state].
+struct ProjectionStage {
   float b[CHUNK * STATE_ROW], c[CHUNK * STATE_ROW];
-  float joins[CHUNK], bias[CHANNELS], d[CHANNELS];
+};
+
+struct ForwardShared {
+  ForwardStage stages[STAGES];
+  ProjectionStage projections[STAGES];
+  float bias[CHANNELS], d[CHANNELS];
   Rows<4> rows;
-  int broken;
+  // By the chunk's parity: a chunk is not finite.
+  int broken[4];
+
+  DEVICE ForwardStage& stage(int64_t chunk) { return stages[chunk % STAGES]; }
 };
 
 // Of the states between slabs, by the chunk's parity: the plain way repeats a chunk, and itself none.
-constexpr int FORWARD_COPIES = HAS_MATRIX_TF32 ? 2 : 1;
+constexpr int FORWARD_COPIES = HELPED ? 2 : 1;
 
 enum ForwardTensor { FORWARD_U, FORWARD_DELTA, FORWARD_Z, FORWARD_OUT };
 
-// Eight steps of the recurrence: h in and out, y to shared memory.
+// What every thread of a block knows.
+struct ForwardBlock {
+  const ScanForward& p;
+  ForwardShared& s;
+  const Place& place;
+  const Vectorised vectorised;
+  int64_t chunks, slabs;
+
+  DEVICE ForwardBlock(const ScanForward& p, ForwardShared& s, const Place& place, int64_t slabs)
+      : p(p), s(s), place(place), vectorised(p.sizes, place, p.b, p.c), chunks((p.sizes.length + CHUNK - 1) / CHUNK),
+        slabs(slabs) {}
+  DEVICE bool whole(int64_t chunk) const { return vectorised.whole(p.sizes, chunk); }
+};
+
+// The recurrence over a chunk: h in and out, y to shared memory. Decays and inputs are computed two steps ahead, so
+// that nothing waits for exponentials or matrix instructions.
 template <class T, bool PLAIN, bool SEGMENTED>
-DEVICE void forward_steps(float (&h)[4], const float (&a)[4], ForwardShared& s, int first, const Lane& lane,
-                          const StepMasks& masks, bool accumulate) {
-  Outer<T, PLAIN> input(s.dtu, s.b, first, lane, masks);
-  StateSum<T, PLAIN, Y_IS_EXACT<T>> output(s.c, first, lane, masks);
-  const float* dt_row = s.dt + lane.channel(0) * ROW + first;
+DEVICE void forward_steps(float (&h)[4], const float (&a)[4], ForwardStage& s, const ProjectionStage& projections,
+                          const Lane& lane, const StepMasks& masks, bool accumulate) {
+  OuterProduct<T, PLAIN> input(s.dtu, projections.b, lane, masks);
+  StateSum<T, PLAIN, Y_IS_EXACT<T>> output(s.y, projections.c, lane);
+  const float* dt_row = s.dt + lane.channel(0) * ROW;
+  float dt[Lane::CHANNELS_EACH][4], decay[2][4], x[2][4];
+  auto fetch_sizes = [&](int step) {
 #pragma unroll
-  for (int quad = 0; quad < STEPS / 4; ++quad) {
-    float dt[Lane::CHANNELS_EACH][4];
+    for (int c = 0; c < Lane::CHANNELS_EACH; ++c) load_two(&dt[c][step % 4], dt_row + c * Lane::ROWS * ROW + step);
+  };
+  auto prepare = [&](int i) {
 #pragma unroll
-    for (int c = 0; c < Lane::CHANNELS_EACH; ++c) load_four(dt[c], dt_row + c * Lane::ROWS * ROW + quad * 4);
-    input.load(quad);
+    for (int e = 0; e < 4; ++e) decay[i % 2][e] = exp2_fast(dt[e / Lane::STATES_EACH][i] * a[e]);
+    input.set(x[i % 2], i);
+  };
+  auto run = [&](int first, auto more) {
+    constexpr bool MORE = decltype(more)::value;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int step = quad * 4 + i;
-      float x[4];
-      input.set(x, step);
-      const bool restart = SEGMENTED && s.joins[first + step] == 0.0f;
+      const bool restart = SEGMENTED && s.joins[first + i] == 0.0f;
+      const int from = i % 2;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float decay = exp2_fast(dt[e / Lane::STATES_EACH][i] * a[e]);
-        h[e] = restart ? x[e] : decay * h[e] + x[e];
+      for (int e = 0; e < 4; ++e) h[e] = restart ? x[from][e] : decay[from][e] * h[e] + x[from][e];
+      output.add(h, i);
+      if (MORE || i < 2) prepare((i + 2) % 4);
+      if (i == 1 && MORE) {
+        fetch_sizes(6);
+        input.take();
+        input.fetch();
       }
-      output.add(h, step);
     }
-  }
-  output.finish();
-  output.store(s.y, first, accumulate);
+    output.store(accumulate);
+    // After the last but one four this reads the room between rows.
+    if (MORE) {
+      fetch_sizes(8);
+      output.fetch();
+    }
+    dt_row += 4;
+  };
+  input.fetch();
+  input.take();
+  fetch_sizes(0);
+  output.fetch();
+  prepare(0);
+  prepare(1);
+  fetch_sizes(2);
+  fetch_sizes(4);
+  input.fetch();
+  // Unrolled, it saves what counts addresses on, a tenth of the instructions; without tensor cores that is little.
+  constexpr int COPIES = HELPED ? CHUNK / 4 - 1 : 1;
+#pragma unroll COPIES
+  for (int first = 0; first < CHUNK - 4; first += 4) run(first, Constant<true>());
+  run(CHUNK - 4, Constant<false>());
 }
 
-// The inputs of a strip, as they lie in memory.
-template <class T>
-struct ForwardInputs {
-  Packed<T> u, delta, z;
+// The elementwise work of a strip of every chunk.
+template <class T, bool PLAIN, bool ALONG_TIME>
+struct ForwardStrip {
+  const ForwardBlock& block;
+  const Strip<ALONG_TIME> strip;
+  // Of the chunk that is prepared next, and of the one that is finished next.
+  Packed<T> u, delta, u_again, z;
 
-  template <bool WHOLE, class S>
-  DEVICE void load(const ScanForward& p, const ForwardShared& s, int64_t chunk, int inside, S strip) {
-    const T* u_start = s.rows.template strip<T, WHOLE>(FORWARD_U, p.u, chunk, strip);
-    const T* delta_start = s.rows.template strip<T, WHOLE>(FORWARD_DELTA, p.delta, chunk, strip);
-    const T* z_start = s.rows.template strip<T, WHOLE>(FORWARD_Z, p.z, chunk, strip);
-    load_strip<T, WHOLE>(u, u_start, p.u, inside, strip);
-    load_strip<T, WHOLE>(delta, delta_start, p.delta, inside, strip);
-    if (p.z.data) load_strip<T, WHOLE>(z, z_start, p.z, inside, strip);
+  DEVICE ForwardStrip(const ForwardBlock& block, int index) : block(block), strip(index) {}
+
+  DEVICE int inside(int64_t chunk) const {
+    return strip.inside(block.place.channels, block.p.sizes.length - chunk * CHUNK);
+  }
+  template <bool WHOLE>
+  DEVICE void load(Packed<T>& x, ForwardTensor tensor, const Sequence& from, int64_t chunk) const {
+    const T* start = block.s.rows.template strip<T, WHOLE>(tensor, from, chunk, strip);
+    load_strip<T, WHOLE>(x, start, from, inside(chunk), strip);
+  }
+  DEVICE void fetch(int64_t chunk) {
+    const ScanForward& p = block.p;
+    if (chunk >= block.chunks) return;
+    if (block.whole(chunk)) {
+      load<true>(u, FORWARD_U, p.u, chunk);
+      load<true>(delta, FORWARD_DELTA, p.delta, chunk);
+    } else {
+      load<false>(u, FORWARD_U, p.u, chunk);
+      load<false>(delta, FORWARD_DELTA, p.delta, chunk);
+    }
+  }
+  // Step sizes, and their products with u.
+  DEVICE void prepare(int64_t chunk) const {
+    if (chunk >= block.chunks) return;
+    ForwardStage& stage = block.s.stage(chunk);
+    const bool soft = block.p.sizes.softplus != 0;
+    float dt[8], dtu[8], bias[8];
+    strip_parameter(bias, block.s.bias, strip);
+    if (block.whole(chunk)) {
+      step_sizes<T, true>(dt, dtu, delta, u, bias, soft, 8);
+    } else {
+      step_sizes<T, false>(dt, dtu, delta, u, bias, soft, inside(chunk));
+    }
+    put_strip(stage.dt, dt, strip);
+    put_strip(stage.dtu, dtu, strip);
+  }
+
+  DEVICE void fetch_again(int64_t chunk) {
+    const ScanForward& p = block.p;
+    if (block.whole(chunk)) {
+      load<true>(u_again, FORWARD_U, p.u, chunk);
+      if (p.z.data) load<true>(z, FORWARD_Z, p.z, chunk);
+    } else {
+      load<false>(u_again, FORWARD_U, p.u, chunk);
+      if (p.z.data) load<false>(z, FORWARD_Z, p.z, chunk);
+    }
+  }
+  // The output from the sums over states.
+  DEVICE void finish(int64_t chunk) const {
+    const ScanForward& p = block.p;
+    const float scale = StateSum<T, PLAIN, Y_IS_EXACT<T>>::SCALE;
+    float y[8], v[8], d[8];
+    strip_parameter(d, block.s.d, strip);
+    get_sums(y, block.s.stage(chunk).y, strip);
+    u_again.to_floats(v);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) y[i] = y[i] * scale + d[i] * v[i];
+    if (p.z.data) {
+      z.to_floats(v);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) y[i] *= v[i] * sigmoid(v[i]);
+    }
+    const Rows<4>& rows = block.s.rows;
+    if (block.whole(chunk)) {
+      store_strip<T, true>(rows.template strip<T, true>(FORWARD_OUT, p.out, chunk, strip), p.out, 8, y, strip);
+    } else {
+      T* start = rows.template strip<T, false>(FORWARD_OUT, p.out, chunk, strip);
+      store_strip<T, false>(start, p.out, inside(chunk), y, strip);
+    }
   }
 };
 
-template <class T, bool WHOLE, class S>
-DEVICE void store_outputs(const ScanForward& p, const ForwardShared& s, int64_t chunk, int inside,
-                          const ForwardInputs<T>& inputs, S strip) {
-  float y[8], v[8], d[8];
-  strip_parameter(d, s.d, strip);
-  get_sums(y, s.y, strip);
-  inputs.u.to_floats(v);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) y[i] += d[i] * v[i];
-  if (p.z.data) {
-    inputs.z.to_floats(v);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) y[i] *= v[i] * sigmoid(v[i]);
+// A thread's share of B and C, one slab of a chunk after the other.
+template <class T>
+struct ProjectionStream {
+  const ForwardBlock& block;
+  int64_t chunk, slab = 0;
+  int turn = 0;
+  ProjectionStrip<T> share;
+  const T* start;
+
+  DEVICE ProjectionStream(const ForwardBlock& block, int64_t chunk, int index)
+      : block(block), chunk(chunk), share(index), start(share.start(block.p.b, block.p.c, block.place)) {}
+
+  // Reads what put then writes to the stage whose turn it is.
+  DEVICE void fetch() {
+    const ScanForward& p = block.p;
+    if (chunk >= block.chunks) return;
+    if (block.whole(chunk)) {
+      share.template load<true>(start, p.b, p.c, p.sizes, slab, chunk);
+    } else {
+      share.template load<false>(start, p.b, p.c, p.sizes, slab, chunk);
+    }
+    if (++slab == block.slabs) {
+      slab = 0;
+      ++chunk;
+    }
   }
-  store_strip<T, WHOLE>(s.rows.template strip<T, WHOLE>(FORWARD_OUT, p.out, chunk, strip), p.out, inside, y, strip);
+  DEVICE void put() {
+    ProjectionStage& stage = block.s.projections[turn];
+    share.put(stage.b, stage.c);
+    turn = (turn + 1) % STAGES;
+  }
+};
+
+// The recurrence of a thread: states in `h` or, with several slabs, in slots by the chunk's parity.
+template <class T, bool MANY, bool PLAIN, bool SEGMENTED>
+struct ForwardStates {
+  const ForwardBlock& block;
+  const Lane lane;
+  const StepMasks masks;
+  const StateAddress address;
+  float* slots;
+  float a[4], h[4] = {};
+  int turn = 0;
+
+  DEVICE ForwardStates(const ForwardBlock& block, float* slots)
+      : block(block), masks(lane), address(block.p.sizes, block.place, lane, 0, block.chunks), slots(slots) {
+    load_decay(a, block.p.a, block.p.sizes, block.place, lane, 0);
+  }
+  DEVICE float* slot(int64_t slab, int64_t chunk) const {
+    return slots + ((slab * FORWARD_COPIES + chunk % FORWARD_COPIES) * THREADS + thread_index()) * 4;
+  }
+  DEVICE void run(int64_t chunk, int64_t slab) {
+    const ScanForward& p = block.p;
+    if constexpr (MANY) {
+      load_decay(a, p.a, p.sizes, block.place, lane, slab);
+      load_four(h, slot(slab, chunk));
+    }
+    if (p.checkpoints) {
+      const StateAddress of_slab(p.sizes, block.place, lane, slab, block.chunks);
+      (MANY ? of_slab : address).store(p.checkpoints, chunk * p.sizes.states, h);
+    }
+    forward_steps<T, PLAIN, SEGMENTED>(h, a, block.s.stage(chunk), block.s.projections[turn], lane, masks, slab > 0);
+    turn = (turn + 1) % STAGES;
+    if (!PLAIN && !is_finite(h[0] + h[1] + h[2] + h[3])) block.s.broken[chunk % 2] = 1;
+    if constexpr (MANY) store_four(slot(slab, chunk + 1), h[0], h[1], h[2], h[3]);
+  }
+};
+
+// The helpers' way through the chunks, a barrier a slab: with the recurrence of one chunk they prepare the chunk
+// after and finish the chunk before. Returns as run_forward does.
+template <class T, bool ALONG_TIME, bool PLAIN, bool SEGMENTED>
+DEVICE int64_t help_forward(const ForwardBlock& block, int64_t chunk) {
+  const int index = thread_index() - THREADS;
+  const int64_t first = chunk;
+  ProjectionStream<T> projections(block, chunk, index);
+  ForwardStrip<T, PLAIN, ALONG_TIME> strip(block, index);
+  auto prepare = [&](int64_t chunk) {
+    strip.prepare(chunk);
+    if (SEGMENTED) put_joins(block.s.stage(chunk).joins, block.p.segment, block.place, block.p.sizes.length, chunk, index);
+  };
+  strip.fetch(chunk);
+  projections.fetch();
+  prepare(chunk);
+  projections.put();
+  strip.fetch(chunk + 1);
+  projections.fetch();
+  barrier();
+  for (; chunk < block.chunks; ++chunk) {
+    // All that was read is used before more is read: a wait for one load can be a wait for those after it.
+    projections.put();
+    prepare(chunk + 1);
+    if (chunk > first) strip.finish(chunk - 1);
+    projections.fetch();
+    strip.fetch(chunk + 2);
+    strip.fetch_again(chunk);
+    barrier();
+    for (int64_t slab = 1; slab < block.slabs; ++slab) {
+      projections.put();
+      projections.fetch();
+      barrier();
+    }
+    if (!PLAIN && block.s.broken[chunk % 2]) return chunk;
+  }
+  strip.finish(chunk - 1);
+  return chunk;
 }
 
-// Scans the chunks from `chunk` on and returns the first that it could not: all, the plain way. The state before
-// that chunk is in h or, with several slabs, in the slots of its parity.
-template <class T, bool MANY, bool ALONG_TIME, bool PLAIN, bool SEGMENTED>
-DEVICE int64_t forward_chunks(const ScanForward& p, ForwardShared& s, const Place& place, const Lane& lane,
-                              int64_t chunk, float (&h)[4]) {
-  const ScanSizes& sizes = p.sizes;
-  const Strip<ALONG_TIME> strip;
-  const StepMasks masks(lane);
-  const Vectorised vectorised(sizes, place, p.b, p.c);
-  const int64_t chunks = (sizes.length + CHUNK - 1) / CHUNK;
-  const int64_t slabs = MANY ? (sizes.states + SLAB - 1) / SLAB : 1;
-  auto inside = [&](int64_t chunk) { return strip.inside(place.channels, sizes.length - chunk * CHUNK); };
-  auto slot = [&](int64_t slab, int64_t chunk) {
-    return dynamic_shared() + ((slab * FORWARD_COPIES + chunk % FORWARD_COPIES) * THREADS + thread_index()) * 4;
-  };
-  float a[4];
-  load_decay(a, p.a, sizes, place, lane, 0);
-
-  ForwardInputs<T> next;
-  ProjectionStrip<T> projections;
-  const T* projections_start = projections.start(p.b, p.c, place);
-  auto fetch = [&](int64_t chunk) {
-    if (vectorised.whole(sizes, chunk)) {
-      next.template load<true>(p, s, chunk, 8, strip);
-      projections.template load<true>(projections_start, p.b, p.c, sizes, 0, chunk);
-    } else {
-      next.template load<false>(p, s, chunk, inside(chunk), strip);
-      projections.template load<false>(projections_start, p.b, p.c, sizes, 0, chunk);
+// The way of the other threads. Returns the first chunk that is not finite, with the states before it: a matrix
+// instruction multiplies masked steps too, and 0 * inf is NaN, so that from there on the plain way is gone.
+template <class T, bool MANY, bool PLAIN, bool SEGMENTED>
+DEVICE int64_t run_forward(const ForwardBlock& block, int64_t chunk, ForwardStates<T, MANY, PLAIN, SEGMENTED>& states) {
+  barrier();
+  for (; chunk < block.chunks; ++chunk) {
+    const float start[4] = {states.h[0], states.h[1], states.h[2], states.h[3]};
+    for (int64_t slab = 0; slab < block.slabs; ++slab) {
+      states.run(chunk, slab);
+      barrier();
     }
-  };
-  fetch(chunk);
-  for (; chunk < chunks; ++chunk) {
-    const ForwardInputs<T> inputs = next;
-    {
-      float dt[8], dtu[8], bias[8];
-      strip_parameter(bias, s.bias, strip);
-      if (vectorised.whole(sizes, chunk)) {
-        step_sizes<T, true>(dt, dtu, inputs.delta, inputs.u, bias, sizes.softplus != 0, 8);
-      } else {
-        step_sizes<T, false>(dt, dtu, inputs.delta, inputs.u, bias, sizes.softplus != 0, inside(chunk));
-      }
-      put_strip(s.dt, dt, strip);
-      put_strip(s.dtu, dtu, strip);
-    }
-    projections.put(s.b, s.c);
-    if (SEGMENTED) put_joins(s.joins, p.segment, place, sizes.length, chunk);
-    barrier();
-    if (chunk + 1 < chunks) fetch(chunk + 1);
-
-    const float start[4] = {h[0], h[1], h[2], h[3]};
-    for (int64_t slab = 0; slab < slabs; ++slab) {
-      if constexpr (MANY) {
-        if (slab > 0) {
-          ProjectionStrip<T> more;
-          more.template load<false>(projections_start, p.b, p.c, sizes, slab, chunk);
-          barrier();
-          more.put(s.b, s.c);
-          barrier();
-        }
-        load_decay(a, p.a, sizes, place, lane, slab);
-        load_four(h, slot(slab, chunk));
-      }
-      if (p.checkpoints) {
-        StateAddress(sizes, place, lane, slab, chunks).store(p.checkpoints, chunk * sizes.states, h);
-      }
-#pragma unroll 1
-      for (int first = 0; first < CHUNK; first += STEPS) {
-        forward_steps<T, PLAIN, SEGMENTED>(h, a, s, first, lane, masks, slab > 0);
-      }
-      if (!PLAIN && !is_finite(h[0] + h[1] + h[2] + h[3])) s.broken = 1;
-      if constexpr (MANY) store_four(slot(slab, chunk + 1), h[0], h[1], h[2], h[3]);
-    }
-    barrier();
-    if (!PLAIN && s.broken) {
+    if (!PLAIN && block.s.broken[chunk % 2]) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) h[e] = start[e];
+      for (int e = 0; e < 4; ++e) states.h[e] = start[e];
       return chunk;
-    }
-    if (vectorised.whole(sizes, chunk)) {
-      store_outputs<T, true>(p, s, chunk, 8, inputs, strip);
-    } else {
-      store_outputs<T, false>(p, s, chunk, inside(chunk), inputs, strip);
     }
   }
   return chunk;
 }
 
+// Both by the same threads.
+template <class T, bool MANY, bool ALONG_TIME, bool SEGMENTED>
+DEVICE void run_forward_alone(const ForwardBlock& block, ForwardStates<T, MANY, true, SEGMENTED>& states) {
+  ForwardStrip<T, true, ALONG_TIME> strip(block, thread_index());
+  ProjectionStream<T> projections(block, 0, thread_index());
+  strip.fetch(0);
+  projections.fetch();
+  for (int64_t chunk = 0; chunk < block.chunks; ++chunk) {
+    strip.prepare(chunk);
+    if (SEGMENTED) put_joins(block.s.stage(chunk).joins, block.p.segment, block.place, block.p.sizes.length, chunk);
+    strip.fetch(chunk + 1);
+    strip.fetch_again(chunk);
+    for (int64_t slab = 0; slab < block.slabs; ++slab) {
+      if (slab > 0) barrier();
+      projections.put();
+      barrier();
+      projections.fetch();
+      states.run(chunk, slab);
+    }
+    barrier();
+    strip.finish(chunk);
+  }
+}
+
 template <class T, bool MANY, bool ALONG_TIME, bool SEGMENTED>
 DEVICE void scan_forward(const ScanForward& p) {
-  SHARED ForwardShared s;
+  ForwardShared& s = *reinterpret_cast<ForwardShared*>(dynamic_shared());
+  float* slots = dynamic_shared() + sizeof(ForwardShared) / sizeof(float);
   const ScanSizes& sizes = p.sizes;
   const Place place(sizes);
+  const ForwardBlock block(p, s, place, MANY ? (sizes.states + SLAB - 1) / SLAB : 1);
   const Strip<ALONG_TIME> strip;
-  const Lane lane;
-  const int64_t chunks = (sizes.length + CHUNK - 1) / CHUNK;
-  const int64_t slabs = MANY ? (sizes.states + SLAB - 1) / SLAB : 1;
-  auto slot = [&](int64_t slab, int64_t chunk) {
-    return dynamic_shared() + ((slab * FORWARD_COPIES + chunk % FORWARD_COPIES) * THREADS + thread_index()) * 4;
-  };
   s.rows.template put<T>(FORWARD_U, p.u, place, strip);
   s.rows.template put<T>(FORWARD_DELTA, p.delta, place, strip);
   s.rows.template put<T>(FORWARD_Z, p.z, place, strip);
   s.rows.template put<T>(FORWARD_OUT, p.out, place, strip);
   put_parameter(s.bias, p.delta_bias, place);
   put_parameter(s.d, p.d, place);
-  if (thread_index() == 0) s.broken = 0;
-  float h[4] = {};
-  for (int64_t slab = 0; slab < slabs; ++slab) {
-    if (p.initial) StateAddress(sizes, place, lane, slab, 1).load(h, p.initial, 0);
-    if constexpr (MANY) store_four(slot(slab, 0), h[0], h[1], h[2], h[3]);
-  }
+  if (thread_index() < 4) s.broken[thread_index()] = 0;
   barrier();
-
-  int64_t chunk = 0;
-  if constexpr (HAS_MATRIX_TF32) {
-    chunk = forward_chunks<T, MANY, ALONG_TIME, false, SEGMENTED>(p, s, place, lane, 0, h);
+  if (HELPED && thread_index() >= THREADS) {
+    const int64_t chunk = help_forward<T, ALONG_TIME, false, SEGMENTED>(block, 0);
+    if (chunk < block.chunks) help_forward<T, ALONG_TIME, true, SEGMENTED>(block, chunk);
+    return;
   }
-  if (chunk < chunks) forward_chunks<T, MANY, ALONG_TIME, true, SEGMENTED>(p, s, place, lane, chunk, h);
+  ForwardStates<T, MANY, true, SEGMENTED> states(block, slots);
+  for (int64_t slab = 0; slab < block.slabs; ++slab) {
+    if (p.initial) StateAddress(sizes, place, states.lane, slab, 1).load(states.h, p.initial, 0);
+    if constexpr (MANY) store_four(states.slot(slab, 0), states.h[0], states.h[1], states.h[2], states.h[3]);
+  }
+  if constexpr (HELPED) {
+    ForwardStates<T, MANY, false, SEGMENTED> finite(block, slots);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) finite.h[e] = states.h[e];
+    const int64_t chunk = run_forward(block, 0, finite);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) states.h[e] = finite.h[e];
+    if (chunk < block.chunks) run_forward(block, chunk, states);
+  } else {
+    run_forward_alone<T, MANY, ALONG_TIME, SEGMENTED>(block, states);
+  }
   if (p.last) {
-    for (int64_t slab = 0; slab < slabs; ++slab) {
-      if constexpr (MANY) load_four(h, slot(slab, chunks));
-      StateAddress(sizes, place, lane, slab, 1).store(p.last, 0, h);
+    for (int64_t slab = 0; slab < block.slabs; ++slab) {
+      if constexpr (MANY) load_four(states.h, states.slot(slab, block.chunks));
+      StateAddress(sizes, place, states.lane, slab, 1).store(p.last, 0, states.h);
     }
   }
 }

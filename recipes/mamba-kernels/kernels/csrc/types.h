@@ -130,6 +130,14 @@ DEVICE fp16 from_float<fp16>(float x) {
 template <int bytes>
 struct Access;
 template <>
+struct Access<4> {
+#if defined(__CUDACC__)
+  using Words = uint32_t;
+#else
+  typedef uint32_t Words __attribute__((may_alias));
+#endif
+};
+template <>
 struct Access<8> {
 #if defined(__CUDACC__)
   using Words = uint2;
@@ -203,6 +211,51 @@ DEVICE void store(T* to, const Vector<T, COUNT>& x) {
     reinterpret_cast<Words*>(to)[i] = reinterpret_cast<const Words*>(&x)[i];
 }
 
+// To the GPU's own memory, never to shared memory. Spelled out, because nvcc takes a store of 16 bytes apart into
+// four where it wants to move their computation, and four times the requests then go to memory.
+template <int COUNT, typename T>
+DEVICE void store_global(T* to, const Vector<T, COUNT>& x) {
+#if defined(__CUDACC__)
+  using Words = typename Vector<T, COUNT>::Words;
+#pragma unroll
+  for (int i = 0; i < Vector<T, COUNT>::ACCESSES; ++i) {
+    if constexpr (sizeof(Words) == 16) {
+      uint4 words;
+      __builtin_memcpy(&words, reinterpret_cast<const char*>(&x) + i * sizeof(Words), sizeof(Words));
+      asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(reinterpret_cast<Words*>(to) + i), "r"(words.x),
+                   "r"(words.y), "r"(words.z), "r"(words.w)
+                   : "memory");
+    } else {
+      reinterpret_cast<Words*>(to)[i] = reinterpret_cast<const Words*>(&x)[i];
+    }
+  }
+#else
+  store(to, x);
+#endif
+}
+
+// From the GPU's own memory, what nobody writes meanwhile and nobody here reads again: it leaves the first cache to
+// others.
+template <int COUNT, typename T>
+DEVICE Vector<T, COUNT> read_once(const T* from) {
+#if defined(__CUDACC__)
+  using Words = typename Vector<T, COUNT>::Words;
+  static_assert(sizeof(Words) == 16);
+  Vector<T, COUNT> x;
+#pragma unroll
+  for (int i = 0; i < Vector<T, COUNT>::ACCESSES; ++i) {
+    uint4 words;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                 : "l"(reinterpret_cast<const Words*>(from) + i));
+    __builtin_memcpy(reinterpret_cast<char*>(&x) + i * sizeof(Words), &words, sizeof(Words));
+  }
+  return x;
+#else
+  return load<COUNT>(from);
+#endif
+}
+
 template <typename T>
 DEVICE Eight<T> load_eight(const T* from) {
   return load<8>(from);
@@ -219,3 +272,19 @@ DEVICE void load_four(float* x, const float* from) {
 DEVICE void store_four(float* to, float x0, float x1, float x2, float x3) {
   store(to, Vector<float, 4>{{x0, x1, x2, x3}});
 }
+
+struct alignas(8) Two {
+  float value[2];
+};
+DEVICE void load_two(float* x, const float* from) {
+  const Two two = *reinterpret_cast<const Two*>(from);
+  x[0] = two.value[0];
+  x[1] = two.value[1];
+}
+DEVICE void store_two(float* to, float x, float y) { *reinterpret_cast<Two*>(to) = {x, y}; }
+
+// A value that is part of a type.
+template <bool VALUE>
+struct Constant {
+  static constexpr bool value = VALUE;
+};

@@ -1,16 +1,12 @@
-// How the lanes of a wave share a piece of the scan, and the sums across lanes.
+// How the lanes of a wave share the forward scan, and its sums across lanes.
 //
-// A lane keeps four elements of the state h[channel][state]. Per step the scan needs one outer product,
-// dt u (x) B, and contractions over states (y) and over channels (gradients of B and C). Read from shared
-// memory, those operands alone fill its 128 bytes a clock. With tensor cores the outer product and the
-// contractions over states are matrix instructions whose operands are read once for eight steps: one
-// operand is masked to the step at hand, so a result of several columns collects several steps.
+// A lane keeps four elements of the state h[channel][state]. Per step the scan needs an outer product, dt u (x) B,
+// and a contraction over states, y. Read from shared memory, those operands alone fill its 128 bytes a clock. With
+// tensor cores both are matrix instructions whose operands are read once for four steps: of the outer product's one
+// is masked to the step at hand, and of y's result one column counts.
 #pragma once
 
 #include "elements.h"
-
-// Steps whose intermediate values a lane keeps in registers.
-constexpr int STEPS = 8;
 
 // Lanes of four columns. With tensor cores a wave has 16 channels x 8 states, laid out as a 16 x 8 result:
 // a lane has channels row and row + 8, states 2 column and 2 column + 1. Else it has WAVE / 4 channels x
@@ -42,15 +38,17 @@ struct Lane {
   DEVICE int state() const { return part * WAVE_STATES + column * STATES_EACH; }
 };
 
-struct alignas(8) Two {
-  float value[2];
-};
-DEVICE void load_two(float* x, const float* from) {
-  const Two two = *reinterpret_cast<const Two*>(from);
-  x[0] = two.value[0];
-  x[1] = two.value[1];
+// Orders shared memory between the lanes of a wave.
+DEVICE void wave_barrier() {
+#if defined(__CUDACC__)
+  __syncwarp();
+#elif defined(__HIP__)
+  __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
+  __builtin_amdgcn_wave_barrier();
+#else
+  shuffle_xor<1>(0.0f);
+#endif
 }
-DEVICE void store_two(float* to, float x, float y) { *reinterpret_cast<Two*>(to) = {x, y}; }
 
 DEVICE bool is_finite(float x) { return (float_bits(x) & 0x7f800000u) != 0x7f800000u; }
 
@@ -61,8 +59,7 @@ DEVICE float masked(float x, uint32_t mask) { return bits_float(float_bits(x) & 
 // 16-bit inputs are exact in high_part; products of float inputs take further parts.
 template <class T>
 constexpr bool INPUT_IS_EXACT = sizeof(T) == 2;
-// bf16 results round at 2^-9: there y may take high_part alone. Gradients may not, since sums of them over time
-// can cancel: that of one channel's bias was off by 3 %.
+// bf16 results round at 2^-9: there y may take high_part alone.
 template <class T>
 constexpr bool Y_IS_EXACT = true;
 template <>
@@ -78,165 +75,160 @@ DEVICE uint32_t kept(uint32_t x) {
 #endif
   return x;
 }
+DEVICE float kept(float x) { return bits_float(kept(float_bits(x))); }
 
 // All ones where this lane's operand belongs to the step, else zero.
 struct StepMasks {
-  uint32_t column[4], row[8];
+  uint32_t column[4];
 
   DEVICE explicit StepMasks(const Lane& lane) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) column[i] = kept(lane.column == i ? 0xffffffffu : 0u);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) row[i] = kept(lane.row == i ? 0xffffffffu : 0u);
   }
 };
 
-// x[channel][state] += left[channel][time] * right[time][state], one step at a time.
+// x[channel][state] = left[channel][time] * right[time][state], a step at a time through a chunk: operands of four
+// steps are read while the four before are used.
 template <class T, bool PLAIN>
-struct Outer {
-  const float* left;   // at the lane's first channel and the first of eight steps
-  const float* right;  // at the first of eight steps, first state of the slab
-  const Lane& lane;
+struct OuterProduct {
+  static constexpr bool MATRIX = HAS_MATRIX_TF32 && !PLAIN;
+  const float* left;   // at the lane's first channel
+  const float* right;  // at the lane's states
   const StepMasks& masks;
-  float parts[4], other, other_low;
+  float read[2], read_other, parts[4], other, other_low;
 
-  DEVICE Outer(const float* rows, const float* states, int first, const Lane& lane, const StepMasks& masks)
-      : left(rows + lane.channel(0) * ROW + first), right(states + first * STATE_ROW), lane(lane), masks(masks) {}
-
-  // Fetches the operands of steps [4 quad, 4 quad + 4).
-  DEVICE void load(int quad) {
-    if constexpr (HAS_MATRIX_TF32 && !PLAIN) {
-      const float x = left[quad * 4 + lane.column];
-      const float y = left[Lane::ROWS * ROW + quad * 4 + lane.column];
-      other = right[(quad * 4 + lane.column) * STATE_ROW + lane.part * Lane::WAVE_STATES + lane.row];
-      parts[0] = high_part(x);
-      parts[1] = high_part(y);
-      parts[2] = x - parts[0];
-      parts[3] = y - parts[1];
-      if constexpr (!INPUT_IS_EXACT<T>) other_low = other - high_part(other);
+  DEVICE OuterProduct(const float* rows, const float* states, const Lane& lane, const StepMasks& masks) : masks(masks) {
+    left = rows + lane.channel(0) * ROW + (MATRIX ? lane.column : 0);
+    right = states + (MATRIX ? lane.column * STATE_ROW + lane.part * Lane::WAVE_STATES + lane.row : lane.state());
+    if (!MATRIX) move(-1);
+  }
+  DEVICE void move(int quads) {
+    left += 4 * quads;
+    right += 4 * quads * STATE_ROW;
+  }
+  // Reads the next four steps. After the last these are others' memory, of which nothing is used.
+  DEVICE void fetch() {
+    if constexpr (MATRIX) {
+      read[0] = left[0];
+      read[1] = left[Lane::ROWS * ROW];
+      read_other = right[0];
+      move(1);
     }
   }
-
-  // x = the product.
-  DEVICE void set(float (&x)[4], int step) const {
-    if constexpr (HAS_MATRIX_TF32 && !PLAIN) {
-      const float b = masked(other, masks.column[step % 4]);
+  // Makes what was read last the present four steps.
+  DEVICE void take() {
+    if constexpr (MATRIX) {
+      other = read_other;
+      parts[0] = read[0];
+      parts[1] = read[1];
+      parts[2] = read[0] - high_part(read[0]);
+      parts[3] = read[1] - high_part(read[1]);
+      if constexpr (!INPUT_IS_EXACT<T>) other_low = other - high_part(other);
+    } else {
+      move(1);
+    }
+  }
+  // x = the product of one of the present steps.
+  DEVICE void set(float (&x)[4], int i) const {
+    if constexpr (MATRIX) {
+      // High and low part of the left side meet the same right side.
+      const float b = masked(other, masks.column[i]);
       const float both[2] = {b, b};
       product_tf32_16x8x8(x, parts, both);
-      if constexpr (!INPUT_IS_EXACT<T>) mma_tf32_16x8x4(x, parts, masked(other_low, masks.column[step % 4]));
+      if constexpr (!INPUT_IS_EXACT<T>) mma_tf32_16x8x4(x, parts, masked(other_low, masks.column[i]));
     } else {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) x[e] = 0.0f;
-      add(x, step);
-    }
-  }
-
-  // x += the product.
-  DEVICE void add(float (&x)[4], int step) const {
-    if constexpr (HAS_MATRIX_TF32 && !PLAIN) {
-      const float b = masked(other, masks.column[step % 4]);
-      // High and low part of the left side meet the same right side.
-      const float both[2] = {b, b};
-      mma_tf32_16x8x8(x, parts, both);
-      if constexpr (!INPUT_IS_EXACT<T>) mma_tf32_16x8x4(x, parts, masked(other_low, masks.column[step % 4]));
-    } else {
-      const float* states = right + step * STATE_ROW + lane.state();
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const float weight = left[e / Lane::STATES_EACH * Lane::ROWS * ROW + step];
-        x[e] += weight * states[e % Lane::STATES_EACH];
+        x[e] = left[e / Lane::STATES_EACH * Lane::ROWS * ROW + i] * right[i * STATE_ROW + e % Lane::STATES_EACH];
       }
     }
   }
 };
 
-// sum[channel][time] = sum over the wave's states of weight[time][state] * x[channel][state], over eight steps.
-// EXACT: with both parts of x.
-template <class T, bool PLAIN, bool EXACT, bool ONES = false>
+// y of four steps after four: sums[part][channel][time] = sum over the wave's states of weight[time][state] *
+// x[channel][state], still to be multiplied with SCALE.
+template <class T, bool PLAIN, bool EXACT>
 struct StateSum {
-  const float* right;
+  static constexpr bool MATRIX = HAS_MATRIX_TF32 && !PLAIN;
+  static constexpr float SCALE = MATRIX && !EXACT ? CUT_OFF : 1.0f;
+  const float* right;  // at the lane's states
+  float* sums;         // where the lane stores
   const Lane& lane;
-  const StepMasks& masks;
-  float weight[2];
-  float total[4] = {};
-  float each[Lane::CHANNELS_EACH][STEPS];
+  float weight[2], value[4], each[Lane::CHANNELS_EACH][4];
 
-  DEVICE StateSum(const float* states, int first, const Lane& lane, const StepMasks& masks)
-      : right(states + first * STATE_ROW + lane.state()), lane(lane), masks(masks) {
-    if constexpr (HAS_MATRIX_TF32 && !PLAIN) {
-      weight[0] = weight[1] = 1.0f;
-      if constexpr (!ONES) load_two(weight, right + lane.row * STATE_ROW);
+  DEVICE StateSum(float* sums, const float* states, const Lane& lane)
+      : right(states + lane.state()), sums(sums + (lane.part * CHANNELS + lane.channel(0)) * ROW), lane(lane) {
+    if constexpr (MATRIX) {
+      // Both halves of the result's columns are for the four steps; one half stores half of the channels.
+      right += lane.row % 4 * STATE_ROW;
+      this->sums += (lane.column & 2 ? Lane::ROWS * ROW : 0) + lane.column % 2 * 2;
+    } else {
+      this->sums += lane.column;
     }
   }
 
-  DEVICE void add(const float (&x)[4], int step) {
-    if constexpr (HAS_MATRIX_TF32 && !PLAIN) {
-      const uint32_t mask = masks.row[step];
-      const float b[2] = {masked(weight[0], mask), masked(weight[1], mask)};
-      // The result's columns 2 q and 2 q + 1 are the operand's depths q and q + 4.
+  // Reads the weights of the first four steps, or the next.
+  DEVICE void fetch() {
+    if constexpr (MATRIX) load_two(weight, right);
+  }
+  DEVICE void add(const float (&x)[4], int i) {
+    if constexpr (MATRIX) {
+      // Of the result, sums with the weights of all four steps, one column counts. The result's columns 2 q and
+      // 2 q + 1 are the operand's depths q and q + 4.
       const float high[4] = {x[0], x[2], x[1], x[3]};
-      mma_tf32_16x8x8(total, high, b);
+      float total[4];
+      product_tf32_16x8x8(total, high, weight);
       if constexpr (EXACT) {
         float low[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) low[i] = high[i] - high_part(high[i]);
-        mma_tf32_16x8x8(total, low, b);
-        if constexpr (!INPUT_IS_EXACT<T> && !ONES) {
-          const float rest[2] = {b[0] - high_part(b[0]), b[1] - high_part(b[1])};
+        for (int j = 0; j < 4; ++j) low[j] = high[j] - high_part(high[j]);
+        mma_tf32_16x8x8(total, low, weight);
+        if constexpr (!INPUT_IS_EXACT<T>) {
+          const float rest[2] = {weight[0] - high_part(weight[0]), weight[1] - high_part(weight[1])};
           mma_tf32_16x8x8(total, high, rest);
         }
       }
+      value[i] = lane.column & 2 ? total[2 + i % 2] : total[i % 2];
     } else {
 #pragma unroll
       for (int c = 0; c < Lane::CHANNELS_EACH; ++c) {
         float sum = 0.0f;
 #pragma unroll
-        for (int j = 0; j < Lane::STATES_EACH; ++j) {
-          const float w = ONES ? 1.0f : right[step * STATE_ROW + j];
-          sum += w * x[c * Lane::STATES_EACH + j];
-        }
-        each[c][step] = sum;
+        for (int j = 0; j < Lane::STATES_EACH; ++j) sum += right[i * STATE_ROW + j] * x[c * Lane::STATES_EACH + j];
+        each[c][i] = sum;
       }
     }
   }
 
-  // Adds over the four columns; column q then has steps 2 q and 2 q + 1 of its channels.
-  DEVICE void finish() {
-    if constexpr (!HAS_MATRIX_TF32 || PLAIN) {
-      const bool upper = lane.column & 2, odd = lane.column & 1;
-#pragma unroll
-      for (int c = 0; c < Lane::CHANNELS_EACH; ++c) {
-        float half[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float keep = upper ? each[c][4 + i] : each[c][i], send = upper ? each[c][i] : each[c][4 + i];
-          half[i] = keep + shuffle_xor<2>(send);
-        }
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float keep = odd ? half[2 + i] : half[i], send = odd ? half[i] : half[2 + i];
-          total[c * 2 + i] = keep + shuffle_xor<1>(send);
-        }
-      }
-    }
-  }
-
-  // Writes, or after a first slab adds, to sums[part][channel][time].
-  DEVICE void store(float* sums, int first, bool accumulate) const {
-    float* start = sums + (lane.part * CHANNELS + lane.channel(0)) * ROW + first + lane.column * 2;
-#pragma unroll
-    for (int c = 0; c < Lane::CHANNELS_EACH; ++c) {
-      float* to = start + c * Lane::ROWS * ROW;
-      const float scale = HAS_MATRIX_TF32 && !PLAIN && !EXACT ? CUT_OFF : 1.0f;
-      float sum[2] = {total[c * 2] * scale, total[c * 2 + 1] * scale};
+  // Writes, or after a first slab adds, and goes on to the next four.
+  DEVICE void store(bool accumulate) {
+    const bool upper = lane.column & 2, odd = lane.column & 1;
+    if constexpr (MATRIX) {
+      float sum[2] = {odd ? value[2] : value[0], odd ? value[3] : value[1]};
       if (accumulate) {
         float old[2];
-        load_two(old, to);
+        load_two(old, sums);
         sum[0] += old[0];
         sum[1] += old[1];
       }
-      store_two(to, sum[0], sum[1]);
+      store_two(sums, sum[0], sum[1]);
+    } else {
+#pragma unroll
+      for (int c = 0; c < Lane::CHANNELS_EACH; ++c) {
+        float half[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float keep = upper ? each[c][2 + i] : each[c][i], send = upper ? each[c][i] : each[c][2 + i];
+          half[i] = keep + shuffle_xor<2>(send);
+        }
+        const float keep = odd ? half[1] : half[0], send = odd ? half[0] : half[1];
+        float* to = sums + c * Lane::ROWS * ROW;
+        const float sum = keep + shuffle_xor<1>(send);
+        *to = accumulate ? *to + sum : sum;
+      }
     }
+    sums += 4;
+    right += 4 * STATE_ROW;
   }
 };
 

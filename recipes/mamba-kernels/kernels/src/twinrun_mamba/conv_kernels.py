@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from struct import Struct
 from typing import Any
 
@@ -10,14 +11,17 @@ from torch import Tensor
 
 from twinrun_mamba.launch import Launcher
 from twinrun_mamba.layout import Fields, address, dense, is_time_adjacent, laid, new_sequence, sequence
-from twinrun_mamba.memory import empty
+from twinrun_mamba.memory import empty_like
 from twinrun_mamba.validation import KERNEL_TYPES
 
 # ConvForward, ConvBackward, ConvReduce and ConvUpdate of params.h.
-FORWARD, BACKWARD, REDUCE, UPDATE = Struct("=25q"), Struct("=36q"), Struct("=7q"), Struct("=23q")
+FORWARD, BACKWARD, REDUCE, UPDATE = Struct("=27q"), Struct("=37q"), Struct("=7q"), Struct("=23q")
 THREADS = 128
-# Blocks of a backward that keep every GPU busy. Not the device's own number: sums must not depend on it.
-BLOCKS = 2048
+# Channels of a block of conv_backward_tokens_*.
+COLUMNS = 128
+# Blocks of a backward that keep every GPU busy, and vectors of 256 times that are worth a block and the sum
+# over splits. Not the device's own numbers: sums must not depend on it.
+BLOCKS, SPLIT = 1024, 32
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 
@@ -26,13 +30,15 @@ def forward(start: Launcher, inputs: tuple[Any, ...], *, silu: bool, last: bool)
     x, weight, bias, initial_states, seq_idx = inputs
     time_adjacent = is_time_adjacent(x)
     x = laid(x, time_adjacent)
-    weight, bias, seq_idx = map(dense, (weight, bias, seq_idx))
-    batch, channels, length = x.shape
+    weight, bias, seq_idx = dense(weight), dense(bias), dense(seq_idx)
     width = weight.shape[1]
+    name, blocks, steps, pieces, sizes = _forward_plan(x.dtype, x.shape, width, time_adjacent)
     out = new_sequence(x, time_adjacent)
-    states = empty((batch, channels, width - 1) if last else (0,), x.dtype, x.device)
+    states = empty_like(x, (*x.shape[:2], width - 1) if last else (0,))
     params = FORWARD.pack(
-        *_sizes(x, width, silu, time_adjacent),
+        *sizes,
+        silu,
+        time_adjacent,
         *sequence(x),
         *sequence(out),
         *sequence(initial_states),
@@ -40,9 +46,10 @@ def forward(start: Launcher, inputs: tuple[Any, ...], *, silu: bool, last: bool)
         weight.data_ptr(),
         address(bias),
         address(seq_idx),
+        steps,
+        pieces,
     )
-    name = _name("conv_forward", x.dtype, width, time_adjacent)
-    start(name, _forward_blocks(batch, channels, length, time_adjacent), params)
+    start(name, blocks, params)
     return out, states
 
 
@@ -58,16 +65,17 @@ def backward(
     x, weight, bias, initial_states, seq_idx = inputs
     time_adjacent = is_time_adjacent(x)
     x, out_gradient = laid(x, time_adjacent), laid(out_gradient, time_adjacent)
-    weight, bias, seq_idx = map(dense, (weight, bias, seq_idx))
+    weight, bias, seq_idx = dense(weight), dense(bias), dense(seq_idx)
     channels, width = weight.shape
-    batch, _, length = x.shape
-    blocks, splits = _splits(batch, channels, length, time_adjacent)
+    name, blocks, steps, splits, sizes = _backward_plan(x.dtype, x.shape, width, time_adjacent)
     gx = new_sequence(x, time_adjacent)
-    ginitial = None if initial_states is None else empty(tuple(initial_states.shape), x.dtype, x.device)
-    gweight = empty((splits, channels, width), torch.float32, x.device)
-    gbias = empty((splits, channels), torch.float32, x.device)
+    ginitial = None if initial_states is None else empty_like(x, initial_states.shape)
+    gweight = empty_like(weight, (splits, channels, width))
+    gbias = empty_like(weight, (splits, channels))
     params = BACKWARD.pack(
-        *_sizes(x, width, silu, time_adjacent),
+        *sizes,
+        silu,
+        time_adjacent,
         *sequence(x),
         *sequence(out_gradient),
         *sequence(gx),
@@ -77,11 +85,12 @@ def backward(
         weight.data_ptr(),
         address(bias),
         address(seq_idx),
+        steps,
         splits,
         gweight.data_ptr(),
         gbias.data_ptr(),
     )
-    start(_name("conv_backward", x.dtype, width, time_adjacent), blocks * splits, params)
+    start(name, blocks, params)
     if splits == 1:
         return gx, gweight[0], gbias[0], ginitial
     return gx, *_reduced(start, gweight, gbias), ginitial
@@ -99,10 +108,13 @@ def update(
     silu: bool,
 ) -> Tensor:
     """Return the output of some more steps; `conv_state` is brought up to date in place."""
-    weight, bias, past, index = map(dense, (weight, bias, cache_seqlens, conv_state_indices))
+    weight, bias, past, index = dense(weight), dense(bias), dense(cache_seqlens), dense(conv_state_indices)
     out = new_sequence(x, is_time_adjacent(x))
     params = UPDATE.pack(
-        *_sizes(x, weight.shape[1], silu, True),
+        *x.shape,
+        weight.shape[1],
+        silu,
+        True,
         *sequence(x),
         *sequence(out),
         *sequence(conv_state),
@@ -118,8 +130,7 @@ def update(
 
 def _reduced(start: Launcher, weight_partial: Tensor, bias_partial: Tensor) -> tuple[Tensor, Tensor]:
     splits, channels, width = weight_partial.shape
-    gweight = empty((channels, width), torch.float32, weight_partial.device)
-    gbias = empty((channels,), torch.float32, weight_partial.device)
+    gweight, gbias = empty_like(weight_partial, (channels, width)), empty_like(weight_partial, (channels,))
     params = REDUCE.pack(
         weight_partial.data_ptr(),
         bias_partial.data_ptr(),
@@ -133,23 +144,41 @@ def _reduced(start: Launcher, weight_partial: Tensor, bias_partial: Tensor) -> t
     return gweight, gbias
 
 
-def _sizes(x: Tensor, width: int, silu: bool, time_adjacent: bool) -> Fields:
-    return (*x.shape, width, silu, time_adjacent)
+@lru_cache(4096)
+def _forward_plan(
+    kind: torch.dtype, shape: tuple[int, ...], width: int, time_adjacent: bool
+) -> tuple[str, int, int, int, Fields]:
+    """Return the kernel, its blocks, the steps of a team or lane, the pieces of a row and the sizes."""
+    batch, channels, length = shape
+    # Many steps of one are less work, few make enough blocks of a small tensor.
+    large = batch * channels * length >= 2**22
+    if time_adjacent:
+        steps = 2048 if large else 512
+        blocks = batch * -(-channels // 4) * -(-length // steps)
+    else:
+        steps = 32 if large else 8
+        blocks = -(-batch * -(-length // steps) * -(-channels // 4) // THREADS)
+    name = _name("conv_forward", kind, width, time_adjacent)
+    return name, blocks, steps, -(-length // steps), (batch, channels, length, width)
 
 
+@lru_cache(4096)
+def _backward_plan(
+    kind: torch.dtype, shape: tuple[int, ...], width: int, time_adjacent: bool
+) -> tuple[str, int, int, int, Fields]:
+    """Return the kernel, its blocks, a lane's steps, the splits of sums over batch and time, the sizes."""
+    batch, channels, length = shape
+    name = _name("conv_backward", kind, width, time_adjacent)
+    sizes = (batch, channels, length, width)
+    if time_adjacent:
+        splits = max(1, min(BLOCKS // channels, batch * -(-length // 256) // SPLIT))
+        return name, channels * splits, 0, splits, sizes
+    steps = 64 if batch * channels * length >= 2**22 else 16
+    splits = batch * -(-length // (4 * steps))
+    return name, -(-channels // COLUMNS) * splits, steps, splits, sizes
+
+
+@lru_cache(64)
 def _name(kernel: str, kind: torch.dtype, width: int, time_adjacent: bool) -> str:
     layout, wide = "" if time_adjacent else "_tokens", "_wide" if width > 4 else ""
     return f"{kernel}{layout}{wide}_{KERNEL_TYPES[kind]}"
-
-
-def _forward_blocks(batch: int, channels: int, length: int, time_adjacent: bool) -> int:
-    if time_adjacent:
-        return -(-batch * channels * -(-(length + 7) // 1024) // 4)
-    return -(-batch * -(-length // 32) * -(-channels // 4) // THREADS)
-
-
-def _splits(batch: int, channels: int, length: int, time_adjacent: bool) -> tuple[int, int]:
-    """Return blocks for one split, and splits of the sums over batch and time."""
-    if not time_adjacent:
-        return -(-channels // THREADS), batch * -(-length // 256)
-    return channels, max(1, min(BLOCKS // channels, batch * -(-(length + 7) // 256)))

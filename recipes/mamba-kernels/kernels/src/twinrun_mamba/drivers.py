@@ -19,6 +19,7 @@ import torch
 # A function, module or context of a driver; the emulator's functions are ctypes' own.
 Handle = Any
 _RELAXED_CAPTURE = 2
+_Pointers = c_char_p * 1
 _LAUNCH_TYPES: Sequence[Any] = (c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p)
 
 
@@ -53,6 +54,8 @@ class Cuda:
         self._launch.argtypes = _LAUNCH_TYPES
         self._push, self._pop = self.library.cuCtxPushCurrent_v2, self.library.cuCtxPopCurrent_v2
         self._push.argtypes = (c_void_p,)
+        # Written by every launch, read by nobody.
+        self._popped = byref(c_void_p())
         self._contexts: dict[int, Handle] = {}
         self._modules: dict[tuple[int, Path], Handle] = {}
 
@@ -79,9 +82,9 @@ class Cuda:
         # A thread of autograd's may have no context yet, or another device's.
         self._push(self._contexts[index])
         stream = torch._C._cuda_getCurrentRawStream(index)
-        pointers = (c_char_p * 1)(params)
+        pointers = _Pointers(params)
         status = self._launch(function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, pointers, None)
-        self._pop(byref(c_void_p()))
+        self._pop(self._popped)
         if status:
             self._check(
                 status, f"{blocks} blocks of {threads} threads with {shared_bytes} bytes of shared memory"
@@ -157,7 +160,7 @@ class Hip:
         """Start a kernel on torch's current stream of the device."""
         with torch.cuda.device(index):
             stream = torch._C._cuda_getCurrentRawStream(index)
-            pointers = (c_char_p * 1)(params)
+            pointers = _Pointers(params)
             status = self._launch(function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, pointers, None)
         if status:
             self._check(status, f"{blocks} blocks of {threads} threads with {shared_bytes} bytes of LDS")
@@ -188,8 +191,8 @@ class Emulator:
     def launch(
         self, index: int, function: Handle, blocks: int, threads: int, shared_bytes: int, params: bytes
     ) -> None:
-        """Run a kernel to its end."""
-        if function(params, blocks, threads, shared_bytes):
+        """Run a kernel to its end, with as many threads as it was compiled for: waves of 32 may need more."""
+        if function(params, blocks, 0, shared_bytes):
             raise LaunchError(function.message().decode())
 
 

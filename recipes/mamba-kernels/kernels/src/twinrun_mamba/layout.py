@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twinrun_mamba.memory import empty
+from twinrun_mamba.memory import empty_like
 
 Fields = tuple[int, ...]
 LAYOUTS = ("channel-first", "token-major")
@@ -37,16 +37,16 @@ def new_sequence(like: Tensor, time_adjacent: bool) -> Tensor:
     """Return memory for (batch, channels, length) of the type of `like`, without gaps."""
     batch, channels, length = like.shape
     if time_adjacent:
-        return empty((batch, channels, length), like.dtype, like.device)
-    return empty((batch, length, channels), like.dtype, like.device).transpose(1, 2)
+        return empty_like(like, (batch, channels, length))
+    return empty_like(like, (batch, length, channels)).transpose(1, 2)
 
 
 def new_projection(like: Tensor) -> Tensor:
     """Return memory for (batch, groups, states, length), without gaps, in the order of `like`."""
     batch, groups, states, length = like.shape
     if like.stride(3) == 1:
-        return empty((batch, groups, states, length), like.dtype, like.device)
-    return empty((batch, length, groups, states), like.dtype, like.device).permute(0, 2, 3, 1)
+        return empty_like(like, (batch, groups, states, length))
+    return empty_like(like, (batch, length, groups, states)).permute(0, 2, 3, 1)
 
 
 def sequence(tensor: Tensor | None) -> Fields:

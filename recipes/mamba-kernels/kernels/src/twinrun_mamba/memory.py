@@ -13,3 +13,9 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     """Return memory with arbitrary values, from torch's allocator, as graph capture and streams need."""
     made = torch.empty(shape, dtype=dtype, device=device)
     return made.fill_(float("nan")) if poisoned else made
+
+
+def empty_like(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return memory of the type and on the device of `like`: sooner than by naming both."""
+    made = like.new_empty(shape)
+    return made.fill_(float("nan")) if poisoned else made

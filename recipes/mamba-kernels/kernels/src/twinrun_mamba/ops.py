@@ -65,7 +65,12 @@ def is_eager(tensor: Tensor) -> bool:
 
 def wants_gradient(arguments: Sequence[Any]) -> bool:
     """Say whether autograd will ask for the gradient of any of these."""
-    return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in arguments)
+    if torch.is_grad_enabled():
+        # Half the time of any().
+        for t in arguments:
+            if isinstance(t, Tensor) and t.requires_grad:
+                return True
+    return False
 
 
 def _function(name: str, run: Operation, setup: Setup, backward: Operation) -> Any:

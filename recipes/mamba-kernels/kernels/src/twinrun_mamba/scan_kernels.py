@@ -26,8 +26,11 @@ from twinrun_mamba.validation import KERNEL_TYPES, Sizes
 
 # Steps between two saved states; channels of a block; states that a block handles at once.
 CHUNK, CHANNELS, SLAB = 32, 32, 16
+# Fewer blocks than this leave much of a GPU idle in the backward pass, and so do blocks of which fewer fit at
+# once; it then splits time into up to so many blocks, for an eighth more work.
+ENOUGH_BLOCKS, SPLIT_BLOCKS = 320, 1176
 # ScanForward, ScanBackward and ScanReduce of params.h.
-FORWARD, BACKWARD, REDUCE = Struct("=41q"), Struct("=58q"), Struct("=11q")
+FORWARD, BACKWARD, REDUCE = Struct("=41q"), Struct("=61q"), Struct("=11q")
 
 
 def forward(
@@ -87,20 +90,19 @@ def backward(
     A, D, delta_bias, seq_idx, last_gradient = map(dense, (A, D, delta_bias, seq_idx, last_gradient))
     batch, channels, length, states, groups = sizes
 
-    def of_type(given: Tensor | None) -> Any:
-        return None if given is None else new_sequence(u, time_adjacent)
-
-    def of_floats(given: Tensor | None, *shape: int) -> Any:
+    def of_floats(given: Any, *shape: int) -> Any:
         return None if given is None else empty(shape, torch.float32, u.device)
 
-    gu, gdelta, gz = of_type(u), of_type(delta), of_type(z)
-    ga = of_floats(A, batch, channels, states)
-    gd, gbias = of_floats(D, batch, channels), of_floats(delta_bias, batch, channels)
+    splits, parts = _splits(sizes), _splits(sizes) * batch
+    gu, gdelta, gz = (None if t is None else new_sequence(u, time_adjacent) for t in (u, delta, z))
+    ga = of_floats(A, parts, channels, states)
+    gd, gbias = of_floats(D, parts, channels), of_floats(delta_bias, parts, channels)
     # With several slabs the kernel keeps what it carries there, whether it was asked for or not.
-    ginitial = of_floats(initial_state if states <= SLAB else u, batch, channels, states)
+    ginitial = of_floats(initial_state if states <= SLAB else u, parts, channels, states)
+    several = None if splits == 1 else splits
+    carries, spans = of_floats(several, parts, channels, states), of_floats(several, parts, channels, 2)
     partial = of_floats(u, 2, batch, groups, _blocks_per_group(sizes), length, states)
-    sequences = sequence(u) + sequence(delta) + sequence(z) + sequence(out_gradient)
-    sequences += sequence(gu) + sequence(gdelta) + sequence(gz)
+    sequences = sum(map(sequence, (u, delta, z, out_gradient, gu, gdelta, gz)), ())
     params = BACKWARD.pack(
         *sizes,
         softplus,
@@ -121,12 +123,34 @@ def backward(
         address(gbias),
         partial.data_ptr(),
         partial.data_ptr() + partial[0].numel() * partial.element_size(),
+        splits,
+        address(carries),
+        address(spans),
     )
-    name = _name("scan_backward", u.dtype, states, tokens=not time_adjacent, packed=seq_idx is not None)
-    start(name, _blocks(sizes), params, states)
+    _start_backward(
+        start, sizes, params, splits, kind=u.dtype, tokens=not time_adjacent, packed=seq_idx is not None
+    )
     gb, gc = (_reduced(start, sizes, partial[index], t) for index, t in enumerate((B, C)))
-    ga, gd, gbias = (None if t is None else _over_batch(t) for t in (ga, gd, gbias))
-    return gu, gdelta, ga, gb, gc, gd, gz, gbias, None if initial_state is None else ginitial
+    ga, gd, gbias = map(_over_parts, (ga, gd, gbias))
+    return gu, gdelta, ga, gb, gc, gd, gz, gbias, None if initial_state is None else ginitial[:batch]
+
+
+def _start_backward(
+    start: Launcher,
+    sizes: Sizes,
+    params: bytes,
+    splits: int,
+    *,
+    kind: torch.dtype,
+    tokens: bool,
+    packed: bool,
+) -> None:
+    """Start the pass; with several parts of time first the kernel that finds what each hands on."""
+    if splits > 1:
+        blocks = _blocks(sizes) * (splits - 1) * -(-sizes.states // SLAB)
+        start(_name("scan_carries", kind, 0, tokens=tokens, packed=packed), blocks, params)
+    name = _name("scan_backward", kind, sizes.states, tokens=tokens, packed=packed)
+    start(name, _blocks(sizes) * splits, params, sizes.states)
 
 
 def _reduced(start: Launcher, sizes: Sizes, partial: Tensor, like: Tensor) -> Tensor:
@@ -139,8 +163,8 @@ def _reduced(start: Launcher, sizes: Sizes, partial: Tensor, like: Tensor) -> Te
     return total
 
 
-def _over_batch(gradient: Tensor) -> Tensor:
-    return gradient[0] if gradient.shape[0] == 1 else gradient.sum(0)
+def _over_parts(gradient: Tensor | None) -> Tensor | None:
+    return gradient if gradient is None else gradient[0] if gradient.shape[0] == 1 else gradient.sum(0)
 
 
 def _laid(time_adjacent: bool, *sequences: Tensor | None) -> tuple[Any, ...]:
@@ -150,6 +174,15 @@ def _laid(time_adjacent: bool, *sequences: Tensor | None) -> tuple[Any, ...]:
 def _name(kernel: str, kind: torch.dtype, states: int, *, tokens: bool, packed: bool) -> str:
     variants = {"many": states > SLAB, "tokens": tokens, "packed": packed}
     return "_".join([kernel, *(name for name, chosen in variants.items() if chosen), KERNEL_TYPES[kind]])
+
+
+def _splits(sizes: Sizes) -> int:
+    """Return how many parts of time the backward pass has: a function of sizes alone, as results are."""
+    blocks, chunks = _blocks(sizes), -(-sizes.length // CHUNK)
+    if blocks >= ENOUGH_BLOCKS and sizes.states <= SLAB:
+        return 1
+    each = -(-chunks // min(chunks, max(SPLIT_BLOCKS // blocks, 1)))
+    return -(-chunks // each)
 
 
 def _blocks_per_group(sizes: Sizes) -> int:
