@@ -24,14 +24,18 @@ DEVICE float sigmoid(float x) { return reciprocal(1.0f + exp2_fast(-x * LOG2_E))
 // Upstream's threshold, above which softplus(x) is x in single precision.
 constexpr float SOFTPLUS_THRESHOLD = 20.0f;
 
-// softplus of x, with 2 to the power of x log2(e).
-DEVICE float softplus_of(float x, float e) {
+// softplus of x, from e to the power of x and what gives the logarithm of one more than that where it is wanted.
+template <class Log>
+DEVICE float softplus_of(float x, float e, const Log& log) {
   // log2(1 + e) loses the digits of a small e: four terms of the series are exact to 2e-7 there.
   const float series = e * (1.0f - e * (0.5f - e * (0.33333333f - e * 0.25f)));
-  const float y = e < 0.03f ? series : log2_fast(1.0f + e) * LN_2;
+  const float y = e < 0.03f ? series : log();
   return x > SOFTPLUS_THRESHOLD ? x : y;
 }
-DEVICE float softplus(float x) { return softplus_of(x, exp2_fast(x * LOG2_E)); }
+DEVICE float softplus(float x) {
+  const float e = exp2_fast(x * LOG2_E);
+  return softplus_of(x, e, [&] { return log2_fast(1.0f + e) * LN_2; });
+}
 
 // Which 32 channels of which sequence a block works on.
 struct Place {

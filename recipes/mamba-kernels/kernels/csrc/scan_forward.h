@@ -154,7 +154,7 @@ struct ForwardShared {
   ProjectionStage projections[STAGES];
   float bias[CHANNELS], d[CHANNELS];
   Rows<4> rows;
-  // By the chunk's parity: a chunk is not finite.
+  // By the chunk's parity: a chunk is not finite. Two more, so that what follows starts on 16 bytes.
   int broken[4];
 
   DEVICE ForwardStage& stage(int64_t chunk) { return stages[chunk % STAGES]; }

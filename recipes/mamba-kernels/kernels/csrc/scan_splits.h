@@ -26,19 +26,14 @@ struct Share {
 };
 
 // Softplus stage by stage: element by element the compiler makes each wait for its logarithm.
-DEVICE void softplus_of(float (&x)[8]) {
-  float e[8], y[8];
+DEVICE void softplus(float (&x)[8]) {
+  float e[8], log[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) e[i] = exp2_fast(x[i] * LOG2_E);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) y[i] = kept(log2_fast(1.0f + e[i]) * LN_2);
+  for (int i = 0; i < 8; ++i) log[i] = kept(log2_fast(1.0f + e[i]) * LN_2);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    // As in softplus().
-    const float series = e[i] * (1.0f - e[i] * (0.5f - e[i] * (0.33333333f - e[i] * 0.25f)));
-    y[i] = e[i] < 0.03f ? series : y[i];
-    x[i] = x[i] > SOFTPLUS_THRESHOLD ? x[i] : y[i];
-  }
+  for (int i = 0; i < 8; ++i) x[i] = softplus_of(x[i], e[i], [&] { return log[i]; });
 }
 
 // dt of a strip; zero outside the tensor, where the carry then stays as it is.
@@ -47,7 +42,7 @@ DEVICE void steps_of(float (&dt)[8], const Packed<T>& delta, const float (&bias)
   delta.to_floats(dt);
 #pragma unroll
   for (int i = 0; i < 8; ++i) dt[i] += bias[i];
-  if (soft) softplus_of(dt);
+  if (soft) softplus(dt);
 #pragma unroll
   for (int i = 0; i < 8; ++i) dt[i] = WHOLE || i < inside ? dt[i] : 0.0f;
 }

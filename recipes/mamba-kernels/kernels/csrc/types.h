@@ -260,10 +260,6 @@ template <typename T>
 DEVICE Eight<T> load_eight(const T* from) {
   return load<8>(from);
 }
-template <typename T>
-DEVICE void store_eight(T* to, const float (&x)[8]) {
-  store(to, Eight<T>::from_floats(x));
-}
 DEVICE void load_four(float* x, const float* from) {
   const Vector<float, 4> four = load<4>(from);
 #pragma unroll
