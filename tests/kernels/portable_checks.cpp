@@ -48,7 +48,7 @@ DEVICE void convert(const Check& p) {
   if (first + 8 > p.count) return;
   float x[8];
   for (int i = 0; i < 8; ++i) x[i] = p.in[first + i];
-  store_eight(elements + first, x);
+  store(elements + first, Eight<T>::from_floats(x));
   // One by one must be the same as eight at a time.
   for (int i = 0; i < 8; ++i) elements[p.count + first + i] = from_float<T>(x[i]);
 }

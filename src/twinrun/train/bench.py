@@ -23,8 +23,10 @@ Call = Callable[[], object]
 
 # Written before every timed call: more than the last level of any cache, MI300X's 256 MiB included.
 FLUSH_BYTES = 512 << 20
-# Clock cycles that the device spins before the first event, so that launches are queued when it starts.
-HEAD_START_CYCLES = 1_000_000
+# Before the first event the device spins this many times as long as a call took the host, so that launches
+# are queued when it starts; at a clock that no device exceeds, and at least and at most so many cycles.
+HEAD_STARTS, CLOCK_HZ = 2, 3e9
+HEAD_START_CYCLES = 1_000_000, 6_000_000
 # Calls in a row of which the turnaround is the mean.
 CALLS_IN_A_ROW = 20
 COPY_BYTES = 2 << 30
@@ -141,20 +143,17 @@ class Clock:
 
     def times(self, calls: Sequence[Call]) -> list[tuple[float, ...]]:
         """Return the device's milliseconds of each call of each, which take turns."""
-        for call in calls:
-            for _ in range(self._warmup):
-                call()
+        head_starts = [self._warm(call) for call in calls]
         spent: list[list[float]] = [[] for _ in calls]
         for _ in range(self._repeats):
-            for call, list_ in zip(calls, spent, strict=True):
-                list_.append(self._once(call))
+            for call, head_start, list_ in zip(calls, head_starts, spent, strict=True):
+                list_.append(self._once(call, head_start))
         return [tuple(list_) for list_ in spent]
 
     def turnarounds(self, calls: Sequence[Call]) -> list[tuple[float, ...]]:
         """Return milliseconds from call to call in a row, the host's part included, caches warm."""
         for call in calls:
-            for _ in range(self._warmup):
-                call()
+            self._warm(call)
         spent: list[list[float]] = [[] for _ in calls]
         for _ in range(self._repeats):
             for call, list_ in zip(calls, spent, strict=True):
@@ -166,14 +165,25 @@ class Clock:
                 list_.append((time.perf_counter() - began) * 1e3 / CALLS_IN_A_ROW)
         return [tuple(list_) for list_ in spent]
 
-    def _once(self, call: Call) -> float:
+    def _warm(self, call: Call) -> int:
+        """Return the cycles of head start that a call needs."""
+        took = [0.0]
+        for _ in range(self._warmup):
+            began = time.perf_counter()
+            call()
+            took.append(time.perf_counter() - began)
+        least, most = HEAD_START_CYCLES
+        # The first calls also load and compile.
+        return min(max(int(statistics.median(took) * HEAD_STARTS * CLOCK_HZ), least), most)
+
+    def _once(self, call: Call, head_start: int) -> float:
         if self._device.type != "cuda":
             began = time.perf_counter()
             call()
             return (time.perf_counter() - began) * 1e3
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._flush.zero_()
-        torch.cuda._sleep(HEAD_START_CYCLES)
+        torch.cuda._sleep(head_start)
         start.record()
         call()
         end.record()

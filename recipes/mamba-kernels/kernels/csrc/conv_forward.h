@@ -26,11 +26,10 @@ DEVICE void store_last(const ConvForward& p, const Segments& segments, int64_t b
   }
 }
 
-template <class T, int TAPS, bool SEGMENTED>
+template <class T, int TAPS, bool SEGMENTED, int VECTORS>
 struct ForwardRow {
   static constexpr int PAST = TAPS - 1, STEP = TEAM * 8;
-  // With segments, one after another: eight times all that would be large, and it is not what is timed.
-  static constexpr int VECTORS = SEGMENTED ? 1 : FORWARD_VECTORS, AHEAD = SEGMENTED ? 1 : FORWARD_AHEAD;
+  static constexpr int AHEAD = VECTORS < FORWARD_AHEAD ? VECTORS : FORWARD_AHEAD;
 
   const Row<T> in, out;
   const Segments segments;
@@ -107,7 +106,7 @@ struct ForwardRow {
   }
 };
 
-template <class T, int TAPS, bool SEGMENTED>
+template <class T, int TAPS, bool SEGMENTED, int VECTORS>
 DEVICE void forward_along_time(const ConvForward& p) {
   const ConvSizes& sizes = p.sizes;
   // Blocks fit 32 bits. The teams of one have neighbouring channels.
@@ -118,7 +117,7 @@ DEVICE void forward_along_time(const ConvForward& p) {
   const int64_t channel = static_cast<int64_t>(group) * TEAMS + team();
   if (channel >= sizes.channels) return;
 
-  using Row = ForwardRow<T, TAPS, SEGMENTED>;
+  using Row = ForwardRow<T, TAPS, SEGMENTED, VECTORS>;
   Row row(p, batch, channel, static_cast<int>(piece));
   const int length = row.in.length, time = row.start + lane() * 8;
   const bool any = row.last_whole >= 0;
@@ -130,7 +129,7 @@ DEVICE void forward_along_time(const ConvForward& p) {
     choose(filter.skip == 0, [&](auto exact) {
       row.template compute_whole<exact>(filter, time);
 #pragma unroll 1
-      for (int t = time + Row::STEP; SEGMENTED && t <= row.last_whole; t += Row::STEP) {
+      for (int t = time + Row::STEP; VECTORS == 1 && t <= row.last_whole; t += Row::STEP) {
         row.load_first(t);
         row.template compute_whole<exact>(filter, t);
       }

@@ -7,11 +7,19 @@
 #include "conv_forward.h"
 #include "conv_update.h"
 
+// Forward along time, one vector after the other where eight at once would be large and is not what is timed, with
+// segments, or where a lane has only one: code that is not run is still read.
+template <class T, int TAPS>
+DEVICE void conv_forward_along_time(const ConvForward& p) {
+  if (p.segment) return conv::forward_along_time<T, TAPS, true, 1>(p);
+  if (p.steps <= conv::TEAM * 8) return conv::forward_along_time<T, TAPS, false, 1>(p);
+  conv::forward_along_time<T, TAPS, false, conv::FORWARD_VECTORS>(p);
+}
+
 // Blocks on a multiprocessor: fewer would be too few loads under way, more would spill registers.
 #define CONV_KERNELS(type, suffix, taps, forward, forward_tokens, backward, backward_tokens)              \
   KERNEL(conv_forward_##suffix##type, conv::THREADS, forward, ConvForward) {                              \
-    p.segment ? conv::forward_along_time<type, taps, true>(p)                                             \
-              : conv::forward_along_time<type, taps, false>(p);                                           \
+    conv_forward_along_time<type, taps>(p);                                                               \
   }                                                                                                       \
   KERNEL(conv_forward_tokens_##suffix##type, conv::THREADS, forward_tokens, ConvForward) {                \
     p.segment ? conv::forward_along_channels<type, taps, true>(p)                                         \

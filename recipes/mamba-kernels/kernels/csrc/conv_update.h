@@ -19,14 +19,24 @@ struct Ring {
   }
 };
 
+// The state is a window, adjacent in memory: generation keeps one of as many inputs as the filter is wide.
+template <class T, int TAPS>
+DEVICE bool whole_state(const Row<T>& state, const Ring& ring) {
+  const bool aligned = reinterpret_cast<uintptr_t>(state.data) % Vector<T, TAPS>::ALIGNMENT == 0;
+  return !ring.ring && ring.length == TAPS && state.stride == 1 && aligned;
+}
+
+// The window holds the last inputs; at least one is new.
 template <class T, int TAPS>
 DEVICE void keep(const Row<T>& state, const Ring& ring, const Row<T>& x, const float (&window)[TAPS]) {
   const int steps = x.length;
   if (ring.ring) {
     for (int t = 0; t < steps; ++t) state[(ring.past + t) % ring.length] = x[t];
-  } else if (ring.length < TAPS) {
+  } else if (whole_state<T, TAPS>(state, ring)) {
+    store(&state[0], Vector<T, TAPS>::from_floats(window));
+  } else if (ring.length <= TAPS) {
 #pragma unroll
-    for (int k = 1; k < TAPS; ++k)
+    for (int k = 0; k < TAPS; ++k)
       if (k >= TAPS - ring.length) state[k - TAPS + ring.length] = from_float<T>(window[k]);
   } else {
     const int stay = ring.length > steps ? ring.length - steps : 0;
@@ -54,10 +64,17 @@ DEVICE void update(const ConvUpdate& p) {
   const Ring ring{state.length, p.past ? p.past[batch] : 0, p.past != nullptr};
 
   // The newest input comes in at the end.
-  float window[TAPS];
+  float window[TAPS] = {};
+  if (whole_state<T, TAPS>(state, ring)) {
+    state.template load_vector<TAPS>(0).to_floats(window);
+  } else {
 #pragma unroll
-  for (int k = 1; k < TAPS; ++k)
-    window[k] = filter.template used<false>(k - 1) ? to_float(state[ring.place(TAPS - k)]) : 0.0f;
+    for (int k = 1; k < TAPS; ++k) {
+      // Read also where there is none, another's then: what is read under a condition is waited for.
+      const float x = to_float(state[ring.place(smaller(TAPS - k, ring.length))]);
+      window[k] = TAPS - k <= ring.length ? x : 0.0f;
+    }
+  }
   for (int t = 0; t < x.length; ++t) {
     const float newest = to_float(next);
     if (t + 1 < x.length) next = x[t + 1];

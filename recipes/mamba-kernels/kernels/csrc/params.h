@@ -37,6 +37,11 @@ struct ScanForward {
   const int32_t* segment;    // (batch, length), contiguous; a change of value starts a new sequence
   float* last;               // (batch, channels, states), contiguous
   float* checkpoints;        // (batch, channels, chunks, states): state before each chunk of 32 steps
+  // Of the ceil(length / 32) chunks a split has ceil(chunks / splits), the last one what is left: at least one. With
+  // several splits scan_states_* comes first, blocks * (splits - 1) * ceil(states / 16) blocks of it, and leaves:
+  int64_t splits;
+  float* carries;  // (splits, batch, channels, states): what leaves each split but the last when nothing enters
+  float* spans;    // (splits, batch, channels, 2): its steps' sum, and 1 where a sequence starts in it
 };
 
 struct ScanBackward {

@@ -20,7 +20,7 @@ static_assert(sizeof(BackwardShared) == (HAS_MATRIX_TF32 ? 67040 : 55776), "as t
 constexpr int FORWARD_BLOCKS = HAS_MATRIX_TF32 ? 3 : 1;
 constexpr int BACKWARD_BLOCKS = HAS_MATRIX_TF32 ? 3 : 1;
 constexpr int BACKWARD_MANY_BLOCKS = HAS_MATRIX_TF32 ? 2 : 1;
-constexpr int CARRIES_BLOCKS = HAS_MATRIX_TF32 ? 6 : 2;
+constexpr int SPLIT_BLOCKS = HAS_MATRIX_TF32 ? 6 : 2;
 
 #define SCAN_KERNEL(name, type, many, along_time, segmented)                      \
   KERNEL(scan_forward##name##_##type, FORWARD_THREADS, FORWARD_BLOCKS, ScanForward) {        \
@@ -30,9 +30,12 @@ constexpr int CARRIES_BLOCKS = HAS_MATRIX_TF32 ? 6 : 2;
     scan_backward<type, many, along_time, segmented>(p);                          \
   }
 
-#define CARRIES_KERNEL(name, type, along_time, segmented)                   \
-  KERNEL(scan_carries##name##_##type, THREADS, CARRIES_BLOCKS, ScanBackward) { \
-    scan_carries<type, along_time, segmented>(p);                           \
+#define SPLIT_KERNEL(name, type, along_time, segmented)                        \
+  KERNEL(scan_states##name##_##type, THREADS, SPLIT_BLOCKS, ScanForward) {     \
+    scan_split<ForwardSplit<type>, type, along_time, segmented>(p);            \
+  }                                                                            \
+  KERNEL(scan_carries##name##_##type, THREADS, SPLIT_BLOCKS, ScanBackward) {   \
+    scan_split<BackwardSplit<type>, type, along_time, segmented>(p);           \
   }
 
 #define SCAN_KERNELS(type)                                        \
@@ -44,10 +47,10 @@ constexpr int CARRIES_BLOCKS = HAS_MATRIX_TF32 ? 6 : 2;
   SCAN_KERNEL(_many_packed, type, true, true, true)               \
   SCAN_KERNEL(_many_tokens, type, true, false, false)             \
   SCAN_KERNEL(_many_tokens_packed, type, true, false, true)       \
-  CARRIES_KERNEL(, type, true, false)                             \
-  CARRIES_KERNEL(_packed, type, true, true)                       \
-  CARRIES_KERNEL(_tokens, type, false, false)                     \
-  CARRIES_KERNEL(_tokens_packed, type, false, true)               \
+  SPLIT_KERNEL(, type, true, false)                               \
+  SPLIT_KERNEL(_packed, type, true, true)                         \
+  SPLIT_KERNEL(_tokens, type, false, false)                       \
+  SPLIT_KERNEL(_tokens_packed, type, false, true)                 \
   KERNEL(scan_reduce_##type, THREADS, 4, ScanReduce) { scan_reduce<type>(p); }
 
 SCAN_KERNELS(bf16)

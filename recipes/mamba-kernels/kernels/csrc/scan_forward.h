@@ -157,7 +157,7 @@ struct ForwardShared {
   // By the chunk's parity: a chunk is not finite. Two more, so that what follows starts on 16 bytes.
   int broken[4];
 
-  DEVICE ForwardStage& stage(int64_t chunk) { return stages[chunk % STAGES]; }
+  DEVICE ForwardStage& stage(int chunk) { return stages[chunk % STAGES]; }
 };
 
 // Of the states between slabs, by the chunk's parity: the plain way repeats a chunk, and itself none.
@@ -169,14 +169,15 @@ enum ForwardTensor { FORWARD_U, FORWARD_DELTA, FORWARD_Z, FORWARD_OUT };
 struct ForwardBlock {
   const ScanForward& p;
   ForwardShared& s;
+  const Share& share;
   const Place& place;
   const Vectorised vectorised;
-  int64_t chunks, slabs;
+  // Chunks before this are the block's.
+  const int end, slabs;
 
-  DEVICE ForwardBlock(const ScanForward& p, ForwardShared& s, const Place& place, int64_t slabs)
-      : p(p), s(s), place(place), vectorised(p.sizes, place, p.b, p.c), chunks((p.sizes.length + CHUNK - 1) / CHUNK),
-        slabs(slabs) {}
-  DEVICE bool whole(int64_t chunk) const { return vectorised.whole(p.sizes, chunk); }
+  DEVICE ForwardBlock(const ScanForward& p, ForwardShared& s, const Share& share, int slabs)
+      : p(p), s(s), share(share), place(share.place), vectorised(p.sizes, place, p.b, p.c), end(share.end), slabs(slabs) {}
+  DEVICE bool whole(int chunk) const { return vectorised.whole(p.sizes, chunk); }
 };
 
 // The recurrence over a chunk: h in and out, y to shared memory. Decays and inputs are computed two steps ahead, so
@@ -188,9 +189,12 @@ DEVICE void forward_steps(float (&h)[4], const float (&a)[4], ForwardStage& s, c
   StateSum<T, PLAIN, Y_IS_EXACT<T>> output(s.y, projections.c, lane);
   const float* dt_row = s.dt + lane.channel(0) * ROW;
   float dt[Lane::CHANNELS_EACH][4], decay[2][4], x[2][4];
+  int present = 0;
   auto fetch_sizes = [&](int step) {
 #pragma unroll
-    for (int c = 0; c < Lane::CHANNELS_EACH; ++c) load_two(&dt[c][step % 4], dt_row + c * Lane::ROWS * ROW + step);
+    for (int c = 0; c < Lane::CHANNELS_EACH; ++c) {
+      load_two(&dt[c][step % 4], dt_row + present + c * Lane::ROWS * ROW + step);
+    }
   };
   auto prepare = [&](int i) {
 #pragma unroll
@@ -219,7 +223,7 @@ DEVICE void forward_steps(float (&h)[4], const float (&a)[4], ForwardStage& s, c
       fetch_sizes(8);
       output.fetch();
     }
-    dt_row += 4;
+    present = advanced(present + 4);
   };
   input.fetch();
   input.take();
@@ -247,17 +251,17 @@ struct ForwardStrip {
 
   DEVICE ForwardStrip(const ForwardBlock& block, int index) : block(block), strip(index) {}
 
-  DEVICE int inside(int64_t chunk) const {
-    return strip.inside(block.place.channels, block.p.sizes.length - chunk * CHUNK);
+  DEVICE int inside(int chunk) const {
+    return strip.inside(block.place.channels, block.p.sizes.length - int64_t{chunk} * CHUNK);
   }
   template <bool WHOLE>
-  DEVICE void load(Packed<T>& x, ForwardTensor tensor, const Sequence& from, int64_t chunk) const {
+  DEVICE void load(Packed<T>& x, ForwardTensor tensor, const Sequence& from, int chunk) const {
     const T* start = block.s.rows.template strip<T, WHOLE>(tensor, from, chunk, strip);
     load_strip<T, WHOLE>(x, start, from, inside(chunk), strip);
   }
-  DEVICE void fetch(int64_t chunk) {
+  DEVICE void fetch(int chunk) {
     const ScanForward& p = block.p;
-    if (chunk >= block.chunks) return;
+    if (chunk >= block.end) return;
     if (block.whole(chunk)) {
       load<true>(u, FORWARD_U, p.u, chunk);
       load<true>(delta, FORWARD_DELTA, p.delta, chunk);
@@ -267,8 +271,8 @@ struct ForwardStrip {
     }
   }
   // Step sizes, and their products with u.
-  DEVICE void prepare(int64_t chunk) const {
-    if (chunk >= block.chunks) return;
+  DEVICE void prepare(int chunk) const {
+    if (chunk >= block.end) return;
     ForwardStage& stage = block.s.stage(chunk);
     const bool soft = block.p.sizes.softplus != 0;
     float dt[8], dtu[8], bias[8];
@@ -282,7 +286,7 @@ struct ForwardStrip {
     put_strip(stage.dtu, dtu, strip);
   }
 
-  DEVICE void fetch_again(int64_t chunk) {
+  DEVICE void fetch_again(int chunk) {
     const ScanForward& p = block.p;
     if (block.whole(chunk)) {
       load<true>(u_again, FORWARD_U, p.u, chunk);
@@ -293,7 +297,7 @@ struct ForwardStrip {
     }
   }
   // The output from the sums over states.
-  DEVICE void finish(int64_t chunk) const {
+  DEVICE void finish(int chunk) const {
     const ScanForward& p = block.p;
     const float scale = StateSum<T, PLAIN, Y_IS_EXACT<T>>::SCALE;
     float y[8], v[8], d[8];
@@ -321,18 +325,18 @@ struct ForwardStrip {
 template <class T>
 struct ProjectionStream {
   const ForwardBlock& block;
-  int64_t chunk, slab = 0;
+  int chunk, slab = 0;
   int turn = 0;
   ProjectionStrip<T> share;
   const T* start;
 
-  DEVICE ProjectionStream(const ForwardBlock& block, int64_t chunk, int index)
+  DEVICE ProjectionStream(const ForwardBlock& block, int chunk, int index)
       : block(block), chunk(chunk), share(index), start(share.start(block.p.b, block.p.c, block.place)) {}
 
   // Reads what put then writes to the stage whose turn it is.
   DEVICE void fetch() {
     const ScanForward& p = block.p;
-    if (chunk >= block.chunks) return;
+    if (chunk >= block.end) return;
     if (block.whole(chunk)) {
       share.template load<true>(start, p.b, p.c, p.sizes, slab, chunk);
     } else {
@@ -362,20 +366,22 @@ struct ForwardStates {
   int turn = 0;
 
   DEVICE ForwardStates(const ForwardBlock& block, float* slots)
-      : block(block), masks(lane), address(block.p.sizes, block.place, lane, 0, block.chunks), slots(slots) {
+      : block(block), masks(lane), address(block.p.sizes, block.place, lane, 0, chunks()), slots(slots) {
     load_decay(a, block.p.a, block.p.sizes, block.place, lane, 0);
   }
-  DEVICE float* slot(int64_t slab, int64_t chunk) const {
+  // Of the whole sequence.
+  DEVICE int64_t chunks() const { return (block.p.sizes.length + CHUNK - 1) / CHUNK; }
+  DEVICE float* slot(int slab, int chunk) const {
     return slots + ((slab * FORWARD_COPIES + chunk % FORWARD_COPIES) * THREADS + thread_index()) * 4;
   }
-  DEVICE void run(int64_t chunk, int64_t slab) {
+  DEVICE void run(int chunk, int slab) {
     const ScanForward& p = block.p;
     if constexpr (MANY) {
       load_decay(a, p.a, p.sizes, block.place, lane, slab);
       load_four(h, slot(slab, chunk));
     }
     if (p.checkpoints) {
-      const StateAddress of_slab(p.sizes, block.place, lane, slab, block.chunks);
+      const StateAddress of_slab(p.sizes, block.place, lane, slab, chunks());
       (MANY ? of_slab : address).store(p.checkpoints, chunk * p.sizes.states, h);
     }
     forward_steps<T, PLAIN, SEGMENTED>(h, a, block.s.stage(chunk), block.s.projections[turn], lane, masks, slab > 0);
@@ -388,12 +394,12 @@ struct ForwardStates {
 // The helpers' way through the chunks, a barrier a slab: with the recurrence of one chunk they prepare the chunk
 // after and finish the chunk before. Returns as run_forward does.
 template <class T, bool ALONG_TIME, bool PLAIN, bool SEGMENTED>
-DEVICE int64_t help_forward(const ForwardBlock& block, int64_t chunk) {
+DEVICE int help_forward(const ForwardBlock& block, int chunk) {
   const int index = thread_index() - THREADS;
-  const int64_t first = chunk;
+  const int first = chunk;
   ProjectionStream<T> projections(block, chunk, index);
   ForwardStrip<T, PLAIN, ALONG_TIME> strip(block, index);
-  auto prepare = [&](int64_t chunk) {
+  auto prepare = [&](int chunk) {
     strip.prepare(chunk);
     if (SEGMENTED) put_joins(block.s.stage(chunk).joins, block.p.segment, block.place, block.p.sizes.length, chunk, index);
   };
@@ -404,7 +410,7 @@ DEVICE int64_t help_forward(const ForwardBlock& block, int64_t chunk) {
   strip.fetch(chunk + 1);
   projections.fetch();
   barrier();
-  for (; chunk < block.chunks; ++chunk) {
+  for (; chunk < block.end; ++chunk) {
     // All that was read is used before more is read: a wait for one load can be a wait for those after it.
     projections.put();
     prepare(chunk + 1);
@@ -413,7 +419,7 @@ DEVICE int64_t help_forward(const ForwardBlock& block, int64_t chunk) {
     strip.fetch(chunk + 2);
     strip.fetch_again(chunk);
     barrier();
-    for (int64_t slab = 1; slab < block.slabs; ++slab) {
+    for (int slab = 1; slab < block.slabs; ++slab) {
       projections.put();
       projections.fetch();
       barrier();
@@ -427,11 +433,11 @@ DEVICE int64_t help_forward(const ForwardBlock& block, int64_t chunk) {
 // The way of the other threads. Returns the first chunk that is not finite, with the states before it: a matrix
 // instruction multiplies masked steps too, and 0 * inf is NaN, so that from there on the plain way is gone.
 template <class T, bool MANY, bool PLAIN, bool SEGMENTED>
-DEVICE int64_t run_forward(const ForwardBlock& block, int64_t chunk, ForwardStates<T, MANY, PLAIN, SEGMENTED>& states) {
+DEVICE int run_forward(const ForwardBlock& block, int chunk, ForwardStates<T, MANY, PLAIN, SEGMENTED>& states) {
   barrier();
-  for (; chunk < block.chunks; ++chunk) {
+  for (; chunk < block.end; ++chunk) {
     const float start[4] = {states.h[0], states.h[1], states.h[2], states.h[3]};
-    for (int64_t slab = 0; slab < block.slabs; ++slab) {
+    for (int slab = 0; slab < block.slabs; ++slab) {
       states.run(chunk, slab);
       barrier();
     }
@@ -448,15 +454,15 @@ DEVICE int64_t run_forward(const ForwardBlock& block, int64_t chunk, ForwardStat
 template <class T, bool MANY, bool ALONG_TIME, bool SEGMENTED>
 DEVICE void run_forward_alone(const ForwardBlock& block, ForwardStates<T, MANY, true, SEGMENTED>& states) {
   ForwardStrip<T, true, ALONG_TIME> strip(block, thread_index());
-  ProjectionStream<T> projections(block, 0, thread_index());
-  strip.fetch(0);
+  ProjectionStream<T> projections(block, block.share.begin, thread_index());
+  strip.fetch(block.share.begin);
   projections.fetch();
-  for (int64_t chunk = 0; chunk < block.chunks; ++chunk) {
+  for (int chunk = block.share.begin; chunk < block.end; ++chunk) {
     strip.prepare(chunk);
     if (SEGMENTED) put_joins(block.s.stage(chunk).joins, block.p.segment, block.place, block.p.sizes.length, chunk);
     strip.fetch(chunk + 1);
     strip.fetch_again(chunk);
-    for (int64_t slab = 0; slab < block.slabs; ++slab) {
+    for (int slab = 0; slab < block.slabs; ++slab) {
       if (slab > 0) barrier();
       projections.put();
       barrier();
@@ -468,13 +474,36 @@ DEVICE void run_forward_alone(const ForwardBlock& block, ForwardStates<T, MANY, 
   }
 }
 
+// The state that enters a split.
+DEVICE void arriving(float (&h)[4], const ScanForward& p, const Share& share, const Lane& lane, int64_t slab) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) h[e] = 0.0f;
+  if (p.initial) StateAddress(p.sizes, share.place, lane, slab, 1).load(h, p.initial, 0);
+  if (share.split == 0) return;
+  float a[4];
+  load_decay(a, p.a, p.sizes, share.place, lane, slab);
+#pragma unroll 2
+  for (int64_t split = 0; split < share.split; ++split) {
+    const Place earlier = share.of_split(p.sizes, split);
+    float leaves[4];
+    StateAddress(p.sizes, earlier, lane, slab, 1).load(leaves, p.carries, 0);
+#pragma unroll
+    for (int c = 0; c < Lane::CHANNELS_EACH; ++c) {
+      const Span span = Span::read(p.spans, p.sizes, earlier, lane.channel(c));
+#pragma unroll
+      for (int e = c * Lane::STATES_EACH; e < (c + 1) * Lane::STATES_EACH; ++e) h[e] = span.passed(h[e], leaves[e], a[e]);
+    }
+  }
+}
+
 template <class T, bool MANY, bool ALONG_TIME, bool SEGMENTED>
 DEVICE void scan_forward(const ScanForward& p) {
   ForwardShared& s = *reinterpret_cast<ForwardShared*>(dynamic_shared());
   float* slots = dynamic_shared() + sizeof(ForwardShared) / sizeof(float);
   const ScanSizes& sizes = p.sizes;
-  const Place place(sizes);
-  const ForwardBlock block(p, s, place, MANY ? (sizes.states + SLAB - 1) / SLAB : 1);
+  const Share share(sizes, p.splits, Share::outermost(sizes));
+  const Place& place = share.place;
+  const ForwardBlock block(p, s, share, MANY ? static_cast<int>((sizes.states + SLAB - 1) / SLAB) : 1);
   const Strip<ALONG_TIME> strip;
   s.rows.template put<T>(FORWARD_U, p.u, place, strip);
   s.rows.template put<T>(FORWARD_DELTA, p.delta, place, strip);
@@ -485,29 +514,29 @@ DEVICE void scan_forward(const ScanForward& p) {
   if (thread_index() < 4) s.broken[thread_index()] = 0;
   barrier();
   if (HELPED && thread_index() >= THREADS) {
-    const int64_t chunk = help_forward<T, ALONG_TIME, false, SEGMENTED>(block, 0);
-    if (chunk < block.chunks) help_forward<T, ALONG_TIME, true, SEGMENTED>(block, chunk);
+    const int chunk = help_forward<T, ALONG_TIME, false, SEGMENTED>(block, share.begin);
+    if (chunk < block.end) help_forward<T, ALONG_TIME, true, SEGMENTED>(block, chunk);
     return;
   }
   ForwardStates<T, MANY, true, SEGMENTED> states(block, slots);
-  for (int64_t slab = 0; slab < block.slabs; ++slab) {
-    if (p.initial) StateAddress(sizes, place, states.lane, slab, 1).load(states.h, p.initial, 0);
-    if constexpr (MANY) store_four(states.slot(slab, 0), states.h[0], states.h[1], states.h[2], states.h[3]);
+  for (int slab = 0; slab < block.slabs; ++slab) {
+    arriving(states.h, p, share, states.lane, slab);
+    if constexpr (MANY) store_four(states.slot(slab, share.begin), states.h[0], states.h[1], states.h[2], states.h[3]);
   }
   if constexpr (HELPED) {
     ForwardStates<T, MANY, false, SEGMENTED> finite(block, slots);
 #pragma unroll
     for (int e = 0; e < 4; ++e) finite.h[e] = states.h[e];
-    const int64_t chunk = run_forward(block, 0, finite);
+    const int chunk = run_forward(block, share.begin, finite);
 #pragma unroll
     for (int e = 0; e < 4; ++e) states.h[e] = finite.h[e];
-    if (chunk < block.chunks) run_forward(block, chunk, states);
+    if (chunk < block.end) run_forward(block, chunk, states);
   } else {
     run_forward_alone<T, MANY, ALONG_TIME, SEGMENTED>(block, states);
   }
-  if (p.last) {
-    for (int64_t slab = 0; slab < block.slabs; ++slab) {
-      if constexpr (MANY) load_four(states.h, states.slot(slab, block.chunks));
+  if (p.last && share.split + 1 == p.splits) {
+    for (int slab = 0; slab < block.slabs; ++slab) {
+      if constexpr (MANY) load_four(states.h, states.slot(slab, block.end));
       StateAddress(sizes, place, states.lane, slab, 1).store(p.last, 0, states.h);
     }
   }

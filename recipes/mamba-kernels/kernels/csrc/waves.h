@@ -6,7 +6,7 @@
 // is masked to the step at hand, and of y's result one column counts.
 #pragma once
 
-#include "elements.h"
+#include "shares.h"
 
 // Lanes of four columns. With tensor cores a wave has 16 channels x 8 states, laid out as a 16 x 8 result:
 // a lane has channels row and row + 8, states 2 column and 2 column + 1. Else it has WAVE / 4 channels x
@@ -77,6 +77,15 @@ DEVICE uint32_t kept(uint32_t x) {
 }
 DEVICE float kept(float x) { return bits_float(kept(float_bits(x))); }
 
+// An index that a loop advances. Else clang advances every address in the loop by itself: 24 of the forward pass's
+// 154 slots for four steps, where bases and immediate offsets need 15.
+DEVICE int advanced(int index) {
+#if defined(__HIP__)
+  asm("" : "+v"(index));
+#endif
+  return index;
+}
+
 // All ones where this lane's operand belongs to the step, else zero.
 struct StepMasks {
   uint32_t column[4];
@@ -94,6 +103,8 @@ struct OuterProduct {
   static constexpr bool MATRIX = HAS_MATRIX_TF32 && !PLAIN;
   const float* left;   // at the lane's first channel
   const float* right;  // at the lane's states
+  // In both, of the steps to be read next or, read where they are used, of the present ones.
+  int step = 0, step_row = 0;
   const StepMasks& masks;
   float read[2], read_other, parts[4], other, other_low;
 
@@ -103,15 +114,15 @@ struct OuterProduct {
     if (!MATRIX) move(-1);
   }
   DEVICE void move(int quads) {
-    left += 4 * quads;
-    right += 4 * quads * STATE_ROW;
+    step = advanced(step + 4 * quads);
+    step_row = advanced(step_row + 4 * quads * STATE_ROW);
   }
   // Reads the next four steps. After the last these are others' memory, of which nothing is used.
   DEVICE void fetch() {
     if constexpr (MATRIX) {
-      read[0] = left[0];
-      read[1] = left[Lane::ROWS * ROW];
-      read_other = right[0];
+      read[0] = left[step];
+      read[1] = left[step + Lane::ROWS * ROW];
+      read_other = right[step_row];
       move(1);
     }
   }
@@ -139,7 +150,8 @@ struct OuterProduct {
     } else {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        x[e] = left[e / Lane::STATES_EACH * Lane::ROWS * ROW + i] * right[i * STATE_ROW + e % Lane::STATES_EACH];
+        x[e] = left[step + e / Lane::STATES_EACH * Lane::ROWS * ROW + i] *
+               right[step_row + i * STATE_ROW + e % Lane::STATES_EACH];
       }
     }
   }
@@ -153,6 +165,7 @@ struct StateSum {
   static constexpr float SCALE = MATRIX && !EXACT ? CUT_OFF : 1.0f;
   const float* right;  // at the lane's states
   float* sums;         // where the lane stores
+  int step = 0, step_row = 0;
   const Lane& lane;
   float weight[2], value[4], each[Lane::CHANNELS_EACH][4];
 
@@ -169,7 +182,7 @@ struct StateSum {
 
   // Reads the weights of the first four steps, or the next.
   DEVICE void fetch() {
-    if constexpr (MATRIX) load_two(weight, right);
+    if constexpr (MATRIX) load_two(weight, right + step_row);
   }
   DEVICE void add(const float (&x)[4], int i) {
     if constexpr (MATRIX) {
@@ -194,7 +207,7 @@ struct StateSum {
       for (int c = 0; c < Lane::CHANNELS_EACH; ++c) {
         float sum = 0.0f;
 #pragma unroll
-        for (int j = 0; j < Lane::STATES_EACH; ++j) sum += right[i * STATE_ROW + j] * x[c * Lane::STATES_EACH + j];
+        for (int j = 0; j < Lane::STATES_EACH; ++j) sum += right[step_row + i * STATE_ROW + j] * x[c * Lane::STATES_EACH + j];
         each[c][i] = sum;
       }
     }
@@ -207,11 +220,11 @@ struct StateSum {
       float sum[2] = {odd ? value[2] : value[0], odd ? value[3] : value[1]};
       if (accumulate) {
         float old[2];
-        load_two(old, sums);
+        load_two(old, sums + step);
         sum[0] += old[0];
         sum[1] += old[1];
       }
-      store_two(sums, sum[0], sum[1]);
+      store_two(sums + step, sum[0], sum[1]);
     } else {
 #pragma unroll
       for (int c = 0; c < Lane::CHANNELS_EACH; ++c) {
@@ -222,13 +235,13 @@ struct StateSum {
           half[i] = keep + shuffle_xor<2>(send);
         }
         const float keep = odd ? half[1] : half[0], send = odd ? half[0] : half[1];
-        float* to = sums + c * Lane::ROWS * ROW;
+        float* to = sums + step + c * Lane::ROWS * ROW;
         const float sum = keep + shuffle_xor<1>(send);
         *to = accumulate ? *to + sum : sum;
       }
     }
-    sums += 4;
-    right += 4 * STATE_ROW;
+    step = advanced(step + 4);
+    step_row = advanced(step_row + 4 * STATE_ROW);
   }
 };
 

@@ -153,7 +153,7 @@ def _forward_plan(
     # Many steps of one are less work, few make enough blocks of a small tensor.
     large = batch * channels * length >= 2**22
     if time_adjacent:
-        steps = 2048 if large else 512
+        steps = 2048 if large else 256
         blocks = batch * -(-channels // 4) * -(-length // steps)
     else:
         steps = 32 if large else 8

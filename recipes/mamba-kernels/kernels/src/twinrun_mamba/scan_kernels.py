@@ -29,8 +29,10 @@ CHUNK, CHANNELS, SLAB = 32, 32, 16
 # Fewer blocks than this leave much of a GPU idle in the backward pass, and so do blocks of which fewer fit at
 # once; it then splits time into up to so many blocks, for an eighth more work.
 ENOUGH_BLOCKS, SPLIT_BLOCKS = 320, 1176
+# The same of the forward pass, where it is half as much work again.
+ENOUGH_FORWARD_BLOCKS, SPLIT_FORWARD_BLOCKS = 64, 264
 # ScanForward, ScanBackward and ScanReduce of params.h.
-FORWARD, BACKWARD, REDUCE = Struct("=41q"), Struct("=61q"), Struct("=11q")
+FORWARD, BACKWARD, REDUCE = Struct("=44q"), Struct("=61q"), Struct("=11q")
 
 
 def forward(
@@ -51,6 +53,8 @@ def forward(
     last = empty((batch, channels, states), torch.float32, u.device)
     kept = (batch, channels, -(-length // CHUNK), states) if save else (0,)
     checkpoints = empty(kept, torch.float32, u.device)
+    splits = _forward_splits(sizes)
+    carries, spans = _handed_on(u, sizes, splits)
     sequences = sequence(u) + sequence(delta) + sequence(z) + sequence(out)
     params = FORWARD.pack(
         *sizes,
@@ -67,9 +71,13 @@ def forward(
         address(seq_idx),
         last.data_ptr(),
         checkpoints.data_ptr(),
+        splits,
+        address(carries),
+        address(spans),
     )
-    name = _name("scan_forward", u.dtype, states, tokens=not time_adjacent, packed=seq_idx is not None)
-    start(name, _blocks(sizes), params, states)
+    kernels = "scan_states", "scan_forward"
+    variant = {"kind": u.dtype, "tokens": not time_adjacent, "packed": seq_idx is not None}
+    _start(start, kernels, sizes, params, splits, **variant)
     return out, last, checkpoints
 
 
@@ -93,14 +101,14 @@ def backward(
     def of_floats(given: Any, *shape: int) -> Any:
         return None if given is None else empty(shape, torch.float32, u.device)
 
-    splits, parts = _splits(sizes), _splits(sizes) * batch
+    splits = _backward_splits(sizes)
+    parts = splits * batch
     gu, gdelta, gz = (None if t is None else new_sequence(u, time_adjacent) for t in (u, delta, z))
     ga = of_floats(A, parts, channels, states)
     gd, gbias = of_floats(D, parts, channels), of_floats(delta_bias, parts, channels)
     # With several slabs the kernel keeps what it carries there, whether it was asked for or not.
     ginitial = of_floats(initial_state if states <= SLAB else u, parts, channels, states)
-    several = None if splits == 1 else splits
-    carries, spans = of_floats(several, parts, channels, states), of_floats(several, parts, channels, 2)
+    carries, spans = _handed_on(u, sizes, splits)
     partial = of_floats(u, 2, batch, groups, _blocks_per_group(sizes), length, states)
     sequences = sum(map(sequence, (u, delta, z, out_gradient, gu, gdelta, gz)), ())
     params = BACKWARD.pack(
@@ -127,16 +135,17 @@ def backward(
         address(carries),
         address(spans),
     )
-    _start_backward(
-        start, sizes, params, splits, kind=u.dtype, tokens=not time_adjacent, packed=seq_idx is not None
-    )
+    kernels = "scan_carries", "scan_backward"
+    variant = {"kind": u.dtype, "tokens": not time_adjacent, "packed": seq_idx is not None}
+    _start(start, kernels, sizes, params, splits, **variant)
     gb, gc = (_reduced(start, sizes, partial[index], t) for index, t in enumerate((B, C)))
     ga, gd, gbias = map(_over_parts, (ga, gd, gbias))
     return gu, gdelta, ga, gb, gc, gd, gz, gbias, None if initial_state is None else ginitial[:batch]
 
 
-def _start_backward(
+def _start(
     start: Launcher,
+    kernels: tuple[str, str],
     sizes: Sizes,
     params: bytes,
     splits: int,
@@ -145,11 +154,11 @@ def _start_backward(
     tokens: bool,
     packed: bool,
 ) -> None:
-    """Start the pass; with several parts of time first the kernel that finds what each hands on."""
+    """Start the second kernel, the pass; before it, with several parts of time, the one that hands on."""
     if splits > 1:
         blocks = _blocks(sizes) * (splits - 1) * -(-sizes.states // SLAB)
-        start(_name("scan_carries", kind, 0, tokens=tokens, packed=packed), blocks, params)
-    name = _name("scan_backward", kind, sizes.states, tokens=tokens, packed=packed)
+        start(_name(kernels[0], kind, 0, tokens=tokens, packed=packed), blocks, params)
+    name = _name(kernels[1], kind, sizes.states, tokens=tokens, packed=packed)
     start(name, _blocks(sizes) * splits, params, sizes.states)
 
 
@@ -176,13 +185,30 @@ def _name(kernel: str, kind: torch.dtype, states: int, *, tokens: bool, packed: 
     return "_".join([kernel, *(name for name, chosen in variants.items() if chosen), KERNEL_TYPES[kind]])
 
 
-def _splits(sizes: Sizes) -> int:
-    """Return how many parts of time the backward pass has: a function of sizes alone, as results are."""
-    blocks, chunks = _blocks(sizes), -(-sizes.length // CHUNK)
-    if blocks >= ENOUGH_BLOCKS and sizes.states <= SLAB:
-        return 1
-    each = -(-chunks // min(chunks, max(SPLIT_BLOCKS // blocks, 1)))
+def _forward_splits(sizes: Sizes) -> int:
+    """Return how many parts of time the forward pass has: a function of sizes alone, as results are."""
+    return 1 if _blocks(sizes) >= ENOUGH_FORWARD_BLOCKS else _splits(sizes, SPLIT_FORWARD_BLOCKS)
+
+
+def _backward_splits(sizes: Sizes) -> int:
+    enough = _blocks(sizes) >= ENOUGH_BLOCKS and sizes.states <= SLAB
+    return 1 if enough else _splits(sizes, SPLIT_BLOCKS)
+
+
+def _splits(sizes: Sizes, most_blocks: int) -> int:
+    """Return into how many parts a sequence goes, all of as many chunks but the last."""
+    chunks = -(-sizes.length // CHUNK)
+    each = -(-chunks // min(chunks, max(most_blocks // _blocks(sizes), 1)))
     return -(-chunks // each)
+
+
+def _handed_on(like: Tensor, sizes: Sizes, splits: int) -> tuple[Tensor | None, Tensor | None]:
+    """Return memory for what each part of time hands on: its state, and its steps' sum and its restarts."""
+    if splits == 1:
+        return None, None
+    shape = splits, sizes.batch, sizes.channels
+    carries = empty((*shape, sizes.states), torch.float32, like.device)
+    return carries, empty((*shape, 2), torch.float32, like.device)
 
 
 def _blocks_per_group(sizes: Sizes) -> int:
