@@ -86,8 +86,8 @@ def test_the_estimate_is_near_the_peaks_measured_on_an_h200(path: Path) -> None:
     )
     for point in record.points:
         estimate = one.needed(microbatch=point.microbatch, world=point.devices)
-        # Below by more than the slack would try sizes in vain; mpt-1b on two lies 10.7 % above.
-        assert 0.95 <= estimate / point.peak_memory_bytes <= 1.11, point.id
+        # Below by more than the slack would try sizes in vain.
+        assert 0.95 <= estimate / point.peak_memory_bytes <= 1.04, point.id
         # What was found to fit must be among the sizes that would be tried again.
         again = one.model_copy(update={"training": _auto(plan.training)})
         assert point.microbatch in again.microbatches(point.devices)
