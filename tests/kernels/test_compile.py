@@ -225,7 +225,6 @@ def wheel(folder: Path, out: Path, **environment: str) -> tuple[str, zipfile.Zip
 @pytest.fixture
 def package(small: Path, tmp_path: Path) -> Path:
     """The package with sources that compile quickly."""
-    pytest.importorskip("hatchling")
     folder = tmp_path / "package"
     shutil.copytree(KERNELS, folder, ignore=shutil.ignore_patterns("objects", "build", "csrc", "__pycache__"))
     shutil.copytree(small, folder / "csrc")
