@@ -81,7 +81,7 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests in the CPU stack as locked; those of a GPU say why they are skipped."""
     session.install("--require-hashes", "-r", LOCK)
-    session.install("-e", ".[test,reference,kernels]")
+    session.install("-e", ".[test,reference]")
     session.run(*PYTEST, "-m", "not docker and not image", "--ignore", "tests/contracts", *session.posargs)
 
 
