@@ -18,7 +18,7 @@ from twinrun.process import last_lines
 _LEFT_OUT = (
     *("etc/hostname", "etc/resolv.conf", "etc/apt/sources.list", "etc/apt/apt.conf.d/99mmdebstrap"),
     *("var/lib/apt/lists/*", "var/cache/apt/*", "var/log/*", "var/cache/debconf/*-old", "var/lib/dpkg/*-old"),
-    *("etc/passwd-", "etc/group-", "etc/shadow-", "etc/gshadow-", "etc/subuid-", "etc/subgid-"),
+    "etc/*-",
 )
 
 

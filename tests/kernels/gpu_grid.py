@@ -28,18 +28,26 @@ def main() -> int:
     """Run what was asked for; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="run what has this word in its name")
-    parser.add_argument("--part", default="1/1", metavar="I/N", help="run part I of N, as for N processes")
+    parser.add_argument(
+        "--part", type=_part, default=slice(None), metavar="I/N", help="part I of N processes"
+    )
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**31)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--backend", default="native")
     given = parser.parse_args()
     print(f"seed {given.seed}, torch {torch.__version__}, {describe(given.device, given.backend)}")
-    part, parts = map(int, given.part.split("/"))
     chosen = [(n, run) for n, run in named(given.backend, given.device, given.seed) if given.only in n]
-    chosen = chosen[part - 1 :: parts]
+    chosen = chosen[given.part]
     failed = [name for name, run in chosen if not passes(name, run)]
     print(f"{len(chosen) - len(failed)} passed, {len(failed)} failed", *failed, sep="\n  ")
     return 1 if failed or not chosen else 0
+
+
+def _part(text: str) -> slice:
+    numbers = [int(number) for number in text.split("/") if number.isdecimal()]
+    if len(numbers) != 2 or not 1 <= numbers[0] <= numbers[1]:
+        raise argparse.ArgumentTypeError(f"found {text!r}, allowed I/N with I from 1 to N, such as 3/6")
+    return slice(numbers[0] - 1, None, numbers[1])
 
 
 def named(backend: str, device: str, seed: int) -> Iterator[Named]:

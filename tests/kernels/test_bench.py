@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -183,6 +184,13 @@ def test_calls_take_turns() -> None:
     times = clock.times([lambda: order.append("a"), lambda: order.append("b")])
     assert order == ["a", "b", *("ab" * 3)]
     assert [len(one) for one in times] == [3, 3]
+
+
+@pytest.mark.parametrize(("slept", "cycles"), [(0.0, 1_000_000), (0.0005, 3_000_000), (0.01, 6_000_000)])
+def test_a_call_that_takes_the_host_longer_gets_a_longer_head_start(slept: float, cycles: int) -> None:
+    clock = Clock(torch.device("cpu"), warmup=5, repeats=0)
+    found = clock._warm(lambda: time.sleep(slept))
+    assert cycles <= found <= max(cycles, 6_000_000 if slept else 0)
 
 
 def test_upstream_that_is_installed_but_broken_says_why(

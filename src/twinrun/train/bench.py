@@ -167,14 +167,14 @@ class Clock:
 
     def _warm(self, call: Call) -> int:
         """Return the cycles of head start that a call needs."""
-        took = [0.0]
+        took = []
         for _ in range(self._warmup):
             began = time.perf_counter()
             call()
             took.append(time.perf_counter() - began)
         least, most = HEAD_START_CYCLES
         # The first calls also load and compile.
-        return min(max(int(statistics.median(took) * HEAD_STARTS * CLOCK_HZ), least), most)
+        return min(max(int(statistics.median(took or [0.0]) * HEAD_STARTS * CLOCK_HZ), least), most)
 
     def _once(self, call: Call, head_start: int) -> float:
         if self._device.type != "cuda":

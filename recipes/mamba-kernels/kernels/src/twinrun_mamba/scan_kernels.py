@@ -75,9 +75,8 @@ def forward(
         address(carries),
         address(spans),
     )
-    kernels = "scan_states", "scan_forward"
-    variant = {"kind": u.dtype, "tokens": not time_adjacent, "packed": seq_idx is not None}
-    _start(start, kernels, sizes, params, splits, **variant)
+    kernels, packed = ("scan_states", "scan_forward"), seq_idx is not None
+    _start(start, kernels, sizes, params, splits, kind=u.dtype, tokens=not time_adjacent, packed=packed)
     return out, last, checkpoints
 
 
@@ -135,9 +134,8 @@ def backward(
         address(carries),
         address(spans),
     )
-    kernels = "scan_carries", "scan_backward"
-    variant = {"kind": u.dtype, "tokens": not time_adjacent, "packed": seq_idx is not None}
-    _start(start, kernels, sizes, params, splits, **variant)
+    kernels, packed = ("scan_carries", "scan_backward"), seq_idx is not None
+    _start(start, kernels, sizes, params, splits, kind=u.dtype, tokens=not time_adjacent, packed=packed)
     gb, gc = (_reduced(start, sizes, partial[index], t) for index, t in enumerate((B, C)))
     ga, gd, gbias = map(_over_parts, (ga, gd, gbias))
     return gu, gdelta, ga, gb, gc, gd, gz, gbias, None if initial_state is None else ginitial[:batch]
