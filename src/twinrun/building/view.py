@@ -26,7 +26,7 @@ def plan_lines(plan: BuildPlan) -> list[str]:
     compiled = [*plan.kernels, *(source.name for source in plan.stack.stack.sources)]
     if compiled or plan.stack.stack.archs:
         # Kernels are emulated on the processor of the image, see the Dockerfile.
-        targets = [*plan.stack.stack.archs, *(["its processor"] if plan.kernels else [])]
+        targets = [*plan.stack.stack.archs, *(["the processor"] if plan.kernels else [])]
         lines.append(f"compiled  {', '.join(compiled) or 'nothing'}  (for {', '.join(targets)})")
     if plan.unverified:
         lines.append(f"on trust  {', '.join(plan.unverified)}")
