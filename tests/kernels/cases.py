@@ -44,6 +44,8 @@ STATES = (1, 2, 4, 5, 8, 15, 16, 17, 32, 33, 64, 100, 128, 256)
 CHANNELS = (1, 2, 3, 4, 31, 32, 33, 40, 64, 130)
 SCAN_OPTIONS = frozenset({"D", "z", "delta_bias", "softplus", "initial_state", "last_state", "seq_idx"})
 CONV_OPTIONS = frozenset({"bias", "silu", "initial_states", "final_states", "seq_idx"})
+# What models train with; it has kernels of its own.
+PLAIN_OPTIONS = frozenset({"bias", "silu"})
 Errors = dict[str, float]
 
 
@@ -243,13 +245,15 @@ def conv_grid(lengths: tuple[int, ...] = LENGTHS) -> Iterator[ConvCase]:
     """Return the convolution's cases, made likewise."""
     for dtype, length, layout in itertools.product(DTYPES, lengths, ("channel-first", "token-major")):
         case = ConvCase(dtype, length=length, layout=layout)
-        yield from (case, replace(case, options=frozenset()), replace(case, options=CONV_OPTIONS))
+        yield case
+        yield from (replace(case, options=options) for options in (frozenset(), PLAIN_OPTIONS, CONV_OPTIONS))
     for dtype, layout in itertools.product(DTYPES, ("channel-first", "token-major")):
         case = ConvCase(dtype, length=77, layout=layout)
         for option in sorted(CONV_OPTIONS):
             yield replace(case, options=frozenset({option}))
             yield replace(case, options=CONV_OPTIONS - {option})
         yield from (replace(case, width=width, options=CONV_OPTIONS) for width in range(2, 9))
+        yield from (replace(case, length=520, width=width, options=PLAIN_OPTIONS) for width in range(2, 5))
         yield from (replace(case, channels=channels, options=CONV_OPTIONS) for channels in CHANNELS)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
-from twinrun_mamba import causal_conv1d_fn, causal_conv1d_update
+from twinrun_mamba import causal_conv1d_fn, causal_conv1d_update, conv_kernels
 
 from tests.kernels import checks
-from tests.kernels.cases import CONV_OPTIONS, LENGTHS, ConvCase, conv_grid
+from tests.kernels.cases import CONV_OPTIONS, DTYPES, LENGTHS, PLAIN_OPTIONS, ConvCase, conv_grid
 from tests.kernels.conftest import WAVES, WHOLE
 
 GRID = list(conv_grid(LENGTHS if WHOLE else tuple(length for length in LENGTHS if length <= 130)))
@@ -19,6 +21,28 @@ EMULATED = [
 @pytest.mark.parametrize(("case", "wave"), EMULATED, ids=str)
 def test_emulated(case: ConvCase, wave: str) -> None:
     checks.fits(case, wave, "cpu", seed=torch.seed() % 2**31)
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Treat every tensor as a large one."""
+    plans = (conv_kernels._forward_plan, conv_kernels._backward_plan)
+    monkeypatch.setattr(conv_kernels, "LARGE", 1)
+    for plan in plans:
+        plan.cache_clear()
+    yield
+    for plan in plans:
+        plan.cache_clear()
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("wave", WAVES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_emulated_large(dtype: torch.dtype, wave: str) -> None:
+    """Lanes of large tensors load ahead, and meet the end of a row anywhere in what they loaded."""
+    for length in (1016, 2048, 2312):
+        checks.fits(ConvCase(dtype, 3, 5, length, 4, PLAIN_OPTIONS), wave, "cpu")
+    checks.fits(ConvCase(dtype, 1, 5, 2309, 4, CONV_OPTIONS), wave, "cpu")
 
 
 @pytest.mark.parametrize("wave", WAVES)

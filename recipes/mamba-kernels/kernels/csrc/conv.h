@@ -246,9 +246,9 @@ constexpr float SILU_SCALE = -LOG2_E;
 DEVICE float silu(float z) {
   return z * reciprocal(SILU_SCALE * exp2_fast(z) + SILU_SCALE);
 }
-DEVICE float silu_slope(float z) {
+DEVICE float silu_slope(float z, float factor = 1.0f) {
   const float s = reciprocal(1.0f + exp2_fast(z));
-  return s * (1.0f + z * (LN_2 * s - LN_2));
+  return s * (factor + z * (factor * LN_2 * s - factor * LN_2));
 }
 
 // Eight times of one channel, before silu, from the inputs since `time` - TAPS + 1. EXACT: no tap is unused.

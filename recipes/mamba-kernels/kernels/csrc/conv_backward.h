@@ -11,9 +11,9 @@ namespace conv {
 constexpr int BACKWARD_TIMES = WAVE * 8;
 constexpr int BACKWARD_THREADS = 64;
 constexpr int WAVES = BACKWARD_THREADS / WAVE;
-// How many of that a wave loads ahead: what it holds of them, not how many waves there are, keeps memory busy.
+// How many of that a wave loads ahead: what one more costs in registers, hence in waves, it does not bring.
 template <class T, int TAPS, bool SEGMENTED>
-constexpr int DEPTH = SEGMENTED ? 1 : 160 / ((TAPS + 16) * sizeof(T));
+constexpr int DEPTH = SEGMENTED || TAPS > 4 ? 1 : 4 / sizeof(T);
 
 // Shared memory for sums, in floats.
 template <int TAPS>
@@ -119,24 +119,27 @@ struct Strand {
     }
   };
 
+  // Before silu the filter is scaled, as silu wants it, and g divided by the same: their product is not.
   const bool silu_after;
+  const float scale;
   const Filter<TAPS> filter;
+  // Of g as it is.
   float weight_gradient[TAPS] = {}, bias_gradient = 0.0f;
   // g at the first times of the vector that follows the wave's last one; on lane 0.
   float following[PAST];
 
   DEVICE Strand(const ConvBackward& p, int64_t channel)
       : silu_after(p.sizes.silu != 0),
-        filter(p.weight, p.bias, p.sizes.width, channel) {}
+        scale(silu_after ? SILU_SCALE : 1.0f),
+        filter(Filter<TAPS>(p.weight, p.bias, p.sizes.width, channel).scaled(scale)) {}
 
   // g of eight times, from the inputs since `time` - PAST.
   template <bool EXACT>
-  DEVICE void through_silu(float (&g)[8], const float (&x)[PAST + 8], const Filter<TAPS>& before_silu,
-                           const Rows& rows, int time) const {
+  DEVICE void through_silu(float (&g)[8], const float (&x)[PAST + 8], const Rows& rows, int time) const {
     float z[8];
-    convolve<TAPS, SEGMENTED, EXACT>(z, x, before_silu, rows.segments(), time);
+    convolve<TAPS, SEGMENTED, EXACT>(z, x, filter, rows.segments(), time);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) g[i] *= silu_slope(z[i]);
+    for (int i = 0; i < 8; ++i) g[i] *= silu_slope(z[i], 1.0f / SILU_SCALE);
   }
 
   // From g of eight times, those that follow from the lane to the right: what they add to the sums, and the
@@ -181,12 +184,11 @@ struct Strand {
     for (int i = 0; i < AHEAD; ++i)
       loads[i].inside(rows, larger(first + (end - begin - 1 - i) * BACKWARD_TIMES, first));
     if (ahead) next.inside(rows, after);
-    const Filter<TAPS> before_silu = filter.scaled(SILU_SCALE);
     if (ahead) {
       float x[PAST + 8], g[8];
       join(x, next.before, next.now);
       next.out_gradient.to_floats(g);
-      if constexpr (SILU) through_silu<EXACT>(g, x, before_silu, rows, after);
+      if constexpr (SILU) through_silu<EXACT>(g, x, rows, after);
 #pragma unroll
       for (int i = 0; i < PAST; ++i) following[i] = g[i];
     }
@@ -201,7 +203,7 @@ struct Strand {
         loads[i].out_gradient.to_floats(g);
         // The registers are free. Beyond the end the first is loaded again.
         loads[i].inside(rows, larger(t - AHEAD * BACKWARD_TIMES, first));
-        if constexpr (SILU) through_silu<EXACT>(g, x, before_silu, rows, t);
+        if constexpr (SILU) through_silu<EXACT>(g, x, rows, t);
         back<EXACT>(x_gradient, x, g, rows, t);
         rows.x_gradient.store_vector(t, x_gradient);
       }
@@ -214,7 +216,7 @@ struct Strand {
     join(x, loads.before, loads.now);
     add_initial(x, rows.initial(), time - PAST);
     loads.out_gradient.to_floats(g);
-    if (silu_after) through_silu<false>(g, x, filter.scaled(SILU_SCALE), rows, time);
+    if (silu_after) through_silu<false>(g, x, rows, time);
     // Outside the row, out_gradient is 0, but its product with an infinite slope is not.
 #pragma unroll
     for (int i = 0; i < 8; ++i)
@@ -269,38 +271,42 @@ struct Strand {
   }
 };
 
-template <class T, int TAPS, bool SEGMENTED>
-DEVICE void backward_along_time(const ConvBackward& p, float* sums) {
-  const uint32_t block = static_cast<uint32_t>(block_index()), splits = static_cast<uint32_t>(p.splits);
-  const uint32_t channel = splits == 1 ? block : block / splits, split = block - channel * splits;
-  const int groups = (static_cast<int>(p.sizes.length) + BACKWARD_TIMES - 1) / BACKWARD_TIMES;
-  const int64_t all = p.sizes.batch * groups;
-  const int wave = thread_index() / WAVE;
-  const int64_t share = splits == 1 ? (all + WAVES - 1) / WAVES : ceil_quotient(all, p.splits * WAVES);
-  const int64_t begin = (static_cast<int64_t>(split) * WAVES + wave) * share;
+// A wave's share of the rows of a channel, each of so many groups of times.
+struct WaveShare {
+  const int groups;
+  int64_t begin, end;
 
-  using Lane = Strand<T, TAPS, SEGMENTED>;
-  Lane lane(p, channel);
-  int64_t stop = smaller(begin + share, all);
-  int64_t batch = p.sizes.batch == 1 || stop <= begin ? 0 : quotient(stop - 1, groups);
-#pragma unroll 1
-  for (; stop > begin; --batch) {
-    const int64_t row = batch * groups;
-    const int64_t start = row > begin ? row : begin;
-    const BackwardRow<T> rows(p, batch, channel);
-    lane.walk(rows, static_cast<int>(start - row), static_cast<int>(stop - row), stop - row == groups);
-    if (p.initial_gradient.data && start == row && thread_index() % WAVE == 0)
-      store_initial_gradient<T>(p, rows.segments(), batch, channel);
-    stop = start;
+  DEVICE WaveShare(const ConvBackward& p, int groups, uint32_t split) : groups(groups) {
+    const int64_t all = p.sizes.batch * groups;
+    const int64_t each = p.splits == 1 ? (all + WAVES - 1) / WAVES : ceil_quotient(all, p.splits * WAVES);
+    begin = (static_cast<int64_t>(split) * WAVES + thread_index() / WAVE) * each;
+    end = smaller(begin + each, all);
   }
+  // Calls body with a row and groups [begin, end) of it, from the last to the first.
+  template <class Body>
+  DEVICE void each(const Body& body) const {
+    int64_t stop = end;
+#pragma unroll 1
+    for (int64_t batch = stop <= begin ? 0 : quotient(stop - 1, groups); stop > begin; --batch) {
+      const int64_t row = batch * groups, start = row > begin ? row : begin;
+      body(batch, static_cast<int>(start - row), static_cast<int>(stop - row));
+      stop = start;
+    }
+  }
+};
+
+// Adds over the block's lanes what each has for a weight, from `skip` of TAPS on, and, last, for the bias.
+template <int TAPS, class Own>
+DEVICE void store_sums(const ConvBackward& p, float* sums, int64_t channel, int64_t split, int skip, const Own& own) {
+  const int wave = thread_index() / WAVE;
 #pragma unroll
   for (int k = 0; k <= TAPS; ++k) {
-    const float sum = wave_sum(k < TAPS ? lane.weight_gradient[k] : lane.bias_gradient);
+    const float sum = wave_sum(own(k));
     if (thread_index() % WAVE == 0) sums[wave * (TAPS + 1) + k] = sum;
   }
   barrier();
   const int k = thread_index();
-  if (k > TAPS || k < lane.filter.skip) return;
+  if (k > TAPS || k < skip) return;
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < WAVES; ++i) sum += sums[i * (TAPS + 1) + k];
@@ -308,8 +314,26 @@ DEVICE void backward_along_time(const ConvBackward& p, float* sums) {
   if (k == TAPS) {
     p.bias_partial[place] = sum;
   } else {
-    p.weight_partial[place * p.sizes.width + k - lane.filter.skip] = sum;
+    p.weight_partial[place * p.sizes.width + k - skip] = sum;
   }
+}
+
+template <class T, int TAPS, bool SEGMENTED>
+DEVICE void backward_along_time(const ConvBackward& p, float* sums) {
+  const uint32_t block = static_cast<uint32_t>(block_index()), splits = static_cast<uint32_t>(p.splits);
+  const uint32_t channel = splits == 1 ? block : block / splits, split = block - channel * splits;
+  const int groups = (static_cast<int>(p.sizes.length) + BACKWARD_TIMES - 1) / BACKWARD_TIMES;
+  const WaveShare share(p, groups, split);
+  Strand<T, TAPS, SEGMENTED> lane(p, channel);
+  share.each([&](int64_t batch, int begin, int end) {
+    const BackwardRow<T> rows(p, batch, channel);
+    lane.walk(rows, begin, end, end == groups);
+    if (p.initial_gradient.data && begin == 0 && thread_index() % WAVE == 0)
+      store_initial_gradient<T>(p, rows.segments(), batch, channel);
+  });
+  store_sums<TAPS>(p, sums, channel, split, lane.filter.skip, [&](int k) {
+    return (k < TAPS ? lane.weight_gradient[k] : lane.bias_gradient) * lane.scale;
+  });
 }
 
 DEVICE void reduce(const ConvReduce& p) {

@@ -5,10 +5,9 @@
 
 namespace conv {
 
-// Times adjacent: the most vectors of eight times that a lane computes, and how many are loaded ahead. More of
-// them make the preparation small, fewer loads ahead leave registers for more waves.
-constexpr int FORWARD_VECTORS = 8;
-constexpr int FORWARD_AHEAD = 3;
+// Times adjacent: vectors of eight times that a lane loads ahead.
+template <class T>
+constexpr int FORWARD_AHEAD = 8 / sizeof(T);
 // Channels adjacent: what a lane has of them, and the steps that it loads at once.
 constexpr int FORWARD_COLUMNS = 4;
 constexpr int FORWARD_ROWS = 8;
@@ -26,10 +25,9 @@ DEVICE void store_last(const ConvForward& p, const Segments& segments, int64_t b
   }
 }
 
-template <class T, int TAPS, bool SEGMENTED, int VECTORS>
+template <class T, int TAPS, bool SEGMENTED, int AHEAD>
 struct ForwardRow {
   static constexpr int PAST = TAPS - 1, STEP = TEAM * 8;
-  static constexpr int AHEAD = VECTORS < FORWARD_AHEAD ? VECTORS : FORWARD_AHEAD;
 
   const Row<T> in, out;
   const Segments segments;
@@ -37,10 +35,10 @@ struct ForwardRow {
   // Vectors start this much before a multiple of eight times.
   const int shift, start;
   const bool vectors;
-  // Those from the first to the last of these times, and the times before them, lie in the row.
+  // The team's vectors from the first to before the last of these times, and the times before them, lie in the row.
   const int first_whole, last_whole;
-  Words<T, TAPS> before[VECTORS];
-  Words<T, 8> now[VECTORS];
+  Words<T, TAPS> before[AHEAD];
+  Words<T, 8> now[AHEAD];
 
   DEVICE ForwardRow(const ConvForward& p, int64_t batch, int64_t channel, int piece)
       : in(p.x, batch, channel, p.sizes.length),
@@ -50,26 +48,18 @@ struct ForwardRow {
         shift(in.misalignment()),
         start(piece * static_cast<int>(p.steps) - shift),
         vectors(in.stride == 1 && out.aligned(shift)),
-        first_whole(p.initial.data || shift ? (TAPS + shift + 7) / 8 * 8 - shift : 0),
-        last_whole(vectors ? last_vector(static_cast<int>(p.steps)) : -1) {}
+        first_whole(piece == 0 && (p.initial.data || shift) ? start + STEP : start),
+        last_whole(start + (vectors ? smaller(in.length - start, static_cast<int>(p.steps)) / STEP * STEP : 0)) {}
 
-  // Negative where there are too few to repeat.
-  DEVICE int last_vector(int steps) const {
-    const int last = smaller((in.length + shift) / 8 * 8 - 8 - shift, start + steps - 8);
-    return last < larger(first_whole, TAPS) ? -1 : last;
+  DEVICE bool any_whole() const { return first_whole < last_whole; }
+  DEVICE void load_whole(int v, int first) {
+    const int time = first + lane() * 8;
+    before[v] = in.template load_vector<TAPS>(larger(time - TAPS, 0));
+    now[v] = in.template load_vector<8>(time);
   }
-  DEVICE bool whole(int time) const { return time >= first_whole && time <= last_whole; }
-
-  // Vector v of those from `time` on, one after each STEP. Loads also where there is no whole one, and repeats
-  // another then, because what is loaded under a condition is waited for.
-  DEVICE void load_whole(int v, int time) {
-    const int t = smaller(v > 0 ? time + v * STEP : larger(time, first_whole), last_whole);
-    before[v] = in.template load_vector<TAPS>(v > 0 ? t - TAPS : larger(t - TAPS, 0));
-    now[v] = in.template load_vector<8>(t);
-  }
-  DEVICE void load_first(int time) {
+  DEVICE void load_first() {
 #pragma unroll
-    for (int v = 0; v < AHEAD; ++v) load_whole(v, time);
+    for (int v = 0; v < AHEAD; ++v) load_whole(v, smaller(first_whole + v * STEP, last_whole - STEP));
   }
   template <bool EXACT>
   DEVICE void compute(float (&y)[8], const float (&x)[PAST + 8], const Filter<TAPS>& filter, int time) const {
@@ -80,23 +70,27 @@ struct ForwardRow {
     }
   }
   template <bool EXACT>
-  DEVICE void compute_whole(const Filter<TAPS>& filter, int time) {
+  DEVICE void compute_whole(const Filter<TAPS>& filter) {
+    // Rolled: code for all vectors of a piece takes longer to read than to run.
+#pragma unroll 1
+    for (int first = first_whole;;) {
 #pragma unroll
-    for (int v = 0; v < VECTORS; ++v) {
-      const int t = time + v * STEP;
-      if (v + AHEAD < VECTORS) load_whole(v + AHEAD, time);
-      if (!whole(t)) continue;
-      float x[PAST + 8], y[8];
-      join(x, v > 0 ? before[v] : before[v].only_if(t > 0), now[v]);
-      compute<EXACT>(y, x, filter, t);
-      out.store_vector(t, y);
+      for (int v = 0; v < AHEAD; ++v, first += STEP) {
+        if (first >= last_whole) return;
+        const int time = first + lane() * 8;
+        float x[PAST + 8], y[8];
+        join(x, before[v].only_if(time > 0), now[v]);
+        if (first + AHEAD * STEP < last_whole) load_whole(v, first + AHEAD * STEP);
+        compute<EXACT>(y, x, filter, time);
+        out.store_vector(time, y);
+      }
     }
   }
   // The others from `time` on and before `stop`.
   DEVICE void compute_edges(const Filter<TAPS>& filter, const Row<T>& initial, int time, int stop) const {
 #pragma unroll 1
     for (; time < stop; time += STEP) {
-      if (whole(time)) continue;
+      if (time >= first_whole && time < last_whole) continue;
       float x[PAST + 8], y[8];
       join(x, in.template read<TAPS>(time - TAPS, vectors), in.template read<8>(time, vectors));
       add_initial(x, initial, time - PAST);
@@ -106,7 +100,7 @@ struct ForwardRow {
   }
 };
 
-template <class T, int TAPS, bool SEGMENTED, int VECTORS>
+template <class T, int TAPS, bool SEGMENTED, int AHEAD>
 DEVICE void forward_along_time(const ConvForward& p) {
   const ConvSizes& sizes = p.sizes;
   // Blocks fit 32 bits. The teams of one have neighbouring channels.
@@ -117,28 +111,18 @@ DEVICE void forward_along_time(const ConvForward& p) {
   const int64_t channel = static_cast<int64_t>(group) * TEAMS + team();
   if (channel >= sizes.channels) return;
 
-  using Row = ForwardRow<T, TAPS, SEGMENTED, VECTORS>;
+  using Row = ForwardRow<T, TAPS, SEGMENTED, AHEAD>;
   Row row(p, batch, channel, static_cast<int>(piece));
-  const int length = row.in.length, time = row.start + lane() * 8;
-  const bool any = row.last_whole >= 0;
-  if (any) row.load_first(time);
+  const bool any = row.any_whole();
+  if (any) row.load_first();
   // After the loads, for it waits for its own.
   const Filter<TAPS> filter =
       Filter<TAPS>(p.weight, p.bias, sizes.width, channel).scaled(row.silu_after ? SILU_SCALE : 1.0f);
-  if (any) {
-    choose(filter.skip == 0, [&](auto exact) {
-      row.template compute_whole<exact>(filter, time);
-#pragma unroll 1
-      for (int t = time + Row::STEP; VECTORS == 1 && t <= row.last_whole; t += Row::STEP) {
-        row.load_first(t);
-        row.template compute_whole<exact>(filter, t);
-      }
-    });
-  }
-  if (!any || row.shift != 0 || length % 8 != 0 || p.initial.data) {
-    // The last piece has also what a shift pushes beyond it.
-    const int stop = piece + 1 == pieces ? length : row.start + static_cast<int>(p.steps);
-    row.compute_edges(filter, conv::Row<T>(p.initial, batch, channel, sizes.width - 1), time, stop);
+  if (any) choose(filter.skip == 0, [&](auto exact) { row.template compute_whole<exact>(filter); });
+  // The last piece has also what a shift pushes beyond it.
+  const int stop = piece + 1 == pieces ? row.in.length : row.start + static_cast<int>(p.steps);
+  if (!any || row.first_whole > row.start || row.last_whole < stop) {
+    row.compute_edges(filter, conv::Row<T>(p.initial, batch, channel, sizes.width - 1), row.start + lane() * 8, stop);
   }
   if (p.last.data && piece == 0 && lane() == 0) store_last<T>(p, row.segments, batch, channel);
 }

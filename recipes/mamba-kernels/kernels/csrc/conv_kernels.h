@@ -5,15 +5,18 @@
 
 #include "conv_backward_tokens.h"
 #include "conv_forward.h"
+#include "conv_plain.h"
 #include "conv_update.h"
 
-// Forward along time, one vector after the other where eight at once would be large and is not what is timed, with
-// segments, or where a lane has only one: code that is not run is still read.
+#include <type_traits>
+
+// Forward along time, one vector at a time with segments, which is not what is timed, or where a lane has only one:
+// code that is not run is still read.
 template <class T, int TAPS>
 DEVICE void conv_forward_along_time(const ConvForward& p) {
   if (p.segment) return conv::forward_along_time<T, TAPS, true, 1>(p);
   if (p.steps <= conv::TEAM * 8) return conv::forward_along_time<T, TAPS, false, 1>(p);
-  conv::forward_along_time<T, TAPS, false, conv::FORWARD_VECTORS>(p);
+  conv::forward_along_time<T, TAPS, false, conv::FORWARD_AHEAD<T>>(p);
 }
 
 // Blocks on a multiprocessor: fewer would be too few loads under way, more would spill registers.
@@ -42,6 +45,29 @@ CONV_KERNELS(fp32, , 4, 6, 4, 8, 3)
 CONV_KERNELS(bf16, wide_, 8, 4, 3, 4, 1)
 CONV_KERNELS(fp16, wide_, 8, 4, 3, 4, 1)
 CONV_KERNELS(fp32, wide_, 8, 4, 3, 4, 1)
+
+// Calls run with the number of taps, from 2 to 4.
+template <class Run>
+DEVICE void with_taps(int64_t width, const Run& run) {
+  if (width == 4) return run(std::integral_constant<int, 4>());
+  width == 3 ? run(std::integral_constant<int, 3>()) : run(std::integral_constant<int, 2>());
+}
+
+#define CONV_PLAIN(type, forward, backward)                                                            \
+  KERNEL(conv_forward_plain_##type, conv::THREADS, forward, ConvForward) {                             \
+    with_taps(p.sizes.width, [&](auto taps) {                                                          \
+      p.steps > conv::TEAM * 8 ? conv::forward_plain<type, taps, 8 / sizeof(type)>(p)                  \
+                               : conv::forward_plain<type, taps, 1>(p);                                \
+    });                                                                                                \
+  }                                                                                                    \
+  KERNEL(conv_backward_plain_##type, conv::BACKWARD_THREADS, backward, ConvBackward) {                 \
+    SHARED float sums[conv::TIME_SUMS<4>];                                                             \
+    with_taps(p.sizes.width, [&](auto taps) { conv::backward_plain<type, taps>(p, sums); });           \
+  }
+
+CONV_PLAIN(bf16, 8, 12)
+CONV_PLAIN(fp16, 8, 12)
+CONV_PLAIN(fp32, 6, 12)
 
 #define CONV_UPDATE(type)                                                       \
   KERNEL(conv_update_##type, conv::THREADS, 6, ConvUpdate) {                    \

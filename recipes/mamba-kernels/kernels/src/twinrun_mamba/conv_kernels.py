@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from twinrun_mamba.launch import Launcher
-from twinrun_mamba.layout import Fields, address, dense, is_time_adjacent, laid, new_sequence, sequence
+from twinrun_mamba.layout import (
+    Fields,
+    address,
+    dense,
+    is_aligned,
+    is_time_adjacent,
+    laid,
+    new_sequence,
+    sequence,
+)
 from twinrun_mamba.memory import empty_like
 from twinrun_mamba.validation import KERNEL_TYPES
 
@@ -22,6 +31,8 @@ COLUMNS = 128
 # Blocks of a backward that keep every GPU busy, and vectors of 256 times that are worth a block and the sum
 # over splits. Not the device's own numbers: sums must not depend on it.
 BLOCKS, SPLIT = 1024, 32
+# Elements from which a lane does many steps, which is less work; fewer make enough blocks of a small tensor.
+LARGE = 2**22
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 
@@ -32,8 +43,10 @@ def forward(start: Launcher, inputs: tuple[Any, ...], *, silu: bool, last: bool)
     x = laid(x, time_adjacent)
     weight, bias, seq_idx = dense(weight), dense(bias), dense(seq_idx)
     width = weight.shape[1]
-    name, blocks, steps, pieces, sizes = _forward_plan(x.dtype, x.shape, width, time_adjacent)
     out = new_sequence(x, time_adjacent)
+    special = last or initial_states is not None or seq_idx is not None
+    variant = _variant(width, time_adjacent, special, x, out)
+    name, blocks, steps, pieces, sizes = _forward_plan(x.dtype, x.shape, width, variant)
     states = empty_like(x, (*x.shape[:2], width - 1) if last else (0,))
     params = FORWARD.pack(
         *sizes,
@@ -67,8 +80,10 @@ def backward(
     x, out_gradient = laid(x, time_adjacent), laid(out_gradient, time_adjacent)
     weight, bias, seq_idx = dense(weight), dense(bias), dense(seq_idx)
     channels, width = weight.shape
-    name, blocks, steps, splits, sizes = _backward_plan(x.dtype, x.shape, width, time_adjacent)
     gx = new_sequence(x, time_adjacent)
+    special = last_gradient is not None or initial_states is not None or seq_idx is not None
+    variant = _variant(width, time_adjacent, special, x, out_gradient, gx)
+    name, blocks, steps, splits, sizes = _backward_plan(x.dtype, x.shape, width, variant)
     ginitial = None if initial_states is None else empty_like(x, initial_states.shape)
     gweight = empty_like(weight, (splits, channels, width))
     gbias = empty_like(weight, (splits, channels))
@@ -144,41 +159,44 @@ def _reduced(start: Launcher, weight_partial: Tensor, bias_partial: Tensor) -> t
     return gweight, gbias
 
 
+def _variant(width: int, time_adjacent: bool, special: bool, *sequences: Tensor) -> str:
+    """Return the kernels' variant: the plain one for rows of whole vectors, aligned, with no state or segment."""
+    wide = "_wide" if width > 4 else ""
+    if not time_adjacent:
+        return f"_tokens{wide}"
+    if wide or special or sequences[0].shape[2] % 8:
+        return wide
+    fields = sum(map(sequence, sequences), ())
+    return "_plain" if is_aligned(fields, time_adjacent, sequences[0].element_size()) else ""
+
+
 @lru_cache(4096)
 def _forward_plan(
-    kind: torch.dtype, shape: tuple[int, ...], width: int, time_adjacent: bool
+    kind: torch.dtype, shape: tuple[int, ...], width: int, variant: str
 ) -> tuple[str, int, int, int, Fields]:
     """Return the kernel, its blocks, the steps of a team or lane, the pieces of a row and the sizes."""
     batch, channels, length = shape
-    # Many steps of one are less work, few make enough blocks of a small tensor.
-    large = batch * channels * length >= 2**22
-    if time_adjacent:
+    large = batch * channels * length >= LARGE
+    if not variant.startswith("_tokens"):
         steps = 2048 if large else 256
         blocks = batch * -(-channels // 4) * -(-length // steps)
     else:
         steps = 32 if large else 8
         blocks = -(-batch * -(-length // steps) * -(-channels // 4) // THREADS)
-    name = _name("conv_forward", kind, width, time_adjacent)
-    return name, blocks, steps, -(-length // steps), (batch, channels, length, width)
+    return f"conv_forward{variant}_{KERNEL_TYPES[kind]}", blocks, steps, -(-length // steps), (batch, channels, length, width)
 
 
 @lru_cache(4096)
 def _backward_plan(
-    kind: torch.dtype, shape: tuple[int, ...], width: int, time_adjacent: bool
+    kind: torch.dtype, shape: tuple[int, ...], width: int, variant: str
 ) -> tuple[str, int, int, int, Fields]:
     """Return the kernel, its blocks, a lane's steps, the splits of sums over batch and time, the sizes."""
     batch, channels, length = shape
-    name = _name("conv_backward", kind, width, time_adjacent)
+    name = f"conv_backward{variant}_{KERNEL_TYPES[kind]}"
     sizes = (batch, channels, length, width)
-    if time_adjacent:
+    if not variant.startswith("_tokens"):
         splits = max(1, min(BLOCKS // channels, batch * -(-length // 256) // SPLIT))
         return name, channels * splits, 0, splits, sizes
-    steps = 64 if batch * channels * length >= 2**22 else 16
+    steps = 64 if batch * channels * length >= LARGE else 16
     splits = batch * -(-length // (4 * steps))
     return name, -(-channels // COLUMNS) * splits, steps, splits, sizes
-
-
-@lru_cache(64)
-def _name(kernel: str, kind: torch.dtype, width: int, time_adjacent: bool) -> str:
-    layout, wide = "" if time_adjacent else "_tokens", "_wide" if width > 4 else ""
-    return f"{kernel}{layout}{wide}_{KERNEL_TYPES[kind]}"
