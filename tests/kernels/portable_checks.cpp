@@ -1,7 +1,7 @@
 // Kernels that try out the portability header, right ones and wrong ones.
 #include "portable.h"
 
-constexpr int THREADS = 128;
+#include "elements.h"
 
 struct Check {
   float* out;
@@ -35,9 +35,11 @@ KERNEL(check_shared, THREADS, 1, Check) {
 KERNEL(check_math, THREADS, 1, Check) {
   if (thread_index() >= p.count) return;
   const float x = p.in[thread_index()];
-  p.out[3 * thread_index()] = exp2_fast(x);
-  p.out[3 * thread_index() + 1] = log2_fast(x);
-  p.out[3 * thread_index() + 2] = reciprocal(x);
+  float* out = p.out + 4 * thread_index();
+  out[0] = exp2_fast(x);
+  out[1] = reciprocal(x);
+  out[2] = softplus<float>(x);
+  out[3] = softplus<bf16>(x);
 }
 
 // Bits in and out: eight numbers a thread, as T and back.

@@ -32,6 +32,20 @@ DEVICE int thread_index_again() {
 }
 DEVICE int64_t block_index() { return blockIdx.x; }
 DEVICE void barrier() { __syncthreads(); }
+// Every thread of four neighbouring waves has COUNT registers from here on, fewer than a launch bound gives it, or more
+// once others gave theirs up. Each role is one branch of a kernel. Does nothing where the hardware cannot.
+template <int COUNT>
+DEVICE void give_up_registers() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+#endif
+}
+template <int COUNT>
+DEVICE void claim_registers() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+#endif
+}
 DEVICE float* dynamic_shared() {
   extern __shared__ __align__(16) float memory[];
   return memory;
@@ -55,11 +69,6 @@ DEVICE float shuffle(float x, int lane) { return __shfl_sync(0xffffffffu, x, lan
 DEVICE float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-DEVICE float log2_fast(float x) {
-  float y;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 DEVICE float reciprocal(float x) {
@@ -93,6 +102,10 @@ DEVICE void barrier() {
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 DEVICE void copy_async(void* shared, const void* from) { __builtin_memcpy(shared, from, 16); }
+template <int COUNT>
+DEVICE void give_up_registers() {}
+template <int COUNT>
+DEVICE void claim_registers() {}
 DEVICE void copies_done() {}
 extern __attribute__((shared, aligned(16))) float dynamic_memory[];
 DEVICE float* dynamic_shared() { return dynamic_memory; }
@@ -138,15 +151,6 @@ DEVICE float exp2_fast(float x) {
   return y;
 #endif
 }
-DEVICE float log2_fast(float x) {
-#if __has_builtin(__builtin_amdgcn_logf)
-  return __builtin_amdgcn_logf(x);
-#else
-  float y;
-  asm("v_log_f32 %0, %1" : "=v"(y) : "v"(x));
-  return y;
-#endif
-}
 DEVICE float reciprocal(float x) { return __builtin_amdgcn_rcpf(x); }
 
 #else
@@ -177,6 +181,10 @@ DEVICE int thread_index() { return emulator::thread_index(); }
 DEVICE int thread_index_again() { return thread_index(); }
 DEVICE int64_t block_index() { return emulator::block_index(); }
 DEVICE void barrier() { emulator::barrier(); }
+template <int COUNT>
+DEVICE void give_up_registers() {}
+template <int COUNT>
+DEVICE void claim_registers() {}
 DEVICE float* dynamic_shared() { return emulator::dynamic_shared(); }
 DEVICE void copy_async(void* shared, const void* from) { __builtin_memcpy(shared, from, 16); }
 DEVICE void copies_done() {}
@@ -201,7 +209,6 @@ DEVICE float shuffle(float x, int lane) {
 // The GPUs' instructions flush subnormal numbers, in and out.
 DEVICE float flush(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
 DEVICE float exp2_fast(float x) { return flush(std::exp2(flush(x))); }
-DEVICE float log2_fast(float x) { return std::log2(flush(x)); }
 DEVICE float reciprocal(float x) { return flush(1.0f / flush(x)); }
 
 #endif

@@ -447,7 +447,7 @@ DEVICE int backward_chunks(const ScanBackward& p, BackwardShared& s, const Slots
   BackwardInputs<T> inputs;
   ProjectionStrip<T> projections;
   auto fetch = [&](int chunk) {
-    if (!vectorised.whole(sizes, chunk)) {
+    if (!vectorised.whole(chunk)) {
       inputs.template load<false>(p, s, chunk, inside(chunk), strip);
       if constexpr (KEEPS_INPUTS<T>) inputs.keep(s.inputs);
     } else if constexpr (KEEPS_INPUTS<T>) {
@@ -462,7 +462,7 @@ DEVICE int backward_chunks(const ScanBackward& p, BackwardShared& s, const Slots
     // As ProjectionStrip says.
     const int kind = thread / (THREADS / 2), time = thread / SLAB % 4 * 8;
     const T* row = reinterpret_cast<const T*>(s.projection_rows[kind][thread % SLAB]);
-    if (vectorised.whole(sizes, chunk)) {
+    if (vectorised.whole(chunk)) {
       projections.template load<true>(row + time, p.b, p.c, sizes, slab, chunk);
     } else {
       projections.template load<false>(row + time * (kind ? p.c.time : p.b.time), p.b, p.c, sizes, slab, chunk);
@@ -482,7 +482,7 @@ DEVICE int backward_chunks(const ScanBackward& p, BackwardShared& s, const Slots
   fetch(chunk);
   fetch_slab(0, chunk);
   for (; chunk >= share.begin; --chunk) {
-    const bool whole = vectorised.whole(sizes, chunk);
+    const bool whole = vectorised.whole(chunk);
     copies_done();
     if constexpr (KEEPS_INPUTS<T>) inputs.get(s.inputs);
     if constexpr (COPIES) Starts().get(h, s, 0);

@@ -85,7 +85,7 @@ DEVICE void step_sizes(float (&dt)[8], float (&dtu)[8], const Packed<T>& delta, 
   for (int i = 0; i < 8; ++i) dt[i] = x[i] + bias[i];
   if (soft) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) dt[i] = softplus(dt[i]);
+    for (int i = 0; i < 8; ++i) dt[i] = softplus<T>(dt[i]);
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -121,14 +121,14 @@ DEVICE void put_joins(float* joins, const int32_t* segment, const Place& place, 
 
 // Which chunks can be read and written 16 bytes at once.
 struct Vectorised {
-  bool possible;
+  // All before this one.
+  int chunks;
 
   DEVICE Vectorised(const ScanSizes& sizes, const Place& place, const Projection& b, const Projection& c) {
-    possible = sizes.aligned && place.channels == CHANNELS && vectors(b) && vectors(c) && sizes.states % SLAB == 0;
+    const bool any = sizes.aligned && place.channels == CHANNELS && vectors(b) && vectors(c) && sizes.states % SLAB == 0;
+    chunks = any ? static_cast<int>(sizes.length / CHUNK) : 0;
   }
-  DEVICE bool whole(const ScanSizes& sizes, int64_t chunk) const {
-    return possible && (chunk + 1) * CHUNK <= sizes.length;
-  }
+  DEVICE bool whole(int chunk) const { return chunk < chunks; }
 };
 
 // With tensor cores half of a block's threads do the recurrence and the others the elementwise work of the chunks
@@ -137,6 +137,10 @@ struct Vectorised {
 constexpr bool HELPED = HAS_MATRIX_TF32;
 constexpr int FORWARD_THREADS = HELPED ? 2 * THREADS : THREADS;
 constexpr int STAGES = HELPED ? 2 : 1;
+// Of the 80 registers that three blocks a multiprocessor leave a thread, the recurrence takes some from the helpers,
+// who hold more where elements are large.
+template <class T>
+constexpr int MOVED_REGISTERS = sizeof(T) == 2 ? 16 : 8;
 
 // What belongs to a chunk; y over [part][channel][time].
 struct ForwardStage {
@@ -157,7 +161,7 @@ struct ForwardShared {
   // By the chunk's parity: a chunk is not finite. Two more, so that what follows starts on 16 bytes.
   int broken[4];
 
-  DEVICE ForwardStage& stage(int chunk) { return stages[chunk % STAGES]; }
+  DEVICE ForwardStage& stage(int chunk) { return stages[chunk & STAGES - 1]; }
 };
 
 // Of the states between slabs, by the chunk's parity: the plain way repeats a chunk, and itself none.
@@ -177,7 +181,7 @@ struct ForwardBlock {
 
   DEVICE ForwardBlock(const ScanForward& p, ForwardShared& s, const Share& share, int slabs)
       : p(p), s(s), share(share), place(share.place), vectorised(p.sizes, place, p.b, p.c), end(share.end), slabs(slabs) {}
-  DEVICE bool whole(int chunk) const { return vectorised.whole(p.sizes, chunk); }
+  DEVICE bool whole(int chunk) const { return vectorised.whole(chunk); }
 };
 
 // The recurrence over a chunk: h in and out, y to shared memory. Decays and inputs are computed two steps ahead, so
@@ -372,7 +376,7 @@ struct ForwardStates {
   // Of the whole sequence.
   DEVICE int64_t chunks() const { return (block.p.sizes.length + CHUNK - 1) / CHUNK; }
   DEVICE float* slot(int slab, int chunk) const {
-    return slots + ((slab * FORWARD_COPIES + chunk % FORWARD_COPIES) * THREADS + thread_index()) * 4;
+    return slots + ((slab * FORWARD_COPIES + (chunk & FORWARD_COPIES - 1)) * THREADS + thread_index()) * 4;
   }
   DEVICE void run(int chunk, int slab) {
     const ScanForward& p = block.p;
@@ -386,7 +390,7 @@ struct ForwardStates {
     }
     forward_steps<T, PLAIN, SEGMENTED>(h, a, block.s.stage(chunk), block.s.projections[turn], lane, masks, slab > 0);
     turn = (turn + 1) % STAGES;
-    if (!PLAIN && !is_finite(h[0] + h[1] + h[2] + h[3])) block.s.broken[chunk % 2] = 1;
+    if (!PLAIN && !is_finite(h[0] + h[1] + h[2] + h[3])) block.s.broken[chunk & 1] = 1;
     if constexpr (MANY) store_four(slot(slab, chunk + 1), h[0], h[1], h[2], h[3]);
   }
 };
@@ -424,7 +428,7 @@ DEVICE int help_forward(const ForwardBlock& block, int chunk) {
       projections.fetch();
       barrier();
     }
-    if (!PLAIN && block.s.broken[chunk % 2]) return chunk;
+    if (!PLAIN && block.s.broken[chunk & 1]) return chunk;
   }
   strip.finish(chunk - 1);
   return chunk;
@@ -441,7 +445,7 @@ DEVICE int run_forward(const ForwardBlock& block, int chunk, ForwardStates<T, MA
       states.run(chunk, slab);
       barrier();
     }
-    if (!PLAIN && block.s.broken[chunk % 2]) {
+    if (!PLAIN && block.s.broken[chunk & 1]) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) states.h[e] = start[e];
       return chunk;
@@ -514,10 +518,12 @@ DEVICE void scan_forward(const ScanForward& p) {
   if (thread_index() < 4) s.broken[thread_index()] = 0;
   barrier();
   if (HELPED && thread_index() >= THREADS) {
+    give_up_registers<80 - MOVED_REGISTERS<T>>();
     const int chunk = help_forward<T, ALONG_TIME, false, SEGMENTED>(block, share.begin);
     if (chunk < block.end) help_forward<T, ALONG_TIME, true, SEGMENTED>(block, chunk);
     return;
   }
+  claim_registers<80 + MOVED_REGISTERS<T>>();
   ForwardStates<T, MANY, true, SEGMENTED> states(block, slots);
   for (int slab = 0; slab < block.slabs; ++slab) {
     arriving(states.h, p, share, states.lane, slab);

@@ -4,24 +4,16 @@
 #include "quads.h"
 #include "scan_forward.h"
 
-// Softplus stage by stage: element by element the compiler makes each wait for its logarithm.
-DEVICE void softplus(float (&x)[8]) {
-  float e[8], log[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) e[i] = exp2_fast(x[i] * LOG2_E);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) log[i] = kept(log2_fast(1.0f + e[i]) * LN_2);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) x[i] = softplus_of(x[i], e[i], [&] { return log[i]; });
-}
-
 // dt of a strip; zero outside the tensor, where the carry then stays as it is.
 template <class T, bool WHOLE>
 DEVICE void steps_of(float (&dt)[8], const Packed<T>& delta, const float (&bias)[8], bool soft, int inside) {
   delta.to_floats(dt);
 #pragma unroll
   for (int i = 0; i < 8; ++i) dt[i] += bias[i];
-  if (soft) softplus(dt);
+  if (soft) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) dt[i] = softplus<T>(dt[i]);
+  }
 #pragma unroll
   for (int i = 0; i < 8; ++i) dt[i] = WHOLE || i < inside ? dt[i] : 0.0f;
 }
@@ -187,8 +179,8 @@ DEVICE void scan_split(const typename Way::Params& p) {
   Way inputs;
   ProjectionStrip<T> projections;
   const T* projections_start = projections.start(p.b, p.c, share.place);
-  auto fetch = [&](int64_t chunk) {
-    if (vectorised.whole(sizes, chunk)) {
+  auto fetch = [&](int chunk) {
+    if (vectorised.whole(chunk)) {
       inputs.template load<true>(p, s, chunk, 8, strip);
       projections.template load<true>(projections_start, p.b, p.c, sizes, slab, chunk);
     } else {
@@ -203,7 +195,7 @@ DEVICE void scan_split(const typename Way::Params& p) {
   load_quad_decay(a, p.a, sizes, share.place, lane, slab);
   fetch(first);
   for (int chunk = first;; chunk += STEP) {
-    if (vectorised.whole(sizes, chunk)) {
+    if (vectorised.whole(chunk)) {
       inputs.template put<true>(p, s, 8, strip);
     } else {
       inputs.template put<false>(p, s, inside(chunk), strip);
