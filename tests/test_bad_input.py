@@ -278,9 +278,10 @@ def test_records_that_cannot_be_compared(root: Path, tmp_path: Path) -> None:
     message = refused(root, "compare", str(good), str(other))
     assert "different recipes found: mpt7b-scaling and another-recipe" in message
     message = refused(root, "compare", str(good), str(tmp_path / "absent.json"))
-    assert "absent.json: cannot be read: No such file or directory" in message
+    assert "absent.json: no such record" in message
+    assert "hint: name a run folder" in message
     message = refused(root, "compare", str(good), str(tmp_path))
-    assert "record.json: cannot be read" in message
+    assert "record.json: no such record" in message
 
 
 def changed(record: Record, key: str, value: str) -> str:

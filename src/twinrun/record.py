@@ -273,6 +273,12 @@ def read_any_record(path: Path) -> Record | BenchRecord:
         InputError: missing, not a record, or changed since it was written.
     """
     file = path / "record.json" if path.is_dir() else path
+    if not file.is_file():
+        raise InputError(
+            "no such record",
+            place=str(file),
+            hint="name a run folder of runs/, or a record of recipes/RECIPE/results",
+        )
     content = _content(file)
     plan = content.get("plan")
     benches = isinstance(plan, dict) and "bench" in plan

@@ -28,6 +28,7 @@ def main() -> int:
     """Run what was asked for; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="run what has this word in its name")
+    parser.add_argument("--without", help="leave out what has this word in its name")
     parser.add_argument(
         "--part", type=_part, default=slice(None), metavar="I/N", help="part I of N processes"
     )
@@ -36,8 +37,11 @@ def main() -> int:
     parser.add_argument("--backend", default="native")
     given = parser.parse_args()
     print(f"seed {given.seed}, torch {torch.__version__}, {describe(given.device, given.backend)}")
-    chosen = [(n, run) for n, run in named(given.backend, given.device, given.seed) if given.only in n]
-    chosen = chosen[given.part]
+    chosen = [
+        (name, run)
+        for name, run in named(given.backend, given.device, given.seed)
+        if given.only in name and not (given.without and given.without in name)
+    ][given.part]
     failed = [name for name, run in chosen if not passes(name, run)]
     print(f"{len(chosen) - len(failed)} passed, {len(failed)} failed", *failed, sep="\n  ")
     return 1 if failed or not chosen else 0

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from twinrun_mamba import causal_conv1d_fn, causal_conv1d_update, conv_kernels
 
 from tests.kernels import checks
@@ -43,6 +45,13 @@ def test_emulated_large(dtype: torch.dtype, wave: str) -> None:
     for length in (1016, 2048, 2312):
         checks.fits(ConvCase(dtype, 3, 5, length, 4, PLAIN_OPTIONS), wave, "cpu")
     checks.fits(ConvCase(dtype, 1, 5, 2309, 4, CONV_OPTIONS), wave, "cpu")
+
+
+@given(x=st.integers(0, 2**32 - 1), divisor=st.integers(1, 2**32 - 1))
+def test_a_reciprocal_divides_exactly(x: int, divisor: int) -> None:
+    reciprocal = conv_kernels._reciprocal(divisor)
+    assert reciprocal < 2**64
+    assert (x * reciprocal >> 64 if reciprocal else x) == x // divisor
 
 
 @pytest.mark.parametrize("wave", WAVES)

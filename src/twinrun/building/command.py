@@ -52,9 +52,13 @@ def planned(root: Path, request: BuildRequest) -> BuildPlan:
             that nobody could verify and that was not allowed.
     """
     loaded = choose_stack(root, request.vendor, request.stack)
-    for option, path in (("--wheelhouse", request.wheelhouse), ("--base", request.base)):
+    carried = {
+        "--wheelhouse": (request.wheelhouse, "a folder of wheels, as pip download makes it"),
+        "--base": (request.base, "a tar of a root file system, as mmdebstrap or docker export makes it"),
+    }
+    for option, (path, hint) in carried.items():
         if path is not None and not path.exists():
-            raise InputError("no such file or folder", place=option, found=str(path))
+            raise InputError("no such file or folder", place=option, found=str(path), hint=hint)
     alternatives = chosen_alternatives(loaded.stack, request.wheelhouse)
     plan = plan_build(root, loaded, alternatives=alternatives, base_file=request.base)
     if request.base is not None:

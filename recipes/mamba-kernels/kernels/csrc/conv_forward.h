@@ -100,31 +100,55 @@ struct ForwardRow {
   }
 };
 
+// A division by a number that the host knows: a tenth of a small call would go by while it divides.
+struct Reciprocal {
+  // floor(2^64 / divisor) + 1, which makes all quotients of 32 bits exact; 0 for a divisor of 1.
+  uint64_t of_divisor;
+
+  DEVICE uint32_t quotient(uint32_t x) const {
+    const uint64_t low = x * (of_divisor & 0xffffffffu) >> 32, high = x * (of_divisor >> 32);
+    return of_divisor ? static_cast<uint32_t>(high + low >> 32) : x;
+  }
+};
+
+// A team's piece of a row. Blocks, which fit 32 bits, go through pieces first, then channels, then the batch; the teams
+// of one have neighbouring channels.
+struct TeamPlace {
+  int64_t batch, channel;
+  int piece, pieces;
+
+  DEVICE explicit TeamPlace(const ConvForward& p) : pieces(static_cast<int>(p.pieces)) {
+    const uint32_t block = static_cast<uint32_t>(block_index());
+    const uint32_t groups = static_cast<uint32_t>(p.sizes.channels + TEAMS - 1) / TEAMS;
+    const uint32_t rest = Reciprocal{p.piece_reciprocal}.quotient(block);
+    const uint32_t row = Reciprocal{p.group_reciprocal}.quotient(rest);
+    piece = static_cast<int>(block - rest * static_cast<uint32_t>(pieces));
+    batch = row;
+    channel = static_cast<int64_t>(rest - row * groups) * TEAMS + team();
+  }
+};
+
 template <class T, int TAPS, bool SEGMENTED, int AHEAD>
 DEVICE void forward_along_time(const ConvForward& p) {
   const ConvSizes& sizes = p.sizes;
-  // Blocks fit 32 bits. The teams of one have neighbouring channels.
-  const uint32_t block = static_cast<uint32_t>(block_index()), pieces = static_cast<uint32_t>(p.pieces);
-  const uint32_t groups = static_cast<uint32_t>((sizes.channels + TEAMS - 1) / TEAMS);
-  const uint32_t rest = block / pieces, piece = block - rest * pieces;
-  const uint32_t batch = rest / groups, group = rest - batch * groups;
-  const int64_t channel = static_cast<int64_t>(group) * TEAMS + team();
-  if (channel >= sizes.channels) return;
+  const TeamPlace place(p);
+  if (place.channel >= sizes.channels) return;
 
   using Row = ForwardRow<T, TAPS, SEGMENTED, AHEAD>;
-  Row row(p, batch, channel, static_cast<int>(piece));
+  Row row(p, place.batch, place.channel, place.piece);
   const bool any = row.any_whole();
   if (any) row.load_first();
   // After the loads, for it waits for its own.
   const Filter<TAPS> filter =
-      Filter<TAPS>(p.weight, p.bias, sizes.width, channel).scaled(row.silu_after ? SILU_SCALE : 1.0f);
+      Filter<TAPS>(p.weight, p.bias, sizes.width, place.channel).scaled(row.silu_after ? SILU_SCALE : 1.0f);
   if (any) choose(filter.skip == 0, [&](auto exact) { row.template compute_whole<exact>(filter); });
   // The last piece has also what a shift pushes beyond it.
-  const int stop = piece + 1 == pieces ? row.in.length : row.start + static_cast<int>(p.steps);
+  const int stop = place.piece + 1 == place.pieces ? row.in.length : row.start + static_cast<int>(p.steps);
   if (!any || row.first_whole > row.start || row.last_whole < stop) {
-    row.compute_edges(filter, conv::Row<T>(p.initial, batch, channel, sizes.width - 1), row.start + lane() * 8, stop);
+    const conv::Row<T> initial(p.initial, place.batch, place.channel, sizes.width - 1);
+    row.compute_edges(filter, initial, row.start + lane() * 8, stop);
   }
-  if (p.last.data && piece == 0 && lane() == 0) store_last<T>(p, row.segments, batch, channel);
+  if (p.last.data && place.piece == 0 && lane() == 0) store_last<T>(p, row.segments, place.batch, place.channel);
 }
 
 // Times [begin, end) of FORWARD_COLUMNS channels.

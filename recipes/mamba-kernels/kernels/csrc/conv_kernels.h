@@ -4,7 +4,6 @@
 #pragma once
 
 #include "conv_backward_tokens.h"
-#include "conv_forward.h"
 #include "conv_plain.h"
 #include "conv_update.h"
 
@@ -67,7 +66,7 @@ DEVICE void with_taps(int64_t width, const Run& run) {
 
 CONV_PLAIN(bf16, 8, 12)
 CONV_PLAIN(fp16, 8, 12)
-CONV_PLAIN(fp32, 6, 12)
+CONV_PLAIN(fp32, 6, 14)
 
 #define CONV_UPDATE(type)                                                       \
   KERNEL(conv_update_##type, conv::THREADS, 6, ConvUpdate) {                    \

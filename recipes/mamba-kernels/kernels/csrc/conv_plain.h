@@ -4,6 +4,7 @@
 #pragma once
 
 #include "conv_backward.h"
+#include "conv_forward.h"
 
 namespace conv {
 
@@ -50,17 +51,13 @@ template <class T, int TAPS, int AHEAD>
 DEVICE void forward_plain(const ConvForward& p) {
   constexpr int STEP = TEAM * 8;
   const ConvSizes& sizes = p.sizes;
-  const uint32_t block = static_cast<uint32_t>(block_index()), pieces = static_cast<uint32_t>(p.pieces);
-  const uint32_t groups = static_cast<uint32_t>((sizes.channels + TEAMS - 1) / TEAMS);
-  const uint32_t rest = block / pieces, piece = block - rest * pieces;
-  const uint32_t batch = rest / groups, group = rest - batch * groups;
-  const int64_t channel = static_cast<int64_t>(group) * TEAMS + team();
-  if (channel >= sizes.channels) return;
+  const TeamPlace place(p);
+  if (place.channel >= sizes.channels) return;
 
-  const T* in = row_of<T>(p.x, batch, channel);
-  T* out = const_cast<T*>(row_of<T>(p.out, batch, channel));
+  const T* in = row_of<T>(p.x, place.batch, place.channel);
+  T* out = const_cast<T*>(row_of<T>(p.out, place.batch, place.channel));
   const int steps = static_cast<int>(p.steps), length = static_cast<int>(sizes.length);
-  const int begin = static_cast<int>(piece) * steps, stop = smaller(begin + steps, length);
+  const int begin = place.piece * steps, stop = smaller(begin + steps, length);
   Inputs<T, TAPS> loads[AHEAD];
   int time = begin + lane() * 8;
   const T* from = in + time;
@@ -71,7 +68,7 @@ DEVICE void forward_plain(const ConvForward& p) {
   }
   // After the loads, for it waits for its own.
   const bool silu_after = sizes.silu != 0;
-  const Filter<TAPS> filter = Filter<TAPS>(p.weight, p.bias, TAPS, channel).scaled(silu_after ? SILU_SCALE : 1.0f);
+  const Filter<TAPS> filter = Filter<TAPS>(p.weight, p.bias, TAPS, place.channel).scaled(silu_after ? SILU_SCALE : 1.0f);
   // Rolled: code for all vectors of a piece takes longer to read than to run.
 #pragma unroll 1
   for (; time < stop; time += AHEAD * STEP, from += AHEAD * STEP, to += AHEAD * STEP) {

@@ -101,6 +101,8 @@ struct ConvForward {
   const float* bias;       // (channels)
   const int32_t* segment;  // (batch, length), contiguous; a change of value starts a new sequence
   int64_t steps, pieces;   // of a row for a team, or of a lane
+  // For times adjacent: of `pieces`, and of the blocks that channels take, see Reciprocal.
+  uint64_t piece_reciprocal, group_reciprocal;
 };
 
 // Blocks: of 64 threads, conv_backward_*, for times adjacent, channels * splits, with any number of splits; of

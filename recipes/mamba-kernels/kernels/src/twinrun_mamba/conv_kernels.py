@@ -24,7 +24,7 @@ from twinrun_mamba.memory import empty_like
 from twinrun_mamba.validation import KERNEL_TYPES
 
 # ConvForward, ConvBackward, ConvReduce and ConvUpdate of params.h.
-FORWARD, BACKWARD, REDUCE, UPDATE = Struct("=27q"), Struct("=37q"), Struct("=7q"), Struct("=23q")
+FORWARD, BACKWARD, REDUCE, UPDATE = Struct("=27q2Q"), Struct("=37q"), Struct("=7q"), Struct("=23q")
 THREADS = 128
 # Channels of a block of conv_backward_tokens_*.
 COLUMNS = 128
@@ -46,7 +46,7 @@ def forward(start: Launcher, inputs: tuple[Any, ...], *, silu: bool, last: bool)
     out = new_sequence(x, time_adjacent)
     special = last or initial_states is not None or seq_idx is not None
     variant = _variant(width, time_adjacent, special, x, out)
-    name, blocks, steps, pieces, sizes = _forward_plan(x.dtype, x.shape, width, variant)
+    name, blocks, pieces, sizes = _forward_plan(x.dtype, x.shape, width, variant)
     states = empty_like(x, (*x.shape[:2], width - 1) if last else (0,))
     params = FORWARD.pack(
         *sizes,
@@ -59,8 +59,7 @@ def forward(start: Launcher, inputs: tuple[Any, ...], *, silu: bool, last: bool)
         weight.data_ptr(),
         address(bias),
         address(seq_idx),
-        steps,
-        pieces,
+        *pieces,
     )
     start(name, blocks, params)
     return out, states
@@ -173,17 +172,22 @@ def _variant(width: int, time_adjacent: bool, special: bool, *sequences: Tensor)
 @lru_cache(4096)
 def _forward_plan(
     kind: torch.dtype, shape: tuple[int, ...], width: int, variant: str
-) -> tuple[str, int, int, int, Fields]:
-    """Return the kernel, its blocks, the steps of a team or lane, the pieces of a row and the sizes."""
+) -> tuple[str, int, Fields, Fields]:
+    """Return the kernel, its blocks, how it cuts rows into pieces, and the sizes."""
     batch, channels, length = shape
     large = batch * channels * length >= LARGE
-    if not variant.startswith("_tokens"):
-        steps = 2048 if large else 256
-        blocks = batch * -(-channels // 4) * -(-length // steps)
-    else:
-        steps = 32 if large else 8
-        blocks = -(-batch * -(-length // steps) * -(-channels // 4) // THREADS)
-    return f"conv_forward{variant}_{KERNEL_TYPES[kind]}", blocks, steps, -(-length // steps), (batch, channels, length, width)
+    tokens = variant.startswith("_tokens")
+    steps = (32 if large else 8) if tokens else (2048 if large else 256)
+    groups, pieces = -(-channels // 4), -(-length // steps)
+    units = batch * groups * pieces
+    blocks = -(-units // THREADS) if tokens else units
+    cut = (steps, pieces, _reciprocal(pieces), _reciprocal(groups))
+    return f"conv_forward{variant}_{KERNEL_TYPES[kind]}", blocks, cut, (batch, channels, length, width)
+
+
+def _reciprocal(divisor: int) -> int:
+    """Return what kernels multiply by instead of dividing: all quotients of 32 bits are exact."""
+    return 0 if divisor == 1 else 2**64 // divisor + 1
 
 
 @lru_cache(4096)
