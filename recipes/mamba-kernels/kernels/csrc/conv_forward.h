@@ -37,8 +37,6 @@ struct ForwardRow {
   const bool vectors;
   // The team's vectors from the first to before the last of these times, and the times before them, lie in the row.
   const int first_whole, last_whole;
-  Words<T, TAPS> before[AHEAD];
-  Words<T, 8> now[AHEAD];
 
   DEVICE ForwardRow(const ConvForward& p, int64_t batch, int64_t channel, int piece)
       : in(p.x, batch, channel, p.sizes.length),
@@ -51,16 +49,6 @@ struct ForwardRow {
         first_whole(piece == 0 && (p.initial.data || shift) ? start + STEP : start),
         last_whole(start + (vectors ? smaller(in.length - start, static_cast<int>(p.steps)) / STEP * STEP : 0)) {}
 
-  DEVICE bool any_whole() const { return first_whole < last_whole; }
-  DEVICE void load_whole(int v, int first) {
-    const int time = first + lane() * 8;
-    before[v] = in.template load_vector<TAPS>(larger(time - TAPS, 0));
-    now[v] = in.template load_vector<8>(time);
-  }
-  DEVICE void load_first() {
-#pragma unroll
-    for (int v = 0; v < AHEAD; ++v) load_whole(v, smaller(first_whole + v * STEP, last_whole - STEP));
-  }
   template <bool EXACT>
   DEVICE void compute(float (&y)[8], const float (&x)[PAST + 8], const Filter<TAPS>& filter, int time) const {
     convolve<TAPS, SEGMENTED, EXACT>(y, x, filter, segments, time);
@@ -69,18 +57,29 @@ struct ForwardRow {
       for (int i = 0; i < 8; ++i) y[i] = silu(y[i]);
     }
   }
-  template <bool EXACT>
-  DEVICE void compute_whole(const Filter<TAPS>& filter) {
+  // The filter is made after the first loads, for it waits for its own.
+  template <bool EXACT, class MakeFilter>
+  DEVICE void compute_whole(const MakeFilter& make_filter) const {
+    Words<T, TAPS> before[AHEAD];
+    Words<T, 8> now[AHEAD];
+    const auto load = [&](int v, int first) {
+      const int time = first + lane() * 8;
+      before[v] = in.template load_vector<TAPS>(larger(time - TAPS, 0));
+      now[v] = in.template load_vector<8>(time);
+    };
+#pragma unroll
+    for (int v = 0; v < AHEAD; ++v) load(v, smaller(first_whole + v * STEP, last_whole - STEP));
+    const Filter<TAPS> filter = make_filter();
     // Rolled: code for all vectors of a piece takes longer to read than to run.
 #pragma unroll 1
-    for (int first = first_whole;;) {
+    for (int first = first_whole; first < last_whole; first += AHEAD * STEP) {
 #pragma unroll
-      for (int v = 0; v < AHEAD; ++v, first += STEP) {
-        if (first >= last_whole) return;
-        const int time = first + lane() * 8;
+      for (int v = 0; v < AHEAD; ++v) {
+        const int time = first + v * STEP + lane() * 8;
         float x[PAST + 8], y[8];
         join(x, before[v].only_if(time > 0), now[v]);
-        if (first + AHEAD * STEP < last_whole) load_whole(v, first + AHEAD * STEP);
+        if (first + (v + AHEAD) * STEP < last_whole) load(v, first + (v + AHEAD) * STEP);
+        if (first + v * STEP >= last_whole) continue;
         compute<EXACT>(y, x, filter, time);
         out.store_vector(time, y);
       }
@@ -135,18 +134,17 @@ DEVICE void forward_along_time(const ConvForward& p) {
   if (place.channel >= sizes.channels) return;
 
   using Row = ForwardRow<T, TAPS, SEGMENTED, AHEAD>;
-  Row row(p, place.batch, place.channel, place.piece);
-  const bool any = row.any_whole();
-  if (any) row.load_first();
-  // After the loads, for it waits for its own.
-  const Filter<TAPS> filter =
-      Filter<TAPS>(p.weight, p.bias, sizes.width, place.channel).scaled(row.silu_after ? SILU_SCALE : 1.0f);
-  if (any) choose(filter.skip == 0, [&](auto exact) { row.template compute_whole<exact>(filter); });
+  const Row row(p, place.batch, place.channel, place.piece);
+  const auto make_filter = [&] {
+    return Filter<TAPS>(p.weight, p.bias, sizes.width, place.channel).scaled(row.silu_after ? SILU_SCALE : 1.0f);
+  };
+  const bool any = row.first_whole < row.last_whole;
+  if (any) choose(sizes.width == TAPS, [&](auto exact) { row.template compute_whole<exact>(make_filter); });
   // The last piece has also what a shift pushes beyond it.
   const int stop = place.piece + 1 == place.pieces ? row.in.length : row.start + static_cast<int>(p.steps);
   if (!any || row.first_whole > row.start || row.last_whole < stop) {
     const conv::Row<T> initial(p.initial, place.batch, place.channel, sizes.width - 1);
-    row.compute_edges(filter, initial, row.start + lane() * 8, stop);
+    row.compute_edges(make_filter(), initial, row.start + lane() * 8, stop);
   }
   if (p.last.data && place.piece == 0 && lane() == 0) store_last<T>(p, row.segments, place.batch, place.channel);
 }

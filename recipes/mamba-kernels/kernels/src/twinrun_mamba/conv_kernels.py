@@ -45,7 +45,7 @@ def forward(start: Launcher, inputs: tuple[Any, ...], *, silu: bool, last: bool)
     width = weight.shape[1]
     out = new_sequence(x, time_adjacent)
     special = last or initial_states is not None or seq_idx is not None
-    variant = _variant(width, time_adjacent, special, x, out)
+    variant = _variant(width, x, out, time_adjacent=time_adjacent, special=special)
     name, blocks, pieces, sizes = _forward_plan(x.dtype, x.shape, width, variant)
     states = empty_like(x, (*x.shape[:2], width - 1) if last else (0,))
     params = FORWARD.pack(
@@ -81,7 +81,7 @@ def backward(
     channels, width = weight.shape
     gx = new_sequence(x, time_adjacent)
     special = last_gradient is not None or initial_states is not None or seq_idx is not None
-    variant = _variant(width, time_adjacent, special, x, out_gradient, gx)
+    variant = _variant(width, x, out_gradient, gx, time_adjacent=time_adjacent, special=special)
     name, blocks, steps, splits, sizes = _backward_plan(x.dtype, x.shape, width, variant)
     ginitial = None if initial_states is None else empty_like(x, initial_states.shape)
     gweight = empty_like(weight, (splits, channels, width))
@@ -158,8 +158,8 @@ def _reduced(start: Launcher, weight_partial: Tensor, bias_partial: Tensor) -> t
     return gweight, gbias
 
 
-def _variant(width: int, time_adjacent: bool, special: bool, *sequences: Tensor) -> str:
-    """Return the kernels' variant: the plain one for rows of whole vectors, aligned, with no state or segment."""
+def _variant(width: int, *sequences: Tensor, time_adjacent: bool, special: bool) -> str:
+    """Return the variant of kernels: plain with no state or segment, for aligned rows of whole vectors."""
     wide = "_wide" if width > 4 else ""
     if not time_adjacent:
         return f"_tokens{wide}"
