@@ -15,12 +15,11 @@ struct Inputs {
   Words<T, BEFORE> before;
   Words<T, 8> now;
 
-  // LATER: there are times before, else what is read in their place does not count.
+  // Where no times are before, what is read in their place does not count.
   DEVICE void fetch(const T* from, bool later) {
     before = Words<T, BEFORE>::of(load<BEFORE>(later ? from - BEFORE : from));
     now = Words<T, 8>::of(load_eight(from));
   }
-  // At time 0 there is nothing before.
   DEVICE void to_floats(float (&x)[PAST + 8], bool later) const {
     float past[BEFORE], present[8];
     before.only_if(later).to_floats(past);
@@ -42,8 +41,8 @@ DEVICE float convolved(const float (&x)[TAPS - 1 + 8], const Filter<TAPS>& filte
 }
 
 template <class T>
-DEVICE const T* row_of(const Sequence& s, int64_t batch, int64_t channel) {
-  return static_cast<const T*>(s.data) + batch * s.batch + channel * s.channel;
+DEVICE T* row_of(const Sequence& s, int64_t batch, int64_t channel) {
+  return static_cast<T*>(s.data) + batch * s.batch + channel * s.channel;
 }
 
 // AHEAD: vectors that a lane loads ahead, and computes before it looks whether there are more.
@@ -55,7 +54,7 @@ DEVICE void forward_plain(const ConvForward& p) {
   if (place.channel >= sizes.channels) return;
 
   const T* in = row_of<T>(p.x, place.batch, place.channel);
-  T* out = const_cast<T*>(row_of<T>(p.out, place.batch, place.channel));
+  T* out = row_of<T>(p.out, place.batch, place.channel);
   const int steps = static_cast<int>(p.steps), length = static_cast<int>(sizes.length);
   const int begin = place.piece * steps, stop = smaller(begin + steps, length);
   Inputs<T, TAPS> loads[AHEAD];
@@ -160,7 +159,7 @@ struct PlainStrand {
   DEVICE void walk(const ConvBackward& p, int64_t batch, int64_t channel, int begin, int end) {
     const T* x = row_of<T>(p.x, batch, channel);
     const T* gradient = row_of<T>(p.out_gradient, batch, channel);
-    T* out = const_cast<T*>(row_of<T>(p.x_gradient, batch, channel));
+    T* out = row_of<T>(p.x_gradient, batch, channel);
     const int length = static_cast<int>(p.sizes.length), last = length - 8;
     const int own = thread_index() % WAVE * 8, first = begin * TIMES, after = end * TIMES;
     Loads loads[AHEAD];
