@@ -16,6 +16,7 @@ from twinrun_mamba import ArgumentError, causal_conv1d_fn, causal_conv1d_update,
 
 from tests.kernels.cases import (
     CONV_OPTIONS,
+    PLAIN_OPTIONS,
     SCAN_OPTIONS,
     TOLERANCE,
     Case,
@@ -68,7 +69,12 @@ def not_finite(backend: str, device: str) -> None:
     options = frozenset({"z", "D", "delta_bias", "softplus", "initial_state", "last_state"})
     scan = ScanCase(FP32, batch=2, channels=35, length=75, states=16, options=options)
     conv = ConvCase(FP32, batch=2, channels=5, length=75, options=CONV_OPTIONS)
-    for case, names in ((scan, ("u", "delta", "z", "B", "C")), (conv, ("x", "initial_states"))):
+    plain = ConvCase(FP32, batch=2, channels=5, length=72, options=PLAIN_OPTIONS)
+    for case, names in (
+        (scan, ("u", "delta", "z", "B", "C")),
+        (conv, ("x", "initial_states")),
+        (plain, ("x",)),
+    ):
         for name in names:
             for value in (float("nan"), float("inf"), -float("inf")):
                 for index in (None, _boundary(case)):
@@ -95,7 +101,12 @@ def _boundary(case: Case) -> Tensor:
 
 def strides(backend: str, device: str) -> None:
     """Slices, transposed and offset inputs give what contiguous ones give."""
-    for case in (ScanCase(BF16, length=70, channels=40, states=16, groups=2), ConvCase(BF16, channels=40)):
+    plain = ConvCase(BF16, channels=40, length=520, options=PLAIN_OPTIONS)
+    for case in (
+        ScanCase(BF16, length=70, channels=40, states=16, groups=2),
+        ConvCase(BF16, channels=40),
+        plain,
+    ):
         tensors, index = _given(case, device)
         whole = results(case, tensors, backend, index, 0)
         for spread in (_sliced, _swapped, _padded):
@@ -168,7 +179,8 @@ def _same_alone(whole: Tensor, gradient: Tensor, call: Callable[..., Tensor]) ->
 
 def graph(backend: str, device: str) -> None:
     """A captured graph, replayed on new inputs, gives what a plain call gives, if nothing was loaded too."""
-    for case in (ScanCase(BF16, length=90, channels=48, states=16), ConvCase(BF16, channels=48)):
+    trained = ConvCase(BF16, channels=48, options=PLAIN_OPTIONS)
+    for case in (ScanCase(BF16, length=90, channels=48, states=16), ConvCase(BF16, channels=48), trained):
         tensors, _ = _given(case, device)
         given = {name: tensor.clone().requires_grad_() for name, tensor in tensors.items()}
         captured = torch.cuda.CUDAGraph()
@@ -301,6 +313,7 @@ REPEATED: tuple[Case, ...] = (
     ScanCase(BF16, length=1000, channels=96, states=16, options=SCAN_OPTIONS),
     ScanCase(FP32, length=333, channels=96, states=40, groups=3),
     ConvCase(BF16, length=1000, channels=96, options=CONV_OPTIONS),
+    ConvCase(BF16, length=1000, channels=96, options=PLAIN_OPTIONS),
     replace(ConvCase(FP32, length=1000, channels=96), layout="token-major"),
 )
 

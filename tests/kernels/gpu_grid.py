@@ -1,4 +1,4 @@
-"""Everything that only a GPU can show, without pytest: python -m tests.kernels.gpu_grid [--only WORD].
+"""Everything that only a GPU can show, without pytest: python -m tests.kernels.gpu_grid --help.
 
 One line a case, a summary, and exit code 1 when anything failed. Inputs are new in every run, from the seed
 that is printed.

@@ -118,6 +118,13 @@ def test_launch_lines_must_agree_with_the_launch_bounds(small: Path, tmp_path: P
         compiler.build(["cpu"], sources=small, objects=tmp_path / "objects")
 
 
+def test_registers_that_are_handed_on_must_be_there(small: Path, tmp_path: Path) -> None:
+    (small / "lines.h").write_text(LINES.replace("threads=128", "threads=128 registers=80"), encoding="utf-8")
+    words = "small_many_kernel is compiled with 0 registers, `// launch: small_many` says 80"
+    with pytest.raises(compiler.CompileError, match=words):
+        compiler.build(["cpu"], sources=small, objects=tmp_path / "objects")
+
+
 def test_the_longest_prefix_describes_a_kernel(small: Path) -> None:
     assert [launch.prefix for launch in compiler.launches(small, "cpu")] == ["small_many", "small"]
 

@@ -54,7 +54,7 @@ def planned(root: Path, request: BuildRequest) -> BuildPlan:
     loaded = choose_stack(root, request.vendor, request.stack)
     carried = {
         "--wheelhouse": (request.wheelhouse, "a folder of wheels, as pip download makes it"),
-        "--base": (request.base, "a tar of a root file system, as mmdebstrap or docker export makes it"),
+        "--base": (request.base, "a tar: a root file system of mmdebstrap, or an image of docker save"),
     }
     for option, (path, hint) in carried.items():
         if path is not None and not path.exists():

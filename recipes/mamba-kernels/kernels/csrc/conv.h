@@ -246,6 +246,7 @@ constexpr float SILU_SCALE = -LOG2_E;
 DEVICE float silu(float z) {
   return z * reciprocal(SILU_SCALE * exp2_fast(z) + SILU_SCALE);
 }
+// Times `factor`.
 DEVICE float silu_slope(float z, float factor = 1.0f) {
   const float s = reciprocal(1.0f + exp2_fast(z));
   return s * (factor + z * (factor * LN_2 * s - factor * LN_2));

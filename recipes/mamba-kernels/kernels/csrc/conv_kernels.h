@@ -1,5 +1,5 @@
-// Kernels of the causal convolution. The plain ones are for widths up to 4, the wide ones for 5 to 8; those
-// for tokens expect channels adjacent in memory.
+// Kernels of the causal convolution: for widths up to 4, or wide, 5 to 8; for times adjacent in memory, or for tokens, with
+// channels adjacent. Plain ones take what conv_plain.h says.
 // launch: conv_forward threads=128 shared_base=0 shared_per_slab=0
 #pragma once
 
@@ -55,7 +55,7 @@ DEVICE void with_taps(int64_t width, const Run& run) {
 #define CONV_PLAIN(type, forward, backward)                                                            \
   KERNEL(conv_forward_plain_##type, conv::THREADS, forward, ConvForward) {                             \
     with_taps(p.sizes.width, [&](auto taps) {                                                          \
-      p.steps > conv::TEAM * 8 ? conv::forward_plain<type, taps, 8 / sizeof(type)>(p)                  \
+      p.steps > conv::TEAM * 8 ? conv::forward_plain<type, taps, conv::FORWARD_AHEAD<type>>(p)         \
                                : conv::forward_plain<type, taps, 1>(p);                                \
     });                                                                                                \
   }                                                                                                    \

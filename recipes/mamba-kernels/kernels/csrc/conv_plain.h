@@ -90,7 +90,7 @@ DEVICE void forward_plain(const ConvForward& p) {
 // A wave's way through the rows of one channel, from the last time to the first.
 template <class T, int TAPS>
 struct PlainStrand {
-  static constexpr int PAST = TAPS - 1, TIMES = BACKWARD_TIMES, AHEAD = 4 / sizeof(T);
+  static constexpr int PAST = TAPS - 1, TIMES = BACKWARD_TIMES, AHEAD = DEPTH<T, TAPS, false>;
   struct Loads {
     Inputs<T, TAPS> inputs;
     Words<T, 8> out_gradient;

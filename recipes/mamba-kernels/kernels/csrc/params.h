@@ -87,9 +87,11 @@ struct ConvSizes {
 };
 
 // Blocks of 128 threads, with pieces = ceil(length / steps): conv_forward_*, for times adjacent, batch *
-// ceil(channels / 4) * pieces, with steps a multiple of 256 up to 2048; conv_forward_tokens_*, for channels
-// adjacent, ceil(batch * pieces * ceil(channels / 4) / 128), with any steps.
-// Of each there is one for widths up to 4 (_bf16) and one for more (_wide_bf16).
+// ceil(channels / 4) * pieces, with steps a multiple of 256; conv_forward_tokens_*, for channels adjacent, ceil(batch *
+// pieces * ceil(channels / 4) / 128), with any steps.
+// Of each there is one for widths up to 4 (_bf16) and one for more (_wide_bf16). conv_forward_plain_* and
+// conv_backward_plain_* are launched as those for times adjacent, for widths up to 4, lengths that are multiples of 8, rows
+// that start on 16 bytes, and no initial, last or segment.
 struct ConvForward {
   ConvSizes sizes;
   Sequence x, out;
@@ -101,7 +103,7 @@ struct ConvForward {
   const float* bias;       // (channels)
   const int32_t* segment;  // (batch, length), contiguous; a change of value starts a new sequence
   int64_t steps, pieces;   // of a row for a team, or of a lane
-  // For times adjacent: of `pieces`, and of the blocks that channels take, see Reciprocal.
+  // For times adjacent: of `pieces`, and of the blocks that channels take, see Reciprocal in conv_forward.h.
   uint64_t piece_reciprocal, group_reciprocal;
 };
 

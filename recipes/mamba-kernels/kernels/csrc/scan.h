@@ -4,6 +4,8 @@
 // launch: scan_forward threads=256 shared_base=50704 shared_per_slab=0
 // launch: scan_backward_many threads=128 shared_base=71648 shared_per_slab=8192
 // launch: scan_backward threads=128 shared_base=67040 shared_per_slab=8192
+// launch on sm_90: scan_forward_many threads=256 registers=80 shared_base=50704 shared_per_slab=4096
+// launch on sm_90: scan_forward threads=256 registers=80 shared_base=50704 shared_per_slab=0
 // launch on gfx: scan_forward_many threads=128 shared_base=21392 shared_per_slab=2048
 // launch on gfx: scan_forward threads=128 shared_base=21392 shared_per_slab=0
 // launch on gfx: scan_backward_many threads=128 shared_base=60384 shared_per_slab=0
@@ -18,6 +20,7 @@ static_assert(sizeof(BackwardShared) == (HAS_MATRIX_TF32 ? 67040 : 55776), "as t
 // So many blocks must fit on a multiprocessor. Backward: at batch 2 the published shape has 2.5 for each of an
 // H200's, and all of them fit at 168 registers; several slabs take more registers than that leaves.
 constexpr int FORWARD_BLOCKS = HAS_MATRIX_TF32 ? 3 : 1;
+static_assert(!HELPED || 65536 / (FORWARD_BLOCKS * FORWARD_THREADS) / 8 * 8 == FORWARD_REGISTERS, "what ptxas gives them");
 constexpr int BACKWARD_BLOCKS = HAS_MATRIX_TF32 ? 3 : 1;
 constexpr int BACKWARD_MANY_BLOCKS = HAS_MATRIX_TF32 ? 2 : 1;
 constexpr int SPLIT_BLOCKS = HAS_MATRIX_TF32 ? 6 : 2;

@@ -137,8 +137,9 @@ struct Vectorised {
 constexpr bool HELPED = HAS_MATRIX_TF32;
 constexpr int FORWARD_THREADS = HELPED ? 2 * THREADS : THREADS;
 constexpr int STAGES = HELPED ? 2 : 1;
-// Of the 80 registers that three blocks a multiprocessor leave a thread, the recurrence takes some from the helpers,
-// who hold more where elements are large.
+// Of the registers that three blocks a multiprocessor leave a thread, the recurrence takes some from the helpers, who
+// hold more where elements are large.
+constexpr int FORWARD_REGISTERS = 80;
 template <class T>
 constexpr int MOVED_REGISTERS = sizeof(T) == 2 ? 16 : 8;
 
@@ -161,11 +162,12 @@ struct ForwardShared {
   // By the chunk's parity: a chunk is not finite. Two more, so that what follows starts on 16 bytes.
   int broken[4];
 
-  DEVICE ForwardStage& stage(int chunk) { return stages[chunk & STAGES - 1]; }
+  DEVICE ForwardStage& stage(int chunk) { return stages[chunk & (STAGES - 1)]; }
 };
 
 // Of the states between slabs, by the chunk's parity: the plain way repeats a chunk, and itself none.
 constexpr int FORWARD_COPIES = HELPED ? 2 : 1;
+static_assert((STAGES & (STAGES - 1)) == 0 && (FORWARD_COPIES & (FORWARD_COPIES - 1)) == 0, "chunks are counted with a mask");
 
 enum ForwardTensor { FORWARD_U, FORWARD_DELTA, FORWARD_Z, FORWARD_OUT };
 
@@ -376,7 +378,7 @@ struct ForwardStates {
   // Of the whole sequence.
   DEVICE int64_t chunks() const { return (block.p.sizes.length + CHUNK - 1) / CHUNK; }
   DEVICE float* slot(int slab, int chunk) const {
-    return slots + ((slab * FORWARD_COPIES + (chunk & FORWARD_COPIES - 1)) * THREADS + thread_index()) * 4;
+    return slots + ((slab * FORWARD_COPIES + (chunk & (FORWARD_COPIES - 1))) * THREADS + thread_index()) * 4;
   }
   DEVICE void run(int chunk, int slab) {
     const ScanForward& p = block.p;
@@ -518,12 +520,12 @@ DEVICE void scan_forward(const ScanForward& p) {
   if (thread_index() < 4) s.broken[thread_index()] = 0;
   barrier();
   if (HELPED && thread_index() >= THREADS) {
-    give_up_registers<80 - MOVED_REGISTERS<T>>();
+    give_up_registers<FORWARD_REGISTERS - MOVED_REGISTERS<T>>();
     const int chunk = help_forward<T, ALONG_TIME, false, SEGMENTED>(block, share.begin);
     if (chunk < block.end) help_forward<T, ALONG_TIME, true, SEGMENTED>(block, chunk);
     return;
   }
-  claim_registers<80 + MOVED_REGISTERS<T>>();
+  claim_registers<FORWARD_REGISTERS + MOVED_REGISTERS<T>>();
   ForwardStates<T, MANY, true, SEGMENTED> states(block, slots);
   for (int slab = 0; slab < block.slabs; ++slab) {
     arriving(states.h, p, share, states.lane, slab);

@@ -75,7 +75,6 @@ DEVICE uint32_t kept(uint32_t x) {
 #endif
   return x;
 }
-DEVICE float kept(float x) { return bits_float(kept(float_bits(x))); }
 
 // An index that a loop advances. Else clang advances every address in the loop by itself: 24 of the forward pass's
 // 154 slots for four steps, where bases and immediate offsets need 15.

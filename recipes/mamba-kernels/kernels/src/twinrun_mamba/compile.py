@@ -169,7 +169,8 @@ def usage_of_emulator(path: Path) -> dict[str, Usage]:
 
 
 def _targets() -> dict[str, Target]:
-    # sm_90a is sm_90 with what later GPUs do not have, such as registers that waves hand on to each other.
+    # sm_90a is sm_90 with what later GPUs are not promised to have, such as registers that waves hand on to
+    # each other; its code runs on 9.0 alone, which is all that there is of 9.x.
     cubins = [
         Target(arch, f"{arch}.cubin", "nvcc", nvidia_compiler, (f"-arch={real}",), _build_cubin)
         for arch, real in (("sm_80", "sm_80"), ("sm_90", "sm_90a"))
@@ -190,16 +191,22 @@ TARGETS = _targets()
 
 @dataclass(frozen=True)
 class Launch:
-    """Dynamic shared memory of the kernels whose names start with a prefix, in bytes."""
+    """How kernels whose names start with a prefix are launched; dynamic shared memory in bytes.
+
+    `registers` is set where waves hand registers to each other: with fewer they would wait for ever.
+    """
 
     prefix: str
     threads: int
+    registers: int | None
     shared_base: int
     shared_per_slab: int
 
 
 _LAUNCH = re.compile(
-    r"^// launch(?: on (\w+))?: (\w+) threads=(\d+) shared_base=(\d+) shared_per_slab=(\d+)$", re.MULTILINE
+    r"^// launch(?: on (\w+))?: (\w+) threads=(\d+)(?: registers=(\d+))?"
+    r" shared_base=(\d+) shared_per_slab=(\d+)$",
+    re.MULTILINE,
 )
 
 
@@ -210,7 +217,10 @@ def launches(sources: Path, arch: str) -> list[Launch]:
     """
     text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(sources.glob("*.h")))
     lines = [line for line in _LAUNCH.findall(text) if arch.startswith(line[0])]
-    found = [Launch(name, *map(int, numbers)) for _, name, *numbers in sorted(lines, reverse=True)]
+    found = [
+        Launch(name, int(threads), int(registers) if registers else None, *map(int, shared))
+        for _, name, threads, registers, *shared in sorted(lines, reverse=True)
+    ]
     return sorted(found, key=lambda launch: -len(launch.prefix))
 
 
@@ -222,6 +232,9 @@ def _described(kernels: dict[str, Usage], known: list[Launch]) -> dict[str, dict
         if launch and launch.threads != usage.threads:
             said = f"`// launch: {launch.prefix}` says {launch.threads}"
             raise CompileError(f"{name} is compiled for {usage.threads} threads, {said}")
+        if launch and launch.registers not in (None, usage.registers):
+            said = f"`// launch: {launch.prefix}` says {launch.registers}"
+            raise CompileError(f"{name} is compiled with {usage.registers} registers, {said}")
         shared = {
             "shared_base": launch.shared_base if launch else 0,
             "shared_per_slab": launch.shared_per_slab if launch else 0,

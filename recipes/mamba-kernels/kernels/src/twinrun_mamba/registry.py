@@ -98,7 +98,8 @@ def fitting(arch: str, built: list[str]) -> str | None:
 
 
 def _compute_capability(arch: str) -> tuple[int, int] | None:
-    # sm_90a and the like run on exactly that architecture.
+    # sm_90a and the like run on exactly that architecture. What is listed as sm_90 is compiled as sm_90a:
+    # there is no other 9.x.
     match = re.fullmatch(r"sm_(\d+)(\d)", arch)
     return (int(match[1]), int(match[2])) if match else None
 
