@@ -17,6 +17,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "recipes" / "mamba-kernels" / "kernels" / "src"))
 from twinrun_mamba import describe
+from twinrun_mamba.launch import BACKENDS
 
 from tests.kernels import checks
 from tests.kernels.cases import Case, conv_grid, errors, scan_grid, worst
@@ -34,7 +35,7 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**31)
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--backend", default="native")
+    parser.add_argument("--backend", default="native", choices=BACKENDS)
     given = parser.parse_args()
     print(f"seed {given.seed}, torch {torch.__version__}, {describe(given.device, given.backend)}")
     chosen = [
@@ -42,9 +43,11 @@ def main() -> int:
         for name, run in named(given.backend, given.device, given.seed)
         if given.only in name and not (given.without and given.without in name)
     ][given.part]
+    if not chosen:
+        parser.error("--only, --without and --part leave no case; allowed: a word of a case's name")
     failed = [name for name, run in chosen if not passes(name, run)]
     print(f"{len(chosen) - len(failed)} passed, {len(failed)} failed", *failed, sep="\n  ")
-    return 1 if failed or not chosen else 0
+    return 1 if failed else 0
 
 
 def _part(text: str) -> slice:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -123,6 +125,20 @@ def test_registers_that_are_handed_on_must_be_there(small: Path, tmp_path: Path)
     words = "small_many_kernel is compiled with 0 registers, `// launch: small_many` says 80"
     with pytest.raises(compiler.CompileError, match=words):
         compiler.build(["cpu"], sources=small, objects=tmp_path / "objects")
+
+
+def test_a_full_stop_leaves_what_was_there(tmp_path: Path) -> None:
+    command = [sys.executable, str(Path(compiler.__file__)), "--archs", "cpu", "--output", str(tmp_path)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as run:
+        time.sleep(3)
+        os.killpg(run.pid, signal.SIGINT)
+        _, errors = run.communicate(timeout=60)
+    assert run.returncode == 130, errors
+    assert errors.startswith(f"{tmp_path}: stopped; ")
+    assert "Traceback" not in errors
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_longest_prefix_describes_a_kernel(small: Path) -> None:

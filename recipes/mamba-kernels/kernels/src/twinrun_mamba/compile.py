@@ -367,6 +367,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CompileError as error:
         sys.stderr.write(f"{error}\n")
         return 2
+    except KeyboardInterrupt:
+        sys.stderr.write(
+            f"{options.output}: stopped; what was there before stays; hint: run the same command again\n"
+        )
+        return 130
     for arch, reason in missing.items():
         sys.stderr.write(f"{arch}: {reason}\n")
     return 2 if missing and needed else 0
