@@ -128,7 +128,14 @@ def test_registers_that_are_handed_on_must_be_there(small: Path, tmp_path: Path)
 
 
 def test_a_full_stop_leaves_what_was_there(tmp_path: Path) -> None:
-    command = [sys.executable, str(Path(compiler.__file__)), "--archs", "cpu", "--output", str(tmp_path)]
+    command = [
+        sys.executable,
+        str(KERNELS / "src" / "twinrun_mamba" / "compile.py"),
+        "--archs",
+        "cpu",
+        "--output",
+        str(tmp_path),
+    ]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as run:
