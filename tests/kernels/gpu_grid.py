@@ -37,6 +37,10 @@ def main() -> int:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--backend", default="native", choices=BACKENDS)
     given = parser.parse_args()
+    if torch.device(given.device).type == "cuda" and not torch.cuda.is_available():
+        parser.error(
+            f"argument --device: found {given.device} and no GPU; hint: --device cpu --backend emulated-32"
+        )
     print(f"seed {given.seed}, torch {torch.__version__}, {describe(given.device, given.backend)}")
     chosen = [
         (name, run)

@@ -49,6 +49,25 @@ def test_emulated_large(dtype: torch.dtype, wave: str) -> None:
         checks.fits(ConvCase(dtype, 1, 5, length, width, CONV_OPTIONS - {"seq_idx"}), wave, "cpu")
 
 
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("wave", WAVES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_emulated_splits(dtype: torch.dtype, wave: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that share a channel meet within rows and between them, and some have nothing to do."""
+    monkeypatch.setattr(conv_kernels, "SPLIT", 4)
+    for batch, length, options in (
+        (1, 4096, PLAIN_OPTIONS),
+        (3, 2312, PLAIN_OPTIONS),
+        (2, 1032, frozenset[str]()),
+        (2, 2309, CONV_OPTIONS - {"seq_idx"}),
+    ):
+        case = ConvCase(dtype, batch, 5, length, 4, options)
+        assert conv_kernels._backward_plan(dtype, (batch, 5, length), 4, "")[3] > 1
+        checks.fits(case, wave, "cpu")
+    monkeypatch.setattr(conv_kernels, "SPLIT", 1)
+    checks.fits(ConvCase(dtype, 1, 5, 1288, 4, PLAIN_OPTIONS), wave, "cpu")
+
+
 @given(x=st.integers(0, 2**32 - 1), divisor=st.integers(1, 2**32 - 1))
 def test_a_reciprocal_divides_exactly(x: int, divisor: int) -> None:
     reciprocal = conv_kernels._reciprocal(divisor)

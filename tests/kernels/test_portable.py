@@ -81,28 +81,27 @@ def test_shared_memory_and_barriers(emulator: Emulator) -> None:
 
 
 def functions(emulator: Emulator, data: array[float]) -> list[list[float]]:
-    """Return 2^x, 1/x, and softplus for types of 32 and 16 bits."""
-    out = emulator.run("check_math", data, 4 * len(data), count=len(data))
-    return [out[i::4].tolist() for i in range(4)]
+    """Return 2^x, 1/x and softplus."""
+    out = emulator.run("check_math", data, 3 * len(data), count=len(data))
+    return [out[i::3].tolist() for i in range(3)]
 
 
 def test_functions_flush_subnormal_numbers(emulator: Emulator) -> None:
     data = array("f", [0.0, 3.0, -1.5, 1e-40, -150.0, math.inf, -math.inf, NAN])
-    exponentials, reciprocals, *softplus = functions(emulator, data)
+    exponentials, reciprocals, softplus = functions(emulator, data)
     assert exponentials[:7] == pytest.approx([1, 8, 2**-1.5, 1, 0, math.inf, 0])
     assert reciprocals[:4] == pytest.approx([math.inf, 1 / 3, -2 / 3, math.inf])
-    assert all(math.isnan(column[7]) for column in (exponentials, reciprocals, *softplus))
+    assert all(math.isnan(column[7]) for column in (exponentials, reciprocals, softplus))
 
 
-@pytest.mark.parametrize(("kind", "allowed"), [(0, 1e-6), (1, 1e-5)])
-def test_softplus_has_all_digits_of_small_values(emulator: Emulator, kind: int, allowed: float) -> None:
+def test_softplus_has_all_digits_of_small_values(emulator: Emulator) -> None:
     data = array("f", [*(i / 2 for i in range(-60, 60)), -80.0, 500.0])
-    found = functions(emulator, data)[2 + kind]
+    found = functions(emulator, data)[2]
     for x, y in zip(data, found, strict=True):
         # The exponent is rounded to single precision, which counts where it is large.
         rounding = abs(x) * 2**-23
-        assert y == pytest.approx(max(x, 0) + math.log1p(math.exp(-abs(x))), rel=allowed + rounding, abs=0)
-    assert functions(emulator, array("f", [math.inf, -math.inf]))[2 + kind] == [math.inf, 0.0]
+        assert y == pytest.approx(max(x, 0) + math.log1p(math.exp(-abs(x))), rel=1e-6 + rounding, abs=0)
+    assert functions(emulator, array("f", [math.inf, -math.inf]))[2] == [math.inf, 0.0]
 
 
 def rounded_bf16(x: float) -> int:

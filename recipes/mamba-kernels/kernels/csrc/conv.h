@@ -240,16 +240,24 @@ DEVICE void join(float (&x)[TAPS - 1 + 8], const Words<T, TAPS>& before, const W
   for (int i = 0; i < 8; ++i) x[TAPS - 1 + i] = present[i];
 }
 
-// silu and its derivative are taken at y = z / SILU_SCALE: filters scaled by it yield z, the exponential of
-// which needs no further product.
-constexpr float SILU_SCALE = -LOG2_E;
+// silu and its derivative are taken at y = z / SILU_SCALE: filters scaled by it yield z, the exponential of which needs no
+// further product. Not fp32's, where it is a rounding of every weight that shows.
+template <class T>
+constexpr float SILU_SCALE = sizeof(T) == 4 ? 1.0f : -LOG2_E;
+// exp(-y).
+template <class T>
+DEVICE float decayed(float z) {
+  return exp2_fast(sizeof(T) == 4 ? z * -LOG2_E : z);
+}
+template <class T>
 DEVICE float silu(float z) {
-  return z * reciprocal(SILU_SCALE * exp2_fast(z) + SILU_SCALE);
+  return z * reciprocal(SILU_SCALE<T> * decayed<T>(z) + SILU_SCALE<T>);
 }
 // Times `factor`.
+template <class T>
 DEVICE float silu_slope(float z, float factor = 1.0f) {
-  const float s = reciprocal(1.0f + exp2_fast(z));
-  return s * (factor + z * (factor * LN_2 * s - factor * LN_2));
+  const float s = reciprocal(1.0f + decayed<T>(z)), per_z = factor / SILU_SCALE<T>;
+  return s * (factor + z * (per_z - per_z * s));
 }
 
 // Eight times of one channel, before silu, from the inputs since `time` - TAPS + 1. EXACT: no tap is unused.

@@ -16,8 +16,8 @@ template <class T, int TAPS, bool SEGMENTED>
 constexpr int DEPTH = SEGMENTED || TAPS > 4 ? 1 : 4 / sizeof(T);
 
 // Shared memory for sums, in floats.
-template <int TAPS>
-constexpr int TIME_SUMS = WAVES * (TAPS + 1);
+template <int TAPS, int COUNT = WAVES>
+constexpr int TIME_SUMS = COUNT * (TAPS + 1);
 
 template <int mask = 1>
 DEVICE float wave_sum(float x) {
@@ -40,7 +40,7 @@ DEVICE float gradient_at(const ConvBackward& p, const Segments& segments, int64_
     const int from = time - (width - 1) + k;
     if (segments.same(from, time)) y += p.weight[channel * width + k] * to_float(input_at(x, initial, from));
   }
-  return g * silu_slope(y * SILU_SCALE);
+  return g * silu_slope<T>(y * SILU_SCALE<T>);
 }
 
 // The gradient of the initial state: what x_gradient is at negative times.
@@ -130,7 +130,7 @@ struct Strand {
 
   DEVICE Strand(const ConvBackward& p, int64_t channel)
       : silu_after(p.sizes.silu != 0),
-        scale(silu_after ? SILU_SCALE : 1.0f),
+        scale(silu_after ? SILU_SCALE<T> : 1.0f),
         filter(Filter<TAPS>(p.weight, p.bias, p.sizes.width, channel).scaled(scale)) {}
 
   // g of eight times, from the inputs since `time` - PAST.
@@ -139,7 +139,7 @@ struct Strand {
     float z[8];
     convolve<TAPS, SEGMENTED, EXACT>(z, x, filter, rows.segments(), time);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) g[i] *= silu_slope(z[i], 1.0f / SILU_SCALE);
+    for (int i = 0; i < 8; ++i) g[i] *= silu_slope<T>(z[i], 1.0f / SILU_SCALE<T>);
   }
 
   // From g of eight times, those that follow from the lane to the right: what they add to the sums, and the
@@ -296,7 +296,7 @@ struct WaveShare {
 };
 
 // Adds over the block's lanes what each has for a weight, from `skip` of TAPS on, and, last, for the bias.
-template <int TAPS, class Own>
+template <int TAPS, int COUNT, class Own>
 DEVICE void store_sums(const ConvBackward& p, float* sums, int64_t channel, int64_t split, int skip, const Own& own) {
   const int wave = thread_index() / WAVE;
 #pragma unroll
@@ -309,7 +309,7 @@ DEVICE void store_sums(const ConvBackward& p, float* sums, int64_t channel, int6
   if (k > TAPS || k < skip) return;
   float sum = 0.0f;
 #pragma unroll
-  for (int i = 0; i < WAVES; ++i) sum += sums[i * (TAPS + 1) + k];
+  for (int i = 0; i < COUNT; ++i) sum += sums[i * (TAPS + 1) + k];
   const int64_t place = split * p.sizes.channels + channel;
   if (k == TAPS) {
     p.bias_partial[place] = sum;
@@ -331,7 +331,7 @@ DEVICE void backward_along_time(const ConvBackward& p, float* sums) {
     if (p.initial_gradient.data && begin == 0 && thread_index() % WAVE == 0)
       store_initial_gradient<T>(p, rows.segments(), batch, channel);
   });
-  store_sums<TAPS>(p, sums, channel, split, lane.filter.skip, [&](int k) {
+  store_sums<TAPS, WAVES>(p, sums, channel, split, lane.filter.skip, [&](int k) {
     return (k < TAPS ? lane.weight_gradient[k] : lane.bias_gradient) * lane.scale;
   });
 }

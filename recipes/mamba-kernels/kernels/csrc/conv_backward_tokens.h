@@ -56,7 +56,7 @@ struct Strip {
       float z[COLUMNS];
       before_silu.apply(z, x, together, s);
 #pragma unroll
-      for (int c = 0; c < COLUMNS; ++c) g[s][c] *= silu_slope(z[c]);
+      for (int c = 0; c < COLUMNS; ++c) g[s][c] *= silu_slope<T>(z[c]);
     }
     // Outside, out_gradient is 0, but its product with an infinite slope is not.
     if (time + ROWS <= length) return;
@@ -124,7 +124,7 @@ struct Strip {
     load_rows<VECTORS>(behind, in, start + ROWS - PAST, length);
     load_rows<VECTORS>(inputs, in, start - PAST, length);
     load_rows<VECTORS>(gradients, out_gradient, start, length);
-    const Filters<TAPS, COLUMNS> before_silu = filters.scaled(SILU_SCALE);
+    const Filters<TAPS, COLUMNS> before_silu = filters.scaled(SILU_SCALE<T>);
     mask_rows<VECTORS>(behind, initial, known, start + ROWS - PAST, length);
 #pragma unroll
     for (int i = 0; i < PAST; ++i) behind[i].to_floats(x[i]);

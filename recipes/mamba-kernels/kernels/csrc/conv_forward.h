@@ -54,7 +54,7 @@ struct ForwardRow {
     convolve<TAPS, SEGMENTED, EXACT>(y, x, filter, segments, time);
     if (silu_after) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) y[i] = silu(y[i]);
+      for (int i = 0; i < 8; ++i) y[i] = silu<T>(y[i]);
     }
   }
   // The filter is made after the first loads, for it waits for its own.
@@ -110,33 +110,35 @@ struct Reciprocal {
   }
 };
 
-// A team's piece of a row. Blocks, which fit 32 bits, go through pieces first, then channels, then the batch; the teams
-// of one have neighbouring channels.
+// The piece of a row of LANES threads of a block. Blocks, which fit 32 bits, go through pieces first, then channels, then
+// the batch; what works on a row in one block has neighbours that work on neighbouring channels.
+template <int LANES>
 struct TeamPlace {
   int64_t batch, channel;
   int piece, pieces;
 
   DEVICE explicit TeamPlace(const ConvForward& p) : pieces(static_cast<int>(p.pieces)) {
     const uint32_t block = static_cast<uint32_t>(block_index());
-    const uint32_t groups = static_cast<uint32_t>(p.sizes.channels + TEAMS - 1) / TEAMS;
+    constexpr uint32_t ROWS = THREADS / LANES;
+    const uint32_t groups = static_cast<uint32_t>(p.sizes.channels + ROWS - 1) / ROWS;
     const uint32_t rest = Reciprocal{p.piece_reciprocal}.quotient(block);
     const uint32_t row = Reciprocal{p.group_reciprocal}.quotient(rest);
     piece = static_cast<int>(block - rest * static_cast<uint32_t>(pieces));
     batch = row;
-    channel = static_cast<int64_t>(rest - row * groups) * TEAMS + team();
+    channel = static_cast<int64_t>(rest - row * groups) * ROWS + thread_index() / LANES;
   }
 };
 
 template <class T, int TAPS, bool SEGMENTED, int AHEAD>
 DEVICE void forward_along_time(const ConvForward& p) {
   const ConvSizes& sizes = p.sizes;
-  const TeamPlace place(p);
+  const TeamPlace<TEAM> place(p);
   if (place.channel >= sizes.channels) return;
 
   using Row = ForwardRow<T, TAPS, SEGMENTED, AHEAD>;
   const Row row(p, place.batch, place.channel, place.piece);
   const auto make_filter = [&] {
-    return Filter<TAPS>(p.weight, p.bias, sizes.width, place.channel).scaled(row.silu_after ? SILU_SCALE : 1.0f);
+    return Filter<TAPS>(p.weight, p.bias, sizes.width, place.channel).scaled(row.silu_after ? SILU_SCALE<T> : 1.0f);
   };
   const bool any = row.first_whole < row.last_whole;
   if (any) choose(sizes.width == TAPS, [&](auto exact) { row.template compute_whole<exact>(make_filter); });
@@ -164,7 +166,7 @@ DEVICE void forward_columns(const ConvForward& p, int64_t batch, int64_t first, 
   load_rows<VECTORS>(rows, in, begin, length);
   const bool silu_after = sizes.silu != 0;
   const auto filters = Filters<TAPS, COLUMNS>(p.weight, p.bias, sizes.width, first, in.count)
-                           .scaled(silu_after ? SILU_SCALE : 1.0f);
+                           .scaled(silu_after ? SILU_SCALE<T> : 1.0f);
   mask_rows<VECTORS>(past, initial, p.initial.data ? static_cast<int>(sizes.width) - 1 : 0, begin - PAST, length);
   float x[PAST + ROWS][COLUMNS];
 #pragma unroll
@@ -181,7 +183,7 @@ DEVICE void forward_columns(const ConvForward& p, int64_t batch, int64_t first, 
       filters.apply(y, x, together, s);
       if (silu_after) {
 #pragma unroll
-        for (int c = 0; c < COLUMNS; ++c) y[c] = silu(y[c]);
+        for (int c = 0; c < COLUMNS; ++c) y[c] = silu<T>(y[c]);
       }
       if (time + s < end) out.template write<VECTORS>(time + s, y);
     }

@@ -7,8 +7,6 @@
 #include "conv_plain.h"
 #include "conv_update.h"
 
-#include <type_traits>
-
 // Forward along time, one vector at a time with segments, which is not what is timed, or where a lane has only one:
 // code that is not run is still read.
 template <class T, int TAPS>
@@ -45,28 +43,24 @@ CONV_KERNELS(bf16, wide_, 8, 4, 3, 4, 1)
 CONV_KERNELS(fp16, wide_, 8, 4, 3, 4, 1)
 CONV_KERNELS(fp32, wide_, 8, 4, 3, 4, 1)
 
-// Calls run with the number of taps, from 2 to 4.
-template <class Run>
-DEVICE void with_taps(int64_t width, const Run& run) {
-  if (width == 4) return run(std::integral_constant<int, 4>());
-  width == 3 ? run(std::integral_constant<int, 3>()) : run(std::integral_constant<int, 2>());
-}
-
-#define CONV_PLAIN(type, forward, backward)                                                            \
-  KERNEL(conv_forward_plain_##type, conv::THREADS, forward, ConvForward) {                             \
-    with_taps(p.sizes.width, [&](auto taps) {                                                          \
-      p.steps > conv::TEAM * 8 ? conv::forward_plain<type, taps, conv::FORWARD_AHEAD<type>>(p)         \
-                               : conv::forward_plain<type, taps, 1>(p);                                \
-    });                                                                                                \
-  }                                                                                                    \
-  KERNEL(conv_backward_plain_##type, conv::BACKWARD_THREADS, backward, ConvBackward) {                 \
-    SHARED float sums[conv::TIME_SUMS<4>];                                                             \
-    with_taps(p.sizes.width, [&](auto taps) { conv::backward_plain<type, taps>(p, sums); });           \
+// One kernel for each width: in one for all of them the compiler has too few registers for any.
+#define CONV_PLAIN(type, taps, forward)                                                    \
+  KERNEL(conv_forward_plain##taps##_##type, conv::THREADS, forward, ConvForward) {         \
+    conv::forward_plain<type, taps>(p);                                                    \
+  }                                                                                        \
+  KERNEL(conv_backward_plain##taps##_##type, conv::THREADS, 7, ConvBackward) {             \
+    SHARED float sums[conv::TIME_SUMS<taps, conv::PLAIN_WAVES>];                           \
+    SHARED conv::Edges edges;                                                              \
+    p.sizes.silu && p.sizes.length % conv::PLAIN_TIMES == 0                                \
+        ? conv::backward_plain<type, taps, true>(p, sums, edges)                           \
+        : conv::backward_plain<type, taps, false>(p, sums, edges);                         \
   }
+#define CONV_PLAIN_WIDTHS(type, forward) \
+  CONV_PLAIN(type, 2, forward) CONV_PLAIN(type, 3, forward) CONV_PLAIN(type, 4, forward)
 
-CONV_PLAIN(bf16, 8, 12)
-CONV_PLAIN(fp16, 8, 12)
-CONV_PLAIN(fp32, 6, 14)
+CONV_PLAIN_WIDTHS(bf16, 5)
+CONV_PLAIN_WIDTHS(fp16, 8)
+CONV_PLAIN_WIDTHS(fp32, 8)
 
 #define CONV_UPDATE(type)                                                       \
   KERNEL(conv_update_##type, conv::THREADS, 6, ConvUpdate) {                    \

@@ -45,12 +45,13 @@ DEVICE T* row_of(const Sequence& s, int64_t batch, int64_t channel) {
   return static_cast<T*>(s.data) + batch * s.batch + channel * s.channel;
 }
 
-// AHEAD: vectors that a lane loads ahead, and computes before it looks whether there are more.
-template <class T, int TAPS, int AHEAD>
-DEVICE void forward_plain(const ConvForward& p) {
-  constexpr int STEP = TEAM * 8;
+// LANES work side by side in a row. AHEAD: vectors that a lane loads ahead, and computes before it looks whether there
+// are more.
+template <class T, int TAPS, int LANES, int AHEAD>
+DEVICE void forward_rows(const ConvForward& p) {
+  constexpr int STEP = LANES * 8;
   const ConvSizes& sizes = p.sizes;
-  const TeamPlace place(p);
+  const TeamPlace<LANES> place(p);
   if (place.channel >= sizes.channels) return;
 
   const T* in = row_of<T>(p.x, place.batch, place.channel);
@@ -58,7 +59,7 @@ DEVICE void forward_plain(const ConvForward& p) {
   const int steps = static_cast<int>(p.steps), length = static_cast<int>(sizes.length);
   const int begin = place.piece * steps, stop = smaller(begin + steps, length);
   Inputs<T, TAPS> loads[AHEAD];
-  int time = begin + lane() * 8;
+  int time = begin + thread_index() % LANES * 8;
   const T* from = in + time;
   T* to = out + time;
 #pragma unroll
@@ -67,7 +68,7 @@ DEVICE void forward_plain(const ConvForward& p) {
   }
   // After the loads, for it waits for its own.
   const bool silu_after = sizes.silu != 0;
-  const Filter<TAPS> filter = Filter<TAPS>(p.weight, p.bias, TAPS, place.channel).scaled(silu_after ? SILU_SCALE : 1.0f);
+  const Filter<TAPS> filter = Filter<TAPS>(p.weight, p.bias, TAPS, place.channel).scaled(silu_after ? SILU_SCALE<T> : 1.0f);
   // Rolled: code for all vectors of a piece takes longer to read than to run.
 #pragma unroll 1
   for (; time < stop; time += AHEAD * STEP, from += AHEAD * STEP, to += AHEAD * STEP) {
@@ -80,132 +81,218 @@ DEVICE void forward_plain(const ConvForward& p) {
       for (int i = 0; i < 8; ++i) y[i] = convolved(x, filter, i);
       if (silu_after) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) y[i] = silu(y[i]);
+        for (int i = 0; i < 8; ++i) y[i] = silu<T>(y[i]);
       }
       if (time + v * STEP < stop) store_global(to + v * STEP, Eight<T>::from_floats(y));
     }
   }
 }
 
-// A wave's way through the rows of one channel, from the last time to the first.
+// What was fastest on an H200. Where a vector is two accesses, long runs are worth more than loads ahead.
+template <class T>
+constexpr int PLAIN_LANES = sizeof(T) == 4 ? THREADS : TEAM;
+template <class T>
+constexpr int PLAIN_AHEAD = sizeof(T) == 4 ? 1 : std::is_same_v<T, bf16> ? 8 : 4;
+
 template <class T, int TAPS>
-struct PlainStrand {
-  static constexpr int PAST = TAPS - 1, TIMES = BACKWARD_TIMES, AHEAD = DEPTH<T, TAPS, false>;
-  struct Loads {
-    Inputs<T, TAPS> inputs;
-    Words<T, 8> out_gradient;
+DEVICE void forward_plain(const ConvForward& p) {
+  p.steps > TEAM * 8 ? forward_rows<T, TAPS, PLAIN_LANES<T>, PLAIN_AHEAD<T>>(p) : forward_rows<T, TAPS, TEAM, 1>(p);
+}
 
-    DEVICE void fetch(const T* x, const T* gradient, int time) {
-      inputs.fetch(x + time, time > 0);
-      out_gradient = Words<T, 8>::of(load_eight(gradient + time));
-    }
-  };
+// What a block computes at once of a row: its waves work side by side, since memory is fastest in long runs.
+constexpr int PLAIN_TIMES = THREADS * 8, PLAIN_WAVES = THREADS / WAVE;
 
-  // Before silu the filter is scaled, as silu wants it, and g divided by the same: their product is not.
-  const bool silu_after;
-  const float scale;
-  const Filter<TAPS> filter;
-  float weight_gradient[TAPS] = {}, bias_gradient = 0.0f;
-  // g at the first times of the vector that follows the wave's last one; on lane 0.
-  float following[PAST];
+// A lane's vectors in the rows of one channel, from the last time of the last row to the first of the first.
+struct WayBack {
+  int left, time;
+  const int row_times;
 
-  DEVICE PlainStrand(const ConvBackward& p, int64_t channel)
-      : silu_after(p.sizes.silu != 0),
-        scale(silu_after ? SILU_SCALE : 1.0f),
-        filter(Filter<TAPS>(p.weight, p.bias, TAPS, channel).scaled(scale)) {}
-
-  // The inputs of a vector, and g past silu; zero beyond the row's end.
-  DEVICE void take(float (&x)[PAST + 8], float (&g)[8], const Loads& loads, int time, int length) const {
-    loads.inputs.to_floats(x, time > 0);
-    loads.out_gradient.to_floats(g);
-    if (time < length) return;
-#pragma unroll
-    for (int i = 0; i < PAST + 8; ++i) x[i] = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) g[i] = 0.0f;
+  // Goes on by a step of the block; returns whether that is to another row.
+  DEVICE bool next() {
+    --left;
+    time -= PLAIN_TIMES;
+    if (time >= 0) return false;
+    time += row_times;
+    return true;
   }
-  DEVICE void through_silu(float (&g)[8], const float (&x)[PAST + 8]) const {
-    if (!silu_after) return;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) g[i] *= silu_slope(convolved(x, filter, i), 1.0f / SILU_SCALE);
-  }
+};
 
-  // Adds to the sums; returns the gradient of x.
-  DEVICE void back(float (&x_gradient)[8], const float (&x)[PAST + 8], const float (&own)[8]) {
-    const int lane = thread_index() % WAVE, right = (lane + 1) % WAVE;
-    float g[8 + PAST];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      g[i] = own[i];
-      bias_gradient += own[i];
-    }
+// What a step needs, as it is loaded. The times before a lane's are the last of its left neighbour's; the four before the
+// wave's are one address for all of its lanes.
+template <class T, int TAPS>
+struct BackwardInputs {
+  static constexpr int BEFORE = 4, PAST = TAPS - 1;
+  Words<T, BEFORE> before;
+  Words<T, 8> now, out_gradient;
+
+  DEVICE void fetch(const T* x_before, const T* x, const T* gradient) {
+    before = Words<T, BEFORE>::of(load<BEFORE>(x_before));
+    now = Words<T, 8>::of(load_eight(x));
+    out_gradient = Words<T, 8>::of(load_eight(gradient));
+  }
+  // `later`: whether there are times before the wave's.
+  DEVICE void to_floats(float (&x)[PAST + 8], float (&g)[8], bool later) const {
+    const int lane = thread_index() % WAVE;
+    float past[BEFORE], present[8];
+    before.only_if(later).to_floats(past);
+    now.to_floats(present);
+    out_gradient.to_floats(g);
 #pragma unroll
     for (int i = 0; i < PAST; ++i) {
-      g[8 + i] = shuffle(lane == 0 ? following[i] : own[i], right);
-      following[i] = own[i];
+      const float left = shuffle(present[8 - PAST + i], (lane + WAVE - 1) % WAVE);
+      x[i] = lane == 0 ? past[BEFORE - PAST + i] : left;
     }
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      x_gradient[i] = filter.weight[PAST] * g[i];
-#pragma unroll
-      for (int k = 0; k < TAPS; ++k) {
-        weight_gradient[k] += g[i] * x[i + k];
-        if (k < PAST) x_gradient[i] += filter.weight[k] * g[i + PAST - k];
-      }
-    }
-  }
-
-  // Groups [begin, end) of TIMES of one row.
-  DEVICE void walk(const ConvBackward& p, int64_t batch, int64_t channel, int begin, int end) {
-    const T* x = row_of<T>(p.x, batch, channel);
-    const T* gradient = row_of<T>(p.out_gradient, batch, channel);
-    T* out = row_of<T>(p.x_gradient, batch, channel);
-    const int length = static_cast<int>(p.sizes.length), last = length - 8;
-    const int own = thread_index() % WAVE * 8, first = begin * TIMES, after = end * TIMES;
-    Loads loads[AHEAD];
-#pragma unroll
-    for (int i = 0; i < AHEAD; ++i) {
-      if (i == 0 || after - (i + 1) * TIMES >= first) loads[i].fetch(x, gradient, smaller(after - (i + 1) * TIMES + own, last));
-    }
-#pragma unroll
-    for (int i = 0; i < PAST; ++i) following[i] = 0.0f;
-    if (after < length) {
-      Loads next;
-      next.fetch(x, gradient, after);
-      float inputs[PAST + 8], g[8];
-      take(inputs, g, next, after, length);
-      through_silu(g, inputs);
-#pragma unroll
-      for (int i = 0; i < PAST; ++i) following[i] = g[i];
-    }
-#pragma unroll 1
-    for (int group = after - TIMES;; group -= AHEAD * TIMES) {
-#pragma unroll
-      for (int i = 0; i < AHEAD; ++i) {
-        const int start = group - i * TIMES, next = start - AHEAD * TIMES;
-        if (start < first) return;
-        float inputs[PAST + 8], g[8], x_gradient[8];
-        take(inputs, g, loads[i], start + own, length);
-        if (next >= first) loads[i].fetch(x, gradient, next + own);
-        through_silu(g, inputs);
-        back(x_gradient, inputs, g);
-        if (start + own < length) store_global(out + start + own, Eight<T>::from_floats(x_gradient));
-      }
-    }
+    for (int i = 0; i < 8; ++i) x[PAST + i] = present[i];
   }
 };
 
 template <class T, int TAPS>
-DEVICE void backward_plain(const ConvBackward& p, float* sums) {
-  using Lane = PlainStrand<T, TAPS>;
-  const uint32_t block = static_cast<uint32_t>(block_index()), splits = static_cast<uint32_t>(p.splits);
-  const uint32_t channel = splits == 1 ? block : block / splits, split = block - channel * splits;
-  const int groups = (static_cast<int>(p.sizes.length) + Lane::TIMES - 1) / Lane::TIMES;
-  const WaveShare share(p, groups, split);
-  Lane lane(p, channel);
-  share.each([&](int64_t batch, int begin, int end) { lane.walk(p, batch, channel, begin, end); });
-  store_sums<TAPS>(p, sums, channel, split, 0, [&](int k) {
-    return (k < TAPS ? lane.weight_gradient[k] : lane.bias_gradient) * lane.scale;
+DEVICE void through_silu(float (&g)[8], const float (&x)[TAPS - 1 + 8], const Filter<TAPS>& filter) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) g[i] *= silu_slope<T>(convolved(x, filter, i), 1.0f / SILU_SCALE<T>);
+}
+
+// What waves tell those to their left: g at the first times of their vectors. Of a step, of the one before it, and of the
+// one after it, which a wave may be in before others have read.
+struct Edges {
+  float g[3][PLAIN_WAVES][4];
+};
+
+// Eight times of every lane, those before `length`. Eight of fp32 are two accesses, and each would be half of every sector
+// of 32 bytes that it touches; where the compiler lets time pass between them, half sectors are what memory writes, which
+// cost a seventh of all time. So pairs of lanes swap halves, and write the even lane's eight, then the odd one's.
+template <class T>
+DEVICE void store_times(T* row, int time, int length, const float (&y)[8]) {
+  if constexpr (sizeof(T) == 4) {
+    const bool odd = thread_index() % 2;
+    float of_even[4], of_odd[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float swapped = shuffle_xor<1>(odd ? y[i] : y[4 + i]);
+      of_even[i] = odd ? swapped : y[i];
+      of_odd[i] = odd ? y[4 + i] : swapped;
+    }
+    const int even_time = odd ? time - 8 : time;
+    T* to = row + even_time + (odd ? 4 : 0);
+    if (even_time < length) store_global(to, Vector<T, 4>::from_floats(of_even));
+    if (even_time + 8 < length) store_global(to + 8, Vector<T, 4>::from_floats(of_odd));
+  } else {
+    if (time < length) store_global(row + time, Eight<T>::from_floats(y));
+  }
+}
+
+// A block's share of the steps of all rows of a channel.
+struct PlainShare {
+  uint32_t channel, split;
+  // Steps of a row; steps of the share; the row that its last step is in, and the time after that.
+  int steps, left, batch, after;
+
+  DEVICE explicit PlainShare(const ConvBackward& p)
+      : steps((static_cast<int>(p.sizes.length) + PLAIN_TIMES - 1) / PLAIN_TIMES) {
+    const uint32_t block = static_cast<uint32_t>(block_index()), splits = static_cast<uint32_t>(p.splits);
+    const uint32_t all = static_cast<uint32_t>(p.sizes.batch) * steps, each = splits == 1 ? all : (all + splits - 1) / splits;
+    channel = splits == 1 ? block : block / splits;
+    split = block - channel * splits;
+    const int begin = static_cast<int>(split * each), end = static_cast<int>(smaller(begin + each, all));
+    left = end - begin;
+    batch = splits == 1 ? static_cast<int>(p.sizes.batch) - 1 : (end - 1) / steps;
+    after = (end - batch * steps) * PLAIN_TIMES;
+  }
+};
+
+// SIMPLE: silu follows, and rows are whole steps.
+template <class T, int TAPS, bool SIMPLE>
+DEVICE void backward_plain(const ConvBackward& p, float* sums, Edges& edges) {
+  constexpr int PAST = TAPS - 1, AHEAD = DEPTH<T, TAPS, false>;
+  const int lane = thread_index() % WAVE, wave = thread_index() / WAVE, length = static_cast<int>(p.sizes.length);
+  const PlainShare share(p);
+  const T* x = row_of<T>(p.x, share.batch, share.channel);
+  const T* gradient = row_of<T>(p.out_gradient, share.batch, share.channel);
+  T* out = row_of<T>(p.x_gradient, share.batch, share.channel);
+
+  WayBack at{share.left, share.after - PLAIN_TIMES + thread_index() * 8, share.steps * PLAIN_TIMES}, loading = at;
+  BackwardInputs<T, TAPS> loads[AHEAD];
+  const auto fetch = [&](BackwardInputs<T, TAPS>& to) {
+    if (loading.left <= 0) return;
+    const auto in_row = [&](int time) { return SIMPLE ? time : smaller(time, length - 8); };
+    const int time = in_row(loading.time), before = in_row(larger(loading.time - lane * 8 - 4, 0));
+    to.fetch(x + before, x + time, gradient + time);
+    if (!loading.next()) return;
+    x -= p.x.batch;
+    gradient -= p.out_gradient.batch;
+  };
+#pragma unroll
+  for (int i = 0; i < AHEAD; ++i) fetch(loads[i]);
+
+  // After the loads, for it waits for its own. Before silu the filter is scaled, as silu wants it, and g divided by the
+  // same: their product is not.
+  const bool silu = SIMPLE || p.sizes.silu;
+  const float scale = silu ? SILU_SCALE<T> : 1.0f;
+  const Filter<TAPS> filter = Filter<TAPS>(p.weight, p.bias, TAPS, share.channel).scaled(scale);
+  if (thread_index() == 0) {
+    float g[8] = {};
+    if (share.left > 0 && share.after < length) {
+      float inputs[PAST + 8];
+      Inputs<T, TAPS> following;
+      following.fetch(row_of<T>(p.x, share.batch, share.channel) + share.after, true);
+      following.to_floats(inputs, true);
+      load_eight(row_of<T>(p.out_gradient, share.batch, share.channel) + share.after).to_floats(g);
+      if (silu) through_silu<T>(g, inputs, filter);
+    }
+#pragma unroll
+    for (int i = 0; i < PAST; ++i) edges.g[2][0][i] = g[i];
+  }
+
+  float weight_gradient[TAPS] = {}, bias_gradient = 0.0f;
+  int now = 0;
+  // Returns whether there are more.
+  const auto step = [&](BackwardInputs<T, TAPS>& loaded) {
+    float inputs[PAST + 8], own[8], g[8 + PAST], x_gradient[8];
+    loaded.to_floats(inputs, own, at.time >= WAVE * 8);
+    if (silu) through_silu<T>(own, inputs, filter);
+    // Beyond the row's end is nothing.
+    const bool inside = SIMPLE || at.time < length;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) g[i] = inside ? own[i] : 0.0f;
+#pragma unroll
+    for (int i = 0; i < PAST + 8; ++i) inputs[i] = inside ? inputs[i] : 0.0f;
+    // Not before silu, which takes 5 % more time.
+    fetch(loaded);
+    if (lane == 0) {
+#pragma unroll
+      for (int i = 0; i < PAST; ++i) edges.g[now][wave][i] = g[i];
+    }
+    barrier();
+    const bool last = wave == PLAIN_WAVES - 1, row_ends = last && at.time + 8 >= at.row_times;
+    const float* right = last ? edges.g[now == 0 ? 2 : now - 1][0] : edges.g[now][wave + 1];
+    now = now == 2 ? 0 : now + 1;
+#pragma unroll
+    for (int i = 0; i < PAST; ++i) {
+      const float neighbour = shuffle(g[i], (lane + 1) % WAVE);
+      g[8 + i] = lane < WAVE - 1 ? neighbour : row_ends ? 0.0f : right[i];
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      bias_gradient += g[i];
+      x_gradient[i] = filter.weight[PAST] * g[i];
+#pragma unroll
+      for (int k = 0; k < TAPS; ++k) {
+        weight_gradient[k] += g[i] * inputs[i + k];
+        if (k < PAST) x_gradient[i] += filter.weight[k] * g[i + PAST - k];
+      }
+    }
+    store_times(out, at.time, SIMPLE ? at.row_times : length, x_gradient);
+    if (at.next()) out -= p.x_gradient.batch;
+    return at.left > 0;
+  };
+  // Not a loop over `loads`: where the compiler does not unroll it, they go to memory.
+  if (share.left > 0) {
+    while (step(loads[0]) && (AHEAD == 1 || step(loads[AHEAD - 1]))) {
+    }
+  }
+  store_sums<TAPS, PLAIN_WAVES>(p, sums, share.channel, share.split, 0, [&](int k) {
+    return (k < TAPS ? weight_gradient[k] : bias_gradient) * scale;
   });
 }
 

@@ -84,7 +84,7 @@ DEVICE void update(const ConvUpdate& p) {
       window[k] = k + 1 < TAPS ? window[k + 1] : newest;
       if (filter.template used<false>(k)) y += filter.weight[k] * window[k];
     }
-    out[t] = from_float<T>(sizes.silu ? silu(y * SILU_SCALE) : y);
+    out[t] = from_float<T>(sizes.silu ? silu<T>(y * SILU_SCALE<T>) : y);
   }
   keep(state, ring, x, window);
 }

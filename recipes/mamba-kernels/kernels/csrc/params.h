@@ -89,9 +89,10 @@ struct ConvSizes {
 // Blocks of 128 threads, with pieces = ceil(length / steps): conv_forward_*, for times adjacent, batch *
 // ceil(channels / 4) * pieces, with steps a multiple of 256; conv_forward_tokens_*, for channels adjacent, ceil(batch *
 // pieces * ceil(channels / 4) / 128), with any steps.
-// Of each there is one for widths up to 4 (_bf16) and one for more (_wide_bf16). conv_forward_plain_* and
-// conv_backward_plain_* are launched as those for times adjacent, for widths up to 4, lengths that are multiples of 8, rows
-// that start on 16 bytes, and no initial, last or segment.
+// Of each there is one for widths up to 4 (_bf16) and one for more (_wide_bf16). conv_forward_plain4_* and
+// conv_backward_plain4_* are launched as those for times adjacent, for width 4, lengths that are multiples of 8, rows that
+// start on 16 bytes, and no initial, last or segment, and plain2 and plain3 likewise; but conv_forward_plain4_fp32 with
+// steps beyond 256 as batch * channels * pieces blocks, and conv_backward_plain4_* in blocks of 128 threads.
 struct ConvForward {
   ConvSizes sizes;
   Sequence x, out;

@@ -166,7 +166,7 @@ DEVICE int projection_at(int wave, int kind, int time, int state) {
 
 // For dB and dC, adds over the channels of a wave, for four steps, to places of projection_at; PLAIN: where not
 // all is finite, because the masked matrix operand multiplies other steps too, and 0 * inf is NaN. Takes both
-// parts of a number only where EXACT: dB and dC are rounded to bf16 next.
+// parts of a number only where EXACT.
 template <bool PLAIN, bool EXACT>
 struct QuadChannelSums {
   // Room of a wave.

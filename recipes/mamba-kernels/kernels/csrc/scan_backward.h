@@ -159,7 +159,7 @@ DEVICE void reverse(float (&carry)[4], float (&a_gradient)[4], const Steps& step
 #pragma unroll
   for (int quad = STEPS - QUAD; quad >= 0; quad -= QUAD) {
     QuadStateSums state_sums;
-    QuadChannelSums<PLAIN, !INPUT_IS_EXACT<T>> channel_sums;
+    QuadChannelSums<PLAIN, SUMS_ARE_EXACT<T>> channel_sums;
     float dt[QUAD], dtu[QUAD], dy[QUAD];
     const int row = lane.channel() * ROW + first + quad;
     load_four(dt, s.dt + row);
@@ -233,7 +233,7 @@ template <class T, bool MANY, bool PLAIN, bool SEGMENTED>
 DEVICE void backward_chunk(const ScanBackward& p, BackwardShared& s, const QuadLane& lane, int64_t slab,
                            int chunk, float (&h)[4], float (&carry)[4], float (&a_gradient)[4],
                            const float (&a)[4]) {
-  constexpr float SCALE = QuadChannelSums<PLAIN, !INPUT_IS_EXACT<T>>::SCALE;
+  constexpr float SCALE = QuadChannelSums<PLAIN, SUMS_ARE_EXACT<T>>::SCALE;
   const float* dtu = dtu_rows<MANY>(s);
   Steps steps;
   Starts starts;

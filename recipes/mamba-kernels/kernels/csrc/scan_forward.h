@@ -85,7 +85,7 @@ DEVICE void step_sizes(float (&dt)[8], float (&dtu)[8], const Packed<T>& delta, 
   for (int i = 0; i < 8; ++i) dt[i] = x[i] + bias[i];
   if (soft) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) dt[i] = softplus<T>(dt[i]);
+    for (int i = 0; i < 8; ++i) dt[i] = softplus(dt[i]);
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -192,7 +192,7 @@ template <class T, bool PLAIN, bool SEGMENTED>
 DEVICE void forward_steps(float (&h)[4], const float (&a)[4], ForwardStage& s, const ProjectionStage& projections,
                           const Lane& lane, const StepMasks& masks, bool accumulate) {
   OuterProduct<T, PLAIN> input(s.dtu, projections.b, lane, masks);
-  StateSum<T, PLAIN, Y_IS_EXACT<T>> output(s.y, projections.c, lane);
+  StateSum<T, PLAIN, SUMS_ARE_EXACT<T>> output(s.y, projections.c, lane);
   const float* dt_row = s.dt + lane.channel(0) * ROW;
   float dt[Lane::CHANNELS_EACH][4], decay[2][4], x[2][4];
   int present = 0;
@@ -305,7 +305,7 @@ struct ForwardStrip {
   // The output from the sums over states.
   DEVICE void finish(int chunk) const {
     const ScanForward& p = block.p;
-    const float scale = StateSum<T, PLAIN, Y_IS_EXACT<T>>::SCALE;
+    const float scale = StateSum<T, PLAIN, SUMS_ARE_EXACT<T>>::SCALE;
     float y[8], v[8], d[8];
     strip_parameter(d, block.s.d, strip);
     get_sums(y, block.s.stage(chunk).y, strip);

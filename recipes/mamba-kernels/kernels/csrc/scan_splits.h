@@ -12,7 +12,7 @@ DEVICE void steps_of(float (&dt)[8], const Packed<T>& delta, const float (&bias)
   for (int i = 0; i < 8; ++i) dt[i] += bias[i];
   if (soft) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) dt[i] = softplus<T>(dt[i]);
+    for (int i = 0; i < 8; ++i) dt[i] = softplus(dt[i]);
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) dt[i] = WHOLE || i < inside ? dt[i] : 0.0f;

@@ -166,7 +166,7 @@ def _variant(width: int, *sequences: Tensor, time_adjacent: bool, special: bool)
     if wide or special or sequences[0].shape[2] % 8:
         return wide
     fields = sum(map(sequence, sequences), ())
-    return "_plain" if is_aligned(fields, time_adjacent, sequences[0].element_size()) else ""
+    return f"_plain{width}" if is_aligned(fields, time_adjacent, sequences[0].element_size()) else ""
 
 
 @lru_cache(4096)
@@ -178,7 +178,9 @@ def _forward_plan(
     large = batch * channels * length >= LARGE
     tokens = variant.startswith("_tokens")
     steps = (32 if large else 8) if tokens else (2048 if large else 256)
-    groups, pieces = -(-channels // 4), -(-length // steps)
+    # Rows of a block, as PLAIN_LANES of conv_plain.h has it, or columns of a lane.
+    rows = 1 if large and variant.startswith("_plain") and kind is torch.float32 else 4
+    groups, pieces = -(-channels // rows), -(-length // steps)
     units = batch * groups * pieces
     blocks = -(-units // THREADS) if tokens else units
     cut = (steps, pieces, _reciprocal(pieces), _reciprocal(groups))
