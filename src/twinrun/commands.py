@@ -8,15 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from twinrun.errors import InputError
-from twinrun.progress import Display
-from twinrun.record import BenchRecord, Record
 from twinrun.selection import Request, Selection, select
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from twinrun.locking.check import Finding
+    from twinrun.record import BenchRecord, Record
 
 __all__ = ["Request", "build", "compare", "data", "doctor", "lock", "report", "run", "schemas"]
 
@@ -28,6 +27,7 @@ def run(root: Path, request: Request, *, out: Path | None, resume: bool, as_json
     if request.dry:
         _print(_dry(selection))
         return 0
+    from twinrun.progress import Display
     from twinrun.run import execute
 
     with Display() as display:
@@ -57,11 +57,10 @@ def _form(root: Path, selection: Selection, record: Record | BenchRecord, folder
 
 def _tell(selection: Selection) -> None:
     """Say what was chosen and where the run is not the published configuration."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
     for choice in selection.choices:
-        console.print(f"{choice.name:9} {choice.value}  ({choice.because})", markup=False)
+        print(f"{choice.name:9} {choice.value}  ({choice.because})", file=sys.stderr)
     for item in selection.plan.differences:
-        console.print(f"differs   {item.field} is {item.found}, published {item.published}", markup=False)
+        print(f"differs   {item.field} is {item.found}, published {item.published}", file=sys.stderr)
 
 
 def _dry(selection: Selection) -> dict[str, object]:
@@ -89,6 +88,8 @@ def write_run_report(root: Path, record: Record | BenchRecord, page: Path) -> Pa
 
 def summary(record: Record | BenchRecord, folder: Path) -> dict[str, object]:
     """Return what `--json` prints: where the record is, its points and verdicts."""
+    from twinrun.record import BenchRecord
+
     if isinstance(record, BenchRecord):
         points: list[dict[str, object]] = [
             point.model_dump(mode="json", exclude={"settings", "devices"}) for point in record.points
@@ -116,12 +117,12 @@ def summary(record: Record | BenchRecord, folder: Path) -> dict[str, object]:
 
 
 def _show(record: Record | BenchRecord, page: Path) -> None:
+    from twinrun.record import BenchRecord
     from twinrun.report.tables import measurement_tables, points_table, verdict_table
 
-    console = Console()
-    console.print(measurement_tables(record) if isinstance(record, BenchRecord) else points_table(record))
-    console.print(verdict_table(record.verdicts))
-    console.print(f"report: {page}", soft_wrap=True)
+    _view(measurement_tables(record) if isinstance(record, BenchRecord) else points_table(record))
+    _view(verdict_table(record.verdicts))
+    print(f"report: {page}")
 
 
 def build(root: Path, options: Mapping[str, Any], *, dry: bool, as_json: bool) -> None:
@@ -142,14 +143,14 @@ def build(root: Path, options: Mapping[str, Any], *, dry: bool, as_json: bool) -
     if as_json:
         _print(outcome.model_dump(mode="json"))
     else:
-        Console().print(layers_table(outcome))
+        _view(layers_table(outcome))
 
 
 def compare(a: Path, b: Path, *, as_json: bool) -> None:
     """Print what differs between two records and what that did."""
     from twinrun.compare import compare as compared
     from twinrun.compare_bench import compare_benches
-    from twinrun.record import read_any_record, read_record
+    from twinrun.record import BenchRecord, read_any_record, read_record
     from twinrun.report.comparison import bench_comparison_view, comparison_view
 
     first, second = read_any_record(a), read_any_record(b)
@@ -162,7 +163,7 @@ def compare(a: Path, b: Path, *, as_json: bool) -> None:
     if as_json:
         _print(content)
     else:
-        Console().print(view)
+        _view(view)
 
 
 def report(root: Path, what: str, *, out: Path | None) -> None:
@@ -211,7 +212,7 @@ def doctor(root: Path, *, as_json: bool, stack: str | None, engine: str | None) 
     if as_json:
         _print(examination.model_dump(mode="json"))
     else:
-        Console().print(examination_table(examination))
+        _view(examination_table(examination))
     return examination.exit_code
 
 
@@ -219,8 +220,10 @@ def _check_stack(root: Path, stack: str, *, engine: str | None, as_json: bool) -
     """Run the checks of a stack, telling each as it ends."""
     from twinrun.image_checks import run_checks
 
-    console = Console(stderr=as_json, highlight=False, soft_wrap=True, markup=False)
-    outcomes = run_checks(root, stack, engine=engine, say=console.print)
+    def say(line: str) -> None:
+        print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
+
+    outcomes = run_checks(root, stack, engine=engine, say=say)
     if as_json:
         _print([outcome.model_dump() for outcome in outcomes])
     return 0
@@ -250,6 +253,7 @@ def lock(
 def data(root: Path, name: str, *, recipe: str, engine: str, files: int | None, endpoint: str | None) -> None:
     """Fetch and prepare a data set and print its folder."""
     from twinrun.acquisition import acquire
+    from twinrun.progress import Display
 
     with Display() as display:
         folder = acquire(
@@ -264,6 +268,13 @@ def schemas(root: Path) -> None:
 
     for path in write_schemas(root):
         print(path.relative_to(root))
+
+
+def _view(content: RenderableType) -> None:
+    # Imported late: planning a run shows no table, and rich costs it a tenth of a second.
+    from rich.console import Console
+
+    Console().print(content)
 
 
 def _print(content: object) -> None:

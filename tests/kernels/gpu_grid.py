@@ -18,6 +18,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "recipes" / "mamba-kernels" / "kernels" / "src"))
 from twinrun_mamba import describe
 from twinrun_mamba.launch import BACKENDS
+from twinrun_mamba.registry import ArchitectureError
+from twinrun_mamba.validation import ArgumentError
 
 from tests.kernels import checks
 from tests.kernels.cases import Case, conv_grid, errors, scan_grid, worst
@@ -34,14 +36,16 @@ def main() -> int:
         "--part", type=_part, default=slice(None), metavar="I/N", help="part I of N processes"
     )
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**31)
-    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--device", type=_device, default="cuda:0")
     parser.add_argument("--backend", default="native", choices=BACKENDS)
     given = parser.parse_args()
-    if torch.device(given.device).type == "cuda" and not torch.cuda.is_available():
-        parser.error(
-            f"argument --device: found {given.device} and no GPU; hint: --device cpu --backend emulated-32"
-        )
-    print(f"seed {given.seed}, torch {torch.__version__}, {describe(given.device, given.backend)}")
+    try:
+        backend = describe(given.device, given.backend)
+    except ArchitectureError as error:
+        parser.error(f"{error}; hint: python -m twinrun_mamba.compile makes kernels")
+    except ArgumentError as error:
+        parser.error(str(error))
+    print(f"seed {given.seed}, torch {torch.__version__}, {backend}")
     chosen = [
         (name, run)
         for name, run in named(given.backend, given.device, given.seed)
@@ -52,6 +56,19 @@ def main() -> int:
     failed = [name for name, run in chosen if not passes(name, run)]
     print(f"{len(chosen) - len(failed)} passed, {len(failed)} failed", *failed, sep="\n  ")
     return 1 if failed else 0
+
+
+def _device(text: str) -> str:
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        raise argparse.ArgumentTypeError(f"found {text!r}, allowed cpu or a GPU such as cuda:0") from None
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise argparse.ArgumentTypeError(
+            f"found {text} and {count} GPUs; hint: --device cpu --backend emulated-32"
+        )
+    return text
 
 
 def _part(text: str) -> slice:

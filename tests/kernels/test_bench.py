@@ -71,7 +71,9 @@ def job_of(folder: Path, *, repeats: int = 0, **changes: Any) -> BenchJob:
     )
 
 
-def test_every_operation_is_checked_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_operation_is_checked_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None
+) -> None:
     monkeypatch.setenv("TWINRUN_MAMBA_OBJECTS", str(tmp_path))
     bench = part("bench")
 
@@ -91,7 +93,7 @@ def test_every_operation_is_checked_and_reported(tmp_path: Path, monkeypatch: py
     assert [json.loads(line)["measurement"]["id"] for line in lines] == names
 
 
-def test_times_are_taken_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_taken_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
     monkeypatch.setenv("TWINRUN_MAMBA_OBJECTS", str(tmp_path))
     bench = part("bench")
 

@@ -201,7 +201,10 @@ def test_command_makes_what_it_is_told(small: Path, tmp_path: Path) -> None:
 def test_command_refuses_in_one_line(tmp_path: Path) -> None:
     done = command("--archs", "sm_1", "--output", tmp_path)
     assert done.returncode == 2
-    assert done.stderr == "architectures: sm_1; allowed: sm_80, sm_90, ptx, gfx90a, gfx942, cpu\n"
+    assert done.stderr == (
+        "architectures: sm_1; allowed: sm_80, sm_90, ptx, gfx90a, gfx942, cpu; "
+        "hint: ptx serves NVIDIA's newer GPUs, whose driver compiles it\n"
+    )
     done = command("--sources", tmp_path)
     assert done.returncode == 2
     assert "no kernels.cpp; hint: --sources" in done.stderr

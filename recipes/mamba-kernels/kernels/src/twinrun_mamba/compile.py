@@ -258,7 +258,10 @@ def build(
     """
     unknown = sorted(set(archs) - set(TARGETS))
     if unknown:
-        raise CompileError(f"architectures: {', '.join(unknown)}; allowed: {', '.join(TARGETS)}")
+        raise CompileError(
+            f"architectures: {', '.join(unknown)}; allowed: {', '.join(TARGETS)}; "
+            "hint: ptx serves NVIDIA's newer GPUs, whose driver compiles it"
+        )
     objects.mkdir(parents=True, exist_ok=True)
     index = objects / "kernels.json"
     built = read_index(objects)["archs"] if index.is_file() else {}
