@@ -23,7 +23,7 @@ def test_emulated(case: ScanCase, wave: str) -> None:
 
 
 @pytest.mark.parametrize("wave", WAVES)
-@pytest.mark.parametrize("check", [checks.hard_values, checks.strides, checks.refusals])
+@pytest.mark.parametrize("check", [checks.hard_values, checks.long_sums, checks.strides, checks.refusals])
 def test_emulated_checks(check: Callable[[str, str], None], wave: str) -> None:
     check(wave, "cpu")
 
@@ -51,7 +51,9 @@ def test_native_repeats(case: Case) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("check", [checks.hard_values, checks.not_finite, checks.strides, checks.refusals])
+@pytest.mark.parametrize(
+    "check", [checks.hard_values, checks.long_sums, checks.not_finite, checks.strides, checks.refusals]
+)
 def test_native_checks(check: Callable[[str, str], None]) -> None:
     check("native", "cuda")
 

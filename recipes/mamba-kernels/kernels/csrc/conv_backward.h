@@ -97,6 +97,24 @@ struct BackwardRow {
   }
 };
 
+// What a lane adds to the gradients of weight and bias. In fp32 what eight times add is summed by itself: a long sum loses
+// to each term a digit that results in 16 bits do not have. Of many taps, that would take registers that waves need.
+template <class T, int TAPS>
+struct Gradients {
+  static constexpr bool LEVELS = sizeof(T) == 4 && TAPS <= 4;
+  float weight[TAPS] = {}, bias = 0.0f;
+
+  // What eight times add to: to `fresh`, which add() then takes, or to this at once.
+  DEVICE Gradients& terms(Gradients& fresh) { return LEVELS ? fresh : *this; }
+  DEVICE void add(const Gradients& terms) {
+    if constexpr (LEVELS) {
+      bias += terms.bias;
+#pragma unroll
+      for (int k = 0; k < TAPS; ++k) weight[k] += terms.weight[k];
+    }
+  }
+};
+
 // A lane's times of one channel, and what it adds to the gradients of weight and bias.
 template <class T, int TAPS, bool SEGMENTED>
 struct Strand {
@@ -124,7 +142,7 @@ struct Strand {
   const float scale;
   const Filter<TAPS> filter;
   // Of g as it is.
-  float weight_gradient[TAPS] = {}, bias_gradient = 0.0f;
+  Gradients<T, TAPS> gradients;
   // g at the first times of the vector that follows the wave's last one; on lane 0.
   float following[PAST];
 
@@ -149,10 +167,11 @@ struct Strand {
                    int time) {
     const int lane = thread_index() % WAVE, right = (lane + 1) % WAVE;
     float g[8 + PAST];
+    Gradients<T, TAPS> fresh, &terms = gradients.terms(fresh);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       g[i] = own[i];
-      bias_gradient += own[i];
+      terms.bias += own[i];
     }
 #pragma unroll
     for (int i = 0; i < PAST; ++i) {
@@ -167,10 +186,11 @@ struct Strand {
       if (!filter.template used<EXACT>(k)) continue;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        if (together.same(i + k, i + PAST)) weight_gradient[k] += g[i] * x[i + k];
+        if (together.same(i + k, i + PAST)) terms.weight[k] += g[i] * x[i + k];
         if (together.same(PAST + i, 2 * PAST + i - k)) x_gradient[i] += filter.weight[k] * g[i + PAST - k];
       }
     }
+    gradients.add(terms);
   }
 
   // Groups [begin, end) from the last to the first, all inside. `ahead`: so is a vector that follows
@@ -332,7 +352,7 @@ DEVICE void backward_along_time(const ConvBackward& p, float* sums) {
       store_initial_gradient<T>(p, rows.segments(), batch, channel);
   });
   store_sums<TAPS, WAVES>(p, sums, channel, split, lane.filter.skip, [&](int k) {
-    return (k < TAPS ? lane.weight_gradient[k] : lane.bias_gradient) * lane.scale;
+    return (k < TAPS ? lane.gradients.weight[k] : lane.gradients.bias) * lane.scale;
   });
 }
 
@@ -342,9 +362,16 @@ DEVICE void reduce(const ConvReduce& p) {
   const bool bias = index >= weights;
   const int64_t place = bias ? index - weights : index, stride = bias ? p.channels : weights;
   const float* partial = bias ? p.bias_partial : p.weight_partial;
+  // Eight by themselves: their loads do not wait for each other, and no sum gets long.
+  constexpr int TERMS = 8;
   float sum = 0.0f;
-#pragma unroll 8
-  for (int64_t split = 0; split < p.splits; ++split) sum += partial[split * stride + place];
+#pragma unroll 1
+  for (int64_t split = 0; split < p.splits; split += TERMS) {
+    float terms = 0.0f;
+#pragma unroll
+    for (int i = 0; i < TERMS; ++i) terms += split + i < p.splits ? partial[(split + i) * stride + place] : 0.0f;
+    sum += terms;
+  }
   (bias ? p.bias_gradient : p.weight_gradient)[place] = sum;
 }
 

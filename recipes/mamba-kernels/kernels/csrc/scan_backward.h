@@ -228,7 +228,7 @@ DEVICE void store_projections(const ScanBackward& p, BackwardShared& s, int64_t 
   }
 }
 
-// A chunk of one slab: `h` before it, `carry` and `a_gradient` after it; the latter two on return before it.
+// A chunk of one slab: `h` before it, `carry` after it, on return before it; `a_gradient` of the chunk alone.
 template <class T, bool MANY, bool PLAIN, bool SEGMENTED>
 DEVICE void backward_chunk(const ScanBackward& p, BackwardShared& s, const QuadLane& lane, int64_t slab,
                            int chunk, float (&h)[4], float (&carry)[4], float (&a_gradient)[4],
@@ -252,23 +252,40 @@ DEVICE void backward_chunk(const ScanBackward& p, BackwardShared& s, const QuadL
   store_projections(p, s, slab, chunk, SCALE);
 }
 
-// Sums over time of what a thread's strips hold: one channel along time, else eight.
-template <bool ALONG_TIME>
+// Sums over time of what a thread's strips hold: one channel along time, else eight. Along time a strip's eight are summed
+// first, and in fp32 sixteen chunks too, so that no sum has more than some dozens of terms: each loses half a digit of what
+// it holds.
+template <class T, bool ALONG_TIME>
 struct ChannelTotal {
-  static constexpr int COUNT = ALONG_TIME ? 1 : 8;
-  float value[COUNT] = {};
+  static constexpr int COUNT = ALONG_TIME ? 1 : 8, CHUNKS = ALONG_TIME && sizeof(T) == 4 ? 16 : 1;
+  float value[COUNT] = {}, recent = 0.0f;
 
-  DEVICE void add(int i, float x) { value[ALONG_TIME ? 0 : i] += x; }
+  DEVICE void add(const float (&x)[8], int64_t chunk) {
+    if constexpr (ALONG_TIME) {
+      float strip = 0.0f;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) strip += x[i];
+      recent += strip;
+      if (chunk % CHUNKS == 0) {
+        value[0] += recent;
+        recent = 0.0f;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < COUNT; ++i) value[i] += x[i];
+    }
+  }
+  DEVICE float total(int i) const { return value[i] + recent; }
 };
 
 // Adds over the threads that share a channel, in order.
-template <bool ALONG_TIME>
-DEVICE void store_channel_total(float* to, const ChannelTotal<ALONG_TIME>& x, float* scratch, const ScanSizes& sizes,
+template <class T, bool ALONG_TIME>
+DEVICE void store_channel_total(float* to, const ChannelTotal<T, ALONG_TIME>& x, float* scratch, const ScanSizes& sizes,
                                 const Place& place) {
-  constexpr int COUNT = ChannelTotal<ALONG_TIME>::COUNT;
+  constexpr int COUNT = ChannelTotal<T, ALONG_TIME>::COUNT;
   barrier();
 #pragma unroll
-  for (int i = 0; i < COUNT; ++i) scratch[thread_index() * COUNT + i] = x.value[i];
+  for (int i = 0; i < COUNT; ++i) scratch[thread_index() * COUNT + i] = x.total(i);
   barrier();
   const int channel = thread_index();
   if (channel < place.channels) {
@@ -353,8 +370,8 @@ DEVICE void put_inputs(const ScanBackward& p, BackwardShared& s, int inside, con
 // Gradients of u, delta and z of a strip, from the sums over states.
 template <class T, bool WHOLE, bool ALONG_TIME>
 DEVICE void store_gradients(const ScanBackward& p, const BackwardShared& s, int64_t chunk, int inside,
-                            const BackwardInputs<T>& inputs, ChannelTotal<ALONG_TIME>& d_total,
-                            ChannelTotal<ALONG_TIME>& bias_total, Strip<ALONG_TIME> strip) {
+                            const BackwardInputs<T>& inputs, ChannelTotal<T, ALONG_TIME>& d_total,
+                            ChannelTotal<T, ALONG_TIME>& bias_total, Strip<ALONG_TIME> strip) {
   float v[8], x[8], d[8], bias[8];
   strip_parameter(d, s.d, strip);
   strip_parameter(bias, s.bias, strip);
@@ -372,15 +389,16 @@ DEVICE void store_gradients(const ScanBackward& p, const BackwardShared& s, int6
     T* to = s.rows.template strip<T, WHOLE>(BACKWARD_Z_GRADIENT, p.z_gradient, chunk, strip);
     store_strip<T, WHOLE>(to, p.z_gradient, inside, x, strip);
   }
-  float input[8], dt[8], dy[8];
+  float input[8], dt[8], dy[8], summed[8];
   get_strip(input, s.sums + SUM_INPUT * CHANNELS * ROW, strip);
   get_strip(dt, s.dt, strip);
   get_strip(dy, s.dy, strip);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     x[i] = dt[i] * input[i] + d[i] * dy[i];
-    d_total.add(i, WHOLE || i < inside ? dy[i] * v[i] : 0.0f);
+    summed[i] = WHOLE || i < inside ? dy[i] * v[i] : 0.0f;
   }
+  d_total.add(summed, chunk);
   T* to = s.rows.template strip<T, WHOLE>(BACKWARD_U_GRADIENT, p.u_gradient, chunk, strip);
   store_strip<T, WHOLE>(to, p.u_gradient, inside, x, strip);
   float decay[8], raw[8];
@@ -390,11 +408,14 @@ DEVICE void store_gradients(const ScanBackward& p, const BackwardShared& s, int6
   for (int i = 0; i < 8; ++i) {
     const float slope = p.sizes.softplus ? sigmoid(raw[i] + bias[i]) : 1.0f;
     x[i] = (v[i] * input[i] + decay[i] * LN_2) * slope;
-    bias_total.add(i, WHOLE || i < inside ? x[i] : 0.0f);
+    summed[i] = WHOLE || i < inside ? x[i] : 0.0f;
   }
+  bias_total.add(summed, chunk);
   to = s.rows.template strip<T, WHOLE>(BACKWARD_DELTA_GRADIENT, p.delta_gradient, chunk, strip);
   store_strip<T, WHOLE>(to, p.delta_gradient, inside, x, strip);
 }
+
+enum Slot { CARRY, A_GRADIENT };
 
 // Where carries and gradients of A wait while other slabs have the registers. With tensor cores in shared memory,
 // two copies by the chunk's parity, because a chunk can be repeated the plain way; else where they end.
@@ -404,26 +425,23 @@ struct Slots {
   const QuadLane& lane;
   float* shared;
 
-  DEVICE float* slot(int64_t slab, int which, int chunk) const {
+  DEVICE QuadAddress address(int64_t slab) const { return QuadAddress(p.sizes, place, lane, slab); }
+  DEVICE float* slot(int64_t slab, Slot which, int chunk) const {
     return shared + (((slab * 2 + which) * 2 + (chunk + 1) % 2) * THREADS + thread_index()) * 4;
   }
-  DEVICE QuadAddress address(int64_t slab) const { return QuadAddress(p.sizes, place, lane, slab); }
-  DEVICE void load(float (&carry)[4], float (&a_gradient)[4], int64_t slab, int chunk) const {
+  DEVICE float* kept(Slot which) const { return which == CARRY ? p.initial_gradient : p.a_gradient; }
+  DEVICE void load(float (&x)[4], int64_t slab, Slot which, int chunk) const {
     if constexpr (HAS_MATRIX_TF32) {
-      load_four(carry, slot(slab, 0, chunk));
-      load_four(a_gradient, slot(slab, 1, chunk));
+      load_four(x, slot(slab, which, chunk));
     } else {
-      address(slab).load(carry, p.initial_gradient);
-      address(slab).load(a_gradient, p.a_gradient);
+      address(slab).load(x, kept(which));
     }
   }
-  DEVICE void store(const float (&carry)[4], const float (&a_gradient)[4], int64_t slab, int chunk) const {
+  DEVICE void store(const float (&x)[4], int64_t slab, Slot which, int chunk) const {
     if constexpr (HAS_MATRIX_TF32) {
-      store_four(slot(slab, 0, chunk), carry[0], carry[1], carry[2], carry[3]);
-      store_four(slot(slab, 1, chunk), a_gradient[0], a_gradient[1], a_gradient[2], a_gradient[3]);
+      store_four(slot(slab, which, chunk), x[0], x[1], x[2], x[3]);
     } else {
-      address(slab).store(p.initial_gradient, carry);
-      address(slab).store(p.a_gradient, a_gradient);
+      address(slab).store(kept(which), x);
     }
   }
 };
@@ -433,7 +451,7 @@ struct Slots {
 template <class T, bool MANY, bool ALONG_TIME, bool PLAIN, bool SEGMENTED>
 DEVICE int backward_chunks(const ScanBackward& p, BackwardShared& s, const Slots& slots, const Share& share,
                                const QuadLane& lane, int chunk, float (&carry)[4], float (&a_gradient)[4],
-                               ChannelTotal<ALONG_TIME>& d_total, ChannelTotal<ALONG_TIME>& bias_total) {
+                               ChannelTotal<T, ALONG_TIME>& d_total, ChannelTotal<T, ALONG_TIME>& bias_total) {
   constexpr bool SLOTS = MANY || HAS_MATRIX_TF32;
   // The state before a chunk comes without registers; of several slabs the next one's would come too early.
   constexpr bool COPIES = HAS_MATRIX_TF32 && !MANY;
@@ -502,9 +520,17 @@ DEVICE int backward_chunks(const ScanBackward& p, BackwardShared& s, const Slots
         a_now[e] = a[e];
       }
       if (MANY && slab + 1 < slabs) fetch_slab(slab + 1, chunk);
-      if constexpr (SLOTS) slots.load(carry, a_gradient, slab, chunk);
-      backward_chunk<T, MANY, PLAIN, SEGMENTED>(p, s, lane, slab, chunk, h_now, carry, a_gradient, a_now);
-      if constexpr (SLOTS) slots.store(carry, a_gradient, slab, chunk - 1);
+      if constexpr (SLOTS) slots.load(carry, slab, CARRY, chunk);
+      // Of 4096 steps, one sum would be off by 1e-6 of itself.
+      float of_chunk[4] = {};
+      backward_chunk<T, MANY, PLAIN, SEGMENTED>(p, s, lane, slab, chunk, h_now, carry, of_chunk, a_now);
+      if constexpr (SLOTS) slots.load(a_gradient, slab, A_GRADIENT, chunk);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) a_gradient[e] += of_chunk[e];
+      if constexpr (SLOTS) {
+        slots.store(carry, slab, CARRY, chunk - 1);
+        slots.store(a_gradient, slab, A_GRADIENT, chunk - 1);
+      }
     }
     // Again, because to hold them would cost the recurrence 16 registers.
     BackwardInputs<T> now;
@@ -519,7 +545,7 @@ DEVICE int backward_chunks(const ScanBackward& p, BackwardShared& s, const Slots
       fetch(chunk - 1);
       fetch_slab(0, chunk - 1);
     }
-    const ChannelTotal<ALONG_TIME> d_before = d_total, bias_before = bias_total;
+    const ChannelTotal<T, ALONG_TIME> d_before = d_total, bias_before = bias_total;
     if (whole) {
       store_gradients<T, true>(p, s, chunk, 8, now, d_total, bias_total, strip);
     } else {
@@ -561,11 +587,14 @@ DEVICE void scan_backward(const ScanBackward& p) {
   float carry[4] = {}, a_gradient[4] = {};
   for (int64_t slab = 0; slab < slabs; ++slab) {
     entering(carry, p, share, lane, slab);
-    if constexpr (SLOTS) slots.store(carry, a_gradient, slab, share.end - 1);
+    if constexpr (SLOTS) {
+      slots.store(carry, slab, CARRY, share.end - 1);
+      slots.store(a_gradient, slab, A_GRADIENT, share.end - 1);
+    }
   }
   barrier();
 
-  ChannelTotal<ALONG_TIME> d_total, bias_total;
+  ChannelTotal<T, ALONG_TIME> d_total, bias_total;
   int chunk = share.end - 1;
   if constexpr (HAS_MATRIX_TF32) {
     chunk = backward_chunks<T, MANY, ALONG_TIME, false, SEGMENTED>(p, s, slots, share, lane, chunk, carry, a_gradient,
@@ -576,7 +605,10 @@ DEVICE void scan_backward(const ScanBackward& p) {
                                                           bias_total);
   }
   for (int64_t slab = 0; slab < slabs; ++slab) {
-    if constexpr (SLOTS) slots.load(carry, a_gradient, slab, share.begin - 1);
+    if constexpr (SLOTS) {
+      slots.load(carry, slab, CARRY, share.begin - 1);
+      slots.load(a_gradient, slab, A_GRADIENT, share.begin - 1);
+    }
     const QuadAddress address(sizes, share.part, lane, slab);
     address.store(p.a_gradient, a_gradient);
     if (p.initial_gradient) address.store(p.initial_gradient, carry);
