@@ -18,7 +18,7 @@ from twinrun.building.base import is_archive
 from twinrun.building.command import BuildRequest, check_verified, planned
 from twinrun.building.context import gather, lay_out
 from twinrun.building.dockerfile import read_dockerfile
-from twinrun.building.fetch import checkout
+from twinrun.building.fetch import checkout, fetch_wheels
 from twinrun.building.gather import chosen_alternatives
 from twinrun.building.image import Image, ImageLayer, archive_of
 from twinrun.building.layers import Layer, Listing, is_volatile, read_listing, write_layer
@@ -165,6 +165,31 @@ def test_a_missing_package_is_named(tiny: Checkout) -> None:
             verify(tiny)
         assert f"{entry} is missing" in str(caught.value)
         (tiny.wheelhouse / name).write_bytes(content)
+
+
+def test_two_versions_of_a_package_are_both_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image and what builds its source may need a package in two versions, which pip refuses at once."""
+    served, folder = tmp_path / "served", tmp_path / "fetched"
+    served.mkdir()
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(served))
+    parcels = []
+    for lock, name, version in (("requirements.lock", "big", "2.0"), ("build.lock", "big", "3.0")):
+        content = wheel(name, version)
+        (served / f"{name}-{version}-py3-none-any.whl").write_bytes(content)
+        entry, digests = f"{name}=={version}", (digest(content),)
+        parcels.append(Parcel(lock=lock, entry=entry, kind="wheel", folder="python", digests=digests))
+    # In both locks the same, and one whose hash nobody knows.
+    small = wheel("small", "1.0")
+    (served / "small-1.0-py3-none-any.whl").write_bytes(small)
+    parcels += [
+        Parcel(lock=lock, entry="small==1.0", kind="wheel", folder="python", digests=(digest(small),))
+        for lock in ("requirements.lock", "build.lock")
+    ]
+    parcels.append(Parcel(lock="stack.toml", entry="big==2.0", kind="wheel", folder="python", digests=()))
+    fetch_wheels(parcels, folder, stack=find_stacks(ROOT)["cpu"].stack)
+    assert {path.name for path in folder.iterdir()} == {path.name for path in served.iterdir()}
 
 
 def test_a_second_hand_wheel_takes_the_place_of_the_locked_one(

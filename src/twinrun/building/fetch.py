@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections import Counter
 from collections.abc import Iterable
 from http.client import HTTPException
 from pathlib import Path
@@ -34,11 +35,18 @@ def fetch_wheels(parcels: Iterable[Parcel], folder: Path, *, stack: Stack) -> No
     Raises:
         MachineError: pip could not get them; the message holds its last lines.
     """
-    parcels = list(parcels)
-    for hashed in (True, False):
-        lines = [_requirement(parcel) for parcel in parcels if bool(parcel.digests) == hashed]
-        if lines:
-            _download(lines, folder, options=_platform(stack))
+    for requirements in _rounds(parcels):
+        _download(requirements, folder, options=_platform(stack))
+
+
+def _rounds(parcels: Iterable[Parcel]) -> list[list[str]]:
+    """Return lists of requirements that pip takes: each version of a package, and what has no hash, apart."""
+    rounds: dict[tuple[bool, int], list[str]] = {}
+    met: Counter[str] = Counter()
+    for requirement, parcel in {_requirement(parcel): parcel for parcel in parcels}.items():
+        rounds.setdefault((bool(parcel.digests), met[parcel.name()]), []).append(requirement)
+        met[parcel.name()] += 1
+    return list(rounds.values())
 
 
 def _requirement(parcel: Parcel) -> str:
