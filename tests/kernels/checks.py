@@ -59,7 +59,7 @@ def repeats(case: Case, backend: str, device: str, times: int = 100) -> None:
 
 
 def long_sums(backend: str, device: str) -> None:
-    """Gradients that sum over many steps keep fp32's digits; each limit is half of what one sum loses."""
+    """Gradients that sum over many steps keep fp32's digits: off by less than where each is one sum."""
     channels, states, length = 32, 16, 8192
     # Of one sign, so that sums only grow.
     u, out_gradient = torch.rand(2, 1, channels, length, device=device)
