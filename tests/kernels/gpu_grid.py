@@ -53,7 +53,12 @@ def main() -> int:
     ][given.part]
     if not chosen:
         parser.error("--only, --without and --part leave no case; allowed: a word of a case's name")
-    failed = [name for name, run in chosen if not passes(name, run)]
+    try:
+        failed = [name for name, run in chosen if not passes(name, run)]
+    except KeyboardInterrupt:
+        parser.exit(
+            130, f"gpu_grid: stopped; hint: --seed {given.seed} has the same inputs again, --only fewer\n"
+        )
     print(f"{len(chosen) - len(failed)} passed, {len(failed)} failed", *failed, sep="\n  ")
     return 1 if failed else 0
 
