@@ -362,17 +362,7 @@ DEVICE void reduce(const ConvReduce& p) {
   const bool bias = index >= weights;
   const int64_t place = bias ? index - weights : index, stride = bias ? p.channels : weights;
   const float* partial = bias ? p.bias_partial : p.weight_partial;
-  // Eight by themselves: their loads do not wait for each other, and no sum gets long.
-  constexpr int TERMS = 8;
-  float sum = 0.0f;
-#pragma unroll 1
-  for (int64_t split = 0; split < p.splits; split += TERMS) {
-    float terms = 0.0f;
-#pragma unroll
-    for (int i = 0; i < TERMS; ++i) terms += split + i < p.splits ? partial[(split + i) * stride + place] : 0.0f;
-    sum += terms;
-  }
-  (bias ? p.bias_gradient : p.weight_gradient)[place] = sum;
+  (bias ? p.bias_gradient : p.weight_gradient)[place] = sum_of(partial + place, p.splits, stride);
 }
 
 }  // namespace conv

@@ -162,6 +162,20 @@ DEVICE void store_strip(T* start, const Sequence& s, int inside, const float (&x
   }
 }
 
+// The sum of `count` floats that are `stride` apart. Eight by themselves: their loads do not wait for each other, and no
+// sum gets long.
+DEVICE float sum_of(const float* terms, int64_t count, int64_t stride) {
+  float sum = 0.0f;
+#pragma unroll 1
+  for (int64_t first = 0; first < count; first += 8) {
+    float eight = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) eight += first + i < count ? terms[(first + i) * stride] : 0.0f;
+    sum += eight;
+  }
+  return sum;
+}
+
 // Eight floats of a strip in an array of shared memory over [channel][time].
 template <class S>
 DEVICE void put_strip(float* rows, const float (&x)[8], S strip) {

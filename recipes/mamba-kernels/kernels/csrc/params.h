@@ -70,11 +70,20 @@ struct ScanBackward {
   float* spans;    // (splits, batch, channels, 2): its steps' sum, and 1 where a sequence starts in it
 };
 
-// Sums b_partial or c_partial over blocks, in order, and converts to the input's type.
+// Sums what ScanBackward leaves to be summed, in order. Blocks of 128 threads: 2 * batch * groups * ceil(length / 32), and
+// for the three of `parts`, unless there is only one, ceil(channels * (states + 2) / 128) more.
 struct ScanReduce {
-  const float* partial;  // (outer, blocks, length, states), outer = batch * groups
-  Projection out;        // written as (batch, group, state, time)
-  int64_t batch, groups, blocks, length, states;
+  const float* a_partial;
+  const float* d_partial;
+  const float* bias_partial;
+  const float* b_partial;
+  const float* c_partial;
+  float* a_gradient;     // (channels, states)
+  float* d_gradient;     // (channels)
+  float* bias_gradient;  // (channels)
+  Projection b_gradient, c_gradient;
+  int64_t batch, channels, length, states, groups;
+  int64_t blocks, parts;  // of a group's channels; of batch and time
 };
 
 // Causal convolution over time, each channel by itself: width 2 to 8, length up to 2^31 - 2^13.

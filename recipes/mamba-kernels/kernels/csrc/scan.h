@@ -13,6 +13,7 @@
 #pragma once
 
 #include "scan_backward.h"
+#include "scan_reduce.h"
 
 static_assert(sizeof(ForwardShared) == (HELPED ? 50704 : 21392), "as the lines above say");
 static_assert(sizeof(BackwardShared) == (HAS_MATRIX_TF32 ? 67040 : 55776), "as the lines above say; several slabs 4608 more");

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from struct import Struct
 from typing import Any
 
@@ -21,18 +22,19 @@ from twinrun_mamba.layout import (
     projection,
     sequence,
 )
-from twinrun_mamba.memory import empty
+from twinrun_mamba.memory import empty, empty_like
 from twinrun_mamba.validation import KERNEL_TYPES, Sizes
 
 # Steps between two saved states; channels of a block; states that a block handles at once.
 CHUNK, CHANNELS, SLAB = 32, 32, 16
+THREADS = 128
 # Fewer blocks than this leave much of a GPU idle in the backward pass, and so do blocks of which fewer fit at
 # once; it then splits time into up to so many blocks, for an eighth more work.
 ENOUGH_BLOCKS, SPLIT_BLOCKS = 320, 1176
 # The same of the forward pass, where it is half as much work again.
 ENOUGH_FORWARD_BLOCKS, SPLIT_FORWARD_BLOCKS = 64, 264
 # ScanForward, ScanBackward and ScanReduce of params.h.
-FORWARD, BACKWARD, REDUCE = Struct("=44q"), Struct("=61q"), Struct("=11q")
+FORWARD, BACKWARD, REDUCE = Struct("=44q"), Struct("=61q"), Struct("=25q")
 
 
 def forward(
@@ -103,12 +105,15 @@ def backward(
     splits = _backward_splits(sizes)
     parts = splits * batch
     gu, gdelta, gz = (None if t is None else new_sequence(u, time_adjacent) for t in (u, delta, z))
-    ga = of_floats(A, parts, channels, states)
-    gd, gbias = of_floats(D, parts, channels), of_floats(delta_bias, parts, channels)
+    partial = (
+        of_floats(A, parts, channels, states),
+        of_floats(D, parts, channels),
+        of_floats(delta_bias, parts, channels),
+        *of_floats(u, 2, batch, groups, _blocks_per_group(sizes), length, states),
+    )
     # With several slabs the kernel keeps what it carries there, whether it was asked for or not.
     ginitial = of_floats(initial_state if states <= SLAB else u, parts, channels, states)
     carries, spans = _handed_on(u, sizes, splits)
-    partial = of_floats(u, 2, batch, groups, _blocks_per_group(sizes), length, states)
     sequences = sum(map(sequence, (u, delta, z, out_gradient, gu, gdelta, gz)), ())
     params = BACKWARD.pack(
         *sizes,
@@ -125,19 +130,14 @@ def backward(
         checkpoints.data_ptr(),
         address(last_gradient),
         address(ginitial),
-        ga.data_ptr(),
-        address(gd),
-        address(gbias),
-        partial.data_ptr(),
-        partial.data_ptr() + partial[0].numel() * partial.element_size(),
+        *map(address, partial),
         splits,
         address(carries),
         address(spans),
     )
     kernels, packed = ("scan_carries", "scan_backward"), seq_idx is not None
     _start(start, kernels, sizes, params, splits, kind=u.dtype, tokens=not time_adjacent, packed=packed)
-    gb, gc = (_reduced(start, sizes, partial[index], t) for index, t in enumerate((B, C)))
-    ga, gd, gbias = map(_over_parts, (ga, gd, gbias))
+    ga, gd, gbias, gb, gc = _reduced(start, sizes, partial, B, C)
     return gu, gdelta, ga, gb, gc, gd, gz, gbias, None if initial_state is None else ginitial[:batch]
 
 
@@ -160,24 +160,33 @@ def _start(
     start(name, _blocks(sizes) * splits, params, sizes.states)
 
 
-def _reduced(start: Launcher, sizes: Sizes, partial: Tensor, like: Tensor) -> Tensor:
-    """Sum over blocks, in order, what each found for its channels; in the type of `like`."""
-    batch, _, length, states, groups = sizes
-    total = new_projection(like)
-    blocks = partial.shape[2]
-    params = REDUCE.pack(partial.data_ptr(), *projection(total), batch, groups, blocks, length, states)
-    start(f"scan_reduce_{KERNEL_TYPES[like.dtype]}", batch * groups * -(-length // CHUNK), params)
-    return total
-
-
-def _over_parts(gradient: Tensor | None) -> Tensor | None:
-    return gradient if gradient is None else gradient[0] if gradient.shape[0] == 1 else gradient.sum(0)
+def _reduced(start: Launcher, sizes: Sizes, partial: Sequence[Any], B: Tensor, C: Tensor) -> tuple[Any, ...]:
+    """Sum, in order, what parts of time and batch found for A, D, bias, and blocks of channels for B, C."""
+    batch, channels, length, states, groups = sizes
+    parts = partial[0].shape[0]
+    # One part is the sum.
+    sums = [t if t is None else empty_like(t, t.shape[1:]) if parts > 1 else t[0] for t in partial[:3]]
+    gb, gc = new_projection(B), new_projection(C)
+    params = REDUCE.pack(
+        *map(address, (*partial, *sums)),
+        *projection(gb),
+        *projection(gc),
+        *sizes,
+        _blocks_per_group(sizes),
+        parts,
+    )
+    blocks = 2 * batch * groups * -(-length // CHUNK)
+    if parts > 1:
+        blocks += -(-channels * (states + 2) // THREADS)
+    start(f"scan_reduce_{KERNEL_TYPES[B.dtype]}", blocks, params)
+    return *sums, gb, gc
 
 
 def _laid(time_adjacent: bool, *sequences: Tensor | None) -> tuple[Any, ...]:
     return tuple(None if t is None else laid(t, time_adjacent) for t in sequences)
 
 
+@cache
 def _name(kernel: str, kind: torch.dtype, states: int, *, tokens: bool, packed: bool) -> str:
     variants = {"many": states > SLAB, "tokens": tokens, "packed": packed}
     return "_".join([kernel, *(name for name, chosen in variants.items() if chosen), KERNEL_TYPES[kind]])
