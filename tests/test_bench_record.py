@@ -91,7 +91,9 @@ def test_a_baseline_that_is_absent_says_why() -> None:
         way="kernels",
         work=Work(formula="f", amounts={}),
         allowed_error=1.0,
-        ours=Timing(implementation="i", version="1", milliseconds=(1.0, 3.0, 2.0), error=None),
+        ours=Timing(
+            implementation="i", version="1", milliseconds=(1.0, 3.0, 2.0), errors={"out": 0.5, "A": 0.75}
+        ),
         baseline=None,
         baseline_absent="cannot be imported",
     )
@@ -107,5 +109,6 @@ def test_a_baseline_that_is_absent_says_why() -> None:
     )
     (one,) = measured_case(case=case, result=result).measurements
     assert (one.baseline, one.baseline_absent, one.ratio) == (None, "cannot be imported", None)
+    assert (one.ours.error, one.ours.errors) == (0.75, {"out": 0.5, "A": 0.75})
     assert one.ours.milliseconds
     assert (one.ours.milliseconds.low, one.ours.milliseconds.median, one.ours.milliseconds.high) == (1, 2, 3)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from operation import Function, Operation, exact, furthest
+from operation import Function, Operation, distances_of, exact
 from torch import Tensor
 from torch.nn.functional import pad, silu
 
 from twinrun.benchmark import COPY, Work
-from twinrun.train.bench import Session, distance, poisoned
+from twinrun.train.bench import Session, poisoned
 
 # By phase: tensors like x that are read or written once, and products with the whole filter an element.
 # Forward: x in, out. Backward: x and the output's gradient in, one gradient out; the filter is applied
@@ -50,12 +50,12 @@ class Conv(Operation):
         amounts = {COPY: copied, "fp32": elements * filters * width, "exp2": SPECIAL * elements}
         return Work(formula=f"conv-{counted}", amounts=amounts)
 
-    def distances(self, function: Function) -> dict[str, float]:
-        """Return the relative distances of the output, and of the gradient that is furthest off."""
+    def distances(self, function: Function) -> dict[str, dict[str, float]]:
+        """Return the relative distances of the output and of the gradients."""
         out, gradients = self._outcome(function, self.gradient)
         return {
-            "forward": distance(out, self._expected["out"]),
-            "backward": furthest(gradients, self._expected),
+            "forward": distances_of({"out": out}, self._expected),
+            "backward": distances_of(gradients, self._expected),
         }
 
 
@@ -85,15 +85,15 @@ class Step(Operation):
             amounts={COPY: copied, "fp32": elements * width, "exp2": SPECIAL * elements},
         )
 
-    def distances(self, function: Function) -> dict[str, float]:
-        """Return the relative distance of the output, or of the state if that is further off."""
+    def distances(self, function: Function) -> dict[str, dict[str, float]]:
+        """Return the relative distances of the output and of the state."""
         real = {name: tensor.double() for name, tensor in self.inputs.items()}
         seen = torch.cat([real["conv_state"], real["x"].unsqueeze(-1)], -1)[..., 1:]
         given = self.inputs | {"conv_state": self.inputs["conv_state"].clone()}
         with poisoned():
             out = function(**given)
         expected = {"out": silu((seen * real["weight"]).sum(-1) + real["bias"]), "conv_state": seen}
-        return {"step": furthest({"out": out, "conv_state": given["conv_state"]}, expected)}
+        return {"step": distances_of({"out": out, "conv_state": given["conv_state"]}, expected)}
 
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ class Contender:
     implementation: str
     version: str
     function: Function
-    distances: dict[str, float]
+    distances: dict[str, dict[str, float]]
     kept_bytes: int | None
 
     def candidate(self, operation: Operation, phase: str, way: str) -> Candidate:
@@ -40,7 +40,7 @@ class Contender:
             implementation=self.implementation,
             version=self.version,
             call=operation.call(self.function, phase, way),
-            error=self.distances[phase],
+            errors=self.distances[phase],
             kept_bytes=self.kept_bytes if (phase, way) == ("forward", "kernels") else None,
         )
 
@@ -61,8 +61,8 @@ class Operation:
         """Return the least work of a phase."""
         raise NotImplementedError
 
-    def distances(self, function: Function) -> dict[str, float]:
-        """Return the relative distance from the reference, by phase, of what is furthest off in it."""
+    def distances(self, function: Function) -> dict[str, dict[str, float]]:
+        """Return by phase how far the output, and of each input the gradient, is from the reference."""
         raise NotImplementedError
 
     def check(self, function: Function, implementation: str, version: str) -> Contender:
@@ -115,6 +115,6 @@ def exact(function: Function, inputs: dict[str, Tensor], gradient: Tensor) -> di
     return {"out": out.detach(), **dict(zip(leaves, gradients, strict=True))}
 
 
-def furthest(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """Return the largest relative distance of any tensor."""
-    return max(distance(tensor, expected[name]) for name, tensor in found.items())
+def distances_of(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
+    """Return the relative distance of each tensor."""
+    return {name: distance(tensor, expected[name]) for name, tensor in found.items()}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from operation import Function, Operation, exact, furthest
+from operation import Function, Operation, distances_of, exact
 from torch import Tensor
 
 from twinrun.benchmark import COPY, Work
-from twinrun.train.bench import Session, distance
+from twinrun.train.bench import Session
 
 # Channels that are compared; every channel is computed alike, and they are chosen anew each run.
 CHECKED_CHANNELS = 64
@@ -59,16 +59,16 @@ class Scan(Operation):
         }
         return Work(formula=f"scan-{counted}", amounts=amounts)
 
-    def distances(self, function: Function) -> dict[str, float]:
-        """Return the relative distances of the output, and of the gradient that is furthest off."""
+    def distances(self, function: Function) -> dict[str, dict[str, float]]:
+        """Return the relative distances of the output and of the gradients."""
         # B and C get gradients from every channel: only the chosen ones may give any.
         masked = torch.zeros_like(self.gradient)
         masked[:, self._chosen] = self.gradient[:, self._chosen]
         out, gradients = self._outcome(function, masked)
         found = {name: self._of_chosen(name, tensor) for name, tensor in gradients.items()}
         return {
-            "forward": distance(out[:, self._chosen], self._expected["out"]),
-            "backward": furthest(found, self._expected),
+            "forward": distances_of({"out": out[:, self._chosen]}, self._expected),
+            "backward": distances_of(found, self._expected),
         }
 
     def _random(self, session: Session, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import Field
@@ -75,10 +77,16 @@ class Timing(Frozen):
     version: str
     milliseconds: tuple[float, ...]
     """Of each timed call."""
-    error: Annotated[float, Field(ge=0)] | None
-    """Largest relative distance from the float64 reference, over all that the call returns."""
+    errors: Annotated[dict[str, Annotated[float, Field(ge=0)] | None], Field(min_length=1)]
+    """Relative distance from the float64 reference of each tensor that is returned; None when not finite."""
     kept_bytes: int | None = None
     """Memory that a forward call keeps for the backward one, its outputs left out."""
+
+
+def furthest(errors: Mapping[str, float | None]) -> tuple[str, float]:
+    """Return which tensor is furthest off, and its distance: infinite where it is not finite."""
+    found = {name: math.inf if error is None else error for name, error in errors.items()}
+    return max(found.items(), key=lambda one: one[1])
 
 
 class Measured(Frozen):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from twinrun.benchmark import COPY, BenchResult, Ceiling, Measured, Timing, Work
+import math
+
+from twinrun.benchmark import COPY, BenchResult, Ceiling, Measured, Timing, Work, furthest
 from twinrun.formulas import MODEL_FLOPS, model_flops_per_token
 from twinrun.hardware import Gpu
 from twinrun.job import Plan
@@ -111,12 +113,13 @@ def floor(work: Work, ceilings: tuple[Ceiling, ...]) -> Floor | None:
 
 
 def _call(timing: Timing) -> CallRecord:
-    times = timing.milliseconds
+    times, (_, error) = timing.milliseconds, furthest(timing.errors)
     return CallRecord(
         implementation=timing.implementation,
         version=timing.version,
         milliseconds=spread(times, unit="ms", per="device") if times else None,
-        error=timing.error,
+        error=error if math.isfinite(error) else None,
+        errors=timing.errors,
         kept_bytes=timing.kept_bytes,
     )
 

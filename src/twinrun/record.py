@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from pydantic import Field
+
 from twinrun.benchmark import Ceiling, Settings
 from twinrun.errors import InputError
 from twinrun.files import canonical_json, sha256_of_bytes, write_atomically
@@ -105,7 +107,10 @@ class CallRecord(Frozen):
     milliseconds: Spread | None
     """None in a run that checks and does not time."""
     error: float | None
-    """Largest relative distance from float64, over all that the call returns; None when not finite."""
+    """Largest of `errors`; None when not finite."""
+    errors: dict[str, float | None] = Field(default_factory=dict)
+    """Relative distance from float64 of each tensor that is returned, of an input its gradient; None when not
+    finite. Older records have none."""
     kept_bytes: int | None
     """Memory kept from forward to backward."""
 

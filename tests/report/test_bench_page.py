@@ -74,6 +74,7 @@ def test_every_measurement_stands_on_the_page(tmp_path: Path) -> None:
         assert case.id in text
         assert all(one.id in text for one in case.measurements)
     assert "2.67" in text
+    assert "delta bias 1.7e-03, 1.7e-03 baseline" in text
 
 
 def test_published_and_measured_stand_side_by_side() -> None:
@@ -96,6 +97,7 @@ def test_the_roofline_names_what_was_measured() -> None:
     assert picture
     assert any("copy: 4.25 TB/s" in note for note in picture.notes)
     assert "update, step" not in picture.svg
+    assert "mathdefault" not in picture.svg
 
 
 def test_the_recipe_page_has_all_records_and_bars_of_each_hardware(tmp_path: Path) -> None:

@@ -166,7 +166,9 @@ def test_distances_are_drawn_only_where_curves_should_coincide_and_do_not() -> N
     def picture(run: Record) -> Picture | None:
         return distances(run, tolerance=0.01, name="distance", title="Distance")
 
-    assert picture(smoke_record()) is not None
+    drawn = picture(smoke_record())
+    assert drawn is not None
+    assert "mathdefault" not in drawn.svg
     assert picture(with_losses(smoke_record(), loss_curve(40), loss_curve(40))) is None
     assert picture(with_losses(smoke_record(), (), ())) is None
     assert picture(with_point(smoke_record(), 0, order_hash="c" * 64)) is None

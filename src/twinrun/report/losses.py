@@ -6,11 +6,21 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from twinrun.judge import largest_difference
 from twinrun.record import PointRecord, Record
-from twinrun.report.svg import COLOURS, SIGNS, Key, Picture, canvas, series_colour, series_mark, svg_text
+from twinrun.report.svg import (
+    COLOURS,
+    SIGNS,
+    Key,
+    Picture,
+    canvas,
+    label_logarithmic,
+    series_colour,
+    series_mark,
+    svg_text,
+)
 
 
 def curves(record: Record, *, name: str, title: str) -> Picture:
@@ -54,7 +64,7 @@ def distances(record: Record, *, tolerance: float, name: str, title: str) -> Pic
         axes.set(yscale="log", xlabel="optimizer step", ylabel="relative difference of losses")
         axes.set_xlim(0.5, len(shown) + 0.5)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        label_logarithmic(axes.yaxis)
         svg = svg_text(figure, name=name, title=title, description=distance_in_words(record.points))
     keys = (
         Key(sign="●", colour="series-1", label="measured"),

@@ -186,9 +186,10 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    from_words = (words.number, words.quantity, words.percent, words.plain, words.gib, words.mib, words.ends)
+    of_sizes = (words.number, words.quantity, words.percent, words.plain, words.gib, words.mib)
+    of_measurements = (words.ends, words.distance, words.rate)
     from_records = (words.outcome, words.headline, words.overall, words.hardware, claims_of, footnotes)
-    of_either = (subject, result, configuration, is_bench, bench_footnotes, words.rate)
-    for function in (*from_words, *from_records, *of_either, same, counted, flat):
+    of_either = (subject, result, configuration, is_bench, bench_footnotes)
+    for function in (*of_sizes, *of_measurements, *from_records, *of_either, same, counted, flat):
         environment.filters[function.__name__] = function
     return environment

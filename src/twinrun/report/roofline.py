@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from twinrun.benchmark import COPY, Ceiling
 from twinrun.manifest import Frozen
 from twinrun.record import BenchRecord, CaseRecord, MeasurementRecord
-from twinrun.report.svg import COLOURS, SIGNS, Key, Picture, canvas, svg_text
+from twinrun.report.svg import COLOURS, SIGNS, Key, Picture, canvas, label_logarithmic, svg_text
 from twinrun.report.words import hardware, number, rate
 
 TERA = 1e12
@@ -105,7 +105,7 @@ def _draw_ceilings(axes: Axes, copy: float, arithmetic: float, spots: Sequence[S
     axes.set(xscale="log", yscale="log", xlim=(low, high))
     axes.set_ylim(min([*reached, low * copy]) / 2, arithmetic * 2)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(lambda value, _: number(value))
+        label_logarithmic(axis)
 
 
 def _draw_spots(axes: Axes, spots: Sequence[Spot]) -> None:

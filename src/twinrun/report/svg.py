@@ -11,11 +11,16 @@ from typing import Any
 from markupsafe import escape
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from twinrun.manifest import Frozen
+from twinrun.report.words import number
 
 CYCLE = 6
+# A logarithmic axis that is shorter than this many times its start has room for three labels a decade.
+LABELLED_THRICE = 300
 # Marks of matplotlib, and the characters that stand for them in text.
 SIGNS = {"o": "●", "^": "▲", "v": "▼", "P": "✚", "D": "◆", "s": "■", "*": "★", "X": "✖"}
 # Stand-ins that occur nowhere else; in the SVG each becomes the CSS variable it is named after.
@@ -75,6 +80,17 @@ def canvas(*, height: float = 3.4) -> Iterator[tuple[Figure, Axes]]:
     with rc_context(STYLE):
         figure = Figure(figsize=(5, height), layout="constrained")
         yield figure, figure.add_subplot()
+
+
+def label_logarithmic(axis: Axis) -> None:
+    """Label a logarithmic axis in plain numbers, once its limits are set.
+
+    Matplotlib's own, also those it adds on a short axis, are mathematical text: SVG would show its source.
+    """
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < LABELLED_THRICE * low else (1,)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def series_colour(place: int) -> str:

@@ -62,6 +62,11 @@ def mib(count: int) -> str:
     return f"{count / (1 << 20):,.1f} MiB"
 
 
+def distance(error: float | None) -> str:
+    """Return a relative distance, a dash where there is none or it is not finite."""
+    return "-" if error is None else f"{error:.1e}"
+
+
 def rate(ceiling: Ceiling) -> str:
     """Return what a device does at most, in billions or trillions a second."""
     what = "B" if ceiling.id == COPY else ""

@@ -8,14 +8,24 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from twinrun.benchmark import COPY, BenchJob, BenchResult, Ceiling, Measured, MeasuredLine, Timing, Work
+from twinrun.benchmark import (
+    COPY,
+    BenchJob,
+    BenchResult,
+    Ceiling,
+    Measured,
+    MeasuredLine,
+    Timing,
+    Work,
+    furthest,
+)
 from twinrun.errors import RunError
 from twinrun.train import device as devices
 
@@ -40,8 +50,8 @@ class Candidate:
     implementation: str
     version: str
     call: Call
-    error: float | None
-    """Largest relative distance from the float64 reference."""
+    errors: Mapping[str, float]
+    """Relative distance from the float64 reference of each tensor that is returned; may be infinite."""
     kept_bytes: int | None = None
 
 
@@ -84,11 +94,12 @@ class Session:
             RunError: ours is further from the reference than `allowed_error`.
         """
         place = f"{self.job.point}, {name}"
-        if ours.error is not None and not ours.error <= allowed_error:
+        tensor, error = furthest(ours.errors)
+        if error > allowed_error:
             raise RunError(
                 "the result is not the reference's",
                 place=place,
-                found=f"relative distance {ours.error:.3g}",
+                found=f"relative distance {error:.3g} of {tensor}",
                 allowed=f"at most {allowed_error:g}",
             )
         candidates = [ours, *([baseline] if baseline else [])]
@@ -235,18 +246,17 @@ def kept_bytes(forward: Callable[[], Tensor], device: torch.device) -> int | Non
 
 
 def _timing(candidate: Candidate, milliseconds: tuple[float, ...]) -> Timing:
-    # A record holds finite numbers; what is not finite has no distance.
-    error = candidate.error if candidate.error is None or math.isfinite(candidate.error) else None
     return Timing(
         implementation=candidate.implementation,
         version=candidate.version,
         milliseconds=milliseconds,
-        error=error,
+        # A record holds finite numbers.
+        errors={name: error if math.isfinite(error) else None for name, error in candidate.errors.items()},
         kept_bytes=candidate.kept_bytes,
     )
 
 
 def _told(timing: Timing) -> str:
     spent = f"{statistics.median(timing.milliseconds):.4f} ms" if timing.milliseconds else "not timed"
-    error = f", error {timing.error:.2g}" if timing.error is not None else ""
-    return f"{timing.implementation} {spent}{error}"
+    tensor, error = furthest(timing.errors)
+    return f"{timing.implementation} {spent}, error {error:.2g} of {tensor}"
