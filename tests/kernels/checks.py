@@ -22,6 +22,7 @@ from twinrun_mamba import (
     conv_kernels,
     scan_kernels,
     selective_scan_fn,
+    selective_state_update,
 )
 
 from tests.kernels.cases import (
@@ -304,6 +305,21 @@ def updates(backend: str, device: str) -> None:
             newest = x[[2, 0], :, -kept:].roll(12 % kept if ring else 0, -1)
             assert torch.equal(state[[0, 4]], newest)
             assert not state[[1, 2, 3]].any()
+
+
+def state_updates(backend: str, device: str) -> None:
+    """Step by step the scan gives what it gives as a whole, and the state is what a state may hold."""
+    for dtype, kept, groups in ((FP32, FP32, 1), (BF16, FP32, 2), (FP16, FP16, 1)):
+        case = ScanCase(dtype, 2, 6, 7, 20, groups, SCAN_OPTIONS - {"seq_idx", "initial_state"})
+        given, _ = _given(case, device)
+        whole, last = selective_scan_fn(**given, delta_softplus=True, return_last_state=True, backend=backend)
+        fixed = {"D": given["D"], "dt_bias": given["delta_bias"], "dt_softplus": True, "backend": backend}
+        state = torch.zeros((2, 6, 20), dtype=kept, device=device)
+        for step in range(7):
+            u, delta, b, c, z = (given[name][..., step] for name in ("u", "delta", "B", "C", "z"))
+            out = selective_state_update(state, u, delta, given["A"], b, c, z=z, **fixed)
+            assert distance(out, whole[..., step].double().cpu()) <= TOLERANCE[dtype]
+        assert distance(state, last.double().cpu()) <= TOLERANCE[kept]
 
 
 def host_cost(backend: str, device: str) -> str:

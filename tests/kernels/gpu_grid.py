@@ -91,7 +91,7 @@ def named(backend: str, device: str, seed: int) -> Iterator[Named]:
     for case in checks.REPEATED:
         yield f"repeats {case}", partial(_quiet, checks.repeats, case, backend, device)
     singles = [checks.hard_values, checks.long_sums, checks.not_finite, checks.strides]
-    singles += [checks.updates, checks.refusals]
+    singles += [checks.updates, checks.state_updates, checks.refusals]
     if torch.device(device).type == "cuda":
         singles += [checks.graph, checks.streams, checks.many_channels, checks.far_offsets]
         yield "host_cost", partial(checks.host_cost, backend, device)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from twinrun_mamba import causal_conv1d_update, mamba_inner_fn, selective_scan_fn
+from twinrun_mamba import causal_conv1d_update, mamba_inner_fn, selective_scan_fn, selective_state_update
 from twinrun_mamba.ops import is_eager
 
 from tests.kernels.cases import CONV_OPTIONS, DTYPES, SCAN_OPTIONS, Case, ConvCase, ScanCase, packed, results
@@ -107,6 +107,16 @@ def test_compiled_update() -> None:
     eager = causal_conv1d_update(x, kept, weight)
     found = torch.compile(causal_conv1d_update, fullgraph=True, backend="aot_eager")(x, state, weight)
     assert torch.equal(found, eager)
+    assert torch.equal(state, kept)
+
+
+@pytest.mark.parametrize("backend", ["reference", WAVES[0]])
+def test_compiled_state_update(backend: str) -> None:
+    x, projection, state = torch.randn(2, 4), torch.randn(2, 8), torch.randn(2, 4, 8)
+    given, kept = (x, x.abs(), -torch.rand(4, 8), projection, projection, torch.randn(4)), state.clone()
+    eager = selective_state_update(kept, *given, backend=backend)
+    compiled = torch.compile(selective_state_update, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(state, *given, backend=backend), eager)
     assert torch.equal(state, kept)
 
 

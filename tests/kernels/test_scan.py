@@ -33,6 +33,11 @@ def test_emulated_not_finite(wave: str) -> None:
     checks.not_finite(wave, "cpu")
 
 
+@pytest.mark.parametrize("backend", ["reference", *WAVES])
+def test_state_updates(backend: str) -> None:
+    checks.state_updates(backend, "cpu")
+
+
 @pytest.mark.parametrize("wave", WAVES)
 def test_emulated_repeats(wave: str) -> None:
     checks.repeats(ScanCase(torch.bfloat16, length=70, options=SCAN_OPTIONS), wave, "cpu", times=3)
@@ -52,7 +57,11 @@ def test_native_repeats(case: Case) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    "check", [checks.hard_values, checks.long_sums, checks.not_finite, checks.strides, checks.refusals]
+    "check",
+    [
+        *(checks.hard_values, checks.long_sums, checks.not_finite, checks.strides),
+        *(checks.state_updates, checks.refusals),
+    ],
 )
 def test_native_checks(check: Callable[[str, str], None]) -> None:
     check("native", "cuda")

@@ -15,6 +15,7 @@ from twinrun_mamba import (
     index_of,
     mamba_inner_fn,
     selective_scan_fn,
+    selective_state_update,
 )
 
 from tests.kernels.cases import SCAN_OPTIONS, ConvCase, ScanCase
@@ -103,6 +104,23 @@ WRONG_UPDATES: tuple[tuple[str, Any, str], ...] = (
     ("conv_state_indices", torch.tensor([1, 1], dtype=INT32), "found a state given twice"),
 )
 
+WRONG_STATE_UPDATES: tuple[tuple[str, Any, str], ...] = (
+    ("state", torch.zeros(2, 6, 5), "found shape (2, 6, 5), allowed (batch, channels, states) = (2, 6, 4)"),
+    ("state", torch.zeros(2, 1, 6, 4), "found 4 dimensions (2, 1, 6, 4), allowed 3 dimensions"),
+    ("state", torch.zeros(2, 6, 4, dtype=torch.int32), "found torch.int32"),
+    ("state", torch.zeros(1, 6, 4).expand(2, 6, 4), "memory of its own for each element"),
+    ("x", torch.zeros(2, 6, dtype=torch.int32), "found torch.int32, allowed torch.bfloat16"),
+    ("x", torch.zeros(2, 6, 1), "found 3 dimensions (2, 6, 1), allowed 2 dimensions"),
+    ("dt", torch.zeros(2, 5), "found shape (2, 5), allowed (batch, channels) = (2, 6)"),
+    ("dt", torch.zeros(2, 6, dtype=torch.float16), "found torch.float16, allowed torch.float32"),
+    ("A", torch.zeros(5, 4), "found shape (5, 4), allowed (channels, states) = (6, 4)"),
+    ("B", torch.zeros(2, 4, 4), "found 4 groups, allowed a divisor of the 6 channels"),
+    ("C", torch.zeros(2, 3), "found shape (2, 3), allowed (batch, states) = (2, 4)"),
+    ("D", torch.zeros(6, device="meta"), "found a tensor on meta, allowed cpu"),
+    ("dt_bias", torch.zeros(4), "found shape (4,), allowed (channels) = (6,)"),
+    ("backend", "cuda", "found 'cuda'"),
+)
+
 
 @pytest.mark.parametrize(("name", "value", "message"), WRONG_SCANS)
 @pytest.mark.parametrize("backend", WAVES[:1])
@@ -126,6 +144,15 @@ def test_wrong_updates(name: str, value: Any, message: str, backend: str) -> Non
     arguments = {"x": torch.zeros(2, 6), "conv_state": torch.zeros(2, 6, 4), "weight": torch.zeros(6, 4)}
     with pytest.raises(ArgumentError, match=rf"^{name}: .*{re.escape(message)}"):
         causal_conv1d_update(**arguments | {"backend": backend, name: value})
+
+
+@pytest.mark.parametrize(("name", "value", "message"), WRONG_STATE_UPDATES)
+def test_wrong_state_updates(name: str, value: Any, message: str) -> None:
+    step, projection = torch.zeros(2, 6), torch.zeros(2, 4)
+    arguments = {"state": torch.zeros(2, 6, 4), "x": step, "dt": step, "A": torch.zeros(6, 4)}
+    arguments |= {"B": projection, "C": projection if name != "B" else value, "backend": WAVES[0]}
+    with pytest.raises(ArgumentError, match=rf"^{name}: .*{re.escape(message)}"):
+        selective_state_update(**arguments | {name: value})
 
 
 def test_kinds_of_errors() -> None:

@@ -5,7 +5,7 @@ from twinrun_mamba.inner import mamba_inner_fn
 from twinrun_mamba.launch import BACKENDS, describe
 from twinrun_mamba.packing import index_of
 from twinrun_mamba.registry import ArchitectureError
-from twinrun_mamba.scan import selective_scan_fn
+from twinrun_mamba.scan import selective_scan_fn, selective_state_update
 from twinrun_mamba.validation import ArgumentError, ArgumentTypeError
 
 __version__ = "0.1.0"
@@ -20,4 +20,5 @@ __all__ = [
     "index_of",
     "mamba_inner_fn",
     "selective_scan_fn",
+    "selective_state_update",
 ]

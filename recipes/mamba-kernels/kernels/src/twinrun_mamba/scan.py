@@ -19,7 +19,7 @@ from twinrun_mamba.layout import (
     new_sequence,
 )
 from twinrun_mamba.memory import empty
-from twinrun_mamba.ops import define, define_differentiable, wants_gradient
+from twinrun_mamba.ops import define, define_differentiable, is_compiling, wants_gradient
 from twinrun_mamba.packing import sequence_index
 from twinrun_mamba.validation import ArgumentError
 
@@ -27,6 +27,8 @@ Tensors = tuple[Tensor, ...]
 # What has a gradient, in the order in which the operations take it.
 GIVEN = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "initial_state")
 RANKS = ((3,), (3,), (2,), (2, 3, 4), (2, 3, 4), (1,), (3,), (1,), (3,))
+STEP = ("state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias")
+STEP_RANKS = ((3,), (2,), (2,), (2,), (2, 3), (2, 3), (1,), (2,), (1,))
 _SCHEMA = (
     "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias, "
     "Tensor? initial_state, Tensor? seq_idx, bool softplus"
@@ -88,6 +90,44 @@ def selective_scan_fn(
         out, last, _ = scan_forward(*given, index, delta_softplus, wants_gradient(given), backend or "")
     out = channel_first(out, layout)
     return (out, last) if return_last_state else out
+
+
+def selective_state_update(
+    state: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    *,
+    backend: str | None = None,
+) -> Tensor:
+    """Return the scan's output at one more time, without gradient, and bring `state` up to date in place.
+
+    Positional arguments are upstream's, for Mamba-1: no heads. It is the scan of one time, by its kernels.
+
+    state: (batch, channels, states) in bf16, fp16 or fp32; what is computed in fp32 is rounded to it.
+    x, dt, z: (batch, channels). B, C: (batch, states) or (batch, groups, states). A, D, dt_bias, dtypes and
+        backend: as in selective_scan_fn.
+    Raises ArgumentError, a ValueError, that names the argument.
+    """
+    given = (state, x, dt, A, B, C, D, z, dt_bias)
+    validation.ranks(*zip(STEP, given, STEP_RANKS), required=6)
+    # A compiler cannot look into the choice, which comes again with the scan.
+    native = not is_compiling() and launcher(backend or "", x.device) is not None
+    validation.state_update(*given, native=native)
+    u, delta, b, c = (tensor.unsqueeze(-1) for tensor in (x, dt, B, C))
+    gate = None if z is None else z.unsqueeze(-1)
+    with torch.no_grad():
+        out, last = selective_scan_fn(
+            *(u, delta, A, b, c, D, gate, dt_bias, dt_softplus, True), initial_state=state, backend=backend
+        )
+        state.copy_(last)
+    return out.squeeze(-1)
 
 
 def _projections(

@@ -125,12 +125,51 @@ def scan(
     return Sizes(batch, channels, length, states, groups)
 
 
+def state_update(
+    state: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+    *,
+    native: bool,
+) -> None:
+    """Raise unless the arguments of a scan of one time fit each other; `native` also restricts dtypes."""
+    (batch, channels), states, device = x.shape, A.shape[1], x.device
+    element_type("x", x.dtype, native=native)
+    at_least_one("x", x.shape, ("batch", "channels"))
+    like("A", A, A.dtype, device, (channels, states), ("channels", "states"))
+    element_type("state", state.dtype, native=native)
+    like("state", state, state.dtype, device, (batch, channels, states), ("batch", "channels", "states"))
+    writable("state", state)
+    for name, sequence in (("dt", dt), ("z", z)):
+        if sequence is not None:
+            like(name, sequence, x.dtype, device, (batch, channels), ("batch", "channels"))
+    groups = (B.shape[1],) if B.dim() == 3 else ()
+    for name, projection in (("B", B), ("C", C)):
+        dims = ("batch", *("groups" for _ in groups), "states")
+        like(name, projection, x.dtype, device, (batch, *groups, states), dims)
+    for name, parameter in (("D", D), ("dt_bias", dt_bias)):
+        if parameter is not None:
+            like(name, parameter, parameter.dtype, device, (channels,), ("channels",))
+
+
 def element_type(name: str, dtype: torch.dtype, *, native: bool) -> None:
     """Raise unless kernels, or torch when not `native`, compute in this dtype."""
     if dtype in KERNEL_TYPES or (dtype is torch.float64 and not native):
         return
     allowed = ", ".join(str(kind) for kind in KERNEL_TYPES)
     raise ArgumentTypeError(name, dtype, f'{allowed}; torch.float64 with backend="reference"')
+
+
+def writable(name: str, tensor: Tensor) -> None:
+    """Raise when elements of a tensor share memory."""
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape)):
+        raise ArgumentError(name, f"strides {tensor.stride()}", "memory of its own for each element")
 
 
 def at_least_one(name: str, shape: Sequence[int], dims: tuple[str, ...]) -> None:
@@ -178,10 +217,7 @@ def conv_update(
     )
     if kept < width - 1:
         raise ArgumentError("conv_state", f"{kept} inputs", f"{width - 1} or more, the width less one")
-    if any(stride == 0 and size > 1 for stride, size in zip(conv_state.stride(), conv_state.shape)):
-        raise ArgumentError(
-            "conv_state", f"strides {conv_state.stride()}", "memory of its own for each element"
-        )
+    writable("conv_state", conv_state)
     for name, tensor in (("cache_seqlens", cache_seqlens), ("conv_state_indices", conv_state_indices)):
         if tensor is not None:
             like(name, tensor, torch.int32, x.device, (batch,), ("batch",))
