@@ -1,4 +1,4 @@
-"""What a build makes without an engine: layers, and the image they are put together to."""
+"""What a build makes without an engine: layers, and the image that they make up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from twinrun.building.layers import Layer, Listing, is_volatile, read_listing, w
 # Layers
 
 
-def tree(paths: Iterable[tuple[str, object]], *, time: int = 0, shuffle: int | None = None) -> bytes:
+def tree(paths: Iterable[tuple[str, object]], *, time: int = 0) -> bytes:
     """Return a tar: None is a folder, bytes a file, `->` a link, `=>` a hard link."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as tar:

@@ -113,7 +113,8 @@ def floor(work: Work, ceilings: tuple[Ceiling, ...]) -> Floor | None:
 
 
 def _call(timing: Timing) -> CallRecord:
-    times, (_, error) = timing.milliseconds, furthest(timing.errors)
+    times = timing.milliseconds
+    _, error = furthest(timing.errors)
     return CallRecord(
         implementation=timing.implementation,
         version=timing.version,

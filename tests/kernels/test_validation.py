@@ -114,6 +114,7 @@ WRONG_STATE_UPDATES: tuple[tuple[str, Any, str], ...] = (
     ("dt", torch.zeros(2, 5), "found shape (2, 5), allowed (batch, channels) = (2, 6)"),
     ("dt", torch.zeros(2, 6, dtype=torch.float16), "found torch.float16, allowed torch.float32"),
     ("A", torch.zeros(5, 4), "found shape (5, 4), allowed (channels, states) = (6, 4)"),
+    ("A", torch.zeros(6, 4, dtype=torch.complex64), "found torch.complex64, allowed a real dtype"),
     ("B", torch.zeros(2, 4, 4), "found 4 groups, allowed a divisor of the 6 channels"),
     ("C", torch.zeros(2, 3), "found shape (2, 3), allowed (batch, states) = (2, 4)"),
     ("D", torch.zeros(6, device="meta"), "found a tensor on meta, allowed cpu"),
@@ -147,10 +148,11 @@ def test_wrong_updates(name: str, value: Any, message: str, backend: str) -> Non
 
 
 @pytest.mark.parametrize(("name", "value", "message"), WRONG_STATE_UPDATES)
-def test_wrong_state_updates(name: str, value: Any, message: str) -> None:
+@pytest.mark.parametrize("backend", ["reference", WAVES[0]])
+def test_wrong_state_updates(name: str, value: Any, message: str, backend: str) -> None:
     step, projection = torch.zeros(2, 6), torch.zeros(2, 4)
     arguments = {"state": torch.zeros(2, 6, 4), "x": step, "dt": step, "A": torch.zeros(6, 4)}
-    arguments |= {"B": projection, "C": projection if name != "B" else value, "backend": WAVES[0]}
+    arguments |= {"B": projection, "C": projection if name != "B" else value, "backend": backend}
     with pytest.raises(ArgumentError, match=rf"^{name}: .*{re.escape(message)}"):
         selective_state_update(**arguments | {name: value})
 

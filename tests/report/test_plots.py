@@ -166,12 +166,19 @@ def test_distances_are_drawn_only_where_curves_should_coincide_and_do_not() -> N
     def picture(run: Record) -> Picture | None:
         return distances(run, tolerance=0.01, name="distance", title="Distance")
 
-    drawn = picture(smoke_record())
-    assert drawn is not None
-    assert "mathdefault" not in drawn.svg
+    assert picture(smoke_record()) is not None
     assert picture(with_losses(smoke_record(), loss_curve(40), loss_curve(40))) is None
     assert picture(with_losses(smoke_record(), (), ())) is None
     assert picture(with_point(smoke_record(), 0, order_hash="c" * 64)) is None
+
+
+def test_a_short_logarithmic_axis_has_plain_labels() -> None:
+    apart = [2.0 * (1 + 0.001 * step) for step in range(2, 7)]
+    run = with_losses(smoke_record(), (2.0,) * len(apart), tuple(apart))
+    drawn = distances(run, tolerance=0.004, name="distance", title="Distance")
+    assert drawn is not None
+    assert "mathdefault" not in drawn.svg
+    assert ">0.005<" in drawn.svg
 
 
 def spots(values: Sequence[float]) -> list[Spot]:

@@ -51,7 +51,8 @@ class Candidate:
     version: str
     call: Call
     errors: Mapping[str, float]
-    """Relative distance from the float64 reference of each tensor that is returned; may be infinite."""
+    """Relative distance from the float64 reference of each tensor that is returned, of one at least; may be
+    infinite."""
     kept_bytes: int | None = None
 
 

@@ -108,11 +108,12 @@ def selective_state_update(
 ) -> Tensor:
     """Return the scan's output at one more time, without gradient, and bring `state` up to date in place.
 
-    Positional arguments are upstream's, for Mamba-1: no heads. It is the scan of one time, by its kernels.
+    Positional arguments are upstream's for Mamba-1, without heads and `state_batch_indices`. It is the scan
+    of one time, by its kernels.
 
     state: (batch, channels, states) in bf16, fp16 or fp32; what is computed in fp32 is rounded to it.
-    x, dt, z: (batch, channels). B, C: (batch, states) or (batch, groups, states). A, D, dt_bias, dtypes and
-        backend: as in selective_scan_fn.
+    x, dt, z: (batch, channels). B, C: (batch, states) or (batch, groups, states). A is real; it, D, dt_bias,
+        dtypes and backend are as in selective_scan_fn.
     Raises ArgumentError, a ValueError, that names the argument.
     """
     given = (state, x, dt, A, B, C, D, z, dt_bias)

@@ -143,6 +143,8 @@ def state_update(
     element_type("x", x.dtype, native=native)
     at_least_one("x", x.shape, ("batch", "channels"))
     like("A", A, A.dtype, device, (channels, states), ("channels", "states"))
+    if A.is_complex():
+        raise ArgumentTypeError("A", A.dtype, "a real dtype")
     element_type("state", state.dtype, native=native)
     like("state", state, state.dtype, device, (batch, channels, states), ("batch", "channels", "states"))
     writable("state", state)
