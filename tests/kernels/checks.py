@@ -5,22 +5,17 @@ Each check takes the backend and a device and raises AssertionError; it needs to
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from twinrun_mamba import (
     ArgumentError,
     causal_conv1d_fn,
     causal_conv1d_update,
-    conv_kernels,
-    scan_kernels,
     selective_scan_fn,
     selective_state_update,
 )
@@ -57,47 +52,6 @@ def repeats(case: Case, backend: str, device: str, times: int = 100) -> None:
         again = results(case, tensors, backend, index, 0)
         for name, tensor in first.items():
             assert torch.equal(tensor, again[name]), f"{case}: {name} differs in run {number + 1}"
-
-
-def long_sums(backend: str, device: str) -> None:
-    """Gradients that sum over many steps keep fp32's digits: off by less than where each is one sum."""
-    channels, states, length = 32, 16, 8192
-    # Of one sign, so that sums only grow.
-    u, out_gradient = torch.rand(2, 1, channels, length, device=device)
-    B, C = torch.rand(2, 1, 1, states, length, device=device)
-    # With steps of one every decay is a half: what a GPU's exponential is off by would hide the rest.
-    A = torch.full((channels, states), -math.log(2), device=device).requires_grad_()
-    D = torch.rand(channels, device=device).requires_grad_()
-    with patch.object(scan_kernels, "_backward_splits", lambda sizes: 1):
-        out = selective_scan_fn(u, torch.ones_like(u), A, B, C, D, backend=backend)
-        of_a, of_d = torch.autograd.grad(out, (A, D), out_gradient)
-    _keeps_digits("gradient of A", of_a, _gradient_of_halves(u, out_gradient, B, C), limit=6e-7)
-    _keeps_digits("gradient of D", of_d, (out_gradient.double() * u.double()).sum((0, 2)), limit=1.3e-7)
-
-    x, out_gradient = torch.randn(2, 1, 64, 65536, device=device)
-    weight = torch.rand(64, 4, device=device).requires_grad_()
-    with patch.object(conv_kernels, "SPLIT", 2**20):
-        (found,) = torch.autograd.grad(causal_conv1d_fn(x, weight, backend=backend), weight, out_gradient)
-    past = functional.pad(x.double(), (3, 0)).unfold(2, x.shape[2], 1)
-    expected = (past * out_gradient.double()[:, :, None]).sum((0, 3))
-    _keeps_digits("gradient of weight", found, expected, limit=3e-7)
-
-
-def _gradient_of_halves(u: Tensor, out_gradient: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """Return the gradient of A in float64, where every step is one and every decay a half."""
-    inputs = u.double()[:, :, None] * b.double()
-    gradients = out_gradient.double()[:, :, None] * c.double()
-    # Of a state, 64 steps later nothing is left.
-    lags = range(64)
-    before = sum(0.5**lag * functional.pad(inputs, (lag, 0))[..., : u.shape[2]] for lag in lags)
-    after = sum(0.5**lag * functional.pad(gradients, (0, lag))[..., lag:] for lag in lags)
-    # A step's decay stands between the state before it and the gradient of the state after it.
-    return (before[..., :-1] * after[..., 1:] / 2).sum((0, 3))
-
-
-def _keeps_digits(name: str, found: Tensor, expected: Tensor, *, limit: float) -> None:
-    away = distance(found, expected)
-    assert away <= limit, f"{name} is off by {away:.1e}, at most {limit:g}"
 
 
 def hard_values(backend: str, device: str) -> None:

@@ -21,7 +21,7 @@ from twinrun_mamba.launch import BACKENDS
 from twinrun_mamba.registry import ArchitectureError
 from twinrun_mamba.validation import ArgumentError
 
-from tests.kernels import checks
+from tests.kernels import checks, digits
 from tests.kernels.cases import Case, conv_grid, errors, scan_grid, worst
 
 Named = tuple[str, Callable[[], str]]
@@ -90,7 +90,7 @@ def named(backend: str, device: str, seed: int) -> Iterator[Named]:
         yield str(case), partial(_case, case, backend, device, seed + number)
     for case in checks.REPEATED:
         yield f"repeats {case}", partial(_quiet, checks.repeats, case, backend, device)
-    singles = [checks.hard_values, checks.long_sums, checks.not_finite, checks.strides]
+    singles = [checks.hard_values, checks.not_finite, checks.strides, digits.long_sums, digits.long_products]
     singles += [checks.updates, checks.state_updates, checks.refusals]
     if torch.device(device).type == "cuda":
         singles += [checks.graph, checks.streams, checks.many_channels, checks.far_offsets]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.kernels import checks
+from tests.kernels import checks, digits
 from tests.kernels.cases import LENGTHS, SCAN_OPTIONS, Case, ScanCase, scan_grid
 from tests.kernels.conftest import WAVES, WHOLE
 
@@ -23,7 +23,10 @@ def test_emulated(case: ScanCase, wave: str) -> None:
 
 
 @pytest.mark.parametrize("wave", WAVES)
-@pytest.mark.parametrize("check", [checks.hard_values, checks.long_sums, checks.strides, checks.refusals])
+@pytest.mark.parametrize(
+    "check",
+    [checks.hard_values, checks.strides, checks.refusals, digits.long_sums, digits.long_products],
+)
 def test_emulated_checks(check: Callable[[str, str], None], wave: str) -> None:
     check(wave, "cpu")
 
@@ -59,8 +62,8 @@ def test_native_repeats(case: Case) -> None:
 @pytest.mark.parametrize(
     "check",
     [
-        *(checks.hard_values, checks.long_sums, checks.not_finite, checks.strides),
-        *(checks.state_updates, checks.refusals),
+        *(checks.hard_values, checks.not_finite, checks.strides, checks.state_updates, checks.refusals),
+        *(digits.long_sums, digits.long_products),
     ],
 )
 def test_native_checks(check: Callable[[str, str], None]) -> None:

@@ -97,22 +97,11 @@ struct BackwardRow {
   }
 };
 
-// What a lane adds to the gradients of weight and bias. In fp32 what eight times add is summed by itself: a long sum loses
-// to each term a digit that results in 16 bits do not have. Of many taps, that would take registers that waves need.
-template <class T, int TAPS>
+// What a lane adds to the gradients of weight and bias. What eight times add is summed by itself, a long sum loses to each
+// term a digit; and tap by tap, which takes one register.
+template <int TAPS>
 struct Gradients {
-  static constexpr bool LEVELS = sizeof(T) == 4 && TAPS <= 4;
   float weight[TAPS] = {}, bias = 0.0f;
-
-  // What eight times add to: to `fresh`, which add() then takes, or to this at once.
-  DEVICE Gradients& terms(Gradients& fresh) { return LEVELS ? fresh : *this; }
-  DEVICE void add(const Gradients& terms) {
-    if constexpr (LEVELS) {
-      bias += terms.bias;
-#pragma unroll
-      for (int k = 0; k < TAPS; ++k) weight[k] += terms.weight[k];
-    }
-  }
 };
 
 // A lane's times of one channel, and what it adds to the gradients of weight and bias.
@@ -142,7 +131,7 @@ struct Strand {
   const float scale;
   const Filter<TAPS> filter;
   // Of g as it is.
-  Gradients<T, TAPS> gradients;
+  Gradients<TAPS> gradients;
   // g at the first times of the vector that follows the wave's last one; on lane 0.
   float following[PAST];
 
@@ -167,12 +156,9 @@ struct Strand {
                    int time) {
     const int lane = thread_index() % WAVE, right = (lane + 1) % WAVE;
     float g[8 + PAST];
-    Gradients<T, TAPS> fresh, &terms = gradients.terms(fresh);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      g[i] = own[i];
-      terms.bias += own[i];
-    }
+    for (int i = 0; i < 8; ++i) g[i] = own[i];
+    gradients.bias += sum_of_eight(own);
 #pragma unroll
     for (int i = 0; i < PAST; ++i) {
       g[8 + i] = shuffle(lane == 0 ? following[i] : own[i], right);
@@ -184,13 +170,14 @@ struct Strand {
 #pragma unroll
     for (int k = 0; k < TAPS; ++k) {
       if (!filter.template used<EXACT>(k)) continue;
+      float terms = 0.0f;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        if (together.same(i + k, i + PAST)) terms.weight[k] += g[i] * x[i + k];
+        if (together.same(i + k, i + PAST)) terms += g[i] * x[i + k];
         if (together.same(PAST + i, 2 * PAST + i - k)) x_gradient[i] += filter.weight[k] * g[i + PAST - k];
       }
+      gradients.weight[k] += terms;
     }
-    gradients.add(terms);
   }
 
   // Groups [begin, end) from the last to the first, all inside. `ahead`: so is a vector that follows

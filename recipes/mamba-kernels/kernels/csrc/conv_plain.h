@@ -244,7 +244,7 @@ DEVICE void backward_plain(const ConvBackward& p, float* sums, Edges& edges) {
     for (int i = 0; i < PAST; ++i) edges.g[2][0][i] = g[i];
   }
 
-  Gradients<T, TAPS> gradients;
+  Gradients<TAPS> gradients;
   int now = 0;
   // Returns whether there are more.
   const auto step = [&](BackwardInputs<T, TAPS>& loaded) {
@@ -272,18 +272,20 @@ DEVICE void backward_plain(const ConvBackward& p, float* sums, Edges& edges) {
       const float neighbour = shuffle(g[i], (lane + 1) % WAVE);
       g[8 + i] = lane < WAVE - 1 ? neighbour : row_ends ? 0.0f : right[i];
     }
-    Gradients<T, TAPS> fresh, &terms = gradients.terms(fresh);
+    gradients.bias += sum_of_eight(g);
+#pragma unroll
+    for (int k = 0; k < TAPS; ++k) {
+      float terms = 0.0f;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) terms += g[i] * inputs[i + k];
+      gradients.weight[k] += terms;
+    }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      terms.bias += g[i];
       x_gradient[i] = filter.weight[PAST] * g[i];
 #pragma unroll
-      for (int k = 0; k < TAPS; ++k) {
-        terms.weight[k] += g[i] * inputs[i + k];
-        if (k < PAST) x_gradient[i] += filter.weight[k] * g[i + PAST - k];
-      }
+      for (int k = 0; k < PAST; ++k) x_gradient[i] += filter.weight[k] * g[i + PAST - k];
     }
-    gradients.add(terms);
     store_times(out, at.time, SIMPLE ? at.row_times : length, x_gradient);
     if (at.next()) out -= p.x_gradient.batch;
     return at.left > 0;

@@ -19,6 +19,13 @@ constexpr int STATE_ROW = SLAB + 8;
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LN_2 = 0.6931471805599453f;
 
+DEVICE bool is_finite(float x) { return (float_bits(x) & 0x7f800000u) != 0x7f800000u; }
+
+// What a step of size dt leaves of a state, with a = A log2(e).
+DEVICE float decay_of(float dt, float a) {
+  return exp2_fast(EXPONENT_SHIFT == 0.0f ? dt * a : __builtin_fmaf(dt, a, EXPONENT_SHIFT));
+}
+
 DEVICE float sigmoid(float x) { return reciprocal(1.0f + exp2_fast(-x * LOG2_E)); }
 
 // softplus(x) = max(x, 0) + log(1 + t) with t = exp(-|x|). The polynomial is log(1 + t) / t on [0, 1], 1 at 0, with the
@@ -162,18 +169,34 @@ DEVICE void store_strip(T* start, const Sequence& s, int inside, const float (&x
   }
 }
 
-// The sum of `count` floats that are `stride` apart. Eight by themselves: their loads do not wait for each other, and no
-// sum gets long.
+// In pairs, so that no term is added to more than three others.
+DEVICE float sum_of_eight(const float* x) {
+  return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+}
+
+// A sum of any length, with what its last addition rounded off.
+struct LongSum {
+  float sum, excess;
+
+  DEVICE void add(float x) {
+    const float missing = x - excess, next = sum + missing;
+    // Of an infinite sum the excess would be NaN.
+    excess = is_finite(next) ? (next - sum) - missing : 0.0f;
+    sum = next;
+  }
+};
+
+// The sum of `count` floats that are `stride` apart, by eights: their loads do not wait for each other.
 DEVICE float sum_of(const float* terms, int64_t count, int64_t stride) {
-  float sum = 0.0f;
+  LongSum total{};
 #pragma unroll 1
   for (int64_t first = 0; first < count; first += 8) {
-    float eight = 0.0f;
+    float x[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) eight += first + i < count ? terms[(first + i) * stride] : 0.0f;
-    sum += eight;
+    for (int i = 0; i < 8; ++i) x[i] = first + i < count ? terms[(first + i) * stride] : 0.0f;
+    total.add(sum_of_eight(x));
   }
-  return sum;
+  return total.sum;
 }
 
 // Eight floats of a strip in an array of shared memory over [channel][time].

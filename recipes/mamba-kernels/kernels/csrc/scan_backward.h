@@ -31,6 +31,8 @@ struct BackwardShared {
   // Masks of matrix operands: where the row of lanes is the column.
   float ones[8 * 8];
   float joins[CHUNK], bias[CHANNELS], d[CHANNELS];
+  // Gradients of D and of the bias.
+  LongSum d_total[CHANNELS], bias_total[CHANNELS];
   Rows<7> rows;
   // Where this block's parts of dB and dC start, each state of the first slab of B and C, each channel's checkpoints:
   // addresses take 64-bit products, and registers that the recurrence needs.
@@ -130,7 +132,7 @@ DEVICE void recompute(Steps& steps, float (&h)[4], const float (&a)[4], const Ba
       const bool restart = SEGMENTED && s.joins[first + step] == 0.0f;
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const float decay = exp2_fast(dt[i] * a[e]);
+        const float decay = decay_of(dt[i], a[e]);
         if constexpr (KEEP) {
           steps.h[step][e] = h[e];
           steps.a[step][e] = decay;
@@ -252,49 +254,55 @@ DEVICE void backward_chunk(const ScanBackward& p, BackwardShared& s, const QuadL
   store_projections(p, s, slab, chunk, SCALE);
 }
 
-// Sums over time of what a thread's strips hold: one channel along time, else eight. Along time a strip's eight are summed
-// first, and in fp32 sixteen chunks too, so that no sum has more than some dozens of terms: each loses half a digit of what
-// it holds.
-template <class T, bool ALONG_TIME>
-struct ChannelTotal {
-  static constexpr int COUNT = ALONG_TIME ? 1 : 8, CHUNKS = ALONG_TIME && sizeof(T) == 4 ? 16 : 1;
-  float value[COUNT] = {}, recent = 0.0f;
+// Sums over time of what strips hold, a channel each: of a strip, of the four strips or rows of strips that share the
+// channel in a chunk, then over chunks. Nobody but a channel's first thread touches its long sums, so that they need no
+// barrier.
+template <bool ALONG_TIME>
+struct ChannelTerms {
+  float d, bias;
 
-  DEVICE void add(const float (&x)[8], int64_t chunk) {
+  // Where channels are adjacent a strip has eight of them: it leaves its terms where its dt and dy were, for get().
+  DEVICE void put(BackwardShared& s, const float (&of_d)[8], const float (&of_bias)[8], Strip<ALONG_TIME> strip) {
     if constexpr (ALONG_TIME) {
-      float strip = 0.0f;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) strip += x[i];
-      recent += strip;
-      if (chunk % CHUNKS == 0) {
-        value[0] += recent;
-        recent = 0.0f;
-      }
+      d = sum_of_eight(of_d);
+      bias = sum_of_eight(of_bias);
     } else {
-#pragma unroll
-      for (int i = 0; i < COUNT; ++i) value[i] += x[i];
+      put_strip(s.dt, of_d, strip);
+      put_strip(s.dy, of_bias, strip);
     }
   }
-  DEVICE float total(int i) const { return value[i] + recent; }
+  // Behind a barrier.
+  DEVICE void add_to_totals(BackwardShared& s) {
+    const Strip<true> strip;
+    if constexpr (!ALONG_TIME) {
+      float x[8];
+      get_strip(x, s.dt, strip);
+      d = sum_of_eight(x);
+      get_strip(x, s.dy, strip);
+      bias = sum_of_eight(x);
+    }
+    d += shuffle_xor<1>(d);
+    bias += shuffle_xor<1>(bias);
+    d += shuffle_xor<2>(d);
+    bias += shuffle_xor<2>(bias);
+    if (strip.minor() == 0) {
+      s.d_total[strip.channel()].add(d);
+      s.bias_total[strip.channel()].add(bias);
+    }
+    if constexpr (!ALONG_TIME) barrier();
+  }
 };
 
-// Adds over the threads that share a channel, in order.
-template <class T, bool ALONG_TIME>
-DEVICE void store_channel_total(float* to, const ChannelTotal<T, ALONG_TIME>& x, float* scratch, const ScanSizes& sizes,
-                                const Place& place) {
-  constexpr int COUNT = ChannelTotal<T, ALONG_TIME>::COUNT;
-  barrier();
-#pragma unroll
-  for (int i = 0; i < COUNT; ++i) scratch[thread_index() * COUNT + i] = x.total(i);
-  barrier();
-  const int channel = thread_index();
-  if (channel < place.channels) {
-    float total = 0.0f;
-    for (int i = 0; i < THREADS * COUNT / CHANNELS; ++i) {
-      total += scratch[ALONG_TIME ? channel * 4 + i : (i * 4 + channel / 8) * 8 + channel % 8];
-    }
-    to[place.batch * sizes.channels + place.first + channel] = total;
-  }
+DEVICE void clear_totals(BackwardShared& s) {
+  const Strip<true> strip;
+  if (strip.minor() == 0) s.d_total[strip.channel()] = s.bias_total[strip.channel()] = {0.0f, 0.0f};
+}
+
+DEVICE void store_totals(float* to, const LongSum* totals, const ScanSizes& sizes, const Place& place) {
+  const Strip<true> strip;
+  const int channel = strip.channel();
+  if (strip.minor() != 0 || channel >= place.channels) return;
+  to[place.batch * sizes.channels + place.first + channel] = totals[channel].sum;
 }
 
 // A thread's own strip of 16 bytes, to shared memory and back.
@@ -369,9 +377,8 @@ DEVICE void put_inputs(const ScanBackward& p, BackwardShared& s, int inside, con
 
 // Gradients of u, delta and z of a strip, from the sums over states.
 template <class T, bool WHOLE, bool ALONG_TIME>
-DEVICE void store_gradients(const ScanBackward& p, const BackwardShared& s, int64_t chunk, int inside,
-                            const BackwardInputs<T>& inputs, ChannelTotal<T, ALONG_TIME>& d_total,
-                            ChannelTotal<T, ALONG_TIME>& bias_total, Strip<ALONG_TIME> strip) {
+DEVICE void store_gradients(const ScanBackward& p, BackwardShared& s, int64_t chunk, int inside,
+                            const BackwardInputs<T>& inputs, ChannelTerms<ALONG_TIME>& terms, Strip<ALONG_TIME> strip) {
   float v[8], x[8], d[8], bias[8];
   strip_parameter(d, s.d, strip);
   strip_parameter(bias, s.bias, strip);
@@ -389,16 +396,15 @@ DEVICE void store_gradients(const ScanBackward& p, const BackwardShared& s, int6
     T* to = s.rows.template strip<T, WHOLE>(BACKWARD_Z_GRADIENT, p.z_gradient, chunk, strip);
     store_strip<T, WHOLE>(to, p.z_gradient, inside, x, strip);
   }
-  float input[8], dt[8], dy[8], summed[8];
+  float input[8], dt[8], dy[8], of_d[8], of_bias[8];
   get_strip(input, s.sums + SUM_INPUT * CHANNELS * ROW, strip);
   get_strip(dt, s.dt, strip);
   get_strip(dy, s.dy, strip);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     x[i] = dt[i] * input[i] + d[i] * dy[i];
-    summed[i] = WHOLE || i < inside ? dy[i] * v[i] : 0.0f;
+    of_d[i] = WHOLE || i < inside ? dy[i] * v[i] : 0.0f;
   }
-  d_total.add(summed, chunk);
   T* to = s.rows.template strip<T, WHOLE>(BACKWARD_U_GRADIENT, p.u_gradient, chunk, strip);
   store_strip<T, WHOLE>(to, p.u_gradient, inside, x, strip);
   float decay[8], raw[8];
@@ -408,9 +414,9 @@ DEVICE void store_gradients(const ScanBackward& p, const BackwardShared& s, int6
   for (int i = 0; i < 8; ++i) {
     const float slope = p.sizes.softplus ? sigmoid(raw[i] + bias[i]) : 1.0f;
     x[i] = (v[i] * input[i] + decay[i] * LN_2) * slope;
-    summed[i] = WHOLE || i < inside ? x[i] : 0.0f;
+    of_bias[i] = WHOLE || i < inside ? x[i] : 0.0f;
   }
-  bias_total.add(summed, chunk);
+  terms.put(s, of_d, of_bias, strip);
   to = s.rows.template strip<T, WHOLE>(BACKWARD_DELTA_GRADIENT, p.delta_gradient, chunk, strip);
   store_strip<T, WHOLE>(to, p.delta_gradient, inside, x, strip);
 }
@@ -450,8 +456,7 @@ struct Slots {
 // carried waits in the slots, or with a single slab and no plain way in `carry` and `a_gradient`.
 template <class T, bool MANY, bool ALONG_TIME, bool PLAIN, bool SEGMENTED>
 DEVICE int backward_chunks(const ScanBackward& p, BackwardShared& s, const Slots& slots, const Share& share,
-                               const QuadLane& lane, int chunk, float (&carry)[4], float (&a_gradient)[4],
-                               ChannelTotal<T, ALONG_TIME>& d_total, ChannelTotal<T, ALONG_TIME>& bias_total) {
+                               const QuadLane& lane, int chunk, float (&carry)[4], float (&a_gradient)[4]) {
   constexpr bool SLOTS = MANY || HAS_MATRIX_TF32;
   // The state before a chunk comes without registers; of several slabs the next one's would come too early.
   constexpr bool COPIES = HAS_MATRIX_TF32 && !MANY;
@@ -545,18 +550,15 @@ DEVICE int backward_chunks(const ScanBackward& p, BackwardShared& s, const Slots
       fetch(chunk - 1);
       fetch_slab(0, chunk - 1);
     }
-    const ChannelTotal<T, ALONG_TIME> d_before = d_total, bias_before = bias_total;
+    ChannelTerms<ALONG_TIME> terms;
     if (whole) {
-      store_gradients<T, true>(p, s, chunk, 8, now, d_total, bias_total, strip);
+      store_gradients<T, true>(p, s, chunk, 8, now, terms, strip);
     } else {
-      store_gradients<T, false>(p, s, chunk, inside(chunk), now, d_total, bias_total, strip);
+      store_gradients<T, false>(p, s, chunk, inside(chunk), now, terms, strip);
     }
     barrier();
-    if (!PLAIN && s.broken) {
-      d_total = d_before;
-      bias_total = bias_before;
-      return chunk;
-    }
+    if (!PLAIN && s.broken) return chunk;
+    terms.add_to_totals(s);
   }
   return chunk;
 }
@@ -584,6 +586,7 @@ DEVICE void scan_backward(const ScanBackward& p) {
   put_addresses<T>(p, s, place);
   if (thread_index() < 64) s.ones[thread_index()] = thread_index() / 8 == thread_index() % 8 ? 1.0f : 0.0f;
   if (thread_index() == 0) s.broken = 0;
+  clear_totals(s);
   float carry[4] = {}, a_gradient[4] = {};
   for (int64_t slab = 0; slab < slabs; ++slab) {
     entering(carry, p, share, lane, slab);
@@ -594,15 +597,12 @@ DEVICE void scan_backward(const ScanBackward& p) {
   }
   barrier();
 
-  ChannelTotal<T, ALONG_TIME> d_total, bias_total;
   int chunk = share.end - 1;
   if constexpr (HAS_MATRIX_TF32) {
-    chunk = backward_chunks<T, MANY, ALONG_TIME, false, SEGMENTED>(p, s, slots, share, lane, chunk, carry, a_gradient,
-                                                                   d_total, bias_total);
+    chunk = backward_chunks<T, MANY, ALONG_TIME, false, SEGMENTED>(p, s, slots, share, lane, chunk, carry, a_gradient);
   }
   if (chunk >= share.begin) {
-    backward_chunks<T, MANY, ALONG_TIME, true, SEGMENTED>(p, s, slots, share, lane, chunk, carry, a_gradient, d_total,
-                                                          bias_total);
+    backward_chunks<T, MANY, ALONG_TIME, true, SEGMENTED>(p, s, slots, share, lane, chunk, carry, a_gradient);
   }
   for (int64_t slab = 0; slab < slabs; ++slab) {
     if constexpr (SLOTS) {
@@ -613,6 +613,6 @@ DEVICE void scan_backward(const ScanBackward& p) {
     address.store(p.a_gradient, a_gradient);
     if (p.initial_gradient) address.store(p.initial_gradient, carry);
   }
-  if (p.d_gradient) store_channel_total(p.d_gradient, d_total, s.dt, sizes, share.part);
-  if (p.bias_gradient) store_channel_total(p.bias_gradient, bias_total, s.dt, sizes, share.part);
+  if (p.d_gradient) store_totals(p.d_gradient, s.d_total, sizes, share.part);
+  if (p.bias_gradient) store_totals(p.bias_gradient, s.bias_total, sizes, share.part);
 }

@@ -204,7 +204,7 @@ DEVICE void forward_steps(float (&h)[4], const float (&a)[4], ForwardStage& s, c
   };
   auto prepare = [&](int i) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) decay[i % 2][e] = exp2_fast(dt[e / Lane::STATES_EACH][i] * a[e]);
+    for (int e = 0; e < 4; ++e) decay[i % 2][e] = decay_of(dt[e / Lane::STATES_EACH][i], a[e]);
     input.set(x[i % 2], i);
   };
   auto run = [&](int first, auto more) {

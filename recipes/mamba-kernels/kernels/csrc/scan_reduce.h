@@ -15,21 +15,22 @@ DEVICE void sum_of_four(float (&total)[4], const float* from, const ScanReduce& 
   }
   if (first >= p.states) return;
   // As sum_of does it.
+  LongSum sums[4] = {};
 #pragma unroll 1
   for (int64_t block = 0; block < p.blocks; block += 8) {
-    float x[8][4] = {};
+    float x[4][8] = {};
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      if (block + i < p.blocks) load_four(x[i], from + (block + i) * area);
+      float four[4] = {};
+      if (block + i < p.blocks) load_four(four, from + (block + i) * area);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x[j][i] = four[j];
     }
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      float eight = 0.0f;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) eight += x[i][j];
-      total[j] += eight;
-    }
+    for (int j = 0; j < 4; ++j) sums[j].add(sum_of_eight(x[j]));
   }
+#pragma unroll
+  for (int j = 0; j < 4; ++j) total[j] = sums[j].sum;
 }
 
 // 32 steps of a group of dB or dC, in the input's type.

@@ -150,7 +150,7 @@ DEVICE void split_chunk(float (&carry)[4], Span& span, const float (&a)[4], cons
       if (restart) span.restarts = 1.0f;
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const float enters = input[i] * weight[e], decay = exp2_fast(dt[i] * a[e]);
+        const float enters = input[i] * weight[e], decay = decay_of(dt[i], a[e]);
         if constexpr (FORWARD) {
           carry[e] = restart ? enters : decay * carry[e] + enters;
         } else {

@@ -50,8 +50,6 @@ DEVICE void wave_barrier() {
 #endif
 }
 
-DEVICE bool is_finite(float x) { return (float_bits(x) & 0x7f800000u) != 0x7f800000u; }
-
 // What tensor cores keep of a float: 10 of 23 bits of the fraction. The rest fits into a second such number.
 DEVICE float high_part(float x) { return bits_float(float_bits(x) & 0xffffe000u); }
 // The nearest of such numbers, which leaves a bit less, of either sign; for one instruction more.
