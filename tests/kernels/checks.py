@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -83,15 +84,16 @@ def not_finite(backend: str, device: str) -> None:
     ):
         for name in names:
             for value in (float("nan"), float("inf"), -float("inf")):
-                for index in (None, _boundary(case)):
-                    _spreads_alike(case, name, value, index, backend, device)
+                # In the first chunk, in one with chunks before and behind it, and where nothing follows.
+                for index, step in product((None, _boundary(case)), (20, 45, 74)):
+                    _spreads_alike(case, name, value, index, step, backend, device)
 
 
 def _spreads_alike(
-    case: Case, name: str, value: float, index: Tensor | None, backend: str, device: str
+    case: Case, name: str, value: float, index: Tensor | None, step: int, backend: str, device: str
 ) -> None:
     tensors, _ = _given(case, "cpu")
-    tensors[name][1, 0, ..., min(20, tensors[name].shape[-1] - 1)] = value
+    tensors[name][1, 0, ..., min(step, tensors[name].shape[-1] - 1)] = value
     expected = results(case, tensors, "reference", index, 0)
     here = None if index is None else index.to(device)
     found = results(case, {key: tensor.to(device) for key, tensor in tensors.items()}, backend, here, 0)

@@ -48,6 +48,9 @@ CONV_KERNELS(fp32, wide_, 8, 4, 3, 4, 1)
   KERNEL(conv_forward_plain##taps##_##type, conv::THREADS, forward, ConvForward) {         \
     conv::forward_plain<type, taps>(p);                                                    \
   }                                                                                        \
+  KERNEL(conv_forward_small##taps##_##type, conv::THREADS, 8, ConvForward) {               \
+    conv::forward_small<type, taps>(p);                                                    \
+  }                                                                                        \
   KERNEL(conv_backward_plain##taps##_##type, conv::THREADS, 7, ConvBackward) {             \
     SHARED float sums[conv::TIME_SUMS<taps, conv::PLAIN_WAVES>];                           \
     SHARED conv::Edges edges;                                                              \

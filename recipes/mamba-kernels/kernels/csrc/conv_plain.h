@@ -96,7 +96,12 @@ constexpr int PLAIN_AHEAD = sizeof(T) == 4 ? 1 : std::is_same_v<T, bf16> ? 8 : 4
 
 template <class T, int TAPS>
 DEVICE void forward_plain(const ConvForward& p) {
-  p.steps > TEAM * 8 ? forward_rows<T, TAPS, PLAIN_LANES<T>, PLAIN_AHEAD<T>>(p) : forward_rows<T, TAPS, TEAM, 1>(p);
+  forward_rows<T, TAPS, PLAIN_LANES<T>, PLAIN_AHEAD<T>>(p);
+}
+// Of a small tensor a lane has one vector.
+template <class T, int TAPS>
+DEVICE void forward_small(const ConvForward& p) {
+  forward_rows<T, TAPS, TEAM, 1>(p);
 }
 
 // What a block computes at once of a row: its waves work side by side, since memory is fastest in long runs.

@@ -152,10 +152,11 @@ DEVICE float dot(const float (&x)[4], const float (&y)[4]) {
   return x[0] * y[0] + x[1] * y[1] + x[2] * y[2] + x[3] * y[3];
 }
 
-// Eight steps back: `carry` is a_{t+1} g_{t+1} of the step after, on return of the first.
+// Eight steps back: `carry` is a_{t+1} g_{t+1} of the step after, on return of the first. Steps from `inside` on are beyond
+// the end, where an infinite state would meet steps of size 0.
 template <class T, bool PLAIN, bool SEGMENTED>
 DEVICE void reverse(float (&carry)[4], float (&a_gradient)[4], const Steps& steps, const float (&a)[4],
-                    BackwardShared& s, const float* dtu_rows, int first, const QuadLane& lane, bool accumulate) {
+                    BackwardShared& s, const float* dtu_rows, int first, int inside, const QuadLane& lane, bool accumulate) {
   float* state_stage = s.state_stage + lane.wave * QuadStateSums::STAGE;
   float* channel_stage = s.channel_stage + lane.wave * QuadChannelSums<PLAIN, false>::STAGE;
 #pragma unroll
@@ -176,7 +177,7 @@ DEVICE void reverse(float (&carry)[4], float (&a_gradient)[4], const Steps& step
       float b[4], c[4], g[4], q[4], x[4];
       load_four(b, s.b + (first + step) * QUAD_ROW + lane.state);
       load_four(c, s.c + (first + step) * QUAD_ROW + lane.state);
-      const bool restart = SEGMENTED && s.joins[first + step] == 0.0f;
+      const bool restart = SEGMENTED && s.joins[first + step] == 0.0f, outside = PLAIN && first + step >= inside;
       state_sums.value[SUM_Y][i] = dot(c, steps.h[step + 1]);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
@@ -189,7 +190,7 @@ DEVICE void reverse(float (&carry)[4], float (&a_gradient)[4], const Steps& step
       for (int e = 0; e < 4; ++e) {
         x[e] = dtu[i] * g[e];
         carry[e] = restart ? 0.0f : g[e] * steps.a[step][e];
-        q[e] = restart ? 0.0f : carry[e] * steps.h[step][e];
+        q[e] = restart || outside ? 0.0f : carry[e] * steps.h[step][e];
         a_gradient[e] += dt[i] * q[e];
       }
       channel_sums.add(channel_stage, lane, one, 0, i, x);
@@ -237,6 +238,8 @@ DEVICE void backward_chunk(const ScanBackward& p, BackwardShared& s, const QuadL
                            const float (&a)[4]) {
   constexpr float SCALE = QuadChannelSums<PLAIN, SUMS_ARE_EXACT<T>>::SCALE;
   const float* dtu = dtu_rows<MANY>(s);
+  const int64_t left = p.sizes.length - int64_t{chunk} * CHUNK;
+  const int inside = static_cast<int>(left < CHUNK ? left : CHUNK);
   Steps steps;
   Starts starts;
 #pragma unroll 1
@@ -248,7 +251,7 @@ DEVICE void backward_chunk(const ScanBackward& p, BackwardShared& s, const QuadL
   for (int i = STARTS; i >= 0; --i) {
     if (i < STARTS) starts.get(h, s, i);
     recompute<SEGMENTED, true>(steps, h, a, s, dtu, i * STEPS, lane);
-    reverse<T, PLAIN, SEGMENTED>(carry, a_gradient, steps, a, s, dtu, i * STEPS, lane, slab > 0);
+    reverse<T, PLAIN, SEGMENTED>(carry, a_gradient, steps, a, s, dtu, i * STEPS, inside, lane, slab > 0);
   }
   barrier();
   store_projections(p, s, slab, chunk, SCALE);

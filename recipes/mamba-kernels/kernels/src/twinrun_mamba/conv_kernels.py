@@ -184,7 +184,8 @@ def _forward_plan(
     units = batch * groups * pieces
     blocks = -(-units // THREADS) if tokens else units
     cut = (steps, pieces, _reciprocal(pieces), _reciprocal(groups))
-    return f"conv_forward{variant}_{KERNEL_TYPES[kind]}", blocks, cut, (batch, channels, length, width)
+    chosen = variant if large else variant.replace("_plain", "_small")
+    return f"conv_forward{chosen}_{KERNEL_TYPES[kind]}", blocks, cut, (batch, channels, length, width)
 
 
 def _reciprocal(divisor: int) -> int:

@@ -183,11 +183,11 @@ class _Scan:
         decays = self.decays(chunk)
         before, after = self.states(chunk, decays, state)
         c, b = self.per_channel(self.c, chunk), self.per_channel(self.b, chunk)
-        gstate = gy.permute(2, 0, 1).unsqueeze(-1) * c
+        gstate, gexponent = gy.permute(2, 0, 1).unsqueeze(-1) * c, torch.empty_like(decays)
         for step, t in reversed(list(enumerate(range(chunk.start, chunk.stop)))):
             gstate[step] += carry
             carry = self.kept(decays[step] * gstate[step], t)
-        gexponent = gstate * before * decays
+            gexponent[step] = carry * before[step]
         gentering = (gstate * b).sum(-1).permute(1, 2, 0)
         x, dt = self.x[..., chunk], self.dt[..., chunk]
         return {
