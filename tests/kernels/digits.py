@@ -26,14 +26,15 @@ def long_sums(backend: str, device: str) -> None:
     A = torch.full((channels, states), -math.log(2), device=device).requires_grad_()
     D = torch.rand(channels, device=device).requires_grad_()
     for dtype in (torch.float32, torch.bfloat16):
-        given, gradient = [tensor.to(dtype) for tensor in (u, torch.ones_like(u))], out_gradient.to(dtype)
+        given, gradient = u.to(dtype), out_gradient.to(dtype)
         with patch.object(scan_kernels, "_backward_splits", lambda sizes: 1):
-            out = selective_scan_fn(*given, A, B.to(dtype), C.to(dtype), D, backend=backend)
+            steps = torch.ones_like(given)
+            out = selective_scan_fn(given, steps, A, B.to(dtype), C.to(dtype), D, backend=backend)
             of_a, of_d = torch.autograd.grad(out, (A, D), gradient)
         name = f"{dtype}, gradient of"
         if dtype is torch.float32:
             _keeps_digits(f"{name} A", of_a, _gradient_of_halves(u, out_gradient, B, C), limit=6e-7)
-        _keeps_digits(f"{name} D", of_d, (gradient.double() * given[0].double()).sum((0, 2)), limit=6e-8)
+        _keeps_digits(f"{name} D", of_d, (gradient.double() * given.double()).sum((0, 2)), limit=6e-8)
 
     x, out_gradient = torch.randn(2, 1, 64, 65536, device=device)
     weight = torch.rand(64, 4, device=device).requires_grad_()
