@@ -97,8 +97,8 @@ struct BackwardRow {
   }
 };
 
-// What a lane adds to the gradients of weight and bias. What eight times add is summed by itself, a long sum loses to each
-// term a digit; and tap by tap, which takes one register.
+// What a lane adds to the gradients of weight and bias. What eight times add is summed by itself, since each addition rounds
+// to the digits of the whole sum; and tap by tap, which takes one register.
 template <int TAPS>
 struct Gradients {
   float weight[TAPS] = {}, bias = 0.0f;

@@ -257,14 +257,13 @@ DEVICE void backward_chunk(const ScanBackward& p, BackwardShared& s, const QuadL
   store_projections(p, s, slab, chunk, SCALE);
 }
 
-// Sums over time of what strips hold, a channel each: of a strip, of the four strips or rows of strips that share the
-// channel in a chunk, then over chunks. Nobody but a channel's first thread touches its long sums, so that they need no
-// barrier.
+// What a chunk adds to the gradients of D and the bias, a channel's sum over its steps in four threads. Nobody but the first
+// of them touches the channel's long sums, which so need no barrier.
 template <bool ALONG_TIME>
 struct ChannelTerms {
   float d, bias;
 
-  // Where channels are adjacent a strip has eight of them: it leaves its terms where its dt and dy were, for get().
+  // Where channels are adjacent a strip has eight of them: it leaves its terms where its dt and dy were.
   DEVICE void put(BackwardShared& s, const float (&of_d)[8], const float (&of_bias)[8], Strip<ALONG_TIME> strip) {
     if constexpr (ALONG_TIME) {
       d = sum_of_eight(of_d);
