@@ -76,6 +76,35 @@ def test_what_is_not_clean_fails(
     assert f"not clean: {tmp_path / 'logs'} says where" in printed
 
 
+def test_an_earlier_run_is_no_witness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(tmp_path, monkeypatch, "true\n")
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    for tool, summary in SUMMARIES.items():
+        (logs / f"{tool}-1.txt").write_text(summary, encoding="utf-8")
+    assert run(tmp_path, *GRID) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--processes", "0"), "--processes: found 0, allowed 1 or more; hint:"),
+        (("--logs", "README.md"), "--logs: found README.md, File exists; allowed: a folder"),
+    ],
+)
+def test_wrong_options(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, str],
+    said: str,
+) -> None:
+    stand_in(tmp_path, monkeypatch, "true\n")
+    with pytest.raises(SystemExit, match="2"):
+        sanitize.main(arguments)
+    assert said in capsys.readouterr().err
+
+
 def test_without_the_tool_it_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
