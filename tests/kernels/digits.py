@@ -6,12 +6,14 @@ Each check takes the backend and a device and raises AssertionError; it needs to
 from __future__ import annotations
 
 import math
+from itertools import product
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from twinrun_mamba import causal_conv1d_fn, conv_kernels, scan_kernels, selective_scan_fn
+from twinrun_mamba.layout import LAYOUTS, channel_first
 
 from tests.kernels.cases import distance
 
@@ -38,14 +40,16 @@ def long_sums(backend: str, device: str) -> None:
 
     x, out_gradient = torch.randn(2, 1, 64, 65536, device=device)
     weight = torch.rand(64, 4, device=device).requires_grad_()
-    for dtype in (torch.float32, torch.bfloat16):
-        given_x, gradient = x.to(dtype), out_gradient.to(dtype)
-        with patch.object(conv_kernels, "SPLIT", 2**20):
-            out = causal_conv1d_fn(given_x, weight, backend=backend)
+    for dtype, layout in product((torch.float32, torch.bfloat16), LAYOUTS):
+        rounded = x.to(dtype), out_gradient.to(dtype)
+        given_x, gradient = (channel_first(tensor, layout).contiguous() for tensor in rounded)
+        # One split along time, and the most steps of a lane through tokens.
+        with patch.multiple(conv_kernels, SPLIT=2**20, AT_ONCE=1):
+            out = causal_conv1d_fn(given_x, weight, layout=layout, backend=backend)
             (found,) = torch.autograd.grad(out, weight, gradient)
-        past = functional.pad(given_x.double(), (3, 0)).unfold(2, x.shape[2], 1)
-        expected = (past * gradient.double()[:, :, None]).sum((0, 3))
-        _keeps_digits(f"{dtype}, gradient of weight", found, expected, limit=3e-7)
+        past = functional.pad(rounded[0].double(), (3, 0)).unfold(2, x.shape[2], 1)
+        expected = (past * rounded[1].double()[:, :, None]).sum((0, 3))
+        _keeps_digits(f"{dtype}, {layout}, gradient of weight", found, expected, limit=3e-7)
 
 
 def long_products(backend: str, device: str) -> None:

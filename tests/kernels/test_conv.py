@@ -27,9 +27,10 @@ def test_emulated(case: ConvCase, wave: str) -> None:
 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Treat every tensor as a large one."""
+    """Treat every tensor as a large one, and the GPU as one that is full with a block."""
     plans = (conv_kernels._forward_plan, conv_kernels._backward_plan)
-    monkeypatch.setattr(conv_kernels, "LARGE", 1)
+    for name in ("MEDIUM", "LARGE", "LONG", "AT_ONCE"):
+        monkeypatch.setattr(conv_kernels, name, 1)
     for plan in plans:
         plan.cache_clear()
     yield
@@ -68,11 +69,28 @@ def test_emulated_splits(dtype: torch.dtype, wave: str, monkeypatch: pytest.Monk
     checks.fits(ConvCase(dtype, 1, 5, 1288, 4, PLAIN_OPTIONS), wave, "cpu")
 
 
-@given(x=st.integers(0, 2**32 - 1), divisor=st.integers(1, 2**32 - 1))
+@given(st.integers(1, 9), st.integers(1, 9000), st.integers(1, 20_000))
+def test_parts_of_tokens_are_all_used(batch: int, channels: int, length: int) -> None:
+    shape = batch, channels, length
+    _, blocks, steps, splits, _ = conv_kernels._backward_plan(torch.bfloat16, shape, 4, "_tokens")
+    assert steps % 4 == 0
+    assert 4 <= steps <= 128
+    pieces = splits // batch
+    assert 4 * steps * (pieces - 1) < length <= 4 * steps * pieces
+    assert blocks == splits * -(-channels // 128)
+
+
+def test_the_last_blocks_of_a_large_tensor_fill_a_gpu_too() -> None:
+    for shape in (2, 4128, 512), (2, 4128, 4096), (8, 5376, 2048), (2, 5376, 4096), (1, 5376, 16384):
+        blocks = conv_kernels._backward_plan(torch.bfloat16, shape, 4, "_tokens")[1]
+        assert blocks / (-(-blocks // 396) * 396) > 0.9, shape
+
+
+@given(x=st.integers(0, 2**31 - 1), divisor=st.integers(1, 2**31 - 1))
 def test_a_reciprocal_divides_exactly(x: int, divisor: int) -> None:
-    reciprocal = conv_kernels._reciprocal(divisor)
-    assert reciprocal < 2**64
-    assert (x * reciprocal >> 64 if reciprocal else x) == x // divisor
+    shift, factor = divmod(conv_kernels._reciprocal(divisor), 2**32)
+    assert shift < 32
+    assert (2 * x * factor >> 32) >> shift == x // divisor
 
 
 @pytest.mark.parametrize("wave", WAVES)

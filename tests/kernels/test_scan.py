@@ -6,6 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from twinrun_mamba import scan_kernels
+from twinrun_mamba.scan_kernels import _backward_splits, _forward_splits
+from twinrun_mamba.validation import Sizes
 
 from tests.kernels import checks, digits
 from tests.kernels.cases import LENGTHS, SCAN_OPTIONS, Case, ScanCase, scan_grid
@@ -44,6 +49,36 @@ def test_state_updates(backend: str) -> None:
 @pytest.mark.parametrize("wave", WAVES)
 def test_emulated_repeats(wave: str) -> None:
     checks.repeats(ScanCase(torch.bfloat16, length=70, options=SCAN_OPTIONS), wave, "cpu", times=3)
+
+
+@given(st.integers(1, 9), st.integers(1, 9000), st.integers(1, 20_000), st.sampled_from([8, 16, 64, 256]))
+def test_parts_of_time_are_all_used(batch: int, channels: int, length: int, states: int) -> None:
+    sizes = Sizes(batch, channels, length, states, groups=1)
+    chunks = -(-length // scan_kernels.CHUNK)
+    for splits, most in ((_forward_splits(sizes), 32), (_backward_splits(sizes), 64)):
+        each = -(-chunks // splits)
+        assert 1 <= splits <= most
+        assert (splits - 1) * each < chunks
+
+
+@pytest.mark.parametrize(
+    ("batch", "channels", "length", "states", "splits"),
+    [
+        # What was fastest on an H200; NOTES.md has the times.
+        (2, 5376, 4096, 16, (1, 1)),
+        (1, 5376, 16384, 16, (1, 7)),
+        (2, 5376, 4096, 64, (1, 3)),
+        (2, 768, 4096, 16, (8, 8)),
+        (1, 768, 512, 16, (16, 16)),
+        (2, 64, 4096, 16, (32, 64)),
+        (2, 64, 128, 16, (1, 4)),
+    ],
+)
+def test_time_is_split_to_fill_a_gpu(
+    batch: int, channels: int, length: int, states: int, splits: tuple[int, int]
+) -> None:
+    sizes = Sizes(batch, channels, length, states, groups=1)
+    assert (_forward_splits(sizes), _backward_splits(sizes)) == splits
 
 
 @pytest.mark.gpu

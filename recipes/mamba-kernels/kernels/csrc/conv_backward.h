@@ -343,13 +343,21 @@ DEVICE void backward_along_time(const ConvBackward& p, float* sums) {
   });
 }
 
-DEVICE void reduce(const ConvReduce& p) {
-  const int64_t weights = p.channels * p.width, index = block_index() * THREADS + thread_index();
-  if (index >= weights + p.channels) return;
-  const bool bias = index >= weights;
+// Of a block, threads side by side have REDUCE_PLACES results, and those behind them other splits of the same.
+constexpr int REDUCE_PLACES = 16, REDUCE_PARTS = THREADS / REDUCE_PLACES;
+
+DEVICE void reduce(const ConvReduce& p, float (&sums)[REDUCE_PARTS][REDUCE_PLACES]) {
+  const int of_block = thread_index() % REDUCE_PLACES, part = thread_index() / REDUCE_PLACES;
+  const int64_t weights = p.channels * p.width, index = block_index() * REDUCE_PLACES + of_block;
+  const bool any = index < weights + p.channels, bias = index >= weights;
   const int64_t place = bias ? index - weights : index, stride = bias ? p.channels : weights;
-  const float* partial = bias ? p.bias_partial : p.weight_partial;
-  (bias ? p.bias_gradient : p.weight_gradient)[place] = sum_of(partial + place, p.splits, stride);
+  const float* partial = (bias ? p.bias_partial : p.weight_partial) + place;
+  const int64_t each = (p.splits + REDUCE_PARTS - 1) / REDUCE_PARTS, begin = smaller(part * each, p.splits);
+  const int64_t count = smaller(each, p.splits - begin);
+  sums[part][of_block] = any ? sum_of(partial + begin * stride, count, stride) : 0.0f;
+  barrier();
+  if (!any || part > 0) return;
+  (bias ? p.bias_gradient : p.weight_gradient)[place] = sum_of(&sums[0][of_block], REDUCE_PARTS, REDUCE_PLACES);
 }
 
 }  // namespace conv

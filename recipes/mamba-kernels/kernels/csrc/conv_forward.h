@@ -101,16 +101,17 @@ struct ForwardRow {
 
 // A division by a number that the host knows: a tenth of a small call would go by while it divides.
 struct Reciprocal {
-  // floor(2^64 / divisor) + 1, which makes all quotients of 32 bits exact; 0 for a divisor of 1.
+  // ceil(2^(31 + shift) / divisor), with `shift` of them the bits of divisor - 1; above it, in 32 bits more, `shift`. That
+  // makes all quotients of numbers below 2^31 exact.
   uint64_t of_divisor;
 
   DEVICE uint32_t quotient(uint32_t x) const {
-    const uint64_t low = x * (of_divisor & 0xffffffffu) >> 32, high = x * (of_divisor >> 32);
-    return of_divisor ? static_cast<uint32_t>(high + low >> 32) : x;
+    const uint64_t product = static_cast<uint64_t>(2 * x) * static_cast<uint32_t>(of_divisor);
+    return static_cast<uint32_t>(product >> 32) >> static_cast<uint32_t>(of_divisor >> 32);
   }
 };
 
-// The piece of a row of LANES threads of a block. Blocks, which fit 32 bits, go through pieces first, then channels, then
+// The piece of a row of LANES threads of a block. Blocks, which fit 31 bits, go through pieces first, then channels, then
 // the batch; what works on a row in one block has neighbours that work on neighbouring channels.
 template <int LANES>
 struct TeamPlace {

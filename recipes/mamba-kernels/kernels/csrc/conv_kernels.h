@@ -73,4 +73,7 @@ CONV_PLAIN_WIDTHS(fp32, 8)
 CONV_UPDATE(bf16)
 CONV_UPDATE(fp16)
 CONV_UPDATE(fp32)
-KERNEL(conv_reduce, conv::THREADS, 8, ConvReduce) { conv::reduce(p); }
+KERNEL(conv_reduce, conv::THREADS, 8, ConvReduce) {
+  SHARED float sums[conv::REDUCE_PARTS][conv::REDUCE_PLACES];
+  conv::reduce(p, sums);
+}

@@ -133,7 +133,7 @@ struct ConvBackward {
   float* bias_partial;    // (splits, channels): likewise
 };
 
-// Sums both partial gradients over splits, in order. Blocks of 128 threads: ceil(channels * (width + 1) / 128).
+// Sums both partial gradients over splits, in order. Blocks of 128 threads: ceil(channels * (width + 1) / 16).
 struct ConvReduce {
   const float* weight_partial;
   const float* bias_partial;

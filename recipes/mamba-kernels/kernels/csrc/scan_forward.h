@@ -488,16 +488,25 @@ DEVICE void arriving(float (&h)[4], const ScanForward& p, const Share& share, co
   if (share.split == 0) return;
   float a[4];
   load_decay(a, p.a, p.sizes, share.place, lane, slab);
-#pragma unroll 2
-  for (int64_t split = 0; split < share.split; ++split) {
-    const Place earlier = share.of_split(p.sizes, split);
-    float leaves[4];
-    StateAddress(p.sizes, earlier, lane, slab, 1).load(leaves, p.carries, 0);
+  const StateAddress address(p.sizes, share.place, lane, slab, 1);
+  const int64_t split_states = p.sizes.batch * p.sizes.channels * p.sizes.states;
+#pragma unroll 1
+  for (int64_t first = 0; first < share.split; first += SPLITS_AT_ONCE) {
+    float leaves[SPLITS_AT_ONCE][4];
+    Span spans[SPLITS_AT_ONCE][Lane::CHANNELS_EACH];
 #pragma unroll
-    for (int c = 0; c < Lane::CHANNELS_EACH; ++c) {
-      const Span span = Span::read(p.spans, p.sizes, earlier, lane.channel(c));
+    for (int k = 0; k < SPLITS_AT_ONCE; ++k) {
+      const int64_t split = first + k < share.split ? first + k : first;
+      address.load(leaves[k], p.carries, split * split_states);
 #pragma unroll
-      for (int e = c * Lane::STATES_EACH; e < (c + 1) * Lane::STATES_EACH; ++e) h[e] = span.passed(h[e], leaves[e], a[e]);
+      for (int c = 0; c < Lane::CHANNELS_EACH; ++c)
+        spans[k][c] = Span::read(p.spans, p.sizes, share.place, split, lane.channel(c));
+    }
+#pragma unroll
+    for (int k = 0; k < SPLITS_AT_ONCE; ++k) {
+      if (first + k >= share.split) break;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) h[e] = spans[k][e / Lane::STATES_EACH].passed(h[e], leaves[k][e], a[e]);
     }
   }
 }

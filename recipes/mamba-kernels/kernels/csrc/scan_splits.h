@@ -37,14 +37,24 @@ DEVICE void entering(float (&carry)[4], const ScanBackward& p, const Share& shar
   if (share.split + 1 == p.splits) return;
   float a[4];
   load_quad_decay(a, p.a, p.sizes, share.place, lane, slab);
-#pragma unroll 4
-  for (int64_t split = p.splits - 1; split > share.split; --split) {
-    const Place later = share.of_split(p.sizes, split);
-    float leaves[4];
-    QuadAddress(p.sizes, later, lane, slab).load(leaves, p.carries);
-    const Span span = Span::read(p.spans, p.sizes, later, lane.channel());
+  const QuadAddress address(p.sizes, share.place, lane, slab);
+  const int64_t split_states = p.sizes.batch * p.sizes.channels * p.sizes.states;
+#pragma unroll 1
+  for (int64_t last = p.splits - 1; last > share.split; last -= SPLITS_AT_ONCE) {
+    float leaves[SPLITS_AT_ONCE][4];
+    Span spans[SPLITS_AT_ONCE];
 #pragma unroll
-    for (int e = 0; e < 4; ++e) carry[e] = span.passed(carry[e], leaves[e], a[e]);
+    for (int k = 0; k < SPLITS_AT_ONCE; ++k) {
+      const int64_t split = last - k > share.split ? last - k : last;
+      address.load(leaves[k], p.carries + split * split_states);
+      spans[k] = Span::read(p.spans, p.sizes, share.place, split, lane.channel());
+    }
+#pragma unroll
+    for (int k = 0; k < SPLITS_AT_ONCE; ++k) {
+      if (last - k <= share.split) break;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) carry[e] = spans[k].passed(carry[e], leaves[k][e], a[e]);
+    }
   }
 }
 

@@ -21,30 +21,33 @@ struct Share {
   }
   // Blocks go through a sequence's channels first, then through the batch, then through this.
   DEVICE static int64_t outermost(const ScanSizes& sizes) { return Place(sizes).batch / sizes.batch; }
-  // As results of another split see it.
-  DEVICE Place of_split(const ScanSizes& sizes, int64_t other) const {
-    Place there = place;
-    there.batch = other * sizes.batch + place.batch;
-    return there;
-  }
 };
+
+// Splits that are read at once where several are gone through: each alone would wait for memory.
+constexpr int SPLITS_AT_ONCE = 4;
 
 // Sum of a split's steps dt, and whether a sequence starts in it, of one channel of the block.
 struct Span {
   float length = 0.0f, restarts = 0.0f;
 
-  DEVICE static Span read(const float* spans, const ScanSizes& sizes, const Place& place, int channel) {
+  // `split`: how many splits behind the place's.
+  DEVICE static Span read(const float* spans, const ScanSizes& sizes, const Place& place, int64_t split, int channel) {
     float x[2] = {};
-    if (channel < place.channels) load_two(x, spans + (place.batch * sizes.channels + place.first + channel) * 2);
+    if (channel < place.channels) load_two(x, spans + index(sizes, place, split, channel));
     return {x[0], x[1]};
   }
   DEVICE void write(float* spans, const ScanSizes& sizes, const Place& place, int channel) const {
-    store_two(spans + (place.batch * sizes.channels + place.first + channel) * 2, length, restarts);
+    store_two(spans + index(sizes, place, 0, channel), length, restarts);
   }
   // What leaves the split when `enters` does, and `leaves` when nothing does; a is A log2(e).
   DEVICE float passed(float enters, float leaves, float a) const {
     // At least the smallest number, so that what is infinite stays it.
     const float decay = exp2_fast(a * length);
     return restarts != 0.0f ? leaves : (decay < 0x1p-126f ? 0x1p-126f : decay) * enters + leaves;
+  }
+
+ private:
+  DEVICE static int64_t index(const ScanSizes& sizes, const Place& place, int64_t split, int channel) {
+    return ((split * sizes.batch + place.batch) * sizes.channels + place.first + channel) * 2;
   }
 };

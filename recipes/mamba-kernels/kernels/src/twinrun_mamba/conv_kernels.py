@@ -26,13 +26,18 @@ from twinrun_mamba.validation import KERNEL_TYPES
 # ConvForward, ConvBackward, ConvReduce and ConvUpdate of params.h.
 FORWARD, BACKWARD, REDUCE, UPDATE = Struct("=27q2Q"), Struct("=37q"), Struct("=7q"), Struct("=23q")
 THREADS = 128
-# Channels of a block of conv_backward_tokens_*.
-COLUMNS = 128
+# Channels of a block of conv_backward_tokens_*, and places of one of conv_reduce.
+COLUMNS, REDUCE_PLACES = 128, 16
 # Blocks of a backward that keep every GPU busy, and vectors of 256 times that are worth a block and the sum
-# over splits. Not the device's own numbers: sums must not depend on it.
+# over splits. Not the device's own numbers, nor are those below: sums must not depend on it.
 BLOCKS, SPLIT = 1024, 32
 # Elements from which a lane does many steps, which is less work; fewer make enough blocks of a small tensor.
-LARGE = 2**22
+# Rows of 16-bit elements must be LONG, too.
+MEDIUM, LARGE, LONG = 2**21, 2**22, 2048
+# Steps of a lane back through tokens: of fewer than SHORT elements, at least; twice as many of more; and the
+# most, since longer sums are further off. Blocks that an H200 has at once, and a share that is enough.
+SHORT, SHORT_STEPS, MOST_STEPS = 2**18, 4, 128
+AT_ONCE, FULL = 396, 0.9
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 
@@ -154,7 +159,7 @@ def _reduced(start: Launcher, weight_partial: Tensor, bias_partial: Tensor) -> t
         channels,
         width,
     )
-    start("conv_reduce", -(-channels * (width + 1) // THREADS), params)
+    start("conv_reduce", -(-channels * (width + 1) // REDUCE_PLACES), params)
     return gweight, gbias
 
 
@@ -175,11 +180,12 @@ def _forward_plan(
 ) -> tuple[str, int, Fields, Fields]:
     """Return the kernel, its blocks, how it cuts rows into pieces, and the sizes."""
     batch, channels, length = shape
-    large = batch * channels * length >= LARGE
-    tokens = variant.startswith("_tokens")
-    steps = (32 if large else 8) if tokens else (2048 if large else 256)
+    elements, tokens = batch * channels * length, variant.startswith("_tokens")
+    plain, floats = variant.startswith("_plain"), kind is torch.float32
+    large = elements >= (MEDIUM if plain and floats else LARGE) and (not plain or floats or length >= LONG)
+    steps = _token_steps(elements, floats=floats) if tokens else 2048 if large else 256
     # Rows of a block, as PLAIN_LANES of conv_plain.h has it, or columns of a lane.
-    rows = 1 if large and variant.startswith("_plain") and kind is torch.float32 else 4
+    rows = 1 if large and plain and floats else 4
     groups, pieces = -(-channels // rows), -(-length // steps)
     units = batch * groups * pieces
     blocks = -(-units // THREADS) if tokens else units
@@ -188,9 +194,17 @@ def _forward_plan(
     return f"conv_forward{chosen}_{KERNEL_TYPES[kind]}", blocks, cut, (batch, channels, length, width)
 
 
+def _token_steps(elements: int, *, floats: bool) -> int:
+    """Return the steps of a lane forward through tokens, as was fastest on an H200."""
+    if elements < MEDIUM:
+        return 8
+    return 16 if floats or elements < LARGE else 32
+
+
 def _reciprocal(divisor: int) -> int:
-    """Return what kernels multiply by instead of dividing: all quotients of 32 bits are exact."""
-    return 0 if divisor == 1 else 2**64 // divisor + 1
+    """Return Reciprocal of conv_forward.h: a factor of 32 bits, and above it a shift."""
+    shift = (divisor - 1).bit_length()
+    return int(-(-(2 ** (31 + shift)) // divisor) | shift << 32)
 
 
 @lru_cache(4096)
@@ -204,6 +218,19 @@ def _backward_plan(
     if not variant.startswith("_tokens"):
         splits = max(1, min(BLOCKS // channels, batch * -(-length // 256) // SPLIT))
         return name, channels * splits, 0, splits, sizes
-    steps = 64 if batch * channels * length >= LARGE else 16
+    groups = -(-channels // COLUMNS)
+    least = SHORT_STEPS if batch * channels * length < SHORT else 2 * SHORT_STEPS
+    wanted = -(-length // (16 * _pieces(groups * batch, length))) * 4
+    steps = min(max(wanted, least), MOST_STEPS)
     splits = batch * -(-length // (4 * steps))
-    return name, -(-channels // COLUMNS) * splits, steps, splits, sizes
+    return name, groups * splits, steps, splits, sizes
+
+
+def _pieces(units: int, length: int) -> int:
+    """Return into how many parts of `units` blocks tokens go, so that the last blocks fill a GPU too."""
+    pieces = 1
+    for times in range(1, 9):
+        pieces = max(1, AT_ONCE * times // units)
+        if pieces * units >= FULL * AT_ONCE * times and length <= 4 * MOST_STEPS * pieces:
+            break
+    return pieces

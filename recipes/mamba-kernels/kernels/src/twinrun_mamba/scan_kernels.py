@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from struct import Struct
 from typing import Any
 
@@ -28,11 +28,14 @@ from twinrun_mamba.validation import KERNEL_TYPES, Sizes
 # Steps between two saved states; channels of a block; states that a block handles at once.
 CHUNK, CHANNELS, SLAB = 32, 32, 16
 THREADS = 128
-# Fewer blocks than this leave much of a GPU idle in the backward pass, and so do blocks of which fewer fit at
-# once; it then splits time into up to so many blocks, for an eighth more work.
-ENOUGH_BLOCKS, SPLIT_BLOCKS = 320, 1176
-# The same of the forward pass, where it is half as much work again.
-ENOUGH_FORWARD_BLOCKS, SPLIT_FORWARD_BLOCKS = 64, 264
+# Blocks that an H200 has at once, of the backward pass with several slabs fewer, and a share of them that is
+# enough. Not the device's own numbers: results must not depend on it.
+AT_ONCE, SLABS_AT_ONCE, FULL = 396, 264, 0.95
+# Blocks from which time is not split, and most parts of it: each part goes through those before it.
+ENOUGH_BLOCKS, MOST_SPLITS = 320, 64
+ENOUGH_FORWARD_BLOCKS, MOST_FORWARD_SPLITS = 64, 32
+# Chunks that the forward pass does sooner than it starts a second kernel.
+FEW_CHUNKS = 4
 # ScanForward, ScanBackward and ScanReduce of params.h.
 FORWARD, BACKWARD, REDUCE = Struct("=44q"), Struct("=61q"), Struct("=25q")
 
@@ -192,20 +195,31 @@ def _name(kernel: str, kind: torch.dtype, states: int, *, tokens: bool, packed: 
     return "_".join([kernel, *(name for name, chosen in variants.items() if chosen), KERNEL_TYPES[kind]])
 
 
+@lru_cache(4096)
 def _forward_splits(sizes: Sizes) -> int:
-    """Return how many parts of time the forward pass has: a function of sizes alone, as results are."""
-    return 1 if _blocks(sizes) >= ENOUGH_FORWARD_BLOCKS else _splits(sizes, SPLIT_FORWARD_BLOCKS)
+    """Return how many parts of time the forward pass has, for half as much work again."""
+    if _blocks(sizes) >= ENOUGH_FORWARD_BLOCKS or _chunks(sizes) <= FEW_CHUNKS:
+        return 1
+    return _splits(sizes, [AT_ONCE], MOST_FORWARD_SPLITS)
 
 
+@lru_cache(4096)
 def _backward_splits(sizes: Sizes) -> int:
-    enough = _blocks(sizes) >= ENOUGH_BLOCKS and sizes.states <= SLAB
-    return 1 if enough else _splits(sizes, SPLIT_BLOCKS)
+    """Return how many parts of time the backward pass has, for an eighth more work."""
+    if sizes.states > SLAB:
+        return _splits(sizes, [SLABS_AT_ONCE * times for times in range(1, 5)], MOST_SPLITS)
+    if _blocks(sizes) >= ENOUGH_BLOCKS:
+        return 1
+    return _splits(sizes, [AT_ONCE * times for times in range(1, 4)], MOST_SPLITS)
 
 
-def _splits(sizes: Sizes, most_blocks: int) -> int:
-    """Return into how many parts a sequence goes, all of as many chunks but the last."""
-    chunks = -(-sizes.length // CHUNK)
-    each = -(-chunks // min(chunks, max(most_blocks // _blocks(sizes), 1)))
+def _splits(sizes: Sizes, room: Sequence[int], most: int) -> int:
+    """Return into how many parts of as many chunks, but the last, a sequence goes, to fill one of `room`."""
+    blocks, chunks = _blocks(sizes), _chunks(sizes)
+    filled = {places // blocks: places // blocks * blocks / places for places in reversed(room)}
+    enough = [splits for splits, share in filled.items() if share >= FULL]
+    wanted = min(enough) if enough else max(filled, key=lambda splits: filled[splits])
+    each = -(-chunks // max(1, min(wanted, chunks, most)))
     return -(-chunks // each)
 
 
@@ -216,6 +230,10 @@ def _handed_on(like: Tensor, sizes: Sizes, splits: int) -> tuple[Tensor | None, 
     shape = splits, sizes.batch, sizes.channels
     carries = empty((*shape, sizes.states), torch.float32, like.device)
     return carries, empty((*shape, 2), torch.float32, like.device)
+
+
+def _chunks(sizes: Sizes) -> int:
+    return -(-sizes.length // CHUNK)
 
 
 def _blocks_per_group(sizes: Sizes) -> int:
