@@ -259,6 +259,8 @@ def conv_grid(lengths: tuple[int, ...] = LENGTHS) -> Iterator[ConvCase]:
         # Two blocks share every row.
         yield replace(case, batch=1, channels=3, length=16384, options=PLAIN_OPTIONS)
         yield from (replace(case, channels=channels, options=CONV_OPTIONS) for channels in CHANNELS)
+        # Through tokens, blocks of channels and a part of one.
+        yield replace(case, batch=3, channels=264, length=131, options=PLAIN_OPTIONS)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -31,6 +31,7 @@ from tests.kernels.cases import (
     ScanCase,
     distance,
     errors,
+    in_layout,
     packed,
     results,
     worst,
@@ -81,6 +82,7 @@ def not_finite(backend: str, device: str) -> None:
         (scan, ("u", "delta", "z", "B", "C")),
         (conv, ("x", "initial_states")),
         (plain, ("x",)),
+        (replace(plain, channels=8, layout="token-major"), ("x",)),
     ):
         for name in names:
             for value in (float("nan"), float("inf"), -float("inf")):
@@ -114,6 +116,7 @@ def strides(backend: str, device: str) -> None:
         ScanCase(BF16, length=70, channels=40, states=16, groups=2),
         ConvCase(BF16, channels=40),
         plain,
+        replace(plain, layout="token-major"),
     ):
         tensors, index = _given(case, device)
         whole = results(case, tensors, backend, index, 0)
@@ -337,11 +340,13 @@ REPEATED: tuple[Case, ...] = (
     ScanCase(FP32, length=333, channels=96, states=40, groups=3),
     ConvCase(BF16, length=1000, channels=96, options=CONV_OPTIONS),
     ConvCase(BF16, length=1000, channels=96, options=PLAIN_OPTIONS),
-    replace(ConvCase(FP32, length=1000, channels=96), layout="token-major"),
+    ConvCase(FP32, length=1000, channels=96, layout="token-major"),
+    ConvCase(BF16, length=1000, channels=96, options=PLAIN_OPTIONS, layout="token-major"),
 )
 
 
 def _given(case: Case, device: str) -> tuple[dict[str, Tensor], Tensor | None]:
     generator = torch.Generator().manual_seed(1)
-    tensors = {name: tensor.to(device) for name, tensor in case.inputs(generator).items()}
+    inputs = case.inputs(generator).items()
+    tensors = {name: in_layout(tensor, name, case).to(device) for name, tensor in inputs}
     return tensors, packed(case, generator).to(device) if "seq_idx" in case.options else None

@@ -15,8 +15,8 @@ constexpr int BACKWARD_ROWS = WAVE == 64 && sizeof(T) * TAPS > 16 ? 2 : 4;
 template <int TAPS>
 constexpr int CHANNEL_SUMS = THREADS * BACKWARD_COLUMNS * (TAPS + 1);
 
-// Some neighbouring channels, from the last step to the first.
-template <class T, int TAPS, bool SEGMENTED>
+// Some neighbouring channels, from the last step to the first. PLAIN: as conv_plain.h says.
+template <class T, int TAPS, bool SEGMENTED, bool PLAIN>
 struct Strip {
   static constexpr int PAST = TAPS - 1, COLUMNS = BACKWARD_COLUMNS, ROWS = BACKWARD_ROWS<T, TAPS>;
   // Pieces of ROWS beyond the lane's own, of which it needs g alone.
@@ -39,14 +39,14 @@ struct Strip {
         batch(batch),
         first(first),
         length(static_cast<int>(p.sizes.length)),
-        history(static_cast<int>(p.sizes.width) - 1),
+        history(PLAIN ? PAST : static_cast<int>(p.sizes.width) - 1),
         in(p.x, p.sizes.channels, batch, first),
         initial(p.initial, p.sizes.channels, batch, first),
         out_gradient(p.out_gradient, p.sizes.channels, batch, first),
         x_gradient(p.x_gradient, p.sizes.channels, batch, first),
         last(p.last_gradient, p.sizes.channels, batch, first),
         segments(p.segment, p.sizes.length, batch),
-        filters(p.weight, p.bias, p.sizes.width, first, count) {}
+        filters(p.weight, p.bias, history + 1, first, PLAIN ? COLUMNS : count) {}
 
   DEVICE bool vectors() const { return in.vectors() && out_gradient.vectors() && x_gradient.vectors(); }
 
@@ -91,7 +91,7 @@ struct Strip {
   template <bool VECTORS>
   DEVICE void store_x_gradient(const Times& together, int time) const {
     float sum[ROWS][COLUMNS] = {};
-    if (p.last_gradient.data && time + ROWS > length - history) add_last(sum, time);
+    if (!PLAIN && p.last_gradient.data && time + ROWS > length - history) add_last(sum, time);
 #pragma unroll
     for (int s = 0; s < ROWS; ++s) {
 #pragma unroll
@@ -118,7 +118,7 @@ struct Strip {
   template <bool VECTORS>
   DEVICE void walk(int begin, int steps) {
     const int pieces = smaller((length - begin + ROWS - 1) / ROWS, steps / ROWS + EXTRA);
-    const int start = begin + (pieces - 1) * ROWS, known = p.initial.data ? history : 0;
+    const int start = begin + (pieces - 1) * ROWS, known = !PLAIN && p.initial.data ? history : 0;
     // A piece reads the inputs from PAST before its first time on; the newest come with the piece behind it.
     Words<T, COLUMNS> behind[PAST], inputs[ROWS], gradients[ROWS];
     load_rows<VECTORS>(behind, in, start + ROWS - PAST, length);
@@ -147,15 +147,15 @@ struct Strip {
       add_weight_gradient(together);
       store_x_gradient<VECTORS>(together, time);
     }
-    if (p.initial_gradient.data && begin == 0)
+    if (!PLAIN && p.initial_gradient.data && begin == 0)
       for (int c = 0; c < in.count; ++c) store_initial_gradient<T>(p, segments, batch, first + c);
   }
 };
 
-template <class T, int TAPS, bool SEGMENTED>
+template <class T, int TAPS, bool SEGMENTED, bool PLAIN = false>
 DEVICE void backward_along_channels(const ConvBackward& p, float* sums) {
   constexpr int COLUMNS = BACKWARD_COLUMNS, PLACES = TEAM * COLUMNS;
-  const int steps = static_cast<int>(p.steps);
+  const int steps = static_cast<int>(p.steps), width = PLAIN ? TAPS : static_cast<int>(p.sizes.width);
   const int64_t groups = ceil_quotient(p.sizes.channels, PLACES);
   const int64_t split = quotient(block_index(), groups), group = block_index() - split * groups;
   const int64_t pieces = ceil_quotient(p.sizes.length, TEAMS * steps);
@@ -163,16 +163,21 @@ DEVICE void backward_along_channels(const ConvBackward& p, float* sums) {
   const int begin = (static_cast<int>(split - batch * pieces) * TEAMS + team()) * steps;
   const int64_t first = group * PLACES + lane() * COLUMNS;
   const int count = static_cast<int>(smaller<int64_t>(p.sizes.channels - first, COLUMNS));
-  const int skip = TAPS - static_cast<int>(p.sizes.width);
+  const int skip = TAPS - width;
 
   // Over [tap][column][team][lane].
   const auto sum_of = [&](int k, int c, int team) -> float& {
     return sums[((k * COLUMNS + c) * TEAMS + team) * TEAM + lane()];
   };
   if (count > 0) {
-    Strip<T, TAPS, SEGMENTED> strip(p, batch, first, count);
-    if (begin < p.sizes.length)
-      choose(strip.vectors(), [&](auto vectors) { strip.template walk<vectors>(begin, steps); });
+    Strip<T, TAPS, SEGMENTED, PLAIN> strip(p, batch, first, count);
+    if (begin < p.sizes.length) {
+      if constexpr (PLAIN) {
+        strip.template walk<true>(begin, steps);
+      } else {
+        choose(strip.vectors(), [&](auto vectors) { strip.template walk<vectors>(begin, steps); });
+      }
+    }
 #pragma unroll
     for (int c = 0; c < COLUMNS; ++c) {
 #pragma unroll
@@ -192,7 +197,7 @@ DEVICE void backward_along_channels(const ConvBackward& p, float* sums) {
     if (k == TAPS) {
       p.bias_partial[place] = sum;
     } else {
-      p.weight_partial[place * p.sizes.width + k - skip] = sum;
+      p.weight_partial[place * width + k - skip] = sum;
     }
   }
 }

@@ -152,13 +152,13 @@ DEVICE void forward_along_time(const ConvForward& p) {
   if (p.last.data && place.piece == 0 && lane() == 0) store_last<T>(p, row.segments, place.batch, place.channel);
 }
 
-// Times [begin, end) of FORWARD_COLUMNS channels.
-template <class T, int TAPS, bool SEGMENTED, bool VECTORS>
+// Times [begin, end) of FORWARD_COLUMNS channels. PLAIN: as conv_plain.h says.
+template <class T, int TAPS, bool SEGMENTED, bool VECTORS, bool PLAIN>
 DEVICE void forward_columns(const ConvForward& p, int64_t batch, int64_t first, int begin, int end) {
   constexpr int PAST = TAPS - 1, ROWS = FORWARD_ROWS, COLUMNS = FORWARD_COLUMNS;
   using Columns = Columns<T, COLUMNS>;
   const ConvSizes& sizes = p.sizes;
-  const int length = static_cast<int>(sizes.length);
+  const int length = static_cast<int>(sizes.length), width = PLAIN ? TAPS : static_cast<int>(sizes.width);
   const Columns in(p.x, sizes.channels, batch, first), out(p.out, sizes.channels, batch, first);
   const Columns initial(p.initial, sizes.channels, batch, first);
   const Segments segments(p.segment, sizes.length, batch);
@@ -166,9 +166,9 @@ DEVICE void forward_columns(const ConvForward& p, int64_t batch, int64_t first, 
   load_rows<VECTORS>(past, in, begin - PAST, length);
   load_rows<VECTORS>(rows, in, begin, length);
   const bool silu_after = sizes.silu != 0;
-  const auto filters = Filters<TAPS, COLUMNS>(p.weight, p.bias, sizes.width, first, in.count)
+  const auto filters = Filters<TAPS, COLUMNS>(p.weight, p.bias, width, first, PLAIN ? COLUMNS : in.count)
                            .scaled(silu_after ? SILU_SCALE<T> : 1.0f);
-  mask_rows<VECTORS>(past, initial, p.initial.data ? static_cast<int>(sizes.width) - 1 : 0, begin - PAST, length);
+  mask_rows<VECTORS>(past, initial, !PLAIN && p.initial.data ? width - 1 : 0, begin - PAST, length);
   float x[PAST + ROWS][COLUMNS];
 #pragma unroll
   for (int i = 0; i < PAST; ++i) past[i].to_floats(x[i]);
@@ -208,7 +208,7 @@ DEVICE void forward_along_channels(const ConvForward& p) {
 
   const Columns<T, FORWARD_COLUMNS> in(p.x, sizes.channels, batch, first), out(p.out, sizes.channels, batch, first);
   choose(in.vectors() && out.vectors(), [&](auto vectors) {
-    forward_columns<T, TAPS, SEGMENTED, vectors>(p, batch, first, begin, end);
+    forward_columns<T, TAPS, SEGMENTED, vectors, false>(p, batch, first, begin, end);
   });
   if (p.last.data && begin == 0)
     for (int c = 0; c < out.count; ++c)

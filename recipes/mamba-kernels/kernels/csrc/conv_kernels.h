@@ -3,7 +3,6 @@
 // launch: conv_forward threads=128 shared_base=0 shared_per_slab=0
 #pragma once
 
-#include "conv_backward_tokens.h"
 #include "conv_plain.h"
 #include "conv_update.h"
 
@@ -50,6 +49,13 @@ CONV_KERNELS(fp32, wide_, 8, 4, 3, 4, 1)
   }                                                                                        \
   KERNEL(conv_forward_small##taps##_##type, conv::THREADS, 8, ConvForward) {               \
     conv::forward_small<type, taps>(p);                                                    \
+  }                                                                                        \
+  KERNEL(conv_forward_tokens_plain##taps##_##type, conv::THREADS, 4, ConvForward) {        \
+    conv::forward_tokens_plain<type, taps>(p);                                             \
+  }                                                                                        \
+  KERNEL(conv_backward_tokens_plain##taps##_##type, conv::THREADS, 3, ConvBackward) {      \
+    SHARED float sums[conv::CHANNEL_SUMS<taps>];                                           \
+    conv::backward_along_channels<type, taps, false, true>(p, sums);                       \
   }                                                                                        \
   KERNEL(conv_backward_plain##taps##_##type, conv::THREADS, 7, ConvBackward) {             \
     SHARED float sums[conv::TIME_SUMS<taps, conv::PLAIN_WAVES>];                           \

@@ -1,9 +1,9 @@
-// The causal convolution where nothing is special, as in training: times adjacent, rows of whole vectors of eight that
-// start on 16 bytes, at most four taps, no segments, no states. Kernels of their own: code that is not run is still
-// read, and what shares a kernel shares its registers.
+// The causal convolution where nothing is special, as in training: at most four taps, no segments, no states, and either
+// times adjacent, in rows of whole vectors of eight that start on 16 bytes, or channels, in vectors of four of tokens that
+// start on 16 bytes. Kernels of their own: code that is not run is still read, and what shares a kernel shares its registers.
 #pragma once
 
-#include "conv_backward.h"
+#include "conv_backward_tokens.h"
 #include "conv_forward.h"
 
 namespace conv {
@@ -125,6 +125,18 @@ DEVICE void forward_small(const ConvForward& p) {
   inputs.to_floats(x, time > 0);
   filter.apply(y, x);
   store_global(row_of<T>(p.out, place.batch, place.channel) + time, Eight<T>::from_floats(y));
+}
+
+// A lane's channels are its unit's place among groups of FORWARD_COLUMNS, of which there are fewer than 2^31 in all.
+template <class T, int TAPS>
+DEVICE void forward_tokens_plain(const ConvForward& p) {
+  const uint32_t unit = static_cast<uint32_t>(block_index()) * THREADS + thread_index();
+  const uint32_t groups = static_cast<uint32_t>(p.sizes.channels) / FORWARD_COLUMNS;
+  const uint32_t rest = Reciprocal{p.group_reciprocal}.quotient(unit), batch = Reciprocal{p.piece_reciprocal}.quotient(rest);
+  if (batch >= static_cast<uint32_t>(p.sizes.batch)) return;
+  const int steps = static_cast<int>(p.steps), begin = static_cast<int>(rest - batch * static_cast<uint32_t>(p.pieces)) * steps;
+  const int end = smaller(begin + steps, static_cast<int>(p.sizes.length));
+  forward_columns<T, TAPS, false, true, true>(p, batch, (unit - rest * groups) * FORWARD_COLUMNS, begin, end);
 }
 
 // What a block computes at once of a row: its waves work side by side, since memory is fastest in long runs.

@@ -98,10 +98,11 @@ struct ConvSizes {
 // Blocks of 128 threads, with pieces = ceil(length / steps): conv_forward_*, for times adjacent, batch *
 // ceil(channels / 4) * pieces, with steps a multiple of 256; conv_forward_tokens_*, for channels adjacent, ceil(batch *
 // pieces * ceil(channels / 4) / 128), with any steps.
-// Of each there is one for widths up to 4 (_bf16) and one for more (_wide_bf16). conv_forward_plain4_* and
-// conv_backward_plain4_* are launched as those for times adjacent, for width 4, lengths that are multiples of 8, rows that
-// start on 16 bytes, and no initial, last or segment, and plain2 and plain3 likewise; but conv_forward_plain4_fp32 with
-// steps beyond 256 as batch * channels * pieces blocks, and conv_backward_plain4_* in blocks of 128 threads.
+// Of each there is one for widths up to 4 (_bf16) and one for more (_wide_bf16). conv_forward_plain4_*,
+// conv_backward_plain4_* and, with channels adjacent, conv_forward_tokens_plain4_* and conv_backward_tokens_plain4_* are
+// launched likewise, for width 4 and what conv_plain.h says, and plain2 and plain3 for theirs; but conv_forward_plain4_fp32
+// as batch * channels * pieces blocks, and conv_backward_plain4_* in blocks of 128 threads. conv_forward_small4_* takes the
+// place of conv_forward_plain4_* with 256 steps.
 struct ConvForward {
   ConvSizes sizes;
   Sequence x, out;
@@ -113,7 +114,7 @@ struct ConvForward {
   const float* bias;       // (channels)
   const int32_t* segment;  // (batch, length), contiguous; a change of value starts a new sequence
   int64_t steps, pieces;   // of a row for a team, or of a lane
-  // For times adjacent: of `pieces`, and of the blocks that channels take, see Reciprocal in conv_forward.h.
+  // Of `pieces`, and of ceil(channels / 4), or channels where rows are blocks; see Reciprocal in conv_forward.h.
   uint64_t piece_reciprocal, group_reciprocal;
 };
 

@@ -164,14 +164,14 @@ def _reduced(start: Launcher, weight_partial: Tensor, bias_partial: Tensor) -> t
 
 
 def _variant(width: int, *sequences: Tensor, time_adjacent: bool, special: bool) -> str:
-    """Return the variant of kernels: plain with no state or segment, for aligned rows of whole vectors."""
-    wide = "_wide" if width > 4 else ""
-    if not time_adjacent:
-        return f"_tokens{wide}"
-    if wide or special or sequences[0].shape[2] % 8:
-        return wide
+    """Return the variant of kernels: plain as conv_plain.h has it, with no state or segment."""
+    variant = ("" if time_adjacent else "_tokens") + ("_wide" if width > 4 else "")
+    _, channels, length = sequences[0].shape
+    if width > 4 or special or (length % 8 if time_adjacent else channels % 4):
+        return variant
     fields = sum(map(sequence, sequences), ())
-    return f"_plain{width}" if is_aligned(fields, time_adjacent, sequences[0].element_size()) else ""
+    aligned = is_aligned(fields, time_adjacent, sequences[0].element_size())
+    return f"{variant}_plain{width}" if aligned else variant
 
 
 @lru_cache(4096)
@@ -183,22 +183,16 @@ def _forward_plan(
     elements, tokens = batch * channels * length, variant.startswith("_tokens")
     plain, floats = variant.startswith("_plain"), kind is torch.float32
     large = elements >= (MEDIUM if plain and floats else LARGE) and (not plain or floats or length >= LONG)
-    steps = _token_steps(elements, floats=floats) if tokens else 2048 if large else 256
+    few, many, enough = (8, 16, elements >= MEDIUM) if tokens else (256, 2048, large)
+    steps = many if enough else few
     # Rows of a block, as PLAIN_LANES of conv_plain.h has it, or columns of a lane.
     rows = 1 if large and plain and floats else 4
     groups, pieces = -(-channels // rows), -(-length // steps)
     units = batch * groups * pieces
     blocks = -(-units // THREADS) if tokens else units
     cut = (steps, pieces, _reciprocal(pieces), _reciprocal(groups))
-    chosen = variant if large else variant.replace("_plain", "_small")
+    chosen = variant.replace("_plain", "_small") if plain and not large else variant
     return f"conv_forward{chosen}_{KERNEL_TYPES[kind]}", blocks, cut, (batch, channels, length, width)
-
-
-def _token_steps(elements: int, *, floats: bool) -> int:
-    """Return the steps of a lane forward through tokens, as was fastest on an H200."""
-    if elements < MEDIUM:
-        return 8
-    return 16 if floats or elements < LARGE else 32
 
 
 def _reciprocal(divisor: int) -> int:
