@@ -31,7 +31,9 @@ def main() -> int:
     """Run what was asked for; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="run what has this word in its name")
-    parser.add_argument("--without", help="leave out what has this word in its name")
+    parser.add_argument(
+        "--without", action="append", default=[], help="leave out what has this word in its name; repeatable"
+    )
     parser.add_argument(
         "--part", type=_part, default=slice(None), metavar="I/N", help="part I of N processes"
     )
@@ -49,7 +51,7 @@ def main() -> int:
     chosen = [
         (name, run)
         for name, run in named(given.backend, given.device, given.seed)
-        if given.only in name and not (given.without and given.without in name)
+        if given.only in name and not any(word in name for word in given.without)
     ][given.part]
     if not chosen:
         parser.error("--only, --without and --part leave no case; allowed: a word of a case's name")

@@ -75,8 +75,9 @@ def _jobs(sanitizer: str, processes: int, folder: Path, grid: Sequence[str]) -> 
             kernels = [option for prefix in KERNELS for option in ("--kernel-name", f"kns={prefix}")]
             command = [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND), *kernels]
             command += ["--log-file", str(logs[1]), sys.executable, "-m", "tests.kernels.gpu_grid"]
-            # Tensors beyond 2^31 elements did not end in ten minutes under racecheck.
-            command += ["--without", "far_offsets", "--part", f"{part}/{processes}", *grid]
+            # Tensors beyond 2^31 elements did not end in ten minutes under racecheck, and times mean nothing.
+            command += ["--without", "far_offsets", "--without", "host_cost"]
+            command += ["--part", f"{part}/{processes}", *grid]
             yield f"{tool} {part}/{processes}", command, logs
 
 
