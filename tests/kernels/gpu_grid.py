@@ -38,7 +38,7 @@ def main() -> int:
         "--part", type=_part, default=slice(None), metavar="I/N", help="part I of N processes"
     )
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**31)
-    parser.add_argument("--device", type=_device, default="cuda:0")
+    parser.add_argument("--device", type=device_of, default="cuda:0")
     parser.add_argument("--backend", default="native", choices=BACKENDS)
     given = parser.parse_args()
     try:
@@ -65,7 +65,8 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _device(text: str) -> str:
+def device_of(text: str) -> str:
+    """Return the name of a device that this machine has, for argparse."""
     try:
         device = torch.device(text)
     except RuntimeError:
