@@ -1,4 +1,4 @@
-"""Our kernels beside upstream's at the shapes of its own tests: python -m tests.kernels.beside --help.
+"""Our kernels beside upstream's at the shapes of its tests: python -m tests.kernels.beside --help.
 
 Both take turns in one process, as the recipe times them: the device's part of a call, with cold caches. A
 line for each pair that is slower than allowed and one for each group, which gives lowest, median and highest
@@ -28,7 +28,7 @@ from twinrun.train.bench import Clock
 
 ours, upstream = import_module("ours"), import_module("upstream")
 Function = Callable[..., Tensor]
-# What the tests of mamba-ssm 2.3.2.post1 and causal-conv1d 1.7.0 go through, and Mamba's own channels.
+# What tests of mamba-ssm and of causal-conv1d 1.7.0 go through, and shorter scans and Mamba's own channels.
 SCAN_LENGTHS = (1, 8, 64, 128, 256, 512, 1024, 2048, 4096)
 SCAN_SIZES = ((4, 8), (64, 16), (768, 16), (1536, 16))
 CONV_LENGTHS = (1, 2, 8, 16, 32, 64, 128, 129, 130, 151, 256, 372, 512, 784, 1024, 1134, 2048, 4096)

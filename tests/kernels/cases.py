@@ -235,12 +235,14 @@ def scan_grid(lengths: tuple[int, ...] = LENGTHS) -> Iterator[ScanCase]:
         for option in sorted(SCAN_OPTIONS):
             yield replace(case, options=frozenset({option}))
             yield replace(case, options=SCAN_OPTIONS - {option})
-        yield from (replace(case, states=states, options=SCAN_OPTIONS) for states in STATES)
         yield from (replace(case, channels=channels, states=16) for channels in CHANNELS)
-        yield from (replace(case, channels=c, groups=g) for c, g in ((4, 2), (4, 4), (66, 2), (96, 3)))
-        yield from (
-            replace(case, layout="token-major", channels=c, states=n) for c in (5, 40) for n in (16, 40)
-        )
+        # The shorter one goes forward in one part, the longer one in five.
+        for either in (case, replace(case, length=141)):
+            yield from (replace(either, states=states, options=SCAN_OPTIONS) for states in STATES)
+            yield from (replace(either, channels=c, groups=g) for c, g in ((4, 2), (4, 4), (66, 2), (96, 3)))
+            yield from (
+                replace(either, layout="token-major", channels=c, states=n) for c in (5, 40) for n in (16, 40)
+            )
 
 
 def conv_grid(lengths: tuple[int, ...] = LENGTHS) -> Iterator[ConvCase]:

@@ -61,10 +61,17 @@ def test_parts_of_time_are_all_used(batch: int, channels: int, length: int, stat
         assert (splits - 1) * each < chunks
 
 
+def test_the_grid_has_scans_in_parts_and_in_one_with_every_number_of_slabs() -> None:
+    for states in (8, 40, 256):
+        given = [case for case in GRID if case.states == states and case.length > 32]
+        sizes = [Sizes(case.batch, case.channels, case.length, case.states, case.groups) for case in given]
+        assert {1, 5} <= {_forward_splits(one) for one in sizes}
+
+
 @pytest.mark.parametrize(
     ("batch", "channels", "length", "states", "splits"),
     [
-        # What was fastest on an H200; NOTES.md has the times.
+        # What times on an H200 led to.
         (2, 5376, 4096, 16, (1, 1)),
         (1, 5376, 16384, 16, (1, 7)),
         (2, 5376, 4096, 64, (1, 3)),

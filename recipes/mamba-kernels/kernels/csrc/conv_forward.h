@@ -101,8 +101,8 @@ struct ForwardRow {
 
 // A division by a number that the host knows: a tenth of a small call would go by while it divides.
 struct Reciprocal {
-  // ceil(2^(31 + shift) / divisor), with `shift` of them the bits of divisor - 1; above it, in 32 bits more, `shift`. That
-  // makes all quotients of numbers below 2^31 exact.
+  // In the low 32 bits ceil(2^(31 + shift) / divisor), in the high ones `shift`, which is how many bits divisor - 1 has:
+  // that makes all quotients of numbers below 2^31 exact.
   uint64_t of_divisor;
 
   DEVICE uint32_t quotient(uint32_t x) const {
