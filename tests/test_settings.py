@@ -96,3 +96,12 @@ def test_a_value_that_toml_cannot_take_is_text_or_refused(value: str) -> None:
     except InputError:
         return
     assert parsed == {"steps": value}
+
+
+@pytest.mark.parametrize("key", ["optimizer.betas", "names"])
+def test_a_list_is_not_given_as_one_name(key: str) -> None:
+    table = copy.deepcopy(TABLE) | {"names": ["a", "b"]}
+    with pytest.raises(InputError, match="expected a list") as caught:
+        assign(table, key, "kernels", place=f"--set {key}")
+    assert f"""hint: --set '{key}=["kernels"]'""" in str(caught.value)
+    assign(table, key, ["kernels"], place=f"--set {key}")

@@ -11,9 +11,10 @@ import ours
 import scan
 import torch
 import upstream
-from operation import Contender, Operation
+from operation import WAYS, Contender, Operation
 
 from twinrun.benchmark import BenchJob, BenchResult, Ceiling
+from twinrun.errors import InputError
 from twinrun.train import worker
 from twinrun.train.bench import Session, copy_ceiling
 
@@ -30,6 +31,7 @@ def bench(job: BenchJob) -> BenchResult:
     """Measure every operation of a case in every element type, by every backend."""
     session = Session(job)
     settings: dict[str, Any] = job.settings
+    check(settings)
     backends = ours.backends(session.device)
     for element in settings["elements"]:
         for name in settings["operations"]:
@@ -37,6 +39,15 @@ def bench(job: BenchJob) -> BenchResult:
             for backend in backends:
                 measure(session, operation, element, backend)
     return session.result(ceilings(session))
+
+
+def check(settings: dict[str, Any]) -> None:
+    """Raise InputError unless every option that lists names has names that there are."""
+    ways = dict.fromkeys(way for of_phase in WAYS.values() for way in of_phase)
+    for option, known in (("elements", DTYPES), ("operations", OPERATIONS), ("ways", ways)):
+        unknown = [name for name in settings[option] if name not in known]
+        if unknown:
+            raise InputError("unknown", place=f"--set options.{option}", found=unknown, allowed=list(known))
 
 
 def measure(session: Session, operation: Operation, element: str, backend: str) -> None:

@@ -24,6 +24,7 @@ from twinrun.sizing import Case, Place, Point
 from twinrun.training import OUT_OF_MEMORY, Job, PointResult, StepMetrics
 
 POLL_SECONDS = 0.1
+METRICS = "metrics.jsonl"
 
 
 class Ranks:
@@ -51,7 +52,7 @@ class Ranks:
     @property
     def metrics(self) -> Path:
         """The file that the first rank appends lines to."""
-        return self._site.run / "metrics.jsonl"
+        return self._site.run / METRICS
 
     def fresh_folder(self, point: Place) -> Path:
         """Return the folder of `point`, without what an earlier try has left there and in the logs."""

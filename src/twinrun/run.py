@@ -21,7 +21,7 @@ from twinrun.judge import judge
 from twinrun.kernels import PROCESSOR, kernel_variables, package_folders
 from twinrun.manifest import Frozen, load_json
 from twinrun.measure import measured_case, measured_point
-from twinrun.points import BenchRunner, Ranks, Runner
+from twinrun.points import METRICS, BenchRunner, Ranks, Runner
 from twinrun.preparation import prepared_data
 from twinrun.progress import Display
 from twinrun.record import BenchRecord, CaseRecord, Environment, PointRecord, Record, write_record
@@ -91,6 +91,8 @@ def _measure(root: Path, selection: Selection, run: Path, display: Display) -> R
     else:
         one = _training(selection, plan, ranks, _data(plan, installed, engine, site, display), display)
     measured = _all_points(plan, one, run, display)
+    if not (run / METRICS).exists():
+        raise InputError("nothing was measured", place=str(run), hint="no case has what --set left")
     environment = Environment(
         python=installed.python,
         libraries=measured[-1].libraries,
@@ -181,7 +183,7 @@ def _record(
         "gpu": selection.gpu,
         "environment": environment,
         "verdicts": (),
-        "files": {name: sha256_of_file(run / name) for name in ("plan.json", "metrics.jsonl")},
+        "files": {name: sha256_of_file(run / name) for name in ("plan.json", METRICS)},
     }
     record: Record | BenchRecord
     if isinstance(plan, BenchPlan):

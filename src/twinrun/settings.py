@@ -31,7 +31,7 @@ def assign(table: dict[str, Any], key: str, value: Any, *, place: str) -> None:
     """Set the field at the dotted `key` of a nested table.
 
     Raises:
-        InputError: there is no such field.
+        InputError: there is no such field, or a list of names is given as one name.
     """
     *parents, name = key.split(".")
     inner: Any = table
@@ -40,6 +40,8 @@ def assign(table: dict[str, Any], key: str, value: Any, *, place: str) -> None:
     if not isinstance(inner, dict) or name not in inner or isinstance(inner[name], dict):
         known = sorted([*_fields(table), "devices"])
         raise InputError("no such field", place=place, found=key, allowed=known, hint=closest(key, known))
+    if isinstance(inner[name], list) and isinstance(value, str):
+        raise InputError("expected a list", place=place, found=value, hint=f"--set '{key}=[\"{value}\"]'")
     inner[name] = value
 
 

@@ -23,7 +23,7 @@ if find_spec("torch") is None:
 import torch
 
 from twinrun.benchmark import BenchJob, BenchResult, Work, furthest
-from twinrun.errors import RunError
+from twinrun.errors import InputError, RunError
 from twinrun.manifest import load_json
 from twinrun.train.bench import Candidate, Clock, Session, distance, poisoned
 
@@ -157,6 +157,14 @@ def test_a_step_that_leaves_the_state_behind_is_seen(tmp_path: Path) -> None:
     kept = made.distances(lambda **tensors: right(**tensors | {"conv_state": tensors["conv_state"].clone()}))
     assert kept["step"]["out"] < 1e-5
     assert kept["step"]["conv_state"] > 0.1
+
+
+@pytest.mark.parametrize("option", ["elements", "operations", "ways"])
+def test_unknown_names_are_refused_before_anything_runs(option: str) -> None:
+    with pytest.raises(InputError, match=f"--set options.{option}: unknown") as caught:
+        part("bench").check(SETTINGS | {option: ("nope",)})
+    assert "found: nope" in str(caught.value)
+    assert "allowed: " in str(caught.value)
 
 
 def test_what_is_wrong_is_not_timed(tmp_path: Path) -> None:
