@@ -231,11 +231,13 @@ def scan_grid(lengths: tuple[int, ...] = LENGTHS) -> Iterator[ScanCase]:
         yield from (case, replace(case, options=frozenset()), replace(case, options=SCAN_OPTIONS))
         yield replace(case, options=SCAN_OPTIONS, layout="token-major")
     for dtype in DTYPES:
-        case = ScanCase(dtype, length=77)
+        case = ScanCase(dtype, length=61)
         for option in sorted(SCAN_OPTIONS):
             yield replace(case, options=frozenset({option}))
             yield replace(case, options=SCAN_OPTIONS - {option})
-        yield from (replace(case, channels=channels, states=16) for channels in CHANNELS)
+        # Of 160 steps strips are vectors, also where a block has fewer channels than it could.
+        for length in (61, 160):
+            yield from (replace(case, length=length, channels=channels, states=16) for channels in CHANNELS)
         # The shorter one goes forward in one part, the longer one in five.
         for either in (case, replace(case, length=141)):
             yield from (replace(either, states=states, options=SCAN_OPTIONS) for states in STATES)
@@ -257,7 +259,10 @@ def conv_grid(lengths: tuple[int, ...] = LENGTHS) -> Iterator[ConvCase]:
             yield replace(case, options=frozenset({option}))
             yield replace(case, options=CONV_OPTIONS - {option})
         yield from (replace(case, width=width, options=CONV_OPTIONS) for width in range(2, 9))
-        yield from (replace(case, length=520, width=width, options=PLAIN_OPTIONS) for width in range(2, 5))
+        for length in (131, 520):
+            yield from (
+                replace(case, length=length, width=width, options=PLAIN_OPTIONS) for width in range(2, 5)
+            )
         # Two blocks share every row.
         yield replace(case, batch=1, channels=3, length=16384, options=PLAIN_OPTIONS)
         yield from (replace(case, channels=channels, options=CONV_OPTIONS) for channels in CHANNELS)

@@ -90,6 +90,7 @@ def test_every_architecture_lists_its_kernels(small: Path, tmp_path: Path, arch:
         assert 1 <= plain["registers"] <= 32
     if arch == "cpu":
         assert entry["waves"] == [32, 64]
+    assert entry.get("overlaps", False) == (arch == "sm_90")
 
 
 def test_what_is_up_to_date_is_kept(small: Path, tmp_path: Path) -> None:

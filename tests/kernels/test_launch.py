@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,10 @@ from twinrun_mamba import (
     scan_kernels,
     selective_scan_fn,
 )
-from twinrun_mamba.drivers import LaunchError, driver
+from twinrun_mamba.drivers import Emulator, LaunchError, driver
 from twinrun_mamba.launch import Launcher
 from twinrun_mamba.registry import Kernel, Target, fitting
+from twinrun_mamba.validation import Sizes
 
 from tests.kernels import checks
 from tests.kernels.cases import ScanCase
@@ -127,6 +129,62 @@ def test_too_many_blocks() -> None:
     start = Launcher(target, driver("32"), 0, {("big", 0): (None, 128, 0)})
     with pytest.raises(LaunchError, match="big: 2147483648 blocks of 128 threads, at most 2147483647 blocks"):
         start("big", 2**31, b"")
+
+
+@dataclass(frozen=True)
+class Recorder(Launcher):
+    """A launcher that keeps which kernels were to overlap the one before."""
+
+    overlaps: dict[str, bool] = field(default_factory=dict)
+
+    def __call__(
+        self, name: str, blocks: int, params: bytes, states: int = 0, *, overlap: bool = False
+    ) -> None:
+        self.overlaps[name] = overlap
+        super().__call__(name, blocks, params, states, overlap=overlap)
+
+
+@pytest.mark.parametrize(
+    ("channels", "length", "overlap"),
+    [
+        # In blocks of both kernels, and of the second: room for all, neither, one for every place.
+        (32, 128, True),
+        (320, 512, False),
+        (768, 512, True),
+    ],
+)
+def test_what_follows_at_once_overlaps(channels: int, length: int, overlap: bool, fresh: None) -> None:
+    emulated = launch.launcher(WAVES[0], torch.device("cpu"))
+    assert emulated
+    start = Recorder(emulated.target, emulated.driver, emulated.index)
+    case = ScanCase(torch.float32, batch=1, channels=channels, length=length, options=frozenset())
+    inputs = case.inputs(torch.Generator())
+    sizes = Sizes(1, channels, length, case.states, groups=1)
+    given = [inputs.get(name) for name in ("u", "delta", "A", "B", "C")] + [None] * 5
+    out, _, checkpoints = scan_kernels.forward(start, sizes, given, softplus=False, save=True)
+    scan_kernels.backward(start, sizes, out, None, checkpoints, inputs=given, softplus=False)
+    assert start.overlaps == {
+        "scan_states_fp32": False,
+        "scan_forward_fp32": overlap,
+        "scan_carries_fp32": False,
+        "scan_backward_fp32": overlap,
+        "scan_reduce_fp32": True,
+    }
+
+
+@pytest.mark.parametrize("able", [False, True])
+def test_code_that_does_not_wait_by_itself_does_not_overlap(able: bool) -> None:
+    asked: list[bool] = []
+
+    class Asked(Emulator):
+        def launch(self, *_: object, overlap: bool = False) -> None:
+            asked.append(overlap)
+
+    target = Target("cpu", Path("none"), {"one": Kernel(128, 0, 0)}, overlaps=able)
+    start = Launcher(target, Asked(32), 0, {("one", 0): (None, 128, 0)})
+    start("one", 1, b"")
+    start("one", 1, b"", overlap=True)
+    assert asked == [False, able]
 
 
 def test_a_missing_kernel() -> None:

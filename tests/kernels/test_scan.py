@@ -55,9 +55,9 @@ def test_emulated_repeats(wave: str) -> None:
 def test_parts_of_time_are_all_used(batch: int, channels: int, length: int, states: int) -> None:
     sizes = Sizes(batch, channels, length, states, groups=1)
     chunks = -(-length // scan_kernels.CHUNK)
-    for splits, most in ((_forward_splits(sizes), 32), (_backward_splits(sizes), 64)):
+    for splits in (_forward_splits(sizes), _backward_splits(sizes)):
         each = -(-chunks // splits)
-        assert 1 <= splits <= most
+        assert 1 <= splits <= 64
         assert (splits - 1) * each < chunks
 
 
@@ -78,7 +78,9 @@ def test_the_grid_has_scans_in_parts_and_in_one_with_every_number_of_slabs() -> 
         (2, 768, 4096, 16, (8, 8)),
         (1, 768, 512, 16, (16, 16)),
         (2, 64, 4096, 16, (32, 64)),
-        (2, 64, 128, 16, (1, 4)),
+        (2, 64, 128, 16, (4, 4)),
+        (2, 768, 128, 16, (1, 4)),
+        (2, 64, 64, 16, (1, 2)),
     ],
 )
 def test_time_is_split_to_fill_a_gpu(

@@ -284,7 +284,7 @@ struct Filters {
   DEVICE Filters(const float* weights, const float* biases, int64_t width, int64_t first, int count)
       : skip(TAPS - static_cast<int>(width)) {
     const uintptr_t starts = reinterpret_cast<uintptr_t>(weights) | reinterpret_cast<uintptr_t>(biases);
-    if constexpr (TAPS == 4 && COLUMNS == 4) {
+    if constexpr (TAPS == 4) {
       // A number at a time, lanes would be a filter apart: as many lines of the cache for a quarter of what is in them.
       if (skip == 0 && count == COLUMNS && starts % 16 == 0) {
 #pragma unroll
@@ -292,7 +292,7 @@ struct Filters {
           load_four(weight[c], weights + (first + c) * TAPS);
           bias[c] = 0.0f;
         }
-        if (biases) load_four(bias, biases + first);
+        if (biases) COLUMNS == 4 ? load_four(bias, biases + first) : load_two(bias, biases + first);
         return;
       }
     }

@@ -347,6 +347,7 @@ DEVICE void backward_along_time(const ConvBackward& p, float* sums) {
 constexpr int REDUCE_PLACES = 16, REDUCE_PARTS = THREADS / REDUCE_PLACES;
 
 DEVICE void reduce(const ConvReduce& p, float (&sums)[REDUCE_PARTS][REDUCE_PLACES]) {
+  wait_for_kernel_before();
   const int of_block = thread_index() % REDUCE_PLACES, part = thread_index() / REDUCE_PLACES;
   const int64_t weights = p.channels * p.width, index = block_index() * REDUCE_PLACES + of_block;
   const bool any = index < weights + p.channels, bias = index >= weights;

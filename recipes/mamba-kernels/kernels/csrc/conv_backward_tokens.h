@@ -6,19 +6,21 @@
 
 namespace conv {
 
-constexpr int BACKWARD_COLUMNS = 4;
+// Eight bytes: more of fp32 would be more than registers hold.
+template <class T>
+constexpr int BACKWARD_COLUMNS = 8 / sizeof(T);
 // Steps that a lane loads at once; in waves of 64 fewer where registers would not do.
 template <class T, int TAPS>
 constexpr int BACKWARD_ROWS = WAVE == 64 && sizeof(T) * TAPS > 16 ? 2 : 4;
 
 // Shared memory for sums, in floats.
-template <int TAPS>
-constexpr int CHANNEL_SUMS = THREADS * BACKWARD_COLUMNS * (TAPS + 1);
+template <class T, int TAPS>
+constexpr int CHANNEL_SUMS = THREADS * BACKWARD_COLUMNS<T> * (TAPS + 1);
 
 // Some neighbouring channels, from the last step to the first. PLAIN: as conv_plain.h says.
 template <class T, int TAPS, bool SEGMENTED, bool PLAIN>
 struct Strip {
-  static constexpr int PAST = TAPS - 1, COLUMNS = BACKWARD_COLUMNS, ROWS = BACKWARD_ROWS<T, TAPS>;
+  static constexpr int PAST = TAPS - 1, COLUMNS = BACKWARD_COLUMNS<T>, ROWS = BACKWARD_ROWS<T, TAPS>;
   // Pieces of ROWS beyond the lane's own, of which it needs g alone.
   static constexpr int EXTRA = (PAST + ROWS - 1) / ROWS;
   using Times = Together<PAST + ROWS + PAST, SEGMENTED>;
@@ -154,7 +156,7 @@ struct Strip {
 
 template <class T, int TAPS, bool SEGMENTED, bool PLAIN = false>
 DEVICE void backward_along_channels(const ConvBackward& p, float* sums) {
-  constexpr int COLUMNS = BACKWARD_COLUMNS, PLACES = TEAM * COLUMNS;
+  constexpr int COLUMNS = BACKWARD_COLUMNS<T>, PLACES = TEAM * COLUMNS;
   const int steps = static_cast<int>(p.steps), width = PLAIN ? TAPS : static_cast<int>(p.sizes.width);
   const int64_t groups = ceil_quotient(p.sizes.channels, PLACES);
   const int64_t split = quotient(block_index(), groups), group = block_index() - split * groups;

@@ -8,32 +8,32 @@
 
 namespace conv {
 
-// A vector of eight of a row's times and the four times before it, of which TAPS - 1 count; all as they are loaded.
-template <class T, int TAPS>
+// COUNT of a row's times and the four times before them, of which TAPS - 1 count; all as they are loaded.
+template <class T, int TAPS, int COUNT = 8>
 struct Inputs {
   static constexpr int BEFORE = 4, PAST = TAPS - 1;
   Words<T, BEFORE> before;
-  Words<T, 8> now;
+  Words<T, COUNT> now;
 
   // Where no times are before, what is read in their place does not count.
   DEVICE void fetch(const T* from, bool later) {
     before = Words<T, BEFORE>::of(load<BEFORE>(later ? from - BEFORE : from));
-    now = Words<T, 8>::of(load_eight(from));
+    now = Words<T, COUNT>::of(load<COUNT>(from));
   }
-  DEVICE void to_floats(float (&x)[PAST + 8], bool later) const {
-    float past[BEFORE], present[8];
+  DEVICE void to_floats(float (&x)[PAST + COUNT], bool later) const {
+    float past[BEFORE], present[COUNT];
     before.only_if(later).to_floats(past);
     now.to_floats(present);
 #pragma unroll
     for (int i = 0; i < PAST; ++i) x[i] = past[BEFORE - PAST + i];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) x[PAST + i] = present[i];
+    for (int i = 0; i < COUNT; ++i) x[PAST + i] = present[i];
   }
 };
 
 // The result before silu at the i-th time of a vector.
-template <int TAPS>
-DEVICE float convolved(const float (&x)[TAPS - 1 + 8], const Filter<TAPS>& filter, int i) {
+template <int TAPS, int INPUTS>
+DEVICE float convolved(const float (&x)[INPUTS], const Filter<TAPS>& filter, int i) {
   float y = filter.bias;
 #pragma unroll
   for (int k = 0; k < TAPS; ++k) y += filter.weight[k] * x[i + k];
@@ -54,12 +54,13 @@ struct SiluFilter {
   DEVICE SiluFilter(const ConvForward& p, int64_t channel)
       : silu_after(p.sizes.silu != 0),
         filter(Filter<TAPS>(p.weight, p.bias, TAPS, channel).scaled(silu_after ? SILU_SCALE<T> : 1.0f)) {}
-  DEVICE void apply(float (&y)[8], const float (&x)[TAPS - 1 + 8]) const {
+  template <int COUNT>
+  DEVICE void apply(float (&y)[COUNT], const float (&x)[TAPS - 1 + COUNT]) const {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) y[i] = convolved(x, filter, i);
+    for (int i = 0; i < COUNT; ++i) y[i] = convolved(x, filter, i);
     if (silu_after) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) y[i] = silu<T>(y[i]);
+      for (int i = 0; i < COUNT; ++i) y[i] = silu<T>(y[i]);
     }
   }
 };
@@ -110,21 +111,61 @@ template <class T, int TAPS>
 DEVICE void forward_plain(const ConvForward& p) {
   forward_rows<T, TAPS, PLAIN_LANES<T>, PLAIN_AHEAD<T>>(p);
 }
-// Of a small tensor a lane has one vector. Without the loop there is a fifth less code to read.
+// Of a small tensor a lane has a few times: eight, or of fp32 four, which is 16 bytes. Without a loop there is a fifth less
+// code to read.
+template <class T>
+constexpr int FEW_TIMES = sizeof(T) == 4 ? 4 : 8;
+
 template <class T, int TAPS>
 DEVICE void forward_small(const ConvForward& p) {
+  constexpr int TIMES = FEW_TIMES<T>;
   const ConvSizes& sizes = p.sizes;
   const TeamPlace<TEAM> place(p);
-  const int time = (place.piece * TEAM + lane()) * 8;
+  const int time = (place.piece * TEAM + lane()) * TIMES;
   if (place.channel >= sizes.channels || time >= static_cast<int>(sizes.length)) return;
 
-  Inputs<T, TAPS> inputs;
+  Inputs<T, TAPS, TIMES> inputs;
   inputs.fetch(row_of<T>(p.x, place.batch, place.channel) + time, time > 0);
   const SiluFilter<T, TAPS> filter(p, place.channel);
-  float x[TAPS - 1 + 8], y[8];
+  float x[TAPS - 1 + TIMES], y[TIMES];
   inputs.to_floats(x, time > 0);
   filter.apply(y, x);
-  store_global(row_of<T>(p.out, place.batch, place.channel) + time, Eight<T>::from_floats(y));
+  store_global(row_of<T>(p.out, place.batch, place.channel) + time, Vector<T, TIMES>::from_floats(y));
+}
+
+// The same of rows that may start anywhere: vectors start on 16 bytes, so the first of them before the row. Those that are
+// not in it as a whole are read and written one by one; there are two or three in a row.
+template <class T, int TAPS>
+DEVICE void forward_ragged(const ConvForward& p) {
+  constexpr int TIMES = FEW_TIMES<T>, BEFORE = Inputs<T, TAPS, TIMES>::BEFORE;
+  const TeamPlace<TEAM> place(p);
+  if (place.channel >= p.sizes.channels) return;
+  const Row<T> in(p.x, place.batch, place.channel, p.sizes.length), out(p.out, place.batch, place.channel, p.sizes.length);
+  const int shift = in.misalignment(), time = (place.piece * TEAM + lane()) * TIMES - shift;
+  if (time >= in.length) return;
+
+  const bool whole = time >= BEFORE && time + TIMES <= in.length;
+  float x[TAPS - 1 + TIMES], y[TIMES];
+  Inputs<T, TAPS, TIMES> inputs;
+  if (whole) inputs.fetch(in.data + time, true);
+  const SiluFilter<T, TAPS> filter(p, place.channel);
+  if (whole) {
+    inputs.to_floats(x, true);
+  } else {
+#pragma unroll
+    for (int i = 0; i < TAPS - 1 + TIMES; ++i) {
+      const int t = time - (TAPS - 1) + i;
+      x[i] = in.contains(t) ? to_float(in.data[t]) : 0.0f;
+    }
+  }
+  filter.apply(y, x);
+  if (whole && out.misalignment() == shift) {
+    store_global(out.data + time, Vector<T, TIMES>::from_floats(y));
+  } else {
+#pragma unroll
+    for (int i = 0; i < TIMES; ++i)
+      if (out.contains(time + i)) out.data[time + i] = from_float<T>(y[i]);
+  }
 }
 
 // A lane's channels are its unit's place among groups of FORWARD_COLUMNS, of which there are fewer than 2^31 in all.

@@ -74,6 +74,10 @@ struct Packed {
     const Eight<T> x = read_once<8>(from);
     __builtin_memcpy(word, &x, sizeof(word));
   }
+  DEVICE void clear() {
+#pragma unroll
+    for (uint32_t& each : word) each = 0;
+  }
   DEVICE void set(const float (&x)[8]) {
 #pragma unroll
     for (int i = 0; i < 8; i += 2) {
@@ -121,7 +125,7 @@ struct Strip {
 };
 
 // For each tensor where the block's 32 channels, or the first chunk's 32 times, start: strides are 64-bit
-// numbers whose products cost more than to read an address.
+// numbers whose products cost more than to read an address. The last channel stands in for those that lack.
 template <int TENSORS>
 struct Rows {
   uintptr_t start[TENSORS][32];
@@ -129,7 +133,8 @@ struct Rows {
   template <class T, class S>
   DEVICE void put(int tensor, const Sequence& s, const Place& place, S) {
     if (thread_index() < 32) {
-      const int64_t row = S::along_time ? thread_index() * s.channel : thread_index() * s.time;
+      const int channel = thread_index() < place.channels ? thread_index() : place.channels - 1;
+      const int64_t row = S::along_time ? channel * s.channel : thread_index() * s.time;
       start[tensor][thread_index()] =
           reinterpret_cast<uintptr_t>(static_cast<T*>(s.data) + place.batch * s.batch + place.first * s.channel + row);
     }
@@ -142,13 +147,22 @@ struct Rows {
   }
 };
 
-// WHOLE: all of a chunk lies inside its tensors and its strips start on 16 bytes.
+// Whether a strip is eight numbers that can be read at once.
+template <class T>
+DEVICE bool is_vector(const T* start, int64_t stride, int64_t inside) {
+  return stride == 1 && inside >= 8 && reinterpret_cast<uintptr_t>(start) % 16 == 0;
+}
+
+// WHOLE: all of a chunk lies inside its tensors and its strips start on 16 bytes. Of other chunks some strips do: of a
+// channel that is there, of a block in which others are not.
 template <class T, bool WHOLE, class S>
 DEVICE void load_strip(Packed<T>& x, const T* start, const Sequence& s, int inside, S) {
-  if constexpr (WHOLE) {
+  const int64_t stride = S::along_time ? s.time : s.channel;
+  if (WHOLE || is_vector(start, stride, inside)) {
     x.load(start);
+  } else if (inside <= 0) {
+    x.clear();
   } else {
-    const int64_t stride = S::along_time ? s.time : s.channel;
     float value[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) value[i] = i < inside ? to_float(start[i * stride]) : 0.0f;
@@ -158,10 +172,10 @@ DEVICE void load_strip(Packed<T>& x, const T* start, const Sequence& s, int insi
 
 template <class T, bool WHOLE, class S>
 DEVICE void store_strip(T* start, const Sequence& s, int inside, const float (&x)[8], S) {
-  if constexpr (WHOLE) {
+  const int64_t stride = S::along_time ? s.time : s.channel;
+  if (WHOLE || is_vector(start, stride, inside)) {
     store_global(start, Eight<T>::from_floats(x));
-  } else {
-    const int64_t stride = S::along_time ? s.time : s.channel;
+  } else if (inside > 0) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       if (i < inside) start[i * stride] = from_float<T>(x[i]);
@@ -224,6 +238,28 @@ DEVICE void get_strip(float (&x)[8], const float* rows, S strip) {
   }
 }
 
+// Whether strips of B and C can be read 16 bytes at once.
+DEVICE bool vectors(const Projection& s) {
+  const int64_t strides = s.batch | s.group | s.state;
+  return s.time == 1 && strides % 8 == 0 && reinterpret_cast<uintptr_t>(s.data) % 16 == 0;
+}
+
+// Which chunks can be read and written 16 bytes at once: their strips, and their B and C.
+struct Vectorised {
+  // All before these.
+  int with_strips, with_projections;
+
+  // `full`: no channel of the block lacks, or another stands in for it.
+  DEVICE Vectorised(const ScanSizes& sizes, const Projection& b, const Projection& c, bool full) {
+    const int chunks = static_cast<int>(sizes.length / CHUNK);
+    with_strips = full && sizes.aligned ? chunks : 0;
+    with_projections = vectors(b) && vectors(c) && sizes.states % SLAB == 0 ? chunks : 0;
+  }
+  DEVICE bool strips(int chunk) const { return chunk < with_strips; }
+  DEVICE bool projections(int chunk) const { return chunk < with_projections; }
+  DEVICE int with_both() const { return with_strips < with_projections ? with_strips : with_projections; }
+};
+
 // One thread's share of a chunk of B or C: a state's eight steps. Of THREADS shares half are B's, the others C's.
 template <class T>
 struct ProjectionStrip {
@@ -251,6 +287,8 @@ struct ProjectionStrip {
     } else {
       const T* at = from + chunk * CHUNK * s.time + slab * SLAB * s.state;
       const int64_t left = slab * SLAB + state() < sizes.states ? sizes.length - chunk * CHUNK - time() : 0;
+      if (is_vector(at, s.time, left)) return value.load(at);
+      if (left <= 0) return value.clear();
       float x[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) x[i] = i < left ? to_float(at[i * s.time]) : 0.0f;
@@ -265,9 +303,3 @@ struct ProjectionStrip {
     for (int i = 0; i < 8; ++i) to[i * STATE_ROW] = x[i];
   }
 };
-
-// Whether strips of B and C can be read 16 bytes at once.
-DEVICE bool vectors(const Projection& s) {
-  const int64_t strides = s.batch | s.group | s.state;
-  return s.time == 1 && strides % 8 == 0 && reinterpret_cast<uintptr_t>(s.data) % 16 == 0;
-}

@@ -46,6 +46,18 @@ DEVICE void claim_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 #endif
 }
+// A kernel that is launched to overlap the one before it starts when all blocks of that one have let it, or have ended;
+// what the other wrote is there once a thread has waited for its end. In other launches, and before sm_90, these do nothing.
+DEVICE void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+DEVICE void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 DEVICE float* dynamic_shared() {
   extern __shared__ __align__(16) float memory[];
   return memory;
@@ -109,6 +121,8 @@ template <int COUNT>
 DEVICE void give_up_registers() {}
 template <int COUNT>
 DEVICE void claim_registers() {}
+DEVICE void let_next_start() {}
+DEVICE void wait_for_kernel_before() {}
 DEVICE void copies_done() {}
 extern __attribute__((shared, aligned(16))) float dynamic_memory[];
 DEVICE float* dynamic_shared() { return dynamic_memory; }
@@ -190,6 +204,8 @@ template <int COUNT>
 DEVICE void give_up_registers() {}
 template <int COUNT>
 DEVICE void claim_registers() {}
+DEVICE void let_next_start() {}
+DEVICE void wait_for_kernel_before() {}
 DEVICE float* dynamic_shared() { return emulator::dynamic_shared(); }
 DEVICE void copy_async(void* shared, const void* from) { __builtin_memcpy(shared, from, 16); }
 DEVICE void copies_done() {}

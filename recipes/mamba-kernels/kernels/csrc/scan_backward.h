@@ -465,14 +465,14 @@ DEVICE int backward_chunks(const ScanBackward& p, BackwardShared& s, const Slots
   const ScanSizes& sizes = p.sizes;
   const Place& place = share.place;
   const Strip<ALONG_TIME> strip;
-  const Vectorised vectorised(sizes, place, p.b, p.c);
+  const int whole_chunks = Vectorised(sizes, p.b, p.c, place.channels == CHANNELS).with_both();
   const int64_t slabs = MANY ? (sizes.states + SLAB - 1) / SLAB : 1;
   auto inside = [&](int chunk) { return strip.inside(place.channels, sizes.length - int64_t(chunk) * CHUNK); };
   float h[4], a[4];
   BackwardInputs<T> inputs;
   ProjectionStrip<T> projections;
   auto fetch = [&](int chunk) {
-    if (!vectorised.whole(chunk)) {
+    if (chunk >= whole_chunks) {
       inputs.template load<false>(p, s, chunk, inside(chunk), strip);
       if constexpr (KEEPS_INPUTS<T>) inputs.keep(s.inputs);
     } else if constexpr (KEEPS_INPUTS<T>) {
@@ -487,7 +487,7 @@ DEVICE int backward_chunks(const ScanBackward& p, BackwardShared& s, const Slots
     // As ProjectionStrip says.
     const int kind = thread / (THREADS / 2), time = thread / SLAB % 4 * 8;
     const T* row = reinterpret_cast<const T*>(s.projection_rows[kind][thread % SLAB]);
-    if (vectorised.whole(chunk)) {
+    if (chunk < whole_chunks) {
       projections.template load<true>(row + time, p.b, p.c, sizes, slab, chunk);
     } else {
       projections.template load<false>(row + time * (kind ? p.c.time : p.b.time), p.b, p.c, sizes, slab, chunk);
@@ -507,7 +507,7 @@ DEVICE int backward_chunks(const ScanBackward& p, BackwardShared& s, const Slots
   fetch(chunk);
   fetch_slab(0, chunk);
   for (; chunk >= share.begin; --chunk) {
-    const bool whole = vectorised.whole(chunk);
+    const bool whole = chunk < whole_chunks;
     copies_done();
     if constexpr (KEEPS_INPUTS<T>) inputs.get(s.inputs);
     if constexpr (COPIES) Starts().get(h, s, 0);
@@ -590,8 +590,10 @@ DEVICE void scan_backward(const ScanBackward& p) {
   if (thread_index() == 0) s.broken = 0;
   clear_totals(s);
   float carry[4] = {}, a_gradient[4] = {};
+  wait_for_kernel_before();
+  let_next_start();
   for (int64_t slab = 0; slab < slabs; ++slab) {
-    entering(carry, p, share, lane, slab);
+    arriving<false>(carry, p, p.last_gradient, share, lane, slab);
     if constexpr (SLOTS) {
       slots.store(carry, slab, CARRY, share.end - 1);
       slots.store(a_gradient, slab, A_GRADIENT, share.end - 1);

@@ -1,6 +1,7 @@
 // Selective scan, forward: h_t = exp(dt_t A) h_{t-1} + dt_t u_t B_t, y_t = C_t h_t + D u_t, out_t = y_t silu(z_t).
 #pragma once
 
+#include "arrivals.h"
 #include "waves.h"
 
 // A times log2(e) for the lane's elements; zero beyond the last state or channel, where h stays zero.
@@ -119,18 +120,6 @@ DEVICE void put_joins(float* joins, const int32_t* segment, const Place& place, 
 // 0 * inf is NaN. From the first chunk that is not, it goes the plain way (PLAIN), where a NaN reaches no step
 // before its own.
 
-// Which chunks can be read and written 16 bytes at once.
-struct Vectorised {
-  // All before this one.
-  int chunks;
-
-  DEVICE Vectorised(const ScanSizes& sizes, const Place& place, const Projection& b, const Projection& c) {
-    const bool any = sizes.aligned && place.channels == CHANNELS && vectors(b) && vectors(c) && sizes.states % SLAB == 0;
-    chunks = any ? static_cast<int>(sizes.length / CHUNK) : 0;
-  }
-  DEVICE bool whole(int chunk) const { return chunk < chunks; }
-};
-
 // With tensor cores half of a block's threads do the recurrence and the others the elementwise work of the chunks
 // before and after, so that the exponential unit does not wait for it; that takes two stages of shared memory. Else
 // the same threads do one after the other.
@@ -181,9 +170,9 @@ struct ForwardBlock {
   // Chunks before this are the block's.
   const int end, slabs;
 
-  DEVICE ForwardBlock(const ScanForward& p, ForwardShared& s, const Share& share, int slabs)
-      : p(p), s(s), share(share), place(share.place), vectorised(p.sizes, place, p.b, p.c), end(share.end), slabs(slabs) {}
-  DEVICE bool whole(int chunk) const { return vectorised.whole(chunk); }
+  DEVICE ForwardBlock(const ScanForward& p, ForwardShared& s, const Share& share, int slabs, bool full)
+      : p(p), s(s), share(share), place(share.place), vectorised(p.sizes, p.b, p.c, full), end(share.end), slabs(slabs) {}
+  DEVICE bool whole(int chunk) const { return vectorised.strips(chunk); }
 };
 
 // The recurrence over a chunk: h in and out, y to shared memory. Decays and inputs are computed two steps ahead, so
@@ -319,6 +308,8 @@ struct ForwardStrip {
     }
     const Rows<4>& rows = block.s.rows;
     if (block.whole(chunk)) {
+      // What stands in for a channel that lacks is not stored.
+      if (ALONG_TIME && strip.channel() >= block.place.channels) return;
       store_strip<T, true>(rows.template strip<T, true>(FORWARD_OUT, p.out, chunk, strip), p.out, 8, y, strip);
     } else {
       T* start = rows.template strip<T, false>(FORWARD_OUT, p.out, chunk, strip);
@@ -343,7 +334,7 @@ struct ProjectionStream {
   DEVICE void fetch() {
     const ScanForward& p = block.p;
     if (chunk >= block.end) return;
-    if (block.whole(chunk)) {
+    if (block.vectorised.projections(chunk)) {
       share.template load<true>(start, p.b, p.c, p.sizes, slab, chunk);
     } else {
       share.template load<false>(start, p.b, p.c, p.sizes, slab, chunk);
@@ -440,7 +431,6 @@ DEVICE int help_forward(const ForwardBlock& block, int chunk) {
 // instruction multiplies masked steps too, and 0 * inf is NaN, so that from there on the plain way is gone.
 template <class T, bool MANY, bool PLAIN, bool SEGMENTED>
 DEVICE int run_forward(const ForwardBlock& block, int chunk, ForwardStates<T, MANY, PLAIN, SEGMENTED>& states) {
-  barrier();
   for (; chunk < block.end; ++chunk) {
     const float start[4] = {states.h[0], states.h[1], states.h[2], states.h[3]};
     for (int slab = 0; slab < block.slabs; ++slab) {
@@ -480,34 +470,16 @@ DEVICE void run_forward_alone(const ForwardBlock& block, ForwardStates<T, MANY, 
   }
 }
 
-// The state that enters a split.
-DEVICE void arriving(float (&h)[4], const ScanForward& p, const Share& share, const Lane& lane, int64_t slab) {
+// The states that enter the share, to an array over [slab][copy][thread][4] as each thread of the recurrence then has them.
+DEVICE void put_arriving(float* to, const ForwardBlock& block) {
+  const QuadLane lane(thread_index());
+  wait_for_kernel_before();
+  for (int slab = 0; slab < block.slabs; ++slab, to += FORWARD_COPIES * THREADS * 4) {
+    float h[4];
+    arriving<true>(h, block.p, block.p.initial, block.share, lane, slab);
 #pragma unroll
-  for (int e = 0; e < 4; ++e) h[e] = 0.0f;
-  if (p.initial) StateAddress(p.sizes, share.place, lane, slab, 1).load(h, p.initial, 0);
-  if (share.split == 0) return;
-  float a[4];
-  load_decay(a, p.a, p.sizes, share.place, lane, slab);
-  const StateAddress address(p.sizes, share.place, lane, slab, 1);
-  const int64_t split_states = p.sizes.batch * p.sizes.channels * p.sizes.states;
-#pragma unroll 1
-  for (int64_t first = 0; first < share.split; first += SPLITS_AT_ONCE) {
-    float leaves[SPLITS_AT_ONCE][4];
-    Span spans[SPLITS_AT_ONCE][Lane::CHANNELS_EACH];
-#pragma unroll
-    for (int k = 0; k < SPLITS_AT_ONCE; ++k) {
-      const int64_t split = first + k < share.split ? first + k : first;
-      address.load(leaves[k], p.carries, split * split_states);
-#pragma unroll
-      for (int c = 0; c < Lane::CHANNELS_EACH; ++c)
-        spans[k][c] = Span::read(p.spans, p.sizes, share.place, split, lane.channel(c));
-    }
-#pragma unroll
-    for (int k = 0; k < SPLITS_AT_ONCE; ++k) {
-      if (first + k >= share.split) break;
-#pragma unroll
-      for (int e = 0; e < 4; ++e) h[e] = spans[k][e / Lane::STATES_EACH].passed(h[e], leaves[k][e], a[e]);
-    }
+    for (int e = 0; e < 4; e += Lane::STATES_EACH)
+      store_states(to + Lane::place_of(lane.channel(), lane.state + e), h + e);
   }
 }
 
@@ -518,7 +490,8 @@ DEVICE void scan_forward(const ScanForward& p) {
   const ScanSizes& sizes = p.sizes;
   const Share share(sizes, p.splits, Share::outermost(sizes));
   const Place& place = share.place;
-  const ForwardBlock block(p, s, share, MANY ? static_cast<int>((sizes.states + SLAB - 1) / SLAB) : 1);
+  const ForwardBlock block(p, s, share, MANY ? static_cast<int>((sizes.states + SLAB - 1) / SLAB) : 1,
+                           ALONG_TIME || place.channels == CHANNELS);
   const Strip<ALONG_TIME> strip;
   s.rows.template put<T>(FORWARD_U, p.u, place, strip);
   s.rows.template put<T>(FORWARD_DELTA, p.delta, place, strip);
@@ -535,20 +508,23 @@ DEVICE void scan_forward(const ScanForward& p) {
     return;
   }
   claim_registers<FORWARD_REGISTERS + MOVED_REGISTERS<T>>();
+  // Of one slab through room for sums that no chunk writes to before the second.
+  float* arrived = MANY ? slots + (share.begin & (FORWARD_COPIES - 1)) * THREADS * 4 : s.stage(share.begin + 1).y;
+  put_arriving(arrived, block);
+  if (HELPED) barrier();
   ForwardStates<T, MANY, true, SEGMENTED> states(block, slots);
-  for (int slab = 0; slab < block.slabs; ++slab) {
-    arriving(states.h, p, share, states.lane, slab);
-    if constexpr (MANY) store_four(states.slot(slab, share.begin), states.h[0], states.h[1], states.h[2], states.h[3]);
-  }
   if constexpr (HELPED) {
     ForwardStates<T, MANY, false, SEGMENTED> finite(block, slots);
-#pragma unroll
-    for (int e = 0; e < 4; ++e) finite.h[e] = states.h[e];
+    load_four(finite.h, arrived + thread_index() * 4);
     const int chunk = run_forward(block, share.begin, finite);
 #pragma unroll
     for (int e = 0; e < 4; ++e) states.h[e] = finite.h[e];
-    if (chunk < block.end) run_forward(block, chunk, states);
+    if (chunk < block.end) {
+      barrier();
+      run_forward(block, chunk, states);
+    }
   } else {
+    load_four(states.h, arrived + thread_index() * 4);
     run_forward_alone<T, MANY, ALONG_TIME, SEGMENTED>(block, states);
   }
   if (p.last && share.split + 1 == p.splits) {

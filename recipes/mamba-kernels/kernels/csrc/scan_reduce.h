@@ -77,6 +77,7 @@ DEVICE void reduce_parameters(const ScanReduce& p, int64_t block) {
 
 template <class T>
 DEVICE void scan_reduce(const ScanReduce& p) {
+  wait_for_kernel_before();
   const int64_t chunks = (p.length + CHUNK - 1) / CHUNK, each = p.batch * p.groups * chunks;
   const int64_t block = block_index();
   if (block >= 2 * each) return reduce_parameters(p, block - 2 * each);

@@ -29,35 +29,6 @@ DEVICE void ungated(float (&dy)[8], const Packed<T>& gradient, const Packed<T>& 
   for (int i = 0; i < 8; ++i) dy[i] = WHOLE || i < inside ? dy[i] * v[i] * sigmoid(v[i]) : 0.0f;
 }
 
-// The carry that enters a split backward.
-DEVICE void entering(float (&carry)[4], const ScanBackward& p, const Share& share, const QuadLane& lane, int64_t slab) {
-#pragma unroll
-  for (int e = 0; e < 4; ++e) carry[e] = 0.0f;
-  if (p.last_gradient) QuadAddress(p.sizes, share.place, lane, slab).load(carry, p.last_gradient);
-  if (share.split + 1 == p.splits) return;
-  float a[4];
-  load_quad_decay(a, p.a, p.sizes, share.place, lane, slab);
-  const QuadAddress address(p.sizes, share.place, lane, slab);
-  const int64_t split_states = p.sizes.batch * p.sizes.channels * p.sizes.states;
-#pragma unroll 1
-  for (int64_t last = p.splits - 1; last > share.split; last -= SPLITS_AT_ONCE) {
-    float leaves[SPLITS_AT_ONCE][4];
-    Span spans[SPLITS_AT_ONCE];
-#pragma unroll
-    for (int k = 0; k < SPLITS_AT_ONCE; ++k) {
-      const int64_t split = last - k > share.split ? last - k : last;
-      address.load(leaves[k], p.carries + split * split_states);
-      spans[k] = Span::read(p.spans, p.sizes, share.place, split, lane.channel());
-    }
-#pragma unroll
-    for (int k = 0; k < SPLITS_AT_ONCE; ++k) {
-      if (last - k <= share.split) break;
-#pragma unroll
-      for (int e = 0; e < 4; ++e) carry[e] = spans[k].passed(carry[e], leaves[k][e], a[e]);
-    }
-  }
-}
-
 // A strip of an input that no other block reads.
 template <class T, bool WHOLE, class S>
 DEVICE void load_input(Packed<T>& x, const T* start, const Sequence& s, int inside, S strip) {
@@ -175,6 +146,7 @@ DEVICE void split_chunk(float (&carry)[4], Span& span, const float (&a)[4], cons
 template <class Way, class T, bool ALONG_TIME, bool SEGMENTED>
 DEVICE void scan_split(const typename Way::Params& p) {
   SHARED SplitShared s;
+  let_next_start();
   const ScanSizes& sizes = p.sizes;
   const int64_t followed = p.splits - 1, outermost = Share::outermost(sizes), slab = outermost / followed;
   const Share share(sizes, p.splits, outermost % followed + (Way::FORWARD ? 0 : 1));
@@ -184,17 +156,20 @@ DEVICE void scan_split(const typename Way::Params& p) {
   put_parameter(s.bias, p.delta_bias, share.place);
   barrier();
 
-  const Vectorised vectorised(sizes, share.place, p.b, p.c);
+  const Vectorised vectorised(sizes, p.b, p.c, ALONG_TIME || share.place.channels == CHANNELS);
   auto inside = [&](int64_t chunk) { return strip.inside(share.place.channels, sizes.length - chunk * CHUNK); };
   Way inputs;
   ProjectionStrip<T> projections;
   const T* projections_start = projections.start(p.b, p.c, share.place);
   auto fetch = [&](int chunk) {
-    if (vectorised.whole(chunk)) {
+    if (vectorised.strips(chunk)) {
       inputs.template load<true>(p, s, chunk, 8, strip);
-      projections.template load<true>(projections_start, p.b, p.c, sizes, slab, chunk);
     } else {
       inputs.template load<false>(p, s, chunk, inside(chunk), strip);
+    }
+    if (vectorised.projections(chunk)) {
+      projections.template load<true>(projections_start, p.b, p.c, sizes, slab, chunk);
+    } else {
       projections.template load<false>(projections_start, p.b, p.c, sizes, slab, chunk);
     }
   };
@@ -205,7 +180,7 @@ DEVICE void scan_split(const typename Way::Params& p) {
   load_quad_decay(a, p.a, sizes, share.place, lane, slab);
   fetch(first);
   for (int chunk = first;; chunk += STEP) {
-    if (vectorised.whole(chunk)) {
+    if (vectorised.strips(chunk)) {
       inputs.template put<true>(p, s, 8, strip);
     } else {
       inputs.template put<false>(p, s, inside(chunk), strip);
@@ -220,6 +195,6 @@ DEVICE void scan_split(const typename Way::Params& p) {
   }
   QuadAddress(sizes, share.part, lane, slab).store(p.carries, carry);
   if (slab == 0 && lane.state == 0 && lane.channel() < share.place.channels) {
-    span.write(p.spans, sizes, share.part, lane.channel());
+    span.write(p.spans + Span::index(sizes, share.part, 0, lane.channel()));
   }
 }

@@ -23,31 +23,32 @@ struct Share {
   DEVICE static int64_t outermost(const ScanSizes& sizes) { return Place(sizes).batch / sizes.batch; }
 };
 
-// Splits that are read at once where several are gone through: each alone would wait for memory.
-constexpr int SPLITS_AT_ONCE = 4;
-
-// Sum of a split's steps dt, and whether a sequence starts in it, of one channel of the block.
+// Sum of steps dt, and whether a sequence starts in them, of one channel of the block: of a split, or of several.
 struct Span {
   float length = 0.0f, restarts = 0.0f;
 
-  // `split`: how many splits behind the place's.
-  DEVICE static Span read(const float* spans, const ScanSizes& sizes, const Place& place, int64_t split, int channel) {
-    float x[2] = {};
-    if (channel < place.channels) load_two(x, spans + index(sizes, place, split, channel));
-    return {x[0], x[1]};
-  }
-  DEVICE void write(float* spans, const ScanSizes& sizes, const Place& place, int channel) const {
-    store_two(spans + index(sizes, place, 0, channel), length, restarts);
-  }
-  // What leaves the split when `enters` does, and `leaves` when nothing does; a is A log2(e).
-  DEVICE float passed(float enters, float leaves, float a) const {
-    // At least the smallest number, so that what is infinite stays it.
-    const float decay = exp2_fast(a * length);
-    return restarts != 0.0f ? leaves : (decay < 0x1p-126f ? 0x1p-126f : decay) * enters + leaves;
-  }
-
- private:
+  // Where that of a channel is, `split` splits behind the place's.
   DEVICE static int64_t index(const ScanSizes& sizes, const Place& place, int64_t split, int channel) {
     return ((split * sizes.batch + place.batch) * sizes.channels + place.first + channel) * 2;
+  }
+  DEVICE static Span read(const float* from) {
+    float x[2];
+    load_two(x, from);
+    return {x[0], x[1]};
+  }
+  DEVICE void write(float* to) const { store_two(to, length, restarts); }
+  DEVICE void add(const Span& next) {
+    length += next.length;
+    if (next.restarts != 0.0f) restarts = 1.0f;
+  }
+  // Adds to x what is left of y after these steps; a is A log2(e).
+  DEVICE void add_what_is_left(float (&x)[4], const float (&y)[4], const float (&a)[4]) const {
+    if (restarts != 0.0f) return;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      // At least the smallest number, so that what is infinite stays it.
+      const float decay = exp2_fast(a[e] * length);
+      x[e] += (decay < 0x1p-126f ? 0x1p-126f : decay) * y[e];
+    }
   }
 };

@@ -36,6 +36,13 @@ struct Lane {
   DEVICE int channel(int c) const { return group * WAVE_CHANNELS + row + c * ROWS; }
   // Within the slab: first of the lane's adjacent states.
   DEVICE int state() const { return part * WAVE_STATES + column * STATES_EACH; }
+  // In an array over [thread][4] of all lanes' elements, where a channel's state is.
+  DEVICE static int place_of(int channel, int state) {
+    const int in_group = channel % WAVE_CHANNELS, in_part = state % WAVE_STATES;
+    const int wave = channel / WAVE_CHANNELS * PARTS + state / WAVE_STATES;
+    const int thread = wave * WAVE + in_group % ROWS * 4 + in_part / STATES_EACH;
+    return thread * 4 + in_group / ROWS * STATES_EACH + in_part % STATES_EACH;
+  }
 };
 
 // Orders shared memory between the lanes of a wave.

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,7 +124,7 @@ class Target:
     compiler: Callable[[], Compiler | None]
     flags: Sequence[str]
     build: Callable[[Compiler, Sequence[str], Path, Path], dict[str, Usage]]
-    entry: dict[str, list[int]] = field(default_factory=dict)
+    entry: Mapping[str, list[int] | bool] = field(default_factory=dict)
 
 
 def _build_ptx(nvcc: Compiler, flags: Sequence[str], sources: Path, out: Path) -> dict[str, Usage]:
@@ -171,9 +171,10 @@ def usage_of_emulator(path: Path) -> dict[str, Usage]:
 def _targets() -> dict[str, Target]:
     # sm_90a is sm_90 with what later GPUs are not promised to have, such as registers that waves hand on to
     # each other; its code runs on 9.0 alone, which is all that there is of 9.x.
+    # It also waits by itself for the kernel before, so that a launch may overlap that one.
     cubins = [
-        Target(arch, f"{arch}.cubin", "nvcc", nvidia_compiler, (f"-arch={real}",), _build_cubin)
-        for arch, real in (("sm_80", "sm_80"), ("sm_90", "sm_90a"))
+        Target(arch, f"{arch}.cubin", "nvcc", nvidia_compiler, (f"-arch={real}",), _build_cubin, entry)
+        for arch, real, entry in (("sm_80", "sm_80", {}), ("sm_90", "sm_90a", {"overlaps": True}))
     ]
     clang = "clang 19 with lld, or hipcc"
     code_objects = [

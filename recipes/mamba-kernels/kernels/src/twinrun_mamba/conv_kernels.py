@@ -26,18 +26,19 @@ from twinrun_mamba.validation import KERNEL_TYPES
 # ConvForward, ConvBackward, ConvReduce and ConvUpdate of params.h.
 FORWARD, BACKWARD, REDUCE, UPDATE = Struct("=27q2Q"), Struct("=37q"), Struct("=7q"), Struct("=23q")
 THREADS = 128
-# Channels of a block of conv_backward_tokens_*, and places of one of conv_reduce.
-COLUMNS, REDUCE_PLACES = 128, 16
+# Bytes of a row that a team of conv_forward_small* has, of a step that a block of conv_backward_tokens_* has,
+# and places of a block of conv_reduce.
+SMALL_BYTES, COLUMN_BYTES, REDUCE_PLACES = 512, 256, 16
 # Blocks of a backward that keep every GPU busy, and vectors of 256 times that are worth a block and the sum
 # over splits. Not the device's own numbers, nor are those below: sums must not depend on it.
 BLOCKS, SPLIT = 1024, 32
 # Elements from which a lane does many steps, which is less work; fewer make enough blocks of a small tensor.
-# Rows of 16-bit elements must be LONG, too.
+# Plain rows must be LONG, too.
 MEDIUM, LARGE, LONG = 2**21, 2**22, 2048
 # Steps of a lane back through tokens: of fewer than SHORT elements, at least; twice as many of more; and the
 # most, since longer sums are further off. Blocks that an H200 has at once, and a share that is enough.
-SHORT, SHORT_STEPS, MOST_STEPS = 2**18, 4, 128
-AT_ONCE, FULL = 396, 0.9
+SHORT, SHORT_STEPS, MOST_STEPS = 2**19, 4, 128
+AT_ONCE, FLOATS_AT_ONCE, FULL = 396, 528, 0.9
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 
@@ -51,6 +52,8 @@ def forward(start: Launcher, inputs: tuple[Any, ...], *, silu: bool, last: bool)
     out = new_sequence(x, time_adjacent)
     special = last or initial_states is not None or seq_idx is not None
     variant = _variant(width, x, out, time_adjacent=time_adjacent, special=special)
+    # Rows that start anywhere, or of any length.
+    variant = variant or ("" if special else f"_ragged{width}")
     name, blocks, pieces, sizes = _forward_plan(x.dtype, x.shape, width, variant)
     states = empty_like(x, (*x.shape[:2], width - 1) if last else (0,))
     params = FORWARD.pack(
@@ -159,7 +162,7 @@ def _reduced(start: Launcher, weight_partial: Tensor, bias_partial: Tensor) -> t
         channels,
         width,
     )
-    start("conv_reduce", -(-channels * (width + 1) // REDUCE_PLACES), params)
+    start("conv_reduce", -(-channels * (width + 1) // REDUCE_PLACES), params, overlap=True)
     return gweight, gbias
 
 
@@ -180,19 +183,28 @@ def _forward_plan(
 ) -> tuple[str, int, Fields, Fields]:
     """Return the kernel, its blocks, how it cuts rows into pieces, and the sizes."""
     batch, channels, length = shape
-    elements, tokens = batch * channels * length, variant.startswith("_tokens")
-    plain, floats = variant.startswith("_plain"), kind is torch.float32
-    large = elements >= (MEDIUM if plain and floats else LARGE) and (not plain or floats or length >= LONG)
-    few, many, enough = (8, 16, elements >= MEDIUM) if tokens else (256, 2048, large)
-    steps = many if enough else few
+    elements, floats = batch * channels * length, kind is torch.float32
+    tokens, plain, ragged = (variant.startswith(word) for word in ("_tokens", "_plain", "_ragged"))
+    large = elements >= LARGE and (length >= LONG or not (plain or ragged))
+    if ragged and large and not floats:
+        variant, ragged = "", False
+    small = ragged or (plain and not large)
+    variant = variant.replace("_plain", "_small") if small else variant
+    # Steps of a lane through tokens, else of a team of 32 lanes.
+    if tokens:
+        steps = 16 if elements >= MEDIUM else 8
+    elif small:
+        steps = SMALL_BYTES // kind.itemsize
+    else:
+        steps = 2048 if large else 256
     # Rows of a block, as PLAIN_LANES of conv_plain.h has it, or columns of a lane.
     rows = 1 if large and plain and floats else 4
-    groups, pieces = -(-channels // rows), -(-length // steps)
+    # What starts before a row may be one vector more.
+    groups, pieces = -(-channels // rows), -(-(length + 7 * ragged) // steps)
     units = batch * groups * pieces
     blocks = -(-units // THREADS) if tokens else units
     cut = (steps, pieces, _reciprocal(pieces), _reciprocal(groups))
-    chosen = variant.replace("_plain", "_small") if plain and not large else variant
-    return f"conv_forward{chosen}_{KERNEL_TYPES[kind]}", blocks, cut, (batch, channels, length, width)
+    return f"conv_forward{variant}_{KERNEL_TYPES[kind]}", blocks, cut, (batch, channels, length, width)
 
 
 def _reciprocal(divisor: int) -> int:
@@ -212,19 +224,20 @@ def _backward_plan(
     if not variant.startswith("_tokens"):
         splits = max(1, min(BLOCKS // channels, batch * -(-length // 256) // SPLIT))
         return name, channels * splits, 0, splits, sizes
-    groups = -(-channels // COLUMNS)
+    groups = -(-channels * kind.itemsize // COLUMN_BYTES)
     least = SHORT_STEPS if batch * channels * length < SHORT else 2 * SHORT_STEPS
-    wanted = -(-length // (16 * _pieces(groups * batch, length))) * 4
+    at_once = FLOATS_AT_ONCE if kind is torch.float32 else AT_ONCE
+    wanted = -(-length // (16 * _pieces(groups * batch, length, at_once))) * 4
     steps = min(max(wanted, least), MOST_STEPS)
     splits = batch * -(-length // (4 * steps))
     return name, groups * splits, steps, splits, sizes
 
 
-def _pieces(units: int, length: int) -> int:
+def _pieces(units: int, length: int, at_once: int) -> int:
     """Return into how many parts of `units` blocks tokens go, so that the last blocks fill a GPU too."""
     pieces = 1
     for times in range(1, 9):
-        pieces = max(1, AT_ONCE * times // units)
-        if pieces * units >= FULL * AT_ONCE * times and length <= 4 * MOST_STEPS * pieces:
+        pieces = max(1, at_once * times // units)
+        if pieces * units >= FULL * at_once * times and length <= 4 * MOST_STEPS * pieces:
             break
     return pieces

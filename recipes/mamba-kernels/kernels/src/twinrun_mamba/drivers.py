@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from ctypes import byref, c_char_p, c_int, c_int64, c_size_t, c_uint, c_void_p
 from functools import cache
 from pathlib import Path
+from struct import Struct
 from typing import Any, Protocol
 
 import torch
@@ -38,9 +39,26 @@ class Driver(Protocol):
         """Return a kernel of a code object, allowed that much dynamic shared memory in a block."""
 
     def launch(
-        self, index: int, function: Handle, blocks: int, threads: int, shared_bytes: int, params: bytes
+        self,
+        index: int,
+        function: Handle,
+        blocks: int,
+        threads: int,
+        shared_bytes: int,
+        params: bytes,
+        *,
+        overlap: bool = False,
     ) -> None:
-        """Start a kernel on torch's current stream of the device."""
+        """Start a kernel on torch's current stream of the device, if `overlap` while the one before may run.
+
+        Where a driver cannot, the kernel starts when the one before has ended.
+        """
+
+
+# CUlaunchConfig: blocks and threads along x, y and z, bytes of shared memory; stream; attributes, how many.
+_CONFIG = Struct("=7I4xQQI4x")
+# CUlaunchAttribute: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, allowed.
+_OVERLAP = ctypes.create_string_buffer(Struct("=I4xI60x").pack(6, 1))
 
 
 class Cuda:
@@ -52,6 +70,10 @@ class Cuda:
         self.library = ctypes.CDLL("libcuda.so.1")
         self._launch = self.library.cuLaunchKernel
         self._launch.argtypes = _LAUNCH_TYPES
+        # 12.3: the first that captures kernels which overlap into graphs, too.
+        version = c_int()
+        overlaps = self.library.cuDriverGetVersion(byref(version)) == 0 and version.value >= 12030
+        self._launch_overlapping = self.library.cuLaunchKernelEx if overlaps else None
         self._push, self._pop = self.library.cuCtxPushCurrent_v2, self.library.cuCtxPopCurrent_v2
         self._push.argtypes = (c_void_p,)
         # Written by every launch, read by nobody.
@@ -76,14 +98,27 @@ class Cuda:
         return found
 
     def launch(
-        self, index: int, function: Handle, blocks: int, threads: int, shared_bytes: int, params: bytes
+        self,
+        index: int,
+        function: Handle,
+        blocks: int,
+        threads: int,
+        shared_bytes: int,
+        params: bytes,
+        *,
+        overlap: bool = False,
     ) -> None:
         """Start a kernel on torch's current stream of the device."""
         # A thread of autograd's may have no context yet, or another device's.
         self._push(self._contexts[index])
         stream = torch._C._cuda_getCurrentRawStream(index)
         pointers = _Pointers(params)
-        status = self._launch(function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, pointers, None)
+        if overlap and self._launch_overlapping:
+            size = (blocks, 1, 1, threads, 1, 1, shared_bytes)
+            config = _CONFIG.pack(*size, stream, ctypes.addressof(_OVERLAP), 1)
+            status = self._launch_overlapping(config, function, pointers, None)
+        else:
+            status = self._launch(function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, pointers, None)
         self._pop(self._popped)
         if status:
             self._check(
@@ -155,7 +190,15 @@ class Hip:
         return found
 
     def launch(
-        self, index: int, function: Handle, blocks: int, threads: int, shared_bytes: int, params: bytes
+        self,
+        index: int,
+        function: Handle,
+        blocks: int,
+        threads: int,
+        shared_bytes: int,
+        params: bytes,
+        *,
+        overlap: bool = False,
     ) -> None:
         """Start a kernel on torch's current stream of the device."""
         with torch.cuda.device(index):
@@ -189,7 +232,15 @@ class Emulator:
         return found
 
     def launch(
-        self, index: int, function: Handle, blocks: int, threads: int, shared_bytes: int, params: bytes
+        self,
+        index: int,
+        function: Handle,
+        blocks: int,
+        threads: int,
+        shared_bytes: int,
+        params: bytes,
+        *,
+        overlap: bool = False,
     ) -> None:
         """Run a kernel to its end, with as many threads as it was compiled for: waves of 32 may need more."""
         if function(params, blocks, 0, shared_bytes):

@@ -27,13 +27,20 @@ class Launcher:
     index: int
     _ready: dict[tuple[str, int], tuple[Handle, int, int]] = field(default_factory=dict)
 
-    def __call__(self, name: str, blocks: int, params: bytes, states: int = 0) -> None:
-        """Start a kernel on torch's current stream; `params` is the struct that the kernel takes."""
+    def __call__(
+        self, name: str, blocks: int, params: bytes, states: int = 0, *, overlap: bool = False
+    ) -> None:
+        """Start a kernel on torch's current stream; `params` is the struct that the kernel takes.
+
+        With `overlap` it may start while the kernel before it runs, where code object and driver can: for
+        what follows at once on a kernel of this package, and reads nothing else that is being written.
+        """
         function, threads, shared = self._ready.get((name, states)) or self._prepare(name, states)
         if blocks > self.driver.most_blocks or blocks * threads > self.driver.most_threads:
             most = min(self.driver.most_blocks, self.driver.most_threads // threads)
             raise LaunchError(f"{name}: {blocks} blocks of {threads} threads, at most {most} blocks")
-        self.driver.launch(self.index, function, blocks, threads, shared, params)
+        overlap = overlap and self.target.overlaps
+        self.driver.launch(self.index, function, blocks, threads, shared, params, overlap=overlap)
 
     def _prepare(self, name: str, states: int) -> tuple[Handle, int, int]:
         kernel = self.target.kernel(name)

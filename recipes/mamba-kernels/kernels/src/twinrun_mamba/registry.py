@@ -37,6 +37,8 @@ class Target:
     arch: str
     path: Path
     kernels: Mapping[str, Kernel]
+    # Its kernels wait by themselves for the kernel before, and may start while that one runs.
+    overlaps: bool = False
 
     def kernel(self, name: str) -> Kernel:
         """Return a kernel; ArchitectureError when this object lacks it."""
@@ -111,4 +113,4 @@ def _target(arch: str, where: Path, entry: Mapping[str, object]) -> Target:
     read = {
         name: Kernel(**{field: int(values[field]) for field in fields}) for name, values in kernels.items()
     }
-    return Target(arch, where / str(entry["object"]), read)
+    return Target(arch, where / str(entry["object"]), read, overlaps=entry.get("overlaps") is True)

@@ -34,8 +34,11 @@ AT_ONCE, SLABS_AT_ONCE, FULL = 396, 264, 0.95
 # Blocks from which time is not split, and most parts of it: each part goes through those before it.
 ENOUGH_BLOCKS, MOST_SPLITS = 320, 64
 ENOUGH_FORWARD_BLOCKS, MOST_FORWARD_SPLITS = 64, 32
-# Chunks that the forward pass does sooner than it starts a second kernel.
-FEW_CHUNKS = 4
+# Chunks that the forward pass does sooner than it starts a second kernel, and than one that overlaps.
+FEW_CHUNKS, VERY_FEW_CHUNKS = 4, 2
+# An H200's multiprocessors. While a first kernel has blocks on some, those of one that overlaps it gather on
+# the others, which takes longer than it saves unless there is room for all, or MANY are everywhere.
+MULTIPROCESSORS, MANY = 132, 330
 # ScanForward, ScanBackward and ScanReduce of params.h.
 FORWARD, BACKWARD, REDUCE = Struct("=44q"), Struct("=61q"), Struct("=25q")
 
@@ -157,10 +160,11 @@ def _start(
 ) -> None:
     """Start the second kernel, the pass; before it, with several parts of time, the one that hands on."""
     if splits > 1:
-        blocks = _blocks(sizes) * (splits - 1) * -(-sizes.states // SLAB)
-        start(_name(kernels[0], kind, 0, tokens=tokens, packed=packed), blocks, params)
+        first = _name(kernels[0], kind, 0, tokens=tokens, packed=packed)
+        start(first, _blocks_before(sizes, splits), params)
     name = _name(kernels[1], kind, sizes.states, tokens=tokens, packed=packed)
-    start(name, _blocks(sizes) * splits, params, sizes.states)
+    overlap = splits > 1 and _should_overlap(sizes, splits)
+    start(name, _blocks(sizes) * splits, params, sizes.states, overlap=overlap)
 
 
 def _reduced(start: Launcher, sizes: Sizes, partial: Sequence[Any], B: Tensor, C: Tensor) -> tuple[Any, ...]:
@@ -181,7 +185,7 @@ def _reduced(start: Launcher, sizes: Sizes, partial: Sequence[Any], B: Tensor, C
     blocks = 2 * batch * groups * -(-length // CHUNK)
     if parts > 1:
         blocks += -(-channels * (states + 2) // THREADS)
-    start(f"scan_reduce_{KERNEL_TYPES[B.dtype]}", blocks, params)
+    start(f"scan_reduce_{KERNEL_TYPES[B.dtype]}", blocks, params, overlap=True)
     return *sums, gb, gc
 
 
@@ -198,9 +202,11 @@ def _name(kernel: str, kind: torch.dtype, states: int, *, tokens: bool, packed: 
 @lru_cache(4096)
 def _forward_splits(sizes: Sizes) -> int:
     """Return how many parts of time the forward pass has, for half as much work again."""
-    if _blocks(sizes) >= ENOUGH_FORWARD_BLOCKS or _chunks(sizes) <= FEW_CHUNKS:
+    if _blocks(sizes) >= ENOUGH_FORWARD_BLOCKS:
         return 1
-    return _splits(sizes, [AT_ONCE], MOST_FORWARD_SPLITS)
+    splits = _splits(sizes, [AT_ONCE], MOST_FORWARD_SPLITS)
+    few = VERY_FEW_CHUNKS if _should_overlap(sizes, splits) else FEW_CHUNKS
+    return splits if _chunks(sizes) > few else 1
 
 
 @lru_cache(4096)
@@ -242,3 +248,14 @@ def _blocks_per_group(sizes: Sizes) -> int:
 
 def _blocks(sizes: Sizes) -> int:
     return sizes.batch * sizes.groups * _blocks_per_group(sizes)
+
+
+def _blocks_before(sizes: Sizes, splits: int) -> int:
+    """Return the blocks of the kernel that hands on: a slab each, of every part but one."""
+    return _blocks(sizes) * (splits - 1) * -(-sizes.states // SLAB)
+
+
+def _should_overlap(sizes: Sizes, splits: int) -> bool:
+    """Return whether a pass in parts should start while the kernel before it runs."""
+    blocks = _blocks(sizes) * splits
+    return _blocks_before(sizes, splits) + blocks <= MULTIPROCESSORS or blocks >= MANY
