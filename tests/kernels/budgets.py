@@ -10,6 +10,7 @@ branches, the cheapest way through it counts: the others restart a sequence or r
 
 from __future__ import annotations
 
+import argparse
 import heapq
 import re
 import shutil
@@ -222,5 +223,22 @@ def _inline(budget: Budget) -> str:
     return "{ " + ", ".join(f"{key} = {value}" for key, value in budget.items()) + " }"
 
 
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the budgets that were asked for; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.kernels.budgets", description=__doc__)
+    parser.add_argument("archs", nargs="*", metavar="ARCH", help=f"of {', '.join(ARCHS)}; default: all")
+    archs = parser.parse_args(arguments).archs or ARCHS
+    unknown = [arch for arch in archs if arch not in ARCHS]
+    if unknown:
+        parser.error(f"architectures: found {', '.join(unknown)}, allowed {', '.join(ARCHS)}")
+    try:
+        write(archs)
+    except compiler.CompileError as error:
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        parser.exit(130, f"{BUDGETS}: stopped, and left as it was; hint: run the same command again\n")
+    return 0
+
+
 if __name__ == "__main__":
-    write(sys.argv[1:] or ARCHS)
+    sys.exit(main())

@@ -131,3 +131,10 @@ def test_slots_are_those_of_the_cheapest_way_through_the_inner_loop() -> None:
     )
     # 4 + 1 for each of 32 elements; neither the repetition nor the outer loop's logarithm counts.
     assert list(budgets.loop_slots(code)) == [5.0]
+
+
+def test_an_unknown_architecture(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        budgets.main(["sm_90", "nope"])
+    assert caught.value.code == 2
+    assert "found nope, allowed gfx90a, gfx942, sm_80, sm_90" in capsys.readouterr().err
