@@ -259,7 +259,7 @@ def conv_grid(lengths: tuple[int, ...] = LENGTHS) -> Iterator[ConvCase]:
             yield replace(case, options=frozenset({option}))
             yield replace(case, options=CONV_OPTIONS - {option})
         yield from (replace(case, width=width, options=CONV_OPTIONS) for width in range(2, 9))
-        for length in (131, 520):
+        for length in (131, 132, 520):
             yield from (
                 replace(case, length=length, width=width, options=PLAIN_OPTIONS) for width in range(2, 5)
             )

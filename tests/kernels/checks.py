@@ -82,6 +82,7 @@ def not_finite(backend: str, device: str) -> None:
         (scan, ("u", "delta", "z", "B", "C")),
         (conv, ("x", "initial_states")),
         (plain, ("x",)),
+        (replace(plain, length=76), ("x",)),
         (replace(plain, channels=8, layout="token-major"), ("x",)),
     ):
         for name in names:
@@ -148,6 +149,8 @@ def many_channels(backend: str, device: str) -> None:
     """More channels than a grid has along y."""
     fits(ScanCase(BF16, batch=1, channels=65_600, length=5, states=4), backend, device)
     fits(ConvCase(BF16, batch=1, channels=65_600, length=9), backend, device)
+    # Enough for a lane to have many tokens.
+    fits(ConvCase(BF16, 1, 65_600, 33, options=PLAIN_OPTIONS, layout="token-major"), backend, device)
 
 
 def far_offsets(backend: str, device: str) -> None:

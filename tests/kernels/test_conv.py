@@ -43,8 +43,9 @@ def large(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_emulated_large(dtype: torch.dtype, wave: str) -> None:
     """Lanes of large tensors load ahead, and meet the end of a row anywhere in what they loaded."""
-    for length in (1016, 2048, 2312):
+    for length in (1016, 1028, 2048, 2312):
         checks.fits(ConvCase(dtype, 3, 5, length, 4, PLAIN_OPTIONS), wave, "cpu")
+        checks.fits(ConvCase(dtype, 2, 8, length // 4, 4, PLAIN_OPTIONS, "token-major"), wave, "cpu")
     checks.fits(ConvCase(dtype, 1, 5, 2309, 4, PLAIN_OPTIONS), wave, "cpu")
     for length, width in ((2309, 4), (2312, 4), (2309, 8)):
         checks.fits(ConvCase(dtype, 1, 5, length, width, CONV_OPTIONS - {"seq_idx"}), wave, "cpu")
@@ -59,6 +60,7 @@ def test_emulated_splits(dtype: torch.dtype, wave: str, monkeypatch: pytest.Monk
     for batch, length, options in (
         (1, 4096, PLAIN_OPTIONS),
         (3, 2312, PLAIN_OPTIONS),
+        (3, 2052, PLAIN_OPTIONS),
         (2, 1032, frozenset[str]()),
         (2, 2309, CONV_OPTIONS - {"seq_idx"}),
     ):

@@ -58,6 +58,9 @@ CONV_KERNELS(fp32, wide_, 8, 4, 3, 4, 1)
   KERNEL(conv_forward_tokens_plain##taps##_##type, conv::THREADS, 4, ConvForward) {   \
     conv::forward_tokens_plain<type, taps>(p);                                        \
   }                                                                                   \
+  KERNEL(conv_forward_tokens_small##taps##_##type, conv::THREADS, 6, ConvForward) {   \
+    conv::forward_tokens_small<type, taps>(p);                                        \
+  }                                                                                   \
   KERNEL(conv_backward_tokens_plain##taps##_##type, conv::THREADS, 3, ConvBackward) { \
     SHARED float sums[conv::CHANNEL_SUMS<type, taps>];                                \
     let_next_start();                                                                 \

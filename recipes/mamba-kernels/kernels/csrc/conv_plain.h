@@ -1,6 +1,7 @@
 // The causal convolution where nothing is special, as in training: at most four taps, no segments, no states, and either
-// times adjacent, in rows of whole vectors of eight that start on 16 bytes, or channels, in vectors of four of tokens that
-// start on 16 bytes. Kernels of their own: code that is not run is still read, and what shares a kernel shares its registers.
+// times adjacent, in rows that start on 16 bytes and are whole vectors of eight, or backward of 16 bytes, or channels, in
+// vectors of four of tokens that start on 16 bytes. Kernels of their own: code that is not run is still read, and what shares
+// a kernel shares its registers.
 #pragma once
 
 #include "conv_backward_tokens.h"
@@ -168,16 +169,60 @@ DEVICE void forward_ragged(const ConvForward& p) {
   }
 }
 
-// A lane's channels are its unit's place among groups of FORWARD_COLUMNS, of which there are fewer than 2^31 in all.
+// A lane's times of FORWARD_COLUMNS channels, from its unit's place among pieces of tokens, fewer than 2^31 in all.
+struct TokensPlace {
+  uint32_t batch, first;
+  int begin;
+  bool inside;
+
+  DEVICE explicit TokensPlace(const ConvForward& p) {
+    const uint32_t unit = static_cast<uint32_t>(block_index()) * THREADS + thread_index();
+    const uint32_t groups = static_cast<uint32_t>(p.sizes.channels) / FORWARD_COLUMNS;
+    const uint32_t rest = Reciprocal{p.group_reciprocal}.quotient(unit);
+    batch = Reciprocal{p.piece_reciprocal}.quotient(rest);
+    first = (unit - rest * groups) * FORWARD_COLUMNS;
+    begin = static_cast<int>(rest - batch * static_cast<uint32_t>(p.pieces)) * static_cast<int>(p.steps);
+    inside = batch < static_cast<uint32_t>(p.sizes.batch);
+  }
+};
+
 template <class T, int TAPS>
 DEVICE void forward_tokens_plain(const ConvForward& p) {
-  const uint32_t unit = static_cast<uint32_t>(block_index()) * THREADS + thread_index();
-  const uint32_t groups = static_cast<uint32_t>(p.sizes.channels) / FORWARD_COLUMNS;
-  const uint32_t rest = Reciprocal{p.group_reciprocal}.quotient(unit), batch = Reciprocal{p.piece_reciprocal}.quotient(rest);
-  if (batch >= static_cast<uint32_t>(p.sizes.batch)) return;
-  const int steps = static_cast<int>(p.steps), begin = static_cast<int>(rest - batch * static_cast<uint32_t>(p.pieces)) * steps;
-  const int end = smaller(begin + steps, static_cast<int>(p.sizes.length));
-  forward_columns<T, TAPS, false, true, true>(p, batch, (unit - rest * groups) * FORWARD_COLUMNS, begin, end);
+  const TokensPlace place(p);
+  if (!place.inside) return;
+  const int end = smaller(place.begin + static_cast<int>(p.steps), static_cast<int>(p.sizes.length));
+  forward_columns<T, TAPS, false, true, true>(p, place.batch, place.first, place.begin, end);
+}
+
+// Of a small tensor a lane has SMALL_ROWS times, without a loop: code that takes longer to read than to run.
+constexpr int SMALL_ROWS = 4;
+template <class T, int TAPS>
+DEVICE void forward_tokens_small(const ConvForward& p) {
+  constexpr int PAST = TAPS - 1, COLUMNS = FORWARD_COLUMNS;
+  const TokensPlace place(p);
+  if (!place.inside) return;
+  const int length = static_cast<int>(p.sizes.length);
+  const Columns<T, COLUMNS> in(p.x, p.sizes.channels, place.batch, place.first);
+  const Columns<T, COLUMNS> out(p.out, p.sizes.channels, place.batch, place.first);
+  Words<T, COLUMNS> rows[PAST + SMALL_ROWS];
+  load_rows<true>(rows, in, place.begin - PAST, length);
+  const bool silu_after = p.sizes.silu != 0;
+  const auto filters =
+      Filters<TAPS, COLUMNS>(p.weight, p.bias, TAPS, place.first, COLUMNS).scaled(silu_after ? SILU_SCALE<T> : 1.0f);
+  float x[PAST + SMALL_ROWS][COLUMNS];
+#pragma unroll
+  for (int i = 0; i < PAST + SMALL_ROWS; ++i) rows[i].only_if(i >= PAST || place.begin + i >= PAST).to_floats(x[i]);
+  const Together<PAST + SMALL_ROWS, false> together(Segments(nullptr, length, 0), 0);
+#pragma unroll
+  for (int s = 0; s < SMALL_ROWS; ++s) {
+    float y[COLUMNS];
+    filters.apply(y, x, together, s);
+    if (silu_after) {
+#pragma unroll
+      for (int c = 0; c < COLUMNS; ++c) y[c] = silu<T>(y[c]);
+    }
+    if (place.begin + s < length) out.template write<true>(place.begin + s, y);
+  }
 }
 
 // What a block computes at once of a row: its waves work side by side, since memory is fastest in long runs.
@@ -198,6 +243,21 @@ struct WayBack {
   }
 };
 
+// Rows are whole accesses of 16 bytes, so many times each.
+template <class T>
+constexpr int ACCESS_TIMES = 16 / sizeof(T);
+
+// Eight times; of fp32 the last four from `second` times on behind the first.
+template <class T>
+DEVICE Words<T, 8> load_accesses(const T* from, int second) {
+  if constexpr (ACCESS_TIMES<T> == 8) return Words<T, 8>::of(load_eight(from));
+  const Vector<T, 4> first = load<4>(from), last = load<4>(from + second);
+  Words<T, 8> y;
+  __builtin_memcpy(y.word, &first, sizeof(first));
+  __builtin_memcpy(y.word + 4, &last, sizeof(last));
+  return y;
+}
+
 // What a step needs, as it is loaded. The times before a lane's are the last of its left neighbour's; the four before the
 // wave's are one address for all of its lanes.
 template <class T, int TAPS>
@@ -206,10 +266,10 @@ struct BackwardInputs {
   Words<T, BEFORE> before;
   Words<T, 8> now, out_gradient;
 
-  DEVICE void fetch(const T* x_before, const T* x, const T* gradient) {
+  DEVICE void fetch(const T* x_before, const T* x, const T* gradient, int second) {
     before = Words<T, BEFORE>::of(load<BEFORE>(x_before));
-    now = Words<T, 8>::of(load_eight(x));
-    out_gradient = Words<T, 8>::of(load_eight(gradient));
+    now = load_accesses(x, second);
+    out_gradient = load_accesses(gradient, second);
   }
   // `later`: whether there are times before the wave's.
   DEVICE void to_floats(float (&x)[PAST + 8], float (&g)[8], bool later) const {
@@ -228,10 +288,10 @@ struct BackwardInputs {
   }
 };
 
-template <class T, int TAPS>
-DEVICE void through_silu(float (&g)[8], const float (&x)[TAPS - 1 + 8], const Filter<TAPS>& filter) {
+template <class T, int TAPS, int COUNT>
+DEVICE void through_silu(float (&g)[COUNT], const float (&x)[TAPS - 1 + COUNT], const Filter<TAPS>& filter) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) g[i] *= silu_slope<T>(convolved(x, filter, i), 1.0f / SILU_SCALE<T>);
+  for (int i = 0; i < COUNT; ++i) g[i] *= silu_slope<T>(convolved(x, filter, i), 1.0f / SILU_SCALE<T>);
 }
 
 // What waves tell those to their left: g at the first times of their vectors. Of a step, of the one before it, and of the
@@ -254,10 +314,9 @@ DEVICE void store_times(T* row, int time, int length, const float (&y)[8]) {
       of_even[i] = odd ? swapped : y[i];
       of_odd[i] = odd ? y[4 + i] : swapped;
     }
-    const int even_time = odd ? time - 8 : time;
-    T* to = row + even_time + (odd ? 4 : 0);
-    if (even_time < length) store_global(to, Vector<T, 4>::from_floats(of_even));
-    if (even_time + 8 < length) store_global(to + 8, Vector<T, 4>::from_floats(of_odd));
+    const int first = odd ? time - 4 : time;
+    if (first < length) store_global(row + first, Vector<T, 4>::from_floats(of_even));
+    if (first + 8 < length) store_global(row + first + 8, Vector<T, 4>::from_floats(of_odd));
   } else {
     if (time < length) store_global(row + time, Eight<T>::from_floats(y));
   }
@@ -296,9 +355,9 @@ DEVICE void backward_plain(const ConvBackward& p, float* sums, Edges& edges) {
   BackwardInputs<T, TAPS> loads[AHEAD];
   const auto fetch = [&](BackwardInputs<T, TAPS>& to) {
     if (loading.left <= 0) return;
-    const auto in_row = [&](int time) { return SIMPLE ? time : smaller(time, length - 8); };
+    const auto in_row = [&](int time) { return SIMPLE ? time : smaller(time, length - ACCESS_TIMES<T>); };
     const int time = in_row(loading.time), before = in_row(larger(loading.time - lane * 8 - 4, 0));
-    to.fetch(x + before, x + time, gradient + time);
+    to.fetch(x + before, x + time, gradient + time, in_row(loading.time + 4) - time);
     if (!loading.next()) return;
     x -= p.x.batch;
     gradient -= p.out_gradient.batch;
@@ -312,13 +371,13 @@ DEVICE void backward_plain(const ConvBackward& p, float* sums, Edges& edges) {
   const float scale = silu ? SILU_SCALE<T> : 1.0f;
   const Filter<TAPS> filter = Filter<TAPS>(p.weight, p.bias, TAPS, share.channel).scaled(scale);
   if (thread_index() == 0) {
-    float g[8] = {};
+    float g[4] = {};
     if (share.left > 0 && share.after < length) {
-      float inputs[PAST + 8];
-      Inputs<T, TAPS> following;
+      float inputs[PAST + 4];
+      Inputs<T, TAPS, 4> following;
       following.fetch(row_of<T>(p.x, share.batch, share.channel) + share.after, true);
       following.to_floats(inputs, true);
-      load_eight(row_of<T>(p.out_gradient, share.batch, share.channel) + share.after).to_floats(g);
+      load<4>(row_of<T>(p.out_gradient, share.batch, share.channel) + share.after).to_floats(g);
       if (silu) through_silu<T>(g, inputs, filter);
     }
 #pragma unroll
@@ -332,12 +391,10 @@ DEVICE void backward_plain(const ConvBackward& p, float* sums, Edges& edges) {
     float inputs[PAST + 8], own[8], g[8 + PAST], x_gradient[8];
     loaded.to_floats(inputs, own, at.time >= WAVE * 8);
     if (silu) through_silu<T>(own, inputs, filter);
-    // Beyond the row's end is nothing.
-    const bool inside = SIMPLE || at.time < length;
+    // Beyond the row's end is nothing, not even the product of nothing with an infinite input.
+    const auto inside = [&](int i) { return SIMPLE || at.time + i / ACCESS_TIMES<T> * ACCESS_TIMES<T> < length; };
 #pragma unroll
-    for (int i = 0; i < 8; ++i) g[i] = inside ? own[i] : 0.0f;
-#pragma unroll
-    for (int i = 0; i < PAST + 8; ++i) inputs[i] = inside ? inputs[i] : 0.0f;
+    for (int i = 0; i < 8; ++i) g[i] = inside(i) ? own[i] : 0.0f;
     // Not before silu, which takes 5 % more time.
     fetch(loaded);
     if (lane == 0) {
@@ -358,7 +415,8 @@ DEVICE void backward_plain(const ConvBackward& p, float* sums, Edges& edges) {
     for (int k = 0; k < TAPS; ++k) {
       float terms = 0.0f;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) terms += g[i] * inputs[i + k];
+      for (int i = 0; i < 8; ++i)
+        if (inside(i)) terms += g[i] * inputs[i + k];
       gradients.weight[k] += terms;
     }
 #pragma unroll

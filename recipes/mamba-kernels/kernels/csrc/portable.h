@@ -70,6 +70,8 @@ DEVICE void copy_async(void* shared, const void* from) {
                : "memory");
 }
 DEVICE void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// Starts to read what is needed soon.
+DEVICE void prefetch(const void* from) { asm volatile("prefetch.global.L1 [%0];" ::"l"(from)); }
 DEVICE uint32_t float_bits(float x) { return __float_as_uint(x); }
 DEVICE float bits_float(uint32_t x) { return __uint_as_float(x); }
 template <int mask>
@@ -123,6 +125,7 @@ template <int COUNT>
 DEVICE void claim_registers() {}
 DEVICE void let_next_start() {}
 DEVICE void wait_for_kernel_before() {}
+DEVICE void prefetch(const void*) {}
 DEVICE void copies_done() {}
 extern __attribute__((shared, aligned(16))) float dynamic_memory[];
 DEVICE float* dynamic_shared() { return dynamic_memory; }
@@ -208,6 +211,7 @@ DEVICE void let_next_start() {}
 DEVICE void wait_for_kernel_before() {}
 DEVICE float* dynamic_shared() { return emulator::dynamic_shared(); }
 DEVICE void copy_async(void* shared, const void* from) { __builtin_memcpy(shared, from, 16); }
+DEVICE void prefetch(const void*) {}
 DEVICE void copies_done() {}
 DEVICE uint32_t float_bits(float x) {
   uint32_t bits;

@@ -583,8 +583,9 @@ DEVICE void scan_backward(const ScanBackward& p) {
   s.rows.template put<T>(BACKWARD_U_GRADIENT, p.u_gradient, place, strip);
   s.rows.template put<T>(BACKWARD_DELTA_GRADIENT, p.delta_gradient, place, strip);
   s.rows.template put<T>(BACKWARD_Z_GRADIENT, p.z_gradient, place, strip);
-  put_parameter(s.bias, p.delta_bias, place);
-  put_parameter(s.d, p.d, place);
+  const Parameter bias(p.delta_bias, place), d(p.d, place);
+  bias.put(s.bias);
+  d.put(s.d);
   put_addresses<T>(p, s, place);
   if (thread_index() < 64) s.ones[thread_index()] = thread_index() / 8 == thread_index() % 8 ? 1.0f : 0.0f;
   if (thread_index() == 0) s.broken = 0;
@@ -592,8 +593,9 @@ DEVICE void scan_backward(const ScanBackward& p) {
   float carry[4] = {}, a_gradient[4] = {};
   wait_for_kernel_before();
   let_next_start();
+  // A lane of its own: what it shared with the loop's, the loop would keep in registers, and others in memory.
   for (int64_t slab = 0; slab < slabs; ++slab) {
-    arriving<false>(carry, p, p.last_gradient, share, lane, slab);
+    arriving<false, SEGMENTED>(carry, p, p.last_gradient, share, QuadLane(thread_index_again()), slab);
     if constexpr (SLOTS) {
       slots.store(carry, slab, CARRY, share.end - 1);
       slots.store(a_gradient, slab, A_GRADIENT, share.end - 1);

@@ -95,11 +95,18 @@ DEVICE void step_sizes(float (&dt)[8], float (&dtu)[8], const Packed<T>& delta, 
   }
 }
 
-// A per-channel parameter to shared memory, and from there for the elements of a strip.
-DEVICE void put_parameter(float* to, const float* source, const Place& place) {
-  const int channel = thread_index();
-  if (channel < CHANNELS) to[channel] = source && channel < place.channels ? source[place.first + channel] : 0.0f;
-}
+// A per-channel parameter on its way to shared memory: asked for before and put after what need not wait for it.
+struct Parameter {
+  float value = 0.0f;
+
+  DEVICE Parameter(const float* source, const Place& place) {
+    if (source && thread_index() < place.channels) value = source[place.first + thread_index()];
+  }
+  DEVICE void put(float* to) const {
+    if (thread_index() < CHANNELS) to[thread_index()] = value;
+  }
+};
+// It from there for the elements of a strip.
 template <class S>
 DEVICE void strip_parameter(float (&x)[8], const float* values, S strip) {
 #pragma unroll
@@ -229,8 +236,9 @@ DEVICE void forward_steps(float (&h)[4], const float (&a)[4], ForwardStage& s, c
   fetch_sizes(2);
   fetch_sizes(4);
   input.fetch();
-  // Unrolled, it saves what counts addresses on, a tenth of the instructions; without tensor cores that is little.
-  constexpr int COPIES = HELPED ? CHUNK / 4 - 1 : 1;
+  // Unrolled, it saves what counts addresses on, a tenth of the instructions. Without tensor cores that is little; what goes
+  // the plain way is rare, and its code lies in the way of the helpers'.
+  constexpr int COPIES = HELPED && !PLAIN ? CHUNK / 4 - 1 : 1;
 #pragma unroll COPIES
   for (int first = 0; first < CHUNK - 4; first += 4) run(first, Constant<true>());
   run(CHUNK - 4, Constant<false>());
@@ -402,6 +410,8 @@ DEVICE int help_forward(const ForwardBlock& block, int chunk) {
   };
   strip.fetch(chunk);
   projections.fetch();
+  // The first time parameters are not yet there.
+  if (!PLAIN) barrier();
   prepare(chunk);
   projections.put();
   strip.fetch(chunk + 1);
@@ -471,12 +481,13 @@ DEVICE void run_forward_alone(const ForwardBlock& block, ForwardStates<T, MANY, 
 }
 
 // The states that enter the share, to an array over [slab][copy][thread][4] as each thread of the recurrence then has them.
+template <bool SEGMENTED>
 DEVICE void put_arriving(float* to, const ForwardBlock& block) {
   const QuadLane lane(thread_index());
   wait_for_kernel_before();
   for (int slab = 0; slab < block.slabs; ++slab, to += FORWARD_COPIES * THREADS * 4) {
     float h[4];
-    arriving<true>(h, block.p, block.p.initial, block.share, lane, slab);
+    arriving<true, SEGMENTED>(h, block.p, block.p.initial, block.share, lane, slab);
 #pragma unroll
     for (int e = 0; e < 4; e += Lane::STATES_EACH)
       store_states(to + Lane::place_of(lane.channel(), lane.state + e), h + e);
@@ -497,8 +508,7 @@ DEVICE void scan_forward(const ScanForward& p) {
   s.rows.template put<T>(FORWARD_DELTA, p.delta, place, strip);
   s.rows.template put<T>(FORWARD_Z, p.z, place, strip);
   s.rows.template put<T>(FORWARD_OUT, p.out, place, strip);
-  put_parameter(s.bias, p.delta_bias, place);
-  put_parameter(s.d, p.d, place);
+  const Parameter bias(p.delta_bias, place), d(p.d, place);
   if (thread_index() < 4) s.broken[thread_index()] = 0;
   barrier();
   if (HELPED && thread_index() >= THREADS) {
@@ -507,10 +517,14 @@ DEVICE void scan_forward(const ScanForward& p) {
     if (chunk < block.end) help_forward<T, ALONG_TIME, true, SEGMENTED>(block, chunk);
     return;
   }
+  if (thread_index() < place.channels) prefetch(p.a + (place.first + thread_index()) * sizes.states);
+  bias.put(s.bias);
+  d.put(s.d);
+  barrier();
   claim_registers<FORWARD_REGISTERS + MOVED_REGISTERS<T>>();
   // Of one slab through room for sums that no chunk writes to before the second.
   float* arrived = MANY ? slots + (share.begin & (FORWARD_COPIES - 1)) * THREADS * 4 : s.stage(share.begin + 1).y;
-  put_arriving(arrived, block);
+  put_arriving<SEGMENTED>(arrived, block);
   if (HELPED) barrier();
   ForwardStates<T, MANY, true, SEGMENTED> states(block, slots);
   if constexpr (HELPED) {

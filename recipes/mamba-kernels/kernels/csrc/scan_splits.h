@@ -153,7 +153,7 @@ DEVICE void scan_split(const typename Way::Params& p) {
   const Strip<ALONG_TIME> strip;
   const QuadLane lane(thread_index());
   Way::put_rows(p, s, share.place, strip);
-  put_parameter(s.bias, p.delta_bias, share.place);
+  const Parameter bias(p.delta_bias, share.place);
   barrier();
 
   const Vectorised vectorised(sizes, p.b, p.c, ALONG_TIME || share.place.channels == CHANNELS);
@@ -179,6 +179,8 @@ DEVICE void scan_split(const typename Way::Params& p) {
   Span span;
   load_quad_decay(a, p.a, sizes, share.place, lane, slab);
   fetch(first);
+  bias.put(s.bias);
+  barrier();
   for (int chunk = first;; chunk += STEP) {
     if (vectorised.strips(chunk)) {
       inputs.template put<true>(p, s, 8, strip);

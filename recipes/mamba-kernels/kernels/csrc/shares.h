@@ -41,9 +41,10 @@ struct Span {
     length += next.length;
     if (next.restarts != 0.0f) restarts = 1.0f;
   }
-  // Adds to x what is left of y after these steps; a is A log2(e).
+  // Adds to x what is left of y after these steps; a is A log2(e). SEGMENTED: sequences may start in them.
+  template <bool SEGMENTED>
   DEVICE void add_what_is_left(float (&x)[4], const float (&y)[4], const float (&a)[4]) const {
-    if (restarts != 0.0f) return;
+    if (SEGMENTED && restarts != 0.0f) return;
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       // At least the smallest number, so that what is infinite stays it.

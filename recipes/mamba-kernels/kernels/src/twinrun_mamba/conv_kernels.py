@@ -26,14 +26,14 @@ from twinrun_mamba.validation import KERNEL_TYPES
 # ConvForward, ConvBackward, ConvReduce and ConvUpdate of params.h.
 FORWARD, BACKWARD, REDUCE, UPDATE = Struct("=27q2Q"), Struct("=37q"), Struct("=7q"), Struct("=23q")
 THREADS = 128
-# Bytes of a row that a team of conv_forward_small* has, of a step that a block of conv_backward_tokens_* has,
-# and places of a block of conv_reduce.
-SMALL_BYTES, COLUMN_BYTES, REDUCE_PLACES = 512, 256, 16
+# Bytes of a row that a team of conv_forward_small* has, times of a lane of conv_forward_tokens_small*, bytes
+# of a step that a block of conv_backward_tokens_* has, and places of a block of conv_reduce.
+SMALL_BYTES, SMALL_ROWS, COLUMN_BYTES, REDUCE_PLACES = 512, 4, 256, 16
 # Blocks of a backward that keep every GPU busy, and vectors of 256 times that are worth a block and the sum
 # over splits. Not the device's own numbers, nor are those below: sums must not depend on it.
 BLOCKS, SPLIT = 1024, 32
 # Elements from which a lane does many steps, which is less work; fewer make enough blocks of a small tensor.
-# Plain rows must be LONG, too.
+# Plain rows must be LONG, too, and of 16 bits five times as many.
 MEDIUM, LARGE, LONG = 2**21, 2**22, 2048
 # Steps of a lane back through tokens: of fewer than SHORT elements, at least; twice as many of more; and the
 # most, since longer sums are further off. Blocks that an H200 has at once, and a share that is enough.
@@ -51,7 +51,7 @@ def forward(start: Launcher, inputs: tuple[Any, ...], *, silu: bool, last: bool)
     width = weight.shape[1]
     out = new_sequence(x, time_adjacent)
     special = last or initial_states is not None or seq_idx is not None
-    variant = _variant(width, x, out, time_adjacent=time_adjacent, special=special)
+    variant = _variant(width, x, out, time_adjacent=time_adjacent, special=special, times=8)
     # Rows that start anywhere, or of any length.
     variant = variant or ("" if special else f"_ragged{width}")
     name, blocks, pieces, sizes = _forward_plan(x.dtype, x.shape, width, variant)
@@ -89,7 +89,8 @@ def backward(
     channels, width = weight.shape
     gx = new_sequence(x, time_adjacent)
     special = last_gradient is not None or initial_states is not None or seq_idx is not None
-    variant = _variant(width, x, out_gradient, gx, time_adjacent=time_adjacent, special=special)
+    times = 16 // x.element_size()
+    variant = _variant(width, x, out_gradient, gx, time_adjacent=time_adjacent, special=special, times=times)
     name, blocks, steps, splits, sizes = _backward_plan(x.dtype, x.shape, width, variant)
     ginitial = None if initial_states is None else empty_like(x, initial_states.shape)
     gweight = empty_like(weight, (splits, channels, width))
@@ -166,11 +167,11 @@ def _reduced(start: Launcher, weight_partial: Tensor, bias_partial: Tensor) -> t
     return gweight, gbias
 
 
-def _variant(width: int, *sequences: Tensor, time_adjacent: bool, special: bool) -> str:
-    """Return the variant of kernels: plain as conv_plain.h has it, with no state or segment."""
+def _variant(width: int, *sequences: Tensor, time_adjacent: bool, special: bool, times: int) -> str:
+    """Return the variant of kernels: plain as conv_plain.h has it, rows of whole vectors of so many times."""
     variant = ("" if time_adjacent else "_tokens") + ("_wide" if width > 4 else "")
     _, channels, length = sequences[0].shape
-    if width > 4 or special or (length % 8 if time_adjacent else channels % 4):
+    if width > 4 or special or (length % times if time_adjacent else channels % 4):
         return variant
     fields = sum(map(sequence, sequences), ())
     aligned = is_aligned(fields, time_adjacent, sequences[0].element_size())
@@ -185,14 +186,17 @@ def _forward_plan(
     batch, channels, length = shape
     elements, floats = batch * channels * length, kind is torch.float32
     tokens, plain, ragged = (variant.startswith(word) for word in ("_tokens", "_plain", "_ragged"))
-    large = elements >= LARGE and (length >= LONG or not (plain or ragged))
+    large = elements >= LARGE * (5 if plain and not floats else 1)
+    large = large and (length >= LONG or not (plain or ragged))
     if ragged and large and not floats:
         variant, ragged = "", False
-    small = ragged or (plain and not large)
+    small = ragged or (elements < MEDIUM if tokens else plain and not large)
     variant = variant.replace("_plain", "_small") if small else variant
     # Steps of a lane through tokens, else of a team of 32 lanes.
-    if tokens:
-        steps = 16 if elements >= MEDIUM else 8
+    if "_tokens_small" in variant:
+        steps = SMALL_ROWS
+    elif tokens:
+        steps = 8 if small else 16
     elif small:
         steps = SMALL_BYTES // kind.itemsize
     else:
