@@ -152,10 +152,10 @@ DEVICE void forward_along_time(const ConvForward& p) {
   if (p.last.data && place.piece == 0 && lane() == 0) store_last<T>(p, row.segments, place.batch, place.channel);
 }
 
-// Times [begin, end) of FORWARD_COLUMNS channels, ROWS at once. PLAIN: as conv_plain.h says.
-template <class T, int TAPS, bool SEGMENTED, bool VECTORS, bool PLAIN, int ROWS = FORWARD_ROWS>
+// Times [begin, end) of FORWARD_COLUMNS channels. PLAIN: as conv_plain.h says.
+template <class T, int TAPS, bool SEGMENTED, bool VECTORS, bool PLAIN>
 DEVICE void forward_columns(const ConvForward& p, int64_t batch, int64_t first, int begin, int end) {
-  constexpr int PAST = TAPS - 1, COLUMNS = FORWARD_COLUMNS;
+  constexpr int PAST = TAPS - 1, ROWS = FORWARD_ROWS, COLUMNS = FORWARD_COLUMNS;
   using Columns = Columns<T, COLUMNS>;
   const ConvSizes& sizes = p.sizes;
   const int length = static_cast<int>(sizes.length), width = PLAIN ? TAPS : static_cast<int>(sizes.width);
