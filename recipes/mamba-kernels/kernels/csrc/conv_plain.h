@@ -134,18 +134,19 @@ DEVICE void forward_small(const ConvForward& p) {
   store_global(row_of<T>(p.out, place.batch, place.channel) + time, Vector<T, TIMES>::from_floats(y));
 }
 
-// The same of rows that may start anywhere: vectors start on 16 bytes, so the first of them before the row. Those that are
-// not in it as a whole are read and written one by one; there are two or three in a row.
+// The same of rows that may start anywhere: vectors of the output start on 16 bytes, so the first of them before the row. Those
+// that are not in it as a whole are written one by one, and read so if the inputs start elsewhere; there are two or three in a row.
 template <class T, int TAPS>
 DEVICE void forward_ragged(const ConvForward& p) {
   constexpr int TIMES = FEW_TIMES<T>, BEFORE = Inputs<T, TAPS, TIMES>::BEFORE;
   const TeamPlace<TEAM> place(p);
   if (place.channel >= p.sizes.channels) return;
   const Row<T> in(p.x, place.batch, place.channel, p.sizes.length), out(p.out, place.batch, place.channel, p.sizes.length);
-  const int shift = in.misalignment(), time = (place.piece * TEAM + lane()) * TIMES - shift;
+  const int shift = out.misalignment(), time = (place.piece * TEAM + lane()) * TIMES - shift;
   if (time >= in.length) return;
 
-  const bool whole = time >= BEFORE && time + TIMES <= in.length;
+  const bool ends = time + TIMES > in.length, whole = time >= BEFORE && !ends && in.misalignment() == shift;
+  T* to = out.data + time;
   float x[TAPS - 1 + TIMES], y[TIMES];
   Inputs<T, TAPS, TIMES> inputs;
   if (whole) inputs.fetch(in.data + time, true);
@@ -160,12 +161,12 @@ DEVICE void forward_ragged(const ConvForward& p) {
     }
   }
   filter.apply(y, x);
-  if (whole && out.misalignment() == shift) {
-    store_global(out.data + time, Vector<T, TIMES>::from_floats(y));
+  if (time >= 0 && !ends) {
+    store_global(to, Vector<T, TIMES>::from_floats(y));
   } else {
 #pragma unroll
     for (int i = 0; i < TIMES; ++i)
-      if (out.contains(time + i)) out.data[time + i] = from_float<T>(y[i]);
+      if (out.contains(time + i)) to[i] = from_float<T>(y[i]);
   }
 }
 
