@@ -282,6 +282,9 @@ def test_records_that_cannot_be_compared(root: Path, tmp_path: Path) -> None:
     assert "hint: name a run folder" in message
     message = refused(root, "compare", str(good), str(tmp_path))
     assert "record.json: no such record" in message
+    other.write_text('{"a": 1}', encoding="utf-8")
+    message = refused(root, "compare", str(good), str(other))
+    assert f"{other}: not a record found: a hint: name a run folder" in message
 
 
 def changed(record: Record, key: str, value: str) -> str:

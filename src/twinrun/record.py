@@ -278,13 +278,12 @@ def read_any_record(path: Path) -> Record | BenchRecord:
         InputError: missing, not a record, or changed since it was written.
     """
     file = path / "record.json" if path.is_dir() else path
+    hint = "name a run folder of runs/, or a record of recipes/RECIPE/results"
     if not file.is_file():
-        raise InputError(
-            "no such record",
-            place=str(file),
-            hint="name a run folder of runs/, or a record of recipes/RECIPE/results",
-        )
+        raise InputError("no such record", place=str(file), hint=hint)
     content = _content(file)
+    if content and not content.keys() & Record.model_fields.keys():
+        raise InputError("not a record", place=str(file), found=", ".join(list(content)[:3]), hint=hint)
     plan = content.get("plan")
     benches = isinstance(plan, dict) and "bench" in plan
     record: Record | BenchRecord = load_json(file, BenchRecord) if benches else load_json(file, Record)

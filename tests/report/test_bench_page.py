@@ -77,6 +77,12 @@ def test_every_measurement_stands_on_the_page(tmp_path: Path) -> None:
     assert "delta bias 1.7e-03, 1.7e-03 baseline" in text
 
 
+def test_what_stands_between_backticks_is_code(tmp_path: Path) -> None:
+    page = page_of(bench_record(), tmp_path)
+    assert "<code>out.backward(g)</code> and keeps <code>.grad</code>" in page
+    assert "`" not in Page(page).text
+
+
 def test_published_and_measured_stand_side_by_side() -> None:
     pictures = list(operation_bars([bench_record()], loaded_bench().published, gpus()))
     assert [one.title for one in pictures][:2] == [f"Scan, forward, {POINT}", f"Scan, backward, {POINT}"]
