@@ -168,7 +168,10 @@ def _reduced(start: Launcher, weight_partial: Tensor, bias_partial: Tensor) -> t
 
 
 def _variant(width: int, *sequences: Tensor, time_adjacent: bool, special: bool, times: int) -> str:
-    """Return the variant of kernels: plain as conv_plain.h has it, rows of whole vectors of so many times."""
+    """Return the variant of kernels: plain as conv_plain.h has it, with no state or segment.
+
+    Rows are then whole vectors of `times`.
+    """
     variant = ("" if time_adjacent else "_tokens") + ("_wide" if width > 4 else "")
     _, channels, length = sequences[0].shape
     if width > 4 or special or (length % times if time_adjacent else channels % 4):
