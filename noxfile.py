@@ -17,6 +17,8 @@ nox.options.sessions = ["lint", "types", "tests", "contracts", "templates", "doc
 
 LOCK = "images/stacks/cpu/requirements.lock"
 PYTEST = ("python", "-m", "pytest")
+# Images are large and engines have one cache of builds: one test at a time.
+ONE_BY_ONE = (*PYTEST, "--numprocesses=0")
 TEMPLATES = "tests/contracts/test_every_template.py"
 YAML = (".github", ".pre-commit-config.yaml", "mkdocs.yml")
 YAML_STYLE = "{extends: relaxed, rules: {line-length: {max: 120}}}"
@@ -32,13 +34,6 @@ BY_NAME = ["by-name"]
 def read(path: Path) -> dict[str, Any]:
     """Return a manifest as it is; the commands validate it."""
     return tomllib.loads(path.read_text(encoding="utf-8"))
-
-
-def marked(name: str) -> list[str]:
-    """Return the test files that use a marker: others cannot all be collected without a stack's packages."""
-    return [
-        str(path) for path in sorted(Path("tests").glob("*.py")) if f"pytest.mark.{name}" in path.read_text()
-    ]
 
 
 def recipes_by_stack() -> dict[str, list[str]]:
@@ -64,7 +59,7 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("codespell")
-    session.run("shellcheck", ".ci/run")
+    session.run("shellcheck", ".ci/run", ".ci/fresh")
     session.run("yamllint", "--strict", "--config-data", YAML_STYLE, *YAML)
     session.run("zizmor", "--offline", "--quiet", ".github/workflows")
 
@@ -80,9 +75,10 @@ def types(session: nox.Session) -> None:
 @nox.session(tags=CPU)
 def tests(session: nox.Session) -> None:
     """Run the tests in the CPU stack as locked; those of a GPU say why they are skipped."""
-    session.install("--require-hashes", "-r", LOCK)
+    # Gigabytes: silence would look like a hang.
+    session.install("--require-hashes", "-r", LOCK, silent=False)
     session.install("-e", ".[test,reference]")
-    session.run(*PYTEST, "-m", "not docker and not image", "--ignore", "tests/contracts", *session.posargs)
+    session.run(*PYTEST, "-m", "not docker", "--ignore", "tests/contracts", *session.posargs)
 
 
 @nox.session(tags=CPU)
@@ -115,28 +111,46 @@ def docs(session: nox.Session) -> None:
     ],
 )
 def smoke(session: nox.Session, stack: str) -> None:
-    """Run a stack's checks, in its image or the environment of its lock, and its recipes at smoke scale."""
+    """Run a stack's checks and its recipes at smoke scale, in its image where an engine can build it."""
     session.install("-e", ".")
-    session.run("invoke", "doctor", "--stack", stack, *session.posargs)
+    engine = engine_of(session, stack)
+    session.run("invoke", "doctor", "--stack", stack, "--engine", engine, *session.posargs)
     out = session.create_tmp()
     for recipe in RECIPES[stack]:
-        options = ["--vendor", STACKS[stack], "--stack", stack, "--scale", "smoke", "--engine", "venv"]
+        options = ["--vendor", STACKS[stack], "--stack", stack, "--scale", "smoke", "--engine", engine]
         command = ["invoke", "run", recipe, *options, "--out", out, "--json"]
         printed = session.run(*command, silent=True, stderr=sys.stderr)
         verdicts = json.loads(printed or "{}")["verdicts"]
         outcomes = Counter(verdict["outcome"] for verdict in verdicts)
-        session.log(f"{recipe}: {', '.join(f'{count} {name}' for name, count in outcomes.items())}")
+        session.log(f"{recipe}, {engine}: {', '.join(f'{count} {name}' for name, count in outcomes.items())}")
+
+
+def engine_of(session: nox.Session, stack: str) -> str:
+    """Return `docker` if an engine has the stack's image or can build it, else `venv`, and say which."""
+    command = ["invoke", "build", "--vendor", STACKS[stack], "--stack", stack, "--json"]
+    # 3: this machine cannot build it.
+    built = session.run(*command, silent=True, stderr=sys.stderr, success_codes=[0, 3])
+    engine = "docker" if built else "venv"
+    session.log(f"{stack} runs in its image" if built else f"{stack} runs in the environment of its lock")
+    return engine
 
 
 @nox.session(tags=["engine"])
 def docker(session: nox.Session) -> None:
     """Run the tests that need a container engine."""
     session.install("-e", ".[test]")
-    session.run(*PYTEST, "-m", "docker", *marked("docker"), *session.posargs)
+    session.run(*ONE_BY_ONE, "-m", "docker", "tests", *session.posargs)
 
 
 @nox.session(tags=["engine"])
 def images(session: nox.Session) -> None:
-    """Build the images that Debian's packages are enough for, and check and run inside them."""
+    """Build one image of each kind, and check and run inside it."""
     session.install("-e", ".[test]")
-    session.run(*PYTEST, "-m", "image", *marked("image"), *session.posargs)
+    session.run(*ONE_BY_ONE, "-m", "image and not nightly", "tests", *session.posargs)
+
+
+@nox.session(tags=["nightly"])
+def nightly(session: nox.Session) -> None:
+    """Build stacks twice from nothing, for other distributions, and on a disk that fills up."""
+    session.install("-e", ".[test]")
+    session.run(*ONE_BY_ONE, "-m", "nightly", "tests", *session.posargs)

@@ -8,7 +8,7 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
-from twinrun.telling import told
+from twinrun.cli.exit_codes import exit_on_error
 
 ROOT = Path(__file__).resolve().parent
 
@@ -21,8 +21,9 @@ ROOT = Path(__file__).resolve().parent
         "stack": "folder of images/stacks; the recipe's current one when left out",
         "engine": "docker, venv or host",
         "launcher": "who starts the ranks",
+        "scheduler": "who gives the machines",
         "scale": "smoke, node or paper",
-        "set": "key=value, a field of the recipe's training table; may be given many times",
+        "set": "key=value, a field of the table of the recipe's workload; may be given many times",
         "out": "folder for the run instead of runs/",
         "resume": "go on with the newest unfinished run of the same plan",
         "dry": "print the plan and stop",
@@ -36,6 +37,7 @@ def run(
     stack: str = "",
     engine: str = "",
     launcher: str = "",
+    scheduler: str = "",
     scale: str = "",
     set: list[str] | None = None,
     out: str = "",
@@ -44,8 +46,8 @@ def run(
     json: bool = False,
 ) -> None:
     """Run a published experiment and judge its claims."""
-    with told():
-        from twinrun import commands
+    with exit_on_error():
+        from twinrun.cli import commands
 
         request = commands.Request(
             recipe=recipe,
@@ -53,6 +55,7 @@ def run(
             stack=stack or None,
             engine=engine or None,
             launcher=launcher or None,
+            scheduler=scheduler or None,
             scale=scale or None,
             settings=tuple(set or ()),
             dry=dry,
@@ -63,21 +66,21 @@ def run(
 
 @task(
     help={
-        "vendor": "folder of images/vendors",
-        "stack": "folder of images/stacks; the one that the recipes use when left out",
+        "stack": "folder of images/stacks",
+        "vendor": "folder of images/vendors; alone it means the stack that the recipes use there",
         "dry": "print the plan and stop",
         "push": "repository of a registry to push the image to",
         "save": "file to write the image to, for machines without a registry",
         "base": "tar to start from: a root file system, or an image as `docker save` writes it",
-        "wheelhouse": "folder with all packages; nothing is fetched then",
-        "allow-unverified": "take pins on trust that nobody could verify",
+        "wheelhouse": "folder with all packages; nothing is downloaded then",
+        "allow-unverified": "accept pins that nobody could verify",
         "json": "print a summary as JSON on stdout and nothing else there",
     },
 )
 def build(
     context: Context,
-    vendor: str,
     stack: str = "",
+    vendor: str = "",
     dry: bool = False,
     push: str = "",
     save: str = "",
@@ -87,8 +90,8 @@ def build(
     json: bool = False,
 ) -> None:
     """Build the image of a stack from its locks."""
-    with told():
-        from twinrun import commands
+    with exit_on_error():
+        from twinrun.cli import commands
 
         texts = {"vendor": vendor, "stack": stack, "push": push}
         paths = {"save": save, "base": base, "wheelhouse": wheelhouse}
@@ -101,17 +104,17 @@ def build(
 @task(help={"a": "record.json or run folder", "b": "the other one", "json": "print JSON"})
 def compare(context: Context, a: str, b: str, json: bool = False) -> None:
     """Explain what differs between two records."""
-    with told():
-        from twinrun import commands
+    with exit_on_error():
+        from twinrun.cli import commands
 
-        commands.compare(Path(a), Path(b), as_json=json)
+        commands.compare(ROOT, Path(a), Path(b), as_json=json)
 
 
 @task(help={"what": "folder of a recipe or of a run, or a record", "out": "HTML file"})
 def report(context: Context, what: str, out: str = "") -> None:
     """Write the HTML report of a run, or of a recipe's committed records."""
-    with told():
-        from twinrun import commands
+    with exit_on_error():
+        from twinrun.cli import commands
 
         commands.report(ROOT, what, out=Path(out) if out else None)
 
@@ -125,8 +128,8 @@ def report(context: Context, what: str, out: str = "") -> None:
 )
 def doctor(context: Context, stack: str = "", engine: str = "", json: bool = False) -> None:
     """Check what this machine offers: GPUs, engines, disk, permissions; or that a stack works on it."""
-    with told():
-        from twinrun import commands
+    with exit_on_error():
+        from twinrun.cli import commands
 
         code = commands.doctor(ROOT, as_json=json, stack=stack or None, engine=engine or None)
     raise Exit(code=code)
@@ -139,7 +142,7 @@ def doctor(context: Context, stack: str = "", engine: str = "", json: bool = Fal
         "index": "URL of a further package index, for wheels only it carries",
         "upgrade": "let Python packages move that the requirements do not pin",
         "only": "python, system or image (base and sources); may be given many times",
-        "check": "change nothing; exit 1 when a pin is stale or can no longer be fetched",
+        "check": "write nothing; exit 1 when a pin is stale or gone from its origin",
     },
 )
 def lock(
@@ -151,8 +154,8 @@ def lock(
     check: bool = False,
 ) -> None:
     """Resolve every pin of stacks: packages to hashes, base images to digests, sources to commits."""
-    with told():
-        from twinrun import commands
+    with exit_on_error():
+        from twinrun.cli import commands
 
         code = commands.lock(ROOT, stack, index=index or None, upgrade=upgrade, only=only or (), check=check)
     raise Exit(code=code)
@@ -176,8 +179,8 @@ def data(
     endpoint: str = "",
 ) -> None:
     """Fetch, verify and tokenise a data set; goes on where it was stopped."""
-    with told():
-        from twinrun import commands
+    with exit_on_error():
+        from twinrun.cli import commands
 
         commands.data(
             ROOT, name, recipe=recipe, engine=engine, files=files or None, endpoint=endpoint or None
@@ -187,7 +190,7 @@ def data(
 @task
 def schemas(context: Context) -> None:
     """Write the JSON Schemas of the manifests that editors complete and check with."""
-    with told():
-        from twinrun import commands
+    with exit_on_error():
+        from twinrun.cli import commands
 
         commands.schemas(ROOT)

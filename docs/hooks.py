@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from invoke.collection import Collection
 from invoke.loader import FilesystemLoader
 
-from twinrun.contents_page import facts, table
-from twinrun.hardware import load_gpus
-from twinrun.measured import committed_contents
-from twinrun.recipe import LoadedBench, LoadedRecipe, find_recipes
-from twinrun.record import BenchRecord, Record, Verdict, read_any_record
+from twinrun.cli.schemas import schema_of
+from twinrun.images.inventory.inventory import committed_inventory
+from twinrun.images.inventory.page import facts, table
+from twinrun.manifests.recipe import LoadedRecipe
+from twinrun.manifests.stack import find_stacks
+from twinrun.planning.project import Project
 from twinrun.report.page import write_recipe_report
-from twinrun.report.words import hardware, outcome, quantity
-from twinrun.schemas import schema_of
-from twinrun.stack import find_stacks
+from twinrun.report.words import claimed_value, measured_value, outcome
+from twinrun.results.reading import read_record
+from twinrun.results.record import Record, Verdict, hardware
 
 ROOT = Path(__file__).resolve().parents[1]
+PROJECT = Project(ROOT)
 MARK = re.compile(r"^<!-- generated: (\w+) ?([\w-]*) -->$", re.MULTILINE)
 
 
@@ -37,10 +40,12 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def on_post_build(config: Any, **_: Any) -> None:
     """Write the report of every recipe that has records, beside the page that links to it."""
-    for name, loaded in find_recipes(ROOT).items():
-        if records := committed(loaded):
+    for name, loaded in PROJECT.recipes().items():
+        if records := committed(loaded.recipe.name):
             page = Path(config["site_dir"]) / "results" / f"{name}.html"
-            write_recipe_report(page, records=list(records.values()), recipe=loaded, gpus=load_gpus(ROOT))
+            write_recipe_report(
+                page, records=records, recipe=loaded, gpus=PROJECT.gpus, metrics=PROJECT.metrics
+            )
 
 
 def commands() -> str:
@@ -109,7 +114,7 @@ def stacks() -> str:
 def images() -> str:
     """Return what is known of each stack's image, then what was measured in those that were built."""
     stacks = find_stacks(ROOT)
-    built = {name: committed_contents(ROOT, one) for name, one in stacks.items()}
+    built = {name: committed_inventory(ROOT, one) for name, one in stacks.items()}
     rows = (
         (
             f"`{name}`",
@@ -136,14 +141,14 @@ def run_on_gpus(stack: str) -> list[str]:
     """Return the GPUs of committed records of a stack, and what the ranks ran in."""
     records = [
         record
-        for loaded in find_recipes(ROOT).values()
-        for record in committed(loaded).values()
+        for loaded in PROJECT.recipes().values()
+        for record in committed(loaded.recipe.name)
         if record.plan.stack == stack and record.machine.devices
     ]
     return sorted({f"{hardware(record)} ({software(record)})" for record in records})
 
 
-def software(record: Record | BenchRecord) -> str:
+def software(record: Record) -> str:
     """Return what the ranks of a record ran in: the image, or which PyTorch of an engine without one."""
     environment = record.environment
     if environment.image_digest:
@@ -154,16 +159,16 @@ def software(record: Record | BenchRecord) -> str:
 
 def results() -> str:
     """Return the claims of every recipe beside what its committed records say of them."""
-    return "\n\n".join(section(name, loaded) for name, loaded in find_recipes(ROOT).items())
+    return "\n\n".join(section(name, loaded) for name, loaded in PROJECT.recipes().items())
 
 
-def section(name: str, loaded: LoadedRecipe | LoadedBench) -> str:
+def section(name: str, loaded: LoadedRecipe) -> str:
     """Return the results of one recipe."""
-    recipe, records = loaded.recipe, committed(loaded)
+    recipe, records = loaded.recipe, committed(loaded.recipe.name)
     origin = f"{recipe.publication.figure} of “{recipe.publication.title}”, {recipe.publication.by}."
-    columns = ["claim", "published", *(hardware(record) for record in records.values())]
+    columns = ["claim", "published", *(hardware(record) for record in records)]
     rows = (
-        (claim.statement, quantity(claim.value, claim.unit, claim.per), *judged(claim.id, records.values()))
+        (claim.statement, claimed_value(claim), *judged(claim.id, records))
         for claim in loaded.published.claim
     )
     link = f'<a href="{name}.html">All records with their plots</a>'
@@ -171,7 +176,7 @@ def section(name: str, loaded: LoadedRecipe | LoadedBench) -> str:
     return "\n\n".join([f"## {recipe.title}", f"`{loaded.folder}`: {origin}", *rest])
 
 
-def judged(claim: str, records: Iterable[Record | BenchRecord]) -> list[str]:
+def judged(claim: str, records: Iterable[Record]) -> list[str]:
     """Return what each record says of a claim."""
     found = [next((one for one in record.verdicts if one.claim == claim), None) for record in records]
     return [said(verdict) if verdict else "-" for verdict in found]
@@ -181,10 +186,10 @@ def said(verdict: Verdict) -> str:
     """Return a verdict with the value it rests on."""
     if verdict.measured is None:
         return outcome(verdict)
-    return f"{outcome(verdict)}: {quantity(verdict.measured, verdict.unit, verdict.per)}"
+    return f"{outcome(verdict)}: {measured_value(verdict)}"
 
 
-def committed(loaded: LoadedRecipe | LoadedBench) -> dict[Path, Record | BenchRecord]:
+@cache
+def committed(name: str) -> tuple[Record, ...]:
     """Return the records of a recipe's results folder."""
-    files = sorted((ROOT / loaded.folder / "results").glob("*.json"))
-    return {file: read_any_record(file) for file in files}
+    return tuple(read_record(file, PROJECT) for file in PROJECT.results(PROJECT.recipe(name)))

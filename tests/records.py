@@ -1,209 +1,212 @@
-"""Records for tests, made by the code that makes real ones: resolved plans, measured points."""
+"""Small records for tests, made as a run makes them: measured numbers, and what follows from those."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from twinrun.devices import Device
-from twinrun.hardware import Gpu, Machine, load_gpus
-from twinrun.job import Plan, resolve
-from twinrun.judge import judge
-from twinrun.measure import measured_point
-from twinrun.recipe import LoadedRecipe, load_recipe
-from twinrun.record import Attempt, Environment, PointRecord, Record, Revision
-from twinrun.sizing import Point
-from twinrun.stack import LoadedStack, Stack
-from twinrun.training import PointResult, StepMetrics
+from twinrun.execution.environment import Revision
+from twinrun.machine.inventory import Machine
+from twinrun.manifests.vendor import Gpu
+from twinrun.planning.plan import Plan, resolve
+from twinrun.planning.project import Project
+from twinrun.protocol.measurements import Measurement, Series, sampled
+from twinrun.results.judge import claims_digest, judge
+from twinrun.results.reading import read_record
+from twinrun.results.record import Environment, Record
+from twinrun.workloads import load_workload
+from twinrun.workloads.workload import Hardware, PointRecord
 
 ROOT = Path(__file__).resolve().parents[1]
-RECIPE = "mpt7b-scaling"
-
-# Tokens per second of a device: 166 to 159 TFLOP/s per card of two devices in 6N+12LDS.
-PAPER_RATES = {1: 1920.3, 2: 1915.0, 4: 1908.0, 8: 1890.0, 16: 1865.0, 32: 1839.3}
-NODE_RATES = {1: 65_200.0, 2: 63_100.0, 4: 62_000.0}
-SMOKE_RATES = {1: 5200.0, 2: 2900.0}
+PROJECT = Project(ROOT)
+TRAINING, BENCH = "mpt7b-scaling", "mamba-kernels"
+RECIPE = TRAINING
 
 
 @cache
-def loaded_recipe() -> LoadedRecipe:
-    """Return the recipe that the records are of."""
-    return load_recipe(ROOT, RECIPE)
+def committed(recipe: str, name: str) -> Record:
+    """Return a committed record of a recipe."""
+    return read_record(ROOT / "recipes" / recipe / "results" / f"{name}.json", PROJECT)
 
 
-@cache
-def gpus() -> dict[str, Gpu]:
-    """Return the rows of images/gpus.toml."""
-    return load_gpus(ROOT)
+def hardware(gpu: str | None, devices: int = 8) -> Hardware:
+    """Return the hardware of a plan."""
+    row = PROJECT.gpus[gpu] if gpu else None
+    memory = row.device_memory_bytes if row else None
+    return Hardware(gpu=row, device_memory_bytes=memory, devices=devices if row else 0, cores=2)
 
 
-def smoke_record(*, rates: Mapping[int, float] | None = None, name: str | None = None) -> Record:
-    """Return a run on a CPU at one and two ranks, `rates` in tokens per second of a rank."""
-    return record(scale="smoke", gpu=None, rates=rates or SMOKE_RATES, device_name=name or "cpu")
-
-
-def node_record(
+def plan(
+    recipe: str = TRAINING,
     *,
-    gpu: str = "h200",
-    rates: Mapping[int, float] | None = None,
-    settings: Sequence[str] = ("model=mpt-1b",),
-) -> Record:
-    """Return a run on the GPUs of one machine."""
-    return record(scale="node", gpu=gpu, rates=rates or NODE_RATES, settings=settings)
-
-
-def paper_record(*, gpu: str = "mi250", rates: Mapping[int, float] | None = None) -> Record:
-    """Return a run in the published configuration; `rates` are by number of nodes."""
-    return record(scale="paper", gpu=gpu, rates=rates or PAPER_RATES)
-
-
-def record(
-    *,
-    scale: str,
-    gpu: str | None,
-    rates: Mapping[int, float],
-    settings: Sequence[str] = (),
-    device_name: str | None = None,
-    created: str = "2026-01-02T03:04:05+00:00",
-) -> Record:
-    """Return a judged record with a point for each entry of `rates`."""
-    row = gpus()[gpu] if gpu else None
-    sweep = () if scale == "paper" else (f"devices={','.join(map(str, rates))}",)
-    machine = machine_of(row, max(rates))
-    plan = resolve(
-        loaded=loaded_recipe(),
+    scale: str = "paper",
+    gpu: str | None = "mi250",
+    devices: int = 8,
+    settings: tuple[str, ...] = (),
+    project: Project = PROJECT,
+) -> Plan:
+    """Return a plan for the current stack of a GPU's vendor, or of the processor."""
+    loaded = project.recipe(recipe)
+    vendor = project.gpus[gpu].vendor if gpu else "cpu"
+    stack = project.stack(loaded.recipe.stacks.current[vendor])
+    made, _ = resolve(
+        loaded,
         scale=scale,
-        settings=(*settings, *sweep),
-        stack=_stack(row),
-        gpu=row,
-        device_memory_bytes=row.device_memory_bytes if row else None,
-        devices=len(machine.devices),
-        engine="venv",
-        launcher="local",
+        settings=settings,
+        stack=stack,
+        hardware=hardware(gpu, devices),
+        engine="host",
+        launcher="torchrun",
+        scheduler="local",
     )
-    points = {point.nodes if scale == "paper" else point.devices_per_node: point for point in plan.points}
-    named = device_name or (row.name if row else "cpu")
-    measured = tuple(_measured(plan, points[size], rate, row, named) for size, rate in rates.items())
-    unjudged = Record(
-        twinrun="0.1.0",
-        run=f"{created[:10].replace('-', '')}-030405-{plan.sha256()[:8]}",
-        created=created,
-        plan=plan,
-        plan_sha256=plan.sha256(),
-        revision=Revision(commit="1" * 40, changes_sha256=None),
-        machine=machine,
-        gpu=row,
-        environment=environment_of(row),
-        points=measured,
+    return made
+
+
+def training_record(
+    rates: Mapping[str, float],
+    *,
+    gpu: str | None = "mi250",
+    scale: str = "paper",
+    settings: tuple[str, ...] = (),
+    spread: float = 0.0,
+    count: int = 20,
+    losses: Sequence[float] | Mapping[str, Sequence[float]] = (4.0, 3.0, 2.5, 2.2, 2.0),
+    orders: Mapping[str, str] | None = None,
+) -> Record:
+    """Return a judged record of a sweep.
+
+    Args:
+        rates: model TFLOP/s of a device, by point.
+        spread: how far the slowest and fastest step are from the median, over it.
+    """
+    made = plan(scale=scale, gpu=gpu, settings=settings, devices=8)
+    row = PROJECT.gpus[gpu] if gpu else None
+    shape, training = made.part.shape, made.part.training  # type: ignore[attr-defined]
+    points = []
+    for point in made.points:
+        if point.id not in rates:
+            continue
+        flops = shape.flops_per_token() * training.global_batch * shape.sequence
+        seconds = flops / (rates[point.id] * 1e12 * point.world_size)
+        samples = [seconds] * count
+        if count > 1:
+            samples[0], samples[-1] = seconds * (1 - spread), seconds * (1 + spread)
+        curve = losses[point.id] if isinstance(losses, Mapping) else losses
+        record = PointRecord(
+            id=point.id,
+            nodes=point.nodes,
+            devices=point.world_size,
+            hosts=("node-0",),
+            part=point.part,
+            measurements=(
+                sampled("step-time", samples, metric="step-time", unit="s", per="run"),
+                sampled("peak-memory", [60.0], metric="peak-memory", unit="GiB", per="device"),
+            ),
+            series=(Series(id="loss", metric="loss", unit="nats/token", per="run", values=tuple(curve)),),
+            facts={
+                "microbatch": 8,
+                "parameters": shape.parameters(),
+                "parallelism": "fsdp2",
+                "attention backend": "flash",
+                "device name": "a device",
+                "warm-up steps": 2,
+                "data hash": "d" * 64,
+                "order hash": (orders or {}).get(point.id, "0" * 64),
+            },
+        )
+        points.append(with_derived(record, made, row))
+    return finished(made, points, row)
+
+
+def bench_record(
+    times: Mapping[str, Sequence[float]],
+    *,
+    gpu: str | None = "mi250",
+    point: str = "2x4096x5376x16",
+    facts: Mapping[str, Any] | None = None,
+) -> Record:
+    """Return a judged record of one case; `times` are in ms by measurement, such as `NAME@BASELINE`."""
+    made = plan(BENCH, gpu=gpu)
+    row = PROJECT.gpus[gpu] if gpu else None
+    placed = next(one for one in made.points if one.id == point)
+    found = []
+    for name, samples in times.items():
+        call, _, baseline = name.partition("@")
+        labels = {"call": call, "implementation": baseline or "ours"}
+        found.append(sampled(name, samples, metric="time", unit="ms", per="device", labels=labels))
+    record = PointRecord(
+        id=placed.id,
+        nodes=1,
+        devices=1,
+        hosts=("node-0",),
+        part=placed.part,
+        measurements=tuple(found),
+        facts={"device name": "a device", "version of ours": "1", **(facts or {})},
+    )
+    return finished(made, [with_derived(record, made, row)], row)
+
+
+def with_derived(point: PointRecord, made: Plan, gpu: Gpu | None) -> PointRecord:
+    """Return the point with what follows from its measured numbers."""
+    derived = load_workload(made.workload).derived(made.part, point, gpu)
+    return point.model_copy(update={"measurements": (*point.measurements, *derived)})
+
+
+def finished(made: Plan, points: Sequence[PointRecord], gpu: Gpu | None) -> Record:
+    """Return the judged record of measured points."""
+    published = PROJECT.recipe(made.recipe).published
+    record = Record(
+        twinrun="0",
+        run="20260101-000000-00000000-0000",
+        created="2026-01-01T00:00:00+00:00",
+        plan=made,
+        plan_sha256=made.sha256(),
+        claims_sha256=claims_digest(published),
+        revision=Revision(commit="c" * 40, changes_sha256=None),
+        machine=machine(made.vendor),
+        allocation=None,
+        gpu=gpu,
+        environment=Environment(
+            python="3.11.9",
+            libraries={"torch": "2.7.0"},
+            lock_differences={},
+            image_digest=None,
+            variables={},
+        ),
+        points=tuple(points),
         verdicts=(),
-        files={"plan.json": "2" * 64, "metrics.jsonl": "3" * 64},
+        files={},
     )
-    return judged(unjudged)
+    return record.model_copy(update={"verdicts": judge(record, published, PROJECT)}).with_digest()
 
 
-def judged(unjudged: Record) -> Record:
-    """Return the record sealed, with the verdicts that belong to it."""
-    verdicts = judge(unjudged, loaded_recipe().published, gpus())
-    return unjudged.model_copy(update={"verdicts": verdicts}).sealed()
-
-
-def with_losses(original: Record, *curves: Sequence[float]) -> Record:
-    """Return the record with other loss curves, one for each point, judged again."""
-    points = [
-        point.model_copy(update={"losses": tuple(curve)})
-        for point, curve in zip(original.points, curves, strict=True)
-    ]
-    return judged(original.model_copy(update={"points": tuple(points)}))
-
-
-def with_point(original: Record, place: int, **changes: object) -> Record:
-    """Return the record with fields of one point changed, judged again."""
-    points = list(original.points)
-    points[place] = points[place].model_copy(update=changes)
-    return judged(original.model_copy(update={"points": tuple(points)}))
-
-
-def loss_curve(steps: int, *, shift: float = 0.0) -> tuple[float, ...]:
-    """Return a falling curve; `shift` raises the later steps by that share."""
-    return tuple((1.5 + 4.3 * 0.93**step) * (1 + shift * step / steps) for step in range(steps))
-
-
-def _measured(plan: Plan, point: Point, rate: float, gpu: Gpu | None, device_name: str) -> PointRecord:
-    """Measure steps that process `rate` tokens per second of a device, give or take one percent."""
-    seconds = plan.training.global_batch * plan.shape.sequence / point.world_size / rate
-    losses = loss_curve(plan.training.steps, shift=1e-5 * point.world_size)
-    steps = tuple(
-        StepMetrics(
-            point=point.id,
-            step=place + 1,
-            loss=loss,
-            seconds=seconds * (1, 0.992, 1.009)[place % 3],
-            timed=place >= plan.training.warmup_steps,
-        )
-        for place, loss in enumerate(losses)
-    )
-    result = PointResult(
-        point=point.id,
-        parameters=int(plan.fingerprint["parameters"]),
-        microbatch=point.microbatches[-1],
-        steps=steps,
-        peak_memory_bytes=93 << 30 if gpu else 2 << 30,
-        device_name=device_name,
-        device_memory_bytes=gpu.device_memory_bytes if gpu else 0,
-        attention_backend="flash" if gpu else "math",
-        parallelism="fsdp2" if point.world_size > 1 else "single",
-        data_hash="a" * 64,
-        order_hash="b" * 64,
-        libraries=environment_of(gpu).libraries,
-    )
-    attempts = [Attempt(microbatch=size, outcome="out of memory") for size in point.microbatches[:-1]]
-    fits = Attempt(microbatch=result.microbatch, outcome="fits")
-    return measured_point(plan=plan, point=point, result=result, attempts=(*attempts, fits), gpu=gpu)
-
-
-def _stack(gpu: Gpu | None) -> LoadedStack:
-    vendor = gpu.vendor if gpu else "cpu"
-    name = loaded_recipe().recipe.stacks.current[vendor]
-    stack = Stack(name=name, vendor=vendor, title=name, python=">=3.11", image=f"twinrun/{name}")
-    return LoadedStack(stack=stack, folder=f"images/stacks/{name}", lock_sha256="4" * 64)
-
-
-def machine_of(gpu: Gpu | None, count: int) -> Machine:
-    """Return a machine with `count` devices of a model, or with none."""
-
-    def device(index: int) -> Device:
-        assert gpu is not None
-        return Device(
-            index=index,
-            name=gpu.name,
-            gpu=gpu.id,
-            arch=gpu.arch,
-            memory_bytes=gpu.device_memory_bytes,
-            unique_id=None,
-            driver="570.86",
-        )
-
+def machine(vendor: str) -> Machine:
+    """Return a host without devices of its own: the GPU of a record says what ran."""
     return Machine(
-        vendor=gpu.vendor if gpu else "cpu",
-        devices=tuple(device(index) for index in range(count)) if gpu else (),
-        driver="570.86" if gpu else None,
-        host="node-1",
-        cpu="An Example Processor",
-        cpu_count=16,
-        memory_bytes=128 << 30,
-        kernel="6.1.0",
-        probe="asked",
+        vendor=vendor,
+        devices=(),
+        driver="1.2.3",
+        host="node-0",
+        cpu="a processor",
+        cpu_count=8,
+        memory_bytes=1 << 36,
+        kernel="6.1",
+        probe="none asked",
     )
 
 
-def environment_of(gpu: Gpu | None) -> Environment:
-    """Return the software of a run on a model."""
-    libraries = {"python": "3.11.7", "torch": "2.7.0", "composer": "0.32.1", "streaming": "0.13.0"}
-    return Environment(
-        python="3.11.7",
-        libraries=libraries | {"collectives": "NCCL 2.26.2" if gpu else "Gloo of PyTorch 2.7.0"},
-        lock_differences={},
-        image_digest=None,
-        variables={"OMP_NUM_THREADS": "1"},
-    )
+def replaced(record: Record, point: str, **fields: Any) -> Record:
+    """Return the record with fields of one point changed."""
+    points = tuple(one.model_copy(update=fields) if one.id == point else one for one in record.points)
+    return record.model_copy(update={"points": points})
+
+
+def measurement(record: Record, point: str, name: str) -> Measurement:
+    """Return one measurement of a record."""
+    found = record.point(point)
+    assert found
+    one = found.measurement(name)
+    assert one
+    return one

@@ -8,7 +8,6 @@ import functools
 import hashlib
 import json
 import os
-import shutil
 import signal
 import socket
 import socketserver
@@ -33,9 +32,6 @@ class RunningRegistry:
     """docker-registry serving one folder on a free port of the loopback interface."""
 
     def __init__(self, folder: Path, *, auth: dict[str, Any] | None = None, login: str = "") -> None:
-        program = shutil.which("docker-registry")
-        if program is None:
-            pytest.fail("docker-registry is not installed: it is a package of Debian")
         self.host = f"127.0.0.1:{free_port()}"
         self.login = login
         settings = {
@@ -49,8 +45,18 @@ class RunningRegistry:
         # JSON is YAML.
         file.write_text(json.dumps(settings), encoding="utf-8")
         with (folder / "registry.log").open("wb") as log:
-            self._process = subprocess.Popen([program, "serve", str(file)], stdout=log, stderr=log)
-        self._wait()
+            self._process = subprocess.Popen(["docker-registry", "serve", str(file)], stdout=log, stderr=log)
+        try:
+            self._wait()
+        except BaseException:
+            self.kill()
+            raise
+
+    def __enter__(self) -> RunningRegistry:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     def _wait(self) -> None:
         host, _, port = self.host.partition(":")
@@ -150,12 +156,21 @@ class Wire(socketserver.BaseRequestHandler):
 @contextlib.contextmanager
 def wire(registry: RunningRegistry, spoil: Callable[[int, bytes], bytes]) -> Iterator[str]:
     handler = type("Handler", (Wire,), {"target": registry.host, "spoil": staticmethod(spoil), "count": []})
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=functools.partial(server.serve_forever, poll_interval=0.01))
+    with serve(socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler)) as port:
+        yield f"127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def serve(server: socketserver.TCPServer) -> Iterator[int]:
+    """Answer requests on a thread, which ends with the context whatever happens in it; yield the port."""
+    thread = threading.Thread(target=functools.partial(server.serve_forever, poll_interval=0.01))
+    with server:
         thread.start()
-        yield f"127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def free_port() -> int:

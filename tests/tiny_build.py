@@ -15,10 +15,10 @@ import docker
 from docker import DockerClient
 
 from tests.tiny_stack import STACK, Checkout, commit, make_real_checkout
-from twinrun.apt import load_apt_lock
-from twinrun.archive import fetch_packages
-from twinrun.seal import sealed
-from twinrun.stack import expected_stamps, load_manifest
+from twinrun.images.apt_archive import fetch_packages
+from twinrun.manifests.apt_lock import load_apt_lock
+from twinrun.manifests.lock_checksum import with_checksums
+from twinrun.manifests.stack import expected_stamps, load_manifest
 
 SECONDS = 900
 
@@ -59,12 +59,12 @@ def relock(root: Path) -> None:
     folder = root / "images/stacks" / STACK
     for path, stamp in expected_stamps(folder, load_manifest(root, STACK)).items():
         lines = path.read_text(encoding="utf-8").splitlines()
-        path.write_text(sealed("\n".join([stamp, *lines[1:-1], ""])), encoding="utf-8")
+        path.write_text(with_checksums("\n".join([stamp, *lines[1:-1], ""])), encoding="utf-8")
 
 
 def arguments(checkout: Checkout, *options: str) -> list[str]:
     """Return the command that builds the small stack of a checkout."""
-    where = ("--vendor", "cpu", "--stack", STACK, "--wheelhouse", str(checkout.wheelhouse))
+    where = ("--stack", STACK, "--wheelhouse", str(checkout.wheelhouse))
     return [sys.executable, "-m", "invoke", "build", *where, *options]
 
 

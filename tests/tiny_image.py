@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import tarfile
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -62,7 +63,9 @@ def write_image(archive: Path, *, layer: Path, name: str, labels: Mapping[str, s
 @contextlib.contextmanager
 def podman(folder: Path) -> Iterator[str]:
     """Start Podman's Docker-compatible service with images of its own, and yield its address."""
-    storage = ["--root", str(folder / "root"), "--runroot", str(folder / "run")]
+    # Podman takes no run root of more than 50 characters, which folders of parallel tests have.
+    short = Path(tempfile.mkdtemp(prefix="podman-"))
+    storage = ["--root", str(folder / "root"), "--runroot", str(short / "run")]
     address = f"unix://{folder}/podman.sock"
     configuration = folder / "containers.conf"
     configuration.write_text(PODMAN, encoding="utf-8")
@@ -76,7 +79,8 @@ def podman(folder: Path) -> Iterator[str]:
         service.wait(SECONDS)
         # What overlays leave mounted, only Podman itself can take away.
         subprocess.run(["podman", *storage, "system", "reset", "--force"], check=True, timeout=SECONDS)
-        shutil.rmtree(folder, ignore_errors=True)
+        for left in (folder, short):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def await_daemon(address: str) -> None:

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from twinrun.apt import AptLock, SystemPackage, apt_lock_text, load_apt_lock
-from twinrun.image_lock import BasePin, ImageLock, image_lock_text
-from twinrun.seal import sealed
-from twinrun.stack import load_manifest, stamp
+from twinrun.manifests.apt_lock import AptLock, SystemPackage, apt_lock_text, load_apt_lock
+from twinrun.manifests.image_lock import BasePin, ImageLock, image_lock_text
+from twinrun.manifests.lock_checksum import with_checksums
+from twinrun.manifests.stack import load_manifest, stamp
 
 ROOT = Path(__file__).resolve().parents[1]
 STACK = "tiny"
@@ -139,7 +139,7 @@ def _write_wheels(root: Path, wheelhouse: Path) -> None:
         second = alternative_digest(root) if name == "big" else None
         hashes = sorted({*hashes, *([second] if second else [])})
         lines.append(" \\\n    ".join([f"{name}=={version}", *(f"--hash=sha256:{one}" for one in hashes)]))
-    (folder / "requirements.lock").write_text(sealed("\n".join([*lines, ""])), encoding="utf-8")
+    (folder / "requirements.lock").write_text(with_checksums("\n".join([*lines, ""])), encoding="utf-8")
 
 
 def alternative_digest(root: Path) -> str | None:

@@ -9,7 +9,7 @@ from device import first_device, named
 from torch import Tensor
 from torch.nn.functional import conv1d, silu, softplus
 from twinrun_mamba import causal_conv1d_fn, describe, selective_scan_fn
-from twinrun_mamba.registry import folder, targets
+from twinrun_mamba.registry import code_objects, folder
 
 NEEDS = ("torch", "mamba-kernels")
 BATCH, CHANNELS, STATES, LENGTH, WIDTH = 2, 32, 16, 96, 4
@@ -47,12 +47,12 @@ def judge(name: str, found: list[Tensor], expected: list[Tensor]) -> None:
 
 
 def backends(device: torch.device) -> tuple[str, ...]:
-    """Return what runs the kernels here: the GPU, or the emulator in waves as wide as either vendor's."""
+    """Return what runs the kernels here: the GPU, or the emulator in warps as wide as either vendor's."""
     if device.type == "cuda":
         return ("native",)
-    if "cpu" in targets(folder()):
+    if "cpu" in code_objects(folder()):
         return ("emulated-32", "emulated-64")
-    print(f"the kernels are for {', '.join(targets(folder()))}: nothing runs them here")
+    print(f"the kernels are for {', '.join(code_objects(folder()))}: nothing runs them here")
     return ()
 
 

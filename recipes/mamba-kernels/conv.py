@@ -1,4 +1,4 @@
-"""The causal convolution of one case and its single step: random inputs, float64 references, least work."""
+"""The causal convolution of one case: random inputs, float64 reference, least work."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from operation import Function, Operation, distances_of, exact
 from torch import Tensor
 from torch.nn.functional import pad, silu
 
-from twinrun.benchmark import COPY, Work
-from twinrun.train.bench import Session, poisoned
+from twinrun.protocol.bench import COPY, Work
+from twinrun.train.bench import Session
 
 # By phase: tensors like x that are read or written once, and products with the whole filter an element.
 # Forward: x in, out. Backward: x and the output's gradient in, one gradient out; the filter is applied
@@ -35,18 +35,18 @@ class Conv(Operation):
                 return torch.randn(batch, length, channels, dtype=dtype, **on).transpose(1, 2)
             return torch.randn(batch, channels, length, dtype=dtype, **on)
 
-        inputs = {"x": sequence(), **_filter(channels, settings["width"], on)}
+        inputs = {"x": sequence(), **random_filter(channels, settings["width"], on)}
         super().__init__(session, inputs, sequence())
         expected = exact(reference, self.inputs, self.gradient)
         # All of the case is compared; fp32 rounds far less than is allowed.
         self._expected = {name: tensor.float() for name, tensor in expected.items()}
 
-    def work(self, phase: str, way: str) -> Work:
+    def work(self, phase: str, mode: str) -> Work:
         """Return the least work of a phase: every tensor once through memory."""
-        counted = way if way == "accumulated" else phase
+        counted = mode if mode == "accumulated" else phase
         sequences, filters = LEAST[counted]
         elements, width = self.gradient.numel(), self.inputs["weight"].shape[1]
-        copied = sequences * self.gradient.nbytes + _nbytes(self.inputs, "weight", "bias")
+        copied = sequences * self.gradient.nbytes + nbytes(self.inputs, "weight", "bias")
         amounts = {COPY: copied, "fp32": elements * filters * width, "exp2": SPECIAL * elements}
         return Work(formula=f"conv-{counted}", amounts=amounts)
 
@@ -59,43 +59,6 @@ class Conv(Operation):
         }
 
 
-class Step(Operation):
-    """(batch, channels): one new step behind a state of `width` steps, which moves on in place."""
-
-    name = "update"
-    title = "convolution"
-    phases = ("step",)
-
-    def __init__(self, session: Session, settings: dict[str, Any], dtype: torch.dtype) -> None:
-        batch, channels, width = (settings[name] for name in ("batch", "channels", "width"))
-        on = {"generator": session.generator, "device": session.device}
-        inputs = {
-            "x": torch.randn(batch, channels, dtype=dtype, **on),
-            "conv_state": torch.randn(batch, channels, width, dtype=dtype, **on),
-            **_filter(channels, width, on),
-        }
-        super().__init__(session, inputs, torch.empty(0))
-
-    def work(self, phase: str, way: str) -> Work:  # noqa: ARG002 - there is one
-        """Return the least work of a step: x and the state in, the output and the state out."""
-        elements, width = self.inputs["x"].numel(), self.inputs["weight"].shape[1]
-        copied = 2 * _nbytes(self.inputs, "x", "conv_state") + _nbytes(self.inputs, "weight", "bias")
-        return Work(
-            formula="conv-step",
-            amounts={COPY: copied, "fp32": elements * width, "exp2": SPECIAL * elements},
-        )
-
-    def distances(self, function: Function) -> dict[str, dict[str, float]]:
-        """Return the relative distances of the output and of the state."""
-        real = {name: tensor.double() for name, tensor in self.inputs.items()}
-        seen = torch.cat([real["conv_state"], real["x"].unsqueeze(-1)], -1)[..., 1:]
-        given = self.inputs | {"conv_state": self.inputs["conv_state"].clone()}
-        with poisoned():
-            out = function(**given)
-        expected = {"out": silu((seen * real["weight"]).sum(-1) + real["bias"]), "conv_state": seen}
-        return {"step": distances_of({"out": out, "conv_state": given["conv_state"]}, expected)}
-
-
 def reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return the causal convolution with silu as a sum of shifted products."""
     length, width = x.shape[-1], weight.shape[-1]
@@ -104,9 +67,11 @@ def reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return silu(sum(terms, bias[:, None]))
 
 
-def _filter(channels: int, width: int, on: dict[str, Any]) -> dict[str, Tensor]:
+def random_filter(channels: int, width: int, on: dict[str, Any]) -> dict[str, Tensor]:
+    """Return weight and bias in fp32."""
     return {"weight": torch.randn(channels, width, **on), "bias": torch.randn(channels, **on)}
 
 
-def _nbytes(tensors: dict[str, Tensor], *names: str) -> int:
+def nbytes(tensors: dict[str, Tensor], *names: str) -> int:
+    """Return the bytes of the tensors with these names together."""
     return sum(tensors[name].nbytes for name in names)

@@ -1,4 +1,4 @@
-"""What the benchmarked operations have in common: inputs, a float64 reference, and the ways to call them."""
+"""What the benchmarked operations have in common: inputs, a float64 reference, modes of calling them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twinrun.benchmark import Work
-from twinrun.train.bench import Call, Candidate, Session, distance, kept_bytes, poisoned
+from twinrun.protocol.bench import Work
+from twinrun.train.accuracy import distance, kept_bytes, poisoned
+from twinrun.train.bench import CheckedCall, Session
 
 Function = Callable[..., Tensor]
 """An implementation, which takes the inputs by name."""
@@ -17,7 +18,7 @@ Function = Callable[..., Tensor]
 # By phase, what can be timed of it. `kernels`: the device's part, with what training keeps. `inference`:
 # likewise, and nothing is kept. `accumulated`: `out.backward(gradient)` onto gradients that are there.
 # `call`: from call to call, the host's part included.
-WAYS = {
+MODES = {
     "forward": ("kernels", "inference", "call"),
     "backward": ("kernels", "accumulated", "call"),
     "step": ("kernels", "call"),
@@ -25,8 +26,8 @@ WAYS = {
 
 
 @dataclass(frozen=True)
-class Contender:
-    """An implementation, and what it does to the inputs of one operation."""
+class CheckedFunction:
+    """An implementation, compared with the reference on the inputs of one operation."""
 
     implementation: str
     version: str
@@ -34,19 +35,19 @@ class Contender:
     distances: dict[str, dict[str, float]]
     kept_bytes: int | None
 
-    def candidate(self, operation: Operation, phase: str, way: str) -> Candidate:
+    def call(self, operation: Operation, phase: str, mode: str) -> CheckedCall:
         """Return what is timed of it."""
-        return Candidate(
+        return CheckedCall(
             implementation=self.implementation,
             version=self.version,
-            call=operation.call(self.function, phase, way),
+            call=operation.call(self.function, phase, mode),
             errors=self.distances[phase],
-            kept_bytes=self.kept_bytes if (phase, way) == ("forward", "kernels") else None,
+            kept_bytes=self.kept_bytes if (phase, mode) == ("forward", "kernels") else None,
         )
 
 
 class Operation:
-    """One operation at one shape in one element type; subclasses say which."""
+    """One operation at one shape in one dtype; subclasses say which."""
 
     name: str
     title: str
@@ -57,7 +58,7 @@ class Operation:
         self.gradient = gradient
         self._device = session.device
 
-    def work(self, phase: str, way: str) -> Work:
+    def work(self, phase: str, mode: str) -> Work:
         """Return the least work of a phase."""
         raise NotImplementedError
 
@@ -65,15 +66,15 @@ class Operation:
         """Return by phase how far the output, and of each input the gradient, is from the reference."""
         raise NotImplementedError
 
-    def check(self, function: Function, implementation: str, version: str) -> Contender:
+    def check(self, function: Function, implementation: str, version: str) -> CheckedFunction:
         """Compare an implementation with the reference, before anything is timed."""
-        return Contender(
+        return CheckedFunction(
             implementation, version, function, self.distances(function), self.kept_bytes(function)
         )
 
-    def measurements(self, ways: Sequence[str]) -> list[tuple[str, str]]:
-        """Return phases with the ways of them that are among `ways`."""
-        return [(phase, way) for phase in self.phases for way in WAYS[phase] if way in ways]
+    def measured(self, modes: Sequence[str]) -> list[tuple[str, str]]:
+        """Return phases with the modes of them that are among `modes`."""
+        return [(phase, mode) for phase in self.phases for mode in MODES[phase] if mode in modes]
 
     def leaves(self) -> dict[str, Tensor]:
         """Return the inputs as leaves of their own, whose gradients nobody else adds to."""
@@ -86,15 +87,15 @@ class Operation:
         leaves = self.leaves()
         return kept_bytes(lambda: function(**leaves), self._device)
 
-    def call(self, function: Function, phase: str, way: str) -> Call:
+    def call(self, function: Function, phase: str, mode: str) -> Callable[[], object]:
         """Return what is timed."""
-        if phase == "step" or way == "inference":
+        if phase == "step" or mode == "inference":
             return torch.no_grad()(lambda: function(**self.inputs))
         leaves = self.leaves()
         if phase == "forward":
             return lambda: function(**leaves)
         out = function(**leaves)
-        if way == "accumulated":
+        if mode == "accumulated":
             return lambda: out.backward(self.gradient, retain_graph=True)
         return lambda: torch.autograd.grad(out, list(leaves.values()), self.gradient, retain_graph=True)
 

@@ -13,7 +13,7 @@ from twinrun_mamba.launch import describe
 from twinrun_mamba.reference import selective_scan
 from twinrun_mamba.registry import ArchitectureError, folder
 
-from twinrun.files import sha256_of_file
+from twinrun.foundation.files import sha256_of_file
 
 EMULATED = ("emulated-32", "emulated-64")
 

@@ -8,7 +8,7 @@ import torch
 from operation import Function, Operation, distances_of, exact
 from torch import Tensor
 
-from twinrun.benchmark import COPY, Work
+from twinrun.protocol.bench import COPY, Work
 from twinrun.train.bench import Session
 
 # Channels that are compared; every channel is computed alike, and they are chosen anew each run.
@@ -45,9 +45,9 @@ class Scan(Operation):
         chosen = {name: self._of_chosen(name, tensor) for name, tensor in self.inputs.items()}
         self._expected = exact(reference, chosen, self.gradient[:, self._chosen])
 
-    def work(self, phase: str, way: str) -> Work:
+    def work(self, phase: str, mode: str) -> Work:
         """Return the least work of a phase: every tensor once through memory, states in registers."""
-        counted = way if way == "accumulated" else phase
+        counted = mode if mode == "accumulated" else phase
         sequences, projections, instructions, special = LEAST[counted]
         elements = self.gradient.numel()
         copied = sequences * self.gradient.nbytes + projections * self.inputs["B"].nbytes

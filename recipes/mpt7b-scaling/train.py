@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from twinrun.protocol.training import TrainingJob, TrainingResult
 from twinrun.train import attention, composer_adapter, worker
 from twinrun.train.data import load_batches, load_corpus
 from twinrun.train.device import device_of
 from twinrun.train.metrics import Meter
-from twinrun.training import Job, PointResult
 
 
-def train(job: Job) -> PointResult:
+def train(job: TrainingJob) -> TrainingResult:
     """Train for the job's steps; return what was measured."""
     composer_adapter.start(job)
     device = device_of(job)

@@ -10,16 +10,18 @@ from pathlib import Path
 from cookiecutter.main import cookiecutter
 
 from tests.contracts.tree import ROOT
-from twinrun.recipe import LoadedRecipe, load_recipe
+from twinrun.manifests.recipe import LoadedRecipe
+from twinrun.planning.project import Project
 
 TEMPLATE = ROOT / "templates" / "recipe"
 
 
 def checkout(folder: Path) -> Path:
-    """Return a checkout below `folder` with the images of this one and no recipe."""
+    """Return a checkout below `folder` with the images and metrics of this one and no recipe."""
     root = folder / "checkout"
     shutil.copytree(ROOT / "images", root / "images")
     (root / "recipes").mkdir()
+    shutil.copy(ROOT / "recipes" / "metrics.toml", root / "recipes")
     return root
 
 
@@ -36,4 +38,4 @@ def bake(root: Path, answers: Mapping[str, str]) -> LoadedRecipe:
         output_dir=str(root / "recipes"),
         config_file=str(configuration),
     )
-    return load_recipe(root, Path(made).name)
+    return Project(root).recipe(Path(made).name)

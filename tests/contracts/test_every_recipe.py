@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.contracts.checks import RECIPE_CHECKS, AnyLoaded
-from twinrun.recipe import find_recipes
+from tests.contracts.checks import RECIPE_CHECKS
+from twinrun.manifests.recipe import LoadedRecipe
+from twinrun.planning.project import Project
 
 ROOT = Path(__file__).resolve().parents[2]
-RECIPES = find_recipes(ROOT)
+RECIPES = Project(ROOT).recipes()
 
 
 @pytest.mark.parametrize("check", RECIPE_CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("loaded", RECIPES.values(), ids=RECIPES)
-def test_recipe(loaded: AnyLoaded, check: Callable[[Path, AnyLoaded], None]) -> None:
+def test_recipe(loaded: LoadedRecipe, check: Callable[[Path, LoadedRecipe], None]) -> None:
     check(ROOT, loaded)
 
 

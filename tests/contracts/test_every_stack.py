@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.checks import STACK_CHECKS, processor
-from twinrun.stack import LoadedStack, find_stacks
+from twinrun.manifests.stack import LoadedStack, find_stacks
 
 ROOT = Path(__file__).resolve().parents[2]
 STACKS = find_stacks(ROOT)

@@ -8,30 +8,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from cookiecutter.exceptions import FailedHookException
 
 from tests.contracts.baking import TEMPLATE, bake, checkout
 from tests.contracts.checks import RECIPE_CHECKS
 from tests.contracts.tree import ROOT
-from twinrun import commands
+from twinrun.cli import commands
+from twinrun.workloads import workload_names
 
 NASTY = 'a "quoted" title: \\n is no line, C:\\path, {curly} # [brackets], naïve ≤ 7, 吾, 💡 \'\'\' """'
-TEXTS = "title publication_title publication_by figure statement because software missing"
 ANSWERS: dict[str, dict[str, str]] = {
+    **{name: {"workload": name} for name in workload_names()},
     "defaults": {},
-    "quotes and backslashes": dict.fromkeys(TEXTS.split(), NASTY),
-    "tokens per second of dies": {
-        "name": "mpt1b-tokens",
-        "metric": "tokens-per-second",
-        "value": "1920.5",
-        "per": "device",
-        "gpu": "mi250",
-        "devices_per_card": "2",
-        "cards": "16",
-        "nodes": "4",
-        "parameters": "",
-        "global_batch": "512",
-        "activation_checkpointing": "true",
-    },
+    "quotes and backslashes": {"title": NASTY, "publication_title": NASTY},
+    "a card of two dies": {"gpu": "mi250"},
 }
 
 
@@ -44,28 +34,75 @@ def test_what_is_baked_is_a_recipe(answers: Mapping[str, str], tmp_path: Path) -
 
 
 def test_answers_arrive_as_typed(tmp_path: Path) -> None:
-    loaded = bake(checkout(tmp_path), {"title": NASTY, "because": NASTY})
+    loaded = bake(checkout(tmp_path), {"title": NASTY, "publication_title": NASTY})
     assert loaded.recipe.title == NASTY
-    assert loaded.published.claim[0].because == NASTY
+    assert loaded.recipe.publication.title == NASTY
 
 
-def test_the_dry_plan_of_what_is_baked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("workload", workload_names())
+def test_nothing_is_touched_outside_the_folder(workload: str, tmp_path: Path) -> None:
     root = checkout(tmp_path)
-    loaded = bake(root, {})
+    before = _files(root)
+    bake(root, {"workload": workload})
+    added = _files(root).items() - before.items()
+    assert {path.relative_to(root).parts[:2] for path, _ in added} == {("recipes", "my-recipe")}
+    assert before.items() <= _files(root).items()
+
+
+@pytest.mark.parametrize(
+    ("workload", "points"),
+    [
+        ("training", ["devices=1", "devices=2"]),
+        ("bench", ["64x96"]),
+        ("checks", ["devices=1", "devices=2"]),
+    ],
+)
+def test_the_dry_plan_of_what_is_baked(
+    workload: str, points: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = checkout(tmp_path)
+    loaded = bake(root, {"workload": workload})
     request = commands.Request(recipe=loaded.folder, vendor="cpu", scale="smoke", engine="venv", dry=True)
     assert commands.run(root, request, out=None, resume=False, as_json=True) == 0
     plan = json.loads(capsys.readouterr().out)["plan"]
-    assert [point["id"] for point in plan["points"]] == ["devices=1", "devices=2"]
+    assert [point["id"] for point in plan["points"]] == points
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ({"name": "My_Recipe"}, "name: found 'My_Recipe'"),
+        ({"name": "quo'te"}, "lower-case letters and digits"),
+        ({"gpu": "mi520"}, "did you mean mi250"),
+    ],
+)
+def test_wrong_answers_are_refused_and_leave_nothing(
+    answers: Mapping[str, str], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = checkout(tmp_path)
+    with pytest.raises(FailedHookException):
+        bake(root, answers)
+    assert said in capfd.readouterr().err
+    assert [path.name for path in (root / "recipes").iterdir()] == ["metrics.toml"]
 
 
 def test_the_script_is_that_of_the_first_recipe() -> None:
-    baked, first = TEMPLATE / "{{cookiecutter.name}}", ROOT / "recipes" / "mpt7b-scaling"
-    texts = [(folder / "train.py").read_text(encoding="utf-8") for folder in (baked, first)]
-    codes = [[ast.dump(node) for node in ast.parse(text).body[1:]] for text in texts]
+    baked = TEMPLATE / "templates" / "training" / "script.py"
+    first = ROOT / "recipes" / "mpt7b-scaling" / "train.py"
+    codes = [
+        [ast.dump(node) for node in ast.parse(path.read_text(encoding="utf-8")).body[1:]]
+        for path in (baked, first)
+    ]
     assert codes[0] == codes[1]
 
 
-def test_every_question_is_explained() -> None:
+def test_five_questions_are_asked_and_each_is_explained() -> None:
     questions = json.loads((TEMPLATE / "cookiecutter.json").read_text(encoding="utf-8"))
     asked = [name for name in questions if not name.startswith("_")]
+    assert asked == ["name", "workload", "title", "publication_title", "gpu"]
     assert list(questions["__prompts__"]) == asked
+    assert sorted(questions["workload"]) == list(workload_names())
+
+
+def _files(root: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}

@@ -7,11 +7,11 @@ import re
 import pytest
 
 from tests.contracts.tree import ROOT
-from twinrun.image_checks import applicable
-from twinrun.measured import COMMITTED, committed_contents, lock_differences
-from twinrun.recipe import find_recipes
-from twinrun.record import read_any_record
-from twinrun.stack import LoadedStack, find_stacks
+from twinrun.images.checks import applicable
+from twinrun.images.inventory.inventory import COMMITTED, committed_inventory, lock_differences
+from twinrun.manifests.stack import LoadedStack, find_stacks
+from twinrun.planning.project import Project
+from twinrun.results.reading import read_record
 
 STACKS = find_stacks(ROOT)
 ROW = re.compile(
@@ -26,13 +26,14 @@ def test_the_readme_has_a_true_row_for_every_stack() -> None:
     ran = stacks_whose_image_ran_on_a_gpu()
     for name, stack in STACKS.items():
         assert rows[name]["archs"] == (", ".join(stack.stack.archs) or "-")
-        assert rows[name]["image"] == ("built" if committed_contents(ROOT, stack) else "not built")
+        assert rows[name]["image"] == ("built" if committed_inventory(ROOT, stack) else "not built")
         assert (rows[name]["gpu"] != "no") == (name in ran), name
 
 
 def stacks_whose_image_ran_on_a_gpu() -> set[str]:
-    folders = [ROOT / loaded.folder / "results" for loaded in find_recipes(ROOT).values()]
-    records = [read_any_record(path) for folder in folders for path in folder.glob("*.json")]
+    project = Project(ROOT)
+    paths = [path for loaded in project.recipes().values() for path in project.results(loaded)]
+    records = [read_record(path, project) for path in paths]
     return {
         record.plan.stack for record in records if record.machine.devices and record.environment.image_digest
     }
@@ -40,7 +41,7 @@ def stacks_whose_image_ran_on_a_gpu() -> set[str]:
 
 @pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
 def test_committed_contents_are_of_the_committed_locks(stack: LoadedStack) -> None:
-    contents = committed_contents(ROOT, stack)
+    contents = committed_inventory(ROOT, stack)
     if contents is None:
         return
     place = f"{stack.folder}/{COMMITTED}"

@@ -15,13 +15,30 @@ import pytest
 
 from tests.contracts.checks import imported
 from tests.contracts.tree import ROOT, host_modules, is_train, modules, shown, train_modules
+from twinrun.workloads import workload_names
 
-# From the ground up: none of them reaches, directly or through others, one that stands later.
-LAYERS = ("errors", "manifest", "hardware", "recipe", "record", "judge", "report", "commands")
+# From the ground up: a module imports its own package and those before it. Every package has its place.
+LAYERS = (
+    "foundation",
+    "protocol",
+    "manifests",
+    "machine",
+    "workloads",
+    "planning",
+    "execution",
+    "images",
+    "results",
+    "report",
+    "cli",
+)
+# `images` stands beside what is made of records: neither imports the other.
+APART = {("results", "images"), ("report", "images")}
+# What ranks import of the package.
+OF_RANKS = ("foundation", "protocol", "train")
+# A module of one workload; those that all share lie beside the folders.
+WORKLOAD = re.compile(rf"twinrun\.workloads\.({'|'.join(workload_names())})(\..*)?")
 STACK_PACKAGES = {"composer", "streaming", "torch", "transformers", "triton"}
 RECIPE = min(shown(path) for path in (ROOT / "recipes").iterdir())
-# What ranks may share with the host: settings, the answers of points, and the files they stand in.
-SHARED = {f"twinrun.{name}" for name in ("benchmark", "errors", "files", "formulas", "manifest", "training")}
 # What a declared package hands out under another import name.
 PARTS = {
     "cyclonedx_python_lib": {"cyclonedx", "packageurl"},
@@ -57,30 +74,45 @@ def reached(start: str) -> set[str]:
     return found
 
 
-def in_layer(module: str, layer: str) -> bool:
-    return module == f"twinrun.{layer}" or module.startswith(f"twinrun.{layer}.")
+def package_of(module: str) -> str:
+    """Return the package below twinrun that a module belongs to, empty for twinrun itself."""
+    return module.partition(".")[2].partition(".")[0]
 
 
 def test_nothing_imports_in_a_circle() -> None:
     graphlib.TopologicalSorter(GRAPH).prepare()
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_no_layer_reaches_a_later_one(layer: str) -> None:
-    later = LAYERS[LAYERS.index(layer) + 1 :]
-    members = [module for module in GRAPH if in_layer(module, layer)]
-    assert members, f"no module of layer {layer}"
-    for module in members:
-        wrong = [other for other in reached(module) for name in later if in_layer(other, name)]
-        assert not wrong, f"{module} reaches {sorted(wrong)}"
+def test_every_module_has_its_layer() -> None:
+    assert {package_of(module) for module in GRAPH} == {"", "train", *LAYERS}
 
 
-@pytest.mark.parametrize("package", ["engines", "launchers"])
-def test_engines_and_launchers_stand_alone(package: str) -> None:
-    parts = [module for module in GRAPH if module.startswith(f"twinrun.{package}.")]
+@pytest.mark.parametrize("module", [module for module in GRAPH if package_of(module) in LAYERS])
+def test_a_module_imports_its_own_layer_and_those_before(module: str) -> None:
+    own = package_of(module)
+    allowed = {"", *LAYERS[: LAYERS.index(own) + 1]} - {other for user, other in APART if user == own}
+    wrong = {other for other in GRAPH[module] if package_of(other) not in allowed}
+    assert not wrong, f"{module} imports {sorted(wrong)}"
+
+
+def test_a_workload_is_named_in_its_own_folder_alone() -> None:
+    for module, imports in GRAPH.items():
+        named = {other for other in imports if WORKLOAD.fullmatch(other)}
+        own = ".".join(module.split(".")[:3])
+        wrong = {other for other in named if ".".join(other.split(".")[:3]) != own}
+        assert not wrong, f"{module} imports {sorted(wrong)}"
+
+
+PARTS_OF_EXECUTION = ("engines", "launchers", "schedulers")
+
+
+@pytest.mark.parametrize("package", PARTS_OF_EXECUTION)
+def test_engines_launchers_and_schedulers_stand_alone(package: str) -> None:
+    prefixes = tuple(f"twinrun.execution.{name}." for name in PARTS_OF_EXECUTION)
+    parts = [module for module in GRAPH if module.startswith(f"twinrun.execution.{package}.")]
     assert parts
     for module in parts:
-        others = {one for one in reached(module) if one.startswith(("twinrun.engines", "twinrun.launchers"))}
+        others = {one for one in reached(module) if one.startswith(prefixes)}
         assert not others, f"{module} reaches {sorted(others)}"
 
 
@@ -90,10 +122,10 @@ def test_the_host_side_never_imports_the_training_side() -> None:
         assert not wrong, f"{name} imports {sorted(wrong)}"
 
 
-def test_ranks_share_only_settings_with_the_host() -> None:
+def test_ranks_import_what_they_share_with_the_host_and_nothing_else() -> None:
     for name in train_modules():
-        foreign = {one for one in GRAPH[name] if not is_train(one)} - SHARED
-        assert not foreign, f"{name} imports {sorted(foreign)}"
+        wrong = {one for one in GRAPH[name] if package_of(one) not in OF_RANKS}
+        assert not wrong, f"{name} imports {sorted(wrong)}"
 
 
 def test_models_import_torch_and_nothing_of_a_framework() -> None:

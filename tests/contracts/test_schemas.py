@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from twinrun.schemas import FOLDER, MODELS, schema_text
+from twinrun.cli.schemas import FOLDER, MODELS, schema_text
 
 ROOT = Path(__file__).resolve().parents[2]
 

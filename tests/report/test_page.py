@@ -1,42 +1,39 @@
 from __future__ import annotations
 
-import math
 import re
 import tempfile
 from collections.abc import Callable
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.records import (
-    gpus,
-    judged,
-    loaded_recipe,
-    node_record,
-    paper_record,
-    smoke_record,
-    with_losses,
-    with_point,
-)
-from twinrun.errors import InputError, MachineError
-from twinrun.record import Record
+from tests.report.committed import PROJECT, RECIPES, as_published, changed, committed, judged, newest, verdict
+from twinrun.foundation.errors import InputError, MachineError
 from twinrun.report.page import write_recipe_report, write_report
+from twinrun.results.record import Record
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 EVIL = '<script>alert("$x$")</script>&amp;{{ 7 * 7 }}'
+TRAINING, BENCH = (newest(recipe) for recipe in RECIPES)
+
+
+def without_numbers(record: Record) -> Record:
+    points = tuple(point.model_copy(update={"measurements": (), "series": ()}) for point in record.points)
+    return changed(record, points=points)
+
+
 RUNS: dict[str, Callable[[], Record]] = {
-    "smoke": smoke_record,
-    "node": node_record,
-    "paper": paper_record,
-    "one point": lambda: node_record(rates={1: 65_000.0}),
-    "no number": lambda: with_losses(smoke_record(), (5.0, math.nan, math.inf), (5.0, 4.0, 3.0)),
-    "no loss": lambda: with_losses(smoke_record(), (), ()),
-    "unknown GPU": lambda: judged(node_record().model_copy(update={"gpu": None})),
-    "no point": lambda: judged(smoke_record().model_copy(update={"points": ()})),
-    "no verdict": lambda: smoke_record().model_copy(update={"verdicts": ()}),
+    "training": lambda: TRAINING,
+    "bench": lambda: BENCH,
+    "one point": lambda: changed(TRAINING, points=TRAINING.points[:1]),
+    "unknown GPU": lambda: changed(TRAINING, gpu=None),
+    "no number": lambda: without_numbers(TRAINING),
+    "bench without numbers": lambda: without_numbers(BENCH),
+    "no point": lambda: changed(TRAINING, points=()),
+    "no bench point": lambda: changed(BENCH, points=()),
+    "no verdict": lambda: judged(TRAINING),
 }
 
 
@@ -76,25 +73,28 @@ class Page(HTMLParser):
 
 def run_page(folder: Path, record: Record) -> Page:
     path = folder / "report.html"
-    write_report(path, record=record, recipe=loaded_recipe(), gpus=gpus())
+    recipe = PROJECT.recipe(record.plan.recipe)
+    write_report(path, record=record, recipe=recipe, gpus=PROJECT.gpus, metrics=PROJECT.metrics)
     return Page(path.read_text(encoding="utf-8"))
 
 
-def recipe_page(folder: Path, *records: Record) -> Page:
+def recipe_page(folder: Path, name: str, *records: Record) -> Page:
     path = folder / "report.html"
-    write_recipe_report(path, records=records, recipe=loaded_recipe(), gpus=gpus())
+    write_recipe_report(
+        path, records=records, recipe=PROJECT.recipe(name), gpus=PROJECT.gpus, metrics=PROJECT.metrics
+    )
     return Page(path.read_text(encoding="utf-8"))
 
 
 @cache
 def page_of(name: str) -> Page:
     with tempfile.TemporaryDirectory() as folder:
-        if name == "recipe":
-            return recipe_page(Path(folder), *(made() for made in RUNS.values()))
+        if name in RECIPES:
+            return recipe_page(Path(folder), name, *committed(name))
         return run_page(Path(folder), RUNS[name]())
 
 
-@pytest.fixture(params=[*RUNS, "recipe"])
+@pytest.fixture(params=[*RUNS, *RECIPES])
 def page(request: pytest.FixtureRequest) -> Page:
     return page_of(request.param)
 
@@ -140,147 +140,155 @@ def test_the_page_has_a_language_a_title_and_one_heading(page: Page) -> None:
 
 
 def test_published_and_measured_stand_side_by_side(tmp_path: Path) -> None:
-    text = run_page(tmp_path, paper_record()).words()
+    text = run_page(tmp_path, TRAINING).words()
     for expected in (
         "166 TFLOP/s per card",
-        "165.8 TFLOP/s per card",
         "model-flops/6N+12LDS",
         "4 x AMD Instinct MI250, 8 devices, 1 node",
-        "128 x AMD Instinct MI250, 256 devices, 32 nodes",
         "“Training LLMs at Scale with AMD MI250 GPUs”, bullet list and Figure 5; derived: 159 / 166",
         "✓ reproduced",
-        "Reproduced. Of 4 claims: 4 reproduced.",
+        "1.5e-05 apart",
     ):
         assert expected in text
 
 
-def test_what_is_missing_is_listed(tmp_path: Path) -> None:
-    text = run_page(tmp_path, smoke_record()).words()
-    for item in loaded_recipe().published.missing:
-        assert item.what in text
-        assert item.why in text
+def test_another_experiment_has_no_green_headline(tmp_path: Path) -> None:
+    found = judged(TRAINING, "reproduced")
+    for record, colour in (
+        (found, "neutral"),
+        (as_published(found), "good"),
+        (judged(found, "failed"), "bad"),
+    ):
+        page = run_page(tmp_path, record)
+        assert [one["class"] for one in page.all("p") if "headline" in (one.get("class") or "")] == [
+            f"headline {colour}"
+        ]
+    assert "Not the published experiment (parameters" in run_page(tmp_path, found).words()
+
+
+def test_what_is_missing_is_listed_and_code_is_code(tmp_path: Path) -> None:
+    for record in (TRAINING, BENCH):
+        text = " ".join(run_page(tmp_path, record).words().split())
+        for item in PROJECT.recipe(record.plan.recipe).published.missing:
+            assert item.what in text
+        assert "`" not in text
 
 
 def test_differences_from_the_published_configuration_are_listed(tmp_path: Path) -> None:
-    text = run_page(tmp_path, node_record()).words()
-    assert "parameters 1,315,950,592 6,658,859,008" in text
-    assert "Nowhere: every published field" in run_page(tmp_path, paper_record()).words()
+    assert "parameters 1,315,950,592 6,658,859,008" in run_page(tmp_path, TRAINING).words()
+    assert "Nowhere: every published field" in run_page(tmp_path, as_published(TRAINING)).words()
 
 
-def test_the_circumstances_are_all_there(tmp_path: Path) -> None:
-    record = node_record()
+@pytest.mark.parametrize("record", [TRAINING, BENCH], ids=RECIPES)
+def test_the_circumstances_are_all_there(tmp_path: Path, record: Record) -> None:
     text = run_page(tmp_path, record).words()
     environment = record.environment
+    configuration = record.workload.configuration(record.plan.part)
     for expected in (
-        record.plan_sha256,
-        record.plan.lock_sha256,
-        record.plan.engine,
-        record.machine.cpu,
-        record.machine.kernel,
-        record.run,
-        record.created,
-        record.sha256,
-        environment.python,
+        *(record.plan_sha256, record.plan.lock_sha256, record.plan.engine, record.machine.cpu, record.run),
+        *(
+            record.machine.kernel,
+            record.created,
+            record.sha256,
+            environment.python,
+            str(record.machine.driver),
+        ),
         *environment.libraries.values(),
         *environment.variables,
-        *record.files,
-        *record.files.values(),
-        record.points[0].data_hash,
-        "570.86",
-        "measured",
+        *(*record.files, *record.files.values()),
+        *(value for _, values in configuration for value in values.values()),
+        *(name for point in record.points for name in (point.id, *point.facts)),
     ):
-        assert expected in text
+        assert " ".join(expected.split()) in text
+
+
+def test_every_number_of_the_tables_is_there(tmp_path: Path) -> None:
+    for record in (TRAINING, BENCH):
+        text = run_page(tmp_path, record).words()
+        for table in record.workload.point_tables(record.shown()):
+            assert all(cell.text in text for row in table.rows for cell in row)
 
 
 def test_the_lock_is_told_apart_from_what_was_installed(tmp_path: Path) -> None:
-    original = smoke_record()
-    changed = original.environment.model_copy(update={"lock_differences": {"torch": "2.8.0, lock has 2.7.0"}})
-    text = run_page(tmp_path, original.model_copy(update={"environment": changed})).words()
-    assert "torch 2.8.0, lock has 2.7.0" in text
-    assert "the environment is the lock" in run_page(tmp_path, original).words()
+    def page_with(**differences: str) -> str:
+        environment = TRAINING.environment.model_copy(update={"lock_differences": differences})
+        return run_page(tmp_path, changed(TRAINING, environment=environment)).words()
+
+    assert "torch 2.8.0, lock has 2.7.0" in page_with(torch="2.8.0, lock has 2.7.0")
+    assert "the environment is the lock" in page_with()
 
 
-def test_failed_microbatches_are_named(tmp_path: Path) -> None:
-    assert "out of memory at 24, 16, 12, 8, 6" in run_page(tmp_path, node_record()).words()
+def test_what_did_not_fit_is_named(tmp_path: Path) -> None:
+    points = (TRAINING.points[0].model_copy(update={"attempts": ("microbatch 48",)}), *TRAINING.points[1:])
+    assert "microbatch 48" in run_page(tmp_path, changed(TRAINING, points=points)).words()
 
 
-def test_points_with_other_batches_show_both_hashes(tmp_path: Path) -> None:
-    text = run_page(tmp_path, with_point(smoke_record(), 0, order_hash="c" * 64)).words()
-    assert f"{'c' * 64}, {'b' * 64}" in text
+def test_facts_that_differ_name_their_points(tmp_path: Path) -> None:
+    first, *rest = TRAINING.points
+    facts = {**first.facts, "order hash": "c" * 64}
+    points = (first.model_copy(update={"facts": facts}), *rest)
+    assert (
+        f"{first.id}: {'c' * 64}; {rest[0].id}: "
+        in run_page(tmp_path, changed(TRAINING, points=points)).words()
+    )
 
 
-@pytest.mark.parametrize("where", ["device", "machine", "libraries", "verdict", "point", "files"])
+@pytest.mark.parametrize("where", ["facts", "machine", "libraries", "verdict", "point", "files"])
 def test_strings_from_elsewhere_are_text(tmp_path: Path, where: str) -> None:
-    original = smoke_record()
+    record = TRAINING
+    first, *rest = record.points
     poisoned: dict[str, Record] = {
-        "device": with_point(original, 0, device_name=EVIL, attention_backend=EVIL),
-        "machine": _with(original, machine=original.machine.model_copy(update={"cpu": EVIL, "host": EVIL})),
-        "libraries": _with(
-            original, environment=original.environment.model_copy(update={"libraries": {EVIL: EVIL}})
+        "facts": changed(
+            record, points=(first.model_copy(update={"facts": {**first.facts, EVIL: EVIL}}), *rest)
         ),
-        "verdict": _with(original, verdicts=(original.verdicts[0].model_copy(update={"reason": EVIL}),)),
-        "point": with_point(original, 0, id=EVIL),
-        "files": _with(original, files={EVIL: EVIL}, run=EVIL),
+        "machine": changed(record, machine=record.machine.model_copy(update={"cpu": EVIL, "host": EVIL})),
+        "libraries": changed(
+            record, environment=record.environment.model_copy(update={"libraries": {EVIL: EVIL}})
+        ),
+        "verdict": changed(record, verdicts=(verdict("failed", reason=EVIL),)),
+        "point": changed(record, points=(first.model_copy(update={"id": EVIL}), *rest)),
+        "files": changed(record, files={EVIL: EVIL}, run=EVIL),
     }
-    for found in (run_page(tmp_path, poisoned[where]), recipe_page(tmp_path, poisoned[where])):
+    for found in (
+        run_page(tmp_path, poisoned[where]),
+        recipe_page(tmp_path, record.plan.recipe, poisoned[where]),
+    ):
         assert not found.all("script")
     assert EVIL in run_page(tmp_path, poisoned[where]).words()
 
 
 def test_a_claim_that_the_recipe_dropped_is_still_shown(tmp_path: Path) -> None:
-    original = smoke_record()
-    gone = original.verdicts[0].model_copy(update={"claim": "gone"})
-    assert "no longer in published.toml" in run_page(tmp_path, _with(original, verdicts=(gone,))).words()
+    gone = changed(TRAINING, verdicts=(verdict("reproduced", claim="gone"),))
+    assert "no longer in published.toml" in run_page(tmp_path, gone).words()
 
 
-def test_another_version_of_the_recipe_is_named(tmp_path: Path) -> None:
-    original = smoke_record()
-    older = _with(original, plan=original.plan.model_copy(update={"recipe_version": 99}))
+def test_a_record_of_another_recipe_is_refused(tmp_path: Path) -> None:
+    recipe = PROJECT.recipe(BENCH.plan.recipe)
+    with pytest.raises(InputError, match="another recipe"):
+        write_report(
+            tmp_path / "r.html", record=TRAINING, recipe=recipe, gpus=PROJECT.gpus, metrics=PROJECT.metrics
+        )
+
+
+def test_an_older_version_of_the_recipe_is_named(tmp_path: Path) -> None:
+    older = changed(TRAINING, plan=TRAINING.plan.model_copy(update={"recipe_version": 99}))
     assert "version 99 of the recipe" in run_page(tmp_path, older).words()
 
 
-def test_another_recipe_is_refused(tmp_path: Path) -> None:
-    original = smoke_record()
-    other = _with(original, plan=original.plan.model_copy(update={"recipe": "another"}))
-    with pytest.raises(InputError, match="another recipe"):
-        run_page(tmp_path, other)
-    with pytest.raises(InputError, match="another recipe"):
-        recipe_page(tmp_path, other)
-
-
-def test_a_page_that_cannot_be_written_is_our_error(tmp_path: Path) -> None:
-    (tmp_path / "report.html").mkdir()
+def test_an_unwritable_place_is_an_error_of_the_machine(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
     with pytest.raises(MachineError):
-        run_page(tmp_path, smoke_record())
+        run_page(tmp_path / "file", TRAINING)
 
 
-def test_the_same_record_gives_the_same_page(tmp_path: Path) -> None:
-    pages = []
-    for _ in range(2):
-        run_page(tmp_path, paper_record())
-        pages.append((tmp_path / "report.html").read_bytes())
-    assert pages[0] == pages[1]
-
-
-def test_records_are_listed_newest_first(tmp_path: Path) -> None:
-    dates = ("2026-01-01T00:00:00+00:00", "2026-03-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00")
-    records = [_with(node_record(), created=date, run=f"run-{date[5:7]}") for date in dates]
-    text = recipe_page(tmp_path, *records).words()
-    assert "3 records, newest first" in text
-    places = [text.index(f"run-{month}") for month in ("03", "02", "01")]
+def test_records_are_folded_newest_first(tmp_path: Path) -> None:
+    runs = [changed(TRAINING, run=f"run-{month}", created=f"2026-{month}-01") for month in ("01", "03", "02")]
+    page = recipe_page(tmp_path, TRAINING.plan.recipe, *runs)
+    assert [one["id"] for one in page.all("details")] == ["record-1", "record-2", "record-3"]
+    places = [page.text.index(f"run-{month}") for month in ("03", "02", "01")]
     assert places == sorted(places)
-
-
-def test_every_record_has_its_points_and_verdicts(tmp_path: Path) -> None:
-    page = recipe_page(tmp_path, smoke_record(), node_record())
-    assert len([table for table in page.all("table") if table.get("class") == "points"]) == 2
-    assert len([table for table in page.all("table") if table.get("class") == "claims"]) == 2
-    assert "torch 2.7.0" in page.words()
+    assert len([table for table in page.all("table") if table.get("class") == "claims"]) == 3
 
 
 def test_a_recipe_without_records_says_so(tmp_path: Path) -> None:
-    assert "No run of this recipe has been recorded." in recipe_page(tmp_path).words()
-
-
-def _with(original: Record, **changes: Any) -> Record:
-    return original.model_copy(update=changes)
+    assert "No run of this recipe has been recorded." in recipe_page(tmp_path, RECIPES[0]).words()

@@ -2,98 +2,78 @@ from __future__ import annotations
 
 import pytest
 
-from tests.records import node_record, paper_record, smoke_record
-from twinrun.record import Outcome, Spread, Verdict
-from twinrun.report.words import gib, hardware, headline, number, overall, plain, quantity, within
+from tests.report.committed import PROJECT, as_published, judged, newest, verdict
+from twinrun.report.words import (
+    claimed_value,
+    heading,
+    headline,
+    measured_value,
+    outcome,
+    published_value,
+    tone,
+)
+from twinrun.results.record import Outcome
 
-
-def verdicts(*outcomes: Outcome) -> list[Verdict]:
-    return [
-        Verdict(
-            claim="one",
-            statement="one",
-            outcome=outcome,
-            reason="",
-            published=1.0,
-            measured=None,
-            unit="ratio",
-            per="run",
-        )
-        for outcome in outcomes
-    ]
+RECORD = newest("mpt7b-scaling")
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
+    ("outcomes", "sentence", "colour"),
     [
-        (0, "0"),
-        (0.95783, "0.9578"),
-        (165.83, "165.8"),
-        (65_200.4, "65,200"),
-        (1.5e-5, "1.5e-05"),
-        (-2500, "-2,500"),
+        ((), "No claim was judged.", "neutral"),
+        (("reproduced", "reproduced"), "Reproduced: 2 of 2 claims.", "good"),
+        (("reproduced", "not-comparable"), "Reproduced: 1 of 2 claims; 1 not comparable.", "good"),
+        (("reproduced", "not-reproduced"), "Not reproduced: 1 of 2 claims; 1 reproduced.", "bad"),
+        (("failed", "reproduced"), "Failed: 1 of 2 claims; 1 reproduced.", "bad"),
+        (("not-comparable",), "Not comparable: 1 of 1 claim.", "neutral"),
+        (("config-mismatch",), "Config mismatch: 1 of 1 claim.", "neutral"),
     ],
 )
-def test_numbers_have_four_digits(value: float, text: str) -> None:
-    assert number(value) == text
+def test_the_headline_is_led_by_what_decides(
+    outcomes: tuple[Outcome, ...], sentence: str, colour: str
+) -> None:
+    record = judged(as_published(RECORD), *outcomes)
+    assert (headline(record), tone(record)) == (sentence, colour)
+
+
+def test_another_experiment_is_no_reproduction() -> None:
+    record = judged(RECORD, "reproduced", "not-comparable", "not-comparable")
+    assert headline(record) == (
+        "Not the published experiment (parameters 1,315,950,592, published 6,658,859,008;"
+        " 2 more fields differ): 1 of 3 claims reproduced, 2 not comparable."
+    )
+    assert tone(record) == "neutral"
+
+
+def test_another_experiment_can_refute_what_holds_anywhere() -> None:
+    assert tone(judged(RECORD, "not-reproduced", "reproduced")) == "bad"
 
 
 @pytest.mark.parametrize(
-    ("value", "unit", "per", "text"),
+    ("published", "measured", "unit", "per", "texts"),
     [
-        (166, "TFLOP/s", "card", "166 TFLOP/s per card"),
-        (0.958, "ratio", "card", "0.958"),
-        (2e-5, "nats/token", "run", "2e-05 apart"),
-        (None, "TFLOP/s", "card", "-"),
+        (166, 165.83, "TFLOP/s", "card", ("166 TFLOP/s per card", "165.8 TFLOP/s per card")),
+        (0.958, 0.9512, "ratio", "card", ("0.958", "0.951")),
+        (0, 2e-5, "nats/token", "run", ("equal", "2e-05 apart")),
+        (0, 0.0, "nats/token", "run", ("equal", "equal")),
+        (2.5, None, "s", "run", ("2.5 s", "-")),
     ],
 )
-def test_a_quantity_has_its_unit(value: float | None, unit: str, per: str, text: str) -> None:
-    assert quantity(value, unit, per) == text
+def test_a_value_has_its_unit(
+    published: float, measured: float | None, unit: str, per: str, texts: tuple[str, str]
+) -> None:
+    found = verdict("reproduced", published=published, measured=measured, unit=unit, per=per)
+    assert (published_value(found), measured_value(found)) == texts
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(6658859008, "6,658,859,008"), (True, "True"), (("a", 2), "a or 2")]
-)
-def test_configuration_values_are_plain(value: int | bool | tuple[str | int | bool, ...], text: str) -> None:
-    assert plain(value) == text
+def test_a_claim_and_its_verdict_say_the_same() -> None:
+    claims = PROJECT.recipe("mpt7b-scaling").published.claim
+    assert [claimed_value(one) for one in claims] == [published_value(one) for one in RECORD.verdicts]
 
 
-def test_memory_is_in_gib() -> None:
-    assert gib(3 << 29) == "1.5 GiB"
+def test_an_outcome_has_a_sign() -> None:
+    assert outcome(verdict("not-reproduced")) == "✗ not reproduced"
 
 
-def test_spread_is_that_of_the_farthest() -> None:
-    spread = Spread(median=100.0, low=98.0, high=101.0, count=3, unit="s", per="run")
-    assert within(spread) == "±2.0%"
-    assert within(spread.scaled(0.0, unit="s", per="run")) == "-"
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "worst", "begins"),
-    [
-        ((), "open", "No claim"),
-        (("reproduced", "reproduced"), "reproduced", "Reproduced. Of 2 claims: 2 reproduced"),
-        (("reproduced", "not-comparable"), "reproduced-in-part", "Reproduced as far as"),
-        (
-            ("reproduced", "not-reproduced"),
-            "not-reproduced",
-            "Not reproduced. Of 2 claims: 1 not reproduced; 1 repr",
-        ),
-        (("failed", "not-reproduced"), "failed", "The run failed."),
-        (
-            ("config-mismatch",),
-            "open",
-            "Nothing of the publication can be judged from this run. Of 1 claim: 1 not",
-        ),
-    ],
-)
-def test_the_headline_is_led_by_what_is_worst(outcomes: tuple[Outcome, ...], worst: str, begins: str) -> None:
-    assert overall(verdicts(*outcomes)) == worst
-    assert headline(verdicts(*outcomes)).startswith(begins)
-
-
-def test_hardware_counts_devices_and_says_when_a_card_has_several() -> None:
-    assert hardware(node_record()) == "4 x NVIDIA H200 SXM"
-    assert hardware(paper_record()) == "256 devices of AMD Instinct MI250, 2 to a card"
-    assert hardware(smoke_record()) == "2 ranks on An Example Processor"
-    assert hardware(node_record().model_copy(update={"gpu": None})) == "4 x NVIDIA H200 SXM"
+def test_a_heading_is_one_line() -> None:
+    assert heading("micro-\nbatch\nof a device") == "microbatch of a device"

@@ -2,14 +2,5 @@
 
 from importlib.util import find_spec
 
-import pytest
-
-if find_spec("streaming") is None:
-    collect_ignore_glob = ["test_*.py"]
-else:
+if find_spec("streaming"):
     from tests.train.small import corpus, corpus_folder, make_job  # noqa: F401 fixtures
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark every test of this folder."""
-    item.add_marker("train")

@@ -11,16 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from twinrun.protocol.bench import BenchJob
+from twinrun.protocol.job import Job
+from twinrun.protocol.models.mpt import Shape
+from twinrun.protocol.training import Optimizer, Training, TrainingJob
 from twinrun.train.corpus import TOKEN, Corpus, Origin, Tokens, write_corpus
-from twinrun.training import Job, ModelShape, Optimizer, Training
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "mpt7b-scaling"
-SHAPE = ModelShape(family="mpt", width=32, heads=2, layers=2, vocabulary=64, sequence=16)
+SHAPE = Shape(width=32, heads=2, layers=2, vocabulary=64, sequence=16)
 STEPS = 6
 GLOBAL_BATCH = 16
 
-MakeJob = Callable[..., Job]
+MakeJob = Callable[..., TrainingJob]
 
 
 def documents(count: int = 20) -> Iterator[tuple[Tokens, int]]:
@@ -53,9 +56,9 @@ def make_job(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> M
         world_size: int = 1,
         sharding: str | None = None,
         microbatch: int = 4,
-        shape: ModelShape = SHAPE,
+        shape: Shape = SHAPE,
         **training: object,
-    ) -> Job:
+    ) -> TrainingJob:
         out = tmp_path_factory.mktemp("run")
         settings = {
             "model": "small",
@@ -72,7 +75,7 @@ def make_job(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> M
                 learning_rate=0.03, epsilon=0.1, warmup_steps=2, decay_steps=STEPS, gradient_clip=2.4
             ),
         }
-        return Job.model_validate(
+        return TrainingJob.model_validate(
             {
                 "recipe": "mpt7b-scaling",
                 "point": f"devices={world_size}",
@@ -85,10 +88,38 @@ def make_job(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> M
                 "data": str(corpus_folder),
                 "out": str(out),
                 "metrics": str(out / "metrics.jsonl"),
+                "attempt": "1",
             }
         )
 
     return make
+
+
+def bench_job(
+    folder: Path,
+    *,
+    labels: object,
+    settings: object = None,
+    repeats: int = 0,
+    seed: int | None = None,
+    world_size: int = 1,
+) -> BenchJob:
+    """Return the job of a case that its ranks run on CPUs, with one warm-up call."""
+    return BenchJob.model_validate(
+        {
+            "recipe": "small",
+            "point": "small",
+            "case": "small",
+            "world_size": world_size,
+            "accelerator": False,
+            "out": str(folder),
+            "metrics": str(folder / "metrics.jsonl"),
+            "attempt": "1",
+            "settings": settings or {},
+            "labels": labels,
+            "timing": {"warmup": 1, "repeats": repeats, "seed": seed},
+        }
+    )
 
 
 def environment() -> dict[str, str]:

@@ -11,17 +11,29 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("streaming")
+
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from twinrun.acquisition import acquire
-from twinrun.errors import InputError
-from twinrun.recipe import load_recipe
+from twinrun.execution.acquisition import acquire
+from twinrun.foundation.errors import InputError
+from twinrun.planning.project import Project
+from twinrun.protocol.training import DataSource
+from twinrun.workloads import load_workload
 
 ROOT = Path(__file__).parents[2]
 RECIPE = "recipes/mpt7b-scaling"
-SOURCE = load_recipe(ROOT, RECIPE).recipe.data["c4"]
+
+
+def hub_source() -> DataSource:
+    """Return what the recipe says of the data set."""
+    loaded = Project(ROOT).recipe(RECIPE)
+    return load_workload(loaded.workload).data_sets(loaded.tables)["c4"].source
+
+
 WORDS = ["<|endoftext|>", "<|unknown|>", "a", "shard", "of", "text"]
 TEXT_FILES = {f"en/c4-train.0000{number}-of-01024.json.gz" for number in range(2)}
 
@@ -55,7 +67,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def entry(self, name: str) -> dict[str, object]:
         content = self.files[name]
-        digest = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content)}
+        digest = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
         return {"type": "file", "path": name, "size": len(content), "oid": "f" * 40, "lfs": digest}
 
     def answer(self, body: bytes) -> None:
@@ -86,20 +98,23 @@ def test_published_data_becomes_shards_once(endpoint: str) -> None:
     said: list[str] = []
 
     def get() -> Path:
-        return acquire(ROOT, "c4", recipe=RECIPE, engine="host", files=1, endpoint=endpoint, say=said.append)
+        return acquire(
+            Project(ROOT), "c4", recipe=RECIPE, engine="host", files=1, endpoint=endpoint, say=said.append
+        )
 
+    source = hub_source()
     folder = get()
     corpus = json.loads((folder / "corpus.json").read_text())
     assert corpus["sequence"] == 2048
     # One file of 3000 times four words, and the separator behind them.
     assert corpus["tokens"] == 12_001 // 2048 * 2048
     assert sorted(Handler.fetched) == ["en/c4-train.00000-of-01024.json.gz", "tokenizer.json"]
-    assert any(f"{SOURCE.repository} at {(SOURCE.revision or '')[:12]}" in line for line in said)
+    assert any(f"{source.repository} at {(source.revision or '')[:12]}" in line for line in said)
     assert get() == folder
     assert len(Handler.fetched) == 2
 
 
 def test_unknown_data_set_names_the_known() -> None:
     with pytest.raises(InputError) as caught:
-        acquire(ROOT, "c5", recipe=RECIPE, engine="host", files=None, endpoint=None, say=print)
+        acquire(Project(ROOT), "c5", recipe=RECIPE, engine="host", files=None, endpoint=None, say=print)
     assert caught.value.allowed == ["standard-library", "c4"]

@@ -6,21 +6,24 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+
+pytest.importorskip("streaming")
+
+import numpy as np
 import torch
 from streaming.base.batching import generate_work
 from streaming.base.world import World
 
 from tests.train.small import GLOBAL_BATCH, SHAPE, MakeJob
-from twinrun.errors import InputError
+from twinrun.foundation.errors import InputError
+from twinrun.protocol.training import TrainingJob
 from twinrun.train.corpus import Corpus
 from twinrun.train.data import collate, load_batches, load_corpus, sample_hash
-from twinrun.training import Job
 
 
 @pytest.fixture
-def copied(make_job: MakeJob, tmp_path: Path) -> Job:
+def copied(make_job: MakeJob, tmp_path: Path) -> TrainingJob:
     """A job on a copy of the corpus that a test may damage."""
     job = make_job()
     folder = shutil.copytree(job.data, tmp_path / "copy")
@@ -33,7 +36,7 @@ def test_intact_data_is_accepted(make_job: MakeJob, corpus: Corpus) -> None:
 
 @pytest.mark.parametrize("name", ["index.json", "shard.00000.mds"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
-def test_damaged_data_is_refused(copied: Job, name: str, damage: str) -> None:
+def test_damaged_data_is_refused(copied: TrainingJob, name: str, damage: str) -> None:
     path = Path(copied.data) / name
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -47,7 +50,7 @@ def test_damaged_data_is_refused(copied: Job, name: str, damage: str) -> None:
         load_corpus(copied)
 
 
-def test_ranks_of_a_node_share_the_verification(copied: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_a_node_share_the_verification(copied: TrainingJob, monkeypatch: pytest.MonkeyPatch) -> None:
     (Path(copied.data) / "shard.00000.mds").write_bytes(b"damaged")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
@@ -108,7 +111,7 @@ def test_seed_and_epoch_change_the_order(make_job: MakeJob, corpus: Corpus) -> N
     assert not np.array_equal(first, global_batches(make_job(seed=18), corpus, world, 0))
 
 
-def global_batches(job: Job, corpus: Corpus, world: World, epoch: int) -> Any:
+def global_batches(job: TrainingJob, corpus: Corpus, world: World, epoch: int) -> Any:
     """Return the sample numbers of each global batch, sorted, as streaming deals them to `world`."""
     dataset = load_batches(job, corpus).dataset
     dataset._set_shuffle_block_size(world)

@@ -5,17 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("streaming")
+
 import torch
 
 from tests.train.small import GLOBAL_BATCH, MakeJob
-from twinrun.errors import RunError
+from twinrun.foundation.errors import RunError
+from twinrun.protocol.training import StepMetrics, TrainingJob
 from twinrun.train.metrics import Meter
-from twinrun.training import Job, StepMetrics
 
 CPU = torch.device("cpu")
 
 
-def run_steps(job: Job, hashes: list[list[int]]) -> Meter:
+def run_steps(job: TrainingJob, hashes: list[list[int]]) -> Meter:
     meter = Meter(job, CPU)
     meter.start()
     for step, values in enumerate(hashes, start=1):
@@ -30,6 +33,7 @@ def test_each_step_is_a_line(make_job: MakeJob) -> None:
     meter = run_steps(job, [[1], [2], [3]])
     lines = Path(job.metrics).read_text().splitlines()
     assert [StepMetrics.model_validate_json(line) for line in lines] == meter.steps
+    assert {step.attempt for step in meter.steps} == {"1"}
     assert [(step.step, step.loss, step.timed) for step in meter.steps] == [
         (1, 1.0, False),
         (2, 2.0, False),

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu
 
-from twinrun.formulas import parameters
+from twinrun.protocol.models.mpt import Shape
 from twinrun.train.gelu import shared_gelu
-from twinrun.train.models import mpt
-from twinrun.train.models.mpt import IGNORED, MPT, HeadLoss
-from twinrun.training import ModelShape
+from twinrun.train.models import IGNORED, mpt
+from twinrun.train.models.mpt import MPT, HeadLoss
 
 # width, heads, layers, parameters at sequence 2048 and vocabulary 50368:
 # github:mosaicml/llm-foundry@2e852dbf80fd, scripts/train/benchmarking/README.md
@@ -31,7 +30,7 @@ FAMILY = {
     "mpt-30b": (7168, 56, 48, 29975214080),
     "mpt-70b": (8192, 64, 80, 64862437376),
 }
-SMALL = ModelShape(family="mpt", width=32, heads=4, layers=2, vocabulary=61, sequence=24)
+SMALL = Shape(width=32, heads=4, layers=2, vocabulary=61, sequence=24)
 
 
 def small(**options: Any) -> MPT:
@@ -57,11 +56,11 @@ def gradients(model: MPT) -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", FAMILY)
 def test_parameters_are_the_published_count(name: str) -> None:
     width, heads, layers, published = FAMILY[name]
-    shape = ModelShape(family="mpt", width=width, heads=heads, layers=layers, vocabulary=50368, sequence=2048)
+    shape = Shape(width=width, heads=heads, layers=layers, vocabulary=50368, sequence=2048)
     with torch.device("meta"):
         model = MPT(shape)
     assert sum(parameter.numel() for parameter in model.parameters()) == published
-    assert parameters(shape) == published
+    assert shape.parameters() == published
 
 
 def test_logits_equal_those_of_gpt2() -> None:
@@ -177,7 +176,7 @@ def test_layers_compute_in_bf16_and_parameters_stay_fp32() -> None:
 
 
 def test_initial_weights_follow_the_published_distribution() -> None:
-    shape = ModelShape(family="mpt", width=256, heads=4, layers=8, vocabulary=320, sequence=64)
+    shape = Shape(width=256, heads=4, layers=8, vocabulary=320, sequence=64)
     model = MPT(shape)
     model.initialise(1)
     plain, residual = (2 / 256) ** 0.5, (2 / 1024) ** 0.5 / 4

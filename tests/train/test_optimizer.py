@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 
+from twinrun.protocol.training import Optimizer
 from twinrun.train.optimizer import adamw, learning_rate, set_learning_rate
-from twinrun.training import Optimizer
 
 SETTINGS = Optimizer(learning_rate=2.0, warmup_steps=10, decay_steps=110, final_factor=0.1)
 

@@ -11,15 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+
+pytest.importorskip("streaming")
+
+import numpy as np
 from streaming.base.format import reader_from_json
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from tests.train.small import documents
-from twinrun.errors import InputError
+from twinrun.foundation.errors import InputError
 from twinrun.train.corpus import Corpus, Origin, Tokens, write_corpus
 from twinrun.train.prepare import END_OF_TEXT, SEPARATOR, main, prepare_texts
 

@@ -9,18 +9,20 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("composer")
+
+
 from tests.train.small import GLOBAL_BATCH, RECIPE, SHAPE, STEPS, MakeJob, launch
-from twinrun.formulas import parameters
-from twinrun.manifest import load_json
+from twinrun.foundation.manifest import load_json
+from twinrun.protocol.training import StepMetrics, TrainingJob, TrainingResult
 from twinrun.train.corpus import Corpus
-from twinrun.training import Job, PointResult, StepMetrics
 
 
-def losses(result: PointResult) -> list[float]:
+def losses(result: TrainingResult) -> list[float]:
     return [step.loss for step in result.steps]
 
 
-def run_here(name: str, job: Job) -> PointResult:
+def run_here(name: str, job: TrainingJob) -> TrainingResult:
     """Run a script of the recipe on one rank, in this process: an import less."""
     spec = importlib.util.spec_from_file_location(f"mpt7b_scaling_{name}", RECIPE / f"{name}.py")
     assert spec is not None
@@ -30,36 +32,36 @@ def run_here(name: str, job: Job) -> PointResult:
         # Composer and what it imports warn about each other.
         warnings.simplefilter("ignore")
         spec.loader.exec_module(script)
-        result: PointResult = script.train(job)
+        result: TrainingResult = script.train(job)
     return result
 
 
 @pytest.fixture(scope="module")
-def job(make_job: MakeJob) -> Job:
+def job(make_job: MakeJob) -> TrainingJob:
     return make_job()
 
 
 @pytest.fixture(scope="module")
-def alone(job: Job) -> PointResult:
+def alone(job: TrainingJob) -> TrainingResult:
     return run_here("train", job)
 
 
-def test_a_run_reports_every_step(alone: PointResult, job: Job) -> None:
+def test_a_run_reports_every_step(alone: TrainingResult, job: TrainingJob) -> None:
     assert [step.step for step in alone.steps] == list(range(1, STEPS + 1))
     assert [step.timed for step in alone.steps] == [False, False] + [True] * (STEPS - 2)
     lines = Path(job.metrics).read_text().splitlines()
     assert tuple(StepMetrics.model_validate_json(line) for line in lines) == alone.steps
 
 
-def test_a_run_reports_its_circumstances(alone: PointResult) -> None:
-    assert alone.parameters == parameters(SHAPE)
+def test_a_run_reports_its_circumstances(alone: TrainingResult) -> None:
+    assert alone.parameters == SHAPE.parameters()
     assert alone.parallelism == "single"
     assert alone.attention_backend == "flash"
     assert 100e6 < alone.peak_memory_bytes < alone.device_memory_bytes
     assert {"torch", "composer", "streaming", "numpy", "collectives"} <= alone.libraries.keys()
 
 
-def test_the_loss_falls_past_the_end_of_an_epoch(alone: PointResult, corpus: Corpus) -> None:
+def test_the_loss_falls_past_the_end_of_an_epoch(alone: TrainingResult, corpus: Corpus) -> None:
     assert corpus.samples // GLOBAL_BATCH < STEPS
     assert losses(alone)[-1] < 0.9 * losses(alone)[0]
 
@@ -70,31 +72,31 @@ def test_the_loss_falls_past_the_end_of_an_epoch(alone: PointResult, corpus: Cor
         ("train.py", "fsdp2", {"microbatch": 2, "activation_checkpointing": True}),
         ("train.py", "ddp", {"sharding": "none"}),
         ("train.py", "fsdp2", {"microbatch": 2, "reduction": "step"}),
-        ("bench.py", "fsdp2", {"microbatch": 8}),
-        ("bench.py", "fsdp2", {"microbatch": 2, "reduction": "step"}),
+        ("train_plain.py", "fsdp2", {"microbatch": 8}),
+        ("train_plain.py", "fsdp2", {"microbatch": 2, "reduction": "step"}),
     ],
 )
 def test_two_ranks_train_as_one(
-    alone: PointResult, make_job: MakeJob, script: str, parallelism: str, options: dict[str, Any]
+    alone: TrainingResult, make_job: MakeJob, script: str, parallelism: str, options: dict[str, Any]
 ) -> None:
     """Gradients are means over ranks, clipping is global, batches are the same: else curves part."""
     job = make_job(world_size=2, **options)
     ended = launch(RECIPE / script, job)
     assert ended.returncode == 0, ended.stderr
-    result = load_json(Path(job.out) / "result.json", PointResult)
+    result = load_json(Path(job.out) / "result.json", TrainingResult)
     assert result.parallelism == parallelism
     assert losses(result) == pytest.approx(losses(alone), rel=1e-5)
     assert result.order_hash == alone.order_hash
     assert result.data_hash == alone.data_hash
 
 
-def test_a_plain_loop_trains_as_composer_does(alone: PointResult, make_job: MakeJob) -> None:
-    result = run_here("bench", make_job())
+def test_a_plain_loop_trains_as_composer_does(alone: TrainingResult, make_job: MakeJob) -> None:
+    result = run_here("train_plain", make_job())
     assert losses(result) == pytest.approx(losses(alone), rel=1e-5)
     assert result.order_hash == alone.order_hash
 
 
-def test_another_seed_is_another_order(alone: PointResult, make_job: MakeJob) -> None:
-    result = run_here("bench", make_job(seed=18))
+def test_another_seed_is_another_order(alone: TrainingResult, make_job: MakeJob) -> None:
+    result = run_here("train_plain", make_job(seed=18))
     assert result.order_hash != alone.order_hash
     assert result.data_hash == alone.data_hash

@@ -9,10 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("composer")
+
 import torch
 
 from tests.train.small import MakeJob, environment, launch
-from twinrun.train.worker import OUT_OF_MEMORY, build_model, count_parameters, is_out_of_memory
+from twinrun.protocol.job import OUT_OF_MEMORY
+from twinrun.train.worker import build_model, count_parameters, is_out_of_memory
 
 FRAME = """
 import time, torch

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 import sysconfig
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,12 +49,6 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
 
 
 def _compiler_module(root: Path) -> ModuleType:
-    # By path: the package needs torch, compiling does not.
-    spec = importlib.util.spec_from_file_location("kernel_compiler", root / "src/twinrun_mamba/compile.py")
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{root} has no src/twinrun_mamba/compile.py")
-    module = importlib.util.module_from_spec(spec)
-    # Its data classes look their module up by name.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    # The package that is being built, not one that is installed.
+    sys.path.insert(0, str(root / "src"))
+    return import_module("twinrun_mamba.compile")

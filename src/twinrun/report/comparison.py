@@ -2,100 +2,97 @@
 
 from __future__ import annotations
 
-import textwrap
+import re
+from collections.abc import Sequence
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
-from twinrun.circumstances import Difference
-from twinrun.compare import Comparison, Pair, Side
-from twinrun.compare_bench import BenchComparison
-from twinrun.report.tables import NAME_COLUMNS, add_row, plain_table
-from twinrun.report.words import number, percent
+from twinrun.foundation.text import number
+from twinrun.manifests.metrics import RATIO
+from twinrun.report.tables import View, word_columns
+from twinrun.results.compare import Comparison, Pair, SeriesDistance
+from twinrun.results.factors import Changed
+from twinrun.workloads.tables import Cell, Column, Table, text
 
-# Hashes are told apart by their first characters; the JSON has all of them.
-LONGEST = 40
+# The first characters tell hashes apart; the JSON has all of them.
+HASH = re.compile(r"[0-9a-f]{40,}")
 
 
 def comparison_view(comparison: Comparison) -> Group:
-    """Return the summary, the points side by side and the ranked differences."""
+    """Return the summary, the measurements side by side, the series and the ranked differences."""
     found = comparison.differences
     return Group(
         Text(comparison.summary, style="bold"),
         Text(f"A: {comparison.run_a}, record {comparison.sha256_a[:12]}"),
         Text(f"B: {comparison.run_b}, record {comparison.sha256_b[:12]}"),
-        pairs_table(comparison),
-        differences_table(found) if found else Text("No recorded circumstance differs."),
+        Text(f"points compared: {comparison.pairing}\n"),
+        *(View(table) for table in pairs_tables(comparison)),
+        *([View(series_table(comparison.series))] if comparison.series else []),
+        _differences(found) if found else Text("No recorded circumstance differs."),
     )
 
 
-def bench_comparison_view(comparison: BenchComparison) -> Group:
-    """Return the summary, the times side by side and the ranked differences of two benchmarks."""
-    found = comparison.differences
-    return Group(
-        Text(comparison.summary, style="bold"),
-        Text(f"A: {comparison.run_a}, record {comparison.sha256_a[:12]}"),
-        Text(f"B: {comparison.run_b}, record {comparison.sha256_b[:12]}"),
-        times_table(comparison),
-        differences_table(found) if found else Text("No recorded circumstance differs."),
+def _differences(found: Sequence[Changed]) -> View:
+    return View(differences_table(found), below=[one.because for one in found])
+
+
+def pairs_tables(comparison: Comparison) -> list[Table]:
+    """Return a table for each pair of points, with a row for each measurement that both have."""
+    points = dict.fromkeys(_points(pair) for pair in comparison.pairs)
+    return [_pairs_table(name, [one for one in comparison.pairs if _points(one) == name]) for name in points]
+
+
+def _pairs_table(name: str, pairs: Sequence[Pair]) -> Table:
+    titles = ("A", "B", "B times as good")
+    return Table(
+        title=f"{name}: medians",
+        columns=(*word_columns("measurement"), *(Column(title=title) for title in titles)),
+        rows=tuple(_row(pair) for pair in pairs),
+        notes=tuple(dict.fromkeys(pair.formula for pair in pairs if pair.formula)),
     )
 
 
-def times_table(comparison: BenchComparison) -> Table:
-    """Return a row for each measurement that both records have timed."""
-    table = plain_table("case", "measurement", title="Medians of one device, in ms")
-    for heading in ("A", "B", "B times\nas fast"):
-        table.add_column(heading, justify="right")
-    for pair in comparison.pairs:
-        ratio = f"{pair.ratio:.3f}" + ("\nwithin the spread" if pair.within_spread else "")
-        name = "\n".join(textwrap.wrap(pair.measurement, NAME_COLUMNS))
-        add_row(table, pair.case, name, number(pair.a.median), number(pair.b.median), ratio)
-    return table
+def _row(pair: Pair) -> tuple[Cell, ...]:
+    counted = "" if pair.unit == RATIO else f"{pair.unit}{'' if pair.per == 'run' else f' per {pair.per}'}"
+    spread = "within spread" if pair.within_spread else ""
+    gain = text(f"{pair.gain:.3f}", spread)
+    return (text(pair.measurement, counted), text(number(pair.a)), text(number(pair.b)), gain)
 
 
-def pairs_table(comparison: Comparison) -> Table:
-    """Return a row for each pair of points; rates are medians of one device."""
-    table = plain_table("A", "B", title=f"Points compared: {comparison.pairing}")
-    for heading in ("tokens/s\nper device", "B / A", "model TFLOP/s\nper device", "B / A", "MFU"):
-        table.add_column(heading, justify="right")
-    table.add_column("loss, B against A")
-    for pair in comparison.pairs:
-        add_row(table, pair.a.point, pair.b.point, *_rates(pair), _loss(pair))
-    table.caption = Text(f"model FLOP/s: {comparison.formula}; medians of the timed steps", style="dim")
-    return table
+def series_table(series: Sequence[SeriesDistance]) -> Table:
+    """Return how far the series of each pair of points are apart."""
+    rows = tuple((text(_points(one)), text(one.metric), text(_apart(one)), text(one.note)) for one in series)
+    return Table(
+        title="Series", columns=word_columns("point", "series", "largest distance", "note"), rows=rows
+    )
 
 
-def differences_table(differences: tuple[Difference, ...]) -> Table:
+def differences_table(differences: Sequence[Changed]) -> Table:
     """Return what differs, largest likely effect on speed first."""
-    table = plain_table("differs", "A", "B", "speed", "numerics", "because", title="Differences")
-    for item in differences:
-        add_row(table, item.name, _short(item.a), _short(item.b), item.speed, item.numerics, item.because)
-    return table
-
-
-def _rates(pair: Pair) -> tuple[str, ...]:
-    return (
-        f"{number(pair.a.tokens_per_second)}\n{number(pair.b.tokens_per_second)}",
-        f"{pair.tokens_ratio:.3f}",
-        f"{number(pair.a.model_tflops)}\n{number(pair.b.model_tflops)}",
-        f"{pair.flops_ratio:.3f}",
-        f"{_share(pair.a)}\n{_share(pair.b)}",
+    rows = tuple(
+        tuple(
+            text(one) for one in (found.name, _short(found.a), _short(found.b), found.speed, found.numerics)
+        )
+        for found in differences
+    )
+    columns = word_columns("differs", "A", "B", "speed", "numerics")
+    return Table(
+        title="Differences, by their likely effect on speed and numerics", columns=columns, rows=rows
     )
 
 
-def _share(side: Side) -> str:
-    return "-" if side.utilisation is None else percent(side.utilisation)
+def _points(pair: Pair | SeriesDistance) -> str:
+    return pair.point_a if pair.point_a == pair.point_b else f"{pair.point_a} and {pair.point_b}"
 
 
-def _loss(pair: Pair) -> str:
-    if pair.loss is None:
-        return pair.loss_note
-    loss = pair.loss
-    if not loss.value:
-        return f"equal in all {loss.steps} steps; {pair.loss_note}"
-    return f"{loss.value:.2g} apart at most, at step {loss.step} of {loss.steps}; {pair.loss_note}"
+def _apart(one: SeriesDistance) -> str:
+    if one.value is None:
+        return "-"
+    return (
+        f"{one.value:.2g} at step {one.step} of {one.steps}" if one.value else f"equal in {one.steps} steps"
+    )
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[:12]}..."
+def _short(value: str) -> str:
+    return HASH.sub(lambda found: f"{found[0][:12]}...", value)

@@ -1,24 +1,43 @@
-"""The findings of `invoke doctor` as a table for a terminal."""
+"""The results of `invoke doctor` as lines of text."""
 
 from __future__ import annotations
 
-from rich.table import Table
+import textwrap
+from collections.abc import Iterator
+
 from rich.text import Text
 
-from twinrun.doctor import Examination
+from twinrun.machine.doctor import Diagnosis
 
 # Colour repeats the word beside it; it never carries meaning alone.
-_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "unknown": "magenta"}
+_STYLES = {"ok": "green", "absent": "dim", "warn": "yellow", "fail": "bold red", "unknown": "magenta"}
+_INDENT = "    "
+_STATUS_WIDTH = max(map(len, _STYLES)) + 2
 
 
-def examination_table(examination: Examination) -> Table:
-    """Return one row for each finding, hints on lines of their own."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("check", "status", "found", "needed"):
-        table.add_column(heading, overflow="fold")
-    for check in examination.checks:
-        status = Text(check.status, style=_STYLES[check.status])
-        table.add_row(Text(check.name), status, Text(check.found), Text(check.needed))
-        if check.hint:
-            table.add_row("", "", Text(f"hint: {check.hint}", style="italic"), "")
-    return table
+def diagnosis_lines(diagnosis: Diagnosis, *, width: int | None) -> Iterator[Text]:
+    """Yield the lines of each check, wrapped between words to `width`; None wraps nothing."""
+    name_width = max(len(check.name) for check in diagnosis.checks) + 2
+    column = " " * (name_width + _STATUS_WIDTH)
+    yield Text("check".ljust(name_width) + "status".ljust(_STATUS_WIDTH) + "found")
+    for check in diagnosis.checks:
+        well = check.status in ("ok", "absent")
+        found = f"{check.found}; {check.needed}" if check.status == "absent" else check.found
+        first, *others = _wrapped(found, width, column) or [""]
+        status = Text(check.status.ljust(_STATUS_WIDTH), style=_STYLES[check.status])
+        yield Text(check.name.ljust(name_width)) + status + Text(first.strip())
+        for label, text in () if well else (("needed", check.needed), ("hint", check.hint)):
+            others += _wrapped(f"{label}: {text}", width, _INDENT) if text else []
+        yield from map(Text, others)
+
+
+def _wrapped(text: str, width: int | None, indent: str) -> list[str]:
+    """Return the indented lines of `text`; a path that is longer than a line stays whole, to be copied."""
+    return textwrap.wrap(
+        text,
+        width or len(indent + text) + 1,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from twinrun.record import BenchRecord, Record
-from twinrun.report.words import hardware, headline
+from twinrun.report.words import headline
+from twinrun.results.record import Record, hardware
 
-AnyOf = Record | BenchRecord
 # Where answers go that no probe gives.
 QUESTIONS = (
     "Power limit and cooling of the card, as far as they are not the factory's",
@@ -18,7 +17,7 @@ QUESTIONS = (
 FILES = ("record.json", "metrics.jsonl", "plan.json", "report.html", "log/")
 
 
-def form(record: AnyOf, known: Sequence[AnyOf]) -> str | None:
+def form(record: Record, known: Sequence[Record]) -> str | None:
     """Return a form to send `record` in with, in Markdown; None without a GPU, or when `known` has it."""
     if not record.machine.devices or _model(record) in {_model(one) for one in known}:
         return None
@@ -29,18 +28,18 @@ def form(record: AnyOf, known: Sequence[AnyOf]) -> str | None:
     return "\n".join(lines) + "\n"
 
 
-def file_name(record: AnyOf) -> str:
+def file_name(record: Record) -> str:
     """Return the name under which a record is committed."""
     model = record.gpu.id if record.gpu else record.machine.vendor
-    count = max(point.devices for point in record.points)
+    count = max((point.devices for point in record.points), default=0)
     return f"{model}x{count}_{record.plan.stack}_{record.created[:10]}.json"
 
 
-def _model(record: AnyOf) -> str:
+def _model(record: Record) -> str:
     return record.gpu.name if record.gpu else record.machine.devices[0].name if record.machine.devices else ""
 
 
-def _facts(record: AnyOf) -> Iterator[str]:
+def _facts(record: Record) -> Iterator[str]:
     machine, environment = record.machine, record.environment
     libraries = ", ".join(f"{name} {version}" for name, version in sorted(environment.libraries.items()))
     facts = {
@@ -52,7 +51,7 @@ def _facts(record: AnyOf) -> Iterator[str]:
         "libraries": libraries,
         "commit": record.revision.commit or "none",
         "changes, SHA-256": record.revision.changes_sha256 or "none",
-        "verdicts": headline(record.verdicts),
+        "verdicts": headline(record),
         "record, SHA-256": record.digest(),
     }
     yield "| | |"

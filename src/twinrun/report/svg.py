@@ -15,14 +15,30 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from twinrun.manifest import Frozen
-from twinrun.report.words import number
+from twinrun.foundation.manifest import Frozen
+from twinrun.foundation.text import number
 
-CYCLE = 6
+SERIES = 8
 # A logarithmic axis that is shorter than this many times its start has room for three labels a decade.
 LABELLED_THRICE = 300
 # Marks of matplotlib, and the characters that stand for them in text.
-SIGNS = {"o": "●", "^": "▲", "v": "▼", "P": "✚", "D": "◆", "s": "■", "*": "★", "X": "✖"}
+SIGNS = {
+    "o": "●",
+    "^": "▲",
+    "s": "■",
+    "v": "▼",
+    "p": "⬟",
+    ">": "▶",
+    "h": "⬢",
+    "<": "◀",
+    "D": "◆",
+    "*": "★",
+    "X": "✖",
+    "P": "✚",
+    "d": "♦",
+    "H": "⬣",
+    "_": "━",
+}
 # Stand-ins that occur nowhere else; in the SVG each becomes the CSS variable it is named after.
 COLOURS = {
     "ink": "#01f001",
@@ -30,7 +46,9 @@ COLOURS = {
     "paper": "#01f003",
     "published": "#01f004",
     "reference": "#01f005",
-    **{f"series-{place + 1}": f"#01f01{place}" for place in range(CYCLE)},
+    "baseline": "#01f006",
+    "limit": "#01f007",
+    **{f"series-{place + 1}": f"#01f01{place}" for place in range(SERIES)},
 }
 # Any: matplotlib's releases disagree about the type of these names.
 STYLE: Any = {
@@ -91,16 +109,6 @@ def label_logarithmic(axis: Axis) -> None:
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < LABELLED_THRICE * low else (1,)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     axis.set_minor_formatter(NullFormatter())
-
-
-def series_colour(place: int) -> str:
-    """Return the colour of the series at `place`, over again after the last."""
-    return f"series-{place % CYCLE + 1}"
-
-
-def series_mark(place: int) -> str:
-    """Return the mark of the series at `place`, over again after the last."""
-    return list(SIGNS)[place % len(SIGNS)]
 
 
 def svg_text(figure: Figure, *, name: str, title: str, description: str) -> str:

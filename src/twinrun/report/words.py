@@ -1,55 +1,93 @@
-"""Numbers and outcomes in words, the same on every surface."""
+"""Outcomes and claimed values in words, the same on every surface."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Literal
 
-from twinrun.benchmark import COPY, Ceiling
-from twinrun.hardware import Gpu
-from twinrun.record import BenchRecord, Outcome, Record, Spread, Verdict
+from twinrun.foundation.text import number, plain, plural
+from twinrun.manifests.claims import Claim
+from twinrun.results.record import Outcome, Record, Verdict
+from twinrun.workloads.fingerprint import Difference
 
 GIB = 1 << 30
+Tone = Literal["good", "bad", "neutral"]
 
 # In the order a reader wants to hear of them; the sign keeps the meaning out of the colour.
-OUTCOMES: dict[Outcome, tuple[str, str]] = {
-    "failed": ("!", "failed"),
-    "not-reproduced": ("✗", "not reproduced"),
-    "reproduced": ("✓", "reproduced"),
-    "config-mismatch": ("≠", "not judged, because the run is not the published configuration"),
-    "not-comparable": ("○", "not comparable with this run"),
+SIGNS: dict[Outcome, str] = {
+    "failed": "!",
+    "not-reproduced": "✗",
+    "reproduced": "✓",
+    "config-mismatch": "≠",
+    "not-comparable": "○",
 }
 
 
-def number(value: float) -> str:
-    """Return four significant digits, thousands separated."""
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.4g}" if abs(value) >= 0.001 or value == 0 else f"{value:.2g}"
+def outcome(verdict: Verdict) -> str:
+    """Return the outcome with its sign, in one or two words."""
+    return f"{SIGNS[verdict.outcome]} {_spoken(verdict.outcome)}"
 
 
-def quantity(value: float | None, unit: str, per: str) -> str:
-    """Return a value of a claim with its unit and what it counts, a dash when there is none."""
-    if value is None:
-        return "-"
+def quantity(value: float, unit: str, per: str) -> str:
+    """Return a value with its unit and what it counts."""
     if unit == "ratio":
         return f"{value:.3f}"
-    if unit == "nats/token":
-        # Claims about loss are invariants: their value is a distance between curves, not a loss.
-        return f"{value:.2g} apart"
-    return f"{number(value)} {unit} per {per}"
+    return f"{number(value)} {unit}{'' if per == 'run' else f' per {per}'}"
 
 
-def plain(value: str | int | bool | tuple[str | int | bool, ...]) -> str:
-    """Return a value of a configuration, thousands separated; of several, any of them."""
-    if isinstance(value, tuple):
-        return " or ".join(plain(one) for one in value)
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+def claimed_value(claim: Claim) -> str:
+    """Return what the publication says."""
+    return _claimed(claim.value, claim.unit, claim.per)
 
 
-def percent(share: float) -> str:
-    """Return a share of one in percent."""
-    return f"{share:.1%}"
+def published_value(verdict: Verdict) -> str:
+    """Return what the publication said when the verdict was given."""
+    return _claimed(verdict.published, verdict.unit, verdict.per)
+
+
+def _claimed(value: float, unit: str, per: str) -> str:
+    """Return the value of a claim; 0 says that curves or numbers are equal."""
+    return quantity(value, unit, per) if value else "equal"
+
+
+def measured_value(verdict: Verdict) -> str:
+    """Return what the run says, a dash where it says nothing."""
+    if verdict.measured is None:
+        return "-"
+    if verdict.published:
+        return quantity(verdict.measured, verdict.unit, verdict.per)
+    return f"{verdict.measured:.2g} apart" if verdict.measured else "equal"
+
+
+def headline(record: Record) -> str:
+    """Say in one sentence what became of the claims, and whether the run is the published experiment."""
+    counts = Counter(verdict.outcome for verdict in record.verdicts)
+    total = plural(len(record.verdicts), "claim")
+    parts = [f"{counts[name]} {_spoken(name)}" for name in SIGNS if counts[name]]
+    if not parts:
+        return "No claim was judged."
+    if record.plan.differences:
+        first, *rest = parts
+        count, what = first.split(" ", 1)
+        claims = ", ".join([f"{count} of {total} {what}", *rest])
+        return f"Not the published experiment ({_difference(record.plan.differences)}): {claims}."
+    worst = next(name for name in SIGNS if counts[name])
+    others = f"; {', '.join(parts[1:])}" if parts[1:] else ""
+    return f"{_spoken(worst).capitalize()}: {counts[worst]} of {total}{others}."
+
+
+def tone(record: Record) -> Tone:
+    """Return the colour of the headline: only the published experiment reproduces a claim of it."""
+    outcomes = {verdict.outcome for verdict in record.verdicts}
+    if outcomes & {"failed", "not-reproduced"}:
+        return "bad"
+    return "good" if "reproduced" in outcomes and not record.plan.differences else "neutral"
+
+
+def heading(title: str) -> str:
+    """Return the title of a column on one line."""
+    return title.replace("-\n", "").replace("\n", " ")
 
 
 def gib(count: int) -> str:
@@ -57,82 +95,11 @@ def gib(count: int) -> str:
     return f"{count / GIB:.1f} GiB"
 
 
-def mib(count: int) -> str:
-    """Return bytes in MiB."""
-    return f"{count / (1 << 20):,.1f} MiB"
+def _difference(differences: Sequence[Difference]) -> str:
+    first, more = differences[0], len(differences) - 1
+    text = f"{first.field} {plain(first.found)}, published {plain(first.published)}"
+    return f"{text}; {plural(more, 'more field')} differ{'s' if more == 1 else ''}" if more else text
 
 
-def distance(error: float | None) -> str:
-    """Return a relative distance, a dash where there is none or it is not finite."""
-    return "-" if error is None else f"{error:.1e}"
-
-
-def rate(ceiling: Ceiling) -> str:
-    """Return what a device does at most, in billions or trillions a second."""
-    what = "B" if ceiling.id == COPY else ""
-    return f"{number(ceiling.rate / 1e12)} T{what}/s"
-
-
-def ends(spread: Spread) -> str:
-    """Return the lowest and highest of repeated measurements."""
-    return f"{number(spread.low)} to {number(spread.high)}"
-
-
-def within(spread: Spread) -> str:
-    """Return how far the farthest measurement is from the median."""
-    farthest = max(spread.high - spread.median, spread.median - spread.low)
-    return f"±{farthest / spread.median:.1%}" if spread.median else "-"
-
-
-def outcome(verdict: Verdict) -> str:
-    """Return the outcome with its sign, in one or two words."""
-    return f"{OUTCOMES[verdict.outcome][0]} {verdict.outcome.replace('-', ' ')}"
-
-
-def headline(verdicts: Sequence[Verdict]) -> str:
-    """Say in one or two sentences what became of the claims."""
-    if not verdicts:
-        return "No claim was judged."
-    counts = Counter(verdict.outcome for verdict in verdicts)
-    parts = [f"{counts[name]} {phrase}" for name, (_, phrase) in OUTCOMES.items() if counts[name]]
-    return f"{_JUDGEMENTS[overall(verdicts)]} Of {_plural(len(verdicts), 'claim')}: {'; '.join(parts)}."
-
-
-_JUDGEMENTS = {
-    "failed": "The run failed.",
-    "not-reproduced": "Not reproduced.",
-    "reproduced": "Reproduced.",
-    "reproduced-in-part": "Reproduced as far as this run can be compared.",
-    "open": "Nothing of the publication can be judged from this run.",
-}
-
-
-def overall(verdicts: Sequence[Verdict]) -> str:
-    """Return the worst outcome that decides; `open` when no claim was decided."""
-    found = {verdict.outcome for verdict in verdicts}
-    for name in ("failed", "not-reproduced"):
-        if name in found:
-            return name
-    if "reproduced" not in found:
-        return "open"
-    return "reproduced" if len(found) == 1 else "reproduced-in-part"
-
-
-def hardware(record: Record | BenchRecord) -> str:
-    """Name what the largest point of the record ran on."""
-    most = max((point.devices for point in record.points), default=0)
-    if record.gpu is not None:
-        return _gpus(most, record.gpu)
-    if record.machine.devices:
-        return f"{most} x {record.machine.devices[0].name}"
-    return f"{_plural(most, 'rank')} on {record.machine.cpu}"
-
-
-def _gpus(devices: int, gpu: Gpu) -> str:
-    if gpu.devices_per_card == 1:
-        return f"{devices} x {gpu.name}"
-    return f"{_plural(devices, 'device')} of {gpu.name}, {gpu.devices_per_card} to a card"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+def _spoken(name: Outcome) -> str:
+    return name.replace("-", " ")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from twinrun.errors import MachineError
-from twinrun.training import ModelShape
+from twinrun.foundation.errors import MachineError
 
+# What a model without attention runs on.
+NONE = "none"
 # Fastest first: cuDNN's backward pass is about 1.6 times as fast as FlashAttention-2 on an H200.
 KERNELS = {
     "cudnn": "CUDNN_ATTENTION",
@@ -21,7 +23,7 @@ KERNELS = {
 
 
 def only(kernel: str) -> AbstractContextManager[None]:
-    """Restrict `scaled_dot_product_attention` to one kernel.
+    """Restrict `scaled_dot_product_attention` to one kernel, or to nothing for `NONE`.
 
     torch.compile fixes the kernel when it first traces a graph: enter this around the whole
     training loop, not inside the model.
@@ -30,6 +32,8 @@ def only(kernel: str) -> AbstractContextManager[None]:
         NotImplementedError: this PyTorch does not have `kernel`.
     """
     context: AbstractContextManager[None]
+    if kernel == NONE:
+        return nullcontext()
     try:
         from torch.nn.attention import SDPBackend, sdpa_kernel
     except ImportError:  # PyTorch 2.2 and older
@@ -48,27 +52,20 @@ def only(kernel: str) -> AbstractContextManager[None]:
     return context
 
 
-def fastest(shape: ModelShape, *, sequences: int, dtype: torch.dtype, device: torch.device) -> str:
-    """Return the first of `KERNELS` that runs forward and backward on the run's own shapes.
+def fastest(size_BSHE: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> str:
+    """Return the first of `KERNELS` that runs forward and backward on queries of the run's own size.
 
     Raises:
         MachineError: none does.
     """
     for kernel in KERNELS:
-        if _runs(kernel, shape, sequences=sequences, dtype=dtype, device=device):
+        if _runs(kernel, size_BSHE, dtype=dtype, device=device):
             return kernel
     raise MachineError("no attention kernel of this PyTorch runs", found=f"{dtype} on {device}")
 
 
-def _runs(
-    kernel: str, shape: ModelShape, *, sequences: int, dtype: torch.dtype, device: torch.device
-) -> bool:
-    q_BSHE = torch.ones(
-        (sequences, shape.sequence, shape.heads, shape.width // shape.heads),
-        dtype=dtype,
-        device=device,
-        requires_grad=True,
-    )
+def _runs(kernel: str, size_BSHE: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> bool:
+    q_BSHE = torch.ones(size_BSHE, dtype=dtype, device=device, requires_grad=True)
     q_BHSE = q_BSHE.transpose(1, 2)
     try:
         # Every kernel that is refused warns about its reason.

@@ -1,55 +1,41 @@
-"""What benchmark scripts share: check before timing, cold caches, calls that take turns."""
+"""What benchmark scripts share: calls that are checked, then timed in turns, on one rank or on many."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import random
 import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
-from twinrun.benchmark import (
-    COPY,
+from twinrun.foundation.errors import RunError, closest
+from twinrun.protocol.bench import (
     BenchJob,
     BenchResult,
-    Ceiling,
-    Measured,
-    MeasuredLine,
-    Timing,
+    Call,
+    CallLine,
+    Implementation,
+    PeakRate,
     Work,
-    furthest,
+    largest_error,
+    name_of,
 )
-from twinrun.errors import RunError
 from twinrun.train import device as devices
-
-Call = Callable[[], object]
-
-# Written before every timed call: more than the last level of any cache, MI300X's 256 MiB included.
-FLUSH_BYTES = 512 << 20
-# Before the first event the device spins this many times as long as a call took the host, so that launches
-# are queued when it starts; at a clock that no device exceeds, and at least and at most so many cycles.
-HEAD_STARTS, CLOCK_HZ = 2, 3e9
-HEAD_START_CYCLES = 1_000_000, 6_000_000
-# Calls in a row of which the turnaround is the mean.
-CALLS_IN_A_ROW = 20
-COPY_BYTES = 2 << 30
-COPY_REPEATS = 20
+from twinrun.train import ranks
+from twinrun.train.clock import Clock, Function, TimedOn
+from twinrun.train.job_files import append_line
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """One implementation of a call, checked already."""
+class CheckedCall:
+    """A call of one implementation, compared with the reference already."""
 
     implementation: str
     version: str
-    call: Call
+    call: Function
     errors: Mapping[str, float]
     """Relative distance from the float64 reference of each tensor that is returned, of one at least; may be
     infinite."""
@@ -57,209 +43,150 @@ class Candidate:
 
 
 class Session:
-    """The measurements of one case on one device."""
+    """The calls of one case; every rank of the job takes part in each."""
 
     def __init__(self, job: BenchJob) -> None:
         self.job = job
-        self.device = torch.device("cuda", 0) if job.accelerator else torch.device("cpu")
+        self.device = devices.device_of(job)
+        ranks.join(job)
         # Inputs that are the same in every run would let a kernel pass by luck for ever.
-        self.seed = random.SystemRandom().getrandbits(31) if job.bench.seed is None else job.bench.seed
-        self.generator = torch.Generator(self.device).manual_seed(self.seed)
-        self._clock = Clock(self.device, warmup=job.bench.warmup, repeats=job.bench.repeats)
-        self._measured: list[Measured] = []
+        drawn = random.SystemRandom().getrandbits(31) if job.timing.seed is None else job.timing.seed
+        self.seed = int(ranks.largest([drawn], self.device)[0])
+        # Ranks differ: a sum of equal inputs is right in any order of ranks.
+        self.generator = torch.Generator(self.device).manual_seed(self.seed + ranks.rank())
+        self._clock = Clock(self.device, warmup=job.timing.warmup, repeats=job.timing.repeats)
+        self._calls: list[Call] = []
 
     @property
     def timed(self) -> bool:
         """Whether this run times what it checks."""
-        return self.job.bench.repeats > 0
+        return self.job.timing.repeats > 0
 
     def measure(
         self,
         *,
-        name: str,
-        operation: str,
-        element: str,
-        way: str,
-        work: Work,
+        labels: Mapping[str, str],
+        title: str,
         allowed_error: float,
-        ours: Candidate,
-        baseline: Candidate | None,
-        absent: str | None = None,
+        ours: CheckedCall,
+        work: Work | None = None,
+        baselines: Sequence[CheckedCall] = (),
+        absent: Mapping[str, str] | None = None,
+        clock: TimedOn = "device",
+        bus_bytes: float | None = None,
     ) -> None:
-        """Time ours and the baseline in turns, once ours is right.
+        """Time ours and the baselines in turns, once ours is right.
 
         Args:
-            absent: why there is no baseline.
+            labels: a value for each label that the job declares, defaults may be left out.
+            work: the least that the call must do, where that is known.
+            absent: baselines that could not run, and why.
+            clock: see `Clock.times`.
+            bus_bytes: of a collective, the bytes that each link must move.
 
         Raises:
-            RunError: ours is further from the reference than `allowed_error`.
+            RunError: ours is further from the reference than `allowed_error`, or the labels are wrong.
         """
-        place = f"{self.job.point}, {name}"
-        tensor, error = furthest(ours.errors)
-        if error > allowed_error:
-            raise RunError(
-                "the result is not the reference's",
-                place=place,
-                found=f"relative distance {error:.3g} of {tensor}",
-                allowed=f"at most {allowed_error:g}",
-            )
-        candidates = [ours, *([baseline] if baseline else [])]
-        measure = self._clock.turnarounds if way == "call" else self._clock.times
-        times = measure([one.call for one in candidates]) if self.timed else [() for _ in candidates]
-        timings = [_timing(one, spent) for one, spent in zip(candidates, times, strict=True)]
-        measured = Measured(
-            id=name,
-            operation=operation,
-            element=element,
-            way=way,
+        labels = self._complete(labels)
+        name = self._new_name(labels)
+        checked = [self._with_largest_errors(one) for one in (ours, *baselines)]
+        self._refuse_wrong(name, checked[0].errors, allowed_error)
+        times: Sequence[tuple[float, ...]] = [()] * len(checked)
+        if self.timed:
+            times = self._clock.times([one.call for one in checked], clock=clock)
+        first, *others = (_implementation(one, spent) for one, spent in zip(checked, times, strict=True))
+        call = Call(
+            name=name,
+            title=title,
+            labels=labels,
             work=work,
             allowed_error=allowed_error,
-            ours=timings[0],
-            baseline=timings[1] if baseline else None,
-            baseline_absent=absent if baseline is None else None,
+            ours=first,
+            baselines=tuple(others),
+            absent=dict(absent or {}),
+            bus_bytes=bus_bytes,
         )
-        self._measured.append(measured)
-        self._tell(measured)
+        self._calls.append(call)
+        self._report(call)
 
-    def result(self, ceilings: Sequence[Ceiling]) -> BenchResult:
-        """Return what this case measured, beside the `ceilings` of the device."""
+    def result(self, peak_rates: Sequence[PeakRate] = ()) -> BenchResult:
+        """Return what this case measured, beside the `peak_rates` of the device; every rank must call it."""
+        (peak,) = ranks.largest([devices.peak_memory_bytes(self.device)], self.device)
         return BenchResult(
             point=self.job.point,
             seed=self.seed,
-            ceilings=tuple(ceilings),
-            measurements=tuple(self._measured),
+            peak_rates=tuple(peak_rates),
+            calls=tuple(self._calls),
             device_name=devices.name(self.device),
             device_memory_bytes=devices.memory_bytes(self.device),
-            peak_memory_bytes=devices.peak_memory_bytes(self.device),
+            peak_memory_bytes=int(peak),
             libraries=devices.libraries(self.device),
         )
 
-    def _tell(self, measured: Measured) -> None:
-        line = MeasuredLine(point=self.job.point, measurement=measured)
-        with Path(self.job.metrics).open("a", encoding="utf-8") as stream:
-            stream.write(line.model_dump_json() + "\n")
-        beside = measured.baseline
-        told = "; ".join(_told(timing) for timing in (measured.ours, beside) if timing)
-        sys.stdout.write(f"{self.job.point} {measured.id}: {told}\n")
+    def _complete(self, given: Mapping[str, str]) -> dict[str, str]:
+        """Return a value for each label of the job, in order; raises RunError."""
+        declared = {one.name: one for one in self.job.labels}
+        for name in given.keys() - declared.keys():
+            raise self._wrong_label(name, "no label of this recipe", name, list(declared))
+        values = {name: given.get(name, one.default) for name, one in declared.items()}
+        labels = {name: value for name, value in values.items() if value is not None}
+        for name, label in declared.items():
+            if name not in labels:
+                raise self._wrong_label(name, "this label has no default", None, list(label.values))
+            if labels[name] not in label.values:
+                raise self._wrong_label(name, "no value of this label", labels[name], list(label.values))
+        return labels
+
+    def _wrong_label(self, name: str, message: str, found: str | None, allowed: list[str]) -> RunError:
+        hint = closest(found or "", allowed) or "recipe.toml declares the labels"
+        place = f"{self.job.point}, label {name}"
+        return RunError(message, place=place, found=found, allowed=allowed, hint=hint)
+
+    def _new_name(self, labels: Mapping[str, str]) -> str:
+        name = name_of(self.job.labels, labels)
+        if any(one.name == name for one in self._calls):
+            raise RunError("two calls have the same labels", place=self.job.point, found=name)
+        return name
+
+    def _with_largest_errors(self, checked: CheckedCall) -> CheckedCall:
+        """Return the largest errors of any rank, so that every rank refuses what one would."""
+        found = ranks.largest(list(checked.errors.values()), self.device)
+        return replace(checked, errors=dict(zip(checked.errors, found, strict=True)))
+
+    def _refuse_wrong(self, name: str, errors: Mapping[str, float], allowed: float) -> None:
+        tensor, error = largest_error(errors)
+        if error > allowed:
+            raise RunError(
+                "the result is not the reference's",
+                place=f"{self.job.point}, {name}",
+                found=f"relative distance {error:.3g} of {tensor}",
+                allowed=f"at most {allowed:g}",
+            )
+
+    def _report(self, call: Call) -> None:
+        if ranks.rank() == 0:
+            append_line(self.job, CallLine(point=self.job.point, attempt=self.job.attempt, call=call))
+            summary = "; ".join(_summary(one) for one in (call.ours, *call.baselines))
+            sys.stdout.write(f"{self.job.point} {call.name}: {summary}\n")
 
 
-class Clock:
-    """Times calls of a device; a call starts with cold caches and its launches queued."""
-
-    def __init__(self, device: torch.device, *, warmup: int, repeats: int) -> None:
-        self._device = device
-        self._warmup = warmup
-        self._repeats = repeats
-        size = FLUSH_BYTES if device.type == "cuda" and repeats else 0
-        self._flush = torch.empty(size, dtype=torch.uint8, device=device)
-
-    def times(self, calls: Sequence[Call]) -> list[tuple[float, ...]]:
-        """Return the device's milliseconds of each call of each, which take turns, there and back."""
-        head_starts = [self._warm(call) for call in calls]
-        spent: list[list[float]] = [[] for _ in calls]
-        turns = list(zip(calls, head_starts, spent, strict=True))
-        for repeat in range(self._repeats):
-            # In turns on an H200 every second short call read 0.3 microseconds more: not always the same.
-            for call, head_start, list_ in turns[:: -1 if repeat % 2 else 1]:
-                list_.append(self._once(call, head_start))
-        return [tuple(list_) for list_ in spent]
-
-    def turnarounds(self, calls: Sequence[Call]) -> list[tuple[float, ...]]:
-        """Return milliseconds from call to call in a row, the host's part included, caches warm."""
-        for call in calls:
-            self._warm(call)
-        spent: list[list[float]] = [[] for _ in calls]
-        for _ in range(self._repeats):
-            for call, list_ in zip(calls, spent, strict=True):
-                devices.synchronise(self._device)
-                began = time.perf_counter()
-                for _ in range(CALLS_IN_A_ROW):
-                    call()
-                devices.synchronise(self._device)
-                list_.append((time.perf_counter() - began) * 1e3 / CALLS_IN_A_ROW)
-        return [tuple(list_) for list_ in spent]
-
-    def _warm(self, call: Call) -> int:
-        """Return the cycles of head start that a call needs."""
-        took = []
-        for _ in range(self._warmup):
-            began = time.perf_counter()
-            call()
-            took.append(time.perf_counter() - began)
-        least, most = HEAD_START_CYCLES
-        # The first calls also load and compile.
-        return min(max(int(statistics.median(took or [0.0]) * HEAD_STARTS * CLOCK_HZ), least), most)
-
-    def _once(self, call: Call, head_start: int) -> float:
-        if self._device.type != "cuda":
-            began = time.perf_counter()
-            call()
-            return (time.perf_counter() - began) * 1e3
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._flush.zero_()
-        torch.cuda._sleep(head_start)
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end))
+def bus_bytes_of_all_reduce(buffer_bytes: int, world_size: int) -> float:
+    """Return the bytes that each link moves by the formula `bus-bandwidth/all-reduce`."""
+    return 2 * (world_size - 1) / world_size * buffer_bytes
 
 
-def copy_ceiling(device: torch.device) -> Ceiling:
-    """Measure the bandwidth of a large copy in device memory, bytes read and written."""
-    free, _ = torch.cuda.mem_get_info(device)
-    size = min(COPY_BYTES, free // 4)
-    source = torch.empty(size, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    clock = Clock(device, warmup=3, repeats=COPY_REPEATS)
-    (milliseconds,) = clock.times([lambda: target.copy_(source)])
-    rate = 2 * size / statistics.median(milliseconds) * 1e3
-    return Ceiling(id=COPY, rate=rate, what=f"bytes read and written by a copy of {size >> 20} MiB, median")
-
-
-def distance(found: Tensor, reference: Tensor) -> float:
-    """Return ||found - reference|| over ||reference||, computed in float64; infinite where not a number."""
-    found, reference = found.detach().double(), reference.detach().double()
-    norm = float(torch.linalg.vector_norm(reference))
-    apart = float(torch.linalg.vector_norm(found - reference))
-    relative = apart / norm if norm else apart
-    return relative if math.isfinite(relative) else math.inf
-
-
-@contextlib.contextmanager
-def poisoned() -> Iterator[None]:
-    """Fill memory that is handed out uninitialised with NaN, so that what is not written shows."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    # Filling goes with this mode; kernels without a deterministic form are not our concern here.
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
-
-
-def kept_bytes(forward: Callable[[], Tensor], device: torch.device) -> int | None:
-    """Return the memory that `forward` keeps beside its output; None where it cannot be known."""
-    if device.type != "cuda":
-        return None
-    before = torch.cuda.memory_allocated(device)
-    out = forward()
-    return int(torch.cuda.memory_allocated(device) - before - out.nbytes)
-
-
-def _timing(candidate: Candidate, milliseconds: tuple[float, ...]) -> Timing:
-    return Timing(
-        implementation=candidate.implementation,
-        version=candidate.version,
+def _implementation(checked: CheckedCall, milliseconds: tuple[float, ...]) -> Implementation:
+    return Implementation(
+        name=checked.implementation,
+        version=checked.version,
         milliseconds=milliseconds,
         # A record holds finite numbers.
-        errors={name: error if math.isfinite(error) else None for name, error in candidate.errors.items()},
-        kept_bytes=candidate.kept_bytes,
+        errors={name: error if math.isfinite(error) else None for name, error in checked.errors.items()},
+        kept_bytes=checked.kept_bytes,
     )
 
 
-def _told(timing: Timing) -> str:
-    spent = f"{statistics.median(timing.milliseconds):.4f} ms" if timing.milliseconds else "not timed"
-    tensor, error = furthest(timing.errors)
-    return f"{timing.implementation} {spent}, error {error:.2g} of {tensor}"
+def _summary(one: Implementation) -> str:
+    spent = f"{statistics.median(one.milliseconds):.4f} ms" if one.milliseconds else "not timed"
+    tensor, error = largest_error(one.errors)
+    return f"{one.name} {spent}, error {error:.2g} of {tensor}"

@@ -10,16 +10,17 @@ import torch
 from composer import Callback, ComposerModel, DataSpec, Logger, State, Trainer
 from composer.algorithms import GradientClipping
 from composer.utils import dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.data import DataLoader
 
-from twinrun.errors import InputError
+from twinrun.foundation.errors import InputError
+from twinrun.protocol.training import TrainingJob
+from twinrun.train import ranks
 from twinrun.train.metrics import Meter
-from twinrun.train.models.mpt import IGNORED, MPT, Block
+from twinrun.train.models import IGNORED, Model
 from twinrun.train.optimizer import adamw, learning_rate, set_learning_rate
 from twinrun.train.sharding import OncePerStep, gradient_excess
-from twinrun.training import Job
 
 Batch = dict[str, Tensor]
 
@@ -32,7 +33,7 @@ PRECISIONS = {"fp32": "fp32", "bf16": "amp_bf16"}
 MIXED_PRECISION = {"microbatch": "PURE", "step": "DEFAULT"}
 
 
-def start(job: Job) -> None:
+def start(job: TrainingJob) -> None:
     """Join the ranks of `job`.
 
     Raises:
@@ -45,27 +46,26 @@ def start(job: Job) -> None:
     os.environ.setdefault("NODE_RANK", os.environ.get("GROUP_RANK", "0"))
     # Composer would send metrics of runs on its makers' platform to that platform.
     os.environ["MOSAICML_PLATFORM"] = "false"
-    if dist.get_world_size() != job.world_size:
-        raise InputError("wrong number of ranks", found=dist.get_world_size(), allowed=job.world_size)
+    ranks.check_world_size(job)
     if parallelism(job) != "single":
         dist.initialize_dist("gpu" if job.accelerator else "cpu", timeout=TIMEOUT_SECONDS)
 
 
-def parallelism(job: Job) -> str:
+def parallelism(job: TrainingJob) -> str:
     """Return how the ranks share the work: `single`, `ddp`, `fsdp1` or `fsdp2`."""
     if job.sharding == "full":
         return "fsdp2" if _sharding_2(job) else "fsdp1"
     return "single" if job.world_size == 1 else "ddp"
 
 
-def build_trainer(job: Job, *, model: MPT, batches: DataLoader[Batch], meter: Meter) -> Trainer:
+def build_trainer(job: TrainingJob, *, model: Model, batches: DataLoader[Batch], meter: Meter) -> Trainer:
     """Return a Trainer that runs `job.training.steps` steps and reports each to `meter`.
 
     It shows no progress bar, writes no log, no checkpoint, and talks to nobody but its ranks.
     """
     settings = job.training
     shared = parallelism(job)
-    excess = gradient_excess(model.tokens.weight.device) if shared == "fsdp2" else 1.0
+    excess = gradient_excess(next(model.parameters()).device) if shared == "fsdp2" else 1.0
     return Trainer(
         model=Composed(model, gradient_scale=1 / excess),
         train_dataloader=DataSpec(batches, get_num_samples_in_batch=_count_samples),
@@ -87,10 +87,10 @@ def build_trainer(job: Job, *, model: MPT, batches: DataLoader[Batch], meter: Me
 class Composed(ComposerModel):
     """The model as Composer calls it: one forward pass gives the loss."""
 
-    def __init__(self, model: MPT, *, gradient_scale: float = 1.0) -> None:
+    def __init__(self, model: Model, *, gradient_scale: float = 1.0) -> None:
         super().__init__()
         # Both FSDP generations ask the Trainer's direct child which modules to shard one by one.
-        model.fsdp_wrap_fn = _is_block
+        model.fsdp_wrap_fn = frozenset(model.blocks).__contains__
         self.model = model
         self._gradient_scale = gradient_scale
 
@@ -110,7 +110,7 @@ class Composed(ComposerModel):
 class Steps(Callback):
     """Sets the learning rate of each step and reports its samples, losses and time."""
 
-    def __init__(self, job: Job, meter: Meter) -> None:
+    def __init__(self, job: TrainingJob, meter: Meter) -> None:
         self._job = job
         self._settings = job.training.optimizer
         self._meter = meter
@@ -141,15 +141,11 @@ class Steps(Callback):
         self._meter.end_step()
 
 
-def _is_block(module: nn.Module) -> bool:
-    return isinstance(module, Block)
-
-
 def _count_samples(batch: Batch) -> int:
     return len(batch["tokens"])
 
 
-def _sharding(job: Job, parallelism: str) -> dict[str, Any]:
+def _sharding(job: TrainingJob, parallelism: str) -> dict[str, Any]:
     """Return the Trainer's arguments for sharding in this generation of Composer."""
     if parallelism in ("single", "ddp"):
         return {}
@@ -163,7 +159,7 @@ def _sharding(job: Job, parallelism: str) -> dict[str, Any]:
     return {"fsdp_config": options}
 
 
-def _sharding_2(job: Job) -> dict[str, Any]:
+def _sharding_2(job: TrainingJob) -> dict[str, Any]:
     """Return the Trainer's arguments for FSDP2; empty before Composer 0.31."""
     try:
         from composer.utils.parallelism import FSDP2Config, ParallelismConfig

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from twinrun.errors import InputError, MachineError
-from twinrun.files import sha256_of_file, write_atomically
-from twinrun.manifest import Frozen, load_json
-from twinrun.training import Positive
+from twinrun.foundation.errors import InputError, MachineError
+from twinrun.foundation.files import sha256_of_file, write_atomically
+from twinrun.foundation.manifest import Frozen, load_json
+from twinrun.protocol.models.shape import Positive
 
 CORPUS = "corpus.json"
 INDEX = "index.json"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,18 @@ from streaming import StreamingDataset
 from torch.utils.data import DataLoader
 from xxhash import xxh64
 
-from twinrun.errors import InputError
-from twinrun.files import sha256_of_file
-from twinrun.manifest import load_json
+from twinrun.foundation.errors import InputError
+from twinrun.foundation.files import sha256_of_file
+from twinrun.foundation.manifest import load_json
+from twinrun.protocol.training import TrainingJob
 from twinrun.train.corpus import COLUMN, CORPUS, INDEX, Corpus
-from twinrun.training import Job
+from twinrun.train.job_files import rank_variable
 
 # One canonical node divides any number of nodes, so the order of samples never depends on them.
 CANONICAL_NODES = 1
-# Which share of a node's work is this rank's, as torchrun says it.
-SHARE = (("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))
 
 
-def load_corpus(job: Job) -> Corpus:
+def load_corpus(job: TrainingJob) -> Corpus:
     """Return what is known of the prepared data; the ranks of a node hash its shards together.
 
     Raises:
@@ -38,13 +36,13 @@ def load_corpus(job: Job) -> Corpus:
     index = folder / INDEX
     if not index.is_file() or sha256_of_file(index) != corpus.index_sha256:
         raise _damaged(index)
-    rank, ranks = (int(os.environ.get(name, default)) for name, default in SHARE)
+    rank, ranks = rank_variable("LOCAL_RANK", 0), rank_variable("LOCAL_WORLD_SIZE", 1)
     for shard in json.loads(index.read_text())["shards"][rank::ranks]:
         _verify(folder, shard)
     return corpus
 
 
-def load_batches(job: Job, corpus: Corpus) -> DataLoader[dict[str, torch.Tensor]]:
+def load_batches(job: TrainingJob, corpus: Corpus) -> DataLoader[dict[str, torch.Tensor]]:
     """Return this rank's batches: `tokens` int64 (B, S) and `hashes` int64 (B,).
 
     Of every global batch a rank gets its share; which samples make up a global batch depends on
@@ -89,7 +87,7 @@ def sample_hash(tokens_S: np.ndarray[Any, np.dtype[np.int64]]) -> int:
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
 
 
-def _check_suitable(corpus: Corpus, job: Job) -> None:
+def _check_suitable(corpus: Corpus, job: TrainingJob) -> None:
     batch = job.training.global_batch
     for what, found, allowed, suits in (
         ("sequence", corpus.sequence, job.shape.sequence, corpus.sequence == job.shape.sequence),

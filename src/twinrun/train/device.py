@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from twinrun.training import Job
+from twinrun.protocol.job import Job
+from twinrun.train.job_files import rank_variable
 
 # Distribution names, by the name a record uses.
 DISTRIBUTIONS = {
@@ -26,7 +27,7 @@ def device_of(job: Job) -> torch.device:
     """Return this rank's device and make it the current one."""
     if not job.accelerator:
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    device = torch.device("cuda", rank_variable("LOCAL_RANK", 0))
     torch.cuda.set_device(device)
     return device
 

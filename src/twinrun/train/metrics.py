@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from twinrun.errors import RunError
+from twinrun.foundation.errors import RunError
+from twinrun.protocol.training import StepMetrics, TrainingJob
+from twinrun.train import ranks
 from twinrun.train.device import synchronise
-from twinrun.training import Job, StepMetrics
+from twinrun.train.job_files import append_line
 
 
 class Meter:
@@ -22,12 +23,11 @@ class Meter:
     Sums stay on the device until the end of a step, so that microbatches are queued without waiting.
     """
 
-    def __init__(self, job: Job, device: torch.device) -> None:
+    def __init__(self, job: TrainingJob, device: torch.device) -> None:
         self.steps: list[StepMetrics] = []
         self._job = job
         self._device = device
         self._order = hashlib.sha256()
-        self._is_first_rank = not dist.is_initialized() or dist.get_rank() == 0
         self._began = 0.0
         self._clear()
 
@@ -66,6 +66,7 @@ class Meter:
             raise RunError("the loss is not finite", place=f"{self._job.point}, step {number}", found=loss)
         step = StepMetrics(
             point=self._job.point,
+            attempt=self._job.attempt,
             step=number,
             loss=loss,
             seconds=seconds,
@@ -73,20 +74,11 @@ class Meter:
         )
         self.steps.append(step)
         self._order.update(int(self._hashes.item()).to_bytes(8, "little", signed=True))
-        if self._is_first_rank:
-            with Path(self._job.metrics).open("a", encoding="utf-8") as stream:
-                stream.write(step.model_dump_json() + "\n")
+        if ranks.rank() == 0:
+            append_line(self._job, step)
         self._clear()
         self.start()
 
     def _clear(self) -> None:
         self._hashes = torch.zeros((), dtype=torch.int64, device=self._device)
         self._loss = torch.zeros((), dtype=torch.float64, device=self._device)
-
-
-def largest_over_ranks(value: int, device: torch.device) -> int:
-    """Return the largest of the ranks' values."""
-    largest = torch.tensor(value, dtype=torch.int64, device=device)
-    if dist.is_initialized():
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    return int(largest.item())

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from twinrun.training import Optimizer
+from twinrun.protocol.training import Optimizer
 
 
 def adamw(parameters: Iterable[nn.Parameter], settings: Optimizer) -> torch.optim.AdamW:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from twinrun.errors import InputError, TwinrunError
-from twinrun.files import sha256_of_file
+from twinrun.foundation.errors import InputError, TwinrunError
+from twinrun.foundation.files import sha256_of_file
 from twinrun.train.corpus import TOKEN, Corpus, Origin, Tokens, write_corpus
 
 # Byte tokens are 0 to 255; the next number separates documents.
@@ -97,7 +97,7 @@ def _read_bytes(files: Iterable[Path]) -> Iterator[tuple[Tokens, int]]:
     separator = np.array([SEPARATOR], TOKEN)
     for path in files:
         content = path.read_bytes()
-        tokens = np.frombuffer(content, np.uint8).astype(TOKEN)
+        tokens: Tokens = np.frombuffer(content, np.uint8).astype(TOKEN)
         yield np.concatenate([tokens, separator]), len(content)
 
 

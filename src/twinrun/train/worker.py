@@ -1,9 +1,9 @@
-"""The frame of a recipe's training script: job in, result out, failures told to the launcher."""
+"""The frame of a recipe's script: job in, result or exit status out; and what training scripts share."""
 
 from __future__ import annotations
 
-import argparse
 import os
+import platform
 import signal
 import sys
 import traceback
@@ -14,40 +14,43 @@ from typing import TypeVar
 import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from twinrun.benchmark import BenchJob, BenchResult
-from twinrun.files import write_atomically
-from twinrun.manifest import load_json
-from twinrun.train import attention
+from twinrun.foundation.errors import TwinrunError
+from twinrun.foundation.files import write_atomically
+from twinrun.protocol.allocation import RankReport
+from twinrun.protocol.job import OUT_OF_MEMORY, Job, Result
+from twinrun.protocol.training import TrainingJob, TrainingResult
+from twinrun.train import attention, ranks
 from twinrun.train import device as devices
-from twinrun.train.metrics import Meter, largest_over_ranks
-from twinrun.train.models.mpt import MPT
-from twinrun.training import OUT_OF_MEMORY, Job, PointResult
+from twinrun.train.job_files import read_job, write_result
+from twinrun.train.metrics import Meter
+from twinrun.train.models import Model, family_of
 
-__all__ = ["OUT_OF_MEMORY", "build_model", "choose_attention", "collect", "main", "run"]
-
-AnyJob = TypeVar("AnyJob", Job, BenchJob)
+AnyJob = TypeVar("AnyJob", bound=Job)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # Failed allocations that PyTorch reports as plain RuntimeErrors: host memory, driver, cuBLAS.
 MEMORY_MESSAGES = ("can't allocate memory", "error: out of memory", "STATUS_ALLOC_FAILED")
 
 
-def main(train: Callable[[Job], PointResult]) -> None:
+def main(train: Callable[[TrainingJob], TrainingResult]) -> None:
     """Train the point whose job the command line names, see `run`."""
-    run(train, Job)
+    run(train, TrainingJob)
 
 
-def run(work: Callable[[AnyJob], PointResult | BenchResult], kind: type[AnyJob]) -> None:
+def run(work: Callable[[AnyJob], Result], kind: type[AnyJob]) -> None:
     """Do `work` with the job named on the command line; the first rank writes its result.
 
-    Exits with OUT_OF_MEMORY when memory ran out, so that the host can try a smaller microbatch,
-    and with 1 after any other failure, whose traceback goes to stderr.
+    Exits with OUT_OF_MEMORY when memory ran out, so that the host can try what needs less, and with
+    1 after any other failure, which stderr explains.
     """
     # Composer handles SIGTERM by unwinding, which waits for collectives that never end.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         _run(work, kind)
     except Exception as error:
-        traceback.print_exc()
+        if isinstance(error, TwinrunError):
+            sys.stderr.write(f"{error}\n")
+        else:
+            traceback.print_exc()
         status = OUT_OF_MEMORY if is_out_of_memory(error) else 1
         sys.stdout.flush()
         sys.stderr.flush()
@@ -56,13 +59,13 @@ def run(work: Callable[[AnyJob], PointResult | BenchResult], kind: type[AnyJob])
 
 
 @record
-def _run(work: Callable[[AnyJob], PointResult | BenchResult], kind: type[AnyJob]) -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--job", type=Path, required=True, help="JSON file that describes the point")
-    job = load_json(parser.parse_args().job, kind)
+def _run(work: Callable[[AnyJob], Result], kind: type[AnyJob]) -> None:
+    job = read_job(kind)
+    report = RankReport(rank=ranks.rank(), host=platform.node())
+    write_atomically(Path(job.out) / "ranks" / f"{report.rank}.json", report.model_dump_json() + "\n")
     result = work(job)
-    if int(os.environ.get("RANK", "0")) == 0:
-        write_atomically(Path(job.out) / "result.json", result.model_dump_json(indent=1) + "\n")
+    if report.rank == 0:
+        write_result(job, result)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -72,46 +75,44 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in MEMORY_MESSAGES)
 
 
-def choose_attention(job: Job, device: torch.device) -> str:
+def choose_attention(job: TrainingJob, device: torch.device) -> str:
     """Return the kernel of `twinrun.train.attention` that this job's attention runs on."""
+    heads = family_of(job.shape).attention_heads(job.shape)
+    if heads is None:
+        return attention.NONE
     if job.training.attention == "math":
         return "math"
-    dtype = DTYPES[job.training.precision]
-    return attention.fastest(job.shape, sequences=job.microbatch, dtype=dtype, device=device)
+    size_BSHE = (job.microbatch, job.shape.sequence, *heads)
+    return attention.fastest(size_BSHE, dtype=DTYPES[job.training.precision], device=device)
 
 
-def build_model(job: Job, device: torch.device) -> MPT:
+def build_model(job: TrainingJob, device: torch.device) -> Model:
     """Return the initial model on `device`, the same at every world size, compiled if asked."""
-    training = job.training
     with torch.device(device):
-        model = MPT(
-            job.shape,
-            dtype=DTYPES[training.precision],
-            attention=training.attention,
-            checkpointing=training.activation_checkpointing,
-        )
-    model.initialise(training.seed)
-    if training.compile:
+        model = _build(job)
+    model.initialise(job.training.seed)
+    if job.training.compile:
         model.compile_regions()
     return model
 
 
-def count_parameters(job: Job) -> int:
+def count_parameters(job: TrainingJob) -> int:
     """Count on the meta device, where a sharded model is still whole."""
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in MPT(job.shape).parameters())
+        return sum(parameter.numel() for parameter in _build(job).parameters())
 
 
 def collect(
-    job: Job, *, meter: Meter, device: torch.device, kernel: str, parallelism: str, data_hash: str
-) -> PointResult:
+    job: TrainingJob, *, meter: Meter, device: torch.device, kernel: str, parallelism: str, data_hash: str
+) -> TrainingResult:
     """Return what this point measured; every rank must call it."""
-    return PointResult(
+    (peak,) = ranks.largest([devices.peak_memory_bytes(device)], device)
+    return TrainingResult(
         point=job.point,
         parameters=count_parameters(job),
         microbatch=job.microbatch,
         steps=tuple(meter.steps),
-        peak_memory_bytes=largest_over_ranks(devices.peak_memory_bytes(device), device),
+        peak_memory_bytes=int(peak),
         device_name=devices.name(device),
         device_memory_bytes=devices.memory_bytes(device),
         attention_backend=kernel,
@@ -119,4 +120,13 @@ def collect(
         data_hash=data_hash,
         order_hash=meter.order_hash,
         libraries=devices.libraries(device),
+    )
+
+
+def _build(job: TrainingJob) -> Model:
+    return family_of(job.shape).build(
+        job.shape,
+        dtype=DTYPES[job.training.precision],
+        attention=job.training.attention,
+        checkpointing=job.training.activation_checkpointing,
     )

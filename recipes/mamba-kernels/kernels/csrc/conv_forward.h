@@ -1,14 +1,14 @@
-// Causal convolution forward, with times adjacent in memory or channels.
+// Causal convolution, forward: channel-first and token-major.
 #pragma once
 
-#include "conv.h"
+#include "conv_common.h"
 
 namespace conv {
 
-// Times adjacent: vectors of eight times that a lane loads ahead.
+// Channel-first: vectors of eight times that a lane loads ahead.
 template <class T>
-constexpr int FORWARD_AHEAD = 8 / sizeof(T);
-// Channels adjacent: what a lane has of them, and the steps that it loads at once.
+constexpr int FORWARD_PREFETCH = 8 / sizeof(T);
+// Token-major: a lane's channels, and the steps that it loads at once.
 constexpr int FORWARD_COLUMNS = 4;
 constexpr int FORWARD_ROWS = 8;
 
@@ -25,9 +25,9 @@ DEVICE void store_last(const ConvForward& p, const Segments& segments, int64_t b
   }
 }
 
-template <class T, int TAPS, bool SEGMENTED, int AHEAD>
+template <class T, int TAPS, bool SEGMENTED, int PREFETCH>
 struct ForwardRow {
-  static constexpr int PAST = TAPS - 1, STEP = TEAM * 8;
+  static constexpr int PAST = TAPS - 1, STEP = LOGICAL_WARP * 8;
 
   const Row<T> in, out;
   const Segments segments;
@@ -35,8 +35,8 @@ struct ForwardRow {
   // Vectors start this much before a multiple of eight times.
   const int shift, start;
   const bool vectors;
-  // The team's vectors from the first to before the last of these times, and the times before them, lie in the row.
-  const int first_whole, last_whole;
+  // Between these times all vectors of the logical warp, and the times before them, lie in the row.
+  const int first_full, last_full;
 
   DEVICE ForwardRow(const ConvForward& p, int64_t batch, int64_t channel, int piece)
       : in(p.x, batch, channel, p.sizes.length),
@@ -46,8 +46,8 @@ struct ForwardRow {
         shift(in.misalignment()),
         start(piece * static_cast<int>(p.steps) - shift),
         vectors(in.stride == 1 && out.aligned(shift)),
-        first_whole(piece == 0 && (p.initial.data || shift) ? start + STEP : start),
-        last_whole(start + (vectors ? smaller(in.length - start, static_cast<int>(p.steps)) / STEP * STEP : 0)) {}
+        first_full(piece == 0 && (p.initial.data || shift) ? start + STEP : start),
+        last_full(start + (vectors ? minimum(in.length - start, static_cast<int>(p.steps)) / STEP * STEP : 0)) {}
 
   template <bool EXACT>
   DEVICE void compute(float (&y)[8], const float (&x)[PAST + 8], const Filter<TAPS>& filter, int time) const {
@@ -57,41 +57,41 @@ struct ForwardRow {
       for (int i = 0; i < 8; ++i) y[i] = silu<T>(y[i]);
     }
   }
-  // The filter is made after the first loads, for it waits for its own.
+  // The filter is constructed after the first loads are issued, because it waits for its own.
   template <bool EXACT, class MakeFilter>
-  DEVICE void compute_whole(const MakeFilter& make_filter) const {
-    Words<T, TAPS> before[AHEAD];
-    Words<T, 8> now[AHEAD];
+  DEVICE void compute_full(const MakeFilter& make_filter) const {
+    RawVector<T, TAPS> before[PREFETCH];
+    RawVector<T, 8> now[PREFETCH];
     const auto load = [&](int v, int first) {
       const int time = first + lane() * 8;
-      before[v] = in.template load_vector<TAPS>(larger(time - TAPS, 0));
+      before[v] = in.template load_vector<TAPS>(maximum(time - TAPS, 0));
       now[v] = in.template load_vector<8>(time);
     };
 #pragma unroll
-    for (int v = 0; v < AHEAD; ++v) load(v, smaller(first_whole + v * STEP, last_whole - STEP));
+    for (int v = 0; v < PREFETCH; ++v) load(v, minimum(first_full + v * STEP, last_full - STEP));
     const Filter<TAPS> filter = make_filter();
-    // Rolled: code for all vectors of a piece takes longer to read than to run.
+    // Not unrolled: code for all vectors of a piece takes longer to fetch than to run.
 #pragma unroll 1
-    for (int first = first_whole; first < last_whole; first += AHEAD * STEP) {
+    for (int first = first_full; first < last_full; first += PREFETCH * STEP) {
 #pragma unroll
-      for (int v = 0; v < AHEAD; ++v) {
+      for (int v = 0; v < PREFETCH; ++v) {
         const int time = first + v * STEP + lane() * 8;
         float x[PAST + 8], y[8];
-        join(x, before[v].only_if(time > 0), now[v]);
-        if (first + (v + AHEAD) * STEP < last_whole) load(v, first + (v + AHEAD) * STEP);
-        if (first + v * STEP >= last_whole) continue;
+        concatenate(x, before[v].zero_unless(time > 0), now[v]);
+        if (first + (v + PREFETCH) * STEP < last_full) load(v, first + (v + PREFETCH) * STEP);
+        if (first + v * STEP >= last_full) continue;
         compute<EXACT>(y, x, filter, time);
         out.store_vector(time, y);
       }
     }
   }
-  // The others from `time` on and before `stop`.
+  // The other vectors from `time` on and before `stop`.
   DEVICE void compute_edges(const Filter<TAPS>& filter, const Row<T>& initial, int time, int stop) const {
 #pragma unroll 1
     for (; time < stop; time += STEP) {
-      if (time >= first_whole && time < last_whole) continue;
+      if (time >= first_full && time < last_full) continue;
       float x[PAST + 8], y[8];
-      join(x, in.template read<TAPS>(time - TAPS, vectors), in.template read<8>(time, vectors));
+      concatenate(x, in.template read<TAPS>(time - TAPS, vectors), in.template read<8>(time, vectors));
       add_initial(x, initial, time - PAST);
       compute<false>(y, x, filter, time);
       out.write(time, vectors, y);
@@ -99,76 +99,76 @@ struct ForwardRow {
   }
 };
 
-// A division by a number that the host knows: a tenth of a small call would go by while it divides.
-struct Reciprocal {
-  // In the low 32 bits ceil(2^(31 + shift) / divisor), in the high ones `shift`, which is how many bits divisor - 1 has:
-  // that makes all quotients of numbers below 2^31 exact.
+// Division by a number that the host knows: in a small call a division takes a tenth of the time.
+struct FastDivisor {
+  // The low 32 bits hold ceil(2^(31 + shift) / divisor), the high bits `shift`, the bit length of divisor - 1: exact
+  // for all dividends below 2^31.
   uint64_t of_divisor;
 
-  DEVICE uint32_t quotient(uint32_t x) const {
+  DEVICE uint32_t divide(uint32_t x) const {
     const uint64_t product = static_cast<uint64_t>(2 * x) * static_cast<uint32_t>(of_divisor);
     return static_cast<uint32_t>(product >> 32) >> static_cast<uint32_t>(of_divisor >> 32);
   }
 };
 
-// The piece of a row of LANES threads of a block. Blocks, which fit 31 bits, go through pieces first, then channels, then
-// the batch; what works on a row in one block has neighbours that work on neighbouring channels.
+// The piece of a row that LANES threads work on. Block indices, which fit 31 bits, iterate over pieces, then channels,
+// then the batch; the rows of a block are adjacent channels.
 template <int LANES>
-struct TeamPlace {
+struct RowTile {
   int64_t batch, channel;
   int piece, pieces;
 
-  DEVICE explicit TeamPlace(const ConvForward& p) : pieces(static_cast<int>(p.pieces)) {
+  DEVICE explicit RowTile(const ConvForward& p) : pieces(static_cast<int>(p.pieces)) {
     const uint32_t block = static_cast<uint32_t>(block_index());
     constexpr uint32_t ROWS = THREADS / LANES;
     const uint32_t groups = static_cast<uint32_t>(p.sizes.channels + ROWS - 1) / ROWS;
-    const uint32_t rest = Reciprocal{p.piece_reciprocal}.quotient(block);
-    const uint32_t row = Reciprocal{p.group_reciprocal}.quotient(rest);
+    const uint32_t rest = FastDivisor{p.piece_reciprocal}.divide(block);
+    const uint32_t row = FastDivisor{p.group_reciprocal}.divide(rest);
     piece = static_cast<int>(block - rest * static_cast<uint32_t>(pieces));
     batch = row;
     channel = static_cast<int64_t>(rest - row * groups) * ROWS + thread_index() / LANES;
   }
 };
 
-template <class T, int TAPS, bool SEGMENTED, int AHEAD>
+template <class T, int TAPS, bool SEGMENTED, int PREFETCH>
 DEVICE void forward_along_time(const ConvForward& p) {
   const ConvSizes& sizes = p.sizes;
-  const TeamPlace<TEAM> place(p);
-  if (place.channel >= sizes.channels) return;
+  const RowTile<LOGICAL_WARP> tile(p);
+  if (tile.channel >= sizes.channels) return;
 
-  using Row = ForwardRow<T, TAPS, SEGMENTED, AHEAD>;
-  const Row row(p, place.batch, place.channel, place.piece);
+  using Row = ForwardRow<T, TAPS, SEGMENTED, PREFETCH>;
+  const Row row(p, tile.batch, tile.channel, tile.piece);
   const auto make_filter = [&] {
-    return Filter<TAPS>(p.weight, p.bias, sizes.width, place.channel).scaled(row.silu_after ? SILU_SCALE<T> : 1.0f);
+    return Filter<TAPS>(p.weight, p.bias, sizes.width, tile.channel).scaled(row.silu_after ? SILU_SCALE<T> : 1.0f);
   };
-  const bool any = row.first_whole < row.last_whole;
-  if (any) choose(sizes.width == TAPS, [&](auto exact) { row.template compute_whole<exact>(make_filter); });
-  // The last piece has also what a shift pushes beyond it.
-  const int stop = place.piece + 1 == place.pieces ? row.in.length : row.start + static_cast<int>(p.steps);
-  if (!any || row.first_whole > row.start || row.last_whole < stop) {
-    const conv::Row<T> initial(p.initial, place.batch, place.channel, sizes.width - 1);
+  const bool any = row.first_full < row.last_full;
+  if (any) bool_switch(sizes.width == TAPS, [&](auto exact) { row.template compute_full<exact>(make_filter); });
+  // The last piece includes what a shift pushes beyond it.
+  const int stop = tile.piece + 1 == tile.pieces ? row.in.length : row.start + static_cast<int>(p.steps);
+  if (!any || row.first_full > row.start || row.last_full < stop) {
+    const conv::Row<T> initial(p.initial, tile.batch, tile.channel, sizes.width - 1);
     row.compute_edges(make_filter(), initial, row.start + lane() * 8, stop);
   }
-  if (p.last.data && place.piece == 0 && lane() == 0) store_last<T>(p, row.segments, place.batch, place.channel);
+  if (p.last.data && tile.piece == 0 && lane() == 0) store_last<T>(p, row.segments, tile.batch, tile.channel);
 }
 
-// Times [begin, end) of FORWARD_COLUMNS channels. PLAIN: as conv_plain.h says.
-template <class T, int TAPS, bool SEGMENTED, bool VECTORS, bool PLAIN>
+// Times [begin, end) of FORWARD_COLUMNS channels. ALIGNED: see conv_aligned.h.
+template <class T, int TAPS, bool SEGMENTED, bool VECTORS, bool ALIGNED>
 DEVICE void forward_columns(const ConvForward& p, int64_t batch, int64_t first, int begin, int end) {
   constexpr int PAST = TAPS - 1, ROWS = FORWARD_ROWS, COLUMNS = FORWARD_COLUMNS;
   using Columns = Columns<T, COLUMNS>;
   const ConvSizes& sizes = p.sizes;
-  const int length = static_cast<int>(sizes.length), width = PLAIN ? TAPS : static_cast<int>(sizes.width);
+  const int length = static_cast<int>(sizes.length), width = ALIGNED ? TAPS : static_cast<int>(sizes.width);
   const Columns in(p.x, sizes.channels, batch, first), out(p.out, sizes.channels, batch, first);
   const Columns initial(p.initial, sizes.channels, batch, first);
   const Segments segments(p.segment, sizes.length, batch);
-  Words<T, COLUMNS> past[PAST], rows[ROWS];
+  RawVector<T, COLUMNS> past[PAST], rows[ROWS];
   load_rows<VECTORS>(past, in, begin - PAST, length);
   load_rows<VECTORS>(rows, in, begin, length);
   const bool silu_after = sizes.silu != 0;
-  const auto filters = Filters<TAPS, COLUMNS>(p.weight, p.bias, width, first, PLAIN ? COLUMNS : in.count)
+  const auto filters = Filters<TAPS, COLUMNS>(p.weight, p.bias, width, first, ALIGNED ? COLUMNS : in.count)
                            .scaled(silu_after ? SILU_SCALE<T> : 1.0f);
-  mask_rows<VECTORS>(past, initial, !PLAIN && p.initial.data ? width - 1 : 0, begin - PAST, length);
+  mask_rows<VECTORS>(past, initial, !ALIGNED && p.initial.data ? width - 1 : 0, begin - PAST, length);
   float x[PAST + ROWS][COLUMNS];
 #pragma unroll
   for (int i = 0; i < PAST; ++i) past[i].to_floats(x[i]);
@@ -177,11 +177,11 @@ DEVICE void forward_columns(const ConvForward& p, int64_t batch, int64_t first, 
 #pragma unroll
     for (int s = 0; s < ROWS; ++s) rows[s].to_floats(x[PAST + s]);
     if (time + ROWS < end) load_rows<VECTORS>(rows, in, time + ROWS, length);
-    const Together<PAST + ROWS, SEGMENTED> together(segments, time - PAST);
+    const SameSegment<PAST + ROWS, SEGMENTED> same_segment(segments, time - PAST);
 #pragma unroll
     for (int s = 0; s < ROWS; ++s) {
       float y[COLUMNS];
-      filters.apply(y, x, together, s);
+      filters.apply(y, x, same_segment, s);
       if (silu_after) {
 #pragma unroll
         for (int c = 0; c < COLUMNS; ++c) y[c] = silu<T>(y[c]);
@@ -198,21 +198,19 @@ DEVICE void forward_columns(const ConvForward& p, int64_t batch, int64_t first, 
 template <class T, int TAPS, bool SEGMENTED>
 DEVICE void forward_along_channels(const ConvForward& p) {
   const ConvSizes& sizes = p.sizes;
-  const int64_t groups = ceil_quotient(sizes.channels, FORWARD_COLUMNS);
+  const int64_t groups = ceil_div(sizes.channels, FORWARD_COLUMNS);
   const int64_t unit = block_index() * THREADS + thread_index();
-  const int64_t rest = quotient(unit, groups), first = (unit - rest * groups) * FORWARD_COLUMNS;
-  const int64_t batch = quotient(rest, p.pieces);
+  const int64_t rest = divide(unit, groups), first = (unit - rest * groups) * FORWARD_COLUMNS;
+  const int64_t batch = divide(rest, p.pieces);
   if (batch >= sizes.batch) return;
   const int steps = static_cast<int>(p.steps), begin = static_cast<int>(rest - batch * p.pieces) * steps;
-  const int end = smaller(begin + steps, static_cast<int>(sizes.length));
+  const int end = minimum(begin + steps, static_cast<int>(sizes.length));
 
   const Columns<T, FORWARD_COLUMNS> in(p.x, sizes.channels, batch, first), out(p.out, sizes.channels, batch, first);
-  choose(in.vectors() && out.vectors(), [&](auto vectors) {
-    forward_columns<T, TAPS, SEGMENTED, vectors, false>(p, batch, first, begin, end);
-  });
+  bool_switch(in.vectors() && out.vectors(),
+              [&](auto vectors) { forward_columns<T, TAPS, SEGMENTED, vectors, false>(p, batch, first, begin, end); });
   if (p.last.data && begin == 0)
-    for (int c = 0; c < out.count; ++c)
-      store_last<T>(p, Segments(p.segment, sizes.length, batch), batch, first + c);
+    for (int c = 0; c < out.count; ++c) store_last<T>(p, Segments(p.segment, sizes.length, batch), batch, first + c);
 }
 
 }  // namespace conv

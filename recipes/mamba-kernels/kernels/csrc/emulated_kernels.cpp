@@ -1,5 +1,5 @@
-// All kernels again for the emulator, for waves of EMULATED_WAVE lanes: in a namespace of their own, so that
-// one library holds both. What the kernels include from the standard library must come before it.
+// All kernels for the emulator, for warps of EMULATED_WARP_SIZE lanes, in a namespace of their own: one library holds
+// both sizes. Standard headers that kernels need must be included outside it.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -8,10 +8,10 @@
 
 #include "emulator.h"
 
-#if EMULATED_WAVE == 32
-namespace wave32 {
-#elif EMULATED_WAVE == 64
-namespace wave64 {
+#if EMULATED_WARP_SIZE == 32
+namespace warp32 {
+#elif EMULATED_WARP_SIZE == 64
+namespace warp64 {
 #else
 #error "EMULATED_WAVE must be 32 or 64"
 #endif

@@ -1,5 +1,5 @@
-// Fibers, the meeting points between them, and the workers that run blocks. Linux alone: the poisoning of
-// shared memory needs to find the thread-local segment of this library.
+// Fibers, their synchronization points, and the workers that run blocks. Linux only: poisoning shared memory needs this
+// library's thread-local segment.
 #include "emulator.h"
 
 #include <link.h>
@@ -55,7 +55,7 @@ emulator_switch:
 .size emulator_switch, .-emulator_switch
 )");
 
-// A suspended flow of control: six saved registers and the address to return to, on its own stack.
+// A suspended fiber: six saved registers and the return address, on its own stack.
 struct Context {
   void* stack_pointer = nullptr;
 
@@ -85,7 +85,7 @@ struct Context {
 
 #endif
 
-// Where a number of threads wait for each other.
+// A synchronization point of a number of threads.
 struct Meeting {
   int expected = 0;
   int arrived = 0;
@@ -93,7 +93,7 @@ struct Meeting {
   Operation operation{};
 };
 
-struct Wave {
+struct Warp {
   Meeting meeting;
   Lane lanes[2][64];  // a lane is at most one operation ahead of another
 };
@@ -124,14 +124,14 @@ std::string name_of(Operation operation) {
 
 bool same(Operation a, Operation b) { return !strcmp(a.name, b.name) && a.variant == b.variant; }
 
-// One block at a time, on one thread of the CPU.
+// One block at a time, on one CPU thread.
 struct Block {
   const Launch& launch;
   int64_t index = 0;
   int thread = 0;
   Context scheduler;
   std::vector<Fiber> fibers;
-  std::vector<Wave> waves;
+  std::vector<Warp> warps;
   Meeting whole;
   std::vector<float> shared;
   std::string error;
@@ -139,7 +139,7 @@ struct Block {
   explicit Block(const Launch& launch)
       : launch(launch),
         fibers(launch.threads),
-        waves((launch.threads + launch.wave - 1) / launch.wave),
+        warps((launch.threads + launch.warp - 1) / launch.warp),
         shared((launch.dynamic_shared_bytes + SHARED_GUARD_BYTES) / 4 + 4) {
     for (Fiber& fiber : fibers) fiber.stack.reset(new char[STACK_BYTES]);
   }
@@ -156,7 +156,7 @@ struct Block {
   void check_guards();
 };
 
-// Lies in the very segment that is poisoned, hence put back afterwards.
+// Lies in the segment that is poisoned, so it is restored afterwards.
 thread_local Block* current = nullptr;
 
 int poison_segment(dl_phdr_info* info, size_t, void* inside) {
@@ -176,9 +176,9 @@ void Block::reset() {
   dl_iterate_phdr(poison_segment, &current);
   current = this;
   whole = Meeting{launch.threads};
-  for (size_t i = 0; i < waves.size(); ++i) {
-    waves[i].meeting = Meeting{std::min(launch.wave, launch.threads - int(i) * launch.wave)};
-    memset(waves[i].lanes, POISON, sizeof waves[i].lanes);
+  for (size_t i = 0; i < warps.size(); ++i) {
+    warps[i].meeting = Meeting{std::min(launch.warp, launch.threads - int(i) * launch.warp)};
+    memset(warps[i].lanes, POISON, sizeof warps[i].lanes);
   }
   for (Fiber& fiber : fibers) {
     fiber.finished = false;
@@ -193,8 +193,8 @@ void Block::resume(int next) {
   scheduler.switch_to(fibers[next].context);
 }
 
-// Resumes every thread that can go on. The order changes from pass to pass and block to block, since a GPU
-// promises none: what depends on it then differs from the reference.
+// Resumes every runnable thread. The order changes from pass to pass and block to block: a GPU promises none, so a
+// kernel that depends on it differs from the reference.
 bool Block::pass(int64_t number) {
   const int count = launch.threads;
   const bool backward = (index + number) % 2;
@@ -310,14 +310,14 @@ int launch(const Launch& launch) {
   return last_error.empty() ? 0 : 1;
 }
 
-// Filled while the library is loaded, by one initializer of a static object after the other.
+// Filled by static initializers while the library is loaded.
 std::string& listed() {
   static std::string lines;
   return lines;
 }
 
-Listed::Listed(const char* kernel, int wave, int threads) {
-  if (wave == 32) listed() += format("%s %d\n", kernel, threads);
+Listed::Listed(const char* kernel, int warp, int threads) {
+  if (warp == 32) listed() += format("%s %d\n", kernel, threads);
 }
 
 int thread_index() { return current->thread; }
@@ -327,11 +327,11 @@ void barrier() { current->arrive(current->whole, {"barrier", 0}); }
 
 const Lane* exchange(Operation operation, const float* values, int count) {
   Block& block = *current;
-  const int wave_size = block.launch.wave;
-  Wave& wave = block.waves[block.thread / wave_size];
-  Lane* lanes = wave.lanes[wave.meeting.generation % 2];
-  std::copy(values, values + count, lanes[block.thread % wave_size].value);
-  block.arrive(wave.meeting, operation);
+  const int warp_size = block.launch.warp;
+  Warp& warp = block.warps[block.thread / warp_size];
+  Lane* lanes = warp.lanes[warp.meeting.generation % 2];
+  std::copy(values, values + count, lanes[block.thread % warp_size].value);
+  block.arrive(warp.meeting, operation);
   return lanes;
 }
 

@@ -1,6 +1,6 @@
-// Runs kernels on the CPU: the threads of a block are fibers that meet at barriers, shuffles and matrix
-// instructions. It is for tests: what diverges, leaves a lane behind, relies on a lane order or reads shared
-// memory before writing it is found here, for waves of 32 and of 64 lanes, without a GPU.
+// Runs kernels on the CPU, for tests: the threads of a block are fibers that synchronize at barriers, shuffles and mma
+// instructions. It finds divergence, a missing lane, reliance on an order of lanes and a read of unwritten shared
+// memory, for warps of 32 and of 64 lanes, without a GPU.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@ namespace emulator {
 
 struct Launch {
   const char* kernel;
-  int wave;
+  int warp;
   int compiled_threads;
   void (*body)(const void* params);
   const void* params;
@@ -19,23 +19,23 @@ struct Launch {
   size_t dynamic_shared_bytes;
 };
 
-// What a collective operation is called in messages, and what tells it from another of its kind.
+// A collective operation: its name in messages, and the variant that tells two of one name apart.
 struct Operation {
   const char* name;
   int variant;
 };
 
-// What one lane brings to a collective operation.
+// The values that one lane contributes to a collective operation.
 struct Lane {
   float value[8];
 };
 
-// Returns 0, or 1 when the kernel is wrong; emulator_message() then says how.
+// Returns 0, or 1 for a wrong kernel; emulator_message() then says how.
 int launch(const Launch& launch);
 
-// Puts a kernel on the list of emulator_kernels().
+// Registers a kernel for emulator_kernels().
 struct Listed {
-  Listed(const char* kernel, int wave, int threads);
+  Listed(const char* kernel, int warp, int threads);
 };
 
 int thread_index();
@@ -43,12 +43,12 @@ int64_t block_index();
 float* dynamic_shared();
 void barrier();
 
-// Waits for every lane of the wave; returns what each brought, valid until the wave's next operation but one.
+// Waits for every lane of the warp and returns their values, valid until the warp's next operation but one.
 const Lane* exchange(Operation operation, const float* values, int count);
 
 }  // namespace emulator
 
-// Lines `kernel threads`, of all kernels.
+// A line `kernel threads` for every kernel.
 extern "C" __attribute__((visibility("default"))) const char* emulator_kernels();
 // What was wrong with the last launch.
 extern "C" __attribute__((visibility("default"))) const char* emulator_message();

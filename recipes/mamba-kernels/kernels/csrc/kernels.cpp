@@ -1,4 +1,4 @@
-// Every kernel, for every element type.
+// Every kernel, for every dtype.
 #include "portable.h"
 #include "conv_kernels.h"
-#include "scan.h"
+#include "scan_kernels.h"

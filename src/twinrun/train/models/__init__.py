@@ -1,1 +1,57 @@
-"""One paper-sized file per model family; each needs torch and `ModelShape`, nothing else."""
+"""Models as the trainers know them: a family is one module here, named as in `twinrun.protocol.models`.
+
+The module has `build` and `attention_heads`, see `Family`; it imports torch alone and no other family.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from twinrun.protocol.models import ModelShape
+
+# Target that adds nothing to the loss; PyTorch's default.
+IGNORED = -100
+
+
+class Model(nn.Module):
+    """What a trainer asks of any model."""
+
+    blocks: nn.ModuleList
+    """The layers, which sharding wraps one by one."""
+
+    def initialise(self, seed: int) -> None:
+        """Fill the parameters with values that follow from `seed`, the same at every world size."""
+        raise NotImplementedError
+
+    def compile_regions(self) -> None:
+        """Compile blocks and loss; hooks of DDP and FSDP must stay outside the compiled graphs."""
+        raise NotImplementedError
+
+    def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None) -> Tensor:
+        """Return logits (B, S, V), or with targets their mean cross entropy in fp32, a scalar."""
+        raise NotImplementedError
+
+
+class Family(Protocol):
+    """The functions of a family's module; shapes are that family's."""
+
+    def build(self, shape: Any, *, dtype: torch.dtype, attention: str, checkpointing: bool) -> Model:
+        """Return a model on the current device, its parameters in fp32 and not initialised.
+
+        Args:
+            dtype: of the layers' arithmetic.
+            attention: `sdpa` or `math`, see `Training.attention`.
+            checkpointing: compute blocks again in the backward pass.
+        """
+
+    def attention_heads(self, shape: Any) -> tuple[int, int] | None:
+        """Return number and width of the attention heads; None without attention."""
+
+
+def family_of(shape: ModelShape) -> Family:
+    """Return the module that builds `shape`."""
+    return cast("Family", importlib.import_module(f"{__name__}.{shape.family}"))

@@ -20,11 +20,10 @@ from torch.nn import functional
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
+from twinrun.protocol.models.mpt import Shape
 from twinrun.train.gelu import shared_gelu
-from twinrun.training import ModelShape
+from twinrun.train.models import IGNORED, Model
 
-# Target that adds nothing to the loss.
-IGNORED = -100
 # Tokens whose logits exist at once: 8192 rows of 50368 are 0.8 GB in bf16 and still fill a GPU.
 CHUNK_TOKENS = 8192
 EPSILON = 1e-5
@@ -62,7 +61,7 @@ def causal_attention(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Multi-head causal self-attention, one projection for queries, keys and values."""
 
-    def __init__(self, shape: ModelShape, *, fused: bool) -> None:
+    def __init__(self, shape: Shape, *, fused: bool) -> None:
         super().__init__()
         self.heads = shape.heads
         self.fused = fused
@@ -83,7 +82,7 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """Two affine maps around an exact GELU."""
 
-    def __init__(self, shape: ModelShape) -> None:
+    def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.gelu: Callable[[Tensor], Tensor] = gelu
         self.up = Linear(shape.width, shape.expansion * shape.width)
@@ -97,7 +96,7 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """Attention and feed-forward, each on a normalised residual stream."""
 
-    def __init__(self, shape: ModelShape, *, fused: bool) -> None:
+    def __init__(self, shape: Shape, *, fused: bool) -> None:
         super().__init__()
         self.norm_1 = LayerNorm(shape.width, eps=EPSILON)
         self.attention = Attention(shape, fused=fused)
@@ -161,7 +160,7 @@ def final_loss(
     return loss
 
 
-class MPT(nn.Module):
+class MPT(Model):
     """The whole decoder.
 
     Parameters keep the type they are made in; layers and residual stream compute in `dtype`, as
@@ -170,7 +169,7 @@ class MPT(nn.Module):
 
     def __init__(
         self,
-        shape: ModelShape,
+        shape: Shape,
         *,
         dtype: torch.dtype = torch.float32,
         attention: str = "sdpa",
@@ -202,7 +201,6 @@ class MPT(nn.Module):
     def compile_regions(self) -> None:
         """Compile each block's forward and the loss; call before or after sharding.
 
-        Only `forward` is replaced, so that hooks of DDP and FSDP stay outside the compiled graph.
         What cannot be compiled whole is an error: it would run, at half the speed.
         """
         for block in self.blocks:
@@ -228,6 +226,16 @@ class MPT(nn.Module):
                     scale /= math.sqrt(2 * len(self.blocks))
                 key = zlib.crc32(f"{seed}/{name}".encode())
                 parameter.copy_(normal(parameter.shape, key, parameter.device) * scale)
+
+
+def build(shape: Shape, *, dtype: torch.dtype, attention: str, checkpointing: bool) -> MPT:
+    """Return an MPT, see `twinrun.train.models.Family`."""
+    return MPT(shape, dtype=dtype, attention=attention, checkpointing=checkpointing)
+
+
+def attention_heads(shape: Shape) -> tuple[int, int]:
+    """Return number and width of the attention heads."""
+    return shape.heads, shape.width // shape.heads
 
 
 def normal(shape: torch.Size, key: int, device: torch.device) -> Tensor:

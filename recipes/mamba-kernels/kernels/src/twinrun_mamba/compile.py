@@ -23,16 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-if __package__:
-    from twinrun_mamba.resources import Usage, usage_of_cubin, usage_of_hsaco, usage_of_ptx
-else:  # run by path, where the package is not installed
-    sys.path.insert(0, str(Path(__file__).parent))
-    from resources import (  # type: ignore[import-not-found,no-redef]
-        Usage,
-        usage_of_cubin,
-        usage_of_hsaco,
-        usage_of_ptx,
-    )
+from twinrun_mamba.resources import Usage, usage_of_cubin, usage_of_hsaco, usage_of_ptx
 
 SOURCES = Path(__file__).resolve().parents[2] / "csrc"
 OBJECTS = Path(__file__).resolve().parent / "objects"
@@ -40,7 +31,7 @@ VARIABLE = "TWINRUN_KERNEL_ARCHS"
 GPU_ARCHS = ("sm_80", "sm_90", "ptx", "gfx90a", "gfx942")
 # The emulator is for tests, and code of the machine that it was built on: wheels do without.
 ARCHS = (*GPU_ARCHS, "cpu")
-WAVES = (32, 64)
+WARP_SIZES = (32, 64)
 
 NVIDIA_FLAGS = ("-x", "cu", "-std=c++17", "-O3")
 AMD_FLAGS = (
@@ -115,7 +106,7 @@ def _major(program: str) -> int:
 
 
 @dataclass(frozen=True)
-class Target:
+class BuildTarget:
     """How an architecture's code object is made: `build` writes it and returns its kernels."""
 
     arch: str
@@ -146,7 +137,7 @@ def _build_hsaco(clang: Compiler, flags: Sequence[str], sources: Path, out: Path
 
 
 def _build_emulator(cxx: Compiler, flags: Sequence[str], sources: Path, out: Path) -> dict[str, Usage]:
-    units = {f"wave{wave}.o": ("emulated_kernels.cpp", f"-DEMULATED_WAVE={wave}") for wave in WAVES}
+    units = {f"warp{size}.o": ("emulated_kernels.cpp", f"-DEMULATED_WARP_SIZE={size}") for size in WARP_SIZES}
     units["emulator.o"] = ("emulator.cpp", "-DNDEBUG")
     with ThreadPoolExecutor(len(units)) as pool:
         jobs = [
@@ -168,45 +159,47 @@ def usage_of_emulator(path: Path) -> dict[str, Usage]:
     return {name: Usage(threads=int(threads)) for name, threads in pairs}
 
 
-def _targets() -> dict[str, Target]:
-    # sm_90a is sm_90 with what later GPUs are not promised to have, such as registers that waves hand on to
+def _build_targets() -> dict[str, BuildTarget]:
+    # sm_90a is sm_90 with what later GPUs are not promised to have, such as registers that warps hand on to
     # each other; its code runs on 9.0 alone, which is all that there is of 9.x.
     # It also waits by itself for the kernel before, so that a launch may overlap that one.
     cubins = [
-        Target(arch, f"{arch}.cubin", "nvcc", nvidia_compiler, (f"-arch={real}",), _build_cubin, entry)
+        BuildTarget(arch, f"{arch}.cubin", "nvcc", nvidia_compiler, (f"-arch={real}",), _build_cubin, entry)
         for arch, real, entry in (("sm_80", "sm_80", {}), ("sm_90", "sm_90a", {"overlaps": True}))
     ]
     clang = "clang 19 with lld, or hipcc"
     code_objects = [
-        Target(arch, f"{arch}.hsaco", clang, amd_compiler, (f"--offload-arch={arch}",), _build_hsaco)
+        BuildTarget(arch, f"{arch}.hsaco", clang, amd_compiler, (f"--offload-arch={arch}",), _build_hsaco)
         for arch in ("gfx90a", "gfx942")
     ]
-    ptx = Target("ptx", "compute_80.ptx", "nvcc", nvidia_compiler, ("-arch=compute_80",), _build_ptx)
-    waves = {"waves": list(WAVES)}
-    cpu = Target("cpu", "emulator.so", "a C++17 compiler", cpu_compiler, CPU_FLAGS, _build_emulator, waves)
+    ptx = BuildTarget("ptx", "compute_80.ptx", "nvcc", nvidia_compiler, ("-arch=compute_80",), _build_ptx)
+    warp_sizes = {"warp_sizes": list(WARP_SIZES)}
+    cpu = BuildTarget(
+        "cpu", "emulator.so", "a C++17 compiler", cpu_compiler, CPU_FLAGS, _build_emulator, warp_sizes
+    )
     return {target.arch: target for target in (*cubins, ptx, *code_objects, cpu)}
 
 
-TARGETS = _targets()
+TARGETS = _build_targets()
 
 
 @dataclass(frozen=True)
 class Launch:
     """How kernels whose names start with a prefix are launched; dynamic shared memory in bytes.
 
-    `registers` is set where waves hand registers to each other: with fewer they would wait for ever.
+    `registers` is set where warps hand registers to each other: with fewer they would wait for ever.
     """
 
     prefix: str
     threads: int
     registers: int | None
     shared_base: int
-    shared_per_slab: int
+    shared_per_state_tile: int
 
 
 _LAUNCH = re.compile(
     r"^// launch(?: on (\w+))?: (\w+) threads=(\d+)(?: registers=(\d+))?"
-    r" shared_base=(\d+) shared_per_slab=(\d+)$",
+    r" shared_base=(\d+) shared_per_state_tile=(\d+)$",
     re.MULTILINE,
 )
 
@@ -238,7 +231,7 @@ def _described(kernels: dict[str, Usage], known: list[Launch]) -> dict[str, dict
             raise CompileError(f"{name} is compiled with {usage.registers} registers, {said}")
         shared = {
             "shared_base": launch.shared_base if launch else 0,
-            "shared_per_slab": launch.shared_per_slab if launch else 0,
+            "shared_per_state_tile": launch.shared_per_state_tile if launch else 0,
         }
         described[name] = {**usage.as_dict(), **shared}
     return described
@@ -313,7 +306,9 @@ def prune(objects: Path, archs: Sequence[str]) -> None:
     _write(index, content)
 
 
-def _make(target: Target, compiler: Compiler, key: str, sources: Path, scratch: Path) -> dict[str, object]:
+def _make(
+    target: BuildTarget, compiler: Compiler, key: str, sources: Path, scratch: Path
+) -> dict[str, object]:
     scratch.mkdir()
     kernels = target.build(compiler, target.flags, sources, scratch / target.object)
     described = _described(kernels, launches(sources, scratch.name))
@@ -326,7 +321,7 @@ def _make(target: Target, compiler: Compiler, key: str, sources: Path, scratch: 
     }
 
 
-def _key(target: Target, compiler: Compiler, sources: Path) -> str:
+def _key(target: BuildTarget, compiler: Compiler, sources: Path) -> str:
     """Return a hash of all that a code object is made from."""
     digest = hashlib.sha256()
     for path in (*sorted(sources.iterdir()), Path(__file__)):

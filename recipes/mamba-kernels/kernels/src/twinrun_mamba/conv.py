@@ -10,7 +10,7 @@ from torch import Tensor
 
 from twinrun_mamba import conv_kernels, reference_conv, validation
 from twinrun_mamba.launch import launcher
-from twinrun_mamba.layout import LAYOUTS, cast, channel_first, filled, is_time_adjacent, new_sequence
+from twinrun_mamba.layout import LAYOUTS, cast, channel_first, copied_into, is_time_adjacent, new_sequence
 from twinrun_mamba.memory import empty
 from twinrun_mamba.ops import define, define_differentiable
 from twinrun_mamba.packing import check_rows, sequence_index
@@ -105,12 +105,12 @@ def causal_conv1d_update(
 
 def _forward(*arguments: Any) -> Tensors:
     *inputs, silu, last, backend = arguments
-    start = launcher(backend, inputs[0].device)
-    validation.conv(*inputs, native=start is not None)
-    if start is not None:
-        return conv_kernels.forward(start, tuple(inputs), silu=silu, last=last)
+    launch = launcher(backend, inputs[0].device)
+    validation.conv(*inputs, native=launch is not None)
+    if launch is not None:
+        return conv_kernels.forward(launch, tuple(inputs), silu=silu, last=last)
     out, states = reference_conv.conv_forward(*inputs, silu=silu)
-    return filled(_fake_forward(*arguments), (out, states if last else None))
+    return copied_into(_fake_forward(*arguments), (out, states if last else None))
 
 
 def _fake_forward(*arguments: Any) -> Tensors:
@@ -141,15 +141,15 @@ def _gradients(ctx: Any, out_gradient: Any, last_gradient: Any) -> tuple[Any, ..
 def _backward(*arguments: Any) -> Tensors:
     out_gradient, last_gradient, *inputs, silu, backend = arguments
     x = inputs[0]
-    start = launcher(backend, x.device)
-    validation.conv(*inputs, native=start is not None)
+    launch = launcher(backend, x.device)
+    validation.conv(*inputs, native=launch is not None)
     validation.like("gradient of out", out_gradient, x.dtype, x.device, x.shape, validation.SEQUENCE)
     gradients = (out_gradient, last_gradient)
-    if start is not None:
-        found: Sequence[Tensor | None] = conv_kernels.backward(start, *gradients, tuple(inputs), silu=silu)
+    if launch is not None:
+        found: Sequence[Tensor | None] = conv_kernels.backward(launch, *gradients, tuple(inputs), silu=silu)
         return tuple(x.new_empty(0) if t is None else t for t in found)
     found = reference_conv.conv_backward(*gradients, *inputs, silu=silu)
-    return filled(_fake_backward(*arguments), (*found[:3], None if inputs[3] is None else found[3]))
+    return copied_into(_fake_backward(*arguments), (*found[:3], None if inputs[3] is None else found[3]))
 
 
 def _fake_backward(*arguments: Any) -> Tensors:
@@ -162,13 +162,13 @@ def _fake_backward(*arguments: Any) -> Tensors:
 
 def _update(*arguments: Any) -> Tensor:
     *inputs, silu, backend = arguments
-    start = launcher(backend, inputs[0].device)
-    validation.conv_update(*inputs, native=start is not None)
-    if start is not None:
-        return conv_kernels.update(start, *inputs, silu=silu)
+    launch = launcher(backend, inputs[0].device)
+    validation.conv_update(*inputs, native=launch is not None)
+    if launch is not None:
+        return conv_kernels.update(launch, *inputs, silu=silu)
     with torch.no_grad():
         out = reference_conv.conv_update(*inputs, silu=silu)
-        return filled((_fake_update(*arguments),), (out,))[0]
+        return copied_into((_fake_update(*arguments),), (out,))[0]
 
 
 def _fake_update(*arguments: Any) -> Tensor:

@@ -13,10 +13,10 @@ from twinrun_mamba.launch import Launcher
 from twinrun_mamba.layout import (
     Fields,
     address,
-    dense,
+    contiguous,
+    contiguous_along,
     is_aligned,
     is_time_adjacent,
-    laid,
     new_sequence,
     sequence,
 )
@@ -38,22 +38,22 @@ MEDIUM, LARGE, LONG = 2**21, 2**22, 2048
 # Steps of a lane back through tokens: of fewer than SHORT elements, at least; twice as many of more; and the
 # most, since longer sums are further off. Blocks that an H200 has at once, and a share that is enough.
 SHORT, SHORT_STEPS, MOST_STEPS = 2**19, 4, 128
-AT_ONCE, FLOATS_AT_ONCE, FULL = 396, 528, 0.9
+RESIDENT_BLOCKS, FP32_RESIDENT_BLOCKS, ENOUGH_OCCUPANCY = 396, 528, 0.9
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 
-def forward(start: Launcher, inputs: tuple[Any, ...], *, silu: bool, last: bool) -> tuple[Tensor, Tensor]:
-    """Return the output, and the last inputs (batch, channels, width - 1) when told, else an empty tensor."""
+def forward(launch: Launcher, inputs: tuple[Any, ...], *, silu: bool, last: bool) -> tuple[Tensor, Tensor]:
+    """Return the output, and the last inputs (batch, channels, width - 1), empty unless asked for."""
     x, weight, bias, initial_states, seq_idx = inputs
     time_adjacent = is_time_adjacent(x)
-    x = laid(x, time_adjacent)
-    weight, bias, seq_idx = dense(weight), dense(bias), dense(seq_idx)
+    x = contiguous_along(x, time_adjacent)
+    weight, bias, seq_idx = contiguous(weight), contiguous(bias), contiguous(seq_idx)
     width = weight.shape[1]
     out = new_sequence(x, time_adjacent)
     special = last or initial_states is not None or seq_idx is not None
     variant = _variant(width, x, out, time_adjacent=time_adjacent, special=special, times=8)
     # Rows that start anywhere, or of any length.
-    variant = variant or ("" if special else f"_ragged{width}")
+    variant = variant or ("" if special else f"_unaligned{width}")
     name, blocks, pieces, sizes = _forward_plan(x.dtype, x.shape, width, variant)
     states = empty_like(x, (*x.shape[:2], width - 1) if last else (0,))
     params = FORWARD.pack(
@@ -69,12 +69,12 @@ def forward(start: Launcher, inputs: tuple[Any, ...], *, silu: bool, last: bool)
         address(seq_idx),
         *pieces,
     )
-    start(name, blocks, params)
+    launch(name, blocks, params)
     return out, states
 
 
 def backward(
-    start: Launcher,
+    launch: Launcher,
     out_gradient: Tensor,
     last_gradient: Tensor | None,
     inputs: tuple[Any, ...],
@@ -84,8 +84,8 @@ def backward(
     """Return the gradients of x, weight, bias and initial_states; that of bias also when there is none."""
     x, weight, bias, initial_states, seq_idx = inputs
     time_adjacent = is_time_adjacent(x)
-    x, out_gradient = laid(x, time_adjacent), laid(out_gradient, time_adjacent)
-    weight, bias, seq_idx = dense(weight), dense(bias), dense(seq_idx)
+    x, out_gradient = contiguous_along(x, time_adjacent), contiguous_along(out_gradient, time_adjacent)
+    weight, bias, seq_idx = contiguous(weight), contiguous(bias), contiguous(seq_idx)
     channels, width = weight.shape
     gx = new_sequence(x, time_adjacent)
     special = last_gradient is not None or initial_states is not None or seq_idx is not None
@@ -113,14 +113,14 @@ def backward(
         gweight.data_ptr(),
         gbias.data_ptr(),
     )
-    start(name, blocks, params)
+    launch(name, blocks, params)
     if splits == 1:
         return gx, gweight[0], gbias[0], ginitial
-    return gx, *_reduced(start, gweight, gbias), ginitial
+    return gx, *_reduce(launch, gweight, gbias), ginitial
 
 
 def update(
-    start: Launcher,
+    launch: Launcher,
     x: Tensor,
     conv_state: Tensor,
     weight: Tensor,
@@ -131,7 +131,12 @@ def update(
     silu: bool,
 ) -> Tensor:
     """Return the output of some more steps; `conv_state` is brought up to date in place."""
-    weight, bias, past, index = dense(weight), dense(bias), dense(cache_seqlens), dense(conv_state_indices)
+    weight, bias, past, index = (
+        contiguous(weight),
+        contiguous(bias),
+        contiguous(cache_seqlens),
+        contiguous(conv_state_indices),
+    )
     out = new_sequence(x, is_time_adjacent(x))
     params = UPDATE.pack(
         *x.shape,
@@ -147,11 +152,11 @@ def update(
         address(past),
         address(index),
     )
-    start(f"conv_update_{KERNEL_TYPES[x.dtype]}", -(-x.shape[0] * x.shape[1] // THREADS), params)
+    launch(f"conv_update_{KERNEL_TYPES[x.dtype]}", -(-x.shape[0] * x.shape[1] // THREADS), params)
     return out
 
 
-def _reduced(start: Launcher, weight_partial: Tensor, bias_partial: Tensor) -> tuple[Tensor, Tensor]:
+def _reduce(launch: Launcher, weight_partial: Tensor, bias_partial: Tensor) -> tuple[Tensor, Tensor]:
     splits, channels, width = weight_partial.shape
     gweight, gbias = empty_like(weight_partial, (channels, width)), empty_like(weight_partial, (channels,))
     params = REDUCE.pack(
@@ -163,7 +168,7 @@ def _reduced(start: Launcher, weight_partial: Tensor, bias_partial: Tensor) -> t
         channels,
         width,
     )
-    start("conv_reduce", -(-channels * (width + 1) // REDUCE_PLACES), params, overlap=True)
+    launch("conv_reduce", -(-channels * (width + 1) // REDUCE_PLACES), params, overlap=True)
     return gweight, gbias
 
 
@@ -172,49 +177,51 @@ def _variant(width: int, *sequences: Tensor, time_adjacent: bool, special: bool,
 
     Rows are then whole vectors of `times`.
     """
-    variant = ("" if time_adjacent else "_tokens") + ("_wide" if width > 4 else "")
+    variant = ("" if time_adjacent else "_token_major") + ("_wide" if width > 4 else "")
     _, channels, length = sequences[0].shape
     if width > 4 or special or (length % times if time_adjacent else channels % 4):
         return variant
     fields = sum(map(sequence, sequences), ())
     aligned = is_aligned(fields, time_adjacent, sequences[0].element_size())
-    return f"{variant}_plain{width}" if aligned else variant
+    return f"{variant}_aligned{width}" if aligned else variant
 
 
 @lru_cache(4096)
 def _forward_plan(
-    kind: torch.dtype, shape: tuple[int, ...], width: int, variant: str
+    dtype: torch.dtype, shape: tuple[int, ...], width: int, variant: str
 ) -> tuple[str, int, Fields, Fields]:
     """Return the kernel, its blocks, how it cuts rows into pieces, and the sizes."""
     batch, channels, length = shape
-    elements, floats = batch * channels * length, kind is torch.float32
-    tokens, plain, ragged = (variant.startswith(word) for word in ("_tokens", "_plain", "_ragged"))
-    large = elements >= LARGE * (5 if plain and not floats else 1)
-    large = large and (length >= LONG or not (plain or ragged))
-    if ragged and large and not floats:
-        variant, ragged = "", False
-    small = ragged or (elements < MEDIUM if tokens else plain and not large)
-    variant = variant.replace("_plain", "_small") if small else variant
+    elements, is_fp32 = batch * channels * length, dtype is torch.float32
+    token_major, aligned, unaligned = (
+        variant.startswith(word) for word in ("_token_major", "_aligned", "_unaligned")
+    )
+    large = elements >= LARGE * (5 if aligned and not is_fp32 else 1)
+    large = large and (length >= LONG or not (aligned or unaligned))
+    if unaligned and large and not is_fp32:
+        variant, unaligned = "", False
+    small = unaligned or (elements < MEDIUM if token_major else aligned and not large)
+    variant = variant.replace("_aligned", "_small") if small else variant
     # Steps of a lane through tokens, else of a team of 32 lanes.
-    if "_tokens_small" in variant:
+    if "_token_major_small" in variant:
         steps = SMALL_ROWS
-    elif tokens:
+    elif token_major:
         steps = 8 if small else 16
     elif small:
-        steps = SMALL_BYTES // kind.itemsize
+        steps = SMALL_BYTES // dtype.itemsize
     else:
         steps = 2048 if large else 256
     # Rows of a block, as PLAIN_LANES of conv_plain.h has it, or columns of a lane.
-    rows = 1 if large and plain and floats else 4
+    rows = 1 if large and aligned and is_fp32 else 4
     # What starts before a row may be one vector more.
-    groups, pieces = -(-channels // rows), -(-(length + 7 * ragged) // steps)
+    groups, pieces = -(-channels // rows), -(-(length + 7 * unaligned) // steps)
     units = batch * groups * pieces
-    blocks = -(-units // THREADS) if tokens else units
-    cut = (steps, pieces, _reciprocal(pieces), _reciprocal(groups))
-    return f"conv_forward{variant}_{KERNEL_TYPES[kind]}", blocks, cut, (batch, channels, length, width)
+    blocks = -(-units // THREADS) if token_major else units
+    cut = (steps, pieces, _fast_divisor(pieces), _fast_divisor(groups))
+    return f"conv_forward{variant}_{KERNEL_TYPES[dtype]}", blocks, cut, (batch, channels, length, width)
 
 
-def _reciprocal(divisor: int) -> int:
+def _fast_divisor(divisor: int) -> int:
     """Return Reciprocal of conv_forward.h: a factor of 32 bits, and above it a shift."""
     shift = (divisor - 1).bit_length()
     return int(-(-(2 ** (31 + shift)) // divisor) | shift << 32)
@@ -222,29 +229,29 @@ def _reciprocal(divisor: int) -> int:
 
 @lru_cache(4096)
 def _backward_plan(
-    kind: torch.dtype, shape: tuple[int, ...], width: int, variant: str
+    dtype: torch.dtype, shape: tuple[int, ...], width: int, variant: str
 ) -> tuple[str, int, int, int, Fields]:
     """Return the kernel, its blocks, a lane's steps, the splits of sums over batch and time, the sizes."""
     batch, channels, length = shape
-    name = f"conv_backward{variant}_{KERNEL_TYPES[kind]}"
+    name = f"conv_backward{variant}_{KERNEL_TYPES[dtype]}"
     sizes = (batch, channels, length, width)
-    if not variant.startswith("_tokens"):
+    if not variant.startswith("_token_major"):
         splits = max(1, min(BLOCKS // channels, batch * -(-length // 256) // SPLIT))
         return name, channels * splits, 0, splits, sizes
-    groups = -(-channels * kind.itemsize // COLUMN_BYTES)
+    groups = -(-channels * dtype.itemsize // COLUMN_BYTES)
     least = SHORT_STEPS if batch * channels * length < SHORT else 2 * SHORT_STEPS
-    at_once = FLOATS_AT_ONCE if kind is torch.float32 else AT_ONCE
-    wanted = -(-length // (16 * _pieces(groups * batch, length, at_once))) * 4
+    resident_blocks = FP32_RESIDENT_BLOCKS if dtype is torch.float32 else RESIDENT_BLOCKS
+    wanted = -(-length // (16 * _pieces(groups * batch, length, resident_blocks))) * 4
     steps = min(max(wanted, least), MOST_STEPS)
     splits = batch * -(-length // (4 * steps))
     return name, groups * splits, steps, splits, sizes
 
 
-def _pieces(units: int, length: int, at_once: int) -> int:
+def _pieces(units: int, length: int, resident_blocks: int) -> int:
     """Return into how many parts of `units` blocks tokens go, so that the last blocks fill a GPU too."""
     pieces = 1
     for times in range(1, 9):
-        pieces = max(1, at_once * times // units)
-        if pieces * units >= FULL * at_once * times and length <= 4 * MOST_STEPS * pieces:
+        pieces = max(1, resident_blocks * times // units)
+        if pieces * units >= ENOUGH_OCCUPANCY * resident_blocks * times and length <= 4 * MOST_STEPS * pieces:
             break
     return pieces

@@ -214,18 +214,18 @@ class Hip:
 
 
 class Emulator:
-    """The same kernels on the CPU, in waves of 32 or 64 lanes: slow, for tests."""
+    """The same kernels on the CPU, in warps of 32 or 64 lanes: slow, for tests."""
 
     most_blocks, most_threads = 2**31 - 1, 2**31 * 1024
 
-    def __init__(self, wave: int) -> None:
-        self.wave = wave
+    def __init__(self, warp_size: int) -> None:
+        self.warp_size = warp_size
         self._libraries: dict[Path, ctypes.CDLL] = {}
 
     def function(self, index: int, image: Path, name: str, shared_bytes: int) -> Handle:
-        """Return a kernel compiled for waves of this size."""
+        """Return a kernel compiled for warps of this size."""
         library = self._libraries.setdefault(image, ctypes.CDLL(str(image)))
-        found = getattr(library, f"{name}_w{self.wave}")
+        found = getattr(library, f"{name}_w{self.warp_size}")
         found.argtypes = (c_char_p, c_int64, c_int, c_size_t)
         found.message = library.emulator_message
         found.message.restype = c_char_p
@@ -242,7 +242,7 @@ class Emulator:
         *,
         overlap: bool = False,
     ) -> None:
-        """Run a kernel to its end, with as many threads as it was compiled for: waves of 32 may need more."""
+        """Run a kernel to its end, with as many threads as it was compiled for: warps of 32 may need more."""
         if function(params, blocks, 0, shared_bytes):
             raise LaunchError(function.message().decode())
 

@@ -10,7 +10,7 @@ from functools import cache
 import torch
 
 from twinrun_mamba.drivers import Driver, Handle, LaunchError, driver
-from twinrun_mamba.registry import ArchitectureError, Target, folder, target_of, targets
+from twinrun_mamba.registry import ArchitectureError, CodeObject, code_object_of, code_objects, folder
 from twinrun_mamba.validation import ArgumentError, one_of
 
 BACKENDS = ("native", "ptx", "reference", "emulated-32", "emulated-64")
@@ -22,7 +22,7 @@ logger = logging.getLogger("twinrun_mamba")
 class Launcher:
     """Starts kernels of one code object on one device."""
 
-    target: Target
+    code_object: CodeObject
     driver: Driver
     index: int
     _ready: dict[tuple[str, int], tuple[Handle, int, int]] = field(default_factory=dict)
@@ -39,15 +39,15 @@ class Launcher:
         if blocks > self.driver.most_blocks or blocks * threads > self.driver.most_threads:
             most = min(self.driver.most_blocks, self.driver.most_threads // threads)
             raise LaunchError(f"{name}: {blocks} blocks of {threads} threads, at most {most} blocks")
-        overlap = overlap and self.target.overlaps
+        overlap = overlap and self.code_object.overlaps
         self.driver.launch(self.index, function, blocks, threads, shared, params, overlap=overlap)
 
     def _prepare(self, name: str, states: int) -> tuple[Handle, int, int]:
-        kernel = self.target.kernel(name)
+        kernel = self.code_object.kernel(name)
         shared = kernel.shared_bytes(states)
         # The allowance belongs to the function, so asking for less must not take it from another size.
         most = max([shared, *(ready[2] for (other, _), ready in self._ready.items() if other == name)])
-        function = self.driver.function(self.index, self.target.path, name, most)
+        function = self.driver.function(self.index, self.code_object.path, name, most)
         self._ready[name, states] = function, kernel.threads, shared
         return self._ready[name, states]
 
@@ -64,7 +64,7 @@ def launcher(backend: str, device: torch.device) -> Launcher | None:
         logger.info("reference on %s: %s", device, reason)
         return None
     made = _emulated(chosen, device) if chosen.startswith("emulated") else _native(chosen, device)
-    logger.info("%s on %s: %s, %s", chosen, device, made.target.path.name, reason)
+    logger.info("%s on %s: %s, %s", chosen, device, made.code_object.path.name, reason)
     return made
 
 
@@ -73,7 +73,7 @@ def describe(device: torch.device | str, backend: str | None = None) -> dict[str
     device = torch.empty(0, device=device).device
     chosen, reason = _chosen(backend or "", device)
     made = launcher(backend or "", device)
-    arch, path = ("", "") if made is None else (made.target.arch, made.target.path.name)
+    arch, path = ("", "") if made is None else (made.code_object.arch, made.code_object.path.name)
     return {"backend": chosen, "reason": reason, "arch": arch, "object": path}
 
 
@@ -90,7 +90,7 @@ def _chosen(backend: str, device: torch.device) -> tuple[str, str]:
 def _emulated(backend: str, device: torch.device) -> Launcher:
     if device.type != "cpu":
         raise ArgumentError("backend", f"{backend} for tensors on {device}", "tensors on the CPU")
-    built = targets(folder())
+    built = code_objects(folder())
     if "cpu" not in built:
         raise ArchitectureError(f"no emulator is built, only {', '.join(built)}")
     return Launcher(built["cpu"], driver(backend.removeprefix("emulated-")), 0)
@@ -101,4 +101,4 @@ def _native(backend: str, device: torch.device) -> Launcher:
         raise ArgumentError(
             "backend", f"{backend} for tensors on {device}", '"reference", or tensors on a GPU'
         )
-    return Launcher(target_of(device, ptx=backend == "ptx"), driver("gpu"), device.index or 0)
+    return Launcher(code_object_of(device, ptx=backend == "ptx"), driver("gpu"), device.index or 0)

@@ -20,7 +20,7 @@ def is_time_adjacent(sequence: Tensor) -> bool:
     return bool(sequence.stride(2) == 1 or sequence.stride(1) != 1)
 
 
-def laid(sequence: Tensor, time_adjacent: bool) -> Tensor:
+def contiguous_along(sequence: Tensor, time_adjacent: bool) -> Tensor:
     """Return (batch, channels, length) with adjacent times or channels, copied where they are not."""
     if sequence.stride(2 if time_adjacent else 1) == 1:
         return sequence
@@ -28,7 +28,7 @@ def laid(sequence: Tensor, time_adjacent: bool) -> Tensor:
     return new_sequence(sequence, time_adjacent).copy_(sequence)
 
 
-def dense(tensor: Tensor | None) -> Any:
+def contiguous(tensor: Tensor | None) -> Any:
     """Return a contiguous tensor."""
     return tensor if tensor is None or tensor.is_contiguous() else tensor.contiguous()
 
@@ -64,14 +64,14 @@ def address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def is_aligned(sequences: Fields, time_adjacent: bool, element_bytes: int) -> bool:
+def is_aligned(sequences: Fields, time_adjacent: bool, dtype_bytes: int) -> bool:
     """Say whether eight adjacent elements of all sequences can be moved in accesses of 16 bytes."""
     starts = strides = 0
     others = sequences[2::4] if time_adjacent else sequences[3::4]
     for start, batch, other in zip(sequences[::4], sequences[1::4], others):
         starts |= start
         strides |= batch | other
-    return not (starts | strides * element_bytes) & 15
+    return not (starts | strides * dtype_bytes) & 15
 
 
 def channel_first(sequence: Tensor, layout: str) -> Tensor:
@@ -84,6 +84,6 @@ def cast(tensor: Tensor | None, dtype: torch.dtype) -> Any:
     return tensor if tensor is None or tensor.dtype is dtype else tensor.to(dtype)
 
 
-def filled(promised: Iterable[Tensor], found: Iterable[Tensor | None]) -> tuple[Tensor, ...]:
+def copied_into(promised: Iterable[Tensor], found: Iterable[Tensor | None]) -> tuple[Tensor, ...]:
     """Return values in the memory order that is promised to compilers."""
     return tuple(place if value is None else place.copy_(value) for place, value in zip(promised, found))

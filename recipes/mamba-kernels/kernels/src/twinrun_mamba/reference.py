@@ -1,7 +1,7 @@
 """The selective scan in plain torch: any device, float32 or float64, the meaning that kernels are held to.
 
 h[t] = exp(dt[t] A) h[t-1] + dt[t] u[t] B[t],  y[t] = C[t].h[t] + D u[t],  out[t] = y[t] silu(z[t]),
-dt = delta + delta_bias, through softplus when told. Sequences are (batch, channels, length), B and C
+dt = delta + delta_bias, through softplus if asked for. Sequences are (batch, channels, length), B and C
 (batch, groups, states, length); other layouts are views that the caller makes.
 """
 

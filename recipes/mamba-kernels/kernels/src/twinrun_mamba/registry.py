@@ -23,15 +23,15 @@ class Kernel:
 
     threads: int
     shared_base: int
-    shared_per_slab: int
+    shared_per_state_tile: int
 
     def shared_bytes(self, states: int) -> int:
-        """Return the dynamic shared memory of a block in bytes; a slab is 16 states."""
-        return self.shared_base + self.shared_per_slab * -(-states // 16)
+        """Return the dynamic shared memory of a block in bytes; a state tile is 16 states."""
+        return self.shared_base + self.shared_per_state_tile * -(-states // 16)
 
 
 @dataclass(frozen=True)
-class Target:
+class CodeObject:
     """The code object of one architecture."""
 
     arch: str
@@ -53,7 +53,7 @@ def folder() -> Path:
 
 
 @cache
-def targets(where: Path) -> dict[str, Target]:
+def code_objects(where: Path) -> dict[str, CodeObject]:
     """Return the code objects of a folder by architecture; `ptx` and `cpu` are such."""
     index = where / "kernels.json"
     if not index.is_file():
@@ -62,10 +62,10 @@ def targets(where: Path) -> dict[str, Target]:
     return {arch: _target(arch, where, entry) for arch, entry in found.items()}
 
 
-def target_of(device: torch.device, *, ptx: bool = False) -> Target:
-    """Return the code object that a GPU runs, or the PTX that its driver compiles when told."""
-    built, arch = targets(folder()), architecture(device)
-    chosen = "ptx" if ptx and torch.version.hip is None else fitting(arch, list(built))
+def code_object_of(device: torch.device, *, ptx: bool = False) -> CodeObject:
+    """Return the code object that a GPU runs, or the PTX that its driver compiles if asked to."""
+    built, arch = code_objects(folder()), architecture(device)
+    chosen = "ptx" if ptx and torch.version.hip is None else compatible(arch, list(built))
     if chosen in built:
         return built[chosen]
     ways = 'backend="reference"'
@@ -84,7 +84,7 @@ def architecture(device: torch.device) -> str:
     return str(properties.gcnArchName).partition(":")[0]
 
 
-def fitting(arch: str, built: list[str]) -> str | None:
+def compatible(arch: str, built: list[str]) -> str | None:
     """Return the built architecture whose code `arch` runs: its own, or an older one of its generation.
 
     Binary compatibility: code for sm_80 runs on every sm_8x from sm_80 on; AMD's runs on its own alone.
@@ -106,11 +106,11 @@ def _compute_capability(arch: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def _target(arch: str, where: Path, entry: Mapping[str, object]) -> Target:
+def _target(arch: str, where: Path, entry: Mapping[str, object]) -> CodeObject:
     kernels = entry["kernels"]
     assert isinstance(kernels, dict)
-    fields = ("threads", "shared_base", "shared_per_slab")
+    fields = ("threads", "shared_base", "shared_per_state_tile")
     read = {
         name: Kernel(**{field: int(values[field]) for field in fields}) for name, values in kernels.items()
     }
-    return Target(arch, where / str(entry["object"]), read, overlaps=entry.get("overlaps") is True)
+    return CodeObject(arch, where / str(entry["object"]), read, overlaps=entry.get("overlaps") is True)

@@ -13,7 +13,7 @@ from twinrun_mamba.layout import (
     LAYOUTS,
     cast,
     channel_first,
-    filled,
+    copied_into,
     is_time_adjacent,
     new_projection,
     new_sequence,
@@ -158,8 +158,8 @@ def _grouped(projection: Tensor, A: Tensor, token_major: bool) -> Tensor:
         projection = projection.permute(order)
     if A.is_complex():
         # Upstream keeps real and imaginary parts side by side in time.
-        kind = reference.compute_type(projection)
-        projection = torch.view_as_complex(projection.to(kind).unflatten(-1, (-1, 2)).contiguous())
+        dtype = reference.compute_type(projection)
+        projection = torch.view_as_complex(projection.to(dtype).unflatten(-1, (-1, 2)).contiguous())
     return projection if projection.dim() == 4 else projection.unsqueeze(1)
 
 
@@ -175,22 +175,22 @@ def _per_channel(projection: Tensor, u: Tensor) -> Tensor:
 
 def _forward(*arguments: Any) -> Tensors:
     *inputs, softplus, save, backend = arguments
-    start = launcher(backend, inputs[0].device)
-    sizes = validation.scan(*inputs, native=start is not None)
-    if start is not None:
-        return scan_kernels.forward(start, sizes, inputs, softplus=softplus, save=save)
+    launch = launcher(backend, inputs[0].device)
+    sizes = validation.scan(*inputs, native=launch is not None)
+    if launch is not None:
+        return scan_kernels.forward(launch, sizes, inputs, softplus=softplus, save=save)
     promised = _fake_forward(*arguments)
     found = reference.scan_forward(*inputs, softplus=softplus)
-    return filled(promised, found if save else (*found[:2], None))
+    return copied_into(promised, found if save else (*found[:2], None))
 
 
 def _fake_forward(*arguments: Any) -> Tensors:
     u, _, A, *_, save, _ = arguments
     batch, channels, length = u.shape
-    states, kind = A.shape[1], reference.compute_type(u)
+    states, dtype = A.shape[1], reference.compute_type(u)
     chunks = (length + scan_kernels.CHUNK - 1) // scan_kernels.CHUNK
-    last = empty((batch, channels, states), kind, u.device)
-    checkpoints = empty((batch, channels, chunks, states) if save else (0,), kind, u.device)
+    last = empty((batch, channels, states), dtype, u.device)
+    checkpoints = empty((batch, channels, chunks, states) if save else (0,), dtype, u.device)
     return new_sequence(u, is_time_adjacent(u)), last, checkpoints
 
 
@@ -214,19 +214,19 @@ def _gradients(ctx: Any, out_gradient: Any, last_gradient: Any, _: Any) -> tuple
 def _backward(*arguments: Any) -> Tensors:
     out_gradient, last_gradient, checkpoints, *inputs, softplus, backend = arguments
     u = inputs[0]
-    start = launcher(backend, u.device)
-    sizes = validation.scan(*inputs, native=start is not None)
+    launch = launcher(backend, u.device)
+    sizes = validation.scan(*inputs, native=launch is not None)
     validation.like("gradient of out", out_gradient, u.dtype, u.device, u.shape, validation.SEQUENCE)
     if checkpoints.numel() == 0:
         checkpoints = _forward(*inputs, softplus, True, backend)[2]
     gradients: tuple[Any, ...] = (out_gradient, last_gradient, checkpoints)
-    if start is not None:
-        made = scan_kernels.backward(start, sizes, *gradients, inputs=inputs, softplus=softplus)
+    if launch is not None:
+        made = scan_kernels.backward(launch, sizes, *gradients, inputs=inputs, softplus=softplus)
         return tuple(u.new_empty(0) if t is None else t for t in made)
     tensors: list[Any] = [*inputs[:8], inputs[9]]
     named = reference.scan_backward(*gradients, *tensors, softplus=softplus)
     found = [None if t is None else named[name] for name, t in zip(GIVEN, inputs)]
-    return filled(_fake_backward(*arguments), found)
+    return copied_into(_fake_backward(*arguments), found)
 
 
 def _fake_backward(*arguments: Any) -> Tensors:

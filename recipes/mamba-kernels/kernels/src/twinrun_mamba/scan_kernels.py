@@ -13,10 +13,10 @@ from torch import Tensor
 from twinrun_mamba.launch import Launcher
 from twinrun_mamba.layout import (
     address,
-    dense,
+    contiguous,
+    contiguous_along,
     is_aligned,
     is_time_adjacent,
-    laid,
     new_projection,
     new_sequence,
     projection,
@@ -26,11 +26,11 @@ from twinrun_mamba.memory import empty, empty_like
 from twinrun_mamba.validation import KERNEL_TYPES, Sizes
 
 # Steps between two saved states; channels of a block; states that a block handles at once.
-CHUNK, CHANNELS, SLAB = 32, 32, 16
+CHUNK, CHANNELS, STATE_TILE = 32, 32, 16
 THREADS = 128
-# Blocks that an H200 has at once, of the backward pass with several slabs fewer, and a share of them that is
+# Resident blocks of an H200, of the backward pass with several state tiles, and the occupancy that is
 # enough. Not the device's own numbers: results must not depend on it.
-AT_ONCE, SLABS_AT_ONCE, FULL = 396, 264, 0.95
+RESIDENT_BLOCKS, MULTI_TILE_RESIDENT_BLOCKS, ENOUGH_OCCUPANCY = 396, 264, 0.95
 # Blocks from which time is not split, and most parts of it: each part goes through those before it.
 ENOUGH_BLOCKS, MOST_SPLITS = 320, 64
 ENOUGH_FORWARD_BLOCKS, MOST_FORWARD_SPLITS = 64, 32
@@ -44,7 +44,7 @@ FORWARD, BACKWARD, REDUCE = Struct("=44q"), Struct("=61q"), Struct("=25q")
 
 
 def forward(
-    start: Launcher,
+    launch: Launcher,
     sizes: Sizes,
     inputs: Sequence[Any],
     *,
@@ -55,14 +55,14 @@ def forward(
     u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx = inputs
     time_adjacent = is_time_adjacent(u)
     u, delta, z = _laid(time_adjacent, u, delta, z)
-    A, D, delta_bias, initial_state, seq_idx = map(dense, (A, D, delta_bias, initial_state, seq_idx))
+    A, D, delta_bias, initial_state, seq_idx = map(contiguous, (A, D, delta_bias, initial_state, seq_idx))
     batch, channels, length, states, _ = sizes
     out = new_sequence(u, time_adjacent)
     last = empty((batch, channels, states), torch.float32, u.device)
     kept = (batch, channels, -(-length // CHUNK), states) if save else (0,)
     checkpoints = empty(kept, torch.float32, u.device)
     splits = _forward_splits(sizes)
-    carries, spans = _handed_on(u, sizes, splits)
+    split_states, split_decays = _split_workspace(u, sizes, splits)
     sequences = sequence(u) + sequence(delta) + sequence(z) + sequence(out)
     params = FORWARD.pack(
         *sizes,
@@ -80,16 +80,18 @@ def forward(
         last.data_ptr(),
         checkpoints.data_ptr(),
         splits,
-        address(carries),
-        address(spans),
+        address(split_states),
+        address(split_decays),
     )
-    kernels, packed = ("scan_states", "scan_forward"), seq_idx is not None
-    _start(start, kernels, sizes, params, splits, kind=u.dtype, tokens=not time_adjacent, packed=packed)
+    kernels, packed = ("scan_split_forward", "scan_forward"), seq_idx is not None
+    _launch_pass(
+        launch, kernels, sizes, params, splits, dtype=u.dtype, token_major=not time_adjacent, packed=packed
+    )
     return out, last, checkpoints
 
 
 def backward(
-    start: Launcher,
+    launch: Launcher,
     sizes: Sizes,
     out_gradient: Tensor,
     last_gradient: Tensor | None,
@@ -102,7 +104,7 @@ def backward(
     u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx = inputs
     time_adjacent = is_time_adjacent(u)
     u, delta, z, out_gradient = _laid(time_adjacent, u, delta, z, out_gradient)
-    A, D, delta_bias, seq_idx, last_gradient = map(dense, (A, D, delta_bias, seq_idx, last_gradient))
+    A, D, delta_bias, seq_idx, last_gradient = map(contiguous, (A, D, delta_bias, seq_idx, last_gradient))
     batch, channels, length, states, groups = sizes
 
     def of_floats(given: Any, *shape: int) -> Any:
@@ -117,9 +119,9 @@ def backward(
         of_floats(delta_bias, parts, channels),
         *of_floats(u, 2, batch, groups, _blocks_per_group(sizes), length, states),
     )
-    # With several slabs the kernel keeps what it carries there, whether it was asked for or not.
-    ginitial = of_floats(initial_state if states <= SLAB else u, parts, channels, states)
-    carries, spans = _handed_on(u, sizes, splits)
+    # With several state tiles the kernel keeps what it carries there, whether it was asked for or not.
+    ginitial = of_floats(initial_state if states <= STATE_TILE else u, parts, channels, states)
+    split_states, split_decays = _split_workspace(u, sizes, splits)
     sequences = sum(map(sequence, (u, delta, z, out_gradient, gu, gdelta, gz)), ())
     params = BACKWARD.pack(
         *sizes,
@@ -138,37 +140,39 @@ def backward(
         address(ginitial),
         *map(address, partial),
         splits,
-        address(carries),
-        address(spans),
+        address(split_states),
+        address(split_decays),
     )
-    kernels, packed = ("scan_carries", "scan_backward"), seq_idx is not None
-    _start(start, kernels, sizes, params, splits, kind=u.dtype, tokens=not time_adjacent, packed=packed)
-    ga, gd, gbias, gb, gc = _reduced(start, sizes, partial, B, C)
+    kernels, packed = ("scan_split_backward", "scan_backward"), seq_idx is not None
+    _launch_pass(
+        launch, kernels, sizes, params, splits, dtype=u.dtype, token_major=not time_adjacent, packed=packed
+    )
+    ga, gd, gbias, gb, gc = _reduce(launch, sizes, partial, B, C)
     return gu, gdelta, ga, gb, gc, gd, gz, gbias, None if initial_state is None else ginitial[:batch]
 
 
-def _start(
-    start: Launcher,
+def _launch_pass(
+    launch: Launcher,
     kernels: tuple[str, str],
     sizes: Sizes,
     params: bytes,
     splits: int,
     *,
-    kind: torch.dtype,
-    tokens: bool,
+    dtype: torch.dtype,
+    token_major: bool,
     packed: bool,
 ) -> None:
-    """Start the second kernel, the pass; before it, with several parts of time, the one that hands on."""
+    """Launch a pass; before it, where time is split, the kernel of the splits' aggregates."""
     if splits > 1:
-        first = _name(kernels[0], kind, 0, tokens=tokens, packed=packed)
-        start(first, _blocks_before(sizes, splits), params)
-    name = _name(kernels[1], kind, sizes.states, tokens=tokens, packed=packed)
+        first = _name(kernels[0], dtype, 0, token_major=token_major, packed=packed)
+        launch(first, _split_kernel_blocks(sizes, splits), params)
+    name = _name(kernels[1], dtype, sizes.states, token_major=token_major, packed=packed)
     overlap = splits > 1 and _should_overlap(sizes, splits)
-    start(name, _blocks(sizes) * splits, params, sizes.states, overlap=overlap)
+    launch(name, _pass_blocks(sizes) * splits, params, sizes.states, overlap=overlap)
 
 
-def _reduced(start: Launcher, sizes: Sizes, partial: Sequence[Any], B: Tensor, C: Tensor) -> tuple[Any, ...]:
-    """Sum, in order, what parts of time and batch found for A, D, bias, and blocks of channels for B, C."""
+def _reduce(launch: Launcher, sizes: Sizes, partial: Sequence[Any], B: Tensor, C: Tensor) -> tuple[Any, ...]:
+    """Reduce partial gradients in order: of A, D and bias over splits and batch, of B and C over blocks."""
     batch, channels, length, states, groups = sizes
     parts = partial[0].shape[0]
     # One part is the sum.
@@ -185,57 +189,57 @@ def _reduced(start: Launcher, sizes: Sizes, partial: Sequence[Any], B: Tensor, C
     blocks = 2 * batch * groups * -(-length // CHUNK)
     if parts > 1:
         blocks += -(-channels * (states + 2) // THREADS)
-    start(f"scan_reduce_{KERNEL_TYPES[B.dtype]}", blocks, params, overlap=True)
+    launch(f"scan_reduce_{KERNEL_TYPES[B.dtype]}", blocks, params, overlap=True)
     return *sums, gb, gc
 
 
 def _laid(time_adjacent: bool, *sequences: Tensor | None) -> tuple[Any, ...]:
-    return tuple(None if t is None else laid(t, time_adjacent) for t in sequences)
+    return tuple(None if t is None else contiguous_along(t, time_adjacent) for t in sequences)
 
 
 @cache
-def _name(kernel: str, kind: torch.dtype, states: int, *, tokens: bool, packed: bool) -> str:
-    variants = {"many": states > SLAB, "tokens": tokens, "packed": packed}
-    return "_".join([kernel, *(name for name, chosen in variants.items() if chosen), KERNEL_TYPES[kind]])
+def _name(kernel: str, dtype: torch.dtype, states: int, *, token_major: bool, packed: bool) -> str:
+    variants = {"multi_tile": states > STATE_TILE, "token_major": token_major, "packed": packed}
+    return "_".join([kernel, *(name for name, chosen in variants.items() if chosen), KERNEL_TYPES[dtype]])
 
 
 @lru_cache(4096)
 def _forward_splits(sizes: Sizes) -> int:
-    """Return how many parts of time the forward pass has, for half as much work again."""
-    if _blocks(sizes) >= ENOUGH_FORWARD_BLOCKS:
+    """Return the time splits of the forward pass, for half as much work again."""
+    if _pass_blocks(sizes) >= ENOUGH_FORWARD_BLOCKS:
         return 1
-    splits = _splits(sizes, [AT_ONCE], MOST_FORWARD_SPLITS)
+    splits = _splits(sizes, [RESIDENT_BLOCKS], MOST_FORWARD_SPLITS)
     few = VERY_FEW_CHUNKS if _should_overlap(sizes, splits) else FEW_CHUNKS
     return splits if _chunks(sizes) > few else 1
 
 
 @lru_cache(4096)
 def _backward_splits(sizes: Sizes) -> int:
-    """Return how many parts of time the backward pass has, for an eighth more work."""
-    if sizes.states > SLAB:
-        return _splits(sizes, [SLABS_AT_ONCE * times for times in range(1, 5)], MOST_SPLITS)
-    if _blocks(sizes) >= ENOUGH_BLOCKS:
+    """Return the time splits of the backward pass, for an eighth more work."""
+    if sizes.states > STATE_TILE:
+        return _splits(sizes, [MULTI_TILE_RESIDENT_BLOCKS * times for times in range(1, 5)], MOST_SPLITS)
+    if _pass_blocks(sizes) >= ENOUGH_BLOCKS:
         return 1
-    return _splits(sizes, [AT_ONCE * times for times in range(1, 4)], MOST_SPLITS)
+    return _splits(sizes, [RESIDENT_BLOCKS * times for times in range(1, 4)], MOST_SPLITS)
 
 
 def _splits(sizes: Sizes, room: Sequence[int], most: int) -> int:
-    """Return into how many parts of as many chunks, but the last, a sequence goes, to fill one of `room`."""
-    blocks, chunks = _blocks(sizes), _chunks(sizes)
-    filled = {places // blocks: places // blocks * blocks / places for places in reversed(room)}
-    enough = [splits for splits, share in filled.items() if share >= FULL]
-    wanted = min(enough) if enough else max(filled, key=lambda splits: filled[splits])
+    """Return the splits of a sequence, equal but for the last, that fill one of `room`."""
+    blocks, chunks = _pass_blocks(sizes), _chunks(sizes)
+    copied_into = {places // blocks: places // blocks * blocks / places for places in reversed(room)}
+    enough = [splits for splits, share in copied_into.items() if share >= ENOUGH_OCCUPANCY]
+    wanted = min(enough) if enough else max(copied_into, key=lambda splits: copied_into[splits])
     each = -(-chunks // max(1, min(wanted, chunks, most)))
     return -(-chunks // each)
 
 
-def _handed_on(like: Tensor, sizes: Sizes, splits: int) -> tuple[Tensor | None, Tensor | None]:
-    """Return memory for what each part of time hands on: its state, and its steps' sum and its restarts."""
+def _split_workspace(like: Tensor, sizes: Sizes, splits: int) -> tuple[Tensor | None, Tensor | None]:
+    """Return workspace for the splits' aggregates: their states, and their sums of dt with resets."""
     if splits == 1:
         return None, None
     shape = splits, sizes.batch, sizes.channels
-    carries = empty((*shape, sizes.states), torch.float32, like.device)
-    return carries, empty((*shape, 2), torch.float32, like.device)
+    split_states = empty((*shape, sizes.states), torch.float32, like.device)
+    return split_states, empty((*shape, 2), torch.float32, like.device)
 
 
 def _chunks(sizes: Sizes) -> int:
@@ -246,16 +250,16 @@ def _blocks_per_group(sizes: Sizes) -> int:
     return -(-(sizes.channels // sizes.groups) // CHANNELS)
 
 
-def _blocks(sizes: Sizes) -> int:
+def _pass_blocks(sizes: Sizes) -> int:
     return sizes.batch * sizes.groups * _blocks_per_group(sizes)
 
 
-def _blocks_before(sizes: Sizes, splits: int) -> int:
-    """Return the blocks of the kernel that hands on: a slab each, of every part but one."""
-    return _blocks(sizes) * (splits - 1) * -(-sizes.states // SLAB)
+def _split_kernel_blocks(sizes: Sizes, splits: int) -> int:
+    """Return the blocks of the kernel of split aggregates: a state tile each, of every part but one."""
+    return _pass_blocks(sizes) * (splits - 1) * -(-sizes.states // STATE_TILE)
 
 
 def _should_overlap(sizes: Sizes, splits: int) -> bool:
     """Return whether a pass in parts should start while the kernel before it runs."""
-    blocks = _blocks(sizes) * splits
-    return _blocks_before(sizes, splits) + blocks <= MULTIPROCESSORS or blocks >= MANY
+    blocks = _pass_blocks(sizes) * splits
+    return _split_kernel_blocks(sizes, splits) + blocks <= MULTIPROCESSORS or blocks >= MANY

@@ -100,7 +100,7 @@ def scan(
     kind, device = u.dtype, u.device
     batch, channels, length = u.shape
     groups, states = B.shape[1], A.shape[1]
-    element_type("u", kind, native=native)
+    check_dtype("u", kind, native=native)
     at_least_one("u", u.shape, SEQUENCE)
     weight = torch.float64 if kind is torch.float64 else torch.float32
     like("A", A, weight, device, (channels, states), ("channels", "states"))
@@ -140,12 +140,12 @@ def state_update(
 ) -> None:
     """Raise unless the arguments of a scan of one time fit each other; `native` also restricts dtypes."""
     (batch, channels), states, device = x.shape, A.shape[1], x.device
-    element_type("x", x.dtype, native=native)
+    check_dtype("x", x.dtype, native=native)
     at_least_one("x", x.shape, ("batch", "channels"))
     like("A", A, A.dtype, device, (channels, states), ("channels", "states"))
     if A.is_complex():
         raise ArgumentTypeError("A", A.dtype, "a real dtype")
-    element_type("state", state.dtype, native=native)
+    check_dtype("state", state.dtype, native=native)
     like("state", state, state.dtype, device, (batch, channels, states), ("batch", "channels", "states"))
     writable("state", state)
     for name, sequence in (("dt", dt), ("z", z)):
@@ -160,7 +160,7 @@ def state_update(
             like(name, parameter, parameter.dtype, device, (channels,), ("channels",))
 
 
-def element_type(name: str, dtype: torch.dtype, *, native: bool) -> None:
+def check_dtype(name: str, dtype: torch.dtype, *, native: bool) -> None:
     """Raise unless kernels, or torch when not `native`, compute in this dtype."""
     if dtype in KERNEL_TYPES or (dtype is torch.float64 and not native):
         return
@@ -228,7 +228,7 @@ def conv_update(
 def _filter(x: Tensor, weight: Tensor, bias: Tensor | None, *, native: bool) -> int:
     """Return the width of a filter that fits x."""
     channels, width = x.shape[1], weight.shape[1]
-    element_type("x", x.dtype, native=native)
+    check_dtype("x", x.dtype, native=native)
     at_least_one("x", x.shape, SEQUENCE)
     kind = torch.float64 if x.dtype is torch.float64 else torch.float32
     like("weight", weight, kind, x.device, (channels, width), ("channels", "width"))

@@ -1,0 +1,88 @@
+"""What a test needs beyond `.[test]`: where that is missing, the test is skipped and says what is missing."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import shutil
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import docker
+import pytest
+from docker.errors import DockerException
+
+from twinrun.foundation.errors import TwinrunError
+from twinrun.images.apt_archive import open_archive
+
+# What every test with this marker needs.
+_ENGINE = ("docker", "mmdebstrap", "mirror")
+IMPLIED = {"docker": _ENGINE, "image": _ENGINE, "nightly": _ENGINE, "gpu": ("gpu",)}
+# Tests with these markers take minutes: they run where `-m` names the marker.
+LONG = ("image", "nightly")
+
+
+def _engine() -> str:
+    try:
+        client = docker.from_env(timeout=10)
+        client.ping()
+        client.close()
+    except (DockerException, OSError):
+        return "no container engine answers"
+    return ""
+
+
+def _mirror() -> str:
+    try:
+        with open_archive("bookworm", "amd64"):
+            return ""
+    except TwinrunError as error:
+        return f"{error.place}: {error.message}"
+
+
+def _gpu() -> str:
+    found = find_spec("torch") and importlib.import_module("torch").cuda.is_available()
+    return "" if found else "torch sees no GPU"
+
+
+def _package(name: str) -> str:
+    return "" if find_spec(name) else f"the package {name} is not installed"
+
+
+def _program(name: str) -> str:
+    return "" if shutil.which(name) else f"{name} is not installed"
+
+
+def _root() -> str:
+    return "" if os.geteuid() == 0 else "only root may do this"
+
+
+# Every other name is that of a program.
+CHECKS: dict[str, Callable[[], str]] = {"docker": _engine, "gpu": _gpu, "mirror": _mirror, "root": _root} | {
+    name: functools.partial(_package, name) for name in ("composer", "streaming", "torch", "transformers")
+}
+
+
+@functools.cache
+def missing(name: str) -> str:
+    """Return why `name` is not to be had here, or nothing."""
+    return CHECKS.get(name, functools.partial(_program, name))()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of sessions on machines that have everything."""
+    parser.addoption("--skip-nothing", action="store_true", help="fail where a test's need is missing")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that takes minutes and was not asked for, or whose needs are missing."""
+    markers = {marker.name for marker in item.iter_markers()}
+    chosen = item.config.getoption("-m")
+    long = [name for name in LONG if name in markers]
+    if long and not any(name in chosen for name in long):
+        pytest.skip(f"takes minutes: `-m {long[0]}` runs it")
+    needs = [name for marker in item.iter_markers("needs") for name in marker.args]
+    for name in (*needs, *(need for marker in markers for need in IMPLIED.get(marker, ()))):
+        if reason := missing(name):
+            (pytest.fail if item.config.getoption("--skip-nothing") else pytest.skip)(reason)

@@ -1,0 +1,69 @@
+"""The kernels are tested where torch is, through the emulator on any machine and natively on a GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from twinrun_mamba import compile as compiler
+
+HERE = Path(__file__).parent
+HAS_TORCH = find_spec("torch") is not None
+# Compiling needs no torch.
+if not HAS_TORCH:
+    standalone = {"test_budgets.py", "test_compile.py", "test_portable.py"}
+    collect_ignore = [path.name for path in HERE.glob("test_*.py") if path.name not in standalone]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip, with the reason, what needs a GPU that is not there or takes minutes and was not asked for."""
+    here = [item for item in items if item.path.is_relative_to(HERE)]
+    reasons = {}
+    if not _sees_gpu():
+        reasons["gpu"] = "torch sees no GPU here"
+    if "slow" not in config.option.markexpr:
+        reasons["slow"] = "compiles every kernel, which takes minutes; pytest -m slow runs it"
+    for item in here:
+        for marker in reasons.keys() & set(item.keywords):
+            item.add_marker(pytest.mark.skip(reason=reasons[marker]))
+
+
+def _sees_gpu() -> bool:
+    if not HAS_TORCH:
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+@pytest.fixture(scope="session", autouse=HAS_TORCH)
+def emulator() -> None:
+    """Build the emulator from the sources as they are, unless other code objects are named."""
+    if "TWINRUN_MAMBA_OBJECTS" not in os.environ:
+        missing = compiler.build(["cpu"])
+        assert not missing, missing
+
+
+@pytest.fixture(autouse=HAS_TORCH)
+def poisoned() -> Iterator[None]:
+    """Fill with NaN whatever kernels should write."""
+    from twinrun_mamba import memory
+
+    memory.poisoned = True
+    yield
+    memory.poisoned = False
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """Choose backends anew within a test, and again after it."""
+    from twinrun_mamba import launch, registry
+
+    launch.launcher.cache_clear()
+    registry.code_objects.cache_clear()
+    yield
+    launch.launcher.cache_clear()
+    registry.code_objects.cache_clear()

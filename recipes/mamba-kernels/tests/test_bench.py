@@ -1,0 +1,205 @@
+"""The benchmark script itself, by the reference: what it refuses and what it reports."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if find_spec("torch") is None:
+    pytest.skip("the packages of a stack are not installed", allow_module_level=True)
+
+import torch
+
+from twinrun.foundation.errors import InputError
+from twinrun.foundation.manifest import load_json
+from twinrun.protocol.bench import BenchJob, BenchResult, largest_error, possible_names
+from twinrun.train.bench import Session
+
+RECIPE = Path(__file__).parents[1]
+ROOT = RECIPE.parents[1]
+SETTINGS: dict[str, Any] = {
+    "operations": ("scan", "conv", "update"),
+    "dtypes": ("fp32", "bf16"),
+    "modes": ("kernels",),
+    "batch": 2,
+    "length": 9,
+    "channels": 6,
+    "states": 4,
+    "groups": 2,
+    "width": 4,
+    "token_major": True,
+}
+
+MANIFEST = tomllib.loads((RECIPE / "recipe.toml").read_text(encoding="utf-8"))
+
+# What is held against the reference: outputs, and gradients by what they are of.
+RETURNED = {
+    "scan-forward-fp32-reference": {"out"},
+    "scan-backward-fp32-reference": {"u", "delta", "A", "B", "C", "D", "z", "delta_bias"},
+    "conv-forward-fp32-reference": {"out"},
+    "conv-backward-fp32-reference": {"x", "weight", "bias"},
+    "update-step-fp32-reference": {"out", "conv_state"},
+}
+
+
+@pytest.fixture(autouse=True)
+def _recipe_on_the_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for folder in (RECIPE, RECIPE / "kernels" / "src"):
+        monkeypatch.syspath_prepend(str(folder))
+    yield
+    for name in ("bench", "scan", "conv", "update", "ours", "upstream", "operation"):
+        sys.modules.pop(name, None)
+
+
+def part(name: str) -> Any:
+    """Return a file of the recipe as its own script imports it."""
+    return importlib.import_module(name)
+
+
+def job_of(folder: Path, *, repeats: int = 0, **changes: Any) -> BenchJob:
+    job = {
+        "recipe": "mamba-kernels",
+        "point": "small",
+        "case": "small",
+        "settings": SETTINGS | changes,
+        "timing": {"warmup": 1, "repeats": repeats},
+        "labels": MANIFEST["label"],
+        "world_size": 1,
+        "accelerator": False,
+        "out": str(folder),
+        "metrics": str(folder / "metrics.jsonl"),
+        "attempt": "1",
+    }
+    # As the script itself reads it: lists are tuples.
+    return BenchJob.model_validate_json(json.dumps(job))
+
+
+def test_every_operation_is_checked_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None
+) -> None:
+    monkeypatch.setenv("TWINRUN_MAMBA_OBJECTS", str(tmp_path))
+    bench = part("bench")
+
+    result = bench.bench(job_of(tmp_path))
+    names = [one.name for one in result.calls]
+    assert names == [
+        f"{name}-{dtype}-reference"
+        for dtype in ("fp32", "bf16")
+        for name in ("scan-forward", "scan-backward", "conv-forward", "conv-backward", "update-step")
+    ]
+    assert {one.name: set(one.ours.errors) for one in result.calls[:5]} == RETURNED
+    assert all(largest_error(one.ours.errors)[1] <= one.allowed_error for one in result.calls)
+    assert {why for one in result.calls for why in one.absent.values()} == {"upstream's kernels need a GPU"}
+    assert {one.ours.milliseconds for one in result.calls} == {()}
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["call"]["name"] for line in lines] == names
+
+
+@pytest.mark.parametrize("case", MANIFEST["scales"]["smoke"]["cases"])
+def test_the_smoke_cases_give_names_that_the_labels_declare(case: str, tmp_path: Path) -> None:
+    settings = MANIFEST["bench"]["options"] | MANIFEST["cases"][case] | {"modes": ["kernels"]}
+    job = job_of(tmp_path, **settings)
+    calls = part("bench").bench(job).calls
+    assert {one.name for one in calls} < set(possible_names(job.labels))
+    assert {one.labels["dtype"] for one in calls} == set(settings["dtypes"])
+    assert {one.labels["backend"] for one in calls} == {"emulated-32", "emulated-64"}
+
+
+def test_times_are_taken_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
+    monkeypatch.setenv("TWINRUN_MAMBA_OBJECTS", str(tmp_path))
+    bench = part("bench")
+
+    modes = ("kernels", "inference", "accumulated", "call")
+    result = bench.bench(
+        job_of(tmp_path, repeats=2, modes=modes, dtypes=("bf16",), operations=("conv", "update"))
+    )
+    assert {one.labels["mode"] for one in result.calls} == set(modes)
+    assert {len(one.ours.milliseconds) for one in result.calls} == {2}
+    assert all(time > 0 for one in result.calls for time in one.ours.milliseconds)
+
+
+@pytest.mark.parametrize("operation", ["scan", "conv"])
+@pytest.mark.parametrize("damage", ["output", "gradient", "not a number"])
+def test_a_wrong_kernel_is_seen(operation: str, damage: str, tmp_path: Path) -> None:
+    bench = part("bench")
+    ours = part("ours")
+
+    made = bench.OPERATIONS[operation](Session(job_of(tmp_path)), SETTINGS, torch.float32)
+    right = ours.function(operation, "reference")
+
+    def wrong(**tensors: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = right(**tensors)
+        if damage == "gradient":
+            last = list(tensors.values())[-1]
+            return out + 0.1 * (last - last.detach())[:, None]
+        spoilt = out.detach().clone()
+        spoilt[0, 0, -1] += torch.nan if damage == "not a number" else 1.0
+        return out + (spoilt - out.detach())
+
+    assert max(error for phase in made.distances(right).values() for error in phase.values()) < 1e-5
+    tensor, error = largest_error(made.distances(wrong)["backward" if damage == "gradient" else "forward"])
+    assert error > 1e-2
+    assert tensor == (list(made.inputs)[-1] if damage == "gradient" else "out")
+
+
+def test_a_step_that_leaves_the_state_behind_is_seen(tmp_path: Path) -> None:
+    update = part("update")
+    ours = part("ours")
+
+    made = update.Update(Session(job_of(tmp_path)), SETTINGS, torch.float32)
+    right = ours.function("update", "reference")
+    assert max(made.distances(right)["step"].values()) < 1e-5
+    kept = made.distances(lambda **tensors: right(**tensors | {"conv_state": tensors["conv_state"].clone()}))
+    assert kept["step"]["out"] < 1e-5
+    assert kept["step"]["conv_state"] > 0.1
+
+
+@pytest.mark.parametrize("option", ["dtypes", "operations", "modes"])
+def test_unknown_names_are_refused_before_anything_runs(option: str) -> None:
+    with pytest.raises(InputError, match=f"--set options.{option}: unknown") as caught:
+        part("bench").check(SETTINGS | {option: ("nope",)})
+    assert "found: nope" in str(caught.value)
+    assert "allowed: " in str(caught.value)
+
+
+def test_upstream_that_is_installed_but_broken_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "selective_scan_cuda.py").write_text("raise ImportError('undefined symbol: _ZN')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    upstream = part("upstream")
+
+    with pytest.raises(ImportError, match="undefined symbol"):
+        upstream.function("scan")
+
+
+def test_the_version_of_upstream_built_in_place_is_read_from_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mamba_ssm").mkdir()
+    (tmp_path / "mamba_ssm/__init__.py").write_text('__version__ = "2.3.2.post1"\n\nimport nothing_like_it\n')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    upstream = part("upstream")
+
+    assert upstream.package_version("scan") == "2.3.2.post1"
+
+
+def test_the_script_runs_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text(job_of(tmp_path, operations=("conv",)).model_dump_json())
+    path = os.pathsep.join([str(ROOT / "src"), str(RECIPE / "kernels" / "src")])
+    environment = os.environ | {"PYTHONPATH": path, "TWINRUN_MAMBA_OBJECTS": str(tmp_path)}
+    command = [sys.executable, str(RECIPE / "bench.py"), "--job", str(tmp_path / "job.json")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "conv-forward-bf16-reference" in done.stdout
+    assert load_json(tmp_path / "result.json", BenchResult).libraries["torch"] == torch.__version__

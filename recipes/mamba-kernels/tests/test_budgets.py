@@ -1,0 +1,143 @@
+"""Kernels must not come to need more of a GPU than budgets.toml allows; measured from code, without a GPU."""
+
+from __future__ import annotations
+
+import copy
+
+import budgets
+import pytest
+from budgets import Instruction, Multiprocessor
+from twinrun_mamba import compile as compiler
+
+
+@pytest.fixture(scope="module")
+def measured(pytestconfig: pytest.Config) -> dict[str, dict[str, budgets.Budget]]:
+    """What kernels need, of the architectures whose budget holds for the compiler that is here.
+
+    Built together, because a compiler takes minutes for one and uses one core.
+    """
+    compilers, _ = budgets.read()
+    held = [arch for arch in budgets.ARCHS if budgets.version(arch) == compilers[arch]]
+    reporter = pytestconfig.pluginmanager.get_plugin("terminalreporter")
+    assert reporter
+    compiler.build(held, say=lambda line: reporter.write_line(line, flush=True))
+    return {arch: budgets.measure(arch) for arch in held}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("arch", budgets.ARCHS)
+def test_kernels_stay_within_their_budget(arch: str, measured: dict[str, dict[str, budgets.Budget]]) -> None:
+    compilers, allowed = budgets.read()
+    if arch not in measured:
+        pytest.skip(f"the budget holds for {compilers[arch]!r}, found {budgets.version(arch)!r}")
+    over = budgets.exceeded(measured[arch], allowed[arch])
+    assert not over, "\n".join([*over, "meant? budgets.py beside this test writes the budget anew"])
+
+
+def test_nothing_spills_on_amd() -> None:
+    _, allowed = budgets.read()
+    kernels = [(arch, name) for arch in allowed if arch.startswith("gfx") for name in allowed[arch]]
+    assert not [f"{arch} {name}" for arch, name in kernels if allowed[arch][name]["spills"]]
+
+
+def test_every_block_fits_a_multiprocessor() -> None:
+    _, allowed = budgets.read()
+    too_big = [
+        f"{arch} {name}"
+        for arch, kernels in allowed.items()
+        for name in kernels
+        if not kernels[name]["warps"]
+    ]
+    assert not too_big
+
+
+FOUND: dict[str, budgets.Budget] = {
+    "scan": {"registers": 96, "spills": 0, "shared_static": 4096, "warps": 16, "slots": [8.5, 22.0]}
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "line"),
+    [
+        ("registers", 104, "scan: registers 104, budget 96"),
+        ("spills", 8, "scan: spills 8, budget 0"),
+        ("warps", 12, "scan: warps 12, budget 16"),
+        ("slots", [8.6, 22.0], "scan: slots [8.6, 22.0], budget [8.5, 22.0]"),
+        ("slots", [8.5], "scan: slots [8.5], budget [8.5, 22.0]"),
+    ],
+)
+def test_what_is_worse_is_named(key: str, value: int | list[float], line: str) -> None:
+    found = copy.deepcopy(FOUND)
+    found["scan"][key] = value
+    assert budgets.exceeded(found, FOUND) == [line]
+
+
+def test_what_is_better_passes() -> None:
+    better: budgets.Budget = {
+        "registers": 88,
+        "spills": 0,
+        "shared_static": 0,
+        "warps": 20,
+        "slots": [22.0, 8.4],
+    }
+    assert budgets.exceeded({"scan": better}, FOUND) == []
+
+
+def test_kernels_without_budget_are_named() -> None:
+    assert budgets.exceeded({"new": {}}, FOUND) == [
+        "new: not in the budget",
+        "scan: in the budget, not compiled",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arch", "registers", "shared", "warps"),
+    [
+        ("gfx90a", 64, 0, 32),
+        ("gfx90a", 65, 0, 28),
+        ("gfx90a", 128, 20 * 1024, 6),
+        ("gfx942", 512, 0, 4),
+        ("sm_90", 32, 0, 64),
+        ("sm_90", 168, 0, 12),
+        ("sm_80", 64, 40 * 1024, 16),
+    ],
+)
+def test_occupancy(arch: str, registers: int, shared: int, warps: int) -> None:
+    multiprocessor: Multiprocessor = budgets.MULTIPROCESSORS[arch]
+    assert multiprocessor.warps(registers, shared, 128) == warps
+
+
+def _code(*lines: tuple[str, int | None]) -> list[Instruction]:
+    return [
+        Instruction(4 * i, name, None if target is None else 4 * target)
+        for i, (name, target) in enumerate(lines)
+    ]
+
+
+def test_slots_are_those_of_the_cheapest_way_through_the_inner_loop() -> None:
+    step = [
+        ("v_exp_f32_e32", None),
+        ("v_pk_fma_f32", None),
+        ("s_nop", None),
+        ("v_mfma_f32_4x4x1_16b_f32", None),
+    ] * 32
+    again = [("v_mul_f32_e32", None)] * 9
+    skip = 1 + len(step) + 1 + len(again)
+    code = _code(
+        ("v_log_f32_e32", None),
+        *step,
+        ("s_cbranch_scc0", skip),
+        *again,
+        ("s_cbranch_scc1", 1),
+        ("s_cbranch_scc1", 0),
+        ("s_endpgm", None),
+    )
+    # 4 + 1 for each of 32 elements; neither the repetition nor the outer loop's logarithm counts.
+    assert list(budgets.loop_slots(code)) == [5.0]
+
+
+def test_an_unknown_architecture(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        budgets.main(["sm_90", "nope"])
+    assert caught.value.code == 2
+    assert "found nope, allowed gfx90a, gfx942, sm_80, sm_90" in capsys.readouterr().err

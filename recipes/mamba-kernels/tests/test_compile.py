@@ -1,0 +1,306 @@
+"""Compiling kernels into code objects, and packing them into a wheel."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+from sources import KERNELS, copy_sources
+from twinrun_mamba import compile as compiler
+from twinrun_mamba import resources
+
+COMPILE = (sys.executable, "-m", "twinrun_mamba.compile")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(KERNELS / "src")}
+SMALL = """
+#include "portable.h"
+struct Small { float* out; };
+// Starts with the prefix that a line above must describe.
+KERNEL(small_plain, 64, 4, Small) {
+  SHARED float tile[256];
+  tile[thread_index()] = 1.0f;
+  barrier();
+  p.out[thread_index()] = tile[63 - thread_index()];
+}
+KERNEL(small_many_kernel, 128, 2, Small) { dynamic_shared()[0] = 1.0f; }
+"""
+LINES = """
+// launch: small threads=64 shared_base=0 shared_per_state_tile=0
+// launch: small_many threads=128 shared_base=16 shared_per_state_tile=2048
+// launch on gfx: small_many threads=128 shared_base=16 shared_per_state_tile=1024
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    folder = copy_sources(tmp_path, SMALL)
+    for header in folder.glob("*.h"):
+        text = header.read_text(encoding="utf-8")
+        header.write_text(text.replace("// launch:", "// was:"), encoding="utf-8")
+    (folder / "lines.h").write_text(LINES, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for variable in ("CXX", "NVCC", "TWINRUN_AMD_COMPILER", "TWINRUN_KERNEL_ARCHS"):
+        monkeypatch.delenv(variable, raising=False)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.setenv("PATH", str(empty))
+
+
+def built(folder: Path, archs: list[str], objects: Path) -> list[str]:
+    said: list[str] = []
+    assert compiler.build(archs, sources=folder, objects=objects, say=said.append) == {}
+    return said
+
+
+def available(arch: str) -> None:
+    if compiler.TARGETS[arch].compiler() is None:
+        pytest.skip(f"needs {compiler.TARGETS[arch].needs}")
+
+
+@pytest.mark.parametrize("arch", compiler.ARCHS)
+def test_every_architecture_lists_its_kernels(small: Path, tmp_path: Path, arch: str) -> None:
+    available(arch)
+    objects = tmp_path / "objects"
+    built(small, [arch], objects)
+    index = json.loads((objects / "kernels.json").read_text(encoding="utf-8"))
+    entry = index["archs"][arch]
+    assert (objects / entry["object"]).stat().st_size > 0
+    assert sorted(path.name for path in objects.iterdir()) == sorted(["kernels.json", entry["object"]])
+    plain, many = entry["kernels"]["small_plain"], entry["kernels"]["small_many_kernel"]
+    assert (plain["threads"], plain["shared_base"], plain["shared_per_state_tile"], plain["spills"]) == (
+        64,
+        0,
+        0,
+        0,
+    )
+    assert (many["threads"], many["shared_base"]) == (128, 16)
+    assert many["shared_per_state_tile"] == (1024 if arch.startswith("gfx") else 2048)
+    if arch not in ("ptx", "cpu"):
+        assert plain["shared_static"] == 1024
+        assert 1 <= plain["registers"] <= 32
+    if arch == "cpu":
+        assert entry["warp_sizes"] == [32, 64]
+    assert entry.get("overlaps", False) == (arch == "sm_90")
+
+
+def test_what_is_up_to_date_is_kept(small: Path, tmp_path: Path) -> None:
+    objects = tmp_path / "objects"
+    assert "makes emulator.so" in built(small, ["cpu"], objects)[0]
+    made = (objects / "emulator.so").stat().st_mtime_ns
+    assert built(small, ["cpu"], objects) == ["cpu: emulator.so is up to date"]
+    assert (objects / "emulator.so").stat().st_mtime_ns == made
+    with (small / "types.h").open("a", encoding="utf-8") as header:
+        header.write("// Another source.\n")
+    assert "makes emulator.so" in built(small, ["cpu"], objects)[0]
+
+
+def test_a_source_that_does_not_compile_changes_nothing(small: Path, tmp_path: Path) -> None:
+    objects = tmp_path / "objects"
+    built(small, ["cpu"], objects)
+    before = {path.name: path.read_bytes() for path in objects.iterdir()}
+    (small / "kernels.cpp").write_text('#include "portable.h"\nno kernel\n', encoding="utf-8")
+    with pytest.raises(compiler.CompileError, match=r"kernels.cpp.*exit status 1\n(.|\n)*error"):
+        compiler.build(["cpu"], sources=small, objects=objects)
+    assert {path.name: path.read_bytes() for path in objects.iterdir()} == before
+
+
+def test_launch_lines_must_agree_with_the_launch_bounds(small: Path, tmp_path: Path) -> None:
+    (small / "lines.h").write_text(LINES.replace("threads=128", "threads=256"), encoding="utf-8")
+    words = "small_many_kernel is compiled for 128 threads, `// launch: small_many` says 256"
+    with pytest.raises(compiler.CompileError, match=words):
+        compiler.build(["cpu"], sources=small, objects=tmp_path / "objects")
+
+
+def test_registers_that_are_handed_on_must_be_there(small: Path, tmp_path: Path) -> None:
+    (small / "lines.h").write_text(LINES.replace("threads=128", "threads=128 registers=80"), encoding="utf-8")
+    words = "small_many_kernel is compiled with 0 registers, `// launch: small_many` says 80"
+    with pytest.raises(compiler.CompileError, match=words):
+        compiler.build(["cpu"], sources=small, objects=tmp_path / "objects")
+
+
+def test_a_full_stop_leaves_what_was_there(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [*COMPILE, "--archs", "cpu", "--output", str(tmp_path)],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as run:
+        time.sleep(3)
+        os.killpg(run.pid, signal.SIGINT)
+        _, errors = run.communicate(timeout=60)
+    assert run.returncode == 130, errors
+    assert errors.startswith(f"{tmp_path}: stopped; ")
+    assert "Traceback" not in errors
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_longest_prefix_describes_a_kernel(small: Path) -> None:
+    assert [launch.prefix for launch in compiler.launches(small, "cpu")] == ["small_many", "small"]
+
+
+def test_unknown_architectures_are_named(tmp_path: Path) -> None:
+    words = "architectures: sm_70; allowed: sm_80, sm_90, ptx, gfx90a, gfx942, cpu"
+    with pytest.raises(compiler.CompileError, match=words):
+        compiler.build(["sm_90", "sm_70"], objects=tmp_path)
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_missing_compilers_are_named(small: Path, tmp_path: Path) -> None:
+    missing = compiler.build(list(compiler.ARCHS), sources=small, objects=tmp_path / "objects")
+    assert missing == {
+        **dict.fromkeys(("sm_80", "sm_90", "ptx"), "needs nvcc, found none"),
+        **dict.fromkeys(("gfx90a", "gfx942"), "needs clang 19 with lld, or hipcc, found none"),
+        "cpu": "needs a C++17 compiler, found none",
+    }
+    assert json.loads((tmp_path / "objects" / "kernels.json").read_text()) == {
+        "archs": {},
+        "missing": missing,
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, (["ptx"], False)),
+        ("", (["ptx"], False)),
+        ("sm_90,gfx90a cpu", (["sm_90", "gfx90a", "cpu"], True)),
+    ],
+)
+def test_variable_names_architectures(value: str | None, expected: tuple[list[str], bool]) -> None:
+    assert compiler.chosen(value, ["ptx"]) == expected
+
+
+def command(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**ENVIRONMENT, **environment}
+    return subprocess.run([*COMPILE, *arguments], env=env, capture_output=True, text=True, check=False)
+
+
+def test_command_makes_what_it_is_told(small: Path, tmp_path: Path) -> None:
+    done = command("--archs", "cpu", "--sources", small, "--output", tmp_path / "objects")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "objects" / "emulator.so").is_file()
+
+
+def test_command_needs_no_torch(small: Path, tmp_path: Path) -> None:
+    """A torch that cannot be imported stands for a machine without it."""
+    torch = tmp_path / "path" / "torch.py"
+    torch.parent.mkdir()
+    torch.write_text("raise ImportError('torch was imported')\n", encoding="utf-8")
+    path = os.pathsep.join([str(torch.parent), str(KERNELS / "src")])
+    asked = ("--archs", "cpu", "--sources", small, "--output", tmp_path / "objects")
+    done = command(*asked, PYTHONPATH=path)
+    assert (done.returncode, done.stderr) == (0, "")
+    script = [sys.executable, "-c", "from twinrun_mamba import selective_scan_fn"]
+    done = subprocess.run(
+        script, env={**ENVIRONMENT, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    assert "torch was imported" in done.stderr
+
+
+def test_command_refuses_in_one_line(tmp_path: Path) -> None:
+    done = command("--archs", "sm_1", "--output", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "architectures: sm_1; allowed: sm_80, sm_90, ptx, gfx90a, gfx942, cpu; "
+        "hint: ptx serves NVIDIA's newer GPUs, whose driver compiles it\n"
+    )
+    done = command("--sources", tmp_path)
+    assert done.returncode == 2
+    assert "no kernels.cpp; hint: --sources" in done.stderr
+
+
+def test_command_fails_when_what_was_asked_for_is_missing(small: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    asked = ("--sources", small, "--output", tmp_path / "objects")
+    assert command(*asked, PATH=str(empty), TWINRUN_KERNEL_ARCHS="").returncode == 0
+    done = command(*asked, PATH=str(empty), TWINRUN_KERNEL_ARCHS="gfx90a")
+    assert (done.returncode, done.stderr) == (2, "gfx90a: needs clang 19 with lld, or hipcc, found none\n")
+
+
+def test_amd_metadata_is_what_llvm_reads(small: Path, tmp_path: Path) -> None:
+    available("gfx90a")
+    readelf = shutil.which("llvm-readelf-19")
+    if readelf is None:
+        pytest.skip("needs llvm-readelf, of Debian's llvm-19")
+    built(small, ["gfx90a"], tmp_path / "objects")
+    code_object = tmp_path / "objects" / "gfx90a.hsaco"
+    notes = subprocess.run(
+        [readelf, "--notes", code_object], capture_output=True, text=True, check=True
+    ).stdout
+    for name, usage in resources.usage_of_hsaco(code_object).items():
+        kernel = next(part for part in notes.split("  - .agpr_count") if f".name:           {name}\n" in part)
+        assert f".vgpr_count:     {usage.registers}\n" in kernel
+        assert f".group_segment_fixed_size: {usage.shared_static}\n" in kernel
+        assert f".max_flat_workgroup_size: {usage.threads}\n" in kernel
+
+
+def test_spills_are_read_from_the_assembler() -> None:
+    ptx = ".visible .entry one(\n.param .align 8 .b8 one_param_0[8]\n)\n.maxntid 128, 1, 1\n"
+    log = """ptxas info    : Compiling entry function 'one' for 'sm_90'
+ptxas info    : Function properties for one
+    160 bytes stack frame, 448 bytes spill stores, 432 bytes spill loads
+ptxas info    : Used 96 registers, used 1 barriers, 160 bytes cumulative stack size, 80 bytes smem
+"""
+    usage = resources.usage_of_cubin(ptx, log)["one"]
+    assert (usage.threads, usage.registers, usage.spills, usage.shared_static) == (128, 96, 880, 80)
+
+
+def wheel(folder: Path, out: Path, **environment: str) -> tuple[str, zipfile.ZipFile]:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)]
+    env = {**os.environ, **environment}
+    done = subprocess.run(build, cwd=folder, env=env, capture_output=True, text=True, check=True)
+    (path,) = out.glob("*.whl")
+    return done.stdout + done.stderr, zipfile.ZipFile(path)
+
+
+@pytest.fixture
+def package(small: Path, tmp_path: Path) -> Path:
+    """The package with sources that compile quickly."""
+    folder = tmp_path / "package"
+    shutil.copytree(KERNELS, folder, ignore=shutil.ignore_patterns("objects", "build", "csrc", "__pycache__"))
+    shutil.copytree(small, folder / "csrc")
+    return folder
+
+
+def test_wheel_without_any_compiler_says_so_loudly(package: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    printed, made = wheel(package, tmp_path / "dist", PATH=str(empty), TWINRUN_KERNEL_ARCHS="")
+    assert "NO KERNEL WAS COMPILED" in printed
+    assert "no kernels for gfx90a: needs clang 19 with lld, or hipcc, found none" in printed
+    names = [name for name in made.namelist() if "/objects/" in name]
+    assert names == ["twinrun_mamba/objects/kernels.json"]
+    assert made.filename is not None
+    assert made.filename.endswith("-py3-none-any.whl")
+
+
+def test_wheel_carries_the_emulator_when_told(package: Path, tmp_path: Path) -> None:
+    _, made = wheel(package, tmp_path / "dist", TWINRUN_KERNEL_ARCHS="cpu")
+    names = [name for name in made.namelist() if "/objects/" in name]
+    assert sorted(names) == ["twinrun_mamba/objects/emulator.so", "twinrun_mamba/objects/kernels.json"]
+    index = json.loads(made.read("twinrun_mamba/objects/kernels.json"))
+    assert list(index["archs"]) == ["cpu"]
+    assert made.filename is not None
+    assert "py3-none-linux_" in made.filename
+
+
+def test_wheel_fails_when_an_asked_architecture_cannot_be_made(package: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        wheel(package, tmp_path / "dist", PATH=str(empty), TWINRUN_KERNEL_ARCHS="sm_90")
+    assert "TWINRUN_KERNEL_ARCHS asks for sm_90" in failed.value.stderr + failed.value.stdout

@@ -1,0 +1,224 @@
+"""Which code object runs where, what kernels are handed, and what only a GPU's driver can show."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import checks
+import pytest
+import torch
+import twinrun_mamba
+from cases import EMULATED_BACKENDS, ScanCase
+from twinrun_mamba import (
+    ArchitectureError,
+    conv_kernels,
+    describe,
+    launch,
+    registry,
+    scan_kernels,
+    selective_scan_fn,
+)
+from twinrun_mamba.drivers import Emulator, LaunchError, driver
+from twinrun_mamba.launch import Launcher
+from twinrun_mamba.registry import CodeObject, Kernel, compatible
+from twinrun_mamba.validation import Sizes
+
+PARAMS = Path(twinrun_mamba.__file__).parents[2] / "csrc" / "params.h"
+PACKED = {
+    "ScanForward": scan_kernels.FORWARD,
+    "ScanBackward": scan_kernels.BACKWARD,
+    "ScanReduce": scan_kernels.REDUCE,
+    "ConvForward": conv_kernels.FORWARD,
+    "ConvBackward": conv_kernels.BACKWARD,
+    "ConvReduce": conv_kernels.REDUCE,
+    "ConvUpdate": conv_kernels.UPDATE,
+}
+GPU_CHECKS = [checks.graph, checks.streams]
+
+
+def fields(source: str) -> dict[str, int]:
+    """Return how many fields of eight bytes each struct of a header has, those of inner structs too."""
+    found: dict[str, int] = {}
+    for name, body in re.findall(r"^struct (\w+) \{$(.*?)^\};$", source, re.MULTILINE | re.DOTALL):
+        found[name] = 0
+        for kind, names in re.findall(r"^  (?:const )?(\w+)\*? ([\w, ]+);", body, re.MULTILINE):
+            found[name] += found.get(kind, 1) * len(names.split(","))
+    return found
+
+
+def test_kernels_are_handed_what_their_structs_hold() -> None:
+    counted = fields(PARAMS.read_text(encoding="utf-8"))
+    assert {name: struct.size for name, struct in PACKED.items()} == {
+        name: 8 * counted[name] for name in PACKED
+    }
+
+
+@pytest.mark.parametrize(
+    ("arch", "built", "chosen"),
+    [
+        ("sm_90", ["sm_80", "sm_90", "ptx"], "sm_90"),
+        ("sm_86", ["sm_80", "sm_90"], "sm_80"),
+        ("sm_89", ["sm_80", "sm_86", "sm_90"], "sm_86"),
+        ("sm_75", ["sm_80", "sm_90"], None),
+        ("sm_100", ["sm_90", "sm_90a", "ptx"], None),
+        ("sm_121", ["sm_120", "sm_12"], "sm_120"),
+        ("gfx90a", ["gfx90a", "gfx942"], "gfx90a"),
+        ("gfx950", ["gfx90a", "gfx942"], None),
+    ],
+)
+def test_code_that_an_architecture_runs(arch: str, built: list[str], chosen: str | None) -> None:
+    assert compatible(arch, built) == chosen
+
+
+def test_an_architecture_without_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh: None) -> None:
+    entry = {"object": "x", "kernels": {}}
+    index = {"archs": {"sm_80": entry, "gfx90a": entry, "ptx": entry, "cpu": entry}}
+    (tmp_path / "kernels.json").write_text(json.dumps(index), encoding="utf-8")
+    monkeypatch.setenv("TWINRUN_MAMBA_OBJECTS", str(tmp_path))
+    monkeypatch.setattr(registry, "architecture", lambda device: "sm_100")
+    device = torch.device("cuda", 0)
+    with pytest.raises(ArchitectureError) as caught:
+        registry.code_object_of(device)
+    assert str(caught.value) == (
+        "cuda:0 is sm_100, kernels are built for gfx90a, ptx, sm_80; "
+        'allowed: backend="ptx" (compiled by the driver when first used) or backend="reference"'
+    )
+    assert registry.code_object_of(device, ptx=True).arch == "ptx"
+
+
+def test_nothing_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh: None) -> None:
+    monkeypatch.setenv("TWINRUN_MAMBA_OBJECTS", str(tmp_path))
+    case = ScanCase(torch.float32)
+    inputs = case.inputs(torch.Generator())
+    with pytest.raises(ArchitectureError, match='no kernel is built; allowed: backend="reference"'):
+        case.call(inputs, backend=EMULATED_BACKENDS[0], seq_idx=None)
+    case.call(inputs, backend="reference", seq_idx=None)
+
+
+def test_the_choice_is_logged_once(caplog: pytest.LogCaptureFixture, fresh: None) -> None:
+    caplog.set_level(logging.INFO, "twinrun_mamba")
+    inputs = ScanCase(torch.float32).inputs(torch.Generator())
+    for _ in range(3):
+        selective_scan_fn(**inputs)
+    assert caplog.messages == ["reference on cpu: the tensors are on cpu"]
+
+
+def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
+    monkeypatch.setenv("TWINRUN_MAMBA_BACKEND", EMULATED_BACKENDS[1])
+    found = describe("cpu")
+    assert (found["backend"], found["reason"]) == (EMULATED_BACKENDS[1], "TWINRUN_MAMBA_BACKEND")
+    assert found["arch"] == "cpu"
+
+
+def test_shared_memory_of_states() -> None:
+    kernel = Kernel(threads=128, shared_base=100, shared_per_state_tile=10)
+    assert [kernel.shared_bytes(states) for states in (0, 1, 16, 17, 256)] == [100, 110, 110, 120, 260]
+
+
+def test_too_many_blocks() -> None:
+    code_object = CodeObject("cpu", Path("none"), {"big": Kernel(128, 0, 0)})
+    start = Launcher(code_object, driver("32"), 0, {("big", 0): (None, 128, 0)})
+    with pytest.raises(LaunchError, match="big: 2147483648 blocks of 128 threads, at most 2147483647 blocks"):
+        start("big", 2**31, b"")
+
+
+@dataclass(frozen=True)
+class Recorder(Launcher):
+    """A launcher that keeps which kernels were to overlap the one before."""
+
+    overlaps: dict[str, bool] = field(default_factory=dict)
+
+    def __call__(
+        self, name: str, blocks: int, params: bytes, states: int = 0, *, overlap: bool = False
+    ) -> None:
+        self.overlaps[name] = overlap
+        super().__call__(name, blocks, params, states, overlap=overlap)
+
+
+@pytest.mark.parametrize(
+    ("channels", "length", "overlap"),
+    [
+        # In blocks of both kernels, and of the second: room for all, neither, one for every place.
+        (32, 128, True),
+        (320, 512, False),
+        (768, 512, True),
+    ],
+)
+def test_what_follows_at_once_overlaps(channels: int, length: int, overlap: bool, fresh: None) -> None:
+    emulated = launch.launcher(EMULATED_BACKENDS[0], torch.device("cpu"))
+    assert emulated
+    start = Recorder(emulated.code_object, emulated.driver, emulated.index)
+    case = ScanCase(torch.float32, batch=1, channels=channels, length=length, options=frozenset())
+    inputs = case.inputs(torch.Generator())
+    sizes = Sizes(1, channels, length, case.states, groups=1)
+    given = [inputs.get(name) for name in ("u", "delta", "A", "B", "C")] + [None] * 5
+    out, _, checkpoints = scan_kernels.forward(start, sizes, given, softplus=False, save=True)
+    scan_kernels.backward(start, sizes, out, None, checkpoints, inputs=given, softplus=False)
+    assert start.overlaps == {
+        "scan_split_forward_fp32": False,
+        "scan_forward_fp32": overlap,
+        "scan_split_backward_fp32": False,
+        "scan_backward_fp32": overlap,
+        "scan_reduce_fp32": True,
+    }
+
+
+@pytest.mark.parametrize("able", [False, True])
+def test_code_that_does_not_wait_by_itself_does_not_overlap(able: bool) -> None:
+    asked: list[bool] = []
+
+    class Asked(Emulator):
+        def launch(self, *_: object, overlap: bool = False) -> None:
+            asked.append(overlap)
+
+    code_object = CodeObject("cpu", Path("none"), {"one": Kernel(128, 0, 0)}, overlaps=able)
+    start = Launcher(code_object, Asked(32), 0, {("one", 0): (None, 128, 0)})
+    start("one", 1, b"")
+    start("one", 1, b"", overlap=True)
+    assert asked == [False, able]
+
+
+def test_a_missing_kernel() -> None:
+    with pytest.raises(ArchitectureError, match="none has no kernel a, has b"):
+        CodeObject("cpu", Path("none"), {"b": Kernel(128, 0, 0)}).kernel("a")
+
+
+def test_importing_needs_no_driver() -> None:
+    code = "import twinrun_mamba.scan; print('libcuda.so' in open('/proc/self/maps').read())"
+    path = str(Path(twinrun_mamba.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": path}
+    )
+    assert done.stdout == "False\n"
+
+
+def test_backends_are_those_of_the_readme() -> None:
+    readme = (PARAMS.parents[1] / "README.md").read_text(encoding="utf-8")
+    assert all(f"`{backend}`" in readme for backend in launch.BACKENDS)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("check", GPU_CHECKS)
+def test_native_checks(check: Callable[[str, str], None]) -> None:
+    check("native", "cuda")
+
+
+@pytest.mark.gpu
+def test_native_ptx() -> None:
+    if torch.version.hip:
+        pytest.skip("PTX is for NVIDIA's driver")
+    checks.fits(ScanCase(torch.bfloat16, length=90, channels=48, states=16), "ptx", "cuda")
+
+
+@pytest.mark.gpu
+def test_native_on_another_device() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU here")
+    checks.other_device("native", "cuda")

@@ -1,0 +1,277 @@
+"""The portability header on the CPU that emulates warps of 32 and of 64 lanes, and in AMD and NVIDIA code."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import random
+import re
+import shutil
+import struct
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sources import copy_sources
+from twinrun_mamba import compile as compiler
+
+SOURCE = Path(__file__).with_name("portable_checks.cpp").read_text(encoding="utf-8")
+THREADS = 128
+NAN = float("nan")
+
+
+class Emulator:
+    """Kernels of one width of warp."""
+
+    def __init__(self, path: Path, warp_size: int) -> None:
+        self.library, self.warp_size = ctypes.CDLL(str(path)), warp_size
+        self.library.emulator_message.restype = ctypes.c_char_p
+
+    def run(
+        self, name: str, data: array[Any], outputs: int, *, blocks: int = 1, shared: int = 0, count: int = 0
+    ) -> array[float]:
+        """Return what a kernel wrote; AssertionError with the emulator's words when it found it wrong."""
+        out = array("f", [NAN]) * outputs
+        params = struct.pack("=qqq", out.buffer_info()[0], data.buffer_info()[0], count)
+        status = self.start(name, params, blocks, THREADS, shared)
+        assert status == 0, self.library.emulator_message().decode()
+        return out
+
+    def start(self, name: str, params: bytes, blocks: int, threads: int, shared: int) -> int:
+        """Return the kernel's status."""
+        kernel = getattr(self.library, f"{name}_w{self.warp_size}")
+        kernel.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_int, ctypes.c_size_t)
+        return int(kernel(params, blocks, threads, shared))
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("portable")
+    missing = compiler.build(["cpu"], sources=copy_sources(folder, SOURCE), objects=folder / "objects")
+    assert not missing
+    return folder / "objects" / "emulator.so"
+
+
+@pytest.fixture(params=[32, 64])
+def emulator(library: Path, request: pytest.FixtureRequest) -> Emulator:
+    return Emulator(library, request.param)
+
+
+def test_shuffle_xor_exchanges_lanes_of_a_warp(emulator: Emulator) -> None:
+    data = array("f", range(THREADS))
+    out = emulator.run("check_shuffle_xor", data, emulator.warp_size * THREADS)
+    for mask in range(1, emulator.warp_size):
+        assert list(out[mask * THREADS : (mask + 1) * THREADS]) == [i ^ mask for i in range(THREADS)]
+
+
+def test_shuffle_reads_any_lane(emulator: Emulator) -> None:
+    out = emulator.run("check_shuffle", array("f", range(THREADS)), THREADS)
+    warp_size = emulator.warp_size
+    assert list(out) == [
+        i // warp_size * warp_size + (i % warp_size * 5 + 3) % warp_size for i in range(THREADS)
+    ]
+
+
+def test_shared_memory_and_barriers(emulator: Emulator) -> None:
+    blocks = 5
+    data = array("f", range(blocks * THREADS))
+    out = emulator.run("check_shared", data, len(data), blocks=blocks, shared=4 * THREADS)
+    assert list(out) == [2 * (i // THREADS * THREADS + (i + 1) % THREADS) for i in range(len(data))]
+
+
+def functions(emulator: Emulator, data: array[float]) -> list[list[float]]:
+    """Return 2^x, 1/x and softplus."""
+    out = emulator.run("check_math", data, 3 * len(data), count=len(data))
+    return [out[i::3].tolist() for i in range(3)]
+
+
+def test_functions_flush_subnormal_numbers(emulator: Emulator) -> None:
+    data = array("f", [0.0, 3.0, -1.5, 1e-40, -150.0, math.inf, -math.inf, NAN])
+    exponentials, reciprocals, softplus = functions(emulator, data)
+    assert exponentials[:7] == pytest.approx([1, 8, 2**-1.5, 1, 0, math.inf, 0])
+    assert reciprocals[:4] == pytest.approx([math.inf, 1 / 3, -2 / 3, math.inf])
+    assert all(math.isnan(column[7]) for column in (exponentials, reciprocals, softplus))
+
+
+def test_softplus_has_all_digits_of_small_values(emulator: Emulator) -> None:
+    data = array("f", [*(i / 2 for i in range(-60, 60)), -80.0, 500.0])
+    found = functions(emulator, data)[2]
+    for x, y in zip(data, found, strict=True):
+        # The exponent is rounded to single precision, which counts where it is large.
+        rounding = abs(x) * 2**-23
+        assert y == pytest.approx(max(x, 0) + math.log1p(math.exp(-abs(x))), rel=1e-6 + rounding, abs=0)
+    assert functions(emulator, array("f", [math.inf, -math.inf]))[2] == [math.inf, 0.0]
+
+
+def rounded_bf16(x: float) -> int:
+    (bits,) = struct.unpack("=I", struct.pack("=f", x))
+    return int((bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
+
+
+def rounded_fp16(x: float) -> int:
+    try:
+        return int(struct.unpack("=H", struct.pack("=e", x))[0])
+    except OverflowError:
+        return 0x7C00 if x > 0 else 0xFC00
+
+
+CONVERSIONS = {"bf16": (rounded_bf16, 0x7F80, 8), "fp16": (rounded_fp16, 0x7C00, 11)}
+
+
+@pytest.mark.parametrize("kind", CONVERSIONS)
+def test_rounding_is_to_nearest_even(emulator: Emulator, kind: str) -> None:
+    rounded, _, digits = CONVERSIONS[kind]
+    numbers = [*_hard_numbers(digits), *_random_floats(4000)]
+    numbers += [0.0] * (-len(numbers) % 8)
+    data, count = array("f", numbers), len(numbers)
+    blocks = -(-count // (8 * THREADS))
+    out = emulator.run(f"check_to_{kind}", data, count, blocks=blocks, count=count)
+    bits = array("H", out.tobytes())
+    for number, eight, one in zip(data, bits[:count], bits[count:], strict=True):
+        assert eight == one
+        if math.isnan(number):
+            assert eight & 0x7FFF > CONVERSIONS[kind][1]
+        else:
+            assert eight == rounded(number), number
+
+
+@pytest.mark.parametrize("kind", CONVERSIONS)
+def test_every_number_of_16_bits_widens_exactly(emulator: Emulator, kind: str) -> None:
+    count = 1 << 16
+    data = array("H", range(count))
+    out = emulator.run(f"check_from_{kind}", data, 2 * count, blocks=count // (8 * THREADS), count=count)
+    for bits, eight, one in zip(data, out[:count], out[count:], strict=True):
+        code = struct.pack("=H", bits) if kind == "fp16" else struct.pack("=HH", 0, bits)
+        (expected,) = struct.unpack("=e" if kind == "fp16" else "=f", code)
+        assert [eight, one] == [expected] * 2 or all(map(math.isnan, (eight, one, expected)))
+
+
+def _hard_numbers(digits: int) -> list[float]:
+    halves = [math.ldexp(1 + (2 * k + 1) / 2**digits, e) for k in range(8) for e in (-30, -14, -1, 0, 15)]
+    edges = [65504.0, 65519.996, 65520.0, 2.0**-24, 2.0**-25, 1.5 * 2.0**-25, 2.0**-14 - 2.0**-26, 3.3e38]
+    positive = [*halves, *edges, 0.0, math.inf]
+    return [*positive, *(-x for x in positive), NAN]
+
+
+def _random_floats(count: int) -> list[float]:
+    bits = (random.getrandbits(32) for _ in range(count))
+    return [struct.unpack("=f", struct.pack("=I", b))[0] for b in bits]
+
+
+def test_matrix_instruction_multiplies_in_tf32(library: Path) -> None:
+    # No sum of nine terms reaches 8, so that eight roundings are off by 8 x 2.4e-7 at most.
+    numbers = array("f", [random.uniform(-0.9, 0.9) for _ in range(128 + 64 + 128)])
+    out = Emulator(library, 32).run("check_matrix", numbers, 256)
+    a, b, d = numbers[:128], numbers[128:192], numbers[192:]
+    for depth, found in ((8, out[:128]), (4, out[128:])):
+        for row in range(16):
+            for column in range(8):
+                products = [_tf32(a[row * 8 + k]) * _tf32(b[k * 8 + column]) for k in range(depth)]
+                expected = d[row * 8 + column] + math.fsum(products)
+                assert found[row * 8 + column] == pytest.approx(expected, abs=2e-6)
+
+
+def _tf32(x: float) -> float:
+    (bits,) = struct.unpack("=I", struct.pack("=f", x))
+    return float(struct.unpack("=f", struct.pack("=I", bits & 0xFFFFE000))[0])
+
+
+WRONG = {
+    "wrong_return": r"divergence: thread \d+ waits at shuffle_xor\(4\) while thread 5 has finished",
+    "wrong_half_barrier": r"divergence: thread \d+ waits at barrier while thread \d+ has finished",
+    "wrong_branches": r"divergence: thread \d+ is at shuffle_xor\(\d\) while others are at shuffle_xor\(\d\)",
+    "wrong_too_much_shared": r"writes past its 256 bytes of dynamic shared memory",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_kernels_are_refused(emulator: Emulator, name: str) -> None:
+    out = array("f", [0.0]) * THREADS
+    params = struct.pack("=qqq", out.buffer_info()[0], 0, 64)
+    assert emulator.start(name, params, 1, THREADS, 256) == 1
+    message = emulator.library.emulator_message().decode()
+    assert re.fullmatch(rf"{name}, block 0: {WRONG[name]}", message), message
+
+
+@pytest.mark.parametrize("name", ["wrong_unwritten", "wrong_missing_barrier"])
+def test_what_was_not_written_yet_is_nan(emulator: Emulator, name: str) -> None:
+    out = emulator.run(name, array("f"), 4 * THREADS, blocks=4, shared=4 * THREADS)
+    assert any(map(math.isnan, out))
+    if name == "wrong_unwritten":
+        assert all(map(math.isnan, out))
+
+
+def test_launch_must_match_the_launch_bound(emulator: Emulator) -> None:
+    assert emulator.start("check_shared", bytes(24), 1, 64, 512) == 1
+    message = emulator.library.emulator_message().decode()
+    assert (
+        message == "check_shared: 1 blocks of 64 threads; compiled for 1 to 2147483647 blocks of 128 threads"
+    )
+
+
+# Compiled, never run here.
+Compile = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def amd_code(tmp_path_factory: pytest.TempPathFactory) -> Compile:
+    amd = compiler.amd_compiler()
+    if amd is None:
+        pytest.skip("needs clang 19 with lld, or hipcc")
+    folder = copy_sources(tmp_path_factory.mktemp("amd"), SOURCE)
+
+    def compiled(*flags: str) -> str:
+        out = folder / "out"
+        amd.run(*compiler.AMD_FLAGS, *flags, folder / "kernels.cpp", "-o", out)
+        return out.read_text(encoding="utf-8", errors="replace")
+
+    return compiled
+
+
+@pytest.mark.parametrize("arch", ["gfx90a", "gfx942"])
+def test_amd_code_permutes_lanes_for_free_where_it_can(amd_code: Compile, arch: str) -> None:
+    assembly = amd_code(f"--offload-arch={arch}", "-S")
+    body = assembly.partition("check_shuffle_xor:")[2].partition(".Lfunc_end")[0]
+    for mode in ("quad_perm:[1,0,3,2]", "quad_perm:[3,2,1,0]", "row_half_mirror", "row_mirror", "row_ror:8"):
+        assert mode in body, mode
+    assert body.count("ds_swizzle_b32") == len(set(range(1, 32)) - {1, 2, 3, 7, 8, 15})
+    assert body.count("ds_bpermute_b32") == 32
+    assert not re.search(r"\b(global|flat|ds)_atomic|\b(flat|scratch)_(load|store)_", assembly)
+
+
+def test_blocks_on_a_multiprocessor_become_waves_of_a_simd(amd_code: Compile) -> None:
+    text = amd_code("--offload-arch=gfx90a", "-S", "-emit-llvm")
+    groups = dict(
+        re.findall(r"^attributes (#\d+) = \{.*?\"amdgpu-waves-per-eu\"=\"(\d+)", text, re.MULTILINE)
+    )
+    kernels = dict(re.findall(r"^define .*amdgpu_kernel void @(\w+)\(.*?(#\d+)", text, re.MULTILINE))
+    waves = {name: int(groups[group]) for name, group in kernels.items()}
+    # 8, 2 and 1 blocks of two warps each, over four SIMDs.
+    assert [waves[f"check_{name}"] for name in ("shuffle_xor", "shuffle", "shared")] == [4, 1, 1]
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_nvidia_code_uses_its_instructions(tmp_path: Path) -> None:
+    folder = copy_sources(tmp_path, SOURCE)
+    assert not compiler.build(["ptx"], sources=folder, objects=tmp_path / "objects")
+    ptx = (tmp_path / "objects" / "compute_80.ptx").read_text(encoding="ascii")
+    for instruction in (
+        "mma.sync.aligned.m16n8k8",
+        "mma.sync.aligned.m16n8k4",
+        "cvt.rn.bf16x2.f32",
+        "cvt.rn.f16x2.f32",
+    ):
+        assert instruction in ptx
+    assert ".minnctapersm 8" in ptx
+    assert not re.search(r"\b(atom|red)\.", ptx)
+
+
+@pytest.mark.skipif(shutil.which("clang++-19") is None, reason="needs a second C++ compiler")
+def test_emulator_compiles_with_clang_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "clang++-19")
+    assert not compiler.build(["cpu"], sources=copy_sources(tmp_path, SOURCE), objects=tmp_path / "objects")
+    data = array("f", range(THREADS))
+    out = Emulator(tmp_path / "objects" / "emulator.so", 64).run("check_shuffle_xor", data, 64 * THREADS)
+    assert out[33 * THREADS] == 33

@@ -1,1 +1,0 @@
-"""Images of stacks: gathered, verified and built without a network, to the same bytes every time."""

@@ -1,0 +1,1 @@
+"""The commands, from their arguments to their output and exit code."""

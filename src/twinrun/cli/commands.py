@@ -1,0 +1,270 @@
+"""What the tasks call: each command from its arguments to its output and exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twinrun.execution.selection import Request, Selection, select
+from twinrun.foundation.errors import InputError
+from twinrun.planning.project import Project
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from twinrun.images.locking.check import Finding
+    from twinrun.results.record import Record
+
+__all__ = ["Request", "build", "compare", "data", "doctor", "lock", "report", "run", "schemas"]
+
+
+def run(root: Path, request: Request, *, out: Path | None, resume: bool, as_json: bool) -> int:
+    """Run a recipe and return the exit code: 1 when a claim is not reproduced."""
+    project = Project(root)
+    selection = select(project, request)
+    _print_choices(selection)
+    if request.dry:
+        _print(_dry(project, selection))
+        return 0
+    from twinrun.cli.run import execute
+    from twinrun.execution.progress import Display
+
+    with Display() as display:
+        record, folder = execute(
+            project=project, selection=selection, out=out, resume=resume, display=display
+        )
+    page = _write_run_report(project, record, folder / "report.html")
+    form = _form(project, selection, record, folder)
+    if as_json:
+        _print(summary(record, folder))
+    else:
+        _show(record, page)
+        print(form, end="")
+    return int(any(verdict.outcome in ("not-reproduced", "failed") for verdict in record.verdicts))
+
+
+def _form(project: Project, selection: Selection, record: Record, folder: Path) -> str:
+    """Return the form for hardware that the recipe has no record of, and keep it beside the record."""
+    from twinrun.foundation.files import write_atomically
+    from twinrun.report.form import form
+    from twinrun.results.reading import read_record
+
+    text = form(record, [read_record(file, project) for file in project.results(selection.recipe)])
+    if text:
+        write_atomically(folder / "form.md", text)
+    return text or ""
+
+
+def _print_choices(selection: Selection) -> None:
+    """Say what was chosen and where the run is not the published configuration."""
+    for choice in selection.choices:
+        print(f"{choice.name:9} {choice.value}  ({choice.because})", file=sys.stderr)
+    for item in selection.plan.differences:
+        print(f"differs   {item.field} is {item.found}, published {item.published}", file=sys.stderr)
+
+
+def _dry(project: Project, selection: Selection) -> dict[str, object]:
+    from twinrun.cli.dry import commands_of
+
+    plan = selection.plan
+    return {
+        "plan_sha256": plan.sha256(),
+        "plan": plan.model_dump(mode="json"),
+        "choices": [choice.model_dump() for choice in selection.choices],
+        **commands_of(project, selection),
+    }
+
+
+def _write_run_report(project: Project, record: Record, page: Path) -> Path:
+    """Write the report of a run to `page` and return that path."""
+    from twinrun.report.page import write_report
+
+    write_report(
+        page,
+        record=record,
+        recipe=project.recipe(record.plan.recipe),
+        gpus=project.gpus,
+        metrics=project.metrics,
+    )
+    return page
+
+
+def summary(record: Record, folder: Path) -> dict[str, object]:
+    """Return what `--json` prints: where the record is, its points and verdicts."""
+    from twinrun.report.words import headline
+
+    numbers = {"id", "nodes", "devices", "hosts", "measurements", "checks", "facts"}
+    return {
+        "run": record.run,
+        "record": str(folder / "record.json"),
+        "report": str(folder / "report.html"),
+        "headline": headline(record),
+        "points": [point.model_dump(mode="json", include=numbers) for point in record.points],
+        "verdicts": [verdict.model_dump() for verdict in record.verdicts],
+    }
+
+
+def _show(record: Record, page: Path) -> None:
+    from twinrun.report.tables import record_tables, verdict_table
+    from twinrun.report.words import headline
+
+    _view(record_tables(record))
+    _view(verdict_table(record.verdicts))
+    print(headline(record))
+    print(f"report: {page}")
+
+
+def build(root: Path, options: Mapping[str, Any], *, dry: bool, as_json: bool) -> None:
+    """Build the image of a stack and print its layers and ID; with `dry` the plan alone."""
+    from twinrun.images.building.command import BuildRequest, plan_request, run_build
+    from twinrun.images.building.progress import BuildProgress
+    from twinrun.images.building.view import plan_lines, result_table
+
+    request = BuildRequest(**options)
+    plan = plan_request(root, request)
+    if dry:
+        _print(plan.summary())
+        return
+    with BuildProgress() as progress:
+        for line in plan_lines(plan):
+            progress.say(line)
+        result = run_build(root, plan, request, progress)
+    if as_json:
+        _print(result.model_dump(mode="json"))
+    else:
+        _view(result_table(result))
+
+
+def compare(root: Path, a: Path, b: Path, *, as_json: bool) -> None:
+    """Print what differs between two records and what that did."""
+    from twinrun.report.comparison import comparison_view
+    from twinrun.results.compare import compare as compare_records
+    from twinrun.results.reading import read_record
+
+    project = Project(root)
+    comparison = compare_records(read_record(a, project), read_record(b, project), project)
+    if as_json:
+        _print(comparison.model_dump(mode="json"))
+    else:
+        _view(comparison_view(comparison))
+
+
+def report(root: Path, what: str, *, out: Path | None) -> None:
+    """Write the report of a run, a record or a recipe's committed records, and print its path."""
+    from twinrun.results.reading import read_record
+
+    path, project = Path(what), Project(root)
+    if path.suffix == ".json" or (path / "record.json").is_file():
+        folder = path if path.is_dir() else path.parent
+        print(_write_run_report(project, read_record(path, project), out or folder / "report.html"))
+    else:
+        print(_recipe_report(project, what, out))
+
+
+def _recipe_report(project: Project, name: str, out: Path | None) -> Path:
+    from twinrun.report.page import write_recipe_report
+    from twinrun.results.reading import read_record
+
+    loaded = project.recipe(name)
+    files = project.results(loaded)
+    if not files:
+        raise InputError(
+            "no records to report",
+            place=f"{loaded.folder}/results",
+            hint="copy a record.json there, or name a run folder",
+        )
+    page = out or project.root / "runs" / loaded.recipe.name / "report.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    records = [read_record(file, project) for file in files]
+    write_recipe_report(page, records=records, recipe=loaded, gpus=project.gpus, metrics=project.metrics)
+    return page
+
+
+def doctor(root: Path, *, as_json: bool, stack: str | None, engine: str | None) -> int:
+    """Print what this machine offers; 3 when something needed is broken. With `stack`, run its checks."""
+    if stack:
+        return _check_stack(root, stack, engine=engine, as_json=as_json)
+    if engine:
+        hint = "add --stack STACK, or leave --engine out: without a stack every engine is looked for"
+        raise InputError(
+            "only the checks of a stack have an engine", place="--engine", found=engine, hint=hint
+        )
+    from rich.console import Console
+
+    from twinrun.machine.doctor import diagnose
+    from twinrun.report.doctor_table import diagnosis_lines
+
+    diagnosis = diagnose(root)
+    if as_json:
+        _print(diagnosis.model_dump(mode="json"))
+        return diagnosis.exit_code
+    console = Console()
+    for line in diagnosis_lines(diagnosis, width=console.width if console.is_terminal else None):
+        console.print(line, soft_wrap=True)
+    return diagnosis.exit_code
+
+
+def _check_stack(root: Path, stack: str, *, engine: str | None, as_json: bool) -> int:
+    """Run the checks of a stack, telling each as it ends."""
+    from twinrun.images.checks import run_checks
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
+
+    outcomes = run_checks(root, stack, engine=engine, say=say)
+    if as_json:
+        _print([outcome.model_dump() for outcome in outcomes])
+    return 0
+
+
+def lock(
+    root: Path, stack: str, *, index: str | None, upgrade: bool, only: Sequence[str], check: bool
+) -> int:
+    """Refresh the locks of `stack`, or of all when empty; with `check` print findings and write nothing."""
+    from twinrun.images.locking.check import check as check_locks
+    from twinrun.images.locking.check import exit_code
+    from twinrun.images.locking.refresh import refresh, stack_names
+
+    findings: list[Finding] = []
+    for name in stack_names(root, stack or None):
+        if check:
+            found = check_locks(root, name, index=index, only=only)
+            findings += found
+            lines = [f"{name}: {len(found) or 'no'} findings", *map(str, found)]
+        else:
+            changes = refresh(root, name, index=index, upgrade=upgrade, only=only)
+            changed = (f"{change.lock}: {change}" for change in changes)
+            lines = [f"{name}: {len(changes) or 'nothing'} changed", *changed]
+        print("\n  ".join(lines))
+    return exit_code(findings)
+
+
+def data(root: Path, name: str, *, recipe: str, engine: str, files: int | None, endpoint: str | None) -> None:
+    """Fetch and prepare a data set and print its folder."""
+    from twinrun.execution.acquisition import acquire
+    from twinrun.execution.progress import Display
+
+    say = Display().say
+    print(acquire(Project(root), name, recipe=recipe, engine=engine, files=files, endpoint=endpoint, say=say))
+
+
+def schemas(root: Path) -> None:
+    """Write the JSON Schemas of the manifests and print their paths."""
+    from twinrun.cli.schemas import write_schemas
+
+    for path in write_schemas(root):
+        print(path.relative_to(root))
+
+
+def _view(content: RenderableType) -> None:
+    # Imported late: planning a run shows no table, and rich costs it a tenth of a second.
+    from twinrun.report.terminal import show
+
+    show(content)
+
+
+def _print(content: object) -> None:
+    print(json.dumps(content, indent=1))

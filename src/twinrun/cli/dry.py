@@ -1,0 +1,75 @@
+"""The commands of a plan as text that can be pasted into a shell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twinrun.execution import engines
+from twinrun.execution.engine import PYTHON, Command, EngineModule, Renderer
+from twinrun.execution.preparation import PREPARE, data_folder
+from twinrun.execution.ranks import METRICS, Launch, RankCommands, point_folder
+from twinrun.execution.rendering import RUN_FOLDER, rendered_commands, set_run_folder, shell_line
+from twinrun.execution.selection import Selection
+from twinrun.execution.workspace import workspace_of
+from twinrun.foundation.discovery import load_part
+from twinrun.planning.project import Project
+from twinrun.workloads import load_workload
+from twinrun.workloads.workload import Point, Run
+
+
+def commands_of(project: Project, selection: Selection) -> dict[str, object]:
+    """Return the line that makes the run folder, and for each point the command of each node."""
+    plan, workspace = selection.plan, workspace_of(project, selection, RUN_FOLDER)
+    part: EngineModule = load_part(engines, plan.engine)
+    renderer = part.renderer(stack=selection.stack, vendor=selection.vendor, workspace=workspace)
+    commands = RankCommands(
+        renderer=renderer,
+        launcher=plan.launcher,
+        scheduler=plan.scheduler,
+        workspace=workspace,
+        cores=selection.machine.cpu_count,
+        variables={},
+    )
+    data, prepare = _data(selection, workspace.data, renderer)
+    launches = [_launch(project, selection, point, renderer, data) for point in plan.points]
+    rendered = rendered_commands(launches, commands)
+    return {
+        "set_run_folder": set_run_folder(project.root / "runs" / plan.recipe / plan.sha256()[:8]),
+        "prepare_data": prepare,
+        "commands": {
+            point: [command.model_dump(mode="json") for command in nodes] for point, nodes in rendered.items()
+        },
+    }
+
+
+def _data(selection: Selection, data: Path, renderer: Renderer) -> tuple[Path | None, str | None]:
+    """Return the folder of the data, and the line that prepares it; None where ranks read none."""
+    request = load_workload(selection.plan.workload).data(selection.plan.part)
+    if request is None:
+        return None, None
+    source, sequence = request.source, request.sequence
+    if source.kind != "standard-library":
+        folder = data_folder(data=data, source=source, name=request.name, sequence=sequence, python="")
+        return folder, f"invoke data {request.name} --recipe recipes/{selection.plan.recipe}"
+    # Which interpreter reads its own sources is known when it runs: they go into the run folder.
+    folder = RUN_FOLDER / "data"
+    options = ("--source", source.kind, "--sequence", str(sequence), "--out", renderer.inside(folder))
+    command = Command(arguments=(PYTHON, "-m", PREPARE, *options), variables={}, writes_data=True)
+    return folder, shell_line(renderer.render(command))
+
+
+def _launch(
+    project: Project, selection: Selection, point: Point, renderer: Renderer, data: Path | None
+) -> Launch:
+    """Return the first attempt at a point."""
+    plan = selection.plan
+    run = Run(
+        recipe=plan.recipe,
+        accelerator=plan.gpu is not None or bool(selection.machine.devices),
+        data=renderer.inside(data) if data else "",
+        out=renderer.inside(point_folder(RUN_FOLDER, point.id)),
+        metrics=renderer.inside(RUN_FOLDER / METRICS),
+        attempt="",
+    )
+    job = load_workload(plan.workload).job(plan.part, point, attempt=0, run=run)
+    return Launch(placement=point, script=project.root / plan.script, job=job)

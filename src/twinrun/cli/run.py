@@ -1,0 +1,197 @@
+"""The flow of `invoke run`: provision, run each point, record, judge."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from twinrun import __version__
+from twinrun.execution import engines
+from twinrun.execution.engine import Engine, EngineModule, Workspace
+from twinrun.execution.environment import Installed, inspect, lock_differences, revision, steering_variables
+from twinrun.execution.kernels import PROCESSOR, kernel_variables
+from twinrun.execution.preparation import prepared_data
+from twinrun.execution.progress import Display
+from twinrun.execution.ranks import METRICS, Ranks
+from twinrun.execution.selection import Selection
+from twinrun.execution.sweep import Finished, Sweep, finished
+from twinrun.execution.workspace import workspace_of
+from twinrun.foundation.discovery import load_part
+from twinrun.foundation.errors import InputError, Interrupted
+from twinrun.foundation.files import sha256_of_file, write_atomically
+from twinrun.planning.plan import Plan
+from twinrun.planning.project import Project
+from twinrun.protocol.allocation import Allocation
+from twinrun.results.judge import claims_digest, judge
+from twinrun.results.record import Environment, Record, write_record
+from twinrun.workloads import load_workload
+from twinrun.workloads.workload import Run
+
+LOCK = ".lock"
+
+
+def execute(
+    *, project: Project, selection: Selection, out: Path | None, resume: bool, display: Display
+) -> tuple[Record, Path]:
+    """Run the plan and return its judged record with the run folder.
+
+    Raises:
+        MachineError, RunError: see their classes.
+        Interrupted: Ctrl-C; what is finished stays and `--resume` goes on.
+    """
+    plan = selection.plan
+    with _run_folder(project.root, plan, out=out, resume=resume) as run:
+        write_atomically(run / "plan.json", plan.model_dump_json(indent=1) + "\n")
+        display.say(f"run folder: {run}")
+        try:
+            record = _measure(project, selection, run, display)
+        except KeyboardInterrupt:
+            done = len(finished(run, plan))
+            raise Interrupted(
+                f"stopped with {done} of {len(plan.points)} points finished",
+                place=str(run),
+                hint="the same command with --resume runs the points that are left",
+            ) from None
+        write_record(run / "record.json", record)
+    return record.with_digest(), run
+
+
+def _measure(project: Project, selection: Selection, run: Path, display: Display) -> Record:
+    plan, workspace = selection.plan, workspace_of(project, selection, run)
+    workspace.data.mkdir(parents=True, exist_ok=True)
+    part: EngineModule = load_part(engines, plan.engine)
+    engine = part.open_engine(
+        stack=selection.stack, vendor=selection.vendor, workspace=workspace, say=display.say
+    )
+    installed = inspect(engine)
+    archs = selection.stack.stack.archs or (PROCESSOR,)
+    ranks = Ranks(
+        engine=engine,
+        launcher=plan.launcher,
+        scheduler=plan.scheduler,
+        workspace=workspace,
+        cores=selection.machine.cpu_count,
+        variables=kernel_variables(workspace, archs=archs, engine=engine, say=display.say),
+    )
+    data = _data(plan, installed, engine, workspace, display)
+    shared = Run(
+        recipe=plan.recipe,
+        accelerator=bool(selection.machine.devices),
+        data=engine.inside(data) if data else "",
+        out="",
+        metrics=engine.inside(run / METRICS),
+        attempt="",
+    )
+    done = Sweep(
+        plan=plan, ranks=ranks, workspace=workspace, run=shared, gpu=selection.gpu, display=display
+    ).finish()
+    if not any(one.point.measurements or one.point.checks for one in done):
+        raise InputError("nothing was measured", place=str(run), hint="no point has what --set left")
+    environment = Environment(
+        python=installed.python,
+        libraries=done[-1].libraries,
+        lock_differences=lock_differences(installed, selection.stack, project.root),
+        image_digest=engine.image_digest,
+        variables=steering_variables(os.environ),
+    )
+    return _record(project, selection, run, done, environment)
+
+
+def _data(
+    plan: Plan, installed: Installed, engine: Engine, workspace: Workspace, display: Display
+) -> Path | None:
+    """Return the folder of the data that the ranks read, None where they read none."""
+    request = load_workload(plan.workload).data(plan.part)
+    if request is None:
+        return None
+    return prepared_data(
+        source=request.source,
+        name=request.name,
+        sequence=request.sequence,
+        python=installed.python,
+        engine=engine,
+        workspace=workspace,
+        log=workspace.run / "log" / "data.log",
+        say=display.say,
+    )
+
+
+def _record(
+    project: Project, selection: Selection, run: Path, done: Sequence[Finished], environment: Environment
+) -> Record:
+    plan, published = selection.plan, selection.recipe.published
+    nodes = dict.fromkeys(node for one in done for node in one.allocation.nodes)
+    files = {name: sha256_of_file(run / name) for name in ("plan.json", METRICS) if (run / name).exists()}
+    record = Record(
+        twinrun=__version__,
+        run=run.name,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        plan=plan,
+        plan_sha256=plan.sha256(),
+        claims_sha256=claims_digest(published),
+        revision=revision(project.root),
+        machine=selection.machine,
+        allocation=Allocation(scheduler=plan.scheduler, nodes=tuple(nodes)),
+        gpu=selection.gpu,
+        environment=environment,
+        points=tuple(one.point for one in done),
+        verdicts=(),
+        files=files,
+    )
+    return record.model_copy(update={"verdicts": judge(record, published, project)})
+
+
+@contextlib.contextmanager
+def _run_folder(root: Path, plan: Plan, *, out: Path | None, resume: bool) -> Iterator[Path]:
+    """Yield the folder of the run, which is nobody else's until it ends.
+
+    Raises:
+        InputError: nothing to resume, or the run that would be resumed is alive.
+    """
+    base = (out or root / "runs").resolve() / plan.recipe
+    run = _unfinished(base, plan) if resume else _fresh(base, plan)
+    lock = FileLock(run / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise InputError(
+            "this run is alive",
+            place=str(run),
+            found="another process holds its lock",
+            hint="wait until it ends, or leave --resume out to start one beside it",
+        ) from None
+    try:
+        yield run
+    finally:
+        lock.release()
+
+
+def _fresh(base: Path, plan: Plan) -> Path:
+    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
+    # Runs of one plan may start in the same second, also on machines that share the folder.
+    run = base / f"{stamp}-{plan.sha256()[:8]}-{uuid.uuid4().hex[:4]}"
+    run.mkdir(parents=True)
+    return run
+
+
+def _unfinished(base: Path, plan: Plan) -> Path:
+    mark = plan.sha256()[:8]
+    found = [
+        folder
+        for folder in sorted(base.glob(f"*-{mark}-*"))
+        if (folder / "plan.json").is_file() and not (folder / "record.json").exists()
+    ]
+    if not found:
+        raise InputError(
+            "no unfinished run of this plan",
+            place=str(base),
+            found=f"plan {mark}",
+            hint="leave --resume out to start one; a changed option or file makes another plan",
+        )
+    return found[-1]

@@ -1,0 +1,1 @@
+"""A plan carried out: engines, launchers, and the loop over points."""

@@ -1,0 +1,119 @@
+"""One container as data, and its two spellings: the command line and the arguments of the SDK."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from twinrun.foundation.manifest import Frozen
+
+# Ranks exchange batches and gradients through shared memory; the default of 64 MB ends in a bus error.
+_SHARED_MEMORY = "16g"
+# Compiled kernels are loaded from there.
+_TEMPORARY = {"/tmp": "rw,exec,size=8g"}  # noqa: S108
+# What every container of ours carries, so that they are told from others on the machine.
+LABEL = "dev.twinrun.container"
+
+
+class Mount(Frozen):
+    """A folder of the host that the container sees."""
+
+    host: str
+    inside: str
+    mode: Literal["ro", "rw"]
+
+
+class Container(Frozen):
+    """A container without privileges that runs one command under the image's interpreter."""
+
+    image: str
+    arguments: tuple[str, ...]
+    """After the interpreter."""
+    variables: dict[str, str]
+    user: str
+    """Numbers of user and group."""
+    mounts: tuple[Mount, ...]
+    host: str | None
+    """Name of the machine for a container without a network; null for one with the host's."""
+    devices: tuple[str, ...] = ()
+    groups: tuple[int, ...] = ()
+    driver: str | None = None
+    """Device driver of the daemon, asked for all devices."""
+    capabilities: tuple[str, ...] = ()
+    """What the driver is asked for."""
+
+    def run_arguments(self) -> tuple[str, ...]:
+        """Return the `docker run` of this container."""
+        return ("docker", "run", "--rm", *self._options(), self.image, *self.arguments)
+
+    def _options(self) -> Iterator[str]:
+        yield from ("--init", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
+        yield from ("--user", self.user, "--shm-size", _SHARED_MEMORY, "--label", f"{LABEL}=run")
+        yield from _flags("--tmpfs", _TEMPORARY, between=":")
+        if self.host:
+            yield from ("--network", "none", "--hostname", self.host, "--add-host", f"{self.host}:127.0.0.1")
+        else:
+            yield from ("--network", "host")
+        for mount in self.mounts:
+            yield from ("--volume", f"{mount.host}:{mount.inside}:{mount.mode}")
+        for path in self.devices:
+            yield from ("--device", f"{path}:{path}:rwm")
+        for group in self.groups:
+            yield from ("--group-add", str(group))
+        if self.driver:
+            # The command line is split at commas, and a list inside it is quoted.
+            yield from ("--gpus", f'driver={self.driver},count=all,"capabilities={self._asked()}"')
+        yield from _flags("--env", self.variables, between="=")
+        yield from ("--workdir", "/twinrun/project", "--entrypoint", "python3")
+
+    def _asked(self) -> str:
+        # The command line adds `gpu` by itself.
+        return ",".join(name for name in self.capabilities if name != "gpu")
+
+    def sdk_arguments(self) -> dict[str, Any]:
+        """Return what the SDK creates this container with."""
+        return {
+            "image": self.image,
+            "entrypoint": ["python3"],
+            "command": list(self.arguments),
+            "environment": self.variables,
+            "working_dir": "/twinrun/project",
+            "user": self.user,
+            "volumes": {mount.host: {"bind": mount.inside, "mode": mount.mode} for mount in self.mounts},
+            "read_only": True,
+            "tmpfs": _TEMPORARY,
+            "shm_size": _SHARED_MEMORY,
+            "cap_drop": ["ALL"],
+            "security_opt": ["no-new-privileges"],
+            "init": True,
+            "labels": {LABEL: "run"},
+            **self._network(),
+            **self._devices(),
+        }
+
+    def _network(self) -> dict[str, Any]:
+        """Return the arguments of the network.
+
+        Ranks meet under the host's name, which without a network only the container itself resolves.
+        """
+        if self.host is None:
+            return {"network_mode": "host"}
+        return {"network_mode": "none", "hostname": self.host, "extra_hosts": {self.host: "127.0.0.1"}}
+
+    def _devices(self) -> dict[str, Any]:
+        from docker.types import DeviceRequest  # noqa: PLC0415 - the SDK is slow to import
+
+        found: dict[str, Any] = {}
+        if self.devices:
+            found["devices"] = [f"{path}:{path}:rwm" for path in self.devices]
+        if self.groups:
+            found["group_add"] = list(self.groups)
+        if self.driver:
+            request = DeviceRequest(driver=self.driver, count=-1, capabilities=[list(self.capabilities)])
+            found["device_requests"] = [request]
+        return found
+
+
+def _flags(name: str, values: Mapping[str, str], *, between: str) -> Iterator[str]:
+    for key, value in values.items():
+        yield from (name, f"{key}{between}{value}")

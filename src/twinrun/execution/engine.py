@@ -1,0 +1,116 @@
+"""What an engine is: a stack provisioned so that commands run in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from twinrun.foundation.manifest import Frozen
+from twinrun.machine.inventory import Vendor
+from twinrun.manifests.stack import LoadedStack
+
+# The word that stands for the stack's interpreter in every command of a stack.
+PYTHON = "python"
+_POLL_SECONDS = 0.1
+
+
+class Workspace(Frozen):
+    """The folders of this machine that a run uses."""
+
+    root: Path
+    """The project, read only."""
+    run: Path
+    """The run's own folder."""
+    data: Path
+    """Prepared data sets."""
+    packages: tuple[Path, ...] = ()
+    """Folders of the project that ranks import from, beside its own package."""
+
+
+class Command(Frozen):
+    """One process of a stack: an argument list, never a shell string."""
+
+    arguments: tuple[str, ...]
+    """The first is PYTHON; paths are as the process sees them."""
+    variables: dict[str, str]
+    """Added to the environment."""
+    writes_data: bool = False
+    """Whether it prepares data sets; all others only read them."""
+    reaches_nodes: bool = False
+    """Whether it talks to other nodes; all others are without a network where the engine can do that."""
+
+
+class NodeCommand(Frozen):
+    """One process of a node, which any shell there can start: what an engine makes of a command."""
+
+    arguments: tuple[str, ...]
+    variables: dict[str, str]
+    """Added to the environment."""
+    folder: Path
+    """Working directory."""
+    writer: tuple[int, int] | None = None
+    """User and group that the run folder is handed to while it runs, if they are not the caller's."""
+
+
+class Running(Protocol):
+    """A started process and all its children."""
+
+    def poll(self) -> int | None:
+        """Return the exit status, or None while it runs."""
+
+    def stop(self) -> None:
+        """End the process and its children, politely first; returns when they are gone."""
+
+
+class Renderer(Protocol):
+    """How an engine writes its commands; needs no provisioned stack."""
+
+    def inside(self, path: Path) -> str:
+        """Return `path` as processes of this engine see it."""
+
+    def render(self, command: Command) -> NodeCommand:
+        """Return what starts `command` on a node; pure."""
+
+
+class Engine(Renderer, Protocol):
+    """A provisioned environment that commands run in."""
+
+    image_digest: str | None
+    """What really runs, where it is an image."""
+
+    def start(self, command: NodeCommand, *, log: Path) -> Running:
+        """Start on this machine what `render` returned, with its output in `log`."""
+
+    def read(self, command: Command) -> str:
+        """Run a short `command` and return its standard output; raises RunError."""
+
+
+class EngineModule(Protocol):
+    """What each module of `engines` offers."""
+
+    RUNS_IMAGES: bool
+    """Whether the stack is an image, with its kernels inside."""
+
+    def unusable(self, *, stack: LoadedStack, vendor: Vendor) -> str | None:
+        """Return why the stack cannot be provisioned here, as far as a glance tells, or None."""
+
+    def renderer(self, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace) -> Renderer:
+        """Return what writes the engine's commands, without provisioning anything."""
+
+    def open_engine(
+        self, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace, say: Callable[[str], None]
+    ) -> Engine:
+        """Provision the stack and return the engine; raises MachineError."""
+
+
+def run_to_end(engine: Engine, command: Command, *, log: Path) -> int:
+    """Run `command` with its output in `log` and return its exit status; nothing of it is left behind."""
+    running = engine.start(engine.render(command), log=log)
+    try:
+        while (status := running.poll()) is None:
+            time.sleep(_POLL_SECONDS)
+    finally:
+        running.stop()
+    return status

@@ -1,0 +1,104 @@
+"""The stack's lock in a virtual environment, made once for each lock and kept."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from filelock import FileLock
+from uv import find_uv_bin
+
+from twinrun.execution.engine import Engine, Workspace
+from twinrun.execution.interpreter import Interpreter
+from twinrun.foundation.cache import COMPLETE, environment_folder
+from twinrun.foundation.errors import MachineError
+from twinrun.foundation.processes import last_lines
+from twinrun.machine.inventory import Vendor
+from twinrun.manifests.stack import LoadedStack
+
+# How uv says EPERM, EACCES, ENOTDIR, EFBIG, ENOSPC, EROFS and EDQUOT.
+_REFUSED = re.compile(r"\(os error (1|13|20|27|28|30|122)\)")
+
+RUNS_IMAGES = False
+
+
+def unusable(*, stack: LoadedStack, vendor: Vendor) -> str | None:
+    """Return None: what stands against a lock is known only when it is read, see `open_engine`."""
+    return None
+
+
+def renderer(*, stack: LoadedStack, vendor: Vendor, workspace: Workspace) -> Interpreter:
+    """Return the interpreter of the environment, which may not be installed yet."""
+    return Interpreter(python=str(_folder(stack, workspace.root) / "bin" / "python"), workspace=workspace)
+
+
+def open_engine(
+    *, stack: LoadedStack, vendor: Vendor, workspace: Workspace, say: Callable[[str], None]
+) -> Engine:
+    """Return the environment of the stack's lock, installing it if this machine has not yet.
+
+    Raises:
+        MachineError: a pin has no hash, or the packages cannot be had.
+    """
+    unhashed = stack.unhashed(workspace.root)
+    if unhashed:
+        raise MachineError(
+            "the lock has no hash for some pins",
+            place=f"{stack.folder}/requirements.lock",
+            found=unhashed,
+            hint=f"run `invoke lock --stack {stack.stack.name} --index URL` with an index that carries them,"
+            " or use --engine host where they are installed",
+        )
+    folder = _folder(stack, workspace.root)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not (folder / COMPLETE).is_file():
+            _install(stack, folder, workspace.root, say)
+    return renderer(stack=stack, vendor=vendor, workspace=workspace)
+
+
+def _folder(stack: LoadedStack, root: Path) -> Path:
+    return environment_folder(stack.stack.name, stack.requirements_sha256(root))
+
+
+def _install(stack: LoadedStack, folder: Path, root: Path, say: Callable[[str], None]) -> None:
+    """Make the environment; the marker is written last, so a half-made one is made again."""
+    say(f"installing {stack.stack.name} from its lock, once: {folder}")
+    shutil.rmtree(folder, ignore_errors=True)
+    lock = str(stack.lock(root))
+    try:
+        _uv("venv", "--quiet", "--python", stack.stack.python, str(folder))
+        _uv("pip", "sync", "--require-hashes", "--python", str(folder / "bin" / "python"), lock)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    (folder / COMPLETE).touch()
+
+
+def _uv(*arguments: str) -> None:
+    """Run uv; what it says is kept for the error."""
+    try:
+        done = subprocess.run(
+            [os.fspath(find_uv_bin()), *arguments],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    except OSError as error:
+        raise MachineError(
+            f"cannot start uv: {error.strerror}", hint="install twinrun with pip; it brings uv"
+        ) from None
+    if done.returncode:
+        raise MachineError(
+            "the environment cannot be installed",
+            place=f"uv {arguments[0]} {arguments[1]}",
+            found=last_lines(done.stderr, 6),
+            hint="free some space, or set TWINRUN_CACHE and UV_CACHE_DIR to folders that you can write to"
+            if _REFUSED.search(done.stderr)
+            else "check the network, or carry the cache folder over from a machine that has the environment",
+        )

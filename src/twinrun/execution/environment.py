@@ -1,0 +1,109 @@
+"""The software a run really had, and the state of the project's files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from twinrun.execution.engine import PYTHON, Command, Engine
+from twinrun.foundation.files import sha256_of_bytes, sha256_of_file
+from twinrun.foundation.manifest import Frozen
+from twinrun.foundation.redaction import redacted
+from twinrun.manifests.stack import LoadedStack, normalise, pins
+
+# Standard library only: it runs in every environment, whatever is installed there.
+_PROGRAM = """
+import importlib.metadata, json, platform
+packages = {item.metadata["Name"]: item.version for item in importlib.metadata.distributions()}
+print(json.dumps({"python": platform.python_version(), "packages": packages}))
+"""
+
+# Variables that steer frameworks, compilers and collectives. None of them carries a credential.
+_STEERING = re.compile(
+    r"^(OMP|MKL|TORCH|PYTORCH|TORCHINDUCTOR|TRITON|[A-Z]*CCL|GLOO|[A-Z]+_VISIBLE_DEVICES|HSA|UCX)(_|$)"
+)
+_SECRET = re.compile(r"TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
+
+
+class Installed(Frozen):
+    """An interpreter and what is installed for it."""
+
+    python: str
+    packages: dict[str, str]
+
+
+class Revision(Frozen):
+    """The state of the project's own files."""
+
+    commit: str | None
+    changes_sha256: str | None
+    """Digest of the uncommitted difference; null when there is none."""
+
+
+def inspect(engine: Engine) -> Installed:
+    """Ask the interpreter of `engine` for its version and packages; raises RunError."""
+    text = engine.read(Command(arguments=(PYTHON, "-c", _PROGRAM), variables={}))
+    facts = json.loads(text)
+    packages = {normalise(name): version for name, version in facts["packages"].items() if name}
+    return Installed(python=facts["python"], packages=packages)
+
+
+def lock_differences(installed: Installed, stack: LoadedStack, root: Path) -> dict[str, str]:
+    """Name each installed package that is not the locked one, and the direct requirements that are absent."""
+    locked = stack.locked(root)
+    direct = pins((root / stack.folder / "requirements.in").read_text(encoding="utf-8"))
+    return {
+        name: f"{installed.packages.get(name, 'absent')}, lock has {' or '.join(versions)}"
+        for name, versions in sorted(locked.items())
+        if (name in installed.packages or name in direct) and installed.packages.get(name) not in versions
+    }
+
+
+def steering_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that may change a run, without anything that looks like a secret."""
+    return {
+        name: redacted(value)
+        for name, value in sorted(environment.items())
+        if _STEERING.match(name) and not _SECRET.search(name)
+    }
+
+
+def revision(root: Path) -> Revision:
+    """Return commit and uncommitted changes of the project; both None outside a checkout."""
+    commit = _git(root, "rev-parse", "HEAD")
+    changes = _changes(root) if commit else b""
+    return Revision(
+        commit=commit.decode().strip() if commit else None,
+        changes_sha256=sha256_of_bytes(changes) if changes else None,
+    )
+
+
+# What the user's configuration may change about a difference is fixed here.
+_DIFFERENCE = (
+    *("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "--full-index"),
+    *("--src-prefix=a/", "--dst-prefix=b/", "HEAD"),
+)
+
+
+def _changes(root: Path) -> bytes:
+    """Return the difference from HEAD, then names and digests of files git does not know."""
+    unknown = _git(root, "ls-files", "--others", "--exclude-standard", "-z") or b""
+    files = [root / os.fsdecode(name) for name in unknown.split(b"\0") if name]
+    lines = [f"{file.relative_to(root)} {sha256_of_file(file)}\n" for file in files if file.is_file()]
+    return (_git(root, *_DIFFERENCE) or b"") + "".join(lines).encode(errors="surrogateescape")
+
+
+def _git(root: Path, *arguments: str) -> bytes | None:
+    # LC_ALL and no optional locks: reading must neither translate nor touch the checkout.
+    variables = os.environ | {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, check=False, env=variables, timeout=20
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

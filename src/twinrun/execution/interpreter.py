@@ -1,0 +1,48 @@
+"""Commands under a Python interpreter of this machine, as the engines without a container run them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from twinrun.execution.engine import PYTHON, Command, NodeCommand, Workspace
+from twinrun.foundation.processes import LocalProcess, read_output
+
+
+class Interpreter:
+    """An engine whose commands run under one interpreter of this machine."""
+
+    image_digest: str | None = None
+
+    def __init__(self, *, python: str, workspace: Workspace, search_path: str = "") -> None:
+        """Take the interpreter at `python`; `search_path` goes behind the project in PYTHONPATH."""
+        self._python = python
+        self._workspace = workspace
+        self._search_path = search_path
+
+    def inside(self, path: Path) -> str:
+        """Return `path` itself: nothing is mounted."""
+        return str(path)
+
+    def render(self, command: Command) -> NodeCommand:
+        """Return `command` under the interpreter, with the project on its search path."""
+        assert command.arguments[0] == PYTHON
+        own = (self._workspace.root / "src", *self._workspace.packages)
+        # Without bytecode files a read-only checkout works, and the checkout stays clean.
+        variables = {
+            "PYTHONPATH": os.pathsep.join(filter(None, [*map(str, own), self._search_path])),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **command.variables,
+        }
+        return NodeCommand(
+            arguments=(self._python, *command.arguments[1:]), variables=variables, folder=self._workspace.root
+        )
+
+    def start(self, command: NodeCommand, *, log: Path) -> LocalProcess:
+        """Start `command` with its output in `log`."""
+        return LocalProcess(command.arguments, variables=command.variables, folder=command.folder, log=log)
+
+    def read(self, command: Command) -> str:
+        """Run a short `command` and return its standard output."""
+        rendered = self.render(command)
+        return read_output(rendered.arguments, variables=rendered.variables, folder=rendered.folder)

@@ -1,0 +1,96 @@
+"""Packages of kernels that recipes carry: on the search path of ranks, compiled once into the cache."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from pydantic import BaseModel
+
+from twinrun.execution.engine import PYTHON, Command, Engine, Workspace, run_to_end
+from twinrun.foundation.files import sha256_of_bytes
+from twinrun.foundation.manifest import load_json
+from twinrun.foundation.processes import last_lines
+
+# Where a package keeps its compiled code, and the file there that is written last.
+OBJECTS, INDEX = "objects", "kernels.json"
+# What the emulation on a processor is called among architectures.
+PROCESSOR = "cpu"
+
+
+def package_folders(root: Path, recipes: Sequence[str]) -> tuple[Path, ...]:
+    """Return the folders to import the kernels of `recipes` from."""
+    return tuple(root / "recipes" / name / "kernels" / "src" for name in recipes)
+
+
+def kernel_variables(
+    workspace: Workspace, *, archs: Sequence[str], engine: Engine, say: Callable[[str], None]
+) -> dict[str, str]:
+    """Return the variables by which packages find their code, compiling what this machine has not yet.
+
+    Where it cannot be compiled that is said, and the package itself says what it can do without.
+    """
+    found = {}
+    for package in (package for folder in workspace.packages for package in _packages(folder)):
+        variable = f"{package.name.upper()}_OBJECTS"
+        objects = workspace.data / "kernels" / f"{package.name}-{'-'.join(archs)}-{_mark(package)}"
+        if os.environ.get(variable):
+            say(f"{variable} is set: {os.environ[variable]}")
+        elif _compiled(package.name, objects, archs=archs, engine=engine, workspace=workspace, say=say):
+            found[variable] = engine.inside(objects)
+        elif own := sorted(built(package / OBJECTS).intersection(archs)):
+            # Nobody can tell here whether it belongs to the source: the record has its digest.
+            say(f"{package / OBJECTS}: what was compiled there before is used, for {', '.join(own)}")
+    return found
+
+
+def built(objects: Path) -> set[str]:
+    """Return the architectures that the code in `objects` is for; empty where none was compiled."""
+    index = objects / INDEX
+    return set(load_json(index, _Index).archs) if index.is_file() else set()
+
+
+class _Index(BaseModel):
+    """What every index has; how code is launched is the package's own."""
+
+    archs: dict[str, Any]
+
+
+def _packages(folder: Path) -> Iterator[Path]:
+    """Yield the packages below `folder` that can compile themselves."""
+    yield from (path.parent for path in sorted(folder.glob("*/compile.py")))
+
+
+def _mark(package: Path) -> str:
+    """Return what changes with every file that the compiled code depends on."""
+    kernels = package.parents[1]
+    sources = [*sorted((kernels / "csrc").rglob("*")), package / "compile.py"]
+    content = b"\0".join(path.name.encode() + path.read_bytes() for path in sources if path.is_file())
+    return sha256_of_bytes(content)[:12]
+
+
+def _compiled(
+    name: str,
+    objects: Path,
+    *,
+    archs: Sequence[str],
+    engine: Engine,
+    workspace: Workspace,
+    say: Callable[[str], None],
+) -> bool:
+    """Say whether `objects` holds the compiled code, making it if it does not."""
+    objects.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{objects}.lock"):
+        if built(objects).issuperset(archs):
+            return True
+        say(f"compiling {name} for {', '.join(archs)}, once: {objects}")
+        log = workspace.run / "log" / f"{name}.log"
+        arguments = (PYTHON, "-m", f"{name}.compile", "--output", engine.inside(objects), "--archs", *archs)
+        if not run_to_end(engine, Command(arguments=arguments, variables={}, writes_data=True), log=log):
+            return True
+        told = last_lines(log.read_text(encoding="utf-8", errors="replace"))
+        say(f"{name} is not compiled; the whole log is {log}\n{told}")
+        return False

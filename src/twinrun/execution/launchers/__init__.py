@@ -1,0 +1,92 @@
+"""Launchers, one module each: `render` starts a command once per rank or per node of a placement."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from twinrun.execution.engine import Command, NodeCommand
+from twinrun.foundation.discovery import load_part
+from twinrun.foundation.manifest import Frozen
+
+
+class Placement(Protocol):
+    """Where the ranks of one point go."""
+
+    @property
+    def id(self) -> str:
+        """Name of the point."""
+
+    @property
+    def nodes(self) -> int:
+        """Machines."""
+
+    @property
+    def devices_per_node(self) -> int:
+        """Ranks of each machine, one a device."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+
+
+class Rendezvous(Frozen):
+    """Where and under which name the nodes of one start meet."""
+
+    first_node: str
+    """Name of the node with the first rank, as the others resolve it."""
+    port: int = 29400
+    id: str
+    """Unlike that of every other start."""
+
+
+class Culprit(NamedTuple):
+    """The rank that failed first."""
+
+    rank: int
+    status: int
+    """Exit status; a negative one is a signal."""
+
+
+@runtime_checkable
+class Launcher(Protocol):
+    """What each module here offers."""
+
+    def unusable(self, *, scheduler: str) -> str | None:
+        """Return why ranks cannot be started on what `scheduler` gives, or None."""
+
+    def render(
+        self,
+        command: Command,
+        *,
+        placement: Placement,
+        node: int,
+        rendezvous: Rendezvous,
+        logs: str,
+        cores: int,
+        in_stack: Callable[[Command], NodeCommand],
+    ) -> NodeCommand:
+        """Return what is started on one node so that every rank of it runs `command`; pure.
+
+        Args:
+            node: place of the node among those of the allocation.
+            logs: folder for a log of each rank, as the ranks see it.
+            cores: CPU cores that the ranks of the node share.
+            in_stack: the engine's `render`; a launcher of the stack goes inside, one of the node around it.
+        """
+
+    def culprit(self, logs: Sequence[str]) -> Culprit | None:
+        """Return the rank that failed first, as the outputs of the nodes' commands name it."""
+
+
+def load_launcher(name: str) -> Launcher:
+    """Return the launcher called `name`; raises InputError when there is none."""
+    part: Any = load_part(sys.modules[__name__], name)
+    launcher: Launcher = part
+    return launcher
+
+
+def node_logs(logs: str, *, placement: Placement, node: int) -> str:
+    """Return the folder for the logs of a node's ranks; below it a launcher counts ranks from 0."""
+    return f"{logs}/node-{node}" if placement.nodes > 1 else logs

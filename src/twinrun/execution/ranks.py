@@ -1,0 +1,275 @@
+"""Starting the ranks of one point, following what they write, and naming the one that failed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from twinrun.execution.engine import PYTHON, Command, Engine, NodeCommand, Renderer, Workspace
+from twinrun.execution.launchers import Launcher, Placement, Rendezvous, load_launcher, node_logs
+from twinrun.execution.schedulers import Scheduler, Submission, load_scheduler
+from twinrun.foundation.errors import RunError
+from twinrun.foundation.files import write_atomically
+from twinrun.foundation.manifest import Frozen, load_json
+from twinrun.foundation.processes import last_lines
+from twinrun.protocol.allocation import Allocation, RankReport
+from twinrun.protocol.job import OUT_OF_MEMORY, Job, MetricsLine
+
+POLL_SECONDS = 0.1
+METRICS = "metrics.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What is started for a point: its script, with one job for all ranks of a placement."""
+
+    placement: Placement
+    script: Path
+    job: Job
+    """Its paths are as the ranks see them."""
+
+
+class LaunchResult(Frozen):
+    """A launch that ended well."""
+
+    attempt: str
+    """What the lines of its metrics carry."""
+    allocation: Allocation
+
+
+class RankCommands:
+    """The commands that start launches: engine, launcher and scheduler put together."""
+
+    def __init__(
+        self,
+        *,
+        renderer: Renderer,
+        launcher: str,
+        scheduler: str,
+        workspace: Workspace,
+        cores: int,
+        variables: Mapping[str, str],
+    ) -> None:
+        """Take what all launches of a run share.
+
+        Args:
+            cores: CPU cores of a node.
+            variables: go into the environment of every rank.
+
+        Raises:
+            InputError: no such launcher or scheduler.
+        """
+        self.renderer = renderer
+        self.launcher: Launcher = load_launcher(launcher)
+        self.scheduler: Scheduler = load_scheduler(scheduler)
+        self.scheduler_name = scheduler
+        self.workspace = workspace
+        self._cores = cores
+        self._variables = dict(variables)
+
+    def render(self, launch: Launch, *, attempt: str) -> tuple[NodeCommand, ...]:
+        """Return the command of each node of `launch`; pure."""
+        inside, point = self.renderer.inside, launch.placement.id
+        job = job_file(self.workspace.run, point)
+        command = Command(
+            arguments=(PYTHON, inside(launch.script), "--job", inside(job)),
+            variables=self._variables,
+        )
+        return tuple(
+            self.launcher.render(
+                command,
+                placement=launch.placement,
+                node=node,
+                rendezvous=Rendezvous(first_node=self.scheduler.first_node(), id=attempt),
+                logs=inside(log_folder(self.workspace.run, point)),
+                cores=self._cores,
+                in_stack=self.renderer.render,
+            )
+            for node in range(launch.placement.nodes)
+        )
+
+
+class Ranks:
+    """Starts launches in one engine, and keeps what their ranks write in one run folder."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        launcher: str,
+        scheduler: str,
+        workspace: Workspace,
+        cores: int,
+        variables: Mapping[str, str],
+    ) -> None:
+        """Take what all launches share, see RankCommands."""
+        self._engine = engine
+        self._run = workspace.run
+        self._commands = RankCommands(
+            renderer=engine,
+            launcher=launcher,
+            scheduler=scheduler,
+            workspace=workspace,
+            cores=cores,
+            variables=variables,
+        )
+
+    def inside(self, path: Path) -> str:
+        """Return `path` as the ranks see it."""
+        return self._engine.inside(path)
+
+    def run(self, launch: Launch, *, show: Callable[[bytes], None]) -> LaunchResult | None:
+        """Run `launch` in a fresh folder, showing each line of its metrics; None when memory ran out.
+
+        Raises:
+            MachineError: the nodes cannot be had, or the command cannot be started.
+            RunError: a rank failed; names it and shows the end of its log.
+        """
+        point, attempt = launch.placement.id, uuid.uuid4().hex[:12]
+        clear(self._run, point)
+        write_atomically(
+            job_file(self._run, point), job_text(launch.job.model_copy(update={"attempt": attempt}))
+        )
+        submission = self._commands.scheduler.submit(
+            self._commands.render(launch, attempt=attempt),
+            name=point,
+            logs=log_folder(self._run, point),
+            start=lambda command, log: self._engine.start(command, log=log),
+        )
+        follower = Follower(self._run / METRICS, attempt=attempt, show=show)
+        status = _follow(submission, follower)
+        if status:
+            self._raise_unless_memory(launch.placement, submission, status)
+            return None
+        nodes = rank_hosts(point_folder(self._run, point)) or submission.nodes
+        scheduler = self._commands.scheduler_name
+        return LaunchResult(attempt=attempt, allocation=Allocation(scheduler=scheduler, nodes=nodes))
+
+    def _raise_unless_memory(self, placement: Placement, submission: Submission, status: int) -> None:
+        """Raise RunError for a failed launch, but for a rank whose device ran out of memory."""
+        logs = submission.logs()
+        texts = [log.read_text(encoding="utf-8", errors="replace") for log in logs]
+        failed = self._commands.launcher.culprit(texts)
+        if failed is None:
+            raise RunError(
+                f"the ranks could not be started or ended with {describe_status(status)}",
+                place=placement.id,
+                found=last_lines("\n".join(texts)),
+                hint=f"the whole log is {', '.join(map(str, logs)) or 'empty'}",
+            )
+        if failed.status == OUT_OF_MEMORY:
+            return
+        log = next(rank_logs(log_folder(self._run, placement.id), placement, failed.rank), logs[0])
+        raise RunError(
+            f"rank {failed.rank} of {placement.world_size} failed with {describe_status(failed.status)}",
+            place=placement.id,
+            found=last_lines(log.read_text(encoding="utf-8", errors="replace")),
+            hint=f"the whole log is {log}; after mending the cause, --resume goes on",
+        )
+
+
+class Follower:
+    """Shows the whole lines that one attempt appends to the metrics of a run."""
+
+    def __init__(self, metrics: Path, *, attempt: str, show: Callable[[bytes], None]) -> None:
+        self._metrics = metrics
+        self._attempt = attempt
+        self._show = show
+        self._offset = metrics.stat().st_size if metrics.exists() else 0
+
+    def follow(self) -> None:
+        """Show the lines that have come since the last call."""
+        if not self._metrics.exists():
+            return
+        with self._metrics.open("rb") as stream:
+            stream.seek(self._offset)
+            new = stream.read()
+        whole = new[: new.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            # A process that outlived its attempt may still write.
+            if MetricsLine.model_validate_json(line).attempt == self._attempt:
+                self._show(line)
+
+
+def _follow(submission: Submission, follower: Follower) -> int:
+    """Show lines until `submission` ends, and return its exit status; nothing outlives an interruption."""
+    try:
+        while (status := submission.poll()) is None:
+            follower.follow()
+            time.sleep(POLL_SECONDS)
+        follower.follow()
+        return status
+    finally:
+        submission.cancel()
+
+
+def point_folder(run: Path, point: str) -> Path:
+    """Return the folder that the ranks of `point` write to."""
+    return run / "points" / point
+
+
+def job_file(run: Path, point: str) -> Path:
+    """Return the file that tells the ranks of `point` what to do."""
+    return point_folder(run, point) / "job.json"
+
+
+def job_text(job: Job) -> str:
+    """Return what the job file holds."""
+    return job.model_dump_json(indent=1) + "\n"
+
+
+def log_folder(run: Path, point: str) -> Path:
+    """Return the folder for the logs of the launcher and the ranks of `point`."""
+    return run / "log" / point
+
+
+def rank_hosts(folder: Path) -> tuple[str, ...]:
+    """Return the hosts that the ranks of a point report, each once, in the order of their first ranks."""
+    reports = [load_json(path, RankReport) for path in (folder / "ranks").glob("*.json")]
+    return tuple(dict.fromkeys(report.host for report in sorted(reports, key=lambda one: one.rank)))
+
+
+def rank_logs(logs: Path, placement: Placement, rank: int) -> Iterator[Path]:
+    """Yield the logs of `rank` below `logs`, wherever the launcher's version puts them."""
+    node, local = divmod(rank, placement.devices_per_node)
+    folder = Path(node_logs(str(logs), placement=placement, node=node))
+    for name in ("stderr.log", "stdout.log"):
+        yield from (
+            path for path in folder.rglob(name) if path.parent.name == str(local) and path.stat().st_size
+        )
+
+
+def describe_status(status: int) -> str:
+    """Return an exit status in words; a negative one is a signal."""
+    return f"signal {-status}" if status < 0 else f"exit status {status}"
+
+
+def clear(run: Path, point: str) -> None:
+    """Take away what an earlier attempt at `point` has left: files, logs, lines of metrics."""
+    for stale in (point_folder(run, point), log_folder(run, point)):
+        shutil.rmtree(stale, ignore_errors=True)
+    forget(run / METRICS, point)
+    log_folder(run, point).mkdir(parents=True)
+
+
+def forget(metrics: Path, point: str) -> None:
+    """Drop the lines of `point` and any torn line, so that a point which starts over counts once."""
+    if not metrics.exists():
+        return
+    kept = []
+    for line in metrics.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            other = MetricsLine.model_validate_json(line).point != point
+        except ValidationError:
+            other = False
+        if other:
+            kept.append(json.dumps(json.loads(line)))
+    write_atomically(metrics, "".join(f"{line}\n" for line in kept))

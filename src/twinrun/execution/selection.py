@@ -1,0 +1,251 @@
+"""What a run uses where the user did not say, and why."""
+
+from __future__ import annotations
+
+from twinrun.execution import engines
+from twinrun.execution.launchers import load_launcher
+from twinrun.execution.schedulers import load_scheduler
+from twinrun.foundation.discovery import load_part
+from twinrun.foundation.errors import InputError, MachineError, closest
+from twinrun.foundation.manifest import Frozen
+from twinrun.foundation.text import duration
+from twinrun.machine.architecture import misfit, refuse_misfit
+from twinrun.machine.inventory import Machine, detect
+from twinrun.manifests.recipe import SCALES, LoadedRecipe
+from twinrun.manifests.stack import LoadedStack
+from twinrun.manifests.vendor import Gpu, Vendor
+from twinrun.planning.plan import Plan, resolve
+from twinrun.planning.project import Project
+from twinrun.workloads import load_workload
+from twinrun.workloads.workload import Choice, Hardware
+
+LAUNCHER, SCHEDULER = "torchrun", "local"
+
+
+class Request(Frozen):
+    """`invoke run` as typed; None where the user left the choice to us."""
+
+    recipe: str
+    vendor: str | None = None
+    stack: str | None = None
+    engine: str | None = None
+    launcher: str | None = None
+    scheduler: str | None = None
+    scale: str | None = None
+    settings: tuple[str, ...] = ()
+    dry: bool = False
+
+
+class Selection(Frozen):
+    """A plan with everything it was chosen from."""
+
+    plan: Plan
+    choices: tuple[Choice, ...]
+    recipe: LoadedRecipe
+    stack: LoadedStack
+    vendor: Vendor
+    machine: Machine
+    """The host that submits."""
+    gpu: Gpu | None
+
+
+def select(project: Project, request: Request) -> Selection:
+    """Choose what the request leaves open and resolve the plan; starts nothing.
+
+    Raises:
+        InputError: a name or setting that does not exist.
+        MachineError: this machine cannot run it.
+    """
+    loaded = project.recipe(request.recipe)
+    scale_name = _known("scale", request.scale, list(SCALES))
+    machine, vendor = _machine(project, request, loaded)
+    scale = _scale(scale_name, machine)
+    stack = _stack(project, request, loaded, machine.vendor if vendor is None else vendor.value)
+    name = stack.stack.vendor
+    engine = _engine(request, stack, project.vendors[name], machine, project.gpus)
+    launcher = Choice(name="launcher", value=request.launcher or LAUNCHER, because=_why(request.launcher))
+    scheduler = Choice(
+        name="scheduler", value=request.scheduler or SCHEDULER, because=_why(request.scheduler)
+    )
+    gpu = _gpu(machine, project.gpus, scale.value, loaded)
+    hardware = Hardware(
+        gpu=gpu,
+        device_memory_bytes=_device_memory(machine, gpu),
+        devices=len(machine.devices),
+        cores=machine.cpu_count,
+    )
+    plan, planned = resolve(
+        loaded,
+        scale=scale.value,
+        settings=request.settings,
+        stack=stack,
+        hardware=hardware,
+        engine=engine.value,
+        launcher=launcher.value,
+        scheduler=scheduler.value,
+    )
+    _demand_startable(plan, request, machine)
+    chosen = vendor or Choice(name="vendor", value=name, because=_seen(machine))
+    decided = (chosen, scale, _stack_choice(request, stack), engine, launcher, scheduler)
+    return Selection(
+        plan=plan,
+        choices=(*decided, *planned, *_estimate(plan)),
+        recipe=loaded,
+        stack=stack,
+        vendor=project.vendors[name],
+        machine=machine,
+        gpu=gpu,
+    )
+
+
+def _machine(project: Project, request: Request, loaded: LoadedRecipe) -> tuple[Machine, Choice | None]:
+    """Probe the machine; a paper-scale plan that will not run may be for GPUs it lacks."""
+    root, only_a_plan = project.root, request.scale == "paper" and request.dry
+    if request.vendor is None:
+        machine = detect(root)
+        if machine.devices or not only_a_plan:
+            return machine, None
+        vendor = project.gpus[_published_gpu(loaded)].vendor
+        return machine, Choice(
+            name="vendor", value=vendor, because="the published hardware; this is only a plan"
+        )
+    if only_a_plan:
+        _known("vendor", request.vendor, list(project.vendors))
+        return detect(root), Choice(name="vendor", value=request.vendor, because=_why(request.vendor))
+    machine = detect(root, vendor=request.vendor)
+    return machine, Choice(name="vendor", value=request.vendor, because=_why(request.vendor))
+
+
+def _known(option: str, value: str | None, allowed: list[str]) -> str | None:
+    if value is not None and value not in allowed:
+        raise InputError(
+            f"unknown {option}",
+            place=f"--{option}",
+            found=value,
+            allowed=allowed,
+            hint=closest(value, allowed),
+        )
+    return value
+
+
+def _scale(asked: str | None, machine: Machine) -> Choice:
+    if asked:
+        return Choice(name="scale", value=asked, because=_why(asked))
+    if machine.devices:
+        return Choice(name="scale", value="node", because="the machine has GPUs")
+    return Choice(name="scale", value="smoke", because="no GPU in use")
+
+
+def _stack(project: Project, request: Request, loaded: LoadedRecipe, vendor: str) -> LoadedStack:
+    stacks = loaded.recipe.stacks
+    serving = [*stacks.current.values(), *stacks.published]
+    name = request.stack or stacks.current.get(vendor)
+    if name is None:
+        raise InputError(
+            "the recipe has no stack for this vendor",
+            place=f"{loaded.folder}/recipe.toml:stacks.current",
+            found=vendor,
+            allowed=sorted(stacks.current),
+        )
+    stack = project.stack(name)
+    if name not in serving:
+        raise InputError(
+            "the stack does not serve this recipe",
+            place="--stack",
+            found=name,
+            allowed=serving,
+            hint=closest(name, serving),
+        )
+    if stack.stack.vendor != vendor:
+        raise InputError(
+            "the stack is for another vendor",
+            place="--stack",
+            found=f"{name} is for {stack.stack.vendor}",
+            allowed=f"a stack for {vendor}",
+            hint=f"add --vendor {stack.stack.vendor}, or leave --stack out",
+        )
+    return stack
+
+
+def _stack_choice(request: Request, stack: LoadedStack) -> Choice:
+    because = _why(request.stack) if request.stack else f"the recipe's current stack for {stack.stack.vendor}"
+    return Choice(name="stack", value=stack.stack.name, because=because)
+
+
+def _engine(
+    request: Request, stack: LoadedStack, vendor: Vendor, machine: Machine, gpus: dict[str, Gpu]
+) -> Choice:
+    built = stack.stack.archs
+    unfit = misfit(built=built, machine=machine, vendor=vendor, gpus=gpus)
+    if request.engine:
+        if load_part(engines, request.engine).RUNS_IMAGES:
+            refuse_misfit(image=stack.image(), built=built, unfit=unfit)
+        return Choice(name="engine", value=request.engine, because=_why(request.engine))
+    reason = load_part(engines, "docker").unusable(stack=stack, vendor=vendor)
+    if reason is None and unfit:
+        reason = f"{stack.image()} is built for {', '.join(built)}, not for {unfit}"
+    if reason is None:
+        return Choice(name="engine", value="docker", because=f"the daemon answers and has {stack.image()}")
+    return Choice(name="engine", value="venv", because=reason)
+
+
+def _gpu(machine: Machine, gpus: dict[str, Gpu], scale: str, loaded: LoadedRecipe) -> Gpu | None:
+    if machine.devices:
+        known = machine.devices[0].gpu
+        return gpus[known] if known else None
+    return gpus[_published_gpu(loaded)] if scale == "paper" else None
+
+
+def _published_gpu(loaded: LoadedRecipe) -> str:
+    named = [claim.hardware.gpu for claim in loaded.published.claim if claim.hardware]
+    if not named:
+        raise InputError(
+            "no claim names its hardware", place=f"{loaded.folder}/published.toml:claim.hardware"
+        )
+    return named[0]
+
+
+def _device_memory(machine: Machine, gpu: Gpu | None) -> int | None:
+    probed = [device.memory_bytes for device in machine.devices if device.memory_bytes]
+    if probed:
+        return min(probed)
+    return gpu.device_memory_bytes if gpu else None
+
+
+def _demand_startable(plan: Plan, request: Request, machine: Machine) -> None:
+    """Raise MachineError where this machine cannot start the plan; a plan alone is printed all the same."""
+    reason = load_launcher(plan.launcher).unusable(scheduler=plan.scheduler)
+    if reason:
+        raise MachineError(reason, place=f"--launcher {plan.launcher}", found=plan.scheduler)
+    scheduler = load_scheduler(plan.scheduler)
+    if request.dry:
+        return
+    load_workload(plan.workload).refuse(plan.part, scale=plan.scale, devices=len(machine.devices))
+    reason = scheduler.unusable(nodes=max(point.nodes for point in plan.points))
+    if reason:
+        raise MachineError(
+            reason,
+            place=f"--scheduler {plan.scheduler}",
+            allowed="points of one node",
+            hint="print the plan with --dry, or use --scale node",
+        )
+
+
+def _estimate(plan: Plan) -> tuple[Choice, ...]:
+    """Return how long the points will take, where anything is known of it."""
+    known = [(point.id, point.seconds) for point in plan.points if point.seconds is not None]
+    if not known:
+        return ()
+    each = ", ".join(f"{name} {duration(seconds)}" for name, seconds in known)
+    total = sum(seconds for _, seconds in known)
+    return (Choice(name="time", value=f"about {duration(total)}", because=f"estimated: {each}"),)
+
+
+def _seen(machine: Machine) -> str:
+    if not machine.devices:
+        return machine.probe
+    return f"{len(machine.devices)} x {machine.devices[0].name}"
+
+
+def _why(asked: str | None) -> str:
+    return "asked for" if asked else "the only one without a cluster"

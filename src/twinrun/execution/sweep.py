@@ -1,0 +1,136 @@
+"""The loop over the points of a plan: each is tried until an attempt fits into memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from twinrun.execution.engine import Workspace
+from twinrun.execution.progress import Display
+from twinrun.execution.ranks import Launch, LaunchResult, Ranks, point_folder
+from twinrun.foundation.errors import MachineError
+from twinrun.foundation.files import write_atomically
+from twinrun.foundation.manifest import Frozen, load_json
+from twinrun.foundation.text import number, percent
+from twinrun.manifests.vendor import Gpu
+from twinrun.planning.plan import Plan, typed_points
+from twinrun.protocol.allocation import Allocation
+from twinrun.workloads import load_workload
+from twinrun.workloads.workload import Point, PointRecord, Run
+
+
+class Finished(Frozen):
+    """A finished point as it waits in the run folder for the others."""
+
+    plan_sha256: str
+    point: PointRecord
+    libraries: dict[str, str]
+    allocation: Allocation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """Runs the points of one plan that are not finished yet."""
+
+    plan: Plan
+    ranks: Ranks
+    workspace: Workspace
+    run: Run
+    """What the jobs of all points share; folders and attempt are filled in for each."""
+    gpu: Gpu | None
+    display: Display
+
+    def finish(self) -> list[Finished]:
+        """Run what is left and return every point, in the order of the plan.
+
+        Raises:
+            MachineError: no attempt fits into the memory of a device.
+            RunError: a rank failed; names it and shows the end of its log.
+        """
+        done = finished(self.workspace.run, self.plan)
+        self.display.expect(self.plan, done)
+        for point in self.plan.points:
+            if point.id in done:
+                self.display.say(f"{point.id}: finished before, not run again")
+                continue
+            done[point.id] = self._measure(point)
+            text = done[point.id].model_dump_json(indent=1) + "\n"
+            write_atomically(_file(self.workspace.run, point.id), text)
+            self.display.point_done()
+        return [done[point.id] for point in self.plan.points]
+
+    def _measure(self, point: Point) -> Finished:
+        workload, part = load_workload(self.plan.workload), self.plan.part
+        names = workload.attempts(part, point)
+        for place, name in enumerate(names):
+            launched = self._start(point, place, name)
+            if launched:
+                folder = point_folder(self.workspace.run, point.id)
+                result = load_json(folder / "result.json", workload.result)
+                numbers = workload.numbers(part, point, result)
+                measured = PointRecord(
+                    id=point.id,
+                    nodes=point.nodes,
+                    devices=point.world_size,
+                    hosts=launched.allocation.nodes,
+                    part=point.part,
+                    attempts=names[:place],
+                    **{name: getattr(numbers, name) for name in type(numbers).model_fields},
+                )
+                derived = workload.derived(part, measured, self.gpu)
+                record = measured.model_copy(update={"measurements": (*measured.measurements, *derived)})
+                self.display.end(point.id, status=summary(record, workload.headline))
+                return Finished(
+                    plan_sha256=self.plan.sha256(),
+                    point=record,
+                    libraries=result.libraries,
+                    allocation=launched.allocation,
+                )
+            self.display.end(point.id, status=f"{name}: out of memory")
+        raise MachineError(
+            "nothing that was tried fits into the memory of a device",
+            place=point.id,
+            found=f"tried {', '.join(names)}",
+            hint=workload.smaller,
+        )
+
+    def _start(self, point: Point, place: int, name: str) -> LaunchResult | None:
+        workload, part, run = load_workload(self.plan.workload), self.plan.part, self.workspace.run
+        self.display.begin(
+            point.id,
+            steps=workload.steps(part, point),
+            status=f"starting {point.world_size} rank(s), {name}",
+        )
+        out = self.ranks.inside(point_folder(run, point.id))
+        job = workload.job(part, point, attempt=place, run=self.run.model_copy(update={"out": out}))
+        launch = Launch(placement=point, script=self.workspace.root / self.plan.script, job=job)
+        return self.ranks.run(launch, show=lambda line: self.display.step(point.id, workload.progress(line)))
+
+
+def finished(run: Path, plan: Plan) -> dict[str, Finished]:
+    """Return the points of `plan` that are finished in a run folder."""
+    files = {point.id: _file(run, point.id) for point in plan.points}
+    found = {name: load_json(file, Finished) for name, file in files.items() if file.is_file()}
+    workload = load_workload(plan.workload)
+    return {
+        name: one.model_copy(update={"point": typed_points((one.point,), workload)[0]})
+        for name, one in found.items()
+        if one.plan_sha256 == plan.sha256()
+    }
+
+
+def summary(point: PointRecord, headline: tuple[str, ...]) -> str:
+    """Return the result of a point in one line: the first number that stands for it, and its last loss."""
+    shown = [one for metric in headline for one in point.measurements if one.metric == metric][:2]
+    parts = [
+        f"{one.id} "
+        + (percent(one.median) if one.metric.endswith("-share") else f"{number(one.median)} {one.unit}")
+        for one in shown
+    ]
+    parts += [f"{one.id} {one.values[-1]:.4f}" for one in point.series if one.values]
+    failed = [one.id for one in point.checks if one.outcome != "pass"]
+    return ", ".join([*parts, *(f"not passed: {name}" for name in failed)]) or "measured"
+
+
+def _file(run: Path, point: str) -> Path:
+    return run / "points" / f"{point}.json"

@@ -1,0 +1,22 @@
+"""The folders that a run uses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twinrun.execution import engines
+from twinrun.execution.engine import EngineModule, Workspace
+from twinrun.execution.kernels import package_folders
+from twinrun.execution.selection import Selection
+from twinrun.foundation.cache import cache_root
+from twinrun.foundation.discovery import load_part
+from twinrun.planning.project import Project
+
+
+def workspace_of(project: Project, selection: Selection, run: Path) -> Workspace:
+    """Return the folders that a run uses; kernels of the image are not looked for in the checkout."""
+    part: EngineModule = load_part(engines, selection.plan.engine)
+    baked = selection.stack.stack.kernels if part.RUNS_IMAGES else ()
+    carried = [name for name in selection.recipe.recipe.kernels if name not in baked]
+    packages = package_folders(project.root, carried)
+    return Workspace(root=project.root, run=run, data=cache_root() / "data", packages=packages)

@@ -1,0 +1,1 @@
+"""What everything stands on: errors, files, processes, manifests read into typed models, the cache."""

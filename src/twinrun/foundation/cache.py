@@ -1,0 +1,29 @@
+"""Where things that can be made again are kept between runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from twinrun.foundation.errors import MachineError
+
+COMPLETE = "complete"
+"""File that is written last into an environment."""
+
+
+def cache_root() -> Path:
+    """Return $TWINRUN_CACHE, else $XDG_CACHE_HOME/twinrun, else ~/.cache/twinrun.
+
+    Raises:
+        MachineError: the user has no home folder.
+    """
+    own, shared = os.environ.get("TWINRUN_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(own or f"{shared or '~/.cache'}/twinrun").expanduser().absolute()
+    except RuntimeError:
+        raise MachineError("this user has no home folder", place="HOME", hint="set TWINRUN_CACHE") from None
+
+
+def environment_folder(stack: str, lock_sha256: str) -> Path:
+    """Return the virtual environment that belongs to one lock of `stack`."""
+    return cache_root() / "environments" / f"{stack}-{lock_sha256[:12]}"

@@ -1,0 +1,94 @@
+"""Errors a user can cause or meet; each knows its exit code and prints without a traceback."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+
+class TwinrunError(Exception):
+    """A failure told as place, found, allowed and hint.
+
+    Subclasses fix `exit_code`; the meaning of the codes is in docs/reference/exit-codes.md.
+    """
+
+    exit_code = 6
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        place: str | None = None,
+        found: object = None,
+        allowed: object = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.place = place
+        self.found = found
+        self.allowed = allowed
+        self.hint = hint
+
+    def __str__(self) -> str:
+        head = f"{self.place}: {self.message}" if self.place else self.message
+        lines = [f"error: {head}"]
+        for label, value in (("found", self.found), ("allowed", self.allowed)):
+            if value is not None:
+                lines.append(f"  {label}: {_inline(value)}")
+        if self.hint:
+            lines.append(f"hint: {self.hint}")
+        return "\n".join(lines)
+
+
+class InputError(TwinrunError):
+    """The command or a file it reads is wrong."""
+
+    exit_code = 2
+
+
+class MachineError(TwinrunError):
+    """The input is right, but this machine cannot run it."""
+
+    exit_code = 3
+
+
+class RunError(TwinrunError):
+    """The run started and failed."""
+
+    exit_code = 4
+
+
+class Interrupted(TwinrunError):  # noqa: N818 - a stop by the user is no error
+    """The run was stopped and can be resumed."""
+
+    exit_code = 5
+
+
+def closest(word: str, choices: Iterable[str]) -> str | None:
+    """Return a hint naming the choice nearest to `word`, if one is near."""
+    names = list(choices)
+    near = [name for name in names if _abbreviates(word, name)] or difflib.get_close_matches(word, names, n=1)
+    return f"did you mean `{near[0]}`?" if near else None
+
+
+def _abbreviates(word: str, name: str) -> bool:
+    """Say whether `word` has the initials of `name`, part by part, as `lr` has of `learning_rate`."""
+    short, long = word.lower().split("."), name.lower().split(".")
+    if len(short) != len(long) or short == long:
+        return False
+    pairs = zip(short, long, strict=True)
+    return all(a == b or (len(a) > 1 and a == _initials(b)) for a, b in pairs)
+
+
+def _initials(name: str) -> str:
+    return "".join(part[:1] for part in re.split(r"[-_]", name))
+
+
+def _inline(value: object) -> str:
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return ", ".join(str(item) for item in value) or "(none)"
+    text = str(value)
+    # The last lines of a log are shown whole; one endless line is not.
+    return text if len(text) <= 300 or "\n" in text else text[:297] + "..."

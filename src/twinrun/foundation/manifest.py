@@ -1,0 +1,140 @@
+"""TOML and JSON files read into frozen, typed models; what is wrong is named by file and key."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from twinrun.foundation.errors import InputError, closest
+
+# Manifests are written by people: the largest of ours is under 10 kB.
+MAX_MANIFEST_BYTES = 1_000_000
+
+
+class Frozen(BaseModel):
+    """Base of every model that is read from a file: immutable, strict, no unknown keys."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def load_toml(path: Path, model: type[Model]) -> Model:
+    """Read the TOML file at `path` as `model`.
+
+    Raises:
+        InputError: missing, not UTF-8, broken TOML (with its line), or not what `model` allows.
+    """
+    return validate(read_toml(path), model, place=str(path))
+
+
+def load_json(path: Path, model: type[Model]) -> Model:
+    """Read the JSON file at `path` as `model`; raises InputError as `load_toml` does."""
+    text = _read(path)
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"not JSON: {error}", place=str(path)) from None
+    return validate(data, model, place=str(path))
+
+
+def validate(data: Any, model: type[Model], *, place: str, also: Iterable[str] = ()) -> Model:
+    """Check plain `data` against `model`; `place` names where it came from.
+
+    Args:
+        also: keys that the file may have beside those of `model`, for the message about an unknown one.
+
+    Raises:
+        InputError: the first thing wrong, with key, found and allowed.
+    """
+    try:
+        # Strict JSON mode takes lists for tuples, which strict Python mode refuses.
+        return model.model_validate_json(json.dumps(data, default=str))
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        # A misspelt key is unknown, and what it should have been is missing: the first is the cause.
+        first = next((one for one in found if one["type"] == "extra_forbidden"), found[0])
+        raise _explain(first, model, place, set(also)) from None
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise InputError(f"cannot be read: {error}", place=place) from None
+
+
+def _read(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", place=str(path)) from None
+    if len(content) > MAX_MANIFEST_BYTES and path.suffix == ".toml":
+        raise InputError(
+            "too large for a manifest",
+            place=str(path),
+            found=f"{len(content)} bytes",
+            allowed=f"at most {MAX_MANIFEST_BYTES} bytes",
+        )
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"not UTF-8: {error.reason} at byte {error.start}", place=str(path)) from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the content of the TOML file at `path`; raises InputError as `load_toml` does."""
+    text = _read(path)
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        message, _, position = str(error).partition(" (at ")
+        line = position.removeprefix("line ").partition(",")[0]
+        where = f"{path}:{line}" if line.isdigit() else f"{path}:{text.count(chr(10)) + 1}"
+        twice = "a key may stand only once in its table" if "overwrite" in message else None
+        raise InputError(f"broken TOML: {message}", place=where, hint=twice) from None
+    except (ValueError, RecursionError) as error:
+        # A number of thousands of digits, or thousands of brackets.
+        raise InputError(f"broken TOML: {error}", place=str(path)) from None
+
+
+def _explain(error: ErrorDetails, model: type[BaseModel], place: str, also: set[str]) -> InputError:
+    location = error["loc"]
+    key = ".".join(str(part) for part in location)
+    where = f"{place}:{key}" if key else place
+    if error["type"] == "extra_forbidden":
+        name = str(location[-1])
+        allowed = sorted(_keys_at(model, location[:-1]) | (also if len(location) == 1 else set()))
+        return InputError(
+            "unknown key", place=where, found=name, allowed=allowed or None, hint=closest(name, allowed)
+        )
+    if error["type"] == "missing":
+        return InputError("this key is required", place=where, hint="see docs/reference/manifests.md")
+    return InputError(error["msg"], place=where, found=repr(error["input"]))
+
+
+def _keys_at(model: Any, location: tuple[int | str, ...]) -> set[str]:
+    """Return the keys allowed at `location` inside `model`, following containers and unions."""
+    candidates = [model]
+    for part in location:
+        following: list[Any] = []
+        for candidate in _models_in(candidates):
+            field = candidate.model_fields.get(str(part))
+            if field is not None:
+                following.append(field.annotation)
+        candidates = following or candidates
+    return {key for candidate in _models_in(candidates) for key in candidate.model_fields}
+
+
+def _models_in(annotations: list[Any]) -> list[type[BaseModel]]:
+    found: list[type[BaseModel]] = []
+    for annotation in annotations:
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            found.append(annotation)
+        else:
+            found.extend(_models_in(list(get_args(annotation))))
+    return found

@@ -1,0 +1,110 @@
+"""Processes of this machine, started in a group of their own so that they end together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from twinrun.foundation.errors import MachineError, RunError
+
+# A rank needs a moment to close its process group; torchrun waits 30 s before it kills, we do not.
+GRACE_SECONDS = 10.0
+# Names a process and, through the environment they inherit, all that it starts.
+_MARK = "TWINRUN_PROCESS"
+
+
+class LocalProcess:
+    """A process with its own group; what it prints goes to one file."""
+
+    def __init__(
+        self, arguments: Sequence[str], *, variables: Mapping[str, str], folder: Path, log: Path
+    ) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._mark = uuid.uuid4().hex
+        try:
+            with log.open("ab") as stream:
+                self._process = subprocess.Popen(
+                    list(arguments),
+                    env=os.environ | dict(variables) | {_MARK: self._mark},
+                    cwd=folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stream,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise MachineError(f"cannot start: {error.strerror}", place=arguments[0]) from None
+
+    def poll(self) -> int | None:
+        """Return the exit status, or None while it runs."""
+        return self._process.poll()
+
+    def stop(self) -> None:
+        """Terminate the group, then kill what is left of it and of all that it started.
+
+        torchrun gives each rank a session of its own, and stopped while it starts them it forgets some.
+        """
+        self._signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(GRACE_SECONDS)
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        for pid in _marked(self._mark):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+
+def _marked(mark: str) -> list[int]:
+    """Return the processes of this user that carry `mark` in their environment."""
+    wanted = f"{_MARK}={mark}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        # Processes end while they are listed, and those of others are closed to us.
+        with contextlib.suppress(OSError):
+            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found
+
+
+def read_output(
+    arguments: Sequence[str], *, variables: Mapping[str, str], folder: Path, seconds: float = 120
+) -> str:
+    """Run a short command and return its standard output.
+
+    Raises:
+        RunError: it failed or took too long; the message holds its last lines.
+    """
+    try:
+        done = subprocess.run(
+            list(arguments),
+            env=os.environ | dict(variables),
+            cwd=folder,
+            capture_output=True,
+            # Not the locale's: what a child prints has no encoding that we could know.
+            encoding="utf-8",
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RunError(f"cannot run: {error}", place=arguments[0]) from None
+    if done.returncode:
+        raise RunError(
+            "the command failed", place=" ".join(arguments[:4]), found=last_lines(done.stderr or done.stdout)
+        )
+    return done.stdout
+
+
+def last_lines(text: str, count: int = 15) -> str:
+    """Return the last lines of `text` that are not blank, each on a line of its own."""
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    return "\n    ".join(["", *lines[-count:]])

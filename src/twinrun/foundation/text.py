@@ -1,0 +1,34 @@
+"""Numbers in words, the same on every surface."""
+
+from __future__ import annotations
+
+
+def number(value: float) -> str:
+    """Return four significant digits, thousands separated."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if abs(value) >= 0.001 or value == 0 else f"{value:.2g}"
+
+
+def percent(share: float) -> str:
+    """Return a share of one in percent."""
+    return f"{share:.1%}"
+
+
+def plain(value: str | int | bool | tuple[str | int | bool, ...]) -> str:
+    """Return a value of a configuration, thousands separated; of several, any of them."""
+    if isinstance(value, tuple):
+        return " or ".join(plain(one) for one in value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time as a person would say it: seconds, minutes or hours."""
+    if seconds < 90:
+        return f"{max(seconds, 1):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,261 @@
+"""Debian and Ubuntu archives: packages resolved and downloaded by apt with a root of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from twinrun.foundation.cache import cache_root
+from twinrun.foundation.errors import InputError, MachineError, closest
+from twinrun.foundation.files import sha256_of_file
+from twinrun.foundation.manifest import Frozen
+from twinrun.foundation.processes import last_lines
+from twinrun.manifests.apt_lock import SystemPackage
+
+# In every image and every root file system of a distribution.
+ESSENTIAL = ("?essential", "apt")
+_INSTALLED = re.compile(r"^Inst (\S+) .*?\(([^ ]+) ", re.MULTILINE)
+# An expired Release file, as snapshots have it, is as good: the lock has the checksums.
+_CONFIGURATION = """\
+Dir "{root}/";
+Dir::State::status "{root}/status";
+Dir::Etc::sourceparts "/dev/null";
+APT::Architecture "{architecture}";
+APT::Architectures {{ "{architecture}"; }};
+APT::Install-Recommends "false";
+APT::Sandbox::User "";
+Acquire::Check-Valid-Until "false";
+Acquire::Languages "none";
+Acquire::Retries "3";
+"""
+
+
+class Distribution(Frozen):
+    """Mirror, suites and signing keys of one distribution."""
+
+    name: str
+    suites: tuple[str, ...]
+    mirror: str
+    """Default of the variable TWINRUN_<NAME>_MIRROR."""
+    security: str
+    """Mirror and suite of the security updates."""
+    components: str
+    keyring: str
+    """Path of the keys that sign the releases."""
+
+    def sources(self, suite: str) -> str:
+        """Return sources.list for `suite` with its updates."""
+        mirror = os.environ.get(f"TWINRUN_{self.name.upper()}_MIRROR", self.mirror).rstrip("/")
+        places = (f"{mirror} {suite}", f"{mirror} {suite}-updates", self.security)
+        return "".join(
+            f"deb [signed-by={self.keyring}] {place.format(mirror=mirror, suite=suite)} {self.components}\n"
+            for place in places
+        )
+
+
+_DISTRIBUTIONS = (
+    Distribution(
+        name="debian",
+        suites=("bookworm", "trixie"),
+        mirror="http://deb.debian.org/debian",
+        security="{mirror}-security {suite}-security",
+        components="main",
+        keyring="/usr/share/keyrings/debian-archive-keyring.gpg",
+    ),
+    Distribution(
+        name="ubuntu",
+        suites=("jammy", "noble"),
+        mirror="http://archive.ubuntu.com/ubuntu",
+        security="{mirror} {suite}-security",
+        components="main universe",
+        keyring="/usr/share/keyrings/ubuntu-archive-keyring.gpg",
+    ),
+)
+
+
+class AptArchive:
+    """Packages of one suite; this machine's packages and sources are neither read nor changed."""
+
+    def __init__(self, root: Path) -> None:
+        """Use the folder that `open_archive` has prepared."""
+        self._root = root
+
+    def release_date(self) -> int:
+        """Return the date of the newest Release file, in seconds since 1970."""
+        files = [*self._lists().glob("*_InRelease"), *self._lists().glob("*_Release")]
+        dates = [_field(file.read_text(encoding="utf-8"), "Date") for file in files]
+        return max(round(email.utils.parsedate_to_datetime(date).timestamp()) for date in dates)
+
+    def resolve(self, names: Iterable[str]) -> tuple[SystemPackage, ...]:
+        """Return the packages that apt would install beside those resolved before, and mark them installed.
+
+        Raises:
+            InputError: no such package, or they exclude each other.
+        """
+        names = list(names)
+        if not names:
+            return ()
+        done = self._apt("apt-get", "install", "--simulate", *names)
+        if done.returncode:
+            raise InputError("the system packages cannot be resolved", found=last_lines(done.stderr, 8))
+        chosen = [f"{name}={version}" for name, version in _INSTALLED.findall(done.stdout)]
+        stanzas = self._stanzas(chosen)
+        with (self._root / "status").open("a", encoding="utf-8") as status:
+            status.writelines(f"{stanza}\nStatus: install ok installed\n\n" for stanza in stanzas)
+        return tuple(_package(stanza) for stanza in stanzas)
+
+    def available(self, packages: Iterable[SystemPackage]) -> tuple[SystemPackage, ...]:
+        """Return those of the packages that the suite still has with the same checksum."""
+        offered = {_package(stanza) for stanza in self._stanzas([package.name for package in packages])}
+        return tuple(package for package in packages if package in offered)
+
+    def download(self, packages: Iterable[SystemPackage], folder: Path) -> None:
+        """Download packages to `folder`, under file names of apt's choice; raises MachineError."""
+        done = self._apt("apt-get", "download", *map(str, packages), folder=folder)
+        if done.returncode:
+            raise MachineError(
+                "the system packages cannot be fetched",
+                place="apt-get download",
+                found=last_lines(done.stderr, 6),
+                hint="check the network; a mirror drops old versions, a snapshot of it keeps them:"
+                " name one in TWINRUN_DEBIAN_MIRROR, or run `invoke lock`",
+            )
+
+    def _lists(self) -> Path:
+        return self._root / "var" / "lib" / "apt" / "lists"
+
+    def _stanzas(self, packages: list[str]) -> list[str]:
+        if not packages:
+            return []
+        text = self._apt("apt-cache", "show", *packages).stdout
+        # apt-cache shows an installed package twice.
+        return [stanza for stanza in text.strip().split("\n\n") if "\nStatus: " not in stanza]
+
+    def _apt(self, *arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+        variables = os.environ | {"APT_CONFIG": str(self._root / "apt.conf"), "LC_ALL": "C"}
+        command = (arguments[0], "--quiet=2", *arguments[1:])
+        try:
+            return subprocess.run(
+                command, env=variables, cwd=folder, capture_output=True, text=True, check=False
+            )
+        except OSError as error:
+            raise MachineError(
+                f"cannot start: {error.strerror}", place=arguments[0], hint="it comes with Debian and Ubuntu"
+            ) from None
+
+    def update(self, place: str) -> None:
+        """Run `apt-get update`; raises MachineError."""
+        done = self._apt("apt-get", "update", "--error-on=any")
+        if done.returncode:
+            raise MachineError(
+                "the lists of packages cannot be read",
+                place=place,
+                found=last_lines(done.stderr, 6),
+                hint="check the network, or name a mirror in TWINRUN_DEBIAN_MIRROR or TWINRUN_UBUNTU_MIRROR",
+            )
+
+
+@contextlib.contextmanager
+def open_archive(suite: str, architecture: str) -> Iterator[AptArchive]:
+    """Open the archive of a suite; raises InputError for an unknown one, MachineError when out of reach."""
+    distribution = _distribution(suite)
+    if not Path(distribution.keyring).is_file():
+        raise MachineError(
+            f"the keys of {distribution.name} are missing",
+            place=distribution.keyring,
+            hint=f"install the package {distribution.name}-keyring or {distribution.name}-archive-keyring",
+        )
+    with tempfile.TemporaryDirectory(prefix="twinrun-apt-") as folder:
+        root = Path(folder)
+        for part in ("etc/apt/preferences.d", "var/lib/apt/lists/partial", "var/cache/apt/archives/partial"):
+            (root / part).mkdir(parents=True)
+        (root / "status").touch()
+        (root / "etc/apt/sources.list").write_text(distribution.sources(suite), encoding="utf-8")
+        configuration = _CONFIGURATION.format(root=root, architecture=architecture)
+        (root / "apt.conf").write_text(configuration, encoding="utf-8")
+        archive = AptArchive(root)
+        archive.update(f"{distribution.name} {suite}")
+        yield archive
+
+
+def fetch_packages(
+    packages: Iterable[SystemPackage], *, suite: str, architecture: str
+) -> dict[SystemPackage, Path]:
+    """Return the file of every package from the cache or the mirror, verified by checksum.
+
+    Raises:
+        MachineError: the mirror has one no longer, or another file under its version.
+    """
+    folder = cache_root() / "packages"
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {package: folder / f"{package.sha256}.deb" for package in packages}
+    absent = [package for package, file in files.items() if not _has_checksum(file, package)]
+    if absent:
+        with open_archive(suite, architecture) as archive, tempfile.TemporaryDirectory(dir=folder) as partial:
+            archive.download(absent, Path(partial))
+            for file in Path(partial).glob("*.deb"):
+                file.rename(folder / f"{sha256_of_file(file)}.deb")
+    for package, file in files.items():
+        if not _has_checksum(file, package):
+            raise MachineError(
+                "the package is not the locked one",
+                place=f"apt.lock: {package}",
+                allowed=package.sha256,
+                hint="the mirror has another file under the same version; run `invoke lock`",
+            )
+    return files
+
+
+def write_repository(files: Iterable[Path], folder: Path) -> None:
+    """Make `folder` an apt repository of exactly these files: `deb [trusted=yes] file:FOLDER ./`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stanzas = []
+    for file in sorted(files):
+        copy = folder / file.name
+        shutil.copyfile(file, copy)
+        # apt reads it as its own user.
+        copy.chmod(0o644)
+        fields = subprocess.run(
+            ["dpkg-deb", "--field", os.fspath(file)], capture_output=True, text=True, check=True
+        ).stdout
+        location = f"Filename: ./{file.name}\nSize: {file.stat().st_size}\nSHA256: {sha256_of_file(file)}\n"
+        stanzas.append(f"{fields.rstrip()}\n{location}")
+    index = folder / "Packages"
+    index.write_text("\n".join(stanzas), encoding="utf-8")
+    index.chmod(0o644)
+
+
+def _distribution(suite: str) -> Distribution:
+    suites = {name: one for one in _DISTRIBUTIONS for name in one.suites}
+    if suite not in suites:
+        raise InputError(
+            "unknown suite",
+            place="stack.toml:base.suite",
+            found=suite,
+            allowed=sorted(suites),
+            hint=closest(suite, suites),
+        )
+    return suites[suite]
+
+
+def _has_checksum(file: Path, package: SystemPackage) -> bool:
+    return file.is_file() and sha256_of_file(file) == package.sha256
+
+
+def _package(stanza: str) -> SystemPackage:
+    return SystemPackage(
+        name=_field(stanza, "Package"), version=_field(stanza, "Version"), sha256=_field(stanza, "SHA256")
+    )
+
+
+def _field(text: str, name: str) -> str:
+    found = re.search(rf"^{name}: (.*)$", text, re.MULTILINE)
+    assert found is not None, f"no field {name}"
+    return found[1].strip()

@@ -1,0 +1,1 @@
+"""Build of a stack's image: reproducible, from verified artifacts, without a network."""

@@ -1,0 +1,181 @@
+"""Local files of artifacts: from a wheelhouse or the cache, downloaded when absent, verified by checksum."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NoReturn
+
+from twinrun.foundation.cache import cache_root
+from twinrun.foundation.errors import InputError
+from twinrun.foundation.files import sha256_of_file
+from twinrun.images import apt_archive
+from twinrun.images.building.artifacts import Artifact
+from twinrun.images.building.download import download_sdists, download_wheels
+from twinrun.images.building.wheel_tags import is_compatible
+from twinrun.manifests.apt_lock import SystemPackage
+from twinrun.manifests.stack import Alternative, Stack, normalise
+
+
+class FileIndex:
+    """Files below one folder by name and checksum; each checksum is computed once."""
+
+    def __init__(self, folder: Path, stack: Stack) -> None:
+        self.folder = folder
+        self._stack = stack
+        self._digests: dict[Path, str] = {}
+        self._files: list[Path] = []
+        self.scan()
+
+    def scan(self) -> None:
+        """List the folder again."""
+        self._files = sorted(path for path in self.folder.rglob("*") if path.is_file())
+
+    def digest(self, path: Path) -> str:
+        """Return the SHA-256 of a file of the folder."""
+        if path not in self._digests:
+            self._digests[path] = sha256_of_file(path)
+        return self._digests[path]
+
+    def debs(self) -> dict[str, Path]:
+        """Return the .deb files by their checksum."""
+        return {self.digest(path): path for path in self._files if path.suffix == ".deb"}
+
+    def candidates(self, artifact: Artifact) -> list[Path]:
+        """Return the files named as the artifact is, of wheels those that the image can install."""
+        named = [path for path in self._files if matches_name(path, artifact)]
+        return [path for path in named if path.suffix != ".whl" or is_compatible(path.name, self._stack)]
+
+    def accepted(self, artifact: Artifact) -> list[Path]:
+        """Return the candidates with a locked checksum."""
+        return [path for path in self.candidates(artifact) if artifact.accepts(self.digest(path))]
+
+    def verified(self, artifact: Artifact) -> list[Path]:
+        """Return the candidates with a locked checksum; raises InputError when there are only others."""
+        candidates, accepted = self.candidates(artifact), self.accepted(artifact)
+        if candidates and not accepted:
+            raise _checksum_mismatch(artifact, candidates[0], self.digest(candidates[0]))
+        return accepted
+
+    def require(self, artifact: Artifact) -> list[Path]:
+        """Return the verified files of an artifact, at least one; raises InputError."""
+        return self.verified(artifact) or _missing(artifact, self.folder)
+
+
+def find_alternatives(stack: Stack, wheelhouse: Path | None) -> tuple[Alternative, ...]:
+    """Return the alternative wheels of stack.toml that the wheelhouse has.
+
+    Raises:
+        InputError: a file has the name of one and another checksum.
+    """
+    if wheelhouse is None:
+        return ()
+    index = FileIndex(wheelhouse, stack)
+    return tuple(pin for pin in stack.alternative if index.verified(_alternative_artifact(stack, pin)))
+
+
+def _alternative_artifact(stack: Stack, pin: Alternative) -> Artifact:
+    lock = f"images/stacks/{stack.name}/stack.toml"
+    return Artifact(lock=lock, entry=pin.requirement, kind="wheel", folder="python", digests=(pin.sha256,))
+
+
+def fetch_python_packages(
+    artifacts: Iterable[Artifact], *, wheelhouse: Path | None, stack: Stack, say: Callable[[str], None]
+) -> dict[Artifact, list[Path]]:
+    """Return the verified files of wheels and source distributions, one or more for each.
+
+    Raises:
+        InputError: the wheelhouse lacks one, or has another file under its name.
+        MachineError: one cannot be downloaded.
+    """
+    artifacts = list(artifacts)
+    folder = wheelhouse or cache_root() / "wheels"
+    if wheelhouse is None:
+        folder.mkdir(parents=True, exist_ok=True)
+    index = FileIndex(folder, stack)
+    absent = [one for one in artifacts if not _is_cached(index, one)] if wheelhouse is None else []
+    if absent:
+        say(f"fetching {len(absent)} Python package(s): {', '.join(one.entry for one in absent[:6])}"[:160])
+        download_wheels([one for one in absent if one.kind == "wheel"], folder, stack=stack)
+        download_sdists([one for one in absent if one.kind == "sdist"], folder)
+        index.scan()
+    return {artifact: index.require(artifact) for artifact in artifacts}
+
+
+def _is_cached(index: FileIndex, artifact: Artifact) -> bool:
+    """Say whether the cache has an artifact; files that have changed there are removed."""
+    accepted = index.accepted(artifact)
+    for path in index.candidates(artifact) if not accepted else ():
+        path.unlink()
+    return bool(accepted)
+
+
+def fetch_debs(
+    packages: tuple[SystemPackage, ...], *, wheelhouse: Path | None, stack: Stack, say: Callable[[str], None]
+) -> dict[SystemPackage, Path]:
+    """Return the verified .deb file of each package; raises as `fetch_python_packages`."""
+    folder = cache_root() / "packages"
+    folder.mkdir(parents=True, exist_ok=True)
+    if wheelhouse is not None:
+        _copy_to_cache(packages, wheelhouse, folder, stack)
+    assert stack.base is not None
+    absent = [one for one in packages if not (folder / f"{one.sha256}.deb").is_file()]
+    if absent:
+        say(f"fetching {len(absent)} system package(s): {', '.join(map(str, absent[:6]))}"[:160])
+    return apt_archive.fetch_packages(packages, suite=stack.base.suite, architecture=stack.architecture())
+
+
+def _copy_to_cache(packages: Iterable[SystemPackage], wheelhouse: Path, folder: Path, stack: Stack) -> None:
+    """Copy .deb files into the cache, so that no mirror is asked for them; raises InputError."""
+    debs = FileIndex(wheelhouse, stack).debs()
+    for package in packages:
+        if package.sha256 not in debs:
+            _refuse_absent_deb(package, wheelhouse, stack)
+        cached = folder / f"{package.sha256}.deb"
+        if not cached.is_file() or sha256_of_file(cached) != package.sha256:
+            shutil.copyfile(debs[package.sha256], cached)
+
+
+def _refuse_absent_deb(package: SystemPackage, wheelhouse: Path, stack: Stack) -> NoReturn:
+    artifact = Artifact(
+        lock=f"images/stacks/{stack.name}/apt.lock",
+        entry=str(package),
+        kind="deb",
+        folder="packages",
+        digests=(package.sha256,),
+    )
+    patterns = (f"{package.name}_*.deb", f"{package.sha256}.deb")
+    candidates = sorted({path for pattern in patterns for path in wheelhouse.rglob(pattern)})
+    if candidates:
+        raise _checksum_mismatch(artifact, candidates[0], sha256_of_file(candidates[0]))
+    _missing(artifact, wheelhouse)
+
+
+def matches_name(path: Path, artifact: Artifact) -> bool:
+    """Say whether a file name has the name and version of an artifact, with any local version label."""
+    if artifact.kind == "sdist":
+        name, _, version = path.name.removesuffix(".tar.gz").rpartition("-")
+    else:
+        name, version = [*path.name.split("-", 2), ""][:2] if path.suffix == ".whl" else ("", "")
+    versions = (version, version.partition("+")[0])
+    return normalise(name) == artifact.name() and artifact.version() in versions
+
+
+def _checksum_mismatch(artifact: Artifact, path: Path, digest: str) -> InputError:
+    return InputError(
+        f"{artifact.entry} is not the locked file",
+        place=str(path),
+        found=f"sha256 {digest}",
+        allowed=list(artifact.digests[:3]),
+        hint=f"{artifact.lock} names it; carry the file in again, or run `invoke lock`",
+    )
+
+
+def _missing(artifact: Artifact, folder: Path) -> NoReturn:
+    raise InputError(
+        f"{artifact.entry} is missing",
+        place=str(folder),
+        allowed=list(artifact.digests[:3]) or None,
+        hint=f"{artifact.lock} names it; a machine that has built it keeps it in its cache",
+    )

@@ -1,0 +1,157 @@
+"""Artifacts of an image: wheels, source distributions, checkouts and .deb files that its locks name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from packaging.markers import Marker
+from pydantic import Field
+
+from twinrun.foundation.errors import InputError
+from twinrun.foundation.manifest import Frozen
+from twinrun.images.building.wheel_tags import machine
+from twinrun.manifests.apt_lock import SystemPackage
+from twinrun.manifests.stack import Alternative, LoadedStack, Stack, matches, normalise
+
+_ENTRY = re.compile(r"^(?=[A-Za-z0-9])", re.MULTILINE)
+_COMMENT = re.compile(r"^#.*", re.MULTILINE)
+_REQUIREMENT = re.compile(
+    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9.+!-]+)(?: ; (?P<marker>[^\\\n]+?))?"
+    r"(?P<hashes>(?:\s*\\\n\s+--hash=sha256:[0-9a-f]{64})*)\s*"
+)
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+class Artifact(Frozen):
+    """One entry of a lock, satisfied by any one of the files that it has a digest of."""
+
+    lock: str
+    """Path of the lock."""
+    entry: str
+    """As the lock has it, for example `torch==2.7.0`."""
+    kind: Literal["wheel", "sdist", "commit", "deb"]
+    folder: str
+    """Folder of the build context."""
+    digests: tuple[str, ...] = Field(repr=False)
+    """SHA-256 of each file that satisfies the entry, or the commit; empty when unknown."""
+
+    def name(self) -> str:
+        """Return the normalised name without the version."""
+        return normalise(self.entry.partition("==")[0])
+
+    def version(self) -> str:
+        """Return the version."""
+        return self.entry.partition("==")[2]
+
+    def accepts(self, digest: str) -> bool:
+        """Say whether a file with this SHA-256 satisfies the entry."""
+        return not self.digests or digest in self.digests
+
+    def requirement(self) -> str:
+        """Return the line of a requirements file, with hashes."""
+        return " ".join([self.entry, *(f"--hash=sha256:{digest}" for digest in self.digests)])
+
+
+def wheel_artifacts(
+    root: Path, loaded: LoadedStack, *, alternatives: tuple[Alternative, ...] = ()
+) -> tuple[Artifact, ...]:
+    """Return the Python packages of the image.
+
+    Args:
+        alternatives: wheels of stack.toml that replace locked ones.
+    """
+    lock = f"{loaded.folder}/requirements.lock"
+    replacements = {normalise(pin.package()): pin for pin in alternatives}
+    alternative_digests = {pin.sha256 for pin in loaded.stack.alternative}
+    replaced = tuple(pattern for pin in alternatives for pattern in pin.replaces)
+    locked = []
+    for artifact in _read_lock(root / lock, loaded.stack, lock=lock, folder="python"):
+        if matches(artifact.name(), replaced):
+            continue
+        pin = replacements.get(artifact.name())
+        own = tuple(one for one in artifact.digests if one not in alternative_digests)
+        locked.append(artifact.model_copy(update={"digests": (pin.sha256,) if pin else own}))
+    unhashed = [
+        Artifact(lock=f"{loaded.folder}/stack.toml", entry=entry, kind="wheel", folder="python", digests=())
+        for entry in loaded.unhashed(root)
+    ]
+    return (*locked, *unhashed)
+
+
+def build_tool_artifacts(root: Path, loaded: LoadedStack) -> tuple[Artifact, ...]:
+    """Return the Python packages of the build stage."""
+    path = loaded.build_lock(root)
+    if path is None:
+        return ()
+    return tuple(_read_lock(path, loaded.stack, lock=f"{loaded.folder}/build.lock", folder="tools"))
+
+
+def source_artifacts(root: Path, loaded: LoadedStack) -> tuple[Artifact, ...]:
+    """Return what is built from source: commits and source distributions."""
+    pins = loaded.image_lock(root)
+    artifacts = []
+    for source in loaded.stack.sources:
+        pin = pins.source(source.name) if pins else None
+        digest = pin and (pin.commit or pin.sha256)
+        artifacts.append(
+            Artifact(
+                lock=f"{loaded.folder}/image.lock",
+                entry=(pin and pin.requirement) or source.name,
+                kind="sdist" if pin and pin.requirement else "commit",
+                folder=f"sources/{source.name}",
+                digests=(digest,) if digest else (),
+            )
+        )
+    return tuple(artifacts)
+
+
+def deb_artifacts(
+    loaded: LoadedStack, packages: tuple[SystemPackage, ...], folder: str
+) -> tuple[Artifact, ...]:
+    """Return packages of apt.lock as artifacts."""
+    lock = f"{loaded.folder}/apt.lock"
+    return tuple(
+        Artifact(lock=lock, entry=str(package), kind="deb", folder=folder, digests=(package.sha256,))
+        for package in packages
+    )
+
+
+def _read_lock(path: Path, stack: Stack, *, lock: str, folder: str) -> Iterator[Artifact]:
+    """Yield the entries of a hashed lock whose marker holds in the image; raises InputError."""
+    environment = _marker_environment(stack)
+    text = _COMMENT.sub("", path.read_text(encoding="utf-8"))
+    for part in filter(str.strip, _ENTRY.split(text)):
+        entry = _REQUIREMENT.fullmatch(part)
+        if entry is None:
+            line = text[: text.index(part)].count("\n") + 1
+            raise InputError(
+                "not a locked package",
+                place=f"{path}:{line}",
+                found=part.strip().partition("\n")[0][:120],
+                hint=f"run `invoke lock --stack {stack.name}`",
+            )
+        if entry["marker"] is None or Marker(entry["marker"]).evaluate(environment):
+            pin = f"{normalise(entry['name'])}=={entry['version']}"
+            digests = tuple(_HASH.findall(entry["hashes"]))
+            yield Artifact(lock=lock, entry=pin, kind="wheel", folder=folder, digests=digests)
+
+
+def _marker_environment(stack: Stack) -> dict[str, str]:
+    """Return the environment of PEP 508 markers: the image's, not this machine's."""
+    version = stack.interpreter()
+    return {
+        "implementation_name": "cpython",
+        "implementation_version": f"{version}.0",
+        "os_name": "posix",
+        "platform_machine": machine(stack),
+        "platform_python_implementation": "CPython",
+        "platform_release": "",
+        "platform_system": "Linux",
+        "platform_version": "",
+        "python_full_version": f"{version}.0",
+        "python_version": version,
+        "sys_platform": "linux",
+    }

@@ -1,0 +1,235 @@
+"""Builder of a stack's image: fetches, verifies, builds stage by stage and loads layer by layer."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from filelock import FileLock
+
+from twinrun.foundation.cache import cache_root
+from twinrun.foundation.errors import MachineError
+from twinrun.foundation.manifest import Frozen
+from twinrun.images.building.base import prepare_base
+from twinrun.images.building.context import fetch_artifacts, installed_bytes, write_context
+from twinrun.images.building.dockerfile import ContainerConfig
+from twinrun.images.building.image_archive import Image, ImageLayer, image_archive
+from twinrun.images.building.plan import SOURCE_STAGE, BuildPlan
+from twinrun.images.building.progress import BuildProgress, megabytes
+from twinrun.images.building.stages import StageBuilder, created_by
+from twinrun.images.building.transfer import load
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+# Unpacked by a stage, read in as finished layers, and those unpacked.
+_COPIES_IN_ENGINE = 3
+# Machine names of engines to Debian's architectures.
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+class BuiltLayer(Frozen):
+    """One layer of the image."""
+
+    name: str
+    diff_id: str
+    bytes: int | None = None
+    """Size of the uncompressed tar; None when the engine had the layer."""
+
+
+class BuiltImage(Frozen):
+    """An image in the engine."""
+
+    image: str
+    id: str
+    fresh: bool
+    """A layer was built; False when the image existed already."""
+    layers: tuple[BuiltLayer, ...]
+
+
+class Builder:
+    """Builds one plan in one engine."""
+
+    def __init__(
+        self, client: DockerClient, plan: BuildPlan, *, root: Path, log: Path, progress: BuildProgress
+    ) -> None:
+        self._client = client
+        self._plan = plan
+        self._root = root
+        self._log = log
+        self._progress = progress
+        self._needed_bytes = 0
+
+    def build(
+        self, *, wheelhouse: Path | None = None, base_file: Path | None = None, no_cache: bool = False
+    ) -> BuiltImage:
+        """Build the image, or the layers of it that the engine does not have.
+
+        Args:
+            wheelhouse: folder with all packages; nothing is downloaded then.
+            base_file: the base as a tar.
+            no_cache: build every layer, also those that the engine has.
+
+        Raises:
+            InputError: a file is missing or not the locked one; nothing was started.
+            MachineError: the engine is for another processor, or a disk is too small; nothing was tagged.
+            RunError: a step of the Dockerfile failed.
+        """
+        self._check_architecture()
+        cache_root().mkdir(parents=True, exist_ok=True)
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(cache_root() / f"build-{self._plan.stack.stack.name}.lock"):
+            existing = None if no_cache else self._find_existing()
+            if existing is not None and existing["Config"]["Labels"] == self._plan.labels:
+                self._client.images.get(existing["Id"]).tag(*self._plan.image.rsplit(":", 1))
+                layers = [BuiltLayer(name="", diff_id=diff_id) for diff_id in _diff_ids(existing)]
+                return self._built_image(existing["Id"], layers, fresh=False)
+            try:
+                with self._log.open("w", encoding="utf-8", buffering=1) as log:
+                    if existing is not None:
+                        return self._build_source(existing, log)
+                    return self._build_all(log, wheelhouse=wheelhouse, base_file=base_file)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                raise self._disk_full() from None
+
+    def _build_all(self, log: IO[str], *, wheelhouse: Path | None, base_file: Path | None) -> BuiltImage:
+        say = self._progress.say
+        files = fetch_artifacts(self._plan, root=self._root, wheelhouse=wheelhouse, say=say)
+        self._check_space(files)
+        base = prepare_base(self._client, self._plan, root=self._root, file=base_file, say=say)
+        attributes = self._client.images.get(base).attrs
+        config = self._plan.dockerfile.container_config(_env(attributes))
+        with self._context() as context:
+            write_context(self._plan, context, root=self._root, files=files, wheelhouse=wheelhouse)
+            layers = self._stage_builder(context, base, log).build_layers(self._plan.stages)
+            return self._load(config, [*map(self._base_layer, _diff_ids(attributes)), *layers], context)
+
+    def _build_source(self, existing: dict[str, Any], log: IO[str]) -> BuiltImage:
+        """Build the source layer on the layers of an image of the same environment."""
+        stages, diff_ids = self._plan.stages, _diff_ids(existing)
+        reused = list(map(self._base_layer, diff_ids[: -len(stages)]))
+        for stage, diff_id in zip(stages[:-1], diff_ids[-len(stages) : -1], strict=True):
+            reused.append(ImageLayer(diff_id=diff_id, created_by=created_by(stage)))
+        user, working_dir = existing["Config"]["User"], existing["Config"]["WorkingDir"]
+        config = ContainerConfig(env=_env(existing), user=user, working_dir=working_dir)
+        with self._context() as context:
+            write_context(self._plan, context, root=self._root, files=None)
+            layers = self._stage_builder(context, "scratch", log).build_layers((SOURCE_STAGE,))
+            return self._load(config, [*reused, *layers], context)
+
+    @contextlib.contextmanager
+    def _context(self) -> Iterator[Path]:
+        """Create a folder for the build context; those of killed builds of this stack are removed."""
+        prefix = f"building-{self._plan.stack.stack.name}-"
+        for stale in cache_root().glob(f"{prefix}*"):
+            shutil.rmtree(stale, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=cache_root(), prefix=prefix) as name:
+            yield Path(name)
+
+    def _stage_builder(self, context: Path, base: str, log: IO[str]) -> StageBuilder:
+        return StageBuilder(
+            self._client, self._plan, base=base, context=context, log=log, progress=self._progress
+        )
+
+    def _base_layer(self, diff_id: str) -> ImageLayer:
+        return ImageLayer(diff_id=diff_id, created_by=f"base {self._plan.base.name}")
+
+    def _load(self, config: ContainerConfig, layers: list[ImageLayer], context: Path) -> BuiltImage:
+        """Load the image into the engine; the one that had its tag is removed unless it is used."""
+        plan = self._plan
+        image = Image(
+            platform=plan.stack.stack.platform,
+            epoch=plan.epoch,
+            container_config=config,
+            labels=plan.labels,
+            layers=tuple(layers),
+        )
+        previous = self._tagged_id()
+        # Sizes are read before the archive deletes the files.
+        built = list(map(_built_layer, layers))
+        archive = image_archive(image, [plan.image], delete_below=context)
+        loaded = load(self._client, archive, what="the image", name=plan.image)
+        assert loaded == image.id(), "the engine has read another image than was written"
+        if previous is not None and previous != loaded:
+            self._remove_untagged(previous)
+        return self._built_image(loaded, built, fresh=True)
+
+    def _built_image(self, image_id: str, layers: list[BuiltLayer], *, fresh: bool) -> BuiltImage:
+        names = [*["base"] * (len(layers) - len(self._plan.stages)), *self._plan.stages]
+        named = [layer.model_copy(update={"name": name}) for name, layer in zip(names, layers, strict=True)]
+        return BuiltImage(image=self._plan.image, id=image_id, fresh=fresh, layers=tuple(named))
+
+    def _find_existing(self) -> dict[str, Any] | None:
+        """Return the attributes of an image of the same environment, preferably the one with our tag."""
+        environment = f"dev.twinrun.environment-sha256={self._plan.environment_sha256}"
+        images = self._client.images.list(filters={"label": environment})
+        tagged = [image for image in images if self._plan.image in image.tags] or images
+        return dict(tagged[0].attrs) if tagged else None
+
+    def _tagged_id(self) -> str | None:
+        ids = [image.id for image in self._client.images.list(name=self._plan.image)]
+        return str(ids[0]) if ids else None
+
+    def _remove_untagged(self, image: str) -> None:
+        from docker.errors import APIError
+
+        try:
+            if not self._client.images.get(image).tags:
+                self._client.images.remove(image)
+        except APIError as error:
+            # A container of it still runs; its layers are shared anyway.
+            self._progress.say(f"kept {image[:19]}: {error.explanation}")
+
+    def _check_architecture(self) -> None:
+        found = self._client.version()["Arch"]
+        expected = self._plan.stack.stack.architecture()
+        if _ARCHITECTURES.get(found, found) != expected:
+            raise MachineError(
+                "the engine's processor is not the stack's",
+                place=f"{self._plan.stack.folder}/stack.toml:platform",
+                found=found,
+                allowed=expected,
+                hint="build on a machine of that kind and carry the image over with --save",
+            )
+
+    def _check_space(self, files: dict[str, list[Path]]) -> None:
+        packed = sum(path.stat().st_size for paths in files.values() for path in paths)
+        self._needed_bytes = packed + (_COPIES_IN_ENGINE + 1) * installed_bytes(files)
+        if min(self._free_bytes().values()) < self._needed_bytes:
+            raise self._disk_full()
+
+    def _free_bytes(self) -> dict[Path, int]:
+        """Return the free space at the engine's folder, where this machine can see it, and at the cache."""
+        engine = Path(self._client.info()["DockerRootDir"])
+        folders = [*([engine] if engine.is_dir() else []), cache_root()]
+        return {folder: shutil.disk_usage(folder).free for folder in folders}
+
+    def _disk_full(self) -> MachineError:
+        free = self._free_bytes()
+        return MachineError(
+            "not enough space on the disk",
+            place=str(min(free, key=lambda folder: free[folder])),
+            found=", ".join(f"{megabytes(size)} free in {folder}" for folder, size in free.items()),
+            allowed=f"about {megabytes(self._needed_bytes)} needed",
+            hint="nothing was tagged; `docker builder prune` and `docker image prune` free space",
+        )
+
+
+def _diff_ids(attributes: dict[str, Any]) -> list[str]:
+    return list(attributes["RootFS"]["Layers"])
+
+
+def _env(attributes: dict[str, Any]) -> dict[str, str]:
+    return dict(part.split("=", 1) for part in attributes["Config"]["Env"] or ())
+
+
+def _built_layer(layer: ImageLayer) -> BuiltLayer:
+    size = layer.file.stat().st_size if layer.file else None
+    return BuiltLayer(name="", diff_id=layer.diff_id, bytes=size)

@@ -1,0 +1,168 @@
+"""BuildKit: one stage of the Dockerfile, built without a network, with its progress and its errors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import IO
+
+from twinrun.foundation.errors import MachineError, RunError
+from twinrun.foundation.processes import last_lines
+from twinrun.foundation.redaction import redacted
+
+_STEP = re.compile(r"#(?P<number>\d+) \[(?P<step>[^\]]*\d+/\d+)\] (?P<command>.*)")
+_LINE = re.compile(r"#(?P<number>\d+) (?:[0-9.]+ )?(?P<text>.*)")
+# Checksums, and the instruction that the Dockerfile has.
+_NOISE = re.compile(r"sha256:|\[[^\]]+\] ")
+_COMMAND = re.compile(r"^ERROR: .*(?=exit code: \d+)")
+_DISK_FULL = "no space left on device"
+_MOUNT = re.compile(r"--mount=\S+ ")
+_KEPT_LINES = 400
+_FIRST_MAJOR_WITH_PLUGIN = 23
+
+
+class StageBuild:
+    """Running build of one stage; writes its output to `log` and passes each step to `say`."""
+
+    def __init__(self, arguments: list[str], *, home: str, log: IO[str], say: Callable[[str], None]) -> None:
+        self._log = log
+        self._say = say
+        self._steps: dict[str, str] = {}
+        self._lines: deque[tuple[str, str]] = deque(maxlen=_KEPT_LINES)
+        self._failed: str | None = None
+        try:
+            self._process = subprocess.Popen(
+                arguments,
+                env=_environment(home),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise MachineError(f"cannot start: {error.strerror}", place=arguments[0]) from None
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def tar(self) -> IO[bytes]:
+        """Return the stream of the exported tar; empty when the stage becomes an image."""
+        assert self._process.stdout is not None
+        return self._process.stdout
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        for raw in self._process.stderr:
+            line = redacted(raw.decode(errors="replace").rstrip())
+            self._log.write(f"{line}\n")
+            step = _STEP.match(line)
+            numbered = _LINE.match(line)
+            if step and step["number"] not in self._steps:
+                self._steps[step["number"]] = step["step"]
+                self._say(f"{step['step']}  {' '.join(_MOUNT.sub('', step['command']).split())}")
+            if numbered and numbered["text"].startswith("ERROR: "):
+                self._failed = numbered["number"]
+            self._lines.append((numbered["number"], numbered["text"]) if numbered else ("", line))
+        self._log.flush()
+
+    def finish(self, stage: str) -> None:
+        """Wait for the end.
+
+        Raises:
+            OSError: the engine's disk is full.
+            RunError: a step failed; names it and its last lines.
+        """
+        status = self._process.wait()
+        self._reader.join()
+        if status == 0:
+            return
+        text = "\n".join(line for _, line in self._lines)
+        if _DISK_FULL in text.lower():
+            raise OSError(28, "No space left on device", "the engine")
+        number = self._failed
+        step = [line for of, line in self._lines if number and of == number]
+        printed = [_COMMAND.sub("", line) for line in step if not _NOISE.match(line)]
+        raise RunError(
+            "a step of the image failed",
+            place=f"images/Dockerfile [{self._steps.get(number or '', stage)}]",
+            found=last_lines("\n".join(printed) or text),
+            hint=f"the whole log is {self._log.name}",
+        )
+
+    def stop(self) -> None:
+        """Stop the build here and in the engine."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+        self._process.wait()
+        for stream in (self._process.stdout, self._process.stderr):
+            if stream:
+                self._reader.join(5)
+                stream.close()
+
+
+@contextlib.contextmanager
+def build_stage(
+    arguments: list[str], *, home: str, log: IO[str], say: Callable[[str], None]
+) -> Iterator[StageBuild]:
+    """Start the build of a stage and stop it on exit."""
+    running = StageBuild(arguments, home=home, log=log, say=say)
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+def build_arguments(*, stage: str, context: str, variables: dict[str, str], export_tar: bool) -> list[str]:
+    """Return the command that builds one stage.
+
+    Args:
+        export_tar: write the stage to stdout. Without it the stage becomes an image and its ID a file of the
+            context: of a large stage the engine exports a container many times as fast.
+    """
+    output = ("--output", "type=tar,dest=-") if export_tar else ("--iidfile", f"{context}/{stage}.id")
+    options = [part for name, value in variables.items() for part in ("--build-arg", f"{name}={value}")]
+    return [
+        *("docker", "build", "--network", "none", "--progress", "plain", "--target", stage),
+        *(*output, *options, "--file", f"{context}/Dockerfile", context),
+    ]
+
+
+def find_client() -> str:
+    """Return the first `docker` on the PATH that can build with BuildKit; raises MachineError."""
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    found = [path for folder in folders if (path := shutil.which("docker", path=folder))]
+    for program in found:
+        if _can_build(program):
+            return program
+    raise MachineError(
+        "no command-line client of the engine that can build",
+        place="PATH",
+        found=found,
+        hint="install docker.io, or docker-ce-cli with docker-buildx-plugin",
+    )
+
+
+def _can_build(program: str) -> bool:
+    """Say whether a client has BuildKit; from 23 on it is the plugin buildx."""
+    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    major = re.search(r"version (\d+)\.", version)
+    if major and int(major[1]) < _FIRST_MAJOR_WITH_PLUGIN:
+        return True
+    return subprocess.run([program, "buildx", "version"], capture_output=True, check=False).returncode == 0
+
+
+# The engine's address, and nothing that could reach a layer: no proxies, tokens or user's configuration.
+_INHERITED = re.compile(r"PATH|LANG|LC_ALL|DOCKER_HOST|DOCKER_TLS_VERIFY|DOCKER_CERT_PATH|XDG_RUNTIME_DIR")
+
+
+def _environment(home: str) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
+    # The user's configuration, such as proxies, would reach every step.
+    return inherited | {"DOCKER_BUILDKIT": "1", "DOCKER_CONFIG": home, "HOME": home}

@@ -1,0 +1,116 @@
+"""`invoke build` from its options to its result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twinrun.foundation.errors import InputError
+from twinrun.foundation.manifest import Frozen, load_json
+from twinrun.images.building.artifact_cache import find_alternatives
+from twinrun.images.building.base import check_base_file
+from twinrun.images.building.builder import Builder, BuiltImage
+from twinrun.images.building.plan import BuildPlan, plan_build
+from twinrun.images.building.progress import BuildProgress
+from twinrun.images.building.selection import choose_stack
+from twinrun.images.building.transfer import push, save
+from twinrun.images.inventory.inventory import ImageInventory
+from twinrun.machine import daemon
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+
+class BuildRequest(Frozen):
+    """Options of `invoke build`."""
+
+    vendor: str | None = None
+    stack: str | None = None
+    push: str | None = None
+    """Repository of a registry."""
+    save: Path | None = None
+    base: Path | None = None
+    wheelhouse: Path | None = None
+    allow_unverified: bool = False
+
+
+class BuildResult(Frozen):
+    """Image and files that a build has written."""
+
+    built: BuiltImage
+    folder: Path
+    """Folder of the log, the package inventory and the SBOM."""
+    pushed: str | None
+    """Reference by digest in the registry."""
+    saved: Path | None
+
+
+def plan_request(root: Path, request: BuildRequest) -> BuildPlan:
+    """Resolve the request to a plan; nothing is downloaded or started.
+
+    Raises:
+        InputError: an option that does not fit, a lock out of date, or a base that is no image.
+    """
+    loaded = choose_stack(root, request.vendor, request.stack)
+    given = {
+        "--wheelhouse": (request.wheelhouse, "a folder of wheels, as pip download makes it"),
+        "--base": (request.base, "a tar: a root file system of mmdebstrap, or an image of docker save"),
+    }
+    for option, (path, hint) in given.items():
+        if path is not None and not path.exists():
+            raise InputError("no such file or folder", place=option, found=str(path), hint=hint)
+    alternatives = find_alternatives(loaded.stack, request.wheelhouse)
+    plan = plan_build(root, loaded, alternatives=alternatives, base_file=request.base)
+    if request.base is not None:
+        check_base_file(request.base, plan, allow_unverified=request.allow_unverified)
+    return plan
+
+
+def check_verified(plan: BuildPlan, request: BuildRequest) -> None:
+    """Refuse unverified pins unless they are allowed; raises InputError."""
+    if plan.unverified and not request.allow_unverified:
+        raise InputError(
+            "pins that nobody could verify",
+            place=plan.stack.folder,
+            found=plan.unverified,
+            hint=f"`invoke lock --stack {plan.stack.stack.name}` verifies them where their origin is reached;"
+            " --allow-unverified takes them on trust",
+        )
+
+
+def run_build(root: Path, plan: BuildPlan, request: BuildRequest, progress: BuildProgress) -> BuildResult:
+    """Build the image, write its inventory, push it and save it; raises as `Builder.build`."""
+    check_verified(plan, request)
+    tag = plan.image.rpartition(":")[2]
+    folder = root / "runs" / "images" / plan.stack.stack.name / tag
+    client = daemon.connect()
+    try:
+        builder = Builder(client, plan, root=root, log=folder / "build.log", progress=progress)
+        built = builder.build(wheelhouse=request.wheelhouse, base_file=request.base)
+        _write_inventory(client, built, plan, root=root, folder=folder)
+        digest = push(client, plan.image, request.push, tag) if request.push else None
+        if request.save:
+            save(client, plan.image, request.save)
+        pushed = f"{request.push}@{digest}" if digest else None
+        return BuildResult(built=built, folder=folder, pushed=pushed, saved=request.save)
+    finally:
+        client.close()
+
+
+def _write_inventory(
+    client: DockerClient, built: BuiltImage, plan: BuildPlan, *, root: Path, folder: Path
+) -> None:
+    """Write the package inventory; images that differ in the source alone are inspected once."""
+    marker, manifest = folder / "inspected", folder / "manifest.json"
+    below_source = [plan.environment_sha256, *(layer.diff_id for layer in built.layers[:-1])]
+    inspected = marker.read_text(encoding="utf-8").split() if marker.is_file() and manifest.is_file() else []
+    if inspected == [built.id, *below_source]:
+        return
+    # The libraries of the SBOM are slow to import.
+    from twinrun.images.inventory.inspection import write_inventory
+
+    same = load_json(manifest, ImageInventory) if inspected[1:] == below_source else None
+    write_inventory(
+        client=client, image=built.id, stack=plan.stack, root=root, folder=folder, same_packages=same
+    )
+    marker.write_text("\n".join([built.id, *below_source, ""]), encoding="utf-8")

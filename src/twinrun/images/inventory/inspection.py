@@ -1,0 +1,134 @@
+"""Inspection of an image in a running container, and the inventory files that a build leaves."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twinrun.execution.engine import PYTHON, Command, Workspace
+from twinrun.execution.engines.docker import ContainerEngine
+from twinrun.foundation.errors import InputError, RunError
+from twinrun.foundation.files import write_atomically
+from twinrun.foundation.manifest import validate
+from twinrun.images.inventory.inventory import ImageInventory, PackageInventory, lock_differences
+from twinrun.images.inventory.page import inventory_page
+from twinrun.images.inventory.sbom import sbom_json
+from twinrun.machine import daemon
+from twinrun.manifests.stack import LoadedStack
+from twinrun.manifests.vendor import load_vendors
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+_PROGRAM = Path("images") / "contents.py"
+_OCI_LABELS = "org.opencontainers.image"
+_OWN_LABELS = "dev.twinrun"
+
+
+def write_inventory(
+    *,
+    client: DockerClient,
+    image: str,
+    stack: LoadedStack,
+    root: Path,
+    folder: Path,
+    same_packages: ImageInventory | None = None,
+) -> dict[str, Path]:
+    """Inspect `image` and write manifest.json, manifest.md and sbom.cdx.json into `folder`.
+
+    Args:
+        same_packages: inventory of an image with the same layers below the source; no container is run then.
+
+    Returns:
+        The three paths by file name.
+
+    Raises:
+        MachineError: the engine refused to run a container of it.
+        RunError: the program failed in the image, or the image is not what the stack's locks say.
+    """
+    inventory = inspect_image(client=client, image=image, stack=stack, root=root, same_packages=same_packages)
+    differences = lock_differences(inventory, stack, root)
+    if differences:
+        raise RunError("the image is not what its locks say", place=image, found=differences)
+    texts = {
+        "manifest.json": inventory.model_dump_json(indent=1) + "\n",
+        "manifest.md": inventory_page(inventory),
+        "sbom.cdx.json": sbom_json(inventory, stack, root),
+    }
+    for name, text in texts.items():
+        write_atomically(folder / name, text)
+    return {name: folder / name for name in texts}
+
+
+def inspect_image(
+    *,
+    client: DockerClient,
+    image: str,
+    stack: LoadedStack,
+    root: Path,
+    same_packages: ImageInventory | None = None,
+) -> ImageInventory:
+    """Return the attributes of `image` in the engine and the output of images/contents.py in a container.
+
+    Args:
+        same_packages: as for `write_inventory`.
+
+    Raises:
+        MachineError, RunError: as `write_inventory`.
+    """
+    with daemon.told("containers"):
+        attributes = client.images.get(image).attrs
+    labels = attributes["Config"].get("Labels") or {}
+    _check_labels(labels, stack, image)
+    digest = attributes["Id"] if attributes["Id"].startswith("sha256:") else f"sha256:{attributes['Id']}"
+    measured_in = (same_packages.measured_in or same_packages.digest) if same_packages else digest
+    return ImageInventory(
+        stack=stack.stack.name,
+        image=stack.image(),
+        digest=digest,
+        lock_sha256=stack.lock_sha256,
+        platform=f"{attributes['Os']}/{attributes['Architecture']}",
+        created=attributes["Created"],
+        size_bytes=attributes["Size"],
+        labels=dict(sorted(labels.items())),
+        measured_in=None if measured_in == digest else measured_in,
+        measured=same_packages.measured if same_packages else _run_program(client, image, root),
+    )
+
+
+def _run_program(client: DockerClient, image: str, root: Path) -> PackageInventory:
+    """Run images/contents.py in a container as a recipe would run, without devices."""
+    deviceless = next(vendor for vendor in load_vendors(root).values() if not vendor.probe)
+    with tempfile.TemporaryDirectory() as folder:
+        workspace = Workspace(root=root, run=Path(folder, "run"), data=Path(folder, "data"))
+        for path in (workspace.run, workspace.data):
+            path.mkdir()
+        engine = ContainerEngine(client=client, image=image, vendor=deviceless, workspace=workspace)
+        printed = engine.read(Command(arguments=(PYTHON, engine.inside(root / _PROGRAM)), variables={}))
+    try:
+        return validate(json.loads(printed), PackageInventory, place=str(_PROGRAM))
+    except (ValueError, InputError) as error:
+        raise RunError("the image does not say what is in it", place=image, found=str(error)) from None
+
+
+def _check_labels(labels: dict[str, str], stack: LoadedStack, image: str) -> None:
+    """Compare the labels with the stack; raises RunError for the first that differs."""
+    expected = {
+        f"{_OWN_LABELS}.lock-sha256": stack.lock_sha256,
+        f"{_OWN_LABELS}.stack": stack.stack.name,
+        f"{_OWN_LABELS}.archs": " ".join(stack.stack.archs),
+    }
+    for name, value in expected.items():
+        if labels.get(name, "") != value:
+            raise RunError(
+                "the image is not labelled as this stack's",
+                place=f"{image}: {name}",
+                found=labels.get(name),
+                allowed=value,
+                hint=f"`invoke build --stack {stack.stack.name}` makes it",
+            )
+    for name in ("title", "source", "version"):
+        if not labels.get(f"{_OCI_LABELS}.{name}"):
+            raise RunError("the image lacks a label", place=f"{image}: {_OCI_LABELS}.{name}")

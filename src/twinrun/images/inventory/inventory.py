@@ -1,0 +1,98 @@
+"""Package inventory of an image as data, and its differences from the locks of the stack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twinrun.foundation.manifest import Frozen, load_json
+from twinrun.images.building.artifacts import wheel_artifacts
+from twinrun.manifests.stack import Alternative, LoadedStack, normalise
+
+# File of the committed inventory, in the folder of the stack.
+COMMITTED = "contents.json"
+
+
+class PackageInventory(Frozen):
+    """Output of images/contents.py in a container of the image."""
+
+    system: str
+    distribution: str
+    release: str
+    processor: str
+    user: str
+    """UID and GID of the container."""
+    python: str
+    toolkit: dict[str, str]
+    """Compiler to its version line."""
+    torch: dict[str, str]
+    collectives: dict[str, str]
+    kernels: dict[str, tuple[str, ...]]
+    """Compiled extension to the GPU architectures of its code objects."""
+    python_packages: dict[str, str]
+    system_packages: dict[str, str]
+    """Package to version and architecture."""
+
+
+class ImageInventory(Frozen):
+    """One image: its identity in the engine, and the packages measured in a container of it."""
+
+    stack: str
+    image: str
+    digest: str
+    lock_sha256: str
+    platform: str
+    created: str
+    size_bytes: int
+    """Of all layers, uncompressed."""
+    labels: dict[str, str]
+    measured_in: str | None = None
+    """Digest of the inspected image, when this one differs from it in the project's source alone."""
+    measured: PackageInventory
+
+
+def committed_inventory(root: Path, stack: LoadedStack) -> ImageInventory | None:
+    """Return the committed inventory of the stack's image, None when the image was not built yet."""
+    path = root / stack.folder / COMMITTED
+    return load_json(path, ImageInventory) if path.is_file() else None
+
+
+def installed_alternatives(inventory: ImageInventory, stack: LoadedStack) -> tuple[Alternative, ...]:
+    """Return the alternative wheels of stack.toml that the image has in place of locked ones."""
+    packages = inventory.measured.python_packages.items()
+    installed = {f"{normalise(name)}=={version}" for name, version in packages}
+    return tuple(pin for pin in stack.stack.alternative if pin.requirement in installed)
+
+
+def lock_differences(inventory: ImageInventory, stack: LoadedStack, root: Path) -> list[str]:
+    """Return the packages of the image with another version than the locks have, absent or unknown ones too.
+
+    Packages built from source, kernels among them, are in no lock of packages.
+    """
+    alternatives = installed_alternatives(inventory, stack)
+    locked = {
+        artifact.name(): artifact.version()
+        for artifact in wheel_artifacts(root, stack, alternatives=alternatives)
+    }
+    locked |= {normalise(pin.package()): pin.requirement.partition("==")[2] for pin in alternatives}
+    installed = {normalise(name): version for name, version in inventory.measured.python_packages.items()}
+    if stack.stack.sources or stack.stack.kernels:
+        installed = {name: version for name, version in installed.items() if name in locked}
+    return [*_version_differences(installed, locked), *_system_differences(inventory, stack, root)]
+
+
+def _system_differences(inventory: ImageInventory, stack: LoadedStack, root: Path) -> list[str]:
+    """Compare the system packages, when apt.lock has those of the base too."""
+    system = stack.system_packages(root)
+    if system is None or not system.base:
+        return []
+    locked = {package.name: package.version for package in (*system.base, *system.runtime)}
+    packages = inventory.measured.system_packages.items()
+    return _version_differences({name: value.partition(" ")[0] for name, value in packages}, locked)
+
+
+def _version_differences(found: dict[str, str], locked: dict[str, str]) -> list[str]:
+    return [
+        f"{name} {found.get(name, 'absent')}, lock has {locked.get(name, 'none')}"
+        for name in sorted({*found, *locked})
+        if found.get(name) != locked.get(name)
+    ]

@@ -1,0 +1,119 @@
+"""SBOM of an image in CycloneDX JSON: every package with its origin and checksums."""
+
+from __future__ import annotations
+
+import datetime
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from cyclonedx.model import HashAlgorithm, HashType, Property
+from cyclonedx.model.bom import Bom, BomMetaData
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.model.tool import ToolRepository
+from cyclonedx.output.json import JsonV1Dot6
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from packageurl import PackageURL
+
+from twinrun import __version__
+from twinrun.foundation.errors import RunError
+from twinrun.images.building.artifacts import Artifact, source_artifacts, wheel_artifacts
+from twinrun.images.inventory.inventory import ImageInventory, installed_alternatives
+from twinrun.manifests.stack import LoadedStack, normalise
+
+# Marks a component with the checksums of all files that the lock allows: which was installed is not recorded.
+ANY_OF = "twinrun:hashes"
+
+
+def sbom_json(inventory: ImageInventory, stack: LoadedStack, root: Path) -> str:
+    """Return the SBOM of an image; it depends on the inventory and the locks alone.
+
+    Raises:
+        RunError: the SBOM does not validate against CycloneDX's schema.
+    """
+    text: str = JsonV1Dot6(_bom(inventory, stack, root)).output_as_string(indent=1)
+    fault = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
+    if fault:
+        raise RunError(
+            "the bill of materials breaks its schema", place=inventory.image, found=str(fault)[:300]
+        )
+    return text + "\n"
+
+
+def _bom(inventory: ImageInventory, stack: LoadedStack, root: Path) -> Bom:
+    purl = PackageURL("oci", None, inventory.stack, inventory.digest, {"tag": inventory.lock_sha256[:12]})
+    image = Component(
+        type=ComponentType.CONTAINER,
+        name=stack.stack.image,
+        version=inventory.lock_sha256[:12],
+        description=stack.stack.title,
+        purl=purl,
+        bom_ref=str(purl),
+        hashes=[_sha256(inventory.digest.removeprefix("sha256:"))],
+    )
+    # Derived, not random: two builds of one image have the same SBOM.
+    serial = uuid.uuid5(uuid.NAMESPACE_URL, str(purl))
+    created = datetime.datetime.fromisoformat(inventory.created)
+    tool = Component(type=ComponentType.APPLICATION, name="twinrun", version=__version__)
+    metadata = BomMetaData(component=image, timestamp=created, tools=ToolRepository(components=[tool]))
+    components = [*_system(inventory, stack, root), *_python(inventory, stack, root)]
+    bom = Bom(components=components, serial_number=serial, metadata=metadata)
+    bom.register_dependency(image, components)
+    return bom
+
+
+def _system(inventory: ImageInventory, stack: LoadedStack, root: Path) -> Iterator[Component]:
+    """Yield the system packages; apt.lock has no checksums for those of a base image from a registry."""
+    locked = stack.system_packages(root)
+    digests = {str(package): package.sha256 for package in locked.all()} if locked else {}
+    measured = inventory.measured
+    for name, value in measured.system_packages.items():
+        version, _, arch = value.partition(" ")
+        qualifiers = {"arch": arch, "distro": f"{measured.distribution}-{measured.release}".rstrip("-")}
+        purl = PackageURL("deb", measured.distribution, name, version, qualifiers)
+        digest = digests.get(f"{name}={version}")
+        yield _component(name, version, purl, [digest] if digest else [])
+
+
+def _python(inventory: ImageInventory, stack: LoadedStack, root: Path) -> Iterator[Component]:
+    """Yield the Python packages: locked wheels with their checksums, others with those of their source."""
+    installed = inventory.measured.python_packages
+    alternatives = installed_alternatives(inventory, stack)
+    wheels = {
+        artifact.name(): artifact for artifact in wheel_artifacts(root, stack, alternatives=alternatives)
+    }
+    built = {normalise(artifact.name()): artifact for artifact in source_artifacts(root, stack)}
+    for name, version in sorted(installed.items()):
+        normalised = normalise(name)
+        artifact = wheels.get(normalised) or _source_of(normalised, built)
+        purl = PackageURL("pypi", None, normalised, version)
+        digests = artifact.digests if artifact and artifact.kind != "commit" else ()
+        commit = artifact.digests[0] if artifact and artifact.kind == "commit" and artifact.digests else None
+        yield _component(name, version, purl, digests, commit=commit)
+
+
+def _source_of(name: str, built: dict[str, Artifact]) -> Artifact | None:
+    """Return the source of a package; sources are named after repositories, such as flash-attention."""
+    return next((artifact for source, artifact in built.items() if source.startswith(name)), None)
+
+
+def _component(
+    name: str, version: str, purl: PackageURL, digests: Iterable[str], *, commit: str | None = None
+) -> Component:
+    hashes = [_sha256(digest) for digest in digests]
+    properties = [Property(name=ANY_OF, value="one of them is installed")] if len(hashes) > 1 else []
+    properties += [Property(name="twinrun:commit", value=commit)] if commit else []
+    return Component(
+        type=ComponentType.LIBRARY,
+        name=name,
+        version=version,
+        purl=purl,
+        bom_ref=str(purl),
+        hashes=hashes,
+        properties=properties,
+    )
+
+
+def _sha256(digest: str) -> HashType:
+    return HashType(alg=HashAlgorithm.SHA_256, content=digest)

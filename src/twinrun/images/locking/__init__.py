@@ -1,0 +1,1 @@
+"""Lock files of a stack: refresh and check, and one resolver for each kind of pin."""

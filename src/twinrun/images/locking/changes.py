@@ -1,0 +1,77 @@
+"""Changes between a lock file and the text that replaces it."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from twinrun.foundation.errors import InputError
+from twinrun.foundation.manifest import Frozen
+from twinrun.images.locking.effects import likely_effect
+from twinrun.images.locking.python import package_hashes
+from twinrun.manifests.apt_lock import parse_apt_lock
+from twinrun.manifests.stack import pins
+
+
+class Change(Frozen):
+    """One changed pin."""
+
+    lock: str
+    """File name."""
+    name: str
+    old: str
+    """Version, digest or commit, shortened for reading; `absent` where there is none."""
+    new: str
+
+    def __str__(self) -> str:
+        what = "other files" if self.old == self.new else f"{self.old} -> {self.new}"
+        return f"{self.name}: {what} ({likely_effect(self.name)})"
+
+
+# Name of a pin to its shortened text and its whole text.
+_Entries = dict[str, tuple[str, str]]
+
+
+def changes(lock: Path, new: str) -> tuple[Change, ...]:
+    """Return the pins that change when the text `new` replaces `lock`."""
+    old = lock.read_text(encoding="utf-8", errors="replace") if lock.is_file() else ""
+    before, after = _entries(lock.name, old), _entries(lock.name, new)
+    absent = ("absent", "")
+    return tuple(
+        Change(lock=lock.name, name=name, old=before.get(name, absent)[0], new=after.get(name, absent)[0])
+        for name in sorted({*before, *after})
+        if before.get(name) != after.get(name)
+    )
+
+
+def _entries(name: str, text: str) -> _Entries:
+    """Return the pins of a lock file; a broken one has none, so that all of the new one count as changed."""
+    try:
+        return {"apt.lock": _system, "image.lock": _image}.get(name, _python)(text)
+    except (InputError, tomllib.TOMLDecodeError, KeyError):
+        return {}
+
+
+def _python(text: str) -> _Entries:
+    hashes = package_hashes(text)
+    return {
+        name: (" or ".join(versions), "".join(sorted(hashes.get(name, ()))))
+        for name, versions in pins(text).items()
+    }
+
+
+def _system(text: str) -> _Entries:
+    packages = parse_apt_lock(text, place="apt.lock").all()
+    return {package.name: (package.version, package.sha256) for package in packages}
+
+
+def _image(text: str) -> _Entries:
+    data = tomllib.loads(text)
+    pinned = {"base": data["base"]} | {source["name"]: source for source in data.get("sources", ())}
+    return {name: _image_pin(pin) for name, pin in pinned.items()}
+
+
+def _image_pin(pin: dict[str, object]) -> tuple[str, str]:
+    digest = str(pin.get("commit") or pin.get("sha256") or "unknown")
+    shown = digest[:12] if pin.get("verified") else f"{digest[:12]} (unverified)"
+    return shown, f"{digest} {pin.get('name')} {pin.get('verified')}"

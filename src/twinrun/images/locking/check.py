@@ -1,0 +1,208 @@
+"""Check of a stack's locks: pins that are stale, gone from their origin, or unverified."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from twinrun.foundation.errors import InputError, MachineError
+from twinrun.foundation.manifest import Frozen
+from twinrun.images.apt_archive import open_archive
+from twinrun.images.locking.changes import changes
+from twinrun.images.locking.effects import likely_effect
+from twinrun.images.locking.image import resolve_base, resolve_source
+from twinrun.images.locking.refresh import (
+    existing_apt_lock,
+    existing_image_lock,
+    python_locks,
+    selected_parts,
+)
+from twinrun.images.locking.system import resolve_system
+from twinrun.images.registry import Registry
+from twinrun.manifests.apt_lock import AptLock
+from twinrun.manifests.image_lock import BasePin, ImageLock, SourcePin
+from twinrun.manifests.stack import (
+    GitSource,
+    PackageSource,
+    Stack,
+    expected_stamps,
+    first_line,
+    load_manifest,
+    pins,
+)
+
+State = Literal["stale", "gone", "unverified", "out of reach"]
+# Lock file to its part; every other one has Python packages.
+_PARTS = {"apt.lock": "system", "image.lock": "image"}
+
+
+class Finding(Frozen):
+    """Fault of one pin."""
+
+    pin: str
+    """Lock file and name."""
+    state: State
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.state}: {self.pin}: {self.detail}"
+
+
+def check(
+    root: Path, name: str, *, index: str | None = None, only: Collection[str] = ()
+) -> tuple[Finding, ...]:
+    """Compare the pins of stack `name` with their origins; nothing is written.
+
+    An origin out of reach is a finding, so that the other pins are still checked.
+
+    Args:
+        index: a further package index, as `resolve_python` takes it.
+        only: parts to check; all when empty.
+
+    Raises:
+        InputError: a broken stack.toml, or an unknown part.
+    """
+    stack, folder = load_manifest(root, name), root / "images" / "stacks" / name
+    parts = selected_parts(only)
+    system, image = existing_apt_lock(folder), existing_image_lock(folder)
+    found = [*_stamps(folder, stack, parts)]
+    if "python" in parts:
+        found += _python(folder, stack, index)
+    if "system" in parts and stack.base and system:
+        found += _query("apt.lock", lambda: _system(stack, system))
+    if "image" in parts and stack.base and image:
+        found += [*_base(stack, image.base), *_sources(stack, image)]
+    if "python" in parts:
+        found += _unverified_packages(folder, stack)
+    if "image" in parts and image:
+        found += _unverified_origins(image)
+    return tuple(found)
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """Return 1 if a pin must be resolved again, 3 if that could not be found out, else 0."""
+    states = {finding.state for finding in findings}
+    if states & {"stale", "gone"}:
+        return 1
+    return 3 if "out of reach" in states else 0
+
+
+def _stamps(folder: Path, stack: Stack, parts: Collection[str]) -> Iterator[Finding]:
+    for path, expected in expected_stamps(folder, stack).items():
+        if _PARTS.get(path.name, "python") not in parts:
+            continue
+        if not path.is_file():
+            yield Finding(pin=path.name, state="stale", detail="missing")
+        elif first_line(path) != expected:
+            what = expected.removeprefix("# ").partition(" sha256")[0]
+            yield Finding(pin=path.name, state="stale", detail=f"does not belong to {what}")
+
+
+def _query(pin: str, find: Callable[[], list[Finding]]) -> list[Finding]:
+    """Return the findings of `find`: an InputError means gone, a MachineError out of reach."""
+    try:
+        return find()
+    except InputError as error:
+        return [Finding(pin=pin, state="gone", detail=f"{error.message}: {error.place or error.found}")]
+    except MachineError as error:
+        lines = str(error.found or error.place).split("\n    ")
+        return [Finding(pin=pin, state="out of reach", detail=f"{error.message}: {' '.join(lines[:4])}")]
+
+
+def _python(folder: Path, stack: Stack, index: str | None) -> list[Finding]:
+    """Versions change only when they must: the requirements changed, or the index has them no longer."""
+
+    def find() -> list[Finding]:
+        return [
+            Finding(pin=f"{path.name}: {change.name}", state=state(path), detail=str(change))
+            for path, text in python_locks(folder, stack, index=index).items()
+            for change in changes(path, text)
+        ]
+
+    def state(path: Path) -> State:
+        current = path.is_file() and first_line(path) == expected_stamps(folder, stack)[path]
+        return "gone" if current else "stale"
+
+    return _query("requirements.lock", find)
+
+
+def _system(stack: Stack, lock: AptLock) -> list[Finding]:
+    assert stack.base is not None
+    with open_archive(stack.base.suite, stack.architecture()) as archive:
+        available, new = set(archive.available(lock.all())), resolve_system(stack, archive)
+    now = {package.name: package.version for package in new.all()}
+    return [
+        Finding(
+            pin=f"apt.lock: {package.name}",
+            state="stale" if package in available else "gone",
+            detail=f"{package.version} -> {now.get(package.name, 'absent')} ({likely_effect(package.name)})",
+        )
+        for package in lock.all()
+        if package not in set(new.all())
+    ]
+
+
+def _base(stack: Stack, pin: BasePin) -> list[Finding]:
+    """Compare a base image with its tag; a base of kind debian follows apt.lock."""
+    assert stack.base is not None
+    repository = stack.base.repository
+    if repository is None:
+        return []
+
+    def find() -> list[Finding]:
+        now = resolve_base(stack, system=AptLock(), epoch=1).sha256
+        if now == pin.sha256:
+            return []
+        exists = pin.sha256 is not None and Registry(repository).has_manifest(pin.sha256)
+        detail = f"{pin.name}: {str(pin.sha256)[:12]} -> {str(now)[:12]} ({likely_effect('base')})"
+        return [Finding(pin="image.lock: base", state="stale" if exists else "gone", detail=detail)]
+
+    return _verified_only(pin, _query("image.lock: base", find))
+
+
+def _sources(stack: Stack, image: ImageLock) -> list[Finding]:
+    pinned = {pin.name: pin for pin in image.sources}
+    return [
+        finding
+        for source in stack.sources
+        if source.name in pinned
+        for finding in _source(source, pinned[source.name])
+    ]
+
+
+def _source(source: GitSource | PackageSource, old: SourcePin) -> list[Finding]:
+    pin = f"image.lock: {source.name}"
+
+    def find() -> list[Finding]:
+        now = resolve_source(source)
+        same = (now.commit, now.sha256) == (old.commit, old.sha256)
+        return [] if same else [Finding(pin=pin, state="stale", detail=_moved(old, now))]
+
+    return _verified_only(old, _query(pin, find))
+
+
+def _moved(old: SourcePin, now: SourcePin) -> str:
+    before, after = (str(pin.commit or pin.sha256)[:12] for pin in (old, now))
+    return f"{before} -> {after} ({likely_effect(old.name)})"
+
+
+def _verified_only(pin: BasePin | SourcePin, found: list[Finding]) -> list[Finding]:
+    """Drop `out of reach` of an unverified pin: it is the reason why the pin is unverified."""
+    return [finding for finding in found if pin.verified or finding.state != "out of reach"]
+
+
+def _unverified_packages(folder: Path, stack: Stack) -> Iterator[Finding]:
+    lock = folder / "requirements.lock"
+    locked = pins(lock.read_text(encoding="utf-8")) if lock.is_file() else {}
+    for pin in stack.unverified:
+        if pins(pin.requirement).items() - locked.items():
+            yield Finding(pin=f"stack.toml: {pin.requirement}", state="unverified", detail=pin.source)
+    for wheel in stack.alternative:
+        yield Finding(pin=f"requirements.lock: {wheel.requirement}", state="unverified", detail=wheel.source)
+
+
+def _unverified_origins(image: ImageLock) -> Iterator[Finding]:
+    for pin in (image.base, *image.sources):
+        if not pin.verified:
+            yield Finding(pin=f"image.lock: {pin.name}", state="unverified", detail=pin.source)

@@ -1,0 +1,25 @@
+"""Resolution of system packages by apt to versions and checksums, dependencies included."""
+
+from __future__ import annotations
+
+from twinrun.images.apt_archive import ESSENTIAL, AptArchive
+from twinrun.manifests.apt_lock import AptLock
+from twinrun.manifests.stack import Stack
+
+# usr-is-merged is installed before all others: /bin is a link from the start.
+_ROOT = (*ESSENTIAL, "usr-is-merged")
+
+
+def resolve_system(stack: Stack, archive: AptArchive) -> AptLock:
+    """Return the system packages of a stack, each in the first stage that needs it.
+
+    Of a base image from a registry, only the essential packages are taken as installed.
+
+    Raises:
+        InputError: no such package in the suite.
+    """
+    assert stack.base is not None
+    debian = stack.base.kind == "debian"
+    base = archive.resolve(_ROOT if debian else ESSENTIAL)
+    runtime = archive.resolve(stack.packages)
+    return AptLock(base=base if debian else (), runtime=runtime, build=archive.resolve(stack.build_packages))

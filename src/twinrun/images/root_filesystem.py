@@ -1,0 +1,73 @@
+"""Root file system of a base of kind debian, made by mmdebstrap: the same bytes from the same lock."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import urllib.parse
+from pathlib import Path
+
+from twinrun.foundation.errors import MachineError
+from twinrun.foundation.processes import last_lines
+from twinrun.images.apt_archive import fetch_packages, write_repository
+from twinrun.manifests.apt_lock import AptLock
+
+# Names of this machine, its package sources, and caches and backups that package tools recreate.
+_EXCLUDED = (
+    *("etc/hostname", "etc/resolv.conf", "etc/apt/sources.list", "etc/apt/apt.conf.d/99mmdebstrap"),
+    *("var/lib/apt/lists/*", "var/cache/apt/*", "var/log/*", "var/cache/debconf/*-old", "var/lib/dpkg/*-old"),
+    "etc/*-",
+)
+
+
+def make_root(out: Path, *, lock: AptLock, suite: str, architecture: str, epoch: int) -> None:
+    """Write the root file system of exactly the base packages of apt.lock to the tar `out`.
+
+    Args:
+        epoch: modification time of every file, in seconds since 1970.
+
+    Raises:
+        MachineError: the packages cannot be downloaded, or mmdebstrap is missing or failed.
+    """
+    files = fetch_packages(lock.base, suite=suite, architecture=architecture)
+    with tempfile.TemporaryDirectory(prefix="twinrun-root-") as folder:
+        repository = Path(folder)
+        write_repository(files.values(), repository)
+        _mmdebstrap(
+            *(f"--architectures={architecture}", "--variant=apt", "--format=tar"),
+            # apt's own user may have no access to the folder of the packages.
+            '--aptopt=APT::Sandbox::User "root"',
+            *("--include", ",".join(package.name for package in lock.base)),
+            # Releases whose base-files does not bring the links from /bin to /usr/bin need them made first.
+            "--hook-dir=/usr/share/mmdebstrap/hooks/maybe-merged-usr",
+            # mmdebstrap's cleanup runs apt once more, which leaves files of its own.
+            "--skip=cleanup/apt",
+            *(f'--customize-hook=rm -rf "$1"/{name}' for name in _EXCLUDED),
+            *(suite, str(out), f"deb [trusted=yes] copy:{urllib.parse.quote(str(repository))} ./"),
+            epoch=epoch,
+        )
+
+
+def _mmdebstrap(*arguments: str, epoch: int) -> None:
+    variables = os.environ | {"SOURCE_DATE_EPOCH": str(epoch), "LC_ALL": "C", "TZ": "UTC"}
+    try:
+        done = subprocess.run(
+            ["mmdebstrap", "--quiet", *arguments],
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            umask=0o022,
+            check=False,
+        )
+    except OSError as error:
+        raise MachineError(
+            f"cannot start: {error.strerror}",
+            place="mmdebstrap",
+            hint="install mmdebstrap, or carry the base in as a tar",
+        ) from None
+    if done.returncode:
+        raise MachineError(
+            "the root file system cannot be made", place="mmdebstrap", found=last_lines(done.stderr, 8)
+        )

@@ -1,0 +1,60 @@
+"""Whether code that was compiled for some GPU architectures runs on the devices of a machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from twinrun.foundation.errors import MachineError
+from twinrun.machine.inventory import Machine
+from twinrun.manifests.vendor import Gpu, Vendor
+
+Version = tuple[int, int]
+
+
+def misfit(*, built: Sequence[str], machine: Machine, vendor: Vendor, gpus: dict[str, Gpu]) -> str | None:
+    """Return which devices of `machine` cannot run code for the architectures `built`, or None.
+
+    Code for no GPU runs anywhere. A device that neither a probe nor images/gpus.toml tells the
+    architecture of is not held against it.
+    """
+    if not built or machine.vendor != vendor.name:
+        return None
+    found: dict[str, str] = {}
+    for device in machine.devices:
+        arch = device.arch or (gpus[device.gpu].arch if device.gpu else None)
+        if arch and not any(runs_on(one, arch, vendor) for one in built):
+            found[arch] = device.name
+    return ", ".join(f"{arch} ({name})" for arch, name in found.items()) or None
+
+
+def refuse_misfit(*, image: str, built: Sequence[str], unfit: str | None) -> None:
+    """Raise a MachineError when `misfit` found devices that the image is not built for."""
+    if unfit:
+        raise MachineError(
+            "the image is not built for this GPU",
+            place=image,
+            found=unfit,
+            allowed=f"built for {', '.join(built)}",
+            hint="add the architecture to `archs` of the stack and build it, or use --engine venv",
+        )
+
+
+def runs_on(built: str, found: str, vendor: Vendor) -> bool:
+    """Return whether code compiled for `built` runs on a device of architecture `found`."""
+    device = next((version for _, version in _read(found, vendor)), None)
+    return built == found or any(
+        device is not None and _allows(rule, version, device) for rule, version in _read(built, vendor)
+    )
+
+
+def _read(arch: str, vendor: Vendor) -> list[tuple[str, Version]]:
+    """Return the rules that hold for `arch`, each with the version it reads in the name."""
+    matches = ((entry.rule, re.fullmatch(entry.built, arch)) for entry in vendor.runs_on)
+    return [(rule, (int(match[1]), int(match[2]))) for rule, match in matches if match]
+
+
+def _allows(rule: str, built: Version, found: Version) -> bool:
+    if rule == "same":
+        return found == built
+    return found >= built and (rule == "no-lower" or found[0] == built[0])

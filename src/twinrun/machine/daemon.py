@@ -1,0 +1,98 @@
+"""The container daemon: Docker's, or Podman behind its compatible socket."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twinrun.foundation.errors import MachineError
+from twinrun.manifests.vendor import Vendor
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+SOCKET = "/var/run/docker.sock"
+ANSWER_SECONDS = 5
+# A daemon that has answered may be slow under load.
+WORK_SECONDS = 120
+
+
+def expected() -> bool:
+    """Say whether there is a daemon to ask; importing its SDK takes longer than a whole plan."""
+    return bool(os.environ.get("DOCKER_HOST")) or Path(SOCKET).exists()
+
+
+def connect() -> DockerClient:
+    """Return a client of the daemon that DOCKER_HOST or the usual socket names.
+
+    Raises:
+        MachineError: it does not answer, or not to this user.
+    """
+    import docker
+    from docker.errors import DockerException
+
+    try:
+        client = docker.from_env(timeout=ANSWER_SECONDS)
+    except DockerException as error:
+        raise MachineError(
+            "the Docker daemon does not answer",
+            place=_place(),
+            found=str(error)[:200],
+            hint="start it, join the group that may use its socket, or use --engine venv",
+        ) from None
+    client.api.timeout = WORK_SECONDS
+    return client
+
+
+@contextlib.contextmanager
+def told(what: str) -> Iterator[None]:
+    """Turn what the daemon refuses, or its end, into a MachineError."""
+    from docker.errors import DockerException
+
+    try:
+        yield
+    # The SDK passes on what its connection raises, which is an OSError.
+    except (DockerException, OSError) as error:
+        raise MachineError(
+            f"the Docker daemon cannot run {what}",
+            place=_place(),
+            found=str(getattr(error, "explanation", None) or error)[:200],
+            hint="see the daemon's log, or use --engine venv",
+        ) from None
+
+
+@told("containers")
+def find_image(client: DockerClient, name: str) -> str | None:
+    """Return the digest of the image called `name`, or None."""
+    from docker.errors import ImageNotFound
+
+    try:
+        return client.images.get(name).id
+    except ImageNotFound:
+        return None
+
+
+@told("containers")
+def is_rootless(client: DockerClient) -> bool:
+    """Say whether root in its containers is the user who runs the daemon."""
+    return any("rootless" in option for option in client.info()["SecurityOptions"])
+
+
+@told("containers")
+def without_devices(client: DockerClient, vendor: Vendor) -> str | None:
+    """Return why the daemon's containers would not see the vendor's devices, or None.
+
+    Podman's compatible socket takes device requests and drops them without a word
+    (github.com/containers/podman/issues/22645), so a run would end up on the processor.
+    """
+    if vendor.container.driver is None:
+        return None
+    names = {part["Name"] for part in client.version().get("Components", [])}
+    return "Podman's socket passes no device requests on" if "Podman Engine" in names else None
+
+
+def _place() -> str:
+    return os.environ.get("DOCKER_HOST") or SOCKET

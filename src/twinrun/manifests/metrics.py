@@ -1,0 +1,86 @@
+"""Metrics: what a number is, which units and direction it has, and per what it may be counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from twinrun.foundation.errors import InputError, closest
+from twinrun.foundation.manifest import Frozen, load_toml
+from twinrun.protocol.measurements import Per
+
+FILE = Path("recipes/metrics.toml")
+RATIO = "ratio"
+
+
+class Metric(Frozen):
+    """One quantity."""
+
+    id: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
+    title: str
+    """What a column is called."""
+    unit: str
+    """Canonical: what records hold."""
+    units: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """Other units, each with its value in the canonical one."""
+    better: Literal["higher", "lower"]
+    per: Annotated[tuple[Per, ...], Field(min_length=1)]
+    """What one number may count."""
+    counts: str
+    """Which things are counted, and how."""
+    formulas: tuple[str, ...] = ()
+    """Formulas that belong to it; where there are any, a number of it names one."""
+    additive: bool = False
+    """Whether what a card has is the sum over its devices."""
+    repeated: bool = False
+    """Whether one sample decides nothing."""
+    series: str | None = None
+    """What a series of it goes over, for example `step`."""
+    bound: Literal["peak", "bandwidth", "one"] | None = None
+    """What no device exceeds."""
+
+    @model_validator(mode="after")
+    def _canonical_once(self) -> Metric:
+        if self.unit in self.units:
+            raise ValueError(f"`{self.unit}` is the canonical unit and needs no factor")
+        return self
+
+    def canonical(self, value: float, unit: str) -> float:
+        """Return `value` of `unit` in the canonical unit."""
+        return value if unit == self.unit else value * self.units[unit]
+
+    def in_unit(self, value: float, unit: str) -> float:
+        """Return a canonical `value` in `unit`."""
+        return value if unit == self.unit else value / self.units[unit]
+
+    def per_card(self, value: float, *, devices_per_card: int) -> float:
+        """Return what a card has where a device has `value`."""
+        return value * devices_per_card if self.additive else value
+
+
+class MetricTable(Frozen):
+    """recipes/metrics.toml."""
+
+    metric: tuple[Metric, ...]
+
+
+def load_metrics(root: Path) -> dict[str, Metric]:
+    """Read the metrics of the project by identifier; raises InputError, also for a name given twice."""
+    path = root / FILE
+    metrics: dict[str, Metric] = {}
+    for number, metric in enumerate(load_toml(path, MetricTable).metric):
+        if metric.id in metrics:
+            raise InputError("given twice", place=f"{path}:metric.{number}.id", found=metric.id)
+        metrics[metric.id] = metric
+    return metrics
+
+
+def known_metric(name: str, metrics: dict[str, Metric], *, place: str) -> Metric:
+    """Return the metric called `name`; raises InputError at `place`."""
+    if name not in metrics:
+        raise InputError(
+            "no such metric", place=place, found=name, allowed=list(metrics), hint=closest(name, metrics)
+        )
+    return metrics[name]

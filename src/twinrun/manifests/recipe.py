@@ -1,0 +1,114 @@
+"""What every recipe.toml says, whatever it runs, and the sweeps that workloads share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SerializeAsAny, model_validator
+
+from twinrun.foundation.manifest import Frozen
+from twinrun.manifests.claims import Published
+from twinrun.protocol.models.shape import Positive
+
+SCALES = ("smoke", "node", "paper")
+
+
+class Publication(Frozen):
+    """What the recipe reproduces."""
+
+    key: str
+    """Short key that claims cite."""
+    title: str
+    by: str
+    published: str
+    """Date as far as known, ISO 8601."""
+    figure: str
+
+
+class Stacks(Frozen):
+    """Stacks of images/stacks/ that the recipe runs in."""
+
+    current: dict[str, str]
+    """The stack for each vendor."""
+    published: tuple[str, ...] = ()
+    """Stacks with the software of the publication."""
+
+
+class Sweep(Frozen):
+    """Placements of a scale; exactly one of the two ways to say it."""
+
+    devices: tuple[Positive, ...] | Literal["powers-of-two"] | None = None
+    """Devices of one machine; `powers-of-two` up to all the machine has."""
+    nodes: tuple[Positive, ...] | None = None
+    """Nodes of the published cluster."""
+    devices_per_node: Positive | None = None
+    """Devices, not cards, of one node."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Sweep:
+        if bool(self.devices) == bool(self.nodes):
+            raise ValueError("a sweep has either `devices` or `nodes`")
+        if bool(self.nodes) != bool(self.devices_per_node):
+            raise ValueError("`devices_per_node` goes with `nodes`, and only with them")
+        return self
+
+    def gives(self, size: str) -> bool:
+        """Say whether `size`, for example `devices=4`, can be one of this sweep."""
+        name, _, text = size.partition("=")
+        count = int(text) if text.isdecimal() and len(text) < 8 else 0
+        if self.nodes:
+            return name == "nodes" and count in self.nodes
+        if self.devices == "powers-of-two":
+            return name == "devices" and count > 0 and count & (count - 1) == 0
+        return name == "devices" and count in (self.devices or ())
+
+
+class Scale(Frozen):
+    """One size at which a recipe runs; workloads add what they need."""
+
+    summary: str
+    set: dict[str, Any] = Field(default_factory=dict)
+    """Fields of the workload's table that differ at this scale; dotted names reach into tables."""
+
+
+class Recipe(Frozen):
+    """The part of recipe.toml that is the same for every workload."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
+    version: Positive
+    """Raised by every change that may move a number."""
+    title: str
+    publication: Publication
+    script: str
+    """File of the recipe that every rank runs."""
+    kernels: tuple[str, ...] = ()
+    """Recipes whose kernels are used, this one or others."""
+    stacks: Stacks
+
+
+class LoadedRecipe(Frozen):
+    """What stands in a recipe's folder."""
+
+    recipe: Recipe
+    workload: str
+    """The table that says what is run."""
+    tables: SerializeAsAny[Frozen]
+    """What the workload reads of recipe.toml."""
+    published: Published
+    folder: str
+    """Relative to the root."""
+
+    @property
+    def manifest(self) -> str:
+        """Path of recipe.toml, relative to the root."""
+        return f"{self.folder}/recipe.toml"
+
+    def file(self, name: str) -> str:
+        """Return the path of a file of the recipe, relative to the root."""
+        return f"{self.folder}/{name}"
+
+
+def results_of(root: Path, recipe: LoadedRecipe) -> list[Path]:
+    """Return the committed records of a recipe."""
+    return sorted((root / recipe.folder / "results").glob("*.json"))

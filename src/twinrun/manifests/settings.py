@@ -1,0 +1,77 @@
+"""`--set key=value`: fields of the workload's table that one run has otherwise."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from twinrun.foundation.errors import InputError, closest
+from twinrun.foundation.manifest import validate
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def parse_settings(texts: tuple[str, ...]) -> dict[str, Any]:
+    """Read `key=value` texts; a value is TOML where it parses as TOML, else text.
+
+    Raises:
+        InputError: no `=`, no key, or a key given twice.
+    """
+    parsed: dict[str, Any] = {}
+    for text in texts:
+        key, separator, value = (part.strip() for part in text.partition("="))
+        if not separator or not key:
+            raise InputError(
+                "expected key=value", place="--set", found=text, hint="for example --set model=mpt-1b"
+            )
+        if key in parsed:
+            raise InputError("given twice", place=f"--set {key}", found=text)
+        parsed[key] = _value(value)
+    return parsed
+
+
+def overlay(published: Model, *, scale: dict[str, Any], manifest: str, user: dict[str, Any]) -> Model:
+    """Lay the fields of a scale, then the user's, over the published table; raises InputError."""
+    table = published.model_dump(mode="json")
+    for key, value in scale.items():
+        _assign(table, key, value, place=f"{manifest}:set.{key}")
+    validate(table, type(published), place=manifest)
+    for key, value in user.items():
+        _assign(table, key, value, place=f"--set {key}")
+    return validate(table, type(published), place="--set")
+
+
+def _assign(table: dict[str, Any], key: str, value: Any, *, place: str) -> None:
+    """Set the field at the dotted `key` of a nested table.
+
+    Raises:
+        InputError: there is no such field, or a list of names is given as one name.
+    """
+    *parents, name = key.split(".")
+    inner: Any = table
+    for parent in parents:
+        inner = inner.get(parent) if isinstance(inner, dict) else None
+    if not isinstance(inner, dict) or name not in inner or isinstance(inner[name], dict):
+        known = sorted([*_fields(table), "devices"])
+        raise InputError("no such field", place=place, found=key, allowed=known, hint=closest(key, known))
+    if isinstance(inner[name], list) and isinstance(value, str):
+        raise InputError("expected a list", place=place, found=value, hint=f"--set '{key}=[\"{value}\"]'")
+    inner[name] = value
+
+
+def _value(text: str) -> Any:
+    try:
+        table = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    # A line break would let the text add keys of its own.
+    return table["value"] if table.keys() == {"value"} else text
+
+
+def _fields(table: dict[str, Any]) -> list[str]:
+    fields: list[str] = []
+    for key, value in table.items():
+        fields.extend(f"{key}.{inner}" for inner in value) if isinstance(value, dict) else fields.append(key)
+    return fields

@@ -1,0 +1,191 @@
+"""Stacks: pinned software environments, found by scanning `images/stacks/`."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from pathlib import Path
+
+from twinrun.foundation.errors import InputError, closest
+from twinrun.foundation.files import canonical_json, is_file_in, sha256_of_bytes, sha256_of_file
+from twinrun.foundation.manifest import Frozen, load_toml
+from twinrun.manifests import apt_lock as apt
+from twinrun.manifests.image_lock import ImageLock, load_image_lock
+from twinrun.manifests.lock_checksum import first_changed_entry
+from twinrun.manifests.stack_manifest import (
+    STAMP,
+    Alternative,
+    Base,
+    GitSource,
+    PackageSource,
+    Stack,
+    Unverified,
+)
+
+__all__ = ["Alternative", "Base", "GitSource", "LoadedStack", "PackageSource", "Stack", "Unverified"]
+
+_PIN = re.compile(r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;\\]+)", re.MULTILINE)
+
+
+class LoadedStack(Frozen):
+    """A stack with the state of its lock."""
+
+    stack: Stack
+    folder: str
+    lock_sha256: str
+    """Over all lock files, and over the keys of stack.toml that the image depends on beside them."""
+
+    def lock(self, root: Path) -> Path:
+        """Return the path of the hashed Python lock."""
+        return root / self.folder / "requirements.lock"
+
+    def build_lock(self, root: Path) -> Path | None:
+        """Return the path of the hashed Python lock of the build stage, if it needs packages of its own."""
+        path = root / self.folder / "build.lock"
+        return path if path.is_file() else None
+
+    def requirements_sha256(self, root: Path) -> str:
+        """Return the digest of the Python lock alone, which is all that a virtual environment depends on."""
+        return sha256_of_file(self.lock(root))
+
+    def locked(self, root: Path) -> dict[str, tuple[str, ...]]:
+        """Return the locked versions of every package."""
+        return pins(self.lock(root).read_text(encoding="utf-8"))
+
+    def image_lock(self, root: Path) -> ImageLock | None:
+        """Return image.lock; None for a stack without an image."""
+        return load_image_lock(root / self.folder) if self.stack.base else None
+
+    def system_packages(self, root: Path) -> apt.AptLock | None:
+        """Return apt.lock; None for a stack without an image."""
+        return apt.load_apt_lock(root / self.folder) if self.stack.base else None
+
+    def unhashed(self, root: Path) -> tuple[str, ...]:
+        """Return the requirements that stack.toml calls unverified and the lock has no hash for."""
+        locked = self.locked(root)
+        return tuple(
+            pin.requirement for pin in self.stack.unverified if pins(pin.requirement).items() - locked.items()
+        )
+
+    def unverified_pins(self, root: Path) -> tuple[str, ...]:
+        """Return every pin of the image that nobody could verify: packages, base, sources.
+
+        The wheels under `alternative` are none of them: an image needs them only when they are carried in.
+        """
+        lock = self.image_lock(root)
+        return (*self.unhashed(root), *(lock.unverified() if lock else ()))
+
+    def image(self) -> str:
+        """Return the image reference that belongs to this lock."""
+        return f"{self.stack.image}:{self.lock_sha256[:12]}"
+
+
+def find_stacks(root: Path) -> dict[str, LoadedStack]:
+    """Load every folder of `root/images/stacks`; a broken one is an InputError, never skipped."""
+    folders = sorted(path for path in (root / "images" / "stacks").iterdir() if path.is_dir())
+    return {folder.name: load_stack(root, folder.name) for folder in folders}
+
+
+def load_stack(root: Path, name: str) -> LoadedStack:
+    """Load the stack called `name` and check that its locks belong to what they were resolved from.
+
+    Raises:
+        InputError: no such stack, a broken manifest, or a lock out of date.
+    """
+    stack = load_manifest(root, name)
+    folder = root / "images" / "stacks" / name
+    for path, expected in expected_stamps(folder, stack).items():
+        _check_lock(path, expected)
+    return LoadedStack(
+        stack=stack, folder=folder.relative_to(root).as_posix(), lock_sha256=_lock_sha256(folder, stack)
+    )
+
+
+def load_manifest(root: Path, name: str) -> Stack:
+    """Read stack.toml of the stack called `name`, whatever the state of its locks; raises InputError."""
+    folder = root / "images" / "stacks" / name
+    if not is_file_in(folder, "stack.toml"):
+        known = sorted(path.parent.name for path in folder.parent.glob("*/stack.toml"))
+        raise InputError("unknown stack", found=name, allowed=known, hint=closest(name, known))
+    stack = load_toml(folder / "stack.toml", Stack)
+    if stack.name != name:
+        raise InputError(
+            "the name is not the folder's",
+            place=f"{folder / 'stack.toml'}:name",
+            found=stack.name,
+            allowed=name,
+        )
+    return stack
+
+
+def expected_stamps(folder: Path, stack: Stack) -> dict[Path, str]:
+    """Return the first line that each lock of a stack must have; raises InputError."""
+    stamps = {folder / "requirements.lock": stamp(folder / "requirements.in")}
+    if (folder / "build.in").is_file():
+        stamps[folder / "build.lock"] = stamp(folder / "build.in")
+    if stack.base:
+        stamps |= {folder / "apt.lock": stack.system_stamp(), folder / "image.lock": stack.image_stamp()}
+    return stamps
+
+
+def stamp(requirements: Path) -> str:
+    """Return the line that ties a lock to the requirements it was resolved from; raises InputError."""
+    if not requirements.is_file():
+        raise InputError("missing", place=str(requirements), hint="it has the direct requirements")
+    return STAMP.format(requirements.name) + sha256_of_file(requirements)
+
+
+def first_line(path: Path) -> str:
+    """Return the first line of a file: in a lock, the stamp."""
+    with path.open(encoding="utf-8", errors="replace") as stream:
+        return stream.readline().strip()
+
+
+def pins(text: str) -> dict[str, tuple[str, ...]]:
+    """Return the versions of every package that a lock or requirements file pins, names normalised.
+
+    Most have one; a package that has ended support for an interpreter has one for each marker.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for match in _PIN.finditer(text):
+        name = normalise(match["name"])
+        found[name] = (*found.get(name, ()), match["version"])
+    return found
+
+
+def normalise(name: str) -> str:
+    """Return a package name as PEP 503 compares them."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def matches(name: str, patterns: tuple[str, ...]) -> bool:
+    """Say whether a package name matches one of the patterns."""
+    return any(fnmatch.fnmatch(normalise(name), pattern) for pattern in patterns)
+
+
+def _lock_sha256(folder: Path, stack: Stack) -> str:
+    """Return the digest that names the image: of the locks, and of what else goes into it."""
+    content: dict[str, object] = {path.name: sha256_of_file(path) for path in expected_stamps(folder, stack)}
+    content |= stack.model_dump(mode="json", include={"python", "platform", "archs", "kernels"})
+    content["variables"] = {source.name: source.variables for source in stack.sources}
+    return sha256_of_bytes(canonical_json(content).encode())
+
+
+def _check_lock(lock: Path, expected: str) -> None:
+    """Hold a lock against what it was resolved from and against its own seal; raises InputError."""
+    hint = f"run `invoke lock --stack {lock.parent.name}` and commit what it writes"
+    if not lock.is_file():
+        raise InputError("missing", place=str(lock), hint=hint)
+    found = first_line(lock)
+    if found != expected:
+        what = expected.removeprefix("# ").partition(" sha256")[0]
+        raise InputError(
+            f"the lock does not belong to {what}",
+            place=str(lock),
+            found=found[:90] or "(no stamp)",
+            allowed=expected,
+            hint=hint,
+        )
+    broken = first_changed_entry(lock.read_bytes().decode("utf-8", "surrogateescape"))
+    if broken is not None:
+        raise InputError("the lock was changed", place=str(lock), found=broken, hint=hint)

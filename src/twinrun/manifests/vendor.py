@@ -1,0 +1,150 @@
+"""GPU models and vendors as data: `images/gpus.toml` and `images/vendors/`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from twinrun.foundation.errors import InputError
+from twinrun.foundation.manifest import Frozen, load_toml
+from twinrun.manifests.probe import Probe
+
+Positive = Annotated[float, Field(gt=0)]
+Identifier = Annotated[str, Field(pattern=r"^[a-z0-9]+([.-][a-z0-9]+)*$")]
+
+
+class Gpu(Frozen):
+    """A GPU model; figures are of a card, which may be several devices."""
+
+    id: Identifier
+    name: str
+    vendor: str
+    """Folder of images/vendors/."""
+    arch: str
+    """As the vendor's compiler calls it."""
+    match: tuple[re.Pattern[str], ...]
+    """Expressions, one of which is found in the name that a probe prints."""
+    devices_per_card: Annotated[int, Field(gt=0)]
+    """Devices the framework sees of one card."""
+    compute_units: int | None = None
+    """Of a device, where they tell models of one name apart."""
+    memory_gb: Positive
+    bandwidth_gb_s: Positive
+    peak_bf16_tflops: Positive
+    """Dense."""
+    source: str
+
+    @property
+    def device_memory_bytes(self) -> int:
+        """Nominal memory of a device; a probe finds up to 7 % more."""
+        return int(self.memory_gb * 1e9 / self.devices_per_card)
+
+    @property
+    def device_bandwidth_bytes_s(self) -> float:
+        """Peak memory bandwidth of a device, in bytes per second."""
+        return self.bandwidth_gb_s * 1e9 / self.devices_per_card
+
+    @property
+    def device_peak_flops(self) -> float:
+        """Dense BF16 peak of a device, in FLOP per second."""
+        return self.peak_bf16_tflops * 1e12 / self.devices_per_card
+
+
+class GpuTable(Frozen):
+    """images/gpus.toml."""
+
+    gpu: tuple[Gpu, ...]
+
+
+class Container(Frozen):
+    """What a container is given so that it can use the devices, without privileges."""
+
+    devices: tuple[str, ...] = ()
+    """Device files or folders of the host."""
+    groups_of: tuple[str, ...] = ()
+    """Patterns of files whose numeric groups the container's user joins."""
+    driver: str | None = None
+    """Device driver of the container engine, asked for all devices."""
+    capabilities: tuple[str, ...] = ()
+
+
+class Compiler(Frozen):
+    """The vendor's compiler for kernels."""
+
+    command: str
+    arch_flag: str
+    """With `{arch}` for the architecture."""
+
+
+class Compatibility(Frozen):
+    """Which devices beside those of its own architecture run compiled code."""
+
+    built: re.Pattern[str]
+    """Architectures it holds for; the two groups are the major and the minor version."""
+    rule: Literal["same", "same-major", "no-lower"]
+    """Versions of devices that run it: the same, the same major and no lower minor, or no lower ones."""
+
+
+class Vendor(Frozen):
+    """images/vendors/<name>/vendor.toml: all that differs between vendors."""
+
+    name: Identifier
+    title: str
+    torch_device: str
+    """Device type in PyTorch."""
+    backend: str
+    """Backend of torch.distributed."""
+    collective_library: str
+    visibility: str | None = None
+    """Variable that says which devices a process may use."""
+    hidden_by: tuple[tuple[str, ...], ...] = ()
+    """Variables that hide devices, applied in order; of a group only the first that is set."""
+    device_files: tuple[str, ...] = ()
+    """Patterns of the files a user must be able to open."""
+    container: Container = Container()
+    compiler: Compiler
+    arch_names: dict[str, str] = Field(default_factory=dict)
+    """Spellings of architectures in probes, by the compiler's names."""
+    runs_on: tuple[Compatibility, ...] = ()
+    """Without an entry that fits, code runs on the architecture it was compiled for and no other."""
+    probe: tuple[Probe, ...] = ()
+    """Tried in order until one names a device."""
+
+
+def load_gpus(root: Path) -> dict[str, Gpu]:
+    """Read `root/images/gpus.toml`, by identifier."""
+    path = root / "images" / "gpus.toml"
+    gpus: dict[str, Gpu] = {}
+    folders = _vendor_folders(root)
+    for number, gpu in enumerate(load_toml(path, GpuTable).gpu):
+        if gpu.id in gpus:
+            raise InputError("given twice", place=f"{path}:gpu.{number}.id", found=gpu.id)
+        if gpu.vendor not in folders:
+            raise InputError(
+                "no such vendor", place=f"{path}:gpu.{number}.vendor", found=gpu.vendor, allowed=list(folders)
+            )
+        gpus[gpu.id] = gpu
+    return gpus
+
+
+def load_vendors(root: Path) -> dict[str, Vendor]:
+    """Read every folder of `root/images/vendors`; a broken one is an InputError, never skipped."""
+    vendors = {}
+    for name, folder in _vendor_folders(root).items():
+        path = folder / "vendor.toml"
+        vendors[name] = load_toml(path, Vendor)
+        if vendors[name].name != name:
+            raise InputError(
+                "the name is not the folder's", place=f"{path}:name", found=vendors[name].name, allowed=name
+            )
+    return vendors
+
+
+def _vendor_folders(root: Path) -> dict[str, Path]:
+    base = root / "images" / "vendors"
+    if not base.is_dir():
+        raise InputError("no such folder", place=str(base), hint="run twinrun from its checkout")
+    return {folder.name: folder for folder in sorted(base.iterdir()) if folder.is_dir()}

@@ -1,0 +1,120 @@
+"""The whole run as data, before anything happens."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from pydantic import SerializeAsAny, model_validator
+
+from twinrun.foundation.files import canonical_json, sha256_of_bytes
+from twinrun.foundation.manifest import Frozen
+from twinrun.manifests.recipe import LoadedRecipe
+from twinrun.manifests.settings import parse_settings
+from twinrun.manifests.stack import LoadedStack
+from twinrun.workloads import load_workload
+from twinrun.workloads.fingerprint import Difference, Fingerprint
+from twinrun.workloads.workload import (
+    Choice,
+    Hardware,
+    Part,
+    PlanRequest,
+    Point,
+    PointRecord,
+    Workload,
+)
+
+AnyPoint = TypeVar("AnyPoint", Point, PointRecord)
+
+
+class Plan(Frozen):
+    """Everything that decides what a run does and means."""
+
+    recipe: str
+    recipe_version: int
+    workload: str
+    script: str
+    scale: str
+    vendor: str
+    gpu: str | None
+    """Row of images/gpus.toml the points are meant for; null on a CPU."""
+    stack: str
+    lock_sha256: str
+    image: str
+    engine: str
+    launcher: str
+    scheduler: str
+    part: SerializeAsAny[Part]
+    """What the workload says of the run."""
+    points: tuple[Point, ...]
+    fingerprint: Fingerprint
+    """The run in the terms of the publication; of a benchmark, its case nearest to that."""
+    differences: tuple[Difference, ...]
+    """Where the run is not the published configuration."""
+
+    @model_validator(mode="after")
+    def _typed_parts(self) -> Plan:
+        """Read the parts as their workload's types, where they come from a file."""
+        workload = load_workload(self.workload)
+        object.__setattr__(self, "part", self.part.typed(workload.plan_part, place="plan.part"))
+        object.__setattr__(self, "points", typed_points(self.points, workload))
+        return self
+
+    def sha256(self) -> str:
+        """Return the digest that says whether two runs do the same; estimates do not count."""
+        content = self.model_dump(mode="json", exclude={"points": {"__all__": {"seconds"}}})
+        return sha256_of_bytes(canonical_json(content).encode())
+
+
+def typed_points(points: tuple[AnyPoint, ...], workload: Workload) -> tuple[AnyPoint, ...]:
+    """Return points whose parts are their workload's type; raises InputError."""
+    model = workload.point_part
+    parts = [point.part.typed(model, place=f"points.{point.id}.part") for point in points]
+    return tuple(
+        point if part is point.part else point.model_copy(update={"part": part})
+        for point, part in zip(points, parts, strict=True)
+    )
+
+
+def resolve(
+    recipe: LoadedRecipe,
+    *,
+    scale: str,
+    settings: tuple[str, ...],
+    stack: LoadedStack,
+    hardware: Hardware,
+    engine: str,
+    launcher: str,
+    scheduler: str,
+) -> tuple[Plan, tuple[Choice, ...]]:
+    """Turn choices into a plan, and say what the workload chose; pure.
+
+    Args:
+        settings: `key=value` texts that override fields of the workload's table.
+
+    Raises:
+        InputError: a setting that does not exist or does not fit.
+        MachineError: the devices cannot hold it.
+    """
+    planned = load_workload(recipe.workload).plan(
+        PlanRequest(recipe=recipe, scale=scale, overrides=parse_settings(settings), hardware=hardware)
+    )
+    plan = Plan(
+        recipe=recipe.recipe.name,
+        recipe_version=recipe.recipe.version,
+        workload=recipe.workload,
+        script=recipe.file(planned.script),
+        scale=scale,
+        vendor=stack.stack.vendor,
+        gpu=hardware.gpu.id if hardware.gpu else None,
+        stack=stack.stack.name,
+        lock_sha256=stack.lock_sha256,
+        image=stack.image(),
+        engine=engine,
+        launcher=launcher,
+        scheduler=scheduler,
+        part=planned.part,
+        points=planned.points,
+        fingerprint=planned.fingerprint,
+        differences=planned.differences,
+    )
+    return plan, planned.choices

@@ -1,0 +1,172 @@
+"""The project's manifests, each read once: a file that is edited during a run changes nothing of it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from twinrun.foundation.errors import InputError, closest
+from twinrun.foundation.files import is_file_in
+from twinrun.foundation.manifest import read_toml, validate
+from twinrun.manifests.claims import Claim, check_numbers, load_published
+from twinrun.manifests.metrics import Metric, load_metrics
+from twinrun.manifests.recipe import LoadedRecipe, Recipe, results_of
+from twinrun.manifests.stack import LoadedStack, load_stack
+from twinrun.manifests.vendor import Gpu, Vendor, load_gpus, load_vendors
+from twinrun.workloads import load_workload, workload_names
+
+
+class Project:
+    """A checkout: recipes, stacks, vendors, GPUs and metrics, read when first asked for and then kept."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._recipes: dict[str, LoadedRecipe] = {}
+        self._stacks: dict[str, LoadedStack] = {}
+
+    @cached_property
+    def metrics(self) -> dict[str, Metric]:
+        """Rows of recipes/metrics.toml."""
+        return load_metrics(self.root)
+
+    @cached_property
+    def gpus(self) -> dict[str, Gpu]:
+        """Rows of images/gpus.toml."""
+        return load_gpus(self.root)
+
+    @cached_property
+    def vendors(self) -> dict[str, Vendor]:
+        """Folders of images/vendors."""
+        return load_vendors(self.root)
+
+    @cached_property
+    def recipe_names(self) -> tuple[str, ...]:
+        """Folders of recipes/."""
+        base = self.root / "recipes"
+        if not base.is_dir():
+            raise InputError("no such folder", place=str(base), hint="run twinrun from its checkout")
+        return tuple(sorted(path.name for path in base.iterdir() if path.is_dir()))
+
+    def recipes(self) -> dict[str, LoadedRecipe]:
+        """Load every recipe; a broken one is an InputError, never skipped."""
+        return {name: self.recipe(name) for name in self.recipe_names}
+
+    def recipe(self, name: str) -> LoadedRecipe:
+        """Load the recipe called `name`, or at the path `recipes/<name>` or `.` inside it.
+
+        Raises:
+            InputError: no such recipe, or a manifest that does not hold.
+        """
+        folder = self._folder(name)
+        if folder.name not in self._recipes:
+            self._recipes[folder.name] = self._load(folder)
+        return self._recipes[folder.name]
+
+    def stack(self, name: str) -> LoadedStack:
+        """Load the stack called `name`; raises InputError."""
+        if name not in self._stacks:
+            self._stacks[name] = load_stack(self.root, name)
+        return self._stacks[name]
+
+    def results(self, recipe: LoadedRecipe) -> list[Path]:
+        """Return the committed records of a recipe."""
+        return results_of(self.root, recipe)
+
+    def _folder(self, name: str) -> Path:
+        given = Path(name)
+        places = [self.root / "recipes" / name] if len(given.parts) == 1 else [self.root / given]
+        for place in (*places, given):
+            folder = place.resolve()
+            if folder.parent == (self.root / "recipes").resolve() and is_file_in(folder, "recipe.toml"):
+                return self.root / "recipes" / folder.name
+        known = sorted(path.parent.name for path in (self.root / "recipes").glob("*/recipe.toml"))
+        raise InputError(
+            "unknown recipe",
+            place=name,
+            found=name,
+            allowed=[f"recipes/{item}" for item in known],
+            hint=closest(given.name, known),
+        )
+
+    def _load(self, folder: Path) -> LoadedRecipe:
+        place = folder / "recipe.toml"
+        content = read_toml(place)
+        workload = load_workload(_table_of(content, place))
+        common = Recipe.model_fields.keys()
+        own = {key: value for key, value in content.items() if key not in common}
+        # First what is neither common nor of the workload: a misspelt key is unknown, not absent.
+        tables = validate(own, workload.tables, place=str(place), also=common)
+        loaded = LoadedRecipe(
+            recipe=validate({key: content[key] for key in common & content.keys()}, Recipe, place=str(place)),
+            workload=workload.table,
+            tables=tables,
+            published=load_published(folder),
+            folder=folder.relative_to(self.root).as_posix(),
+        )
+        self._check(loaded, folder)
+        return loaded
+
+    def _check(self, loaded: LoadedRecipe, folder: Path) -> None:
+        """Hold a recipe against itself and what it names; raises InputError."""
+        place = folder / "recipe.toml"
+        recipe, workload = loaded.recipe, load_workload(loaded.workload)
+        if recipe.name != folder.name:
+            raise InputError("no such name", place=f"{place}:name", found=recipe.name, allowed=[folder.name])
+        carriers = sorted(path.parents[1].name for path in folder.parent.glob("*/kernels/src"))
+        for carrier in recipe.kernels:
+            if carrier not in carriers:
+                raise InputError(
+                    "no such name",
+                    place=f"{place}:kernels",
+                    found=carrier,
+                    allowed=carriers,
+                    hint=closest(carrier, carriers),
+                )
+        for key, script in {"script": recipe.script, **workload.scripts(loaded.tables)}.items():
+            if not is_file_in(folder, script):
+                raise InputError("no such file in the recipe's folder", place=f"{place}:{key}", found=script)
+        workload.check(loaded)
+        self._check_claims(loaded, folder / "published.toml")
+
+    def _check_claims(self, loaded: LoadedRecipe, place: Path) -> None:
+        check_numbers(loaded.published, place=str(place), metrics=self.metrics, gpus=self.gpus)
+        for number, claim in enumerate(loaded.published.claim):
+            for key, point in _points_of(claim):
+                why = load_workload(loaded.workload).missing(
+                    loaded.tables, point=point, metric=claim.metric, measurement=claim.measurement
+                )
+                if why:
+                    found = point if "no scale has" in why else claim.measurement or claim.metric
+                    raise InputError(
+                        f"no scale of the recipe can give this: {why}",
+                        place=f"{place}:claim.{number}.{key}",
+                        found=found,
+                    )
+
+
+def _points_of(claim: Claim) -> list[tuple[str, str | None]]:
+    """Return each point that a claim names, with its key; none names only a metric."""
+    named = [("point", claim.point), *(("between", one) for one in claim.between or ())]
+    named += [("controls", one) for one in claim.controls]
+    return [(key, point) for key, point in named if point is not None] or [("metric", None)]
+
+
+def _table_of(content: dict[str, Any], place: Path) -> str:
+    """Return which workload's table a recipe.toml has; raises InputError unless it is exactly one."""
+    found = [name for name in workload_names() if name in content]
+    if len(found) != 1:
+        raise InputError(
+            "a recipe has the table of exactly one workload",
+            place=str(place),
+            found=found or "none",
+            allowed=[f"[{name}]" for name in workload_names()],
+            hint=None if found else _nearest_table(content),
+        )
+    return found[0]
+
+
+def _nearest_table(content: dict[str, Any]) -> str | None:
+    """Return a hint where a table of `content` is nearly called as a workload."""
+    tables = [name for name, value in content.items() if isinstance(value, dict)]
+    return next((hint for name in tables if (hint := closest(name, workload_names()))), None)

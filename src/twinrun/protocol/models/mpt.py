@@ -1,0 +1,66 @@
+"""MPT: a GPT with tied embeddings, learned positions and biases everywhere."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from twinrun.protocol.formulas import MODEL_FLOPS
+from twinrun.protocol.models.shape import ModelShape, Positive
+
+# Bytes of fp32 parameters, gradients and the two moments of Adam, for each parameter.
+STATE_BYTES_PER_PARAMETER = 16
+# Gathered bf16 parameters and a whole fp32 sum of gradients, where both outlive a microbatch.
+UNSHARDED_BYTES_PER_PARAMETER = 6
+# Activations a block keeps for its backward pass, in bytes per token and feature of the residual
+# stream, 16-bit: 34 without the attention matrix (Korthikanti et al. 2022, arXiv:2205.05198, eq. 2),
+# and 3 for the work at hand: recorded peaks of MPT-1B, 3B and 7B ask for 35.6 to 37.6, and for 39.7 after a
+# larger size was tried in vain. Logits are there a chunk of tokens at a time (train/models/mpt.py).
+ACTIVATION_BYTES_PER_FEATURE = 37
+
+
+class Shape(ModelShape):
+    """One member of the MPT family."""
+
+    family: Literal["mpt"] = "mpt"
+    width: Positive
+    """Features of the residual stream."""
+    heads: Positive
+    layers: Positive
+    expansion: Positive = 4
+    """Width of the feed-forward layer over `width`."""
+
+    @model_validator(mode="after")
+    def _whole_heads(self) -> Shape:
+        if self.width % self.heads:
+            raise ValueError(f"`heads` must divide `width`: {self.heads} does not divide {self.width}")
+        return self
+
+    @property
+    def formula(self) -> str:
+        """Return `model-flops/6N+12LDS`."""
+        return MODEL_FLOPS
+
+    def parameters(self) -> int:
+        """Count the parameters, norms and position rows included."""
+        width, rows = self.width, self.vocabulary + self.sequence
+        attention = 4 * width * width + 4 * width
+        feed_forward = 2 * self.expansion * width * width + (self.expansion + 1) * width
+        norms = 4 * width
+        return rows * width + self.layers * (attention + feed_forward + norms) + 2 * width
+
+    def flops_per_token(self) -> int:
+        """Return the FLOP of a token, forward and backward, no causal discount."""
+        return 6 * self.parameters() + 12 * self.layers * self.width * self.sequence
+
+    def memory_bytes(self, *, microbatch: int, shards: int, checkpointing: bool, unsharded: bool) -> int:
+        """Estimate the bytes that a device needs to train it, see `ModelShape`."""
+        tokens = microbatch * self.sequence
+        state = STATE_BYTES_PER_PARAMETER * self.parameters() // shards
+        if unsharded:
+            state += UNSHARDED_BYTES_PER_PARAMETER * self.parameters()
+        kept = ACTIVATION_BYTES_PER_FEATURE * self.width
+        # With checkpointing a block keeps its 16-bit input; one block at a time is whole.
+        blocks = self.layers * 2 * self.width + kept if checkpointing else self.layers * kept
+        return state + tokens * blocks

@@ -1,0 +1,47 @@
+"""What every family says of its members."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Annotated
+
+from pydantic import Field
+
+from twinrun.foundation.manifest import Frozen
+
+Positive = Annotated[int, Field(gt=0)]
+
+
+class ModelShape(Frozen):
+    """One member of a model family; sizes are counts of features, layers or tokens."""
+
+    family: str
+    """Module under `twinrun/train/models/` that builds it."""
+    vocabulary: Positive
+    """Rows of the token embedding."""
+    sequence: Positive
+    """Tokens in one training sequence."""
+
+    @property
+    @abstractmethod
+    def formula(self) -> str:
+        """Identifier of the formula that counts its FLOP."""
+
+    @abstractmethod
+    def parameters(self) -> int:
+        """Count the parameters; ranks count them again on the meta device."""
+
+    @abstractmethod
+    def flops_per_token(self) -> int:
+        """Return the FLOP of a token by `formula`, forward and backward."""
+
+    @abstractmethod
+    def memory_bytes(self, *, microbatch: int, shards: int, checkpointing: bool, unsharded: bool) -> int:
+        """Estimate the bytes that a device needs to train it.
+
+        Args:
+            microbatch: sequences of one forward pass.
+            shards: devices that parameters, gradients and optimizer state are split over.
+            checkpointing: blocks are computed again in the backward pass.
+            unsharded: whole parameters and gradients stay beside the shards between microbatches.
+        """

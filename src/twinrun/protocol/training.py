@@ -1,0 +1,152 @@
+"""What one training run is: the only settings both the host and the ranks read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from twinrun.foundation.manifest import Frozen
+from twinrun.protocol.job import Job, Result
+from twinrun.protocol.models import AnyShape
+from twinrun.protocol.models.shape import Positive
+
+Sharding = Literal["none", "full"]
+"""`none` replicates (DDP); `full` shards parameters, gradients and optimizer state (FSDP)."""
+NotNegative = Annotated[int, Field(ge=0)]
+
+
+class Optimizer(Frozen):
+    """AdamW with linear warm-up and cosine decay."""
+
+    learning_rate: Annotated[float, Field(gt=0)]
+    betas: tuple[float, float] = (0.9, 0.95)
+    epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    warmup_steps: NotNegative = 100
+    decay_steps: Positive
+    """Steps until the learning rate has reached `final_factor`, warm-up included."""
+    final_factor: Annotated[float, Field(ge=0, le=1)] = 0.1
+    gradient_clip: Annotated[float, Field(gt=0)] = 1.0
+    """Largest global gradient norm."""
+
+
+class Training(Frozen):
+    """A training configuration, whatever it runs on."""
+
+    model: str
+    """Name of one of the recipe's models."""
+    data: str
+    """Name of one of the recipe's data sets."""
+    global_batch: Positive
+    """Sequences in one optimizer step over all devices together."""
+    microbatch: Positive | Literal["auto"] = "auto"
+    """Sequences in one forward pass of one device; `auto` takes the largest that fits."""
+    precision: Literal["fp32", "bf16"] = "bf16"
+    """Arithmetic of the layers; parameters and optimizer state are always kept in fp32."""
+    sharding: Sharding
+    """`none` replicates (DDP); `full` shards parameters, gradients and optimizer state (FSDP)."""
+    reduction: Literal["microbatch", "step"] = "microbatch"
+    """When `full` sharding gathers parameters and reduces gradients: for every microbatch, or once a step.
+
+    Once a step communicates less and keeps 6 bytes a parameter more: gathered parameters, and a sum of
+    gradients in fp32.
+    """
+    attention: Literal["sdpa", "math"] = "sdpa"
+    """`sdpa` takes PyTorch's fastest fused kernel; `math` is the written-out formula."""
+    activation_checkpointing: bool = False
+    """Recompute each block in the backward pass instead of keeping its activations."""
+    trainer: Literal["composer", "plain"] = "composer"
+    """`plain` runs the recipe's baseline, a loop in PyTorch alone that speeds are held against."""
+    compile: bool = True
+    """Compile the blocks and the loss with torch.compile."""
+    steps: Positive
+    """Optimizer steps in all."""
+    warmup_steps: NotNegative
+    """First steps that are trained but not timed."""
+    seed: int = 17
+    optimizer: Optimizer
+
+
+class DataSource(Frozen):
+    """Where token sequences come from, pinned so that two sites read the same bytes."""
+
+    kind: Literal["standard-library", "hugging-face"]
+    """`standard-library`: sources of the running interpreter as bytes. `hugging-face`: see below."""
+    repository: str | None = None
+    """Dataset repository, for example `allenai/c4`."""
+    revision: str | None = None
+    """Commit of the dataset repository."""
+    files: str | None = None
+    """Shell pattern of the files inside the repository."""
+    tokenizer: str | None = None
+    """Model repository that holds `tokenizer.json`."""
+    tokenizer_revision: str | None = None
+    """Commit of the tokenizer repository."""
+    source: str | None = None
+    """Who says that this is the published data."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> DataSource:
+        needed = ("repository", "revision", "files", "tokenizer", "tokenizer_revision")
+        missing = [name for name in needed if getattr(self, name) is None]
+        if self.kind == "hugging-face" and missing:
+            raise ValueError(f"a data set of a repository also needs: {', '.join(missing)}")
+        return self
+
+
+class TrainingJob(Job):
+    """One point of a sweep."""
+
+    shape: AnyShape
+    training: Training
+    microbatch: Positive
+    """Sequences in one forward pass of one device, resolved."""
+    sharding: Sharding
+    """That of the training, but `none` for a device with nothing to be compared with."""
+    data: str
+    """Folder of prepared shards."""
+
+    @property
+    def device_batch(self) -> int:
+        """Sequences one device processes in one optimizer step."""
+        return self.training.global_batch // self.world_size
+
+    @property
+    def microbatches(self) -> int:
+        """Forward passes of one device in one optimizer step."""
+        return -(-self.device_batch // self.microbatch)
+
+
+class StepMetrics(Frozen):
+    """One optimizer step as measured; a line of metrics.jsonl."""
+
+    point: str
+    attempt: str
+    step: Positive
+    loss: float
+    """Mean cross entropy over the global batch, in nats per token."""
+    seconds: Annotated[float, Field(gt=0)]
+    """Wall time of the step, the devices synchronised at both ends."""
+    timed: bool
+    """False for warm-up steps."""
+
+
+class TrainingResult(Result):
+    """What the ranks report of one point."""
+
+    parameters: Positive
+    """Counted on the meta device."""
+    microbatch: Positive
+    steps: tuple[StepMetrics, ...]
+    peak_memory_bytes: NotNegative
+    """Largest over the ranks: device memory on a GPU, resident memory on a CPU."""
+    device_memory_bytes: NotNegative
+    attention_backend: str
+    """Which fused kernel ran, or `math`."""
+    parallelism: str
+    """How the ranks shared the work: `single`, `ddp`, `fsdp1` or `fsdp2`."""
+    data_hash: str
+    """SHA-256 of the prepared token stream."""
+    order_hash: str
+    """SHA-256 over the samples of every global batch, the same at every world size."""

@@ -1,0 +1,1 @@
+"""Records of runs, the verdicts on claims, and the comparison of records."""

@@ -1,0 +1,174 @@
+"""Records read from files; digests, derived numbers and verdicts are computed again and must agree."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from twinrun.foundation.errors import InputError
+from twinrun.foundation.files import canonical_json, sha256_of_bytes, sha256_of_file
+from twinrun.foundation.manifest import validate
+from twinrun.planning.project import Project
+from twinrun.protocol.measurements import Measurement
+from twinrun.results import version_1
+from twinrun.results.judge import claims_digest, judge
+from twinrun.results.record import Record, Verdict, content_digest
+from twinrun.workloads.workload import PointRecord
+
+HINT = "name a run folder of runs/, or a record of recipes/RECIPE/results"
+# Figures are computed from the same numbers in the same order; another libm may round the last digit.
+CLOSE = 1e-9
+
+
+def read_record(path: Path, project: Project) -> Record:
+    """Read a record, or the record of a run folder, judged by the claims as they stand.
+
+    Raises:
+        InputError: missing, not a record, or its parts contradict each other.
+    """
+    file = path / "record.json" if path.is_dir() else path
+    if not file.is_file():
+        raise InputError("no such record", place=str(file), hint=HINT)
+    content = _content(file)
+    _check_digest(content, file)
+    older = content.get("schema_version") == 1
+    if older:
+        _demand_same("the plan's hash", _plan_hash(content), content.get("plan_sha256"), file)
+        content = version_1.converted(content, place=str(file))
+    record = validate(content, Record, place=str(file))
+    if not older:
+        _demand_same("the plan's hash", record.plan.sha256(), record.plan_sha256, file)
+    _check_files(record, file.parent)
+    _check_hardware(record, project, file)
+    record = _with_derived(record, file, older=older)
+    return _judged(record, project, file)
+
+
+def _content(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"not a record: {error}", place=str(file), hint=HINT) from None
+    versions = {1, 2}
+    if not isinstance(content, dict) or not {"plan", "points", "sha256"} <= content.keys():
+        found = ", ".join(list(content)[:3]) if isinstance(content, dict) else type(content).__name__
+        raise InputError("not a record", place=str(file), found=found or "an empty table", hint=HINT)
+    if content.get("schema_version") not in versions:
+        raise InputError(
+            "a record of an unknown version",
+            place=f"{file}:schema_version",
+            found=repr(content.get("schema_version")),
+            allowed=sorted(versions),
+            hint="a newer twinrun reads newer records",
+        )
+    return content
+
+
+def _check_digest(content: dict[str, Any], file: Path) -> None:
+    # Of the file's own content: fields that the model has gained since do not count.
+    found = content_digest(content)
+    if found != content["sha256"]:
+        raise InputError(
+            "the record was changed after it was written",
+            place=str(file),
+            found=f"content {found[:12]}",
+            allowed=f"content {str(content['sha256'])[:12]}, as the record says of itself",
+            hint="compare the untouched file; a record is never edited",
+        )
+
+
+def _plan_hash(content: dict[str, Any]) -> str:
+    return sha256_of_bytes(canonical_json(content["plan"]).encode())
+
+
+def _demand_same(what: str, computed: object, recorded: object, file: Path) -> None:
+    if computed != recorded:
+        raise InputError(
+            f"the record contradicts itself: {what}",
+            place=str(file),
+            found=f"recorded {recorded}",
+            allowed=f"computed {computed}",
+            hint="a record is never edited; run the recipe again",
+        )
+
+
+def _check_files(record: Record, folder: Path) -> None:
+    """Hold the digests of the run's other files against those that lie beside the record."""
+    for name, digest in record.files.items():
+        file = folder / name
+        if (folder / "record.json").is_file() and file.is_file():
+            _demand_same(f"SHA-256 of {name}", sha256_of_file(file), digest, file)
+
+
+def _check_hardware(record: Record, project: Project, file: Path) -> None:
+    """Hold the GPU of a record against its plan, its machine and images/gpus.toml."""
+    named = record.gpu.id if record.gpu else None
+    _demand_same("the GPU of the plan", named, record.plan.gpu, file)
+    probed = {device.gpu for device in record.machine.devices if device.gpu}
+    if probed:
+        _demand_same("the GPU that was probed", ", ".join(sorted(probed)), named, file)
+    if record.gpu is None:
+        return
+    row = project.gpus.get(record.gpu.id)
+    if row is None:
+        raise InputError("no such GPU in images/gpus.toml", place=f"{file}:gpu.id", found=record.gpu.id)
+    for field in ("name", "arch", "devices_per_card", "bandwidth_gb_s", "peak_bf16_tflops"):
+        _demand_same(
+            f"{field} of {row.id} in images/gpus.toml", getattr(row, field), getattr(record.gpu, field), file
+        )
+
+
+def _with_derived(record: Record, file: Path, *, older: bool) -> Record:
+    """Return the record with what follows from its measured numbers, which must be what it says."""
+    points = []
+    for point in record.points:
+        computed = record.workload.derived(record.plan.part, point, record.gpu)
+        for one in computed:
+            if recorded := point.measurement(one.id):
+                _demand_equal(one, recorded, f"{point.id}, {one.id}", file, older=older)
+        added = tuple(one for one in computed if older and not point.measurement(one.id))
+        lacking = [one.id for one in computed if not older and not point.measurement(one.id)]
+        _demand_same(f"{point.id}: derived numbers that are missing", [], lacking, file)
+        _demand_known(point, {one.id for one in computed}, record, file)
+        points.append(point.model_copy(update={"measurements": (*point.measurements, *added)}))
+    return record.model_copy(update={"points": tuple(points)})
+
+
+def _demand_known(point: PointRecord, computed: set[str], record: Record, file: Path) -> None:
+    """Refuse numbers that are neither measured nor follow from what is, such as an MFU without a peak."""
+    basis = {one.id for one in point.measurements} - computed
+    wrong = [name for name in basis if not record.workload.is_measured(name)]
+    _demand_same(f"{point.id}: numbers that nothing gives", [], sorted(wrong), file)
+
+
+def _demand_equal(
+    computed: Measurement, recorded: Measurement, what: str, file: Path, *, older: bool
+) -> None:
+    # Version 1 took the median of the rates of an even number of steps, which is not the rate of the median.
+    rounding = (computed.high - computed.low) if older and computed.count % 2 == 0 else 0.0
+    slack = {"median": rounding, "low": 0.0, "high": 0.0}
+    for field, more in slack.items():
+        a, b = getattr(computed, field), getattr(recorded, field)
+        if not math.isclose(a, b, rel_tol=CLOSE, abs_tol=max(more, 1e-12)):
+            _demand_same(f"{field} of {what}", a, b, file)
+    for field in ("count", "unit", "per", "formula", "metric"):
+        _demand_same(f"{field} of {what}", getattr(computed, field), getattr(recorded, field), file)
+
+
+def _judged(record: Record, project: Project, file: Path) -> Record:
+    """Return the record judged by the claims as they stand; a claim that is the same keeps its verdict."""
+    published = project.recipe(record.plan.recipe).published
+    verdicts = judge(record, published, project)
+    today = {verdict.claim: verdict for verdict in verdicts}
+    for recorded in record.verdicts:
+        same_claims = record.claims_sha256 in (None, claims_digest(published))
+        found = today.get(recorded.claim)
+        if found and same_claims and _same_claim(found, recorded):
+            _demand_same(f"the verdict on {recorded.claim}", found.outcome, recorded.outcome, file)
+    return record.model_copy(update={"verdicts": verdicts})
+
+
+def _same_claim(a: Verdict, b: Verdict) -> bool:
+    return (a.statement, a.published, a.unit, a.per) == (b.statement, b.published, b.unit, b.per)

@@ -1,0 +1,134 @@
+"""Records: one JSON file with every circumstance and number of a run, and a digest of them all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import model_validator
+
+from twinrun.execution.environment import Revision
+from twinrun.foundation.files import canonical_json, sha256_of_bytes, write_atomically
+from twinrun.foundation.manifest import Frozen
+from twinrun.machine.inventory import Machine
+from twinrun.manifests.vendor import Gpu
+from twinrun.planning.plan import Plan, typed_points
+from twinrun.protocol.allocation import Allocation
+from twinrun.protocol.measurements import Per
+from twinrun.workloads import load_workload
+from twinrun.workloads.workload import PointRecord, Recorded, Workload
+
+Outcome = Literal["reproduced", "not-reproduced", "not-comparable", "config-mismatch", "failed"]
+
+
+class Verdict(Frozen):
+    """What became of one claim, and why."""
+
+    claim: str
+    statement: str
+    outcome: Outcome
+    reason: str
+    published: float
+    measured: float | None
+    unit: str
+    per: Per
+
+
+class Environment(Frozen):
+    """The software as found where the ranks ran."""
+
+    python: str
+    libraries: dict[str, str]
+    """As the ranks imported them."""
+    lock_differences: dict[str, str]
+    """Packages that are not what the lock says: `found, lock has ...`."""
+    image_digest: str | None
+    variables: dict[str, str]
+    """Environment variables that steer the frameworks, secrets left out."""
+
+
+class Record(Frozen):
+    """record.json."""
+
+    schema_version: Literal[2] = 2
+    twinrun: str
+    run: str
+    created: str
+    """UTC, ISO 8601."""
+    evidence: Literal["measured"] = "measured"
+    plan: Plan
+    plan_sha256: str
+    claims_sha256: str | None
+    """Digest of the claims that were judged; null in records from before it was kept."""
+    revision: Revision
+    machine: Machine
+    """The first node of the allocation."""
+    allocation: Allocation | None
+    """The nodes that ran; null in records from before ranks reported their hosts."""
+    gpu: Gpu | None
+    environment: Environment
+    points: tuple[PointRecord, ...]
+    verdicts: tuple[Verdict, ...]
+    files: dict[str, str]
+    """SHA-256 of the other files of the run."""
+    sha256: str = ""
+    """Digest over everything else in this file."""
+
+    @model_validator(mode="after")
+    def _typed_parts(self) -> Record:
+        """Read the parts of points as their workload's types, where they come from a file."""
+        object.__setattr__(self, "points", typed_points(self.points, self.workload))
+        return self
+
+    @property
+    def workload(self) -> Workload:
+        """What ran."""
+        return load_workload(self.plan.workload)
+
+    def point(self, name: str) -> PointRecord | None:
+        """Return the point called `name`, if the run has it."""
+        return next((point for point in self.points if point.id == name), None)
+
+    def digest(self) -> str:
+        """Return the digest that `sha256` must hold."""
+        return content_digest(self.model_dump(mode="json"))
+
+    def with_digest(self) -> Self:
+        """Return the record with its digest filled in."""
+        return self.model_copy(update={"sha256": self.digest()})
+
+    def shown(self) -> Recorded:
+        """Return what the workload shows of this record."""
+        return Recorded(
+            label=hardware(self),
+            run=self.run,
+            part=self.plan.part,
+            gpu=self.gpu,
+            points=self.points,
+            differences=self.plan.differences,
+        )
+
+
+def hardware(record: Record) -> str:
+    """Name what the largest point of the record ran on."""
+    most = max((point.devices for point in record.points), default=0)
+    gpu = record.gpu
+    if gpu is not None and gpu.devices_per_card > 1:
+        return f"{most} device{'' if most == 1 else 's'} of {gpu.name}, {gpu.devices_per_card} to a card"
+    if gpu is not None:
+        return f"{most} x {gpu.name}"
+    if record.machine.devices:
+        return f"{most} x {record.machine.devices[0].name}"
+    return f"{most} rank{'' if most == 1 else 's'} on {record.machine.cpu}"
+
+
+def write_record(path: Path, record: Record) -> None:
+    """Write `record` with its digest, whole or not at all; raises MachineError."""
+    write_atomically(path, json.dumps(record.with_digest().model_dump(mode="json"), indent=1) + "\n")
+
+
+def content_digest(content: dict[str, Any]) -> str:
+    """Return the digest of what a record file says, but for the digest itself."""
+    rest = {key: value for key, value in content.items() if key != "sha256"}
+    return sha256_of_bytes(canonical_json(rest).encode())

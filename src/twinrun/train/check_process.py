@@ -1,0 +1,102 @@
+"""One check in a process of its own, which is killed when its time is over. Imports without torch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from twinrun.protocol.checks import CheckSpec
+from twinrun.protocol.measurements import Check
+
+
+class Failed(Exception):  # noqa: N818 - what a check finds is no error of the program
+    """What a check found wrong, and what to do about it."""
+
+    def __init__(self, reason: str, *, remedy: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.remedy = remedy
+
+
+def run_check(
+    spec: CheckSpec, function: Callable[[], None], *, place: str, variables: Mapping[str, str]
+) -> Check:
+    """Run `function` in a forked process with `variables` in its environment; return its outcome."""
+    began = time.monotonic()
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    process = os.fork()
+    if process == 0:
+        os.environ.update(variables)
+        _child(function, writer)
+    os.close(writer)
+    with contextlib.suppress(OSError):
+        # Here too: whichever process is first, the group is there before anything is killed.
+        os.setpgid(process, process)
+    try:
+        answer = _read_line(reader, deadline=began + spec.timeout)
+    finally:
+        os.close(reader)
+        status = _end(process)
+    finding: dict[str, Any] = {"outcome": "fail", "reason": f"timed out after {spec.timeout:g} s"}
+    if answer is not None:
+        finding = json.loads(answer) if answer else {"outcome": "unknown", "reason": _describe(status)}
+    return Check(id=spec.id, place=place, seconds=time.monotonic() - began, **finding)
+
+
+def _child(function: Callable[[], None], writer: int) -> NoReturn:
+    """Write what `function` finds as a line of JSON, and end."""
+    # With a group of its own it is killed with all that it has started.
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    answer = _answer(function)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.write(writer, json.dumps(answer).encode() + b"\n")
+    # Exit handlers belong to the parent.
+    os._exit(0)
+
+
+def _answer(function: Callable[[], None]) -> dict[str, Any]:
+    try:
+        function()
+    except Failed as failed:
+        return {"outcome": "fail", "reason": failed.reason, "remedy": failed.remedy}
+    except BaseException as error:
+        traceback.print_exc()
+        return {"outcome": "unknown", "reason": f"{type(error).__name__}: {error}"}
+    return {"outcome": "pass", "reason": ""}
+
+
+def _read_line(reader: int, *, deadline: float) -> bytes | None:
+    """Return the line, empty when the process ended without one, None when there is none in time."""
+    line = b""
+    while not line.endswith(b"\n"):
+        ready, _, _ = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            return None
+        part = os.read(reader, 1 << 16)
+        if not part:
+            return b""
+        line += part
+    return line
+
+
+def _end(process: int) -> int:
+    """Kill what is left of the process and of those that it started; return its exit status."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def _describe(status: int) -> str:
+    return f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"

@@ -1,0 +1,131 @@
+"""The frame of a recipe's checks: each in a process of its own, with a timeout. Imports without torch."""
+
+from __future__ import annotations
+
+import importlib
+import platform
+import signal
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+from twinrun.foundation.errors import InputError, TwinrunError, closest
+from twinrun.protocol.checks import CheckLine, ChecksJob, CheckSpec, ChecksResult
+from twinrun.protocol.measurements import Check
+from twinrun.train.check_process import Failed, run_check
+from twinrun.train.job_files import append_line, rank_variable, read_job, report_rank, write_result
+from twinrun.train.outcomes import Outcomes
+
+__all__ = ["Failed", "Function", "main"]
+
+Function = Callable[[ChecksJob], None]
+# Of the outcomes of all ranks together the first counts.
+SEVERITY = ("fail", "unknown", "pass")
+
+
+def main(functions: Mapping[str, Function]) -> None:
+    """Run the checks of the job that the command line names; the first rank writes the result.
+
+    A function passes by returning, fails by raising `Failed`, and finds out nothing by any other exception.
+    """
+    # Unwinding ends the check that runs, which has a process group of its own.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        job = read_job(ChecksJob)
+        report_rank(job)
+        _refuse_unknown(job, functions)
+        outcomes = Outcomes(job)
+        found = [check for spec in job.checks for check in _run(job, spec, functions[spec.id], outcomes)]
+        if outcomes.rank == 0:
+            write_result(job, _result(job, found))
+    except TwinrunError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(1)
+
+
+def _refuse_unknown(job: ChecksJob, functions: Mapping[str, Function]) -> None:
+    for spec in job.checks:
+        if spec.id not in functions:
+            raise InputError(
+                "the script has no function for this check",
+                place=job.recipe,
+                found=spec.id,
+                allowed=list(functions),
+                hint=closest(spec.id, functions),
+            )
+
+
+def _run(job: ChecksJob, spec: CheckSpec, function: Function, outcomes: Outcomes) -> Iterable[Check]:
+    """Run a check where it belongs; on the first rank return, and report, what all ranks found."""
+    together = spec.scope == "allocation"
+    outcome = None
+    if together and (missing := outcomes.meet()):
+        ranks = ", ".join(map(str, missing))
+        outcome = _check(spec, "unknown", f"not run: without rank {ranks}")
+    elif spec.scope != "node" or rank_variable("LOCAL_RANK", 0) == 0:
+        variables = _rendezvous(outcomes.share_port()) if together and outcomes.ranks > 1 else {}
+        outcome = run_check(spec, partial(function, job), place=_place(spec), variables=variables)
+    outcomes.post(spec, outcome)
+    if outcomes.rank:
+        return []
+    by_rank = outcomes.collect(spec)
+    found = [_merged(spec, by_rank)] if together else list(by_rank.values())
+    for check in found:
+        append_line(job, CheckLine(point=job.point, attempt=job.attempt, check=check))
+        sys.stdout.write(
+            f"{job.point} {check.id}, {check.place}: {check.outcome} {check.reason}".rstrip() + "\n"
+        )
+    return found
+
+
+def _place(spec: CheckSpec) -> str:
+    if spec.scope == "allocation":
+        return "allocation"
+    host = platform.node()
+    return host if spec.scope == "node" else f"{host}, device {rank_variable('LOCAL_RANK', 0)}"
+
+
+def _check(spec: CheckSpec, outcome: str, reason: str) -> Check:
+    return Check.model_validate({"id": spec.id, "outcome": outcome, "place": _place(spec), "reason": reason})
+
+
+def _rendezvous(port: int) -> dict[str, str]:
+    """Return what lets the processes of one check find each other.
+
+    torchrun's own store, which lives as long as the ranks, has the addresses of the check before.
+    """
+    return {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+
+
+def _merged(spec: CheckSpec, by_rank: Mapping[int, Check]) -> Check:
+    """Return one outcome of all ranks together, with the reasons of those that decide."""
+    outcome = min((one.outcome for one in by_rank.values()), key=SEVERITY.index)
+    ranks: dict[str, list[int]] = {}
+    for rank, one in by_rank.items():
+        if one.outcome == outcome:
+            ranks.setdefault(one.reason, []).append(rank)
+    remedies = [one.remedy for one in by_rank.values() if one.outcome == outcome and one.remedy]
+    return Check(
+        id=spec.id,
+        outcome=outcome,
+        place=_place(spec),
+        reason="; ".join(f"rank {', '.join(map(str, of))}: {why}" for why, of in ranks.items() if why),
+        remedy=remedies[0] if remedies else None,
+        seconds=max((one.seconds for one in by_rank.values() if one.seconds is not None), default=None),
+    )
+
+
+def _result(job: ChecksJob, found: Iterable[Check]) -> ChecksResult:
+    name, libraries = _software(job)
+    return ChecksResult(point=job.point, device_name=name, libraries=libraries, checks=tuple(found))
+
+
+def _software(job: ChecksJob) -> tuple[str, dict[str, str]]:
+    """Return the device's name and the libraries, as far as they can be known without torch."""
+    try:
+        # Only now: a device that this process has opened is of no use in forked ones.
+        devices = importlib.import_module("twinrun.train.device")
+        device = devices.device_of(job)
+        return devices.name(device), devices.libraries(device)
+    except (ImportError, OSError, RuntimeError, AssertionError):
+        return platform.machine(), {"python": platform.python_version()}

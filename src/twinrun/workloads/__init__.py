@@ -1,0 +1,52 @@
+"""What a recipe can run, one folder for each table that a recipe.toml may have."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+
+from twinrun.foundation.errors import InputError, closest
+from twinrun.workloads.workload import Workload
+
+
+@functools.cache
+def workload_names() -> tuple[str, ...]:
+    """Return the folders of this package."""
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg))
+
+
+@functools.cache
+def load_workload(name: str) -> Workload:
+    """Return the workload of the folder `name`.
+
+    Raises:
+        InputError: no such folder, or one that does not offer a whole `WORKLOAD`.
+    """
+    if name not in workload_names():
+        raise InputError(
+            "unknown workload",
+            place=name,
+            found=name,
+            allowed=workload_names(),
+            hint=closest(name, workload_names()),
+        )
+    return whole_workload(importlib.import_module(f"{__name__}.{name}"), name)
+
+
+def whole_workload(module: object, name: str) -> Workload:
+    """Return the `WORKLOAD` of a module; raises InputError naming what it lacks."""
+    place = f"src/twinrun/workloads/{name}/__init__.py"
+    found = getattr(module, "WORKLOAD", None)
+    if found is None:
+        raise InputError("a workload offers an instance of Workload as `WORKLOAD`", place=place, found="none")
+    attributes = [one for one in Workload.__annotations__ if not hasattr(found, one)]
+    methods = [one for one in sorted(Workload.__abstractmethods__) if not callable(getattr(found, one, None))]
+    if attributes or methods:
+        raise InputError(
+            "the workload is not whole", place=place, found=f"without {', '.join([*attributes, *methods])}"
+        )
+    if found.table != name:
+        raise InputError("the table is not the folder's", place=place, found=found.table, allowed=name)
+    loaded: Workload = found
+    return loaded

@@ -1,0 +1,135 @@
+"""What a benchmark's recipe says beside what every recipe says, and the part of a plan that follows."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from twinrun.foundation.errors import InputError, closest
+from twinrun.foundation.manifest import Frozen
+from twinrun.manifests.recipe import SCALES, LoadedRecipe, Scale, Sweep
+from twinrun.protocol.bench import Label, Settings, Timing, possible_names
+from twinrun.workloads.workload import Part
+
+
+class BenchScale(Scale):
+    """One size at which the benchmark runs."""
+
+    cases: tuple[str, ...]
+    """In their order."""
+    sweep: Sweep | None = None
+    """Placements of each case; one device where there is none."""
+
+
+class BenchScales(Frozen):
+    """The three sizes."""
+
+    smoke: BenchScale
+    node: BenchScale
+    paper: BenchScale
+
+
+class Figure(Frozen):
+    """A picture of the benchmark: what is drawn over what."""
+
+    kind: Literal["bars", "lines", "roofline"]
+    metric: str = "time"
+    each: tuple[str, ...] = ()
+    """Labels: one picture for each combination of their values."""
+    series: tuple[str, ...] = ()
+    """Labels whose values name a bar or a curve, beside the implementation."""
+    over: str | None = None
+    """Of lines: the setting of the cases on the horizontal axis, for example `bytes`."""
+    where: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Labels and the values of them that are drawn; all where a label is left out."""
+    cases: tuple[str, ...] = ()
+    """Cases that bars are drawn of; those that claims name when left out."""
+
+    @model_validator(mode="after")
+    def _lines_over(self) -> Figure:
+        if (self.kind == "lines") != (self.over is not None):
+            raise ValueError('`over` goes with `kind = "lines"`, and only with it')
+        return self
+
+
+class Tables(Frozen):
+    """Tables of recipe.toml."""
+
+    bench: Timing
+    """How the publication measured, as far as it says."""
+    label: tuple[Label, ...] = ()
+    """What is timed at each case: names of calls are made of their values."""
+    baselines: tuple[str, ...] = ()
+    """Implementations that ours is timed beside."""
+    figure: tuple[Figure, ...] = ()
+    cases: dict[str, Settings]
+    """What the script is told at each case."""
+    scales: BenchScales
+
+    def scale(self, name: str) -> BenchScale:
+        """Return the scale called `name`."""
+        found: BenchScale = getattr(self.scales, name)
+        return found
+
+
+class BenchPlan(Part, extra="forbid"):
+    """What decides a benchmark."""
+
+    bench: Timing
+    labels: tuple[Label, ...] = ()
+
+
+class BenchPoint(Part, extra="forbid"):
+    """One case at one placement."""
+
+    case: str
+    settings: Settings
+    """What its script is told."""
+
+
+def tables_of(recipe: LoadedRecipe) -> Tables:
+    """Return the tables of a benchmark's recipe."""
+    assert isinstance(recipe.tables, Tables)
+    return recipe.tables
+
+
+def check_names(recipe: LoadedRecipe) -> None:
+    """Hold the names inside recipe.toml against each other; raises InputError."""
+    tables, place = tables_of(recipe), recipe.manifest
+    for scale in SCALES:
+        for case in tables.scale(scale).cases:
+            _demand(case, tables.cases, f"{place}:scales.{scale}.cases")
+    labels = {one.name: one for one in tables.label}
+    for number, figure in enumerate(tables.figure):
+        where = f"{place}:figure.{number}"
+        for name in (*figure.each, *figure.series, *figure.where):
+            _demand(name, labels, where)
+        for name, values in figure.where.items():
+            for value in values:
+                _demand(value, labels[name].values, f"{where}.where.{name}")
+        for case in figure.cases:
+            _demand(case, tables.cases, f"{where}.cases")
+
+
+def _demand(name: str, allowed: object, place: str) -> None:
+    choices = [str(one) for one in allowed] if isinstance(allowed, (dict, tuple)) else []
+    if name not in choices:
+        raise InputError(
+            "no such name", place=place, found=name, allowed=choices, hint=closest(name, choices)
+        )
+
+
+def measurement_ids(tables: Tables, metric: str) -> set[str] | None:
+    """Return the identifiers that measurements of `metric` can have; None where they have no metric such."""
+    names = {name for name in possible_names(tables.label) if name}
+    if metric == "time":
+        return names | {f"{name}@{other}" for name in names for other in tables.baselines}
+    if metric == "speedup":
+        return {f"{name}/speedup@{other}" for name in names for other in tables.baselines}
+    if metric in ("error", "kept-memory"):
+        own = {f"{name}/{metric}" for name in names}
+        return own | {f"{name}@{other}" for name in own for other in tables.baselines}
+    if metric in ("bandwidth", "bandwidth-share", "bus-bandwidth", "roofline-time", "roofline-share"):
+        return {f"{name}/{metric}" for name in names}
+    return {"peak-memory"} if metric == "peak-memory" else None

@@ -1,0 +1,176 @@
+"""From what the script of a case reports to the numbers of its record.
+
+A call's measurements are named after it: `NAME` is our time, `NAME@BASELINE` that of a baseline,
+`NAME/METRIC` and `NAME/METRIC@BASELINE` the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from twinrun.protocol.bench import COPY, BenchResult, Call, Implementation, PeakRate, largest_error
+from twinrun.protocol.formulas import BUS_BANDWIDTH
+from twinrun.protocol.measurements import Fact, Measurement, Numbers, rate, sampled, scaled
+from twinrun.workloads.workload import PointRecord
+
+GIB, MIB = 1 << 30, 1 << 20
+
+
+def measured(result: BenchResult) -> Numbers:
+    """Return times, errors and memory of every call, and the peak rates of the device."""
+    facts: dict[str, Fact] = {"seed": result.seed, "device name": result.device_name}
+    found = [
+        sampled(
+            "peak-memory", [result.peak_memory_bytes / GIB], metric="peak-memory", unit="GiB", per="device"
+        )
+    ]
+    for peak in result.peak_rates:
+        facts[f"peak rate of {peak.resource}"] = peak.how
+        found.append(peak_rate(peak))
+    for call in result.calls:
+        found += _call(call)
+        facts |= _facts(call)
+    return Numbers(measurements=tuple(found), facts=facts)
+
+
+def peak_rate(peak: PeakRate) -> Measurement:
+    """Return what the device does at most on one resource."""
+    return sampled(
+        f"peak-rate@{peak.resource}",
+        [peak.rate],
+        metric="peak-rate",
+        unit="B/s" if peak.resource == COPY else "op/s",
+        per="device",
+        labels={"resource": peak.resource},
+    )
+
+
+def _call(call: Call) -> Iterator[Measurement]:
+    yield from _implementation(call, call.ours, "")
+    for baseline in call.baselines:
+        yield from _implementation(call, baseline, f"@{baseline.name}")
+
+
+def _implementation(call: Call, one: Implementation, suffix: str) -> Iterator[Measurement]:
+    labels = {**call.labels, "call": call.name, "implementation": one.name}
+    if one.milliseconds:
+        name = f"{call.name}{suffix}"
+        yield sampled(name, one.milliseconds, metric="time", unit="ms", per="device", labels=labels)
+    _, error = largest_error(one.errors)
+    if math.isfinite(error):
+        name = f"{call.name}/error{suffix}"
+        yield sampled(name, [error], metric="error", unit="ratio", per="device", labels=labels)
+    if one.kept_bytes is not None:
+        name, kept = f"{call.name}/kept-memory{suffix}", one.kept_bytes / MIB
+        yield sampled(name, [kept], metric="kept-memory", unit="MiB", per="device", labels=labels)
+
+
+def _facts(call: Call) -> dict[str, Fact]:
+    facts: dict[str, Fact] = {
+        f"{call.name} title": call.title,
+        f"{call.name} allowed error": call.allowed_error,
+    }
+    if call.work:
+        facts[f"{call.name} work formula"] = call.work.formula
+        facts |= {f"{call.name} work {resource}": amount for resource, amount in call.work.amounts.items()}
+    if call.bus_bytes is not None:
+        facts[f"{call.name} bus bytes"] = call.bus_bytes
+    for one in (call.ours, *call.baselines):
+        facts[f"version of {one.name}"] = one.version
+        facts[f"{call.name} errors of {one.name}"] = ", ".join(
+            f"{tensor} {'not finite' if error is None else format(error, '.3g')}"
+            for tensor, error in one.errors.items()
+        )
+    return facts | {f"{call.name} without {name}": why for name, why in call.absent.items()}
+
+
+def derived(point: PointRecord) -> tuple[Measurement, ...]:
+    """Return speedups, bandwidths and shares of what the device was measured to do."""
+    times = [one for one in point.measurements if one.metric == "time"]
+    ours = [one for one in times if one.id == one.labels["call"]]
+    return tuple(found for one in ours for found in _derived(point, one, times))
+
+
+def _derived(point: PointRecord, ours: Measurement, times: list[Measurement]) -> Iterator[Measurement]:
+    name = ours.id
+    for other in times:
+        if other.labels["call"] == name and other.id != name:
+            labels = {**ours.labels, "baseline": other.labels["implementation"]}
+            yield _ratio(f"{name}/speedup@{labels['baseline']}", other, ours, labels)
+    if isinstance(bus_bytes := point.facts.get(f"{name} bus bytes"), float):
+        metric = "bus-bandwidth"
+        yield rate(
+            ours,
+            bus_bytes / 1e6,
+            name=f"{name}/{metric}",
+            metric=metric,
+            unit="GB/s",
+            per="link",
+            formula=BUS_BANDWIDTH,
+        )
+    amounts, peaks = work_of(point, name), peaks_of(point)
+    if moved := amounts.get(COPY):
+        bandwidth = rate(
+            ours, moved / 1e6, name=f"{name}/bandwidth", metric="bandwidth", unit="GB/s", per="device"
+        )
+        yield bandwidth
+        if COPY in peaks:
+            share, metric = 1e9 / peaks[COPY], "bandwidth-share"
+            yield scaled(bandwidth, share, name=f"{name}/{metric}", metric=metric, unit="ratio", per="device")
+    if bound := roofline_bound(amounts, peaks):
+        milliseconds, resource = bound
+        labels = {**ours.labels, "resource": resource}
+        metric = "roofline-time"
+        yield sampled(
+            f"{name}/{metric}", [milliseconds], metric=metric, unit="ms", per="device", labels=labels
+        )
+        metric = "roofline-share"
+        yield rate(
+            ours,
+            milliseconds,
+            name=f"{name}/{metric}",
+            metric=metric,
+            unit="ratio",
+            per="device",
+            labels=labels,
+        )
+
+
+def _ratio(name: str, over: Measurement, under: Measurement, labels: dict[str, str]) -> Measurement:
+    """Return the ratio of two medians, with the extremes that their samples allow."""
+    return Measurement(
+        id=name,
+        metric="speedup",
+        unit="ratio",
+        per="device",
+        median=over.median / under.median,
+        low=over.low / under.high,
+        high=over.high / under.low,
+        count=min(over.count, under.count),
+        labels=labels,
+    )
+
+
+def work_of(point: PointRecord, call: str) -> dict[str, float]:
+    """Return the least work of a call by resource."""
+    prefix = f"{call} work "
+    return {
+        name.removeprefix(prefix): float(value)
+        for name, value in point.facts.items()
+        if name.startswith(prefix) and isinstance(value, (int, float))
+    }
+
+
+def peaks_of(point: PointRecord) -> dict[str, float]:
+    """Return the peak rates of the device by resource, a second."""
+    return {one.labels["resource"]: one.median for one in point.measurements if one.metric == "peak-rate"}
+
+
+def roofline_bound(amounts: dict[str, float], peaks: dict[str, float]) -> tuple[float, str] | None:
+    """Return the least milliseconds of `amounts` and the resource that sets them; None without peak rates."""
+    times = {name: amounts[name] / peak * 1e3 for name, peak in peaks.items() if name in amounts}
+    if not times:
+        return None
+    slowest = max(times, key=lambda name: times[name])
+    return times[slowest], slowest

@@ -1,0 +1,297 @@
+"""What a benchmark's record shows: a table a case, and the figures that its recipe declares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from twinrun.foundation.text import number, percent
+from twinrun.manifests.claims import Claim
+from twinrun.manifests.vendor import Gpu
+from twinrun.protocol.bench import COPY
+from twinrun.protocol.measurements import Measurement
+from twinrun.workloads.bench.manifest import BenchPoint, Figure, tables_of
+from twinrun.workloads.bench.numbers import peaks_of, work_of
+from twinrun.workloads.charts import Bar, BarChart, Chart, Curve, LineChart, RooflineChart, RooflineSpot, Spot
+from twinrun.workloads.tables import Cell, Column, Table, measured, text
+from twinrun.workloads.workload import Drawn, PointRecord, Recorded
+
+TERA = 1e12
+# A call whose least time is shorter measures the launch, not the kernel.
+LEAST_MILLISECONDS = 0.005
+COLUMNS = ("ours\nms", "baseline\nms", "times\nas fast", "GB/s,\nof a copy", "bound ms,\nof bound", "error")
+
+
+def calls_of(point: PointRecord) -> list[str]:
+    """Return the names of the calls of a point, in their order."""
+    return list(dict.fromkeys(one.labels["call"] for one in point.measurements if "call" in one.labels))
+
+
+def point_table(point: PointRecord) -> Table:
+    """Return a row for each call of a case."""
+    return Table(
+        title=f"{point.id}: medians of {point.devices} device{'' if point.devices == 1 else 's'}",
+        columns=(Column(title="call", numeric=False), *(Column(title=title) for title in COLUMNS)),
+        rows=tuple(_row(point, name) for name in calls_of(point)),
+        notes=_notes(point),
+    )
+
+
+def _row(point: PointRecord, name: str) -> tuple[Cell, ...]:
+    baselines = [one for one in point.measurements if one.metric == "time" and one.id.startswith(f"{name}@")]
+    speedups = [one for one in point.measurements if one.id.startswith(f"{name}/speedup@")]
+    bandwidth, bound = point.measurement(f"{name}/bandwidth"), point.measurement(f"{name}/roofline-time")
+    rate = point.measurement(f"{name}/bus-bandwidth") or bandwidth
+    error = point.measurement(f"{name}/error")
+    return (
+        text(name),
+        measured(point.measurement(name)),
+        _several(baselines),
+        text(", ".join(f"{one.median:.2f}" for one in speedups) or "-"),
+        text(number(rate.median) if rate else "-", _share(point.measurement(f"{name}/bandwidth-share"))),
+        text(
+            f"{number(bound.median)} {bound.labels['resource']}" if bound else "-",
+            _share(point.measurement(f"{name}/roofline-share")),
+        ),
+        text(f"{error.median:.1g}" if error else "-"),
+    )
+
+
+def _several(found: list[Measurement]) -> Cell:
+    if len(found) == 1:
+        return measured(found[0])
+    return text("\n".join(f"{number(one.median)} {one.labels['implementation']}" for one in found) or "-")
+
+
+def _share(found: Measurement | None) -> str:
+    return percent(found.median) if found else ""
+
+
+def _notes(point: PointRecord) -> tuple[str, ...]:
+    versions = [
+        f"{name.removeprefix('version of ')} {value}"
+        for name, value in point.facts.items()
+        if name.startswith("version of ")
+    ]
+    absent = dict.fromkeys(
+        f"no baseline: {value}" for name, value in point.facts.items() if " without " in name
+    )
+    peaks = [
+        f"{name}: {number(value / TERA)} T{'B' if name == COPY else ''}/s,"
+        f" {point.facts[f'peak rate of {name}']}"
+        for name, value in peaks_of(point).items()
+    ]
+    return (", ".join(versions), *absent, *peaks)
+
+
+def charts(records: Sequence[Recorded], drawn: Drawn) -> tuple[Chart, ...]:
+    """Return the figures that the recipe declares, of all `records`."""
+    found: list[Chart] = []
+    for figure in tables_of(drawn.recipe).figure:
+        if figure.kind == "bars":
+            found += _bars(figure, records, drawn)
+        elif figure.kind == "lines":
+            found += _lines(figure, records)
+        else:
+            found += [
+                one for place, record in enumerate(records) if (one := _roofline(figure, record, place))
+            ]
+    return tuple(found)
+
+
+def _chosen(point: PointRecord, figure: Figure) -> list[Measurement]:
+    """Return the measurements of a point that a figure draws."""
+    return [
+        one
+        for one in point.measurements
+        if one.metric == figure.metric
+        and all(one.labels.get(name, values[0]) in values for name, values in figure.where.items())
+    ]
+
+
+def _groups(figure: Figure, found: Sequence[Measurement]) -> list[tuple[str, ...]]:
+    return list(dict.fromkeys(tuple(one.labels.get(name, "") for name in figure.each) for one in found))
+
+
+def _bars(figure: Figure, records: Sequence[Recorded], drawn: Drawn) -> Iterator[BarChart]:
+    claims = [one for one in drawn.recipe.published.claim if one.metric == figure.metric and one.point]
+    cases = figure.cases or tuple(dict.fromkeys(one.point for one in claims if one.point))
+    for case in cases:
+        points = [(record, point) for record in records for point in record.points if point.id == case]
+        every = [one for _, point in points for one in _chosen(point, figure)]
+        for group in _groups(figure, every):
+            names = {one.labels["call"] for one in every if _in(one, figure, group)}
+            bars = [
+                _published_bar(one, drawn.gpus)
+                for one in claims
+                if (one.point, one.measurement in names) == (case, True)
+            ]
+            for record, point in points:
+                bars += _measured_bars(figure, group, record, point, several=len(points) > 1)
+            title = next(
+                (str(point.facts.get(f"{name} title")) for _, point in points for name in names), case
+            )
+            yield BarChart(
+                name="-".join(
+                    ["bars", *group, "".join(letter if letter.isalnum() else "-" for letter in case)]
+                ),
+                title=f"{title[:1].upper()}{title[1:]}, {case}",
+                unit="milliseconds" if figure.metric == "time" else every[0].unit,
+                better="lower" if figure.metric == "time" else "higher",
+                bars=tuple(bars),
+                notes=("The axis is linear from zero.",),
+            )
+
+
+def _in(one: Measurement, figure: Figure, group: tuple[str, ...]) -> bool:
+    return tuple(one.labels.get(name, "") for name in figure.each) == group
+
+
+def _published_bar(claim: Claim, gpus: dict[str, Gpu]) -> Bar:
+    assert claim.hardware is not None
+    gpu = gpus[claim.hardware.gpu]
+    short = gpu.name.rpartition(" ")[2]
+    part = f"{short} die" if claim.hardware.devices and gpu.devices_per_card > 1 else short
+    value = claim.value
+    detail = f"{part}: {claim.hardware.software}"
+    return Bar(
+        label=f"published, {part}", kind="published", value=value, low=value, high=value, detail=detail
+    )
+
+
+def _measured_bars(
+    figure: Figure, group: tuple[str, ...], record: Recorded, point: PointRecord, *, several: bool
+) -> Iterator[Bar]:
+    where = f"{record.gpu.name.split()[1] if record.gpu else 'here'} " if several else ""
+    for one in _chosen(point, figure):
+        if not _in(one, figure, group):
+            continue
+        ours = one.id == one.labels["call"]
+        what = ", ".join(filter(None, (one.labels.get(name, "") for name in figure.series)))
+        who = "ours" if ours else one.labels["implementation"]
+        version = point.facts.get(f"version of {one.labels['implementation']}")
+        yield Bar(
+            label=f"{where}{who} {what}",
+            kind="measured" if ours else "baseline",
+            value=one.median,
+            low=one.low,
+            high=one.high,
+            detail=f"{one.labels['implementation']} {version}, {record.label};"
+            f" median, lowest to highest of {one.count}",
+        )
+        if ours and figure.metric == "time" and (bound := point.measurement(f"{one.id}/roofline-time")):
+            value = bound.median
+            detail = f"{point.facts.get(f'{one.id} work formula')}, set by {bound.labels['resource']}"
+            yield Bar(
+                label=f"{where}bound {what}", kind="bound", value=value, low=value, high=value, detail=detail
+            )
+
+
+def _lines(figure: Figure, records: Sequence[Recorded]) -> Iterator[LineChart]:
+    found = [
+        (record, point, one)
+        for record in records
+        for point in record.points
+        for one in _chosen(point, figure)
+    ]
+    for group in _groups(figure, [one for _, _, one in found]):
+        chosen = [item for item in found if _in(item[2], figure, group)]
+        keyed = [(_series_label(figure, record, point, one), point, one) for record, point, one in chosen]
+        names = list(dict.fromkeys(name for name, _, _ in keyed))
+        curves = [
+            Curve(
+                label=name,
+                kind="measured",
+                place=place,
+                spots=tuple(
+                    sorted(
+                        (_over(figure, point, one) for key, point, one in keyed if key == name),
+                        key=lambda spot: spot.x,
+                    )
+                ),
+            )
+            for place, name in enumerate(names)
+        ]
+        unit = chosen[0][2].unit
+        yield LineChart(
+            name="-".join(["lines", figure.metric, *group]),
+            title=", ".join([figure.metric.replace("-", " "), *group]),
+            x_label=str(figure.over),
+            x_scale="log2",
+            y_label=f"{unit} per {chosen[0][2].per}",
+            y_scale="count",
+            curves=tuple(curves),
+        )
+
+
+def _series_label(figure: Figure, record: Recorded, point: PointRecord, one: Measurement) -> str:
+    labels = [one.labels.get(name, "") for name in figure.series]
+    devices = f"{point.devices} devices" if point.devices > 1 else ""
+    return ", ".join(filter(None, [record.label, *labels, one.labels["implementation"], devices]))
+
+
+def _over(figure: Figure, point: PointRecord, one: Measurement) -> Spot:
+    assert isinstance(point.part, BenchPoint)
+    value = point.part.settings.get(str(figure.over))
+    x = float(value) if isinstance(value, int) else 0.0
+    return Spot(x=x, value=one.median, low=one.low, high=one.high)
+
+
+def _roofline(figure: Figure, record: Recorded, place: int) -> RooflineChart | None:
+    """Return the calls of a record under the peak rates of its device; None where either is unknown."""
+    point = next((one for one in record.points if COPY in peaks_of(one) and len(peaks_of(one)) > 1), None)
+    if point is None:
+        return None
+    peaks = peaks_of(point)
+    others = [name for name in peaks if name != COPY]
+    resource = max(
+        others, key=lambda name: sum(work_of(point, call).get(name, 0.0) for call in calls_of(point))
+    )
+    spots = tuple(
+        spot
+        for one in record.points
+        for name in calls_of(one)
+        if (spot := _roofline_spot(figure, one, name, resource))
+    )
+    if not spots:
+        return None
+    hows = [
+        f"{name}: {number(rate / TERA)} T/s, {point.facts[f'peak rate of {name}']}."
+        for name, rate in peaks.items()
+    ]
+    shortest = f"{LEAST_MILLISECONDS * 1e3:.0f} µs"
+    return RooflineChart(
+        name=f"roofline-{place}",
+        title=f"Roofline of {record.label}",
+        resource=resource,
+        copy_rate=peaks[COPY],
+        peak_rate=peaks[resource],
+        spots=spots,
+        notes=(
+            "Both axes are logarithmic; the roofs were measured on this device.",
+            f"Not drawn: calls with a bound under {shortest}, which measure the launch.",
+            *hows,
+        ),
+    )
+
+
+def _roofline_spot(figure: Figure, point: PointRecord, name: str, resource: str) -> RooflineSpot | None:
+    ours, bound = point.measurement(name), point.measurement(f"{name}/roofline-time")
+    work = work_of(point, name)
+    if (
+        ours is None
+        or bound is None
+        or not {COPY, resource} <= work.keys()
+        or bound.median < LEAST_MILLISECONDS
+    ):
+        return None
+    if any(ours.labels.get(label, values[0]) not in values for label, values in figure.where.items()):
+        return None
+    theirs = next((one for one in point.measurements if one.id.startswith(f"{name}@")), None)
+    done = work[resource] * 1e3
+    return RooflineSpot(
+        label=str(point.facts.get(f"{name} title", name)),
+        intensity=work[resource] / work[COPY],
+        ours=done / ours.median,
+        baseline=done / theirs.median if theirs else None,
+        bound=done / bound.median,
+    )

@@ -1,0 +1,77 @@
+"""What a recipe of checks says beside what every recipe says, and the part of a plan that follows."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from twinrun.foundation.manifest import Frozen
+from twinrun.manifests.recipe import LoadedRecipe, Scale, Sweep
+from twinrun.protocol.checks import CheckSpec
+from twinrun.workloads.workload import Part
+
+
+class ChecksScale(Scale):
+    """One size at which the checks run."""
+
+    sweep: Sweep
+
+
+class ChecksScales(Frozen):
+    """The three sizes."""
+
+    smoke: ChecksScale
+    node: ChecksScale
+    paper: ChecksScale
+
+
+class Checks(Frozen):
+    """The named checks of a recipe; its script has a function for each."""
+
+    check: Annotated[tuple[CheckSpec, ...], Field(min_length=1)]
+    only: tuple[str, ...] = ()
+    """Checks to run; all when empty."""
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Checks:
+        names = [one.id for one in self.check]
+        if len(names) != len(set(names)):
+            raise ValueError("two checks have the same id")
+        unknown = set(self.only) - set(names)
+        if unknown:
+            raise ValueError(f"`only` names no check: {', '.join(sorted(unknown))}")
+        return self
+
+    @property
+    def chosen(self) -> tuple[CheckSpec, ...]:
+        """The checks that run."""
+        return tuple(one for one in self.check if not self.only or one.id in self.only)
+
+
+class Tables(Frozen):
+    """Tables of recipe.toml."""
+
+    checks: Checks
+    scales: ChecksScales
+
+    def scale(self, name: str) -> ChecksScale:
+        """Return the scale called `name`."""
+        found: ChecksScale = getattr(self.scales, name)
+        return found
+
+
+class ChecksPlan(Part, extra="forbid"):
+    """What decides a run of checks."""
+
+    checks: tuple[CheckSpec, ...]
+
+
+class ChecksPoint(Part, extra="forbid"):
+    """Nothing beside the placement."""
+
+
+def tables_of(recipe: LoadedRecipe) -> Tables:
+    """Return the tables of a recipe of checks."""
+    assert isinstance(recipe.tables, Tables)
+    return recipe.tables

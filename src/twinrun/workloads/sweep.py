@@ -1,0 +1,69 @@
+"""The sizes of a sweep on this machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twinrun.foundation.errors import InputError, MachineError
+from twinrun.manifests.recipe import Sweep
+from twinrun.workloads.workload import Placement
+
+
+def sizes(sweep: Sweep, *, requested: Any, devices: int) -> tuple[int, ...]:
+    """Return the sizes of a sweep: devices of this machine, or nodes of the published cluster.
+
+    Args:
+        requested: what `--set devices=` asked for, or None.
+        devices: GPUs of this machine; 0 on a CPU, whose cores any number of ranks share.
+
+    Raises:
+        InputError: `requested` is not a list of counts, or the sweep counts nodes.
+        MachineError: this machine has no GPU to sweep over, or too few.
+    """
+    if sweep.nodes is not None:
+        if requested is not None:
+            raise InputError("this scale counts nodes", place="--set devices", found=requested)
+        return sweep.nodes
+    if requested is not None:
+        return _requested(requested, devices)
+    if isinstance(sweep.devices, tuple):
+        return _limited(sweep.devices, devices)
+    if not devices:
+        raise MachineError(
+            "this scale sweeps over the GPUs of the machine",
+            found="no GPU in use",
+            hint="use --scale smoke, or --scale paper --dry",
+        )
+    return tuple(1 << power for power in range(devices.bit_length()) if 1 << power <= devices)
+
+
+def placement(sweep: Sweep, size: int) -> Placement:
+    """Return where the ranks of one size go."""
+    if sweep.nodes is not None:
+        return Placement(id=f"nodes={size}", nodes=size, devices_per_node=sweep.devices_per_node or 1)
+    return Placement(id=f"devices={size}", nodes=1, devices_per_node=size)
+
+
+def _requested(requested: Any, devices: int) -> tuple[int, ...]:
+    items = requested if isinstance(requested, list) else str(requested).split(",")
+    numbers = [int(item) for item in items if type(item) is int or str(item).strip().isdecimal()]
+    if not numbers or len(numbers) < len(items) or min(numbers) < 1:
+        raise InputError(
+            "expected counts of devices", place="--set devices", found=requested, allowed="for example 1,2,4"
+        )
+    if devices and max(numbers) > devices:
+        raise MachineError(
+            "this machine has fewer devices",
+            place="--set devices",
+            found=requested,
+            allowed=f"1 to {devices}",
+        )
+    return tuple(sorted(set(numbers)))
+
+
+def _limited(wanted: tuple[int, ...], devices: int) -> tuple[int, ...]:
+    """Drop the sizes of a sweep that this machine does not have; ranks share a CPU."""
+    kept = tuple(count for count in wanted if not devices or count <= devices)
+    if not kept:
+        raise MachineError("this machine has fewer devices", found=devices, allowed=f"at least {min(wanted)}")
+    return kept

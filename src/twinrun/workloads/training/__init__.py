@@ -1,0 +1,178 @@
+"""`[training]`: one training configuration at several placements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from twinrun.foundation.manifest import Frozen
+from twinrun.manifests.recipe import LoadedRecipe
+from twinrun.manifests.vendor import Gpu
+from twinrun.protocol.job import Job, Result
+from twinrun.protocol.measurements import Measurement, Numbers
+from twinrun.protocol.training import StepMetrics, TrainingJob, TrainingResult
+from twinrun.workloads.charts import Chart
+from twinrun.workloads.settings import flat
+from twinrun.workloads.tables import Table
+from twinrun.workloads.training import numbers, points, report, version_1
+from twinrun.workloads.training.factors import FACTORS, ROUNDING_ONLY
+from twinrun.workloads.training.manifest import Tables, TrainingPlan, TrainingPoint, check_names, tables_of
+from twinrun.workloads.workload import (
+    DataRequest,
+    Drawn,
+    Part,
+    Planned,
+    PlanRequest,
+    Point,
+    PointRecord,
+    Progress,
+    Recorded,
+    Run,
+    Workload,
+)
+
+METRICS = (
+    *("step-time", "tokens-per-second", "model-flops", "model-flops-share"),
+    *("loss", "peak-memory"),
+)
+
+
+class TrainingWorkload(Workload):
+    """Trains a model of the recipe at each size of a sweep."""
+
+    table = "training"
+    tables = Tables
+    plan_part = TrainingPlan
+    point_part = TrainingPoint
+    result = TrainingResult
+    headline = ("model-flops-share", "tokens-per-second")
+    factors = FACTORS
+    smaller = "choose a smaller model, --set activation_checkpointing=true, or --set microbatch=1"
+    timed = True
+
+    def check(self, recipe: LoadedRecipe) -> None:
+        check_names(recipe)
+
+    def scripts(self, tables: Frozen) -> dict[str, str]:
+        assert isinstance(tables, Tables)
+        return {"baseline": tables.baseline} if tables.baseline else {}
+
+    def missing(
+        self, tables: Frozen, *, point: str | None, metric: str, measurement: str | None
+    ) -> str | None:
+        assert isinstance(tables, Tables)
+        scales = [tables.scale(name) for name in ("smoke", "node", "paper")]
+        if point is not None and not any(scale.sweep.gives(point) for scale in scales):
+            return f"no scale has a point {point}"
+        if metric not in METRICS:
+            return f"a training point measures {', '.join(METRICS)}"
+        return None if measurement in (None, metric) else f"the measurement of {metric} is called {metric}"
+
+    def plan(self, request: PlanRequest) -> Planned:
+        return points.plan(request)
+
+    def data(self, part: Part) -> DataRequest | None:
+        plan = _plan(part)
+        return DataRequest(name=plan.training.data, source=plan.data, sequence=plan.shape.sequence)
+
+    def data_sets(self, tables: Frozen) -> dict[str, DataRequest]:
+        assert isinstance(tables, Tables)
+        sequence = tables.models[tables.training.model].sequence
+        return {
+            name: DataRequest(name=name, source=source, sequence=sequence)
+            for name, source in tables.data.items()
+        }
+
+    def attempts(self, part: Part, point: Point) -> tuple[str, ...]:
+        return tuple(f"microbatch {size}" for size in _point(point.part).microbatches)
+
+    def job(self, part: Part, point: Point, *, attempt: int, run: Run) -> Job:
+        plan, placed = _plan(part), _point(point.part)
+        return TrainingJob(
+            **run.model_dump(),
+            point=point.id,
+            world_size=point.world_size,
+            shape=plan.shape,
+            training=plan.training,
+            microbatch=placed.microbatches[attempt],
+            sharding=placed.sharding or plan.training.sharding,
+        )
+
+    def steps(self, part: Part, point: Point) -> int:
+        return _plan(part).training.steps
+
+    def progress(self, line: bytes) -> Progress:
+        step = StepMetrics.model_validate_json(line)
+        return Progress(done=step.step, status=f"loss {step.loss:.4f}  {step.seconds:.3f} s/step")
+
+    def numbers(self, part: Part, point: Point, result: Result) -> Numbers:
+        assert isinstance(result, TrainingResult)
+        return numbers.measured(_plan(part), result)
+
+    def derived(self, part: Part, point: PointRecord, gpu: Gpu | None) -> tuple[Measurement, ...]:
+        return numbers.derived(_plan(part), point, gpu)
+
+    def is_measured(self, measurement: str) -> bool:
+        return measurement in ("step-time", "peak-memory")
+
+    def settings(self, part: Part, point: PointRecord) -> dict[str, str]:
+        plan = _plan(part)
+        named = ("microbatch", "attention backend", "parallelism", "data hash", "order hash")
+        return {
+            "model": plan.training.model,
+            **{name: str(point.facts[name]) for name in named},
+            **{f"shape.{name}": value for name, value in flat(plan.shape).items()},
+            **{f"training.{name}": value for name, value in flat(plan.training).items() if name != "model"},
+            **{f"data.{name}": value for name, value in flat(plan.data).items()},
+        }
+
+    def configuration(self, part: Part) -> tuple[tuple[str, dict[str, str]], ...]:
+        plan = _plan(part)
+        return (("Training", flat(plan.training)), ("Model", flat(plan.shape)), ("Data", flat(plan.data)))
+
+    def subject(self, part: Part) -> str:
+        training = _plan(part).training
+        return f"{training.model}, {training.precision}, {training.trainer}"
+
+    def incomparable(
+        self, a: Recorded, b: Recorded, point_a: PointRecord, point_b: PointRecord
+    ) -> str | None:
+        first, second = (_mathematics(_plan(record.part)) for record in (a, b))
+        changed = [name for name in first if first[name] != second.get(name)]
+        if changed:
+            return f"another configuration ({', '.join(changed)})"
+        if point_a.facts["data hash"] != point_b.facts["data hash"]:
+            return "other data (the token streams have different hashes)"
+        if point_a.facts["order hash"] != point_b.facts["order hash"]:
+            return "another order of batches (the order hashes differ)"
+        return None
+
+    def point_tables(self, record: Recorded) -> tuple[Table, ...]:
+        return (report.points_table(record),)
+
+    def charts(self, records: Sequence[Recorded], drawn: Drawn) -> tuple[Chart, ...]:
+        return report.charts(records, drawn)
+
+    def version_1(self, record: dict[str, Any]) -> dict[str, Any]:
+        return version_1.converted(record)
+
+
+WORKLOAD = TrainingWorkload()
+
+__all__ = ["WORKLOAD", "TrainingWorkload", "tables_of"]
+
+
+def _plan(part: Part) -> TrainingPlan:
+    assert isinstance(part, TrainingPlan)
+    return part
+
+
+def _point(part: Part) -> TrainingPoint:
+    assert isinstance(part, TrainingPoint)
+    return part
+
+
+def _mathematics(plan: TrainingPlan) -> dict[str, str]:
+    """Return the settings that decide the loss, rounding aside."""
+    training = {name: value for name, value in flat(plan.training).items() if name not in ROUNDING_ONLY}
+    return training | {f"shape.{name}": value for name, value in flat(plan.shape).items()}

@@ -1,0 +1,146 @@
+"""From a request to the points of a sweep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twinrun.foundation.errors import InputError, closest
+from twinrun.foundation.text import duration
+from twinrun.manifests.settings import overlay
+from twinrun.protocol.models import AnyShape
+from twinrun.protocol.training import Training
+from twinrun.workloads.fingerprint import Fingerprint, differences
+from twinrun.workloads.sweep import placement, sizes
+from twinrun.workloads.training.duration import SWEEP_SECONDS, estimated_seconds
+from twinrun.workloads.training.manifest import Tables, TrainingPlan, TrainingPoint, TrainingScale, tables_of
+from twinrun.workloads.training.memory import Budget
+from twinrun.workloads.workload import Choice, Hardware, Placement, Planned, PlanRequest, Point
+
+
+def plan(request: PlanRequest) -> Planned:
+    """Turn a request into a plan of one training configuration at several placements.
+
+    Raises:
+        InputError: a setting that does not exist or does not fit.
+        MachineError: the model does not fit into the devices.
+    """
+    recipe, tables = request.recipe, tables_of(request.recipe)
+    scale, overrides = tables.scale(request.scale), dict(request.overrides)
+    counts = sizes(scale.sweep, requested=overrides.pop("devices", None), devices=request.hardware.devices)
+    places = [placement(scale.sweep, count) for count in counts]
+    training = _training(tables, scale, overrides, recipe.manifest)
+    because = "asked for" if "model" in overrides else "the recipe's for this scale"
+    if scale.models and "model" not in overrides:
+        training, because = _largest(tables, scale, training, places, request.hardware)
+    shape = tables.models[training.model]
+    marks = fingerprint(shape, training)
+    points = _points(shape, training, places, scale, request.hardware)
+    ids = ", ".join(point.id for point in points)
+    return Planned(
+        script=_script(tables, recipe.recipe.script, training),
+        part=TrainingPlan(shape=shape, training=training, data=tables.data[training.data]),
+        points=points,
+        fingerprint=marks,
+        differences=differences(marks, recipe.published.fingerprint),
+        choices=(
+            Choice(name="model", value=training.model, because=because),
+            Choice(name="points", value=ids, because=f"global batch {training.global_batch} at each"),
+        ),
+    )
+
+
+def fingerprint(shape: AnyShape, training: Training) -> Fingerprint:
+    """Return the fields that decide whether two runs are the same experiment."""
+    return {
+        "parameters": shape.parameters(),
+        "vocabulary": shape.vocabulary,
+        "sequence": shape.sequence,
+        "global_batch": training.global_batch,
+        "tokens_per_step": training.global_batch * shape.sequence,
+        "precision": training.precision,
+        "attention": training.attention,
+        "sharding": training.sharding,
+        "activation_checkpointing": training.activation_checkpointing,
+    }
+
+
+def _script(tables: Tables, script: str, training: Training) -> str:
+    if training.trainer == "composer":
+        return script
+    if tables.baseline is None:
+        raise InputError(
+            "the recipe has no plain loop", place="--set trainer", found=training.trainer, allowed="composer"
+        )
+    return tables.baseline
+
+
+def _training(tables: Tables, scale: TrainingScale, overrides: dict[str, Any], manifest: str) -> Training:
+    training = overlay(tables.training, scale=scale.set, manifest=manifest, user=overrides)
+    _known("model", training.model, tables.models)
+    _known("data", training.data, tables.data)
+    if training.warmup_steps >= training.steps:
+        raise InputError(
+            "no step would be timed",
+            place="--set warmup_steps",
+            found=f"{training.warmup_steps} of {training.steps} steps",
+            allowed="fewer warm-up steps than steps",
+        )
+    return training
+
+
+def _known(key: str, name: str, table: dict[str, Any]) -> None:
+    if name not in table:
+        raise InputError(
+            "no such name", place=f"--set {key}", found=name, allowed=list(table), hint=closest(name, table)
+        )
+
+
+def _largest(
+    tables: Tables, scale: TrainingScale, training: Training, places: list[Placement], hardware: Hardware
+) -> tuple[Training, str]:
+    """Return the largest candidate that fits and whose sweep is short, and why it was taken."""
+    world, longer = places[-1].world_size, ""
+    candidates = [training.model_copy(update={"model": name}) for name in scale.models]
+    for candidate in candidates:
+        shape = tables.models[candidate.model]
+        budget = Budget(shape=shape, training=candidate, device_memory_bytes=hardware.device_memory_bytes)
+        if not budget.fits(world):
+            continue
+        seconds = [estimated_seconds(shape, candidate, hardware, world=one.world_size) for one in places]
+        total = sum(one or 0.0 for one in seconds)
+        if total <= SWEEP_SECONDS:
+            return candidate, f"the largest that fits and ends in about {duration(total)}{longer}"
+        longer = longer or f"; --set model={candidate.model} takes about {duration(total)}"
+    return candidates[-1], f"the smallest of the recipe{longer}"
+
+
+def _points(
+    shape: AnyShape, training: Training, places: list[Placement], scale: TrainingScale, hardware: Hardware
+) -> tuple[Point, ...]:
+    budget = Budget(shape=shape, training=training, device_memory_bytes=hardware.device_memory_bytes)
+    alone = [one.world_size for one in places] == [1] and scale.sweep.nodes is None
+    for place in places:
+        if training.global_batch % place.world_size:
+            raise InputError(
+                "the global batch does not divide over the devices",
+                place="--set global_batch",
+                found=training.global_batch,
+                allowed=f"a multiple of {place.world_size}",
+            )
+    points = tuple(
+        Point(
+            id=place.id,
+            nodes=place.nodes,
+            devices_per_node=place.devices_per_node,
+            part=TrainingPoint(
+                microbatches=budget.microbatches(place.world_size),
+                sharding="none" if alone else training.sharding,
+            ),
+            seconds=estimated_seconds(shape, training, hardware, world=place.world_size),
+        )
+        for place in places
+        if budget.microbatches(place.world_size)
+    )
+    if not points:
+        raise budget.too_small(places[-1].world_size)
+    return points

@@ -1,0 +1,279 @@
+"""What a workload is: all that is special to one kind of run, behind one interface."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import Field, SerializeAsAny
+
+from twinrun.foundation.manifest import Frozen, validate
+from twinrun.manifests.recipe import LoadedRecipe
+from twinrun.manifests.vendor import Gpu
+from twinrun.protocol.job import Job, Result
+from twinrun.protocol.measurements import Measurement, Numbers
+from twinrun.protocol.training import DataSource
+from twinrun.workloads.charts import Chart
+from twinrun.workloads.fingerprint import Difference, Fingerprint
+from twinrun.workloads.tables import Table
+
+Grade = Literal["large", "some", "small", "none"]
+
+
+class Part(Frozen, extra="allow"):
+    """What a workload says of a plan or of a point; read as it is, then as the type of its workload."""
+
+    def typed(self, model: type[Part], *, place: str) -> Part:
+        """Return the part as its workload's type; raises InputError at `place`."""
+        return self if type(self) is not Part else validate(self.model_dump(mode="json"), model, place=place)
+
+
+class Placement(Frozen):
+    """Where the ranks of something go, one rank a device."""
+
+    id: str
+    nodes: int
+    devices_per_node: int
+
+    @property
+    def world_size(self) -> int:
+        """Ranks."""
+        return self.nodes * self.devices_per_node
+
+
+class Point(Placement):
+    """One placement of a plan, with what its workload says of it."""
+
+    part: SerializeAsAny[Part]
+    seconds: float | None = None
+    """Estimated before anything runs; None where nothing is known of the device."""
+
+
+class Choice(Frozen):
+    """One decision and its reason."""
+
+    name: str
+    value: str
+    because: str
+
+
+class Hardware(Frozen):
+    """The devices that a plan is made for."""
+
+    gpu: Gpu | None
+    """None for a processor, or for a GPU that images/gpus.toml lacks."""
+    device_memory_bytes: int | None
+    """None on a processor."""
+    devices: int
+    """GPUs of this machine, 0 on a processor."""
+    cores: int
+    """Processors that this process may run on."""
+
+
+class PlanRequest(Frozen):
+    """What a workload plans from."""
+
+    recipe: LoadedRecipe
+    scale: str
+    overrides: dict[str, Any]
+    """`--set` as parsed."""
+    hardware: Hardware
+
+
+class Planned(Frozen):
+    """What a workload answers: its part of a plan."""
+
+    script: str
+    """Of the recipe's folder."""
+    part: SerializeAsAny[Part]
+    points: tuple[Point, ...]
+    fingerprint: Fingerprint
+    differences: tuple[Difference, ...]
+    """Where the run is not the published configuration."""
+    choices: tuple[Choice, ...]
+
+
+class DataRequest(Frozen):
+    """Prepared data that the ranks read."""
+
+    name: str
+    source: DataSource
+    sequence: int
+    """Tokens of one sequence."""
+
+
+class Progress(Frozen):
+    """What one line of metrics tells."""
+
+    done: int
+    """Steps of the point so far."""
+    status: str
+
+
+class Factor(Frozen):
+    """A setting or circumstance, and what a change of it is likely to do."""
+
+    pattern: str
+    """Shell pattern over names."""
+    speed: Grade
+    numerics: Grade
+    because: str
+
+
+class Run(Frozen):
+    """The common part of a job, see `Job`."""
+
+    recipe: str
+    accelerator: bool
+    data: str
+    """Folder of prepared data, empty where the workload needs none."""
+    out: str
+    metrics: str
+    attempt: str
+
+
+class PointRecord(Numbers):
+    """One measured point: what ran, where, and what came out."""
+
+    id: str
+    nodes: int
+    devices: int
+    """Over all nodes."""
+    hosts: tuple[str, ...] = ()
+    """That the ranks reported; empty in records from before they did."""
+    part: SerializeAsAny[Part]
+    attempts: tuple[str, ...] = ()
+    """What was tried before, and did not fit into memory."""
+
+
+class Recorded(Frozen):
+    """What reports and comparisons need of a record to show one workload."""
+
+    label: str
+    """What tells the record from others, for example `2 x H200`."""
+    run: str
+    part: SerializeAsAny[Part]
+    gpu: Gpu | None
+    points: tuple[PointRecord, ...]
+    differences: tuple[Difference, ...] = ()
+
+
+class Drawn(Frozen):
+    """What a picture of a recipe is drawn from."""
+
+    recipe: LoadedRecipe
+    gpus: dict[str, Gpu] = Field(default_factory=dict)
+
+
+class Workload(ABC):
+    """One folder of `workloads/` offers one instance of this as `WORKLOAD`."""
+
+    table: str
+    """The table of recipe.toml that means this workload."""
+    tables: type[Frozen]
+    """All that it reads of recipe.toml."""
+    plan_part: type[Part]
+    point_part: type[Part]
+    result: type[Result]
+    headline: tuple[str, ...]
+    """Metrics that stand for a record, the first that a point has."""
+    factors: tuple[Factor, ...]
+    """What its settings do, in the order of likely effect on speed."""
+    smaller: str
+    """What to do where nothing fits into memory."""
+    timed: bool
+    """Whether its numbers are worth nothing where ranks share a processor."""
+
+    @abstractmethod
+    def check(self, recipe: LoadedRecipe) -> None:
+        """Hold the names inside recipe.toml against each other; raises InputError."""
+
+    def scripts(self, tables: Frozen) -> dict[str, str]:
+        """Return further files of the recipe's folder that ranks may run, by their keys."""
+        return {}
+
+    @abstractmethod
+    def missing(
+        self, tables: Frozen, *, point: str | None, metric: str, measurement: str | None
+    ) -> str | None:
+        """Return why no scale can give this point or measurement, or None."""
+
+    @abstractmethod
+    def plan(self, request: PlanRequest) -> Planned:
+        """Turn a request into points; pure. Raises InputError, MachineError."""
+
+    def refuse(self, part: Part, *, scale: str, devices: int) -> None:
+        """Raise MachineError where `devices` GPUs cannot run a scale; a plan is still printed."""
+
+    def data(self, part: Part) -> DataRequest | None:
+        """Return the data that the ranks read, None where there is none."""
+        return None
+
+    def data_sets(self, tables: Frozen) -> dict[str, DataRequest]:
+        """Return the data sets that recipe.toml names."""
+        return {}
+
+    @abstractmethod
+    def attempts(self, part: Part, point: Point) -> tuple[str, ...]:
+        """Name what is tried in turn until one fits into memory, for example `microbatch 8`."""
+
+    @abstractmethod
+    def job(self, part: Part, point: Point, *, attempt: int, run: Run) -> Job:
+        """Return the job of one attempt."""
+
+    @abstractmethod
+    def steps(self, part: Part, point: Point) -> int:
+        """Return how many lines of metrics a point writes, as far as known."""
+
+    @abstractmethod
+    def progress(self, line: bytes) -> Progress:
+        """Read one line of metrics."""
+
+    @abstractmethod
+    def numbers(self, part: Part, point: Point, result: Result) -> Numbers:
+        """Return what the ranks measured, and nothing computed from it."""
+
+    @abstractmethod
+    def derived(self, part: Part, point: PointRecord, gpu: Gpu | None) -> tuple[Measurement, ...]:
+        """Return what follows from the measured numbers; recomputed whenever a record is read."""
+
+    @abstractmethod
+    def is_measured(self, measurement: str) -> bool:
+        """Say whether a measurement of this name comes from the ranks, and not from `derived`."""
+
+    @abstractmethod
+    def settings(self, part: Part, point: PointRecord) -> dict[str, str]:
+        """Return by name what may change the numbers of a point."""
+
+    @abstractmethod
+    def configuration(self, part: Part) -> tuple[tuple[str, dict[str, str]], ...]:
+        """Return titled groups of what was asked for."""
+
+    @abstractmethod
+    def subject(self, part: Part) -> str:
+        """Return what was run, in a few words."""
+
+    @abstractmethod
+    def incomparable(
+        self, a: Recorded, b: Recorded, point_a: PointRecord, point_b: PointRecord
+    ) -> str | None:
+        """Return why series of two points cannot be held against each other, or None."""
+
+    def point_differences(
+        self, point: PointRecord, published: dict[str, Any]
+    ) -> tuple[Difference, ...] | None:
+        """Return where one point is not the published configuration; None where the plan says so for all."""
+        return None
+
+    @abstractmethod
+    def point_tables(self, record: Recorded) -> tuple[Table, ...]:
+        """Return the measured numbers as tables."""
+
+    @abstractmethod
+    def charts(self, records: Sequence[Recorded], drawn: Drawn) -> tuple[Chart, ...]:
+        """Return the pictures of one record, or of all of a recipe."""
+
+    @abstractmethod
+    def version_1(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Return plan part, points and their numbers of a version-1 record in today's form."""

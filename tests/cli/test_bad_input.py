@@ -1,0 +1,262 @@
+"""What a user can get wrong: an exit code, one message, no traceback and nothing half-written."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from twinrun.machine.inventory import detect
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = "recipes/mpt7b-scaling"
+# The second line of its manifest.
+NAME = 'name = "mpt7b-scaling"\n'
+# A port that the system keeps unused: whoever asks there is refused at once.
+CLOSED = "http://127.0.0.1:9"
+
+
+def copied_project(folder: Path) -> Path:
+    """Return a copy of what commands read of the project, without records and earlier runs."""
+    for part in ("recipes", "images", "src"):
+        unwanted = shutil.ignore_patterns("*.json", "__pycache__")
+        shutil.copytree(ROOT / part, folder / part, ignore=unwanted)
+    shutil.copy(ROOT / "tasks.py", folder)
+    return folder
+
+
+def environment(root: Path, **variables: str) -> dict[str, str]:
+    """Return the variables of a command in the project at `root`; its engines and cache are its own."""
+    ours = {
+        "PYTHONPATH": str(root / "src"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "TWINRUN_CACHE": str(root.parent / "cache"),
+        "DOCKER_HOST": f"unix://{root.parent}/no.sock",
+    }
+    return os.environ | ours | variables
+
+
+def invoke(
+    root: Path,
+    *arguments: str,
+    variables: Mapping[str, str] | None = None,
+    before: Callable[[], None] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run the real command in the project at `root`."""
+    return subprocess.run(
+        [sys.executable, "-m", "invoke", *arguments],
+        cwd=root,
+        env=environment(root, **(variables or {})),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        preexec_fn=before,
+    )
+
+
+def files_of(root: Path) -> dict[str, int]:
+    """Return every file and folder below `root` with the time of its last change."""
+    return {str(path.relative_to(root)): path.stat().st_mtime_ns for path in root.rglob("*")}
+
+
+def told(done: subprocess.CompletedProcess[str], code: int) -> str:
+    """Return the message of a command that ended with `code`, after checking its form."""
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    _, start, message = f"\n{done.stderr}".partition("\nerror: ")
+    assert start, done.stderr
+    assert "\nerror: " not in message
+    return re.sub(r"\s+", " ", f"error: {message}")
+
+
+def refused(root: Path, *arguments: str, code: int = 2) -> str:
+    """Run a command that must change no file, and return its message."""
+    before = files_of(root)
+    message = told(invoke(root, *arguments), code)
+    assert files_of(root) == before
+    return message
+
+
+def replace(path: Path, old: str, new: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.count(old) >= 1
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return copied_project(tmp_path / "project")
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        (["recipes/mpt7b-scalign"], ["unknown recipe", "mpt7b-scalign", "allowed:", "mpt7b-scaling`?"]),
+        ([RECIPE, "--vendor", "cudaa"], ["--vendor", "cudaa", "cpu, cuda, rocm", "did you mean `cuda`?"]),
+        ([RECIPE, "--engine", "vnev"], ["--engine: unknown engine", "docker, host, venv", "`venv`?"]),
+        ([RECIPE, "--launcher", "slrm"], ["--launcher: unknown launcher", "slrm", "allowed: torchrun"]),
+        ([RECIPE, "--scale", "smok"], ["--scale: unknown scale", "smok", "node", "paper", "`smoke`?"]),
+        ([RECIPE, "--stack", "cpuu"], ["unknown stack", "cpuu", "allowed: cpu,", "did you mean `cpu`?"]),
+        ([RECIPE, "--set", "stepz=3"], ["--set stepz: no such field", "allowed:", "`steps`?"]),
+        ([RECIPE, "--set", "optimizer=3"], ["--set optimizer: no such field", "optimizer.betas"]),
+        ([RECIPE, "--set", "steps=many"], ["--set:steps", "integer", "found: 'many'"]),
+        ([RECIPE, "--set", "steps=-1"], ["--set:steps", "greater than 0", "found: -1"]),
+        ([RECIPE, "--set", "steps"], ["--set: expected key=value", "found: steps", "hint:"]),
+        ([RECIPE, "--set", "steps=3", "--set", "steps=4"], ["--set steps: given twice", "steps=4"]),
+        ([RECIPE, "--set", "model=mpt-2b"], ["--set model", "found: mpt-2b", "allowed: mpt-70b"]),
+        ([RECIPE, "--set", "devices=none"], ["--set devices", "found: none", "1,2,4"]),
+        ([RECIPE, "--set", "global_batch=33"], ["--set global_batch", "allowed: a multiple of 2"]),
+        ([RECIPE, "--resume"], ["no unfinished run of this plan", "hint: leave --resume out"]),
+    ],
+    ids=lambda value: " ".join(value) if "recipes" in value[0] else None,
+)
+def test_wrong_options(root: Path, options: list[str], parts: list[str]) -> None:
+    extra = ["--vendor", "cpu"] if "--vendor" not in options else []
+    # Whatever this machine has: without the choice of an engine a daemon would be asked.
+    message = refused(root, "run", *options, *extra, *([] if "--engine" in options else ["--engine", "host"]))
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "parts"),
+    [
+        (NAME, f"{NAME}versoin = 2\n", ["recipe.toml:versoin: unknown key", "did you mean `version`?"]),
+        ("width = 8192", 'width = "wide"', ["recipe.toml:models.mpt-70b.width", "integer", "'wide'"]),
+        (NAME, f"{NAME}{NAME}", ["recipe.toml:3: broken TOML", "only once"]),
+        (NAME, "name = mpt7b\n", ["recipe.toml:2: broken TOML"]),
+        ('figure = "Figure 5"\n', "", ["recipe.toml:publication.figure: this key is required"]),
+    ],
+    ids=["unknown key", "wrong type", "duplicate", "broken", "missing key"],
+)
+def test_a_wrong_manifest_is_named_by_file_and_place(
+    root: Path, old: str, new: str, parts: list[str]
+) -> None:
+    replace(root / RECIPE / "recipe.toml", old, new)
+    message = refused(root, "run", RECIPE, "--vendor", "cpu", "--engine", "host")
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize("vendor", ["cuda", "rocm"])
+def test_a_vendor_whose_gpus_the_machine_lacks(root: Path, vendor: str) -> None:
+    if detect(ROOT).vendor == vendor:
+        pytest.skip(f"this machine has GPUs of {vendor}")
+    message = refused(root, "run", RECIPE, "--vendor", vendor, code=3)
+    assert vendor in message
+    assert "hint:" in message
+
+
+def test_a_stack_that_does_not_serve_the_recipe(root: Path) -> None:
+    stacks = root / "images" / "stacks"
+    shutil.copytree(stacks / "cpu", stacks / "other")
+    replace(stacks / "other" / "stack.toml", 'name = "cpu"', 'name = "other"')
+    message = refused(root, "run", RECIPE, "--vendor", "cpu", "--stack", "other")
+    assert "--stack: the stack does not serve this recipe found: other allowed: cpu," in message
+
+
+def test_a_stack_of_another_vendor(root: Path) -> None:
+    message = refused(root, "run", RECIPE, "--vendor", "cpu", "--stack", "cuda12.6-torch2.7")
+    assert "is for cuda" in message
+    assert "hint: add --vendor cuda" in message
+
+
+def test_a_lock_that_does_not_belong_to_its_requirements(root: Path) -> None:
+    with (root / "images" / "stacks" / "cpu" / "requirements.in").open("a", encoding="utf-8") as stream:
+        stream.write("six==1.17.0\n")
+    message = refused(root, "run", RECIPE, "--vendor", "cpu", "--engine", "venv")
+    assert "images/stacks/cpu/requirements.lock: the lock does not belong to requirements.in" in message
+    assert "found:" in message
+    assert "hint: run `invoke lock --stack cpu`" in message
+
+
+def test_an_image_that_no_engine_has(root: Path) -> None:
+    message = told(invoke(root, "run", RECIPE, "--vendor", "cpu", "--engine", "docker"), 3)
+    assert "no.sock: the Docker daemon does not answer" in message
+    assert "hint:" in message
+
+
+def test_no_network_and_no_environment(root: Path, tmp_path: Path) -> None:
+    proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), CLOSED)
+    proxies |= {name.lower(): CLOSED for name in proxies} | {"NO_PROXY": "", "no_proxy": ""}
+    nothing = {"UV_CACHE_DIR": str(tmp_path / "uv"), "UV_HTTP_RETRIES": "0", "UV_FIND_LINKS": ""}
+    options = ("--vendor", "cpu", "--engine", "venv", "--scale", "smoke")
+    message = told(invoke(root, "run", RECIPE, *options, variables=proxies | nothing), 3)
+    assert "uv pip sync: the environment cannot be installed" in message
+    assert "hint: check the network" in message
+    assert not [path for path in (tmp_path / "cache" / "environments").iterdir() if path.is_dir()]
+    (run,) = (root / "runs" / "mpt7b-scaling").iterdir()
+    assert {path.name for path in run.iterdir()} == {".lock", "plan.json"}
+
+
+def test_a_run_folder_that_cannot_be_made(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
+    options = ("--vendor", "cpu", "--engine", "host", "--out", str(tmp_path / "file" / "runs"))
+    message = refused(root, "run", RECIPE, *options, code=3)
+    assert "Not a directory" in message
+
+
+def test_records_that_cannot_be_compared(root: Path, tmp_path: Path) -> None:
+    good, tampered, other = (tmp_path / f"{name}.json" for name in ("good", "tampered", "other"))
+    shutil.copy(committed(RECIPE), good)
+    tampered.write_text(good.read_text(encoding="utf-8").replace('"bf16"', '"fp32"'), encoding="utf-8")
+    shutil.copy(committed("recipes/mamba-kernels"), other)
+
+    message = refused(root, "compare", str(good), str(tampered))
+    assert f"{tampered}: the record was changed after it was written" in message
+    assert "hint:" in message
+    message = refused(root, "compare", str(good), str(other))
+    assert "different recipes found: mpt7b-scaling and mamba-kernels" in message
+    message = refused(root, "compare", str(good), str(tmp_path / "absent.json"))
+    assert "absent.json: no such record" in message
+    assert "hint: name a run folder" in message
+    message = refused(root, "compare", str(good), str(tmp_path))
+    assert "record.json: no such record" in message
+    other.write_text('{"a": 1}', encoding="utf-8")
+    message = refused(root, "compare", str(good), str(other))
+    assert f"{other}: not a record found: a hint: name a run folder" in message
+
+
+def committed(recipe: str) -> Path:
+    """Return a record that the recipe carries."""
+    return min((ROOT / recipe / "results").glob("*.json"))
+
+
+def test_a_report_of_nothing(root: Path) -> None:
+    message = refused(root, "report", RECIPE)
+    assert f"{RECIPE}/results: no records to report" in message
+    assert "hint: copy a record.json there, or name a run folder" in message
+    message = refused(root, "report", "recipes/mpt7b-scalign")
+    assert "did you mean" in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seconds"),
+    [(("--list",), 0.5), (("run", RECIPE, "--vendor", "cpu", "--scale", "smoke", "--dry"), 1.5)],
+    ids=["list", "dry run"],
+)
+def test_what_starts_nothing_is_quick(root: Path, arguments: tuple[str, ...], seconds: float) -> None:
+    bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPROFILEIMPORTTIME": ""}
+    assert min(busy_seconds(root, arguments, bytecode) for _ in range(3)) < seconds
+    done = invoke(root, *arguments, variables={"PYTHONPROFILEIMPORTTIME": "1"})
+    imported = set(re.findall(r"^import time:.*\| +(\S+)$", done.stderr, re.MULTILINE))
+    assert "invoke" in imported
+    assert not imported & {"torch", "composer", "streaming", "numpy"}
+
+
+def busy_seconds(root: Path, arguments: tuple[str, ...], variables: Mapping[str, str]) -> float:
+    """Return the processor time of a command, which what else the machine does leaves alone."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = invoke(root, *arguments, variables=variables)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -1,0 +1,124 @@
+"""What a machine refuses and what is our own fault, as real processes end: code, message, no traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from twinrun.foundation.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = "recipes/mpt7b-scaling"
+PLAN = ("run", RECIPE, "--vendor", "cpu", "--engine", "host", "--dry")
+
+
+def ended(
+    *command: str, stdout: int = subprocess.PIPE, variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a command to its end, in the project with these variables."""
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=os.environ
+        | {"PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "1", **(variables or {})},
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        check=False,
+        timeout=120,
+    )
+    assert b"Traceback" not in done.stderr
+    assert b"Exception ignored" not in done.stderr
+    return done
+
+
+def block(statement: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
+    """Run `statement` as the body of a task."""
+    code = (
+        "import os, signal, sys\nfrom invoke.exceptions import Exit\n"
+        "from twinrun.cli.exit_codes import exit_on_error\nfrom twinrun.foundation.errors import *\n"
+        f"try:\n    with exit_on_error():\n        {statement}\nexcept Exit as end:\n    sys.exit(end.code)\n"
+    )
+    return ended("-c", code, variables=variables)
+
+
+@pytest.mark.parametrize("statement", ["assert 1 > 2", "{}['absent']", "open('absent')", "1 / 0"])
+def test_a_fault_of_ours_ends_with_6_and_keeps_its_traceback(statement: str, tmp_path: Path) -> None:
+    done = block(statement, TMPDIR=str(tmp_path), A_TOKEN="a-secret-word")
+    assert done.returncode == 6
+    (log,) = tmp_path.iterdir()
+    assert str(log) in done.stderr.decode()
+    assert "CONTRIBUTING.md" in done.stderr.decode()
+    text = log.read_text(encoding="utf-8")
+    assert "Traceback" in text
+    assert f"Python {sys.version.split()[0]}" in text
+
+
+def test_a_fault_tells_no_secret(tmp_path: Path) -> None:
+    done = block("raise ValueError('a-secret-' + 'word')", TMPDIR=str(tmp_path), A_TOKEN="a-secret-word")
+    (log,) = tmp_path.iterdir()
+    assert "a-secret-word" not in done.stderr.decode() + log.read_text(encoding="utf-8")
+
+
+def test_what_is_known_keeps_its_code() -> None:
+    assert block("raise InputError('wrong')").returncode == InputError.exit_code
+    assert block("os.kill(os.getpid(), signal.SIGTERM)").returncode == 5
+    assert block("pass").returncode == 0
+
+
+def test_a_full_disk_behind_standard_output() -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = ended("-m", "invoke", *PLAN, stdout=full.fileno())
+    assert done.returncode == 3
+    message = done.stderr.decode()
+    assert "error: standard output" in message
+    assert "No space left on device" in message
+    assert "what was being written is lost, what was whole before is kept" in message
+
+
+def test_a_reader_that_went_away() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = ended("-m", "invoke", *PLAN, stdout=writer)
+    finally:
+        os.close(writer)
+    assert done.returncode == 3
+    assert "Broken pipe" in done.stderr.decode()
+
+
+@pytest.mark.parametrize("arguments", [("data", "c4", "--engine", "host"), ("build", "--vendor", "cpu")])
+@pytest.mark.parametrize("variable", ["TWINRUN_CACHE", "HOME"])
+def test_a_cache_that_cannot_be_written(tmp_path: Path, arguments: tuple[str, ...], variable: str) -> None:
+    (tmp_path / ".cache").touch()
+    place = tmp_path / ".cache" / "twinrun"
+    value = str(tmp_path if variable == "HOME" else place)
+    variables = {"TWINRUN_CACHE": "", "XDG_CACHE_HOME": "", variable: value}
+    done = ended("-m", "invoke", *arguments, variables=variables)
+    message = done.stderr.decode()
+    assert done.returncode == 3, message
+    assert f"{place}" in message
+    assert "Not a directory" in message
+    assert "TWINRUN_CACHE" in message
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_output_in_an_encoding_without_our_characters(encoding: str, tmp_path: Path) -> None:
+    out = tmp_path / "größer"
+    locale = {"PYTHONIOENCODING": encoding, "LC_ALL": "C", "LANG": "C"}
+    plan = ended("-m", "invoke", *PLAN, "--out", str(out), variables=locale)
+    assert plan.returncode == 0, plan.stderr
+    assert json.loads(plan.stdout.decode("ascii"))["plan"]
+    table = ended("-m", "invoke", "doctor", variables=locale)
+    assert table.returncode in (0, 3), table.stderr
+    assert table.stdout.decode(encoding)
+    listed = ended("-m", "invoke", "--list", variables=locale)
+    assert listed.returncode == 0
+    printed = block("print('größer \\N{GREEK SMALL LETTER MU}')", **locale)
+    assert printed.returncode == 0
+    assert b"?" in printed.stdout

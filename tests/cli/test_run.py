@@ -1,0 +1,391 @@
+"""Whole runs at the smallest scale under the interpreter of the tests, undisturbed and disturbed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from tests.cli.test_bad_input import RECIPE, ROOT, copied_project, environment, replace, told
+from twinrun.cli.run import LOCK, execute
+from twinrun.execution.engine import Workspace
+from twinrun.execution.engines import venv
+from twinrun.execution.progress import Display
+from twinrun.execution.selection import Request, Selection, select
+from twinrun.foundation.errors import MachineError
+from twinrun.machine.inventory import load_vendors
+from twinrun.manifests.lock_checksum import with_checksums
+from twinrun.manifests.stack import load_stack, stamp
+from twinrun.planning.project import Project
+from twinrun.results.reading import read_record
+from twinrun.results.record import Record
+
+pytestmark = pytest.mark.needs("composer")
+PROJECT = Project(ROOT)
+
+SMOKE = ("run", RECIPE, "--vendor", "cpu", "--engine", "host", "--scale", "smoke")
+SHORT = ("--set", "steps=4", "--set", "warmup_steps=1")
+INVARIANT = "same-loss-at-every-world-size"
+PATIENCE_SECONDS = 120
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose cache all runs share, so that the data are prepared once."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def root(folder: Path) -> Path:
+    return copied_project(folder / "project")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(root: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    return finished(start(root, *SMOKE, *SHORT, "--json", "--out", str(folder / "undisturbed")))
+
+
+@pytest.fixture
+def broken(tmp_path: Path, folder: Path) -> Path:
+    """A project of its own, for a changed script; its data are those of the others."""
+    (tmp_path / "cache").symlink_to(folder / "cache")
+    return copied_project(tmp_path / "project")
+
+
+def start(root: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start the real command in the project at `root`."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "invoke", *arguments],
+        cwd=root,
+        env=environment(root),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finished(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    """Wait for a command and return what it said."""
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def run_folder(out: Path) -> Path:
+    (found,) = (out / "mpt7b-scaling").iterdir()
+    return found
+
+
+def await_that(condition: Callable[[], Any], process: subprocess.Popen[str]) -> None:
+    """Wait until `condition` holds while `process` runs."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def processes_of(run: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield number and environment of each living process that names a job of `run`."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes()
+            variables = (entry / "environ").read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if os.fsencode(run) in command:
+            yield int(entry.name), dict(item.split("=", 1) for item in variables if "=" in item)
+
+
+def losses(record: Record) -> dict[str, tuple[float, ...]]:
+    return {point.id: point.series[0].values for point in record.points}
+
+
+def outcomes(record: Record) -> dict[str, str]:
+    return {verdict.claim: verdict.outcome for verdict in record.verdicts}
+
+
+def test_a_run_leaves_all_its_files_and_prints_only_its_summary(
+    undisturbed: subprocess.CompletedProcess[str], folder: Path
+) -> None:
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    run = run_folder(folder / "undisturbed")
+    summary = json.loads(undisturbed.stdout)
+    assert summary["record"] == str(run / "record.json")
+    assert summary["report"] == str(run / "report.html")
+    assert [point["id"] for point in summary["points"]] == ["devices=1", "devices=2"]
+    assert "devices=2: step 4/4" in undisturbed.stderr
+
+    record = read_record(run, PROJECT)
+    assert set(record.files) == {"plan.json", "metrics.jsonl"}
+    for name, digest in record.files.items():
+        assert hashlib.sha256((run / name).read_bytes()).hexdigest() == digest
+    assert json.loads((run / "plan.json").read_text()) == record.plan.model_dump(mode="json")
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [(step["point"], step["step"]) for step in steps] == [
+        (point, step) for point in ("devices=1", "devices=2") for step in (1, 2, 3, 4)
+    ]
+    assert {path.name for path in (run / "log").iterdir()} >= {"devices=1", "devices=2"}
+    assert "<html" in (run / "report.html").read_text(encoding="utf-8")
+    assert outcomes(record)[INVARIANT] == "reproduced"
+
+
+def test_a_finished_run_is_not_resumed(
+    root: Path, folder: Path, undisturbed: subprocess.CompletedProcess[str]
+) -> None:
+    options = (*SMOKE, *SHORT, "--resume", "--out", str(folder / "undisturbed"))
+    message = told(finished(start(root, *options)), 2)
+    assert "no unfinished run of this plan" in message
+    assert "hint: leave --resume out" in message
+
+
+def test_a_run_that_is_alive_is_not_joined(root: Path, tmp_path: Path) -> None:
+    options = (*SMOKE, *SHORT, "--out", str(tmp_path))
+    process = start(root, *options)
+    await_that(lambda: list(tmp_path.glob("*/*/plan.json")), process)
+    message = told(finished(start(root, *options, "--resume")), 2)
+    assert "this run is alive" in message
+    process.send_signal(signal.SIGINT)
+    told(finished(process), 5)
+    run = run_folder(tmp_path)
+    with FileLock(run / LOCK, timeout=0):
+        assert not (run / "record.json").exists()
+
+
+def test_runs_of_one_second_have_folders_of_their_own(root: Path, tmp_path: Path) -> None:
+    options = (*SMOKE, "--set", "steps=400", "--set", "devices=1", "--out", str(tmp_path))
+    processes = [start(root, *options) for _ in range(2)]
+    for process in processes:
+        await_that(lambda: len(list(tmp_path.glob("*/*/plan.json"))) == 2, process)
+    for process in processes:
+        process.send_signal(signal.SIGINT)
+        told(finished(process), 5)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_a_stopped_run_goes_on_where_it_was(
+    root: Path,
+    folder: Path,
+    undisturbed: subprocess.CompletedProcess[str],
+    tmp_path: Path,
+    number: signal.Signals,
+) -> None:
+    options = (*SMOKE, *SHORT, "--json", "--out", str(tmp_path))
+    process = start(root, *options)
+    await_that(lambda: list(tmp_path.glob("*/*/points/devices=1.json")), process)
+    run = run_folder(tmp_path)
+    await_that(lambda: len(list(processes_of(run))) >= 3, process)
+    process.send_signal(number)
+    message = told(finished(process), 5)
+    assert f"{run}: stopped with 1 of 2 points finished" in message
+    assert "hint: the same command with --resume" in message
+    assert not list(processes_of(run))
+    assert not (run / "record.json").exists()
+    if number == signal.SIGTERM:
+        return
+
+    first = (run / "points" / "devices=1.json").read_bytes()
+    again = finished(start(root, *options, "--resume"))
+    assert again.returncode == 0, again.stderr
+    assert "devices=1: finished before, not run again" in again.stderr
+    assert (run / "points" / "devices=1.json").read_bytes() == first
+    record, whole = read_record(run, PROJECT), read_record(run_folder(folder / "undisturbed"), PROJECT)
+    assert losses(record) == losses(whole)
+    assert outcomes(record) == outcomes(whole)
+    assert json.loads(again.stdout)["run"] == run.name
+
+
+def test_a_rank_that_is_killed_is_named(root: Path, tmp_path: Path) -> None:
+    process = start(root, *SMOKE, "--set", "devices=2", "--out", str(tmp_path))
+    await_that(lambda: any(path.stat().st_size for path in tmp_path.glob("*/*/metrics.jsonl")), process)
+    run = run_folder(tmp_path)
+    victim = next(number for number, variables in processes_of(run) if variables.get("RANK") == "1")
+    os.kill(victim, signal.SIGKILL)
+    message = told(finished(process), 4)
+    assert "devices=2: rank 1 of 2 failed with signal 9" in message
+    assert "found:" in message
+    assert str(run / "log" / "devices=2") in message
+    assert not list(processes_of(run))
+    assert not (run / "record.json").exists()
+
+
+def test_a_rank_that_raises_is_named_with_its_message(broken: Path, tmp_path: Path) -> None:
+    # The other rank waits, so that only one fails.
+    plant(
+        broken,
+        'if os.environ["RANK"] == "1":\n        raise ValueError("planted in one rank")\n    time.sleep(600)',
+    )
+    process = start(broken, *SMOKE, "--set", "devices=2", "--out", str(tmp_path / "out"))
+    message = told_with_log(finished(process), 4)
+    run = run_folder(tmp_path / "out")
+    assert "devices=2: rank 1 of 2 failed with exit status 1" in message
+    assert "ValueError: planted in one rank" in message
+    assert "--resume goes on" in message
+    assert not list(processes_of(run))
+    assert not (run / "record.json").exists()
+
+
+SHORT_OF_MEMORY = 'if job.microbatch > 8:\n        raise torch.cuda.OutOfMemoryError("planted")'
+
+
+def test_a_smaller_microbatch_is_tried(broken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(broken, SHORT_OF_MEMORY)
+    monkeypatch.setenv("TWINRUN_CACHE", str(tmp_path / "cache"))
+    settings = ("steps=3", "warmup_steps=1", "devices=1", "microbatch=16")
+    project = Project(broken)
+    selection = with_microbatches(
+        select(
+            project, Request(recipe=RECIPE, vendor="cpu", engine="host", scale="smoke", settings=settings)
+        ),
+        (16, 8),
+    )
+    record, run = execute(
+        project=project, selection=selection, out=tmp_path / "out", resume=False, display=Display(quiet=True)
+    )
+    (point,) = record.points
+    assert point.attempts == ("microbatch 16",)
+    assert point.facts["microbatch"] == 8
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_microbatch_that_does_not_fit_is_told(broken: Path, tmp_path: Path) -> None:
+    plant(broken, SHORT_OF_MEMORY)
+    process = start(broken, *SMOKE, "--set", "devices=1", "--out", str(tmp_path / "out"))
+    message = told(finished(process), 3)
+    assert "devices=1: nothing that was tried fits into the memory of a device" in message
+    assert "found: tried microbatch 16" in message
+    assert "hint: choose a smaller model" in message
+
+
+def plant(root: Path, failure: str) -> None:
+    """Put `failure` in front of the training of the recipe's script."""
+    script = root / RECIPE / "train.py"
+    call = "    composer_adapter.start(job)\n"
+    replace(script, call, f"{call}    {failure}\n")
+    replace(
+        script,
+        "from twinrun.train import",
+        "import os\nimport time\n\nimport torch\n\nfrom twinrun.train import",
+    )
+
+
+def with_microbatches(selection: Selection, sizes: tuple[int, ...]) -> Selection:
+    """Return the selection as if the memory of a device were known, which on a CPU it is not."""
+    points = tuple(
+        point.model_copy(update={"part": point.part.model_copy(update={"microbatches": sizes})})
+        for point in selection.plan.points
+    )
+    return selection.model_copy(update={"plan": selection.plan.model_copy(update={"points": points})})
+
+
+def told_with_log(done: subprocess.CompletedProcess[str], code: int) -> str:
+    """Return the message of a failed rank, which quotes the rank's own traceback and no other."""
+    quoted = "    Traceback (most recent call last):\n"
+    assert done.stderr.count("Traceback") == done.stderr.count(quoted)
+    stderr = done.stderr.replace(quoted, "")
+    return told(subprocess.CompletedProcess(done.args, done.returncode, done.stdout, stderr), code)
+
+
+OPEN = """
+import sys
+from pathlib import Path
+from twinrun.execution.engine import Command, Workspace
+from twinrun.execution.engines.venv import open_engine
+from twinrun.machine.inventory import load_vendors
+from twinrun.manifests.stack import load_stack
+root = Path(sys.argv[1])
+workspace = Workspace(root=root, run=root, data=root)
+stack, vendor = load_stack(root, "tiny"), load_vendors(root)["cpu"]
+engine = open_engine(stack=stack, vendor=vendor, workspace=workspace, say=print)
+print(engine.read(Command(arguments=("python", "-c", "import tiny; print(tiny.__file__)"), variables={})))
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with a stack that holds one small package of this machine, and an empty cache."""
+    root = copied_project(tmp_path / "project")
+    wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("tiny.py", "")
+        archive.writestr("tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
+        archive.writestr(
+            "tiny-1.0.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
+        archive.writestr("tiny-1.0.dist-info/RECORD", "")
+    stack = root / "images" / "stacks" / "tiny"
+    stack.mkdir()
+    whole = (stack.parent / "cpu" / "stack.toml").read_text(encoding="utf-8")
+    # Without what only an image needs.
+    manifest = whole.partition("platform = ")[0]
+    (stack / "stack.toml").write_text(manifest.replace('name = "cpu"', 'name = "tiny"'), encoding="utf-8")
+    (stack / "requirements.in").write_text("tiny==1.0\n", encoding="utf-8")
+    lock_to(stack, wheel, hashlib.sha256(wheel.read_bytes()).hexdigest())
+    monkeypatch.setenv("TWINRUN_CACHE", str(tmp_path / "cache"))
+    return root
+
+
+def lock_to(stack: Path, wheel: Path, digest: str) -> None:
+    """Write the lock of one package: what `wheel` holds, if it has `digest`."""
+    lines = (stamp(stack / "requirements.in"), f"tiny @ {wheel.as_uri()} --hash=sha256:{digest}")
+    (stack / "requirements.lock").write_text(with_checksums("\n".join((*lines, ""))), encoding="utf-8")
+
+
+def open_tiny(root: Path) -> str:
+    """Provision the tiny stack and return what was said of it."""
+    said: list[str] = []
+    workspace = Workspace(root=root, run=root, data=root)
+    vendor = load_vendors(root)["cpu"]
+    venv.open_engine(stack=load_stack(root, "tiny"), vendor=vendor, workspace=workspace, say=said.append)
+    return "\n".join(said)
+
+
+def environments(root: Path) -> list[Path]:
+    return [path for path in (root.parent / "cache" / "environments").iterdir() if path.is_dir()]
+
+
+def test_two_runs_install_an_environment_once(tiny: Path) -> None:
+    command = [sys.executable, "-c", OPEN, str(tiny)]
+    variables = environment(tiny)
+    started = [
+        subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    done = [finished(process) for process in started]
+    (made,) = environments(tiny)
+    assert [(one.returncode, one.stderr) for one in done] == [(0, ""), (0, "")]
+    assert sum(one.stdout.count("installing tiny from its lock, once") for one in done) == 1
+    assert all(str(made) in one.stdout.splitlines()[-2:][0] for one in done)
+    assert open_tiny(tiny) == ""
+
+
+def test_an_environment_that_fails_leaves_nothing(tiny: Path) -> None:
+    lock_to(tiny / "images" / "stacks" / "tiny", tiny.parent / "tiny-1.0-py3-none-any.whl", "0" * 64)
+    with pytest.raises(MachineError, match="cannot be installed") as caught:
+        open_tiny(tiny)
+    assert "ash mismatch" in str(caught.value)
+    assert environments(tiny) == []
+
+
+def test_a_half_made_environment_is_made_again(tiny: Path) -> None:
+    open_tiny(tiny)
+    (made,) = environments(tiny)
+    (made / "complete").unlink()
+    (made / "bin" / "python").unlink()
+    (made / "left over").touch()
+    assert "installing tiny" in open_tiny(tiny)
+    assert environments(tiny) == [made]
+    assert (made / "bin" / "python").exists()
+    assert not (made / "left over").exists()

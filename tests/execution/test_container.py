@@ -1,0 +1,84 @@
+"""Containers as arguments, of a command line and of the SDK alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from twinrun.execution.container import Container
+from twinrun.execution.engine import Command, Workspace
+from twinrun.execution.engines.docker import (
+    ContainerRenderer,
+)
+from twinrun.machine.inventory import Vendor, load_vendors
+
+pytestmark = pytest.mark.docker
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def cpu() -> Vendor:
+    return load_vendors(ROOT)["cpu"]
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    made = Workspace(root=tmp_path / "project", run=tmp_path / "run", data=tmp_path / "data")
+    for folder in (made.root, made.run, made.data):
+        folder.mkdir()
+    (made.root / "src").mkdir()
+    (made.root / "src" / "ours.py").write_text("NAME = 'of the project'\n", encoding="utf-8")
+    return made
+
+
+def python(program: str, **variables: str) -> Command:
+    return Command(arguments=("python", "-c", program), variables=variables)
+
+
+def rendered(vendor: Vendor, workspace: Workspace) -> Container:
+    """Return the container of a command, with what it has of the vendor's devices."""
+    renderer = ContainerRenderer(image="image", vendor=vendor, workspace=workspace)
+    return renderer.render(python("pass")).container
+
+
+def test_devices_are_as_the_vendors_manifest_says(workspace: Workspace, tmp_path: Path) -> None:
+    vendors = load_vendors(ROOT)
+    containers = {name: rendered(vendor, workspace) for name, vendor in vendors.items()}
+    for container in containers.values():
+        arguments = container.sdk_arguments()
+        assert not arguments.get("privileged")
+        assert arguments["cap_drop"] == ["ALL"]
+        assert "cap_add" not in arguments
+        assert "--privileged" not in container.run_arguments()
+        assert "--cap-add" not in container.run_arguments()
+    assert not containers["cpu"].sdk_arguments().keys() & {"devices", "device_requests", "group_add"}
+    (request,) = containers["cuda"].sdk_arguments()["device_requests"]
+    assert request == {
+        "Driver": "nvidia",
+        "Count": -1,
+        "DeviceIDs": [],
+        "Capabilities": [["gpu", "compute", "utility"]],
+        "Options": {},
+    }
+    assert 'driver=nvidia,count=all,"capabilities=compute,utility"' in containers["cuda"].run_arguments()
+    assert containers["rocm"].sdk_arguments()["devices"] == ["/dev/kfd:/dev/kfd:rwm", "/dev/dri:/dev/dri:rwm"]
+
+    # Stands for device files that belong to a group of this machine.
+    file = tmp_path / "renderD128"
+    file.touch()
+    access = vendors["rocm"].container.model_copy(update={"groups_of": (f"{tmp_path}/renderD*",)})
+    joined = rendered(vendors["rocm"].model_copy(update={"container": access}), workspace)
+    assert joined.sdk_arguments()["group_add"] == [file.stat().st_gid]
+    assert ("--group-add", str(file.stat().st_gid)) in zip(
+        joined.run_arguments(), joined.run_arguments()[1:], strict=False
+    )
+
+
+def test_several_nodes_share_the_hosts_network(workspace: Workspace, cpu: Vendor) -> None:
+    renderer = ContainerRenderer(image="image", vendor=cpu, workspace=workspace)
+    command = python("pass").model_copy(update={"reaches_nodes": True})
+    arguments = renderer.render(command).arguments
+    assert arguments[arguments.index("--network") + 1] == "host"
+    assert "--hostname" not in arguments

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from twinrun.execution.engine import Workspace
+from twinrun.execution.environment import Installed, inspect, lock_differences, revision, steering_variables
+from twinrun.execution.interpreter import Interpreter
+from twinrun.manifests.lock_checksum import with_checksums
+from twinrun.manifests.stack import LoadedStack, load_stack, normalise, stamp
+
+LOCK = """\
+alpha==1.0 \\
+    --hash=sha256:{a}
+beta==2.0 ; python_full_version < '3.12' \\
+    --hash=sha256:{a}
+beta==3.0 ; python_full_version >= '3.12' \\
+    --hash=sha256:{a}
+colours==4.0 ; sys_platform == 'win32' \\
+    --hash=sha256:{a}
+""".format(a="a" * 64)
+MANIFEST = 'name = "small"\nvendor = "cpu"\ntitle = "A stack"\npython = ">=3.11"\nimage = "twinrun/small"\n'
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> LoadedStack:
+    folder = tmp_path / "images" / "stacks" / "small"
+    folder.mkdir(parents=True)
+    (folder / "stack.toml").write_text(MANIFEST, encoding="utf-8")
+    (folder / "requirements.in").write_text("alpha==1.0\n", encoding="utf-8")
+    text = with_checksums(f"{stamp(folder / 'requirements.in')}\n{LOCK}")
+    (folder / "requirements.lock").write_text(text, encoding="utf-8")
+    return load_stack(tmp_path, "small")
+
+
+def installed(**packages: str) -> Installed:
+    return Installed(python="3.11.7", packages=packages)
+
+
+@pytest.mark.parametrize("beta", ["2.0", "3.0"])
+def test_locked_versions_are_no_difference(stack: LoadedStack, tmp_path: Path, beta: str) -> None:
+    assert lock_differences(installed(alpha="1.0", beta=beta, pip="25.0"), stack, tmp_path) == {}
+
+
+def test_other_versions_and_absent_requirements_are_named(stack: LoadedStack, tmp_path: Path) -> None:
+    assert lock_differences(installed(beta="2.5"), stack, tmp_path) == {
+        "alpha": "absent, lock has 1.0",
+        "beta": "2.5, lock has 2.0 or 3.0",
+    }
+
+
+def test_a_local_label_is_another_version(stack: LoadedStack, tmp_path: Path) -> None:
+    found = lock_differences(installed(alpha="1.0+rocm6.3"), stack, tmp_path)
+    assert found == {"alpha": "1.0+rocm6.3, lock has 1.0"}
+
+
+STEERING = {
+    "OMP_NUM_THREADS": "1",
+    "NCCL_DEBUG": "INFO",
+    "RCCL_MSCCL_ENABLE": "0",
+    "CUDA_VISIBLE_DEVICES": "0",
+    "HIP_VISIBLE_DEVICES": "1",
+    "TORCH_LOGS": "+inductor",
+    "PYTORCH_HIP_ALLOC_CONF": "expandable_segments:True",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "UCX_TLS": "tcp",
+}
+
+
+def test_what_steers_a_run_is_kept_in_order() -> None:
+    assert steering_variables(dict(reversed(STEERING.items()))) == STEERING
+    assert list(steering_variables(STEERING)) == sorted(STEERING)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("TORCH_HUB_TOKEN", "NCCL_KEY", "TORCH_API_KEY", "HSA_PASSWORD", "UCX_PASSWD", "TRITON_SECRET"),
+        *("TORCH_CREDENTIALS", "NCCL_AUTHORITY", "torch_token", "TORCH_Token"),
+        *(
+            "HF_TOKEN",
+            "AWS_SECRET_ACCESS_KEY",
+            "WANDB_API_KEY",
+            "HOME",
+            "PATH",
+            "OMPX",
+            "TORCHES",
+            "SSH_AUTH_SOCK",
+        ),
+    ],
+)
+def test_secrets_and_what_does_not_steer_are_left_out(name: str) -> None:
+    assert steering_variables({name: "hidden", "OMP_NUM_THREADS": "1"}) == {"OMP_NUM_THREADS": "1"}
+
+
+def test_passwords_in_values_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "planted-key")
+    found = steering_variables(
+        {"TORCH_HOME": "http://me:planted@host/cache", "NCCL_NET": "plugin?key=planted-key"}
+    )
+    assert found == {"TORCH_HOME": "http://***@host/cache", "NCCL_NET": "plugin?key=***"}
+
+
+def test_the_interpreter_is_asked_for_what_is_installed(tmp_path: Path) -> None:
+    workspace = Workspace(root=tmp_path, run=tmp_path, data=tmp_path)
+    found = inspect(Interpreter(python=sys.executable, workspace=workspace, search_path=""))
+    assert found.python == platform.python_version()
+    assert found.packages["pytest"] == pytest.__version__
+    assert all(name == normalise(name) for name in found.packages)
+
+
+def git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a repository with one commit, whatever the user's own configuration of git."""
+    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
+        monkeypatch.setenv(name, "/dev/null")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    root = tmp_path / "checkout"
+    root.mkdir()
+    git(root, "init", "--quiet")
+    git(root, "config", "user.name", "A Tester")
+    git(root, "config", "user.email", "tester@example.org")
+    (root / "train.py").write_text("print(1)\n", encoding="utf-8")
+    git(root, "add", "train.py")
+    git(root, "commit", "--quiet", "--message", "first")
+    return root
+
+
+def test_a_clean_checkout_has_a_commit_and_no_changes(checkout: Path) -> None:
+    found = revision(checkout)
+    assert found.commit == git(checkout, "rev-parse", "HEAD")
+    assert found.changes_sha256 is None
+
+
+def test_changes_have_a_digest_whether_staged_or_not(checkout: Path) -> None:
+    (checkout / "train.py").write_text("print(2)\n", encoding="utf-8")
+    changed = revision(checkout)
+    assert changed.changes_sha256 is not None
+    git(checkout, "add", "train.py")
+    assert revision(checkout) == changed
+    (checkout / "train.py").write_text("print(3)\n", encoding="utf-8")
+    assert revision(checkout).changes_sha256 not in {None, changed.changes_sha256}
+    (checkout / "train.py").write_text("print(1)\n", encoding="utf-8")
+    git(checkout, "add", "train.py")
+    assert revision(checkout).changes_sha256 is None
+
+
+def test_reading_leaves_the_checkout_as_it_is(checkout: Path) -> None:
+    index = (checkout / ".git" / "index").read_bytes()
+    (checkout / "train.py").touch()
+    revision(checkout)
+    assert (checkout / ".git" / "index").read_bytes() == index
+
+
+def test_a_file_that_git_does_not_know_is_a_change(checkout: Path) -> None:
+    (checkout / "kernel.py").write_text("fast = True\n", encoding="utf-8")
+    assert revision(checkout).changes_sha256 is not None
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("color.ui", "always"), ("diff.noprefix", "true"), ("diff.external", "true")]
+)
+def test_the_digest_does_not_depend_on_the_users_git(checkout: Path, key: str, value: str) -> None:
+    (checkout / "train.py").write_text("print(2)\n", encoding="utf-8")
+    before = revision(checkout)
+    git(checkout, "config", key, value)
+    assert revision(checkout) == before
+
+
+def test_outside_a_checkout_there_is_neither(checkout: Path) -> None:
+    outside = checkout.parent / "outside"
+    outside.mkdir()
+    found = revision(outside)
+    assert (found.commit, found.changes_sha256) == (None, None)
+
+
+def test_without_git_there_is_neither(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(checkout))
+    assert revision(checkout).commit is None

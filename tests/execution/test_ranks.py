@@ -1,0 +1,183 @@
+"""Ranks of one launch, driven by an engine that plays their part."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from tests.execution.fake_engine import FakeEngine, Play, Script, register, torchrun_report
+from tests.execution.placements import Ranked
+from twinrun.execution import engines
+from twinrun.execution.engine import Workspace
+from twinrun.execution.ranks import METRICS, Launch, LaunchResult, Ranks, point_folder
+from twinrun.foundation.discovery import load_part
+from twinrun.foundation.errors import InputError, MachineError, RunError
+
+
+class Job(BaseModel):
+    """The least that a job has."""
+
+    out: str
+    metrics: str
+    attempt: str = ""
+
+
+Drive = Callable[..., LaunchResult | None]
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return Workspace(root=tmp_path / "project", run=tmp_path / "run", data=tmp_path / "data")
+
+
+@pytest.fixture
+def shown() -> list[dict[str, Any]]:
+    return []
+
+
+@pytest.fixture
+def drive(workspace: Workspace, shown: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Drive:
+    """Return what runs a placement with a script."""
+    monkeypatch.setattr("twinrun.execution.ranks.POLL_SECONDS", 0)
+
+    def show(line: bytes) -> None:
+        fields = json.loads(line)
+        fields.pop("attempt", None)
+        shown.append(fields)
+
+    def run(script: Script, placement: Ranked = Ranked()) -> LaunchResult | None:  # noqa: B008 - frozen
+        ranks = Ranks(
+            engine=FakeEngine(script, workspace),
+            launcher="torchrun",
+            scheduler="local",
+            workspace=workspace,
+            cores=4,
+            variables={"EXTRA": "1"},
+        )
+        folder = point_folder(workspace.run, placement.id)
+        job: Any = Job(out=str(folder), metrics=str(workspace.run / METRICS))
+        launch = Launch(placement=placement, script=workspace.root / "train.py", job=job)
+        return ranks.run(launch, show=show)
+
+    return run
+
+
+def playing(**play: Any) -> Script:
+    return Script(play=lambda job: Play(**play))
+
+
+def line(step: int, point: str = "here") -> Mapping[str, Any]:
+    return {"point": point, "step": step}
+
+
+def test_lines_are_shown_and_the_hosts_of_the_ranks_are_the_allocation(
+    drive: Drive, shown: list[dict[str, Any]], workspace: Workspace
+) -> None:
+    script = playing(lines=[line(1), line(2)], hosts=["b", "b", "a"], result={})
+    result = drive(script)
+    assert result is not None
+    assert (result.allocation.scheduler, result.allocation.nodes) == ("local", ("b", "a"))
+    assert shown == [line(1), line(2)]
+    written = [json.loads(one) for one in (workspace.run / METRICS).read_text().splitlines()]
+    assert [one["attempt"] for one in written] == [result.attempt] * 2
+    (command,) = script.started
+    assert command.variables["EXTRA"] == "1"
+    assert script.stopped == 1
+
+
+def test_without_reports_the_allocation_is_the_schedulers(drive: Drive) -> None:
+    result = drive(playing())
+    assert result is not None
+    assert result.allocation.nodes == (platform.node(),)
+
+
+def test_lines_of_another_attempt_are_not_shown(drive: Drive, shown: list[dict[str, Any]]) -> None:
+    late = json.dumps({"attempt": "earlier", **line(9)}) + "\n"
+    drive(playing(lines=[late, line(1), json.dumps(line(8)) + "\n"]))
+    assert shown == [line(1)]
+
+
+def test_a_torn_line_is_not_shown_and_not_kept(
+    drive: Drive, shown: list[dict[str, Any]], workspace: Workspace
+) -> None:
+    drive(playing(lines=[line(1, "there"), line(1), '{"point": "he']))
+    assert shown == [line(1, "there"), line(1)]
+    drive(playing(lines=[line(1)]))
+    kept = [json.loads(one) for one in (workspace.run / METRICS).read_text().splitlines()]
+    assert [(one["point"], one["step"]) for one in kept] == [("there", 1), ("here", 1)]
+
+
+def test_nothing_of_an_earlier_attempt_is_left(drive: Drive, workspace: Workspace) -> None:
+    drive(playing(result={"old": 1}, hosts=["a", "b"]))
+    drive(playing(hosts=["c"]))
+    folder = point_folder(workspace.run, "here")
+    assert not (folder / "result.json").exists()
+    assert [path.name for path in (folder / "ranks").iterdir()] == ["0.json"]
+
+
+def test_a_rank_that_failed_is_named(drive: Drive) -> None:
+    script = playing(log=torchrun_report(1, -9), status=1)
+    with pytest.raises(RunError, match="rank 1 of 2 failed with signal 9") as caught:
+        drive(script, Ranked(devices_per_node=2))
+    assert caught.value.place == "here"
+    assert script.stopped == 1
+
+
+def test_ranks_that_never_started_are_told_with_the_log(drive: Drive) -> None:
+    with pytest.raises(RunError, match="could not be started or ended with exit status 3") as caught:
+        drive(playing(log="no such module\n", status=3))
+    assert "no such module" in str(caught.value)
+
+
+def test_a_device_without_memory_is_no_error(drive: Drive) -> None:
+    assert drive(playing(log=torchrun_report(0, 77), status=1)) is None
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt(), MachineError("the daemon is gone")])
+def test_an_interruption_ends_the_ranks(drive: Drive, fault: BaseException) -> None:
+    script = playing(lines=[line(1)], interrupted=fault)
+    with pytest.raises(type(fault)):
+        drive(script)
+    assert script.stopped == 1
+
+
+def test_what_cannot_be_started_is_told(drive: Drive) -> None:
+    script = playing()
+    script.starting = MachineError("cannot start")
+    with pytest.raises(MachineError, match="cannot start"):
+        drive(script)
+    assert script.stopped == 0
+
+
+def test_several_nodes_are_not_started_on_this_machine(drive: Drive) -> None:
+    script = playing()
+    with pytest.raises(MachineError, match="this machine is one node") as caught:
+        drive(script, Ranked(nodes=2))
+    assert "here needs 2 nodes" in str(caught.value)
+    assert script.started == []
+
+
+def test_unknown_parts_are_refused(workspace: Workspace) -> None:
+    for parts in ({"launcher": "torchrum"}, {"scheduler": "locl"}):
+        names = {"launcher": "torchrun", "scheduler": "local"} | parts
+        with pytest.raises(InputError, match="unknown") as caught:
+            Ranks(
+                engine=FakeEngine(playing(), workspace), workspace=workspace, cores=1, variables={}, **names
+            )
+        assert "did you mean" in str(caught.value)
+
+
+def test_the_fake_engine_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace = Workspace(root=tmp_path, run=tmp_path, data=tmp_path)
+    for number in range(2):
+        script = playing()
+        part = load_part(engines, register(script, tmp_path / str(number), monkeypatch))
+        script.opening = MachineError(f"no engine {number}")
+        with pytest.raises(MachineError, match=f"no engine {number}"):
+            part.open_engine(stack=None, vendor=None, workspace=workspace, say=print)

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from twinrun.execution import schedulers
+from twinrun.execution.engine import NodeCommand, Workspace
+from twinrun.execution.interpreter import Interpreter
+from twinrun.execution.schedulers import Scheduler, load_scheduler, local
+from twinrun.foundation.discovery import part_names
+from twinrun.foundation.errors import MachineError
+from twinrun.foundation.processes import LocalProcess
+
+SECONDS = 30
+
+
+def start(command: NodeCommand, log: Path) -> LocalProcess:
+    workspace = Workspace(root=command.folder, run=command.folder, data=command.folder)
+    return Interpreter(python=sys.executable, workspace=workspace).start(command, log=log)
+
+
+def command(folder: Path, program: str) -> NodeCommand:
+    return NodeCommand(arguments=(sys.executable, "-c", program), variables={"NAME": "given"}, folder=folder)
+
+
+def submitted(folder: Path, program: str) -> local.LocalSubmission:
+    return local.submit([command(folder, program)], name="here", logs=folder / "log", start=start)
+
+
+def test_every_scheduler_is_whole() -> None:
+    assert part_names(schedulers) == ["local"]
+    for name in part_names(schedulers):
+        assert isinstance(load_scheduler(name), Scheduler)
+
+
+def test_this_machine_is_one_node(tmp_path: Path) -> None:
+    assert local.available_nodes() == (platform.node(),)
+    assert local.unusable(nodes=1) is None
+    assert local.unusable(nodes=32) == "the plan has points of up to 32 nodes"
+    two = [command(tmp_path, "pass")] * 2
+    with pytest.raises(MachineError, match="this machine is one node") as caught:
+        local.submit(two, name="nodes=2", logs=tmp_path / "log", start=start)
+    assert caught.value.place == "--scheduler local"
+    assert not (tmp_path / "log").exists()
+
+
+def test_a_command_is_followed_to_its_end(tmp_path: Path) -> None:
+    submission = submitted(tmp_path, "import os; print(os.environ['NAME']); raise SystemExit(7)")
+    deadline = time.monotonic() + SECONDS
+    while (status := submission.poll()) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert status == 7
+    assert submission.nodes == (platform.node(),)
+    (log,) = submission.logs()
+    assert log.read_text(encoding="utf-8") == "given\n"
+    submission.cancel()
+
+
+def test_a_command_that_is_cancelled_has_ended(tmp_path: Path) -> None:
+    submission = submitted(tmp_path, "import time; time.sleep(600)")
+    assert submission.poll() is None
+    submission.cancel()
+    assert submission.poll() not in {None, 0}

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import resource
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinrun.foundation.errors import MachineError
+from twinrun.foundation.files import (
+    canonical_json,
+    sha256_of_bytes,
+    sha256_of_file,
+    write_atomically,
+    write_together,
+)
+
+TOO_MUCH = "x" * 500_000
+
+
+@contextlib.contextmanager
+def small_files(limit: int) -> Iterator[None]:
+    """Let the kernel refuse files of more than `limit` bytes; needs no rights."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def may_mount() -> bool:
+    """Say whether this process has CAP_SYS_ADMIN; root in a container has not."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    effective = next(line for line in status.splitlines() if line.startswith("CapEff:"))
+    return bool(int(effective.split()[1], 16) & 1 << 21)
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """Yield a folder on a file system of 64 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    subprocess.run(command, check=True)
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def assert_untouched(path: Path, told: str) -> None:
+    assert path.read_text(encoding="utf-8") == "old"
+    assert [item.name for item in path.parent.iterdir()] == [path.name]
+    assert str(path) in told
+    assert "free some space; not written: record.json; all other files are kept as they were" in told
+
+
+def test_the_text_is_written_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "record.json"
+    write_atomically(path, "größer\n")
+    assert path.read_bytes() == "größer\n".encode()
+    assert [item.name for item in path.parent.iterdir()] == ["record.json"]
+
+
+def test_others_may_read_the_file(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "record.json", "{}")
+    assert (tmp_path / "record.json").stat().st_mode & 0o777 == 0o644
+
+
+def test_an_open_reader_keeps_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    write_atomically(path, "old")
+    with path.open(encoding="utf-8") as reader:
+        write_atomically(path, "new")
+        assert reader.read() == "old"
+    assert path.read_text(encoding="utf-8") == "new"
+
+
+# Defined where it can run; where not, the limit on the size of files below stands for the full disk.
+if may_mount():
+
+    def test_a_full_disk_leaves_the_old_file(full_disk: Path) -> None:
+        path = full_disk / "record.json"
+        write_atomically(path, "old")
+        with pytest.raises(MachineError, match="No space left on device") as caught:
+            write_atomically(path, TOO_MUCH)
+        assert_untouched(path, str(caught.value))
+        write_atomically(path, "there is room again")
+
+
+def test_a_write_cut_short_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    write_atomically(path, "old")
+    with small_files(4096), pytest.raises(MachineError, match="File too large") as caught:
+        write_atomically(path, TOO_MUCH)
+    assert_untouched(path, str(caught.value))
+
+
+def test_files_that_belong_together_are_written_all_or_none(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.lock", tmp_path / "second.lock"
+    write_together({first: "old", second: "older"})
+    with small_files(4096), pytest.raises(MachineError, match=r"second\.lock: cannot write"):
+        write_together({first: "new", second: TOO_MUCH})
+    assert (first.read_text(encoding="utf-8"), second.read_text(encoding="utf-8")) == ("old", "older")
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_was_written_before_a_refused_rename_is_named(tmp_path: Path) -> None:
+    (tmp_path / "second.lock").mkdir()
+    with pytest.raises(MachineError, match=r"second\.lock: cannot write") as caught:
+        write_together({tmp_path / f"{name}.lock": "new" for name in ("first", "second", "third")})
+    assert "; written: first.lock; not written: second.lock, third.lock; all other" in str(caught.value)
+    assert (tmp_path / "first.lock").read_text(encoding="utf-8") == "new"
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["first.lock", "second.lock"]
+
+
+def test_a_folder_in_the_way_stays(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    path.mkdir()
+    with pytest.raises(MachineError, match=r"record\.json: cannot write"):
+        write_atomically(path, "{}")
+    assert [item.name for item in tmp_path.iterdir()] == ["record.json"]
+
+
+def test_a_file_in_place_of_the_folder_is_told(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("mine", encoding="utf-8")
+    with pytest.raises(MachineError, match=r"runs/record\.json: cannot write"):
+        write_atomically(tmp_path / "runs" / "record.json", "{}")
+    assert (tmp_path / "runs").read_text(encoding="utf-8") == "mine"
+
+
+@given(content=st.binary(max_size=200))
+def test_a_digest_is_the_sha256_that_others_compute(content: bytes) -> None:
+    assert sha256_of_bytes(content) == hashlib.sha256(content).hexdigest()
+
+
+def test_a_file_larger_than_one_read_is_digested_whole(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 8200
+    (tmp_path / "large").write_bytes(content)
+    assert sha256_of_file(tmp_path / "large") == hashlib.sha256(content).hexdigest()
+
+
+TABLES = st.dictionaries(st.text(max_size=5), st.one_of(st.integers(), st.text(max_size=5), st.booleans()))
+
+
+@given(table=TABLES)
+def test_equal_tables_have_one_json_text(table: dict[str, object]) -> None:
+    turned = dict(reversed(table.items()))
+    assert canonical_json(turned) == canonical_json(table)
+    assert json.loads(canonical_json(table)) == table
+
+
+def test_text_that_cannot_be_encoded_leaves_no_part(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    write_atomically(path, "old")
+    with pytest.raises((MachineError, UnicodeEncodeError)):
+        write_atomically(path, "\udcff")
+    assert path.read_text(encoding="utf-8") == "old"
+    assert [item.name for item in tmp_path.iterdir()] == ["record.json"]

@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import Field
+
+from twinrun.foundation.errors import InputError, TwinrunError
+from twinrun.foundation.manifest import MAX_MANIFEST_BYTES, Frozen, load_json, load_toml
+from twinrun.machine.inventory import load_gpus, load_vendors
+from twinrun.manifests.stack import load_stack
+from twinrun.planning.project import Project
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Inner(Frozen):
+    kind: Literal["a", "b"] = "a"
+    sizes: tuple[int, ...] = ()
+
+
+class Manifest(Frozen):
+    name: str
+    count: Annotated[int, Field(gt=0)] = 1
+    share: float = 0.0
+    inner: Inner = Inner()
+    table: dict[str, Inner] = Field(default_factory=dict)
+    row: tuple[Inner, ...] = ()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "manifest.toml"
+
+
+def refused(file: Path, content: str | bytes) -> InputError:
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError) as caught:
+        load_toml(file, Manifest)
+    return caught.value
+
+
+def test_a_good_file_is_read(file: Path) -> None:
+    file.write_text(
+        'name = "x"\nshare = 1\ninner = { kind = "b", sizes = [1, 2] }\n[[row]]\n', encoding="utf-8"
+    )
+    assert load_toml(file, Manifest) == Manifest(
+        name="x", share=1.0, inner=Inner(kind="b", sizes=(1, 2)), row=(Inner(),)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "allowed"),
+    [
+        ("nome = 1", "nome", ["count", "inner", "name", "row", "share", "table"]),
+        ("inner = { kinds = 1 }", "inner.kinds", ["kind", "sizes"]),
+        ("[table.one]\nsize = 1", "table.one.size", ["kind", "sizes"]),
+        ("[[row]]\n[[row]]\nkinf = 1", "row.1.kinf", ["kind", "sizes"]),
+    ],
+)
+def test_an_unknown_key_is_told_with_those_allowed_and_the_nearest(
+    file: Path, text: str, key: str, allowed: list[str]
+) -> None:
+    error = refused(file, f'name = "x"\n{text}\n')
+    assert error.message == "unknown key"
+    assert error.place == f"{file}:{key}"
+    assert error.allowed == allowed
+    assert error.hint in {f"did you mean `{name}`?" for name in allowed}
+
+
+def test_a_key_like_no_other_gets_no_hint(file: Path) -> None:
+    assert refused(file, 'name = "x"\nzzzzzz = 1\n').hint is None
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "found"),
+    [
+        ("count = '1'", "count", "'1'"),
+        ("count = 1.5", "count", "1.5"),
+        ("count = true", "count", "True"),
+        ("count = 0", "count", "0"),
+        ("share = 'much'", "share", "'much'"),
+        ("share = inf", "share", "inf"),
+        ("inner = { kind = 'c' }", "inner.kind", "'c'"),
+        ("inner = { sizes = [1, 'x'] }", "inner.sizes.1", "'x'"),
+        ("inner = 1", "inner", "1"),
+    ],
+)
+def test_a_wrong_value_is_told_with_its_key(file: Path, text: str, key: str, found: str) -> None:
+    error = refused(file, f'name = "x"\n{text}\n')
+    assert (error.place, error.found) == (f"{file}:{key}", found)
+
+
+def test_a_missing_key_is_named(file: Path) -> None:
+    error = refused(file, "count = 2\n")
+    assert (error.place, error.message) == (f"{file}:name", "this key is required")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('name = "x"\ncount = 1\nname = "y"\nshare = 1.0\n', 3),
+        ("[inner]\n[table]\n[inner]\nname = 1\n", 3),
+        ('name = "x"\ncount = = 1\nshare = 1.0\n', 2),
+        ('name = "x"\n\n\ncount = 01\nshare = 1.0\n', 4),
+        ('name = "x"\nrow = [', 2),
+        ('name = "x\n', 1),
+    ],
+)
+def test_broken_toml_and_a_key_given_twice_are_told_with_file_and_line(
+    file: Path, text: str, line: int
+) -> None:
+    error = refused(file, text)
+    assert error.place == f"{file}:{line}"
+    assert error.message.startswith("broken TOML: ")
+
+
+def test_what_is_not_utf8_is_told_with_its_byte(file: Path) -> None:
+    error = refused(file, b'name = "caf\xe9"\n')
+    assert error.message == "not UTF-8: invalid continuation byte at byte 11"
+
+
+def test_a_file_too_large_is_not_parsed(file: Path) -> None:
+    error = refused(file, b"[" * (MAX_MANIFEST_BYTES + 1))
+    assert error.message == "too large for a manifest"
+    assert error.found == f"{MAX_MANIFEST_BYTES + 1} bytes"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "inner = " + "[" * 50_000,
+        "inner = " + "[" * 400 + "]" * 400,
+        "[" + ".".join(["a"] * 3000) + "]\n",
+        "inner = " + "{a=" * 5000 + "1" + "}" * 5000,
+    ],
+)
+def test_deep_nesting_is_an_error_in_the_file(file: Path, text: str) -> None:
+    assert str(refused(file, text).place).startswith(str(file))
+
+
+def test_a_number_without_end_is_an_error_in_the_file(file: Path) -> None:
+    assert str(refused(file, f"count = {'9' * 5000}\n").place).startswith(str(file))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[" * 100_000,
+        pytest.param('{"name": ' + "9" * 5000 + "}"),
+        '{"name": "x", "nome": 1}',
+    ],
+)
+def test_broken_json_is_an_error_in_the_file(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "record.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=r"record\.json"):
+        load_json(path, Manifest)
+
+
+def test_a_missing_file_and_a_folder_are_told(tmp_path: Path) -> None:
+    for path in (tmp_path / "absent.toml", tmp_path):
+        with pytest.raises(InputError) as caught:
+            load_toml(path, Manifest)
+        assert caught.value.place == str(path)
+
+
+def test_an_expression_that_cannot_be_compiled_is_an_error_in_the_file(tree: Path) -> None:
+    path = tree / "images" / "gpus.toml"
+    whole = path.read_text(encoding="utf-8")
+    try:
+        for expression in ("(", "a{99999999999999999999}"):
+            path.write_text(whole.replace(r"MI210\b", expression), encoding="utf-8")
+            with pytest.raises(InputError, match=r"gpus\.toml"):
+                load_gpus(tree)
+    finally:
+        path.write_text(whole, encoding="utf-8")
+
+
+# Files that are mutated, and what reads them.
+RECIPE, CPU = "mpt7b-scaling", "cpu"
+
+
+def _load_recipe(root: Path) -> object:
+    return Project(root).recipe(RECIPE)
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    f"recipes/{RECIPE}/recipe.toml": _load_recipe,
+    f"recipes/{RECIPE}/published.toml": _load_recipe,
+    f"images/stacks/{CPU}/stack.toml": partial(load_stack, name=CPU),
+    "images/vendors/cuda/vendor.toml": load_vendors,
+    "images/gpus.toml": load_gpus,
+}
+MUTATIONS = ("flip", "replace", "insert", "delete", "double line", "swap lines", "drop line")
+SYNTAX = (
+    b"\n",
+    b'"',
+    b"'''",
+    b"[",
+    b"]",
+    b"{",
+    b"}",
+    b"=",
+    b".",
+    b"#",
+    b"\\",
+    b"\x00",
+    b"\xff",
+    b"-",
+    b"e9",
+    b"inf",
+)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a root with the manifests of this one, to be broken."""
+    root = tmp_path_factory.mktemp("root")
+    shutil.copytree(
+        ROOT / "recipes" / RECIPE, root / "recipes" / RECIPE, ignore=shutil.ignore_patterns("results")
+    )
+    for folder in (f"stacks/{CPU}", "vendors"):
+        shutil.copytree(ROOT / "images" / folder, root / "images" / folder)
+    shutil.copy(ROOT / "images" / "gpus.toml", root / "images")
+    shutil.copy(ROOT / "recipes" / "metrics.toml", root / "recipes")
+    return root
+
+
+@st.composite
+def mutated(draw: st.DrawFn, whole: bytes) -> bytes:
+    content = whole
+    for kind in draw(st.lists(st.sampled_from(MUTATIONS), min_size=1, max_size=4)):
+        content = _lines_moved(draw, content, kind) if "line" in kind else _bytes_changed(draw, content, kind)
+    return content
+
+
+def _bytes_changed(draw: st.DrawFn, content: bytes, kind: str) -> bytes:
+    place = draw(st.integers(0, len(content)))
+    length = draw(st.integers(1, 40)) if kind == "delete" else 0 if kind == "insert" else 1
+    old = content[place : place + length]
+    new = b""
+    if kind == "flip":
+        new = bytes(byte ^ (1 << draw(st.integers(0, 7))) for byte in old)
+    elif kind != "delete":
+        new = draw(st.one_of(st.sampled_from(SYNTAX), st.binary(min_size=1, max_size=4)))
+    return content[:place] + new + content[place + length :]
+
+
+def _lines_moved(draw: st.DrawFn, content: bytes, kind: str) -> bytes:
+    lines = content.splitlines(keepends=True) or [b"\n"]
+    one, other = (draw(st.integers(0, len(lines) - 1)) for _ in range(2))
+    if kind == "double line":
+        lines.insert(other, lines[one])
+    elif kind == "swap lines":
+        lines[one], lines[other] = lines[other], lines[one]
+    else:
+        del lines[one]
+    return b"".join(lines)
+
+
+# The deadline holds for each file: none takes a second to read or to refuse.
+@settings(max_examples=500, deadline=1000, suppress_health_check=list(HealthCheck))
+@pytest.mark.parametrize("name", READERS)
+@given(data=st.data())
+def test_a_mutated_manifest_is_read_or_refused(tree: Path, name: str, data: st.DataObject) -> None:
+    path = tree / name
+    whole = (ROOT / name).read_bytes()
+    path.write_bytes(data.draw(mutated(whole), label=name))
+    told = "error: none"
+    try:
+        with warnings.catch_warnings():
+            # An expression that Python will read otherwise one day is still an expression.
+            warnings.simplefilter("ignore", FutureWarning)
+            READERS[name](tree)
+    except TwinrunError as error:
+        told = str(error)
+    finally:
+        path.write_bytes(whole)
+    assert told.startswith("error: ")

@@ -1,0 +1,161 @@
+"""Against the mirror itself: apt resolves, fetches and installs what it has."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.records import ROOT
+from tests.registries import free_port
+from twinrun.foundation.errors import InputError, MachineError
+from twinrun.foundation.files import sha256_of_file
+from twinrun.images.apt_archive import AptArchive, fetch_packages, open_archive, write_repository
+from twinrun.images.locking.system import resolve_system
+from twinrun.images.root_filesystem import make_root
+from twinrun.manifests.apt_lock import AptLock, SystemPackage
+from twinrun.manifests.stack import Base, Stack
+
+SUITE, PROCESSOR = "bookworm", "amd64"
+
+pytestmark = pytest.mark.needs("mirror")
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[AptArchive]:
+    with open_archive(SUITE, PROCESSOR) as archive:
+        yield archive
+
+
+@pytest.fixture
+def archive(opened: AptArchive) -> AptArchive:
+    """Return the archive for a system on which nothing is installed yet."""
+    (opened._root / "status").write_text("", encoding="utf-8")
+    return opened
+
+
+@pytest.fixture(autouse=True)
+def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep what one test has fetched for the next, and the user's cache out of it."""
+    folder = tmp_path_factory.getbasetemp() / "packages"
+    monkeypatch.setenv("TWINRUN_CACHE", str(folder))
+
+
+def stack(**fields: object) -> Stack:
+    given = {"name": "small", "vendor": "cpu", "title": "small", "python": ">=3.11", "image": "small"}
+    return Stack.model_validate(given | {"base": Base(kind="debian", suite=SUITE)} | fields)
+
+
+def names(packages: tuple[SystemPackage, ...]) -> set[str]:
+    return {package.name for package in packages}
+
+
+def test_each_package_is_in_the_first_stage_that_needs_it(archive: AptArchive) -> None:
+    lock = resolve_system(stack(packages=("python3",), build_packages=("python3-venv",)), archive)
+    assert {"libc6", "apt", "dpkg", "usr-is-merged"} <= names(lock.base)
+    assert {"python3", "python3.11", "libsqlite3-0"} <= names(lock.runtime)
+    assert {"python3-venv", "python3.11-venv"} <= names(lock.build)
+    assert len(names(lock.all())) == len(lock.all())
+    assert archive.available(lock.all()) == lock.all()
+    assert archive.release_date() > 1_700_000_000
+
+
+def test_on_the_image_of_a_registry_the_essential_packages_are_there_already(archive: AptArchive) -> None:
+    base = Base(kind="registry", suite=SUITE, repository="docker.io/some/base", tag="1")
+    lock = resolve_system(stack(base=base, packages=("python3",)), archive)
+    assert lock.base == ()
+    assert "python3" in names(lock.runtime)
+    assert not names(lock.runtime) & {"libc6", "apt", "dpkg"}
+
+
+def test_a_package_that_does_not_exist_is_named(archive: AptArchive) -> None:
+    with pytest.raises(InputError, match="cannot be resolved") as caught:
+        archive.resolve(["no-such-package"])
+    assert "no-such-package" in str(caught.value.found)
+
+
+def test_a_version_that_the_mirror_has_dropped_is_not_offered(archive: AptArchive) -> None:
+    (package,) = (one for one in archive.resolve(["hostname"]) if one.name == "hostname")
+    older = package.model_copy(update={"version": "1.0"})
+    other = package.model_copy(update={"sha256": "0" * 64})
+    assert archive.available([package, older, other]) == (package,)
+
+
+def test_an_unknown_suite_is_told_with_the_nearest() -> None:
+    with pytest.raises(InputError, match="did you mean `bookworm`"), open_archive("bokworm", PROCESSOR):
+        pass
+
+
+def test_a_mirror_out_of_reach_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWINRUN_DEBIAN_MIRROR", f"http://127.0.0.1:{free_port()}/debian")
+    with pytest.raises(MachineError, match="cannot be read") as caught, open_archive(SUITE, PROCESSOR):
+        pass
+    assert "TWINRUN_DEBIAN_MIRROR" in str(caught.value)
+
+
+def test_what_is_fetched_is_the_locked_file(archive: AptArchive, tmp_path: Path) -> None:
+    (package,) = (one for one in archive.resolve(["hostname"]) if one.name == "hostname")
+    (file,) = fetch_packages([package], suite=SUITE, architecture=PROCESSOR).values()
+    assert sha256_of_file(file) == package.sha256
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    (again,) = fetch_packages([package], suite=SUITE, architecture=PROCESSOR).values()
+    assert sha256_of_file(again) == package.sha256
+    write_repository([again], tmp_path / "repository")
+    text = (tmp_path / "repository" / "Packages").read_text(encoding="utf-8")
+    assert text.startswith("Package: hostname\n")
+    assert f"SHA256: {package.sha256}\n" in text
+
+
+def test_another_file_under_the_same_version_is_refused(archive: AptArchive) -> None:
+    (package,) = (one for one in archive.resolve(["hostname"]) if one.name == "hostname")
+    tampered = package.model_copy(update={"sha256": "0" * 64})
+    with pytest.raises(MachineError, match=r"apt\.lock: hostname=.*: the package is not the locked one"):
+        fetch_packages([tampered], suite=SUITE, architecture=PROCESSOR)
+
+
+def test_a_version_that_is_gone_is_told_with_the_way_out() -> None:
+    gone = SystemPackage(name="hostname", version="1.0", sha256="0" * 64)
+    with pytest.raises(MachineError, match="cannot be fetched") as caught:
+        fetch_packages([gone], suite=SUITE, architecture=PROCESSOR)
+    assert "snapshot" in str(caught.value)
+
+
+_ELSEWHERE = """
+import os, sys
+from pathlib import Path
+from twinrun.manifests.apt_lock import AptLock
+from twinrun.images.root_filesystem import make_root
+os.umask(0o077)
+lock = AptLock.model_validate_json(sys.argv[1])
+make_root(Path(sys.argv[2]), lock=lock, suite=sys.argv[3], architecture=sys.argv[4], epoch=int(sys.argv[5]))
+"""
+
+
+@pytest.mark.image
+@pytest.mark.needs("root")  # to take another host name
+def test_the_root_file_system_is_the_same_wherever_it_is_made(archive: AptArchive, tmp_path: Path) -> None:
+    lock = resolve_system(stack(), archive)
+    here, there = tmp_path / "here.tar", tmp_path / "a folder" / "there.tar"
+    there.parent.mkdir()
+    make_root(here, lock=lock, suite=SUITE, architecture=PROCESSOR, epoch=1_700_000_000)
+    text = lock.model_dump_json()
+    program = [sys.executable, "-c", _ELSEWHERE, text, str(there), SUITE, PROCESSOR, "1700000000"]
+    rename = ["unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', "sh"]
+    variables = os.environ | {
+        "PYTHONPATH": str(ROOT / "src"),
+        "TMPDIR": str(there.parent),
+        "TZ": "Asia/Tokyo",
+    }
+    subprocess.run([*rename, *program], env=variables, check=True, timeout=300)
+    assert sha256_of_file(here) == sha256_of_file(there)
+
+
+def test_a_root_file_system_needs_its_packages(tmp_path: Path) -> None:
+    gone = AptLock(base=(SystemPackage(name="hostname", version="1.0", sha256="0" * 64),))
+    with pytest.raises(MachineError, match="cannot be fetched"):
+        make_root(tmp_path / "root.tar", lock=gone, suite=SUITE, architecture=PROCESSOR, epoch=1)
+    assert not (tmp_path / "root.tar").exists()

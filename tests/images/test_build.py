@@ -1,0 +1,326 @@
+"""What of an image build comes before the engine: plans, locks against files, and what a log tells."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_stack import ROOT, STACK, Checkout, digest, make_checkout, wheel
+from twinrun.foundation.errors import InputError, MachineError
+from twinrun.foundation.redaction import redacted
+from twinrun.images.building.artifact_cache import find_alternatives
+from twinrun.images.building.artifacts import Artifact, wheel_artifacts
+from twinrun.images.building.base import is_image_archive
+from twinrun.images.building.command import BuildRequest, check_verified, plan_request
+from twinrun.images.building.context import fetch_artifacts, write_context
+from twinrun.images.building.download import checkout, download_wheels
+from twinrun.images.building.plan import plan_build
+from twinrun.images.building.selection import choose_stack
+from twinrun.manifests.stack import GitSource, find_stacks
+
+GOLDEN = ROOT / "tests" / "golden"
+STACKS = sorted(name for name, one in find_stacks(ROOT).items() if one.stack.base)
+CHANGES = 200
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
+    monkeypatch.setenv("TWINRUN_CACHE", str(tmp_path / "cache"))
+    return make_checkout(tmp_path)
+
+
+def verify(checkout: Checkout, **options: object) -> dict[str, list[Path]]:
+    """Do all of a build that comes before the engine is asked."""
+    request = BuildRequest(
+        vendor="cpu", stack=STACK, wheelhouse=checkout.wheelhouse, base=checkout.base
+    ).model_copy(update=options)
+    plan = plan_request(checkout.root, request)
+    check_verified(plan, request)
+    return fetch_artifacts(plan, root=checkout.root, wheelhouse=request.wheelhouse, say=lambda text: None)
+
+
+# Plans
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_the_plan_is_the_golden_one(name: str) -> None:
+    loaded = find_stacks(ROOT)[name]
+    plan = plan_build(ROOT, loaded)
+    summary = plan.summary()
+    assert isinstance(summary["files"], dict)
+    # A lock that is resolved again, or a change of the source, leaves the rest of a plan as it is.
+    summary["files"] = sorted(summary["files"])
+    summary["labels"] = sorted(plan.labels.keys() - {"org.opencontainers.image.revision"})
+    text = json.dumps(summary, indent=1, ensure_ascii=False) + "\n"
+    base = plan.base.sha256 or "(nobody knows it)"
+    for changing in (base, base[:12], loaded.lock_sha256[:12], str(plan.epoch)):
+        text = text.replace(changing, "{changing}")
+    golden = GOLDEN / f"build-{name}.json"
+    if os.environ.get("TWINRUN_WRITE_GOLDEN"):
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("vendor", "stack", "fault"),
+    [
+        ("cqu", None, "did you mean `cpu`?"),
+        ("cpu", "cqu", "did you mean `cpu`?"),
+        ("cpu", "rocm-debian", "another vendor"),
+    ],
+)
+def test_names_that_do_not_fit_are_told(vendor: str, stack: str | None, fault: str) -> None:
+    with pytest.raises(InputError) as caught:
+        choose_stack(ROOT, vendor, stack)
+    assert fault in str(caught.value)
+
+
+def test_a_stack_names_its_vendor_and_a_vendor_the_stack_of_the_recipes() -> None:
+    assert choose_stack(ROOT, None, "rocm-debian").stack.vendor == "rocm"
+    assert choose_stack(ROOT, "rocm", "rocm-debian") == choose_stack(ROOT, None, "rocm-debian")
+    assert choose_stack(ROOT, "cpu", None).stack.name == "cpu"
+
+
+def test_a_build_of_no_stack_names_what_is_allowed() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "invoke", "build"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--stack: which stack?" in done.stderr
+    assert "rocm-debian" in done.stderr
+    assert "or --vendor" in done.stderr
+
+
+def test_a_stack_of_another_vendor_is_refused_with_the_vendors_own() -> None:
+    with pytest.raises(InputError) as caught:
+        choose_stack(ROOT, "rocm", "cpu")
+    assert caught.value.allowed == [name for name in STACKS if name.startswith("rocm")]
+
+
+def test_a_stale_lock_is_refused(tiny: Checkout) -> None:
+    requirements = tiny.root / "images/stacks" / STACK / "requirements.in"
+    requirements.write_text("small==1.1\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"does not belong to requirements.in"):
+        verify(tiny)
+
+
+def test_an_unverified_pin_is_refused_unless_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWINRUN_CACHE", str(tmp_path / "cache"))
+    pin = '\n[[unverified]]\nrequirement = "hidden==1.0+local"\nsource = "hearsay"\n'
+    checkout = make_checkout(tmp_path, extra=pin)
+    (checkout.wheelhouse / "hidden-1.0+local-py3-none-any.whl").write_bytes(wheel("hidden", "1.0+local"))
+    with pytest.raises(InputError, match="nobody could verify") as caught:
+        verify(checkout)
+    assert "hidden==1.0+local" in str(caught.value)
+    files = verify(checkout, allow_unverified=True)
+    assert "hidden-1.0+local-py3-none-any.whl" in {path.name for path in files["python"]}
+
+
+# Files against locks
+
+
+def test_every_file_goes_where_the_dockerfile_expects_it(tiny: Checkout, tmp_path: Path) -> None:
+    files = verify(tiny)
+    plan = plan_request(tiny.root, BuildRequest(vendor="cpu", stack=STACK))
+    folder = tmp_path / "context"
+    folder.mkdir()
+    write_context(plan, folder, root=tiny.root, files=files)
+    assert {path.name for path in (folder / "python").iterdir()} == {
+        *("requirements.txt", "big-2.0-py3-none-any.whl"),
+        *("large-3.1-py3-none-any.whl", "small-1.0-py3-none-any.whl"),
+    }
+    assert [len(list((folder / "packages" / stage).iterdir())) for stage in ("runtime", "build")] == [1, 1]
+    assert (folder / "source/twinrun/foundation/errors.py").stat().st_mode & 0o777 == 0o644
+    mounted = set((folder / "Dockerfile").read_text(encoding="utf-8").split("source=")[1:])
+    wanted = {part.partition(",")[0] for part in mounted} - {"/", "/opt/twinrun/python"}
+    assert all((folder / name).is_dir() for name in wanted)
+
+
+def change_a_byte(path: Path, draw: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    place = draw.randrange(len(content))
+    content[place] = (content[place] + draw.randrange(1, 256)) % 256
+    path.write_bytes(content)
+
+
+def test_a_changed_byte_is_refused_before_anything_runs(tiny: Checkout) -> None:
+    """Of every lock, every package and the base; and the error says which."""
+    verify(tiny)
+    locks = (tiny.root / "images/stacks" / STACK).glob("*.lock")
+    files = sorted({*locks, *tiny.wheelhouse.iterdir(), tiny.base})
+    draw = random.Random(2)
+    for number in range(CHANGES):
+        path = files[number % len(files)]
+        before = path.read_bytes()
+        change_a_byte(path, draw)
+        with pytest.raises(InputError) as caught:
+            verify(tiny)
+        path.write_bytes(before)
+        assert path.name in str(caught.value), f"change {number}"
+    verify(tiny)
+
+
+def test_a_changed_file_in_the_cache_counts_as_absent(tiny: Checkout, tmp_path: Path) -> None:
+    verify(tiny)
+    package = next((tmp_path / "cache/packages").glob("*.deb"))
+    package.write_bytes(b"something else")
+    files = verify(tiny)
+    assert digest(package.read_bytes()) == package.stem
+    assert package in [path for paths in files.values() for path in paths]
+
+
+def test_a_missing_package_is_named(tiny: Checkout) -> None:
+    for name, entry in (("large-3.1-py3-none-any.whl", "large==3.1"), ("libc6_1.0_amd64.deb", "libc6=1.0")):
+        content = (tiny.wheelhouse / name).read_bytes()
+        (tiny.wheelhouse / name).unlink()
+        with pytest.raises(InputError) as caught:
+            verify(tiny)
+        assert f"{entry} is missing" in str(caught.value)
+        (tiny.wheelhouse / name).write_bytes(content)
+
+
+def test_two_versions_of_a_package_are_both_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image and what builds its source may need a package in two versions, which pip refuses at once."""
+    served, folder = tmp_path / "served", tmp_path / "fetched"
+    served.mkdir()
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(served))
+    artifacts = []
+    for lock, name, version in (("requirements.lock", "big", "2.0"), ("build.lock", "big", "3.0")):
+        content = wheel(name, version)
+        (served / f"{name}-{version}-py3-none-any.whl").write_bytes(content)
+        entry, digests = f"{name}=={version}", (digest(content),)
+        artifacts.append(Artifact(lock=lock, entry=entry, kind="wheel", folder="python", digests=digests))
+    # In both locks the same, and one whose hash nobody knows.
+    small = wheel("small", "1.0")
+    (served / "small-1.0-py3-none-any.whl").write_bytes(small)
+    artifacts += [
+        Artifact(lock=lock, entry="small==1.0", kind="wheel", folder="python", digests=(digest(small),))
+        for lock in ("requirements.lock", "build.lock")
+    ]
+    artifacts.append(Artifact(lock="stack.toml", entry="big==2.0", kind="wheel", folder="python", digests=()))
+    download_wheels(artifacts, folder, stack=find_stacks(ROOT)["cpu"].stack)
+    assert {path.name for path in folder.iterdir()} == {path.name for path in served.iterdir()}
+
+
+def test_a_second_hand_wheel_takes_the_place_of_the_locked_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TWINRUN_CACHE", str(tmp_path / "cache"))
+    slim = wheel("big", "2.0+slim")
+    extra = (
+        f'\n[[alternative]]\nrequirement = "big==2.0+slim"\nsha256 = "{digest(slim)}"\n'
+        'replaces = ["lar*"]\nsource = "hearsay"\n'
+    )
+    checkout = make_checkout(tmp_path, extra=extra)
+    assert {path.name for path in verify(checkout)["python"]} >= {"big-2.0-py3-none-any.whl"}
+    (checkout.wheelhouse / "big-2.0+slim-py3-none-any.whl").write_bytes(slim)
+    with pytest.raises(InputError, match="nobody could verify"):
+        verify(checkout)
+    names = {path.name for path in verify(checkout, allow_unverified=True)["python"]}
+    assert names == {"big-2.0+slim-py3-none-any.whl", "small-1.0-py3-none-any.whl"}
+    (checkout.wheelhouse / "big-2.0+slim-py3-none-any.whl").write_bytes(wheel("big", "2.0+other"))
+    with pytest.raises(InputError, match="is not the locked file"):
+        verify(checkout, allow_unverified=True)
+
+
+def test_the_processor_wheel_is_known_by_its_name_and_taken_by_its_digest(tmp_path: Path) -> None:
+    stack = find_stacks(ROOT)["cpu"].stack
+    (pin,) = stack.alternative
+    content = wheel("torch", "2.7.0+cpu")
+    # As the framework's own index calls it.
+    (tmp_path / "torch-2.7.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl").write_bytes(content)
+    with pytest.raises(InputError, match="is not the locked file") as caught:
+        find_alternatives(stack, tmp_path)
+    assert pin.sha256 in str(caught.value)
+    known = pin.model_copy(update={"sha256": digest(content)})
+    assert find_alternatives(stack.model_copy(update={"alternative": (known,)}), tmp_path) == (known,)
+
+
+def test_the_processor_wheel_leaves_the_gpu_packages_out() -> None:
+    loaded = find_stacks(ROOT)["cpu"]
+    usual = {artifact.name(): artifact for artifact in wheel_artifacts(ROOT, loaded)}
+    (pin,) = loaded.stack.alternative
+    slim = {artifact.name(): artifact for artifact in wheel_artifacts(ROOT, loaded, alternatives=(pin,))}
+    assert slim["torch"].digests == (pin.sha256,)
+    assert pin.sha256 not in usual["torch"].digests
+    gone = usual.keys() - slim.keys()
+    assert "triton" in gone
+    assert all(name == "triton" or name.startswith("nvidia-") for name in gone)
+
+
+def repository(folder: Path, files: dict[str, str], *, within: tuple[str, Path] | None = None) -> str:
+    """Make a git repository of one commit, perhaps with another one inside, and return the commit."""
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    git(folder, "init", "--quiet")
+    if within:
+        name, other = within
+        git(folder, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(other), name)
+    git(folder, "add", "-A")
+    git(folder, "-c", "user.name=test", "-c", "user.email=test", "commit", "--quiet", "-m", "all")
+    return git(folder, "rev-parse", "HEAD").strip()
+
+
+def git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_sources_come_at_their_commit_with_what_they_include(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, value in (("COUNT", "1"), ("KEY_0", "protocol.file.allow"), ("VALUE_0", "always")):
+        monkeypatch.setenv(f"GIT_CONFIG_{key}", value)
+    repository(tmp_path / "inner", {"header.h": "inner"})
+    commit = repository(tmp_path / "outer", {"setup.py": "outer"}, within=("csrc", tmp_path / "inner"))
+    source = GitSource(name="outer", repository=f"file://{tmp_path}/outer", ref="main")
+    artifact = Artifact(
+        lock="image.lock", entry="outer", kind="commit", folder="sources/outer", digests=(commit,)
+    )
+    for name, carried in (("fetched", None), ("carried", tmp_path / "outer")):
+        if carried:
+            # What was changed after the commit does not count.
+            (carried / "setup.py").write_text("changed", encoding="utf-8")
+        checkout(source, artifact, tmp_path / name, local=carried)
+        found = {path.relative_to(tmp_path / name).as_posix() for path in (tmp_path / name).rglob("*.[hp]*")}
+        assert found == {"setup.py", "csrc/header.h"}
+        assert (tmp_path / name / "setup.py").read_text(encoding="utf-8") == "outer"
+    other = artifact.model_copy(update={"digests": ("0" * 40,)})
+    with pytest.raises(MachineError, match="not to be had at its locked commit"):
+        checkout(source, other, tmp_path / "none", local=tmp_path / "outer")
+
+
+@pytest.mark.parametrize("content", [b"", b"no tar at all", b"\0" * 10240])
+def test_a_base_that_is_no_image_is_refused(tmp_path: Path, content: bytes) -> None:
+    base = tmp_path / "base.tar"
+    base.write_bytes(content)
+    with pytest.raises(InputError, match="not an image"):
+        is_image_archive(base)
+
+
+# Secrets
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        (lambda secret: f"fetching https://user:{secret}@host/simple", "pass-word-1"),
+        (lambda secret: f"header {secret} was refused", "token-value-2"),
+    ],
+)
+def test_a_log_tells_no_secret(
+    text: Callable[[str], str], secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "token-value-2")
+    assert secret not in redacted(text(secret))
+    assert "***" in redacted(text(secret))

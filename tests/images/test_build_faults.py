@@ -1,0 +1,255 @@
+"""What goes wrong with a build: each with its exit code and one message, and nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker
+import pytest
+from docker import DockerClient
+
+from tests.tiny_build import another, arguments, build, carried_checkout, environment, open_engine, relock
+from tests.tiny_image import await_daemon
+from tests.tiny_stack import ROOT, STACK, Checkout
+from twinrun.manifests.stack import find_stacks, load_stack
+
+pytestmark = pytest.mark.image
+
+PYTHON_STAGE = "FROM system AS python\n"
+# Stacks on an image of a registry that nobody reaches from everywhere.
+DISTANT = sorted(name for name, one in find_stacks(ROOT).items() if one.stack.base and one.stack.base.tag)
+
+
+def packages_of(name: str) -> str:
+    """Return what tells the first layers of stacks apart: system packages and interpreter."""
+    loaded = find_stacks(ROOT)[name]
+    return f"{loaded.system_packages(ROOT)} {loaded.stack.interpreter()}"
+
+
+# Of stacks that have the same first layers one is enough.
+UNLIKE = {packages_of(name): name for name in DISTANT}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[DockerClient]:
+    yield from open_engine()
+
+
+@pytest.fixture(scope="module")
+def checkout(client: DockerClient, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    return carried_checkout(tmp_path_factory.mktemp("tiny"))
+
+
+def test_a_failing_step_is_named_with_its_last_lines(checkout: Checkout, tmp_path: Path) -> None:
+    instead = (PYTHON_STAGE, f"{PYTHON_STAGE}RUN echo so far so good; false\n")
+    done = build(another(checkout, tmp_path / "project", instead=instead))
+    assert done.returncode == 4, done.stderr
+    assert "images/Dockerfile [python 1/2]: a step of the image failed" in done.stderr
+    for text in ("so far so good", "exit code: 1", "build.log"):
+        assert text in done.stderr
+
+
+def test_stopped_by_the_user(client: DockerClient, checkout: Checkout, tmp_path: Path) -> None:
+    instead = (PYTHON_STAGE, f"{PYTHON_STAGE}RUN sleep 600\n")
+    slow = another(checkout, tmp_path / "project", instead=instead)
+    command = arguments(slow)
+    with subprocess.Popen(
+        command, cwd=slow.root, env=environment(slow), stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stderr is not None
+        assert any("sleep 600" in line for line in running.stderr)
+        running.send_signal(signal.SIGINT)
+        told = running.stderr.read()
+        assert (running.wait(60), "error: stopped" in told) == (5, True), told
+    assert not list((slow.root.parent / "cache").glob("building-*"))
+    images = client.images.list(name=load_stack(slow.root, STACK).image())
+    assert not [image for image in images if "sleep" in json.dumps(image.history())]
+
+
+def test_an_engine_out_of_reach(checkout: Checkout, tmp_path: Path) -> None:
+    done = build(checkout, DOCKER_HOST=f"unix://{tmp_path}/none.sock")
+    assert (done.returncode, "does not answer" in done.stderr) == (3, True)
+    path = tmp_path / "closed.sock"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        path.chmod(0)
+        if os.getuid() == 0:
+            os.chown(path, 65534, 65534)
+        # Root may open everything, unless it has lost that right.
+        less = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.getuid() == 0 else ()
+        done = build(checkout, wrap=less, DOCKER_HOST=f"unix://{path}")
+    assert done.returncode == 3, done.stderr
+    assert "Permission denied" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_another_processor(checkout: Checkout, tmp_path: Path) -> None:
+    other = another(checkout, tmp_path / "project")
+    manifest = other.root / "images/stacks" / STACK / "stack.toml"
+    text = manifest.read_text(encoding="utf-8").replace("\n[base]", 'platform = "linux/arm64"\n\n[base]', 1)
+    manifest.write_text(text, encoding="utf-8")
+    relock(other.root)
+    done = build(other)
+    assert done.returncode == 3, done.stderr
+    assert "the engine's processor is not the stack's" in done.stderr
+
+
+# A full disk
+
+
+@contextlib.contextmanager
+def small_engine(folder: Path, megabytes: int) -> Iterator[str]:
+    """An engine of its own on a small disk, and its address."""
+    data, address = folder / "data", f"unix://{folder}/docker.sock"
+    data.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(data)], check=True)
+    folders = [f"--data-root={data}", f"--exec-root={folder}/exec", f"--pidfile={folder}/pid"]
+    network = ["--bridge=none", "--iptables=false", "--ip-masq=false"]
+    with (folder / "log").open("wb") as log:
+        command = ["dockerd", f"--host={address}", *folders, *network]
+        engine = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        await_daemon(address)
+        # The SDK leaves sockets that could not connect to the collector.
+        gc.collect()
+        yield address
+    finally:
+        engine.terminate()
+        engine.wait(60)
+        subprocess.run(["umount", "--recursive", "--lazy", str(data)], check=False)
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@pytest.mark.needs("root")  # to mount a small disk
+def test_a_disk_that_fills_up_in_the_middle(checkout: Checkout, tmp_path: Path) -> None:
+    # The step waits until the disk is full.
+    waiting = f"{PYTHON_STAGE}RUN sleep 10; dd if=/dev/zero of=/opt/large bs=1M count=64\n"
+    other = another(checkout, tmp_path / "project", instead=(PYTHON_STAGE, waiting))
+    with small_engine(tmp_path, 1500) as address:
+        filler = tmp_path / "data" / "filler"
+        thread = threading.Thread(target=fill_when, args=(filler, other.root, "sleep 10"), daemon=True)
+        thread.start()
+        done = build(other, DOCKER_HOST=address)
+        thread.join()
+        assert done.returncode == 3, done.stderr
+        for text in ("not enough space on the disk", "MB free in", "MB needed", "nothing was tagged"):
+            assert text in done.stderr
+        engine = docker.DockerClient(base_url=address)
+        assert not engine.images.list(name="twinrun-test/tiny")
+        # A disk that is full before is refused before.
+        again = build(checkout, DOCKER_HOST=address)
+        assert (again.returncode, "not enough space" in again.stderr) == (3, True), again.stderr
+        filler.unlink()
+        assert build(checkout, DOCKER_HOST=address).returncode == 0
+        assert engine.images.list(name="twinrun-test/tiny")
+        engine.close()
+
+
+def fill_when(filler: Path, root: Path, step: str) -> None:
+    """Fill the disk once a step of the build runs."""
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        logs = (root / "runs/images").glob("*/*/build.log")
+        if any(f"RUN {step}" in log.read_text(encoding="utf-8") for log in logs):
+            break
+        time.sleep(0.1)
+    with contextlib.suppress(OSError), filler.open("wb") as stream:
+        while True:
+            stream.write(b"\0" * (1 << 20))
+            stream.flush()
+
+
+# Stacks whose base is out of reach
+
+
+@pytest.fixture(scope="module")
+def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small root file system of the release that the distant bases are made of, with its updates."""
+    tar = tmp_path_factory.mktemp("base") / "jammy.tar"
+    pockets = ("jammy", "jammy-updates", "jammy-security")
+    mirror = "[signed-by=/usr/share/keyrings/ubuntu-archive-keyring.gpg] http://archive.ubuntu.com/ubuntu"
+    sources = [f"deb {mirror} {pocket} main universe" for pocket in pockets]
+    command = ["mmdebstrap", "--quiet", "--variant=apt", "jammy", str(tar), *sources]
+    subprocess.run(command, check=True, timeout=600)
+    return tar
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", UNLIKE.values())
+def test_on_a_stand_in_a_stack_gets_its_system_its_compilers_and_its_interpreter(
+    client: DockerClient, stand_in: Path, tmp_path: Path, name: str
+) -> None:
+    """What follows needs wheels of an index out of reach, or a compiler that only the base has."""
+    script = """
+import json, sys, tarfile
+from pathlib import Path
+from twinrun.machine import daemon
+from twinrun.images.building.base import prepare_base
+from twinrun.images.building.artifact_cache import fetch_debs
+from twinrun.images.building.context import write_context
+from twinrun.images.building.stages import StageBuilder
+from twinrun.images.building.plan import plan_build
+from twinrun.images.building.progress import BuildProgress
+from twinrun.manifests.stack import load_stack
+root, base, context, name = Path.cwd(), *map(Path, sys.argv[1:3]), sys.argv[3]
+loaded = load_stack(root, name)
+plan = plan_build(root, loaded, base_file=base)
+assert plan.image.endswith("-unverified")
+system = loaded.system_packages(root)
+found = fetch_debs(system.all(), wheelhouse=None, stack=loaded.stack, say=print)
+parts = {"runtime": system.runtime, "build": system.build}
+files = {f"packages/{stage}": [found[one] for one in packages] for stage, packages in parts.items()}
+client = daemon.connect()
+known = prepare_base(client, plan, root=root, file=base, say=print)
+context.mkdir()
+write_context(plan, context, root=root, files=None)
+for stage, paths in files.items():
+    for path in paths:
+        (context / stage / path.name).hardlink_to(path)
+with (context / "log").open("w") as log, BuildProgress() as progress:
+    builder = StageBuilder(client, plan, base=known, context=context, log=log, progress=progress)
+    # The environment is made beside the compilers, which are no layer.
+    layers = builder.build_layers(("system", "python"))
+with tarfile.open(layers[1].file) as tar:
+    names = [member.name for member in tar]
+    print(json.dumps([tar.getmember("opt/twinrun/python/bin/python3").linkname, names]))
+client.images.remove(known)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(stand_in), str(tmp_path / "context"), name],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr
+    # What is installed there is the stack's version, whatever the release calls python3.
+    python3, names = json.loads(done.stdout.splitlines()[-1])
+    version = find_stacks(ROOT)[name].stack.interpreter()
+    assert python3 in (f"python{version}", "python"), python3
+    assert f"opt/twinrun/python/bin/python{version}" in names
+    assert f"opt/twinrun/python/lib/python{version}/site-packages" in names
+
+
+@pytest.mark.parametrize("name", DISTANT)
+def test_a_distant_stack_is_refused_with_its_unverified_pins(name: str) -> None:
+    vendor = find_stacks(ROOT)[name].stack.vendor
+    command = [sys.executable, "-m", "invoke", "build", "--vendor", vendor, "--stack", name]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "pins that nobody could verify" in done.stderr
+    assert "--allow-unverified" in done.stderr

@@ -1,0 +1,182 @@
+"""Stacks of the project, built in full and from nothing: twice the same, in time, nothing needless."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+from docker import DockerClient
+
+from tests.registries import RunningRegistry
+from tests.tiny_stack import ROOT, commit
+from twinrun.images.building.transfer import push
+
+pytestmark = [pytest.mark.nightly, pytest.mark.needs("docker-registry", "unshare", "root")]
+
+SECONDS = 1800
+# Nothing of these may be in an image that only runs.
+COMPILERS = (
+    "gcc",
+    "cc",
+    "g++",
+    "c++",
+    "cc1",
+    "cc1plus",
+    "clang",
+    "ld",
+    "as",
+    "nvcc",
+    "make",
+    "cmake",
+    "ninja",
+)
+# Nothing at all may be in these, not even an empty file or folder.
+EMPTY = (
+    *("var/cache/apt", "var/cache/ldconfig", "var/lib/apt/lists", "var/log", "var/tmp", "tmp"),
+    *("root/.cache", "twinrun/home"),
+)
+# What package tools keep of the state before, or of their own work.
+LEFT = ("var/cache/debconf/*-old", "var/cache/debconf/tmp.*", "var/lib/dpkg/*-old", "etc/*-", "**/*.dpkg-*")
+PACKED = ("**/pip/_vendor", "**/ensurepip/_bundled/*.whl", "**/python-wheels/*.whl", "**/*.deb")
+# Stack to vendor and to the longest that a cold build with a warm package cache may take, in seconds.
+FULL = {"cpu": ("cpu", 480), "rocm-debian": ("rocm", 90)}
+_ANEW = """
+import json, sys, time
+from pathlib import Path
+from twinrun.machine import daemon
+from twinrun.images.building.builder import Builder
+from twinrun.images.building.command import BuildRequest, plan_request
+from twinrun.images.building.context import fetch_artifacts
+from twinrun.images.building.progress import BuildProgress
+root, vendor, stack = Path.cwd(), *sys.argv[1:]
+plan = plan_request(root, BuildRequest(vendor=vendor, stack=stack))
+fetch_artifacts(plan, root=root, wheelhouse=None, say=lambda text: None)
+client = daemon.connect()
+client.api.prune_builds()
+started = time.monotonic()
+with BuildProgress() as progress:
+    builder = Builder(client, plan, root=root, log=root / "build.log", progress=progress)
+    built = builder.build(no_cache=True)
+print(json.dumps(built.model_dump(mode="json") | {"seconds": time.monotonic() - started}))
+"""
+_LOOK = """
+import glob, json, os, shutil, sys
+programs, places, patterns = json.loads(sys.argv[1])
+roots = [name for name in sorted(os.listdir("/")) if name not in ("proc", "sys", "dev", "run")]
+print(json.dumps([
+    [name for name in programs if shutil.which(name)],
+    [os.path.join(folder, name) for place in places for folder, folders, files in os.walk("/" + place)
+     for name in folders + files],
+    [path for pattern in patterns for path in (
+        glob.glob("/" + pattern) if not pattern.startswith("**/") else
+        [found for root in roots for found in glob.glob("/" + root + "/" + pattern, recursive=True)]
+    )],
+]))
+"""
+
+
+def project_copy(folder: Path) -> Path:
+    """Copy what a build reads of this project to `folder`, as a repository of one commit."""
+    left_out = shutil.ignore_patterns("__pycache__")
+    for name in ("images", "recipes", "src"):
+        shutil.copytree(ROOT / name, folder / name, ignore=left_out)
+    commit(folder)
+    return folder
+
+
+def size(client: DockerClient, image: str, folder: Path) -> int:
+    """Return the bytes of an image as the engine counts them."""
+    bytes_: int = client.images.get(image).attrs["Size"]
+    return bytes_
+
+
+def compressed_size(client: DockerClient, image: str, folder: Path) -> int:
+    """Return the bytes of an image's layers in a registry, which keeps its blobs in `folder` meanwhile."""
+    registry = RunningRegistry(folder)
+    try:
+        digest = push(client, image, f"{registry.host}/stacks/image", "size")
+        address = f"http://{registry.host}/v2/stacks/image/manifests/{digest}"
+        accept = {"Accept": "application/vnd.docker.distribution.manifest.v2+json"}
+        with urllib.request.urlopen(urllib.request.Request(address, headers=accept)) as reply:
+            return sum(layer["size"] for layer in json.load(reply)["layers"])
+    finally:
+        registry.kill()
+        shutil.rmtree(folder / "blobs")
+
+
+# How each stack's image is measured, and the most that it may take.
+SIZES = {"cpu": (compressed_size, 3.5e9), "rocm-debian": (size, 1.7e9)}
+
+
+def anew(root: Path, stack: str, shell: str) -> dict[str, Any]:
+    """Build the stack with nothing left of an earlier build, under what `shell` sets up."""
+    script = f'{shell}; exec {sys.executable} -c "$0" $@'
+    done = subprocess.run(
+        ["unshare", "--uts", "sh", "-c", script, _ANEW, FULL[stack][0], stack],
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": str(root / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    built: dict[str, Any] = json.loads(done.stdout)
+    return built
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[DockerClient]:
+    made: DockerClient = docker.from_env(timeout=SECONDS)
+    yield made
+    made.api.prune_builds()
+    made.close()
+
+
+@pytest.fixture(scope="module", params=FULL)
+def full(
+    request: pytest.FixtureRequest, client: DockerClient, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """A stack of the project, built twice from one lock under two sets of circumstances."""
+    folder = tmp_path_factory.mktemp("full")
+    project = project_copy(folder / "one")
+    elsewhere = Path(shutil.copytree(project, folder / "two" / "deeper"))
+    first = anew(project, request.param, "umask 022; TZ=UTC")
+    # Measured beside the second build, because to compress an image takes minutes of one core.
+    with ThreadPoolExecutor(1) as pool:
+        size = pool.submit(SIZES[request.param][0], client, first["image"], folder)
+        second = anew(
+            elsewhere, request.param, "hostname elsewhere; umask 077; export TZ=Asia/Tokyo LC_ALL=C"
+        )
+    return {"stack": request.param, "builds": (first, second), "size": size.result()}
+
+
+def test_two_cold_builds_give_one_image_in_time(full: dict[str, Any]) -> None:
+    first, second = full["builds"]
+    seconds = [build["seconds"] for build in full["builds"]]
+    print(full["stack"], seconds, first["layers"])  # noqa: T201
+    assert [layer["diff_id"] for layer in first["layers"]] == [layer["diff_id"] for layer in second["layers"]]
+    assert first["id"] == second["id"]
+    assert min(seconds) <= FULL[full["stack"]][1]
+
+
+def test_nothing_of_the_making_is_in_an_image(client: DockerClient, full: dict[str, Any]) -> None:
+    compilers = [] if full["stack"] != "cpu" else COMPILERS
+    look = ["python3", "-c", _LOOK, json.dumps([compilers, EMPTY, [*LEFT, *PACKED]])]
+    output = client.containers.run(full["builds"][0]["id"], look, remove=True, network_mode="none", user="0")
+    assert json.loads(output) == [[], [], []]
+
+
+def test_an_image_is_no_larger_than_promised(full: dict[str, Any]) -> None:
+    print(full["stack"], full["size"])  # noqa: T201
+    assert full["size"] <= SIZES[full["stack"]][1]

@@ -1,0 +1,273 @@
+"""An image that is really built, from one small stack, in every way there is."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from docker import DockerClient
+
+from tests.images.test_build import repository
+from tests.registries import RunningRegistry
+from tests.tiny_build import another, answer, arguments, build, carried_checkout, environment, open_engine
+from tests.tiny_stack import STACK, Checkout
+from twinrun.manifests.image_lock import ImageLock, SourcePin, image_lock_text, load_image_lock
+from twinrun.manifests.stack import load_manifest, load_stack
+
+pytestmark = pytest.mark.image
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[DockerClient]:
+    yield from open_engine()
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    return carried_checkout(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def built(client: DockerClient, checkout: Checkout) -> dict[str, Any]:
+    """The small stack's image, built where neither this machine nor the containers have a network."""
+    return answer(build(checkout, "--json", wrap=("unshare", "--net")))
+
+
+def test_without_a_network_the_image_is_built(
+    client: DockerClient, checkout: Checkout, built: dict[str, Any]
+) -> None:
+    facts = client.images.get(built["built"]["id"]).attrs
+    labels = facts["Config"]["Labels"]
+    assert built["built"]["image"] in facts["RepoTags"]
+    assert labels["dev.twinrun.lock-sha256"] == load_stack(checkout.root, STACK).lock_sha256
+    assert [layer["name"] for layer in built["built"]["layers"]] == ["base", "system", "python", "source"]
+    program = "import small, twinrun, os, sys; print(small.VERSION, os.getuid(), sys.executable)"
+    output = client.containers.run(facts["Id"], ["python3", "-c", program], remove=True, network_mode="none")
+    assert output.decode().split() == ["1.0", "1000", "/opt/twinrun/python/bin/python3"]
+    assert "[system 1/1]" in (Path(built["folder"]) / "build.log").read_text(encoding="utf-8")
+
+
+def test_nothing_changed_is_nothing_done(checkout: Checkout, built: dict[str, Any]) -> None:
+    started = time.monotonic()
+    again = answer(build(checkout, "--json"))
+    assert time.monotonic() - started < 5
+    assert (again["built"]["id"], again["built"]["fresh"]) == (built["built"]["id"], False)
+
+
+def test_another_folder_name_mask_and_zone_give_the_same_image(
+    client: DockerClient, checkout: Checkout, built: dict[str, Any], tmp_path: Path
+) -> None:
+    other = another(checkout, tmp_path / "elsewhere" / "project")
+    client.images.remove(built["built"]["image"])
+    client.api.prune_builds()
+    script = 'hostname another; umask 077; TZ=Asia/Tokyo LC_ALL=C exec "$0" "$@"'
+    done = subprocess.run(
+        ["unshare", "--uts", "sh", "-c", script, *arguments(other, "--json")],
+        cwd=other.root,
+        env=environment(other),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    again = answer(done)
+    assert again["built"]["fresh"]
+    assert again["built"]["layers"] == built["built"]["layers"]
+    assert again["built"]["id"] == built["built"]["id"]
+
+
+def test_a_changed_source_is_one_new_layer(checkout: Checkout, built: dict[str, Any]) -> None:
+    source = checkout.root / "src/twinrun/__init__.py"
+    text = source.read_text(encoding="utf-8")
+    source.write_text(f"{text}# changed\n", encoding="utf-8")
+    try:
+        started = time.monotonic()
+        again = answer(build(checkout, "--json"))
+        assert time.monotonic() - started < 10
+    finally:
+        source.write_text(text, encoding="utf-8")
+    before, after = ([layer["diff_id"] for layer in one["built"]["layers"]] for one in (built, again))
+    assert before[:-1] == after[:-1]
+    assert before[-1] != after[-1]
+    # And back: the image before it has gone with its name, and comes again as it was.
+    assert answer(build(checkout, "--json"))["built"]["id"] == built["built"]["id"]
+
+
+def test_sources_and_kernels_are_compiled_in(
+    client: DockerClient, checkout: Checkout, built: dict[str, Any], tmp_path: Path
+) -> None:
+    """A package from a commit and one of this checkout, which write what they were built with."""
+    commit = repository(tmp_path / "origin", package("extra"))
+    other = another(checkout, tmp_path / "project")
+    stack = other.root / "images/stacks" / STACK
+    manifest = stack / "stack.toml"
+    text = manifest.read_text(encoding="utf-8").replace(
+        "\n[base]", 'archs = ["one", "two"]\nkernels = ["made"]\n\n[base]'
+    )
+    source = f'name = "extra"\nrepository = "file://{tmp_path}/origin"\nref = "main"\n'
+    manifest.write_text(f'{text}\n[[sources]]\n{source}variables = {{ WORDS = "a b;c" }}\n', encoding="utf-8")
+    pin = SourcePin(name="extra", commit=commit, verified=True, source="the tests")
+    base, stamp = load_image_lock(stack), load_manifest(other.root, STACK).image_stamp()
+    lock = ImageLock(epoch=base.epoch, base=base.base, sources=(pin,))
+    (stack / "image.lock").write_text(image_lock_text(stamp, lock), encoding="utf-8")
+    kernels = other.root / "recipes/made/kernels"
+    kernels.mkdir(parents=True)
+    for name, content in package("made").items():
+        (kernels / name).write_text(content, encoding="utf-8")
+    # Where there is no network the source comes from the folder of packages.
+    shutil.copytree(tmp_path / "origin", tmp_path / "carried/sources/extra")
+    shutil.copytree(checkout.wheelhouse, tmp_path / "carried", dirs_exist_ok=True)
+    done = build(other._replace(wheelhouse=tmp_path / "carried"), "--dry", "--json")
+    assert answer(done)["kernels"] == ["recipes/made/kernels"]
+    image = compiled(other._replace(wheelhouse=tmp_path / "carried"))
+    program = "import extra, made; print(extra.BUILT, made.BUILT)"
+    output = client.containers.run(image, ["python3", "-c", program], remove=True, network_mode="none")
+    assert output.decode().strip() == "one two cpu|a b;c one two cpu|"
+
+
+def compiled(checkout: Checkout) -> str:
+    """Build without describing: what the image is held against does not know these packages."""
+    script = (
+        "import sys; from pathlib import Path; from twinrun.machine import daemon;"
+        "from twinrun.images.building.builder import Builder;"
+        "from twinrun.images.building.progress import BuildProgress;"
+        "from twinrun.images.building.command import BuildRequest, plan_request; root = Path.cwd();"
+        "request = BuildRequest(vendor='cpu', stack='tiny', wheelhouse=Path(sys.argv[1]));"
+        "plan = plan_request(root, request); log = root / 'build.log';"
+        "made = Builder(daemon.connect(), plan, root=root, log=log, progress=BuildProgress());"
+        "print(made.build(wheelhouse=request.wheelhouse).id)"
+    )
+    done = subprocess.run(
+        [arguments(checkout)[0], "-c", script, str(checkout.wheelhouse)],
+        cwd=checkout.root,
+        env=environment(checkout),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def package(name: str) -> dict[str, str]:
+    """Return a package that builds itself with nothing but the standard library."""
+    backend = f"""\
+import os, zipfile
+def build_wheel(folder, settings=None, metadata=None):
+    built = os.environ.get("TWINRUN_KERNEL_ARCHS", "") + "|" + os.environ.get("WORDS", "")
+    files = {{
+        "{name}.py": f"BUILT = {{built!r}}\\n",
+        "{name}-1.0.dist-info/METADATA": "Metadata-Version: 2.1\\nName: {name}\\nVersion: 1.0\\n",
+        "{name}-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
+    }}
+    files["{name}-1.0.dist-info/RECORD"] = "".join(path + ",,\\n" for path in files)
+    with zipfile.ZipFile(os.path.join(folder, "{name}-1.0-py3-none-any.whl"), "w") as archive:
+        for path, text in files.items():
+            archive.writestr(path, text)
+    return "{name}-1.0-py3-none-any.whl"
+"""
+    project = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    return {
+        "pyproject.toml": f'{project}[project]\nname = "{name}"\nversion = "1.0"\n',
+        "backend.py": backend,
+    }
+
+
+# Out of the engine
+
+
+def test_push_and_save(
+    client: DockerClient, checkout: Checkout, built: dict[str, Any], tmp_path: Path
+) -> None:
+    registry = RunningRegistry(tmp_path)
+    archive, image = tmp_path / "saved" / "image.tar", built["built"]
+    try:
+        repository = f"{registry.host}/stacks/tiny"
+        done = answer(build(checkout, "--push", repository, "--save", str(archive), "--json"))
+        name, _, digest = done["pushed"].partition("@")
+        assert name == repository
+        tag = image["image"].rpartition(":")[2]
+        address = f"http://{registry.host}/v2/stacks/tiny/manifests/{tag}"
+        accept = {"Accept": "application/vnd.docker.distribution.manifest.v2+json"}
+        with urllib.request.urlopen(urllib.request.Request(address, headers=accept)) as reply:
+            manifest = json.load(reply)
+            assert reply.headers["Docker-Content-Digest"] == digest
+        assert manifest["config"]["digest"] == image["id"]
+        tags = client.images.get(image["id"]).tags
+        assert not [tag for tag in tags if tag.startswith(registry.host)]
+    finally:
+        registry.kill()
+    client.images.remove(image["image"], force=True)
+    with archive.open("rb") as stream:
+        (loaded,) = client.images.load(stream)
+    assert (loaded.id, image["image"] in loaded.tags) == (image["id"], True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        refused = build(checkout, "--push", f"127.0.0.1:{probe.getsockname()[1]}/none")
+    assert refused.returncode == 3, refused.stderr
+    assert "the engine cannot push" in refused.stderr
+
+
+# Secrets
+
+
+def planted(home: Path, root: Path) -> tuple[list[str], dict[str, str]]:
+    """Return twenty secrets, put wherever secrets lie, and the variables that hold some of them."""
+    secrets = [f"planted-{number:02d}-{os.urandom(6).hex()}" for number in range(20)]
+    draw = iter(secrets)
+    variables = {name: next(draw) for name in ("GITHUB_TOKEN", "HF_TOKEN", "WANDB_API_KEY", "DB_PASSWORD")}
+    variables |= {name: next(draw) for name in ("AWS_SECRET_ACCESS_KEY", "SECRET_THING", "BUILD_ARG_AUTH")}
+    addresses = (
+        "HTTP_PROXY",
+        "https_proxy",
+        "ALL_PROXY",
+        "PIP_INDEX_URL",
+        "PIP_EXTRA_INDEX_URL",
+        "UV_INDEX_URL",
+    )
+    variables |= {name: f"http://user:{next(draw)}@127.0.0.1:9/simple" for name in addresses}
+    proxies = {"default": {"httpProxy": f"http://user:{next(draw)}@127.0.0.1:9", "noProxy": next(draw)}}
+    login = {"auth": base64.b64encode(f"user:{next(draw)}".encode()).decode()}
+    files = {
+        ".docker/config.json": json.dumps({"proxies": proxies, "auths": {"registry.example": login}}),
+        ".netrc": f"machine index.example login user password {next(draw)}\n",
+        ".config/pip/pip.conf": f"[global]\nextra-index-url = https://user:{next(draw)}@index.example/simple\n",
+        ".git-credentials": f"https://user:{next(draw)}@git.example\n",
+    }
+    for name, text in files.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(text, encoding="utf-8")
+    remote = f"https://user:{next(draw)}@git.example/project.git"
+    subprocess.run(["git", "-C", str(root), "remote", "add", "origin", remote], check=True)
+    assert next(draw, None) is None
+    return secrets, variables | {"HOME": str(home), "NO_PROXY": "*"}
+
+
+def test_no_secret_gets_anywhere(client: DockerClient, checkout: Checkout, tmp_path: Path) -> None:
+    # An image of its own, so that every step runs under these variables.
+    end = "USER 1000:1000\n"
+    other = another(checkout, tmp_path / "project", instead=(end, f"{end}# another\n"))
+    secrets, variables = planted(tmp_path / "home", other.root)
+    client.api.prune_builds()
+    archive = tmp_path / "image.tar"
+    done = build(other, "--save", str(archive), "--json", **variables)
+    outcome = answer(done)
+    assert outcome["built"]["fresh"]
+    facts = client.images.get(outcome["built"]["id"])
+    told = [done.stdout.encode(), done.stderr.encode(), archive.read_bytes()]
+    told += [path.read_bytes() for path in (other.root / "runs").rglob("*") if path.is_file()]
+    told += [json.dumps([facts.attrs, facts.history()]).encode()]
+    assert len(told) > 5
+    for secret in secrets:
+        for form in (secret.encode(), base64.b64encode(secret.encode())):
+            assert not [1 for text in told if form in text], secret
+    assert b"dev.twinrun.stack" in archive.read_bytes()

@@ -1,0 +1,281 @@
+"""What is measured in an image and written about it, against a real daemon and a small image made here."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from docker import DockerClient
+
+from tests.cli.test_bad_input import copied_project
+from tests.tiny_image import SECONDS, loaded, make_root_file_system, write_image
+from twinrun.foundation.errors import RunError
+from twinrun.foundation.files import sha256_of_bytes
+from twinrun.foundation.manifest import load_json, load_toml
+from twinrun.images.inventory.inspection import write_inventory
+from twinrun.images.inventory.inventory import ImageInventory
+from twinrun.manifests.apt_lock import AptLock, SystemPackage, apt_lock_text
+from twinrun.manifests.image_lock import BasePin, ImageLock, image_lock_text
+from twinrun.manifests.lock_checksum import with_checksums
+from twinrun.manifests.stack import LoadedStack, Stack, load_stack, stamp
+
+pytestmark = pytest.mark.docker
+
+MANIFEST = """
+name = "tiny"
+vendor = "cpu"
+title = "A Debian with Python"
+python = ">=3.11,<3.13"
+image = "twinrun-test/contents"
+
+[base]
+kind = "debian"
+suite = "bookworm"
+"""
+# As a wheel leaves it; the program asks the interpreter, which reads this.
+METADATA = b"Metadata-Version: 2.1\nName: Example_Package\nVersion: 1.2.3\n"
+WHEELS = ("a" * 64, "b" * 64)
+
+
+@pytest.fixture(scope="module")
+def layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tar = make_root_file_system(tmp_path_factory.mktemp("layer") / "layer.tar")
+    with tarfile.open(tar, "a") as stream:
+        entry = tarfile.TarInfo("./usr/lib/python3/dist-packages/Example_Package-1.2.3.dist-info/METADATA")
+        entry.size = len(METADATA)
+        stream.addfile(entry, io.BytesIO(METADATA))
+    return tar
+
+
+@pytest.fixture(scope="module")
+def installed(layer: Path) -> dict[str, str]:
+    """The packages by the file that the package manager keeps, name to version."""
+    with tarfile.open(layer) as stream:
+        status = stream.extractfile("./var/lib/dpkg/status")
+        assert status is not None
+        text = status.read().decode()
+    return dict(re.findall(r"^Package: (\S+)$.*?^Version: (\S+)$", text, re.MULTILINE | re.DOTALL))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory, installed: dict[str, str]) -> Path:
+    """A project with a stack whose locks name what is in the image."""
+    project = copied_project(tmp_path_factory.mktemp("project") / "project")
+    folder = project / "images" / "stacks" / "tiny"
+    folder.mkdir()
+    (folder / "stack.toml").write_text(MANIFEST, encoding="utf-8")
+    stack = load_toml(folder / "stack.toml", Stack)
+    packages = tuple(
+        SystemPackage(name=name, version=version, sha256=sha256_of_bytes(name.encode()))
+        for name, version in installed.items()
+    )
+    (folder / "apt.lock").write_text(apt_lock_text(stack.system_stamp(), AptLock(base=packages)), "utf-8")
+    base = BasePin(name="debian bookworm", verified=True, source="made here", sha256="0" * 64)
+    lock = ImageLock(epoch=1735689600, base=base)
+    (folder / "image.lock").write_text(image_lock_text(stack.image_stamp(), lock), encoding="utf-8")
+    requirements = folder / "requirements.in"
+    requirements.write_text("example-package==1.2.3\n", encoding="utf-8")
+    hashes = "".join(f" \\\n    --hash=sha256:{digest}" for digest in WHEELS)
+    text = f"{stamp(requirements)}\nexample-package==1.2.3{hashes}\n"
+    (folder / "requirements.lock").write_text(with_checksums(text), encoding="utf-8")
+    return project
+
+
+@pytest.fixture(scope="module")
+def stack(root: Path) -> LoadedStack:
+    return load_stack(root, "tiny")
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[DockerClient]:
+    made: DockerClient = docker.from_env(timeout=SECONDS)
+    yield made
+    made.close()
+
+
+def labels_of(stack: LoadedStack) -> dict[str, str]:
+    return {
+        "org.opencontainers.image.title": stack.stack.title,
+        "org.opencontainers.image.source": "pkg:generic/twinrun",
+        "org.opencontainers.image.version": "1",
+        "dev.twinrun.stack": stack.stack.name,
+        "dev.twinrun.lock-sha256": stack.lock_sha256,
+    }
+
+
+@pytest.fixture(scope="module")
+def image(
+    client: DockerClient, layer: Path, stack: LoadedStack, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    archive = tmp_path_factory.mktemp("archive") / "image.tar"
+    write_image(archive, layer=layer, name=stack.image(), labels=labels_of(stack))
+    with loaded(client, archive, stack.image()):
+        archive.unlink()
+        yield str(client.images.get(stack.image()).id)
+
+
+def written(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.iterdir())}
+
+
+def test_what_is_written_was_measured_inside(
+    client: DockerClient,
+    image: str,
+    stack: LoadedStack,
+    root: Path,
+    tmp_path: Path,
+    installed: dict[str, str],
+) -> None:
+    paths = write_inventory(client=client, image=image, stack=stack, root=root, folder=tmp_path)
+    assert {path.name for path in paths.values()} == set(written(tmp_path))
+    contents = json.loads(paths["manifest.json"].read_text(encoding="utf-8"))
+    assert contents["digest"] == image
+    assert contents["lock_sha256"] == stack.lock_sha256
+    assert contents["created"].startswith("2025-01-01T00:00:00")
+    assert contents["size_bytes"] > 100_000_000
+    measured = contents["measured"]
+    assert measured["system"] == "Debian GNU/Linux 12 (bookworm)"
+    assert re.fullmatch(r"3\.11\.[0-9]+", measured["python"])
+    assert measured["user"] == "1000:1000"
+    assert measured["python_packages"] == {"Example_Package": "1.2.3"}
+    found = {name: value.partition(" ")[0] for name, value in measured["system_packages"].items()}
+    assert found == installed
+    page = paths["manifest.md"].read_text(encoding="utf-8")
+    assert f"Measured inside a running container of `{image}`." in page
+    assert "| Python | 3.11" in page
+    assert client.containers.list(all=True, filters={"ancestor": image}) == []
+
+
+def test_what_differs_in_the_source_alone_is_not_measured_again(
+    client: DockerClient, image: str, stack: LoadedStack, root: Path, tmp_path: Path
+) -> None:
+    first = write_inventory(client=client, image=image, stack=stack, root=root, folder=tmp_path)
+    alike = load_json(first["manifest.json"], ImageInventory).model_copy(update={"digest": "sha256:other"})
+    marked = alike.measured.model_copy(update={"user": "not asked again"})
+    paths = write_inventory(
+        client=client,
+        image=image,
+        stack=stack,
+        root=root,
+        folder=tmp_path / "again",
+        same_packages=alike.model_copy(update={"measured": marked}),
+    )
+    contents = load_json(paths["manifest.json"], ImageInventory)
+    assert (contents.digest, contents.measured_in) == (image, "sha256:other")
+    assert contents.measured.user == "not asked again"
+    page = paths["manifest.md"].read_text(encoding="utf-8")
+    assert "of `sha256:other`, from which it differs in the source of twinrun alone" in page
+
+
+def test_the_bill_of_materials_names_every_package_with_its_digests(
+    client: DockerClient,
+    image: str,
+    stack: LoadedStack,
+    root: Path,
+    tmp_path: Path,
+    installed: dict[str, str],
+) -> None:
+    paths = write_inventory(client=client, image=image, stack=stack, root=root, folder=tmp_path)
+    text = paths["sbom.cdx.json"].read_text(encoding="utf-8")
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    bill = json.loads(text)
+    components: dict[str, Any] = {part["purl"].partition("?")[0]: part for part in bill["components"]}
+    assert len(components) == len(installed) + 1
+    python = components["pkg:pypi/example-package@1.2.3"]
+    assert sorted(entry["content"] for entry in python["hashes"]) == sorted(WHEELS)
+    for name, version in installed.items():
+        (part,) = [one for one in bill["components"] if one["name"] == name]
+        assert part["version"] == version
+        assert part["purl"].startswith(f"pkg:deb/debian/{name}@".replace("+", "%2B"))
+        assert "distro=debian-12" in part["purl"]
+        assert [entry["content"] for entry in part["hashes"]] == [sha256_of_bytes(name.encode())]
+    assert bill["metadata"]["component"]["hashes"][0]["content"] == image.removeprefix("sha256:")
+
+
+def test_one_image_has_one_bill(
+    client: DockerClient, image: str, stack: LoadedStack, root: Path, tmp_path: Path
+) -> None:
+    for name in ("first", "second"):
+        write_inventory(client=client, image=image, stack=stack, root=root, folder=tmp_path / name)
+    assert written(tmp_path / "first") == written(tmp_path / "second")
+
+
+def test_an_image_of_other_locks_is_refused(
+    client: DockerClient, image: str, stack: LoadedStack, root: Path, tmp_path: Path
+) -> None:
+    other = stack.model_copy(update={"lock_sha256": "0" * 64})
+    with pytest.raises(RunError, match="not labelled as this stack's") as caught:
+        write_inventory(client=client, image=image, stack=other, root=root, folder=tmp_path)
+    assert f"{image}: dev.twinrun.lock-sha256" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "told"),
+    [
+        ("requirements.lock", "==1.2.3", "==1.2.4", "example-package 1.2.3, lock has 1.2.4"),
+        ("requirements.lock", "example-package", "other-package", "other-package absent, lock has 1.2.3"),
+        ("apt.lock", r"^(python3)=\S+", r"\1=9", r"python3 \S+, lock has 9$"),
+        ("apt.lock", r"^python3=.*\n", "", r"python3 \S+, lock has none$"),
+    ],
+)
+def test_an_image_that_is_not_what_its_locks_say_is_refused(
+    client: DockerClient,
+    image: str,
+    stack: LoadedStack,
+    root: Path,
+    tmp_path: Path,
+    file: str,
+    old: str,
+    new: str,
+    told: str,
+) -> None:
+    changed = tmp_path / "project"
+    shutil.copytree(root, changed)
+    lock = changed / "images" / "stacks" / "tiny" / file
+    entries = lock.read_text(encoding="utf-8").rpartition("\n# ")[0] + "\n"
+    lock.write_text(with_checksums(re.sub(old, new, entries, flags=re.MULTILINE)), encoding="utf-8")
+    folder = tmp_path / "out"
+    with pytest.raises(RunError, match="not what its locks say") as caught:
+        write_inventory(client=client, image=image, stack=stack, root=changed, folder=folder)
+    assert any(re.search(told, difference) for difference in caught.value.found)  # type: ignore[attr-defined]
+    assert not [path for path in folder.rglob("*") if path.is_file()]
+
+
+PLANTED = [
+    *("PIP_INDEX_URL", "UV_INDEX_URL", "HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "DOCKER_AUTH_CONFIG"),
+    *("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "REGISTRY_PASSWORD"),
+    *("NCCL_SECRET", "TORCH_TOKEN", "TRITON_CACHE_KEY", "UCX_AUTH", "SSH_PRIVATE_KEY", "MY_CREDENTIALS"),
+    *("TORCH_HOME", "NCCL_NET", "PYTORCH_SOURCE"),
+]
+
+
+def test_no_secret_is_in_what_is_written(
+    client: DockerClient,
+    image: str,
+    stack: LoadedStack,
+    root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    secrets = {name: f"planted-{number}-{name.lower()}" for number, name in enumerate(PLANTED)}
+    for name, secret in secrets.items():
+        address = name.endswith(("_URL", "_PROXY", "_HOME", "_NET", "_SOURCE"))
+        monkeypatch.setenv(name, f"http://user:{secret}@localhost:9/" if address else secret)
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / ".netrc").write_text("machine localhost login user password planted-netrc\n", encoding="utf-8")
+    monkeypatch.setenv("HOME", str(home))
+    write_inventory(client=client, image=image, stack=stack, root=root, folder=tmp_path / "out")
+    texts = written(tmp_path / "out")
+    assert not [name for name, text in texts.items() if "planted" in text]

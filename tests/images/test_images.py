@@ -1,0 +1,154 @@
+"""The images that Debian's packages are enough for, built for real: their checks, and a run inside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+from twinrun.execution.container import LABEL
+from twinrun.manifests.stack import load_stack
+
+pytestmark = pytest.mark.image
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = "recipes/mpt7b-scaling"
+# Stack to vendor and to checks that must be among its own.
+STACKS = {
+    "cpu": (
+        "cpu",
+        {"versions", "imports", "matmul", "attention", "collective", "composer_step", "mamba_ops"},
+    ),
+    "rocm-debian": ("rocm", {"versions", "imports", "hip_kernels"}),
+}
+HOUR_SECONDS = 3600
+PATIENCE_SECONDS = 300
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "invoke", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def invoke(*arguments: str) -> str:
+    """Run a command that must succeed and return what it printed."""
+    process = start(*arguments)
+    out, err = process.communicate(timeout=HOUR_SECONDS)
+    assert process.returncode == 0, f"{out}\n{err}"
+    return out
+
+
+def containers() -> list[Any]:
+    client = docker.from_env()
+    try:
+        return client.containers.list(all=True, filters={"label": LABEL})
+    finally:
+        client.close()
+
+
+@pytest.fixture(
+    scope="module", params=["cpu", pytest.param("rocm-debian", marks=pytest.mark.nightly)], ids=str
+)
+def stack(request: pytest.FixtureRequest) -> str:
+    """A stack whose image is there."""
+    name = str(request.param)
+    invoke("build", "--vendor", STACKS[name][0], "--stack", name)
+    return name
+
+
+@pytest.fixture(scope="module")
+def cpu() -> str:
+    invoke("build", "--vendor", "cpu")
+    return "cpu"
+
+
+def test_the_checks_of_a_stack_pass_inside_its_image(stack: str) -> None:
+    outcomes = json.loads(invoke("doctor", "--stack", stack, "--engine", "docker", "--json"))
+    told = {outcome["check"]: outcome["output"] for outcome in outcomes}
+    assert STACKS[stack][1] <= told.keys()
+    assert all(outcome["passed"] for outcome in outcomes)
+    if "matmul" in told:
+        assert "on CPU" in told["matmul"]
+    for arch in load_stack(ROOT, stack).stack.archs:
+        assert arch in told["hip_kernels"]
+    assert containers() == []
+
+
+def test_a_build_leaves_what_was_measured_in_the_image(stack: str) -> None:
+    loaded = load_stack(ROOT, stack)
+    folder = ROOT / "runs" / "images" / stack / loaded.lock_sha256[:12]
+    contents = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    client = docker.from_env()
+    try:
+        image = client.images.get(loaded.image())
+    finally:
+        client.close()
+    assert contents["digest"] == image.id
+    assert contents["measured"]["user"] == "1000:1000"
+    bill = json.loads((folder / "sbom.cdx.json").read_text(encoding="utf-8"))
+    system = {part["name"] for part in bill["components"] if part["purl"].startswith("pkg:deb/")}
+    assert system == contents["measured"]["system_packages"].keys()
+    assert all(part["hashes"] for part in bill["components"] if part["name"] in system)
+
+
+def test_the_main_recipe_is_judged_alike_in_image_and_environment(cpu: str, tmp_path: Path) -> None:
+    verdicts, records = {}, {}
+    for engine in ("docker", "venv"):
+        options = ("--vendor", "cpu", "--engine", engine, "--out", str(tmp_path / engine), "--json")
+        summary = json.loads(invoke("run", RECIPE, *options))
+        verdicts[engine] = {item["claim"]: item["outcome"] for item in summary["verdicts"]}
+        records[engine] = json.loads(Path(summary["record"]).read_text(encoding="utf-8"))
+    assert verdicts["docker"] == verdicts["venv"]
+    assert "reproduced" in verdicts["docker"].values()
+    client = docker.from_env()
+    try:
+        digest = client.images.get(load_stack(ROOT, cpu).image()).id
+    finally:
+        client.close()
+    assert records["docker"]["environment"]["image_digest"] == digest
+    assert records["venv"]["environment"]["image_digest"] is None
+    assert records["docker"]["environment"]["lock_differences"] == {}
+    assert containers() == []
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_ends_the_container_and_all_in_it(cpu: str, tmp_path: Path, presses: int) -> None:
+    options = ("--vendor", "cpu", "--engine", "docker", "--out", str(tmp_path), "--set", "steps=5000")
+    process = start("run", RECIPE, *options)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not list(tmp_path.glob("*/*/metrics.jsonl")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    began = time.monotonic()
+    for _ in range(presses):
+        os.kill(process.pid, signal.SIGINT)
+        time.sleep(0.5)
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - began < 30
+    assert process.returncode == 5, err
+    assert containers() == []
+    # Ranks carry the path of their job as the container sees it.
+    found = [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"/twinrun/run/points" in read(path)]
+    assert found == []
+
+
+def read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""

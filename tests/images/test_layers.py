@@ -1,0 +1,127 @@
+"""What a build makes without an engine: layers, and the image that they make up."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.tiny_stack import ROOT, digest
+from twinrun.images.building.dockerfile import read_dockerfile
+from twinrun.images.building.image_archive import Image, ImageLayer, image_archive
+from twinrun.images.building.layers import Layer, Snapshot, is_excluded, read_snapshot, write_layer
+
+# Layers
+
+
+def tree(paths: Iterable[tuple[str, object]], *, time: int = 0) -> bytes:
+    """Return a tar: None is a folder, bytes a file, `->` a link, `=>` a hard link."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        for name, content in paths:
+            member = tarfile.TarInfo(name)
+            member.mtime, member.mode = time, 0o644
+            if content is None:
+                member.type, member.mode = tarfile.DIRTYPE, 0o750
+            elif isinstance(content, str):
+                member.type = tarfile.SYMTYPE if content.startswith("->") else tarfile.LNKTYPE
+                member.linkname = content[2:]
+            else:
+                assert isinstance(content, bytes)
+                member.size = len(content)
+            tar.addfile(member, io.BytesIO(content) if isinstance(content, bytes) else None)
+    return stream.getvalue()
+
+
+def layer_of(above: bytes, below: Snapshot, **options: object) -> tuple[Layer, dict[str, tarfile.TarInfo]]:
+    out = io.BytesIO()
+    layer = write_layer(io.BytesIO(above), out, parent=below, epoch=7, **options)  # type: ignore[arg-type]
+    assert layer.diff_id == f"sha256:{digest(out.getvalue())}"
+    assert layer.size == len(out.getvalue())
+    out.seek(0)
+    with tarfile.open(fileobj=out) as tar:
+        return layer, {member.name: member for member in tar}
+
+
+BELOW = (
+    *(("a", None), ("a/kept", b"1"), ("a/changed", b"2"), ("a/link", "->kept")),
+    *(("gone", None), ("gone/deep", b"3"), ("kind", b"4")),
+)
+
+
+def test_a_layer_has_what_is_new_and_hides_what_is_gone() -> None:
+    below = read_snapshot(io.BytesIO(tree(BELOW)))
+    above = tree(
+        [
+            *(("a", None), ("a/kept", b"1"), ("a/changed", b"5"), ("a/link", "->changed")),
+            *(("a/new", b""), ("kind", None), ("kind/in", b"6"), ("tmp/x", b"7"), ("var/log/apt.log", b"8")),
+        ],
+        time=99,
+    )
+    _, members = layer_of(above, below)
+    assert set(members) == {"a", "a/changed", "a/link", "a/new", "kind", "kind/in", ".wh.gone"}
+    assert {member.mtime for member in members.values()} == {7}
+    assert members["a"].mode == 0o750
+
+
+def test_nothing_new_is_an_empty_layer() -> None:
+    below = read_snapshot(io.BytesIO(tree(BELOW, time=1)))
+    layer, members = layer_of(tree(BELOW, time=2), below)
+    assert members == {}
+    assert layer.snapshot == below
+
+
+def test_a_new_hard_link_brings_the_file_it_leads_to() -> None:
+    below = read_snapshot(io.BytesIO(tree([("one", b"content")])))
+    above = tree([("one", b"content"), ("two", "=>one")])
+    layer, _ = layer_of(above, below)
+    assert layer.missing_targets == {"one"}
+    layer, members = layer_of(above, below, include=layer.missing_targets)
+    assert not layer.missing_targets
+    assert list(members) == ["one", "two"]
+
+
+def test_traces_of_the_making_are_left_out() -> None:
+    for path in ("var/log/dpkg.log", "etc/passwd-", "var/cache/ldconfig/aux-cache", "run/x", "etc/hosts"):
+        assert is_excluded(path), path
+    for path in ("var/log", "etc/passwd", "twinrun/run/x", "usr/lib/python3/x.pyc", "etc/ld.so.cache", "tmp"):
+        assert not is_excluded(path), path
+
+
+# Images
+
+
+def image(tmp_path: Path) -> Image:
+    layer = tmp_path / "layer.tar"
+    layer.write_bytes(tree([("file", b"content")]))
+    return Image(
+        platform="linux/amd64",
+        epoch=1_700_000_000,
+        container_config=read_dockerfile(ROOT / "images/Dockerfile").container_config({}),
+        labels={"b": "2", "a": "1"},
+        layers=(ImageLayer(diff_id=f"sha256:{digest(layer.read_bytes())}", created_by="test", file=layer),),
+    )
+
+
+def test_an_image_starts_as_the_dockerfile_says(tmp_path: Path) -> None:
+    configuration = json.loads(image(tmp_path).configuration())
+    assert configuration["created"] == "2023-11-14T22:13:20Z"
+    assert configuration["config"]["User"] == "1000:1000"
+    assert configuration["config"]["WorkingDir"] == "/twinrun/project"
+    path = dict(part.split("=", 1) for part in configuration["config"]["Env"])["PATH"].split(":")
+    assert path[0] == "/opt/twinrun/python/bin"
+    assert "/usr/bin" in path
+
+
+def test_an_archive_is_a_tar_and_its_spent_files_are_gone(tmp_path: Path) -> None:
+    made = image(tmp_path)
+    content = b"".join(image_archive(made, ["a:b"], delete_below=tmp_path))
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        manifest = json.load(tar.extractfile("manifest.json"))  # type: ignore[arg-type]
+        names = tar.getnames()
+    assert manifest[0]["RepoTags"] == ["a:b"]
+    assert [f"sha256:{manifest[0]['Config'].removesuffix('.json')}"] == [made.id()]
+    assert set(names) == {"manifest.json", manifest[0]["Config"], *manifest[0]["Layers"]}
+    assert not (tmp_path / "layer.tar").exists()

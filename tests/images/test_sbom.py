@@ -1,0 +1,106 @@
+"""Bills of materials of every stack, from contents that are what its locks say."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from cyclonedx.model import HashAlgorithm, HashType
+from packageurl import PackageURL
+
+from twinrun.foundation.errors import RunError
+from twinrun.images.building.artifacts import wheel_artifacts
+from twinrun.images.inventory.inventory import ImageInventory, PackageInventory, lock_differences
+from twinrun.images.inventory.page import facts, inventory_page
+from twinrun.images.inventory.sbom import sbom_json
+from twinrun.manifests.stack import LoadedStack, find_stacks
+
+ROOT = Path(__file__).resolve().parents[2]
+STACKS = {name: stack for name, stack in find_stacks(ROOT).items() if stack.stack.base}
+
+
+def contents_of(stack: LoadedStack) -> ImageInventory:
+    """Return the contents of an image that has every locked package and nothing else."""
+    system = stack.system_packages(ROOT)
+    assert system is not None
+    measured = PackageInventory(
+        system="Debian",
+        distribution="debian",
+        release="13",
+        processor="x86_64",
+        user="1000:1000",
+        python="3.13.5",
+        toolkit={},
+        torch={},
+        collectives={},
+        kernels={},
+        python_packages={artifact.name(): artifact.version() for artifact in wheel_artifacts(ROOT, stack)},
+        system_packages={one.name: f"{one.version} amd64" for one in (*system.base, *system.runtime)},
+    )
+    return ImageInventory(
+        stack=stack.stack.name,
+        image=stack.image(),
+        digest=f"sha256:{'0' * 64}",
+        lock_sha256=stack.lock_sha256,
+        platform="linux/amd64",
+        created="2026-11-20T02:11:10Z",
+        size_bytes=1_237_000_000,
+        labels={},
+        measured=measured,
+    )
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_every_package_has_a_url_and_the_locked_digests(name: str) -> None:
+    stack = STACKS[name]
+    contents = contents_of(stack)
+    bill = json.loads(sbom_json(contents, stack, ROOT))
+    digests = {
+        PackageURL.from_string(part["purl"]).name: {entry["content"] for entry in part.get("hashes", ())}
+        for part in bill["components"]
+    }
+    wheels, system = wheel_artifacts(ROOT, stack), stack.system_packages(ROOT)
+    assert system is not None
+    for artifact in wheels:
+        assert digests[artifact.name()] == set(artifact.digests)
+    for package in (*system.base, *system.runtime):
+        assert package.sha256 in digests[package.name]
+    assert len(bill["components"]) == len(wheels) + len(contents.measured.system_packages)
+    references = [part["bom-ref"] for part in bill["components"]]
+    assert sorted(references) == sorted(set(references))
+    assert bill["metadata"]["timestamp"] == "2026-11-20T02:11:10+00:00"
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_an_image_as_locked_has_no_differences(name: str) -> None:
+    stack = STACKS[name]
+    contents = contents_of(stack)
+    assert lock_differences(contents, stack, ROOT) == []
+    assert f"# {stack.image()}" in inventory_page(contents)
+
+
+def test_what_a_schema_forbids_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = STACKS["rocm-debian"]
+    monkeypatch.setattr("twinrun.images.inventory.sbom._sha256", broken)
+    with pytest.raises(RunError, match="breaks its schema"):
+        sbom_json(contents_of(stack), stack, ROOT)
+
+
+def broken(digest: str) -> HashType:
+    return HashType(alg=HashAlgorithm.SHA_256, content=digest[:5])
+
+
+def test_the_page_tells_what_is_compiled_for_which_gpu() -> None:
+    contents = contents_of(STACKS["rocm-debian"])
+    measured = contents.measured.model_copy(
+        update={
+            "torch": {"version": "2.7.0", "HIP": "6.3", "architectures": "gfx90a gfx942"},
+            "kernels": {"twinrun-mamba 0.1.0: gfx90a.hsaco": ("gfx90a",)},
+        }
+    )
+    rows = dict(facts(contents.model_copy(update={"measured": measured})))
+    assert rows["PyTorch"] == "2.7.0 (HIP 6.3, architectures gfx90a gfx942)"
+    assert rows["compiled kernels"] == "twinrun-mamba 0.1.0: gfx90a.hsaco for gfx90a"
+    assert re.fullmatch(r"1,237 MB, uncompressed", rows["size"])

@@ -1,0 +1,45 @@
+"""A checkout whose machine is arranged by the tests."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from twinrun.manifests.lock_checksum import with_checksums
+from twinrun.manifests.stack import stamp
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout with one stack whose kernel and device files are looked for in `tmp_path`."""
+    shutil.copytree(ROOT / "images" / "vendors", tmp_path / "images" / "vendors")
+    shutil.copy(ROOT / "images" / "gpus.toml", tmp_path / "images")
+    for manifest in (tmp_path / "images" / "vendors").glob("*/vendor.toml"):
+        text = manifest.read_text(encoding="utf-8").replace('"/sys/', f'"{tmp_path}/sys/')
+        text = text.replace('"/dev/', f'"{tmp_path}/dev/').replace("timeout_s = 30", "timeout_s = 0.3")
+        manifest.write_text(text, encoding="utf-8")
+    stack = tmp_path / "images" / "stacks" / "plain"
+    stack.mkdir(parents=True)
+    lines = (
+        'name = "plain"',
+        'vendor = "cpu"',
+        'title = "plain"',
+        'python = ">=3.11"',
+        'image = "twinrun/plain"',
+    )
+    (stack / "stack.toml").write_text("\n".join(lines), encoding="utf-8")
+    (stack / "requirements.in").write_text("rich\n", encoding="utf-8")
+    lock = with_checksums(stamp(stack / "requirements.in") + "\n")
+    (stack / "requirements.lock").write_text(lock, encoding="utf-8")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "dev" / "dri").mkdir(parents=True)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("TWINRUN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        monkeypatch.delenv(variable, raising=False)
+    return tmp_path

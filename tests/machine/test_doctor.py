@@ -1,0 +1,339 @@
+"""The diagnosis of real and arranged machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from io import StringIO
+from pathlib import Path
+from socketserver import UnixStreamServer
+
+import pytest
+from rich.console import Console
+
+from twinrun.foundation.cache import cache_root
+from twinrun.foundation.errors import InputError
+from twinrun.machine import daemon
+from twinrun.machine.checks import Check, host
+from twinrun.machine.checks.devices import check_device_files, check_devices
+from twinrun.machine.devices import discover
+from twinrun.machine.doctor import Diagnosis, diagnose
+from twinrun.manifests.vendor import load_gpus, load_vendors
+from twinrun.report.doctor_table import diagnosis_lines
+
+ROOT = Path(__file__).parents[2]
+ANSWERS = ROOT / "tests" / "hardware_probes"
+
+
+def install(root: Path, program: str, script: str) -> None:
+    path = root / "bin" / program
+    path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def named(diagnosis: Diagnosis, name: str) -> Check:
+    (check,) = (check for check in diagnosis.checks if check.name == name)
+    return check
+
+
+def devices_check(root: Path, vendor: str) -> Check:
+    manifest = load_vendors(root)[vendor]
+    gpus = load_gpus(root)
+    return check_devices(manifest, discover(manifest, gpus), gpus)
+
+
+def test_machine_without_gpus_is_well_enough(root: Path) -> None:
+    diagnosis = diagnose(root)
+    assert diagnosis.exit_code == 0
+    assert [check.name for check in diagnosis.checks] == [
+        "GPUs (cuda)",
+        "GPUs (rocm)",
+        "memory",
+        "shared memory",
+        "cache disk",
+        "run disk",
+        "docker",
+        "uv",
+        "environments",
+    ]
+    for name in ("GPUs (cuda)", "GPUs (rocm)", "environments"):
+        assert named(diagnosis, name).status == "absent"
+    assert named(diagnosis, "docker").status == "warn"
+    assert "No such file" in named(diagnosis, "docker").found
+
+
+def test_every_finding_that_is_not_well_has_a_hint(root: Path) -> None:
+    (root / "images" / "stacks" / "plain" / "requirements.in").write_text("rich>=1\n", encoding="utf-8")
+    (root / "dev" / "kfd").touch()
+    for check in diagnose(root).checks:
+        assert check.status in ("ok", "absent") or check.hint, check
+
+
+def test_the_real_checkout_can_be_examined() -> None:
+    assert diagnose(ROOT).checks
+
+
+def test_devices_are_counted_in_cards(root: Path) -> None:
+    install(root, "rocm-smi", f"exec /bin/cat {ANSWERS / 'mi250.rocm-smi.json'}")
+    check = devices_check(root, "rocm")
+    assert check.status == "ok"
+    assert check.found == "8 x AMD INSTINCT MI250 (MCM) OAM AC MBA (mi250, 4 cards); driver 6.2.4"
+
+
+def test_model_without_row_is_a_warning(root: Path) -> None:
+    install(root, "nvidia-smi", f"exec /bin/cat {ANSWERS / 'unknown.nvidia-smi.csv'}")
+    check = devices_check(root, "cuda")
+    assert check.status == "warn"
+    assert "NVIDIA GeForce RTX 4090" in str(check.hint)
+
+
+def test_hidden_devices_are_a_warning(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(root, "nvidia-smi", f"exec /bin/cat {ANSWERS / 'h200.nvidia-smi.csv'}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    check = devices_check(root, "cuda")
+    assert check.status == "warn"
+    assert "CUDA_VISIBLE_DEVICES= leaves 0 of 1" in check.found
+
+
+@pytest.mark.parametrize("script", ["/bin/sleep 30", "exit 9", "echo nonsense"])
+def test_probe_that_does_not_answer_is_unknown_never_well(root: Path, script: str) -> None:
+    install(root, "nvidia-smi", script)
+    assert devices_check(root, "cuda").status == "unknown"
+
+
+def test_driver_without_tool_is_unknown(root: Path) -> None:
+    (root / "dev" / "nvidia0").touch()
+    assert devices_check(root, "cuda").status == "unknown"
+
+
+def files_checks(root: Path, vendor: str) -> list[Check]:
+    manifest = load_vendors(root)[vendor]
+    return list(check_device_files(manifest, discover(manifest, load_gpus(root))))
+
+
+def test_render_node_of_another_adapter_is_no_driver(root: Path) -> None:
+    (root / "dev" / "dri" / "renderD128").touch()
+    assert files_checks(root, "rocm") == []
+    assert devices_check(root, "rocm").status == "absent"
+
+
+def test_open_device_files_are_well(root: Path) -> None:
+    (root / "dev" / "kfd").touch()
+    (root / "dev" / "dri" / "renderD128").touch()
+    (check,) = files_checks(root, "rocm")
+    assert check.status == "ok"
+
+
+def test_missing_device_file_fails(root: Path) -> None:
+    (root / "dev" / "kfd").touch()
+    (check,) = files_checks(root, "rocm")
+    assert check.status == "fail"
+    assert "renderD" in check.found
+    assert diagnose(root).exit_code == 3
+
+
+CLOSED = """
+import os, sys
+from pathlib import Path
+from twinrun.machine.checks.devices import check_device_files
+from twinrun.machine.devices import discover
+from twinrun.manifests.vendor import load_gpus, load_vendors
+root = Path(sys.argv[1])
+vendor = load_vendors(root)["rocm"]
+result = discover(vendor, load_gpus(root))
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+for check in check_device_files(vendor, result):
+    print(check.status, check.found, check.hint, sep="|")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away and become another user")
+@pytest.mark.parametrize("mode", [0o660, 0o600])
+def test_closed_device_file_names_group_and_remedy(root: Path, mode: int) -> None:
+    manifest = root / "images" / "vendors" / "rocm" / "vendor.toml"
+    # The folders above pytest's own are closed to other users.
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        for name in ("kfd", "dri/renderD128"):
+            path = Path(folder) / name
+            path.parent.mkdir(exist_ok=True)
+            path.touch()
+            path.chmod(mode)
+            os.chown(path, 0, 64321)
+        text = manifest.read_text(encoding="utf-8").replace(f'"{root}/dev/', f'"{folder}/')
+        manifest.write_text(text, encoding="utf-8")
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        command = [sys.executable, "-c", CLOSED, str(root)]
+        answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    status, found, hint = answer.stdout.strip().split("|")
+    assert status == "fail"
+    assert "kfd of group 64321" in found
+    assert "the user's groups: 65534" in found
+    # usermod refuses a group that the system has no name for.
+    add = "`sudo groupadd -g 64321 gpu64321` and `sudo usermod -aG gpu64321 $USER`"
+    # Nor does the group help where the file is closed to it.
+    chmod = f"`sudo chmod g+rw {folder}/kfd {folder}/dri/renderD128` and "
+    assert hint == f"{chmod if mode == 0o600 else ''}{add}, then sign in again"
+
+
+class Engine(BaseHTTPRequestHandler):
+    """A process that answers as an engine does to a version request."""
+
+    def do_GET(self) -> None:
+        body = json.dumps({"Version": "20.10.24", "ApiVersion": "1.41"}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def address_string(self) -> str:
+        return "socket"
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it
+        """Keep the test's output clean."""
+
+
+@pytest.fixture
+def engine(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with UnixStreamServer(str(root / "engine.sock"), Engine) as server:
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{root}/engine.sock")
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.usefixtures("engine")
+def test_engine_that_answers_is_well() -> None:
+    check = host.check_docker()
+    assert (check.status, check.found) == ("ok", "engine 20.10.24")
+
+
+def test_engine_that_does_not_answer_is_a_warning(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon, "ANSWER_SECONDS", 0.2)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(root / "silent.sock"))
+        silent.listen()
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{root}/silent.sock")
+        check = host.check_docker()
+    assert check.status == "warn"
+    assert "timed out" in check.found
+
+
+def test_disk_too_small_warns_and_closed_disk_fails(tmp_path: Path) -> None:
+    assert host.check_disk("d", tmp_path / "a" / "b", 1, "move").status == "ok"
+    small = host.check_disk("d", tmp_path, 1 << 60, "move")
+    assert (small.status, small.hint) == ("warn", "free some space, or move")
+    (tmp_path / "file").touch()
+    assert host.check_disk("d", tmp_path / "file" / "b", 1, "move").status == "fail"
+
+
+def test_check_that_cannot_be_made_is_unknown(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "SHARED_MEMORY", root / "absent")
+    check = named(diagnose(root), "shared memory")
+    assert check.status == "unknown"
+    assert "No such file" in check.found
+
+
+def test_small_shared_memory_names_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "SHARED_MEMORY_BYTES", 1 << 60)
+    check = host.check_shared_memory()
+    assert check.status == "warn"
+    assert "--shm-size" in str(check.hint)
+
+
+def test_lock_out_of_date_fails(root: Path) -> None:
+    (root / "images" / "stacks" / "plain" / "requirements.in").write_text("rich>=1\n", encoding="utf-8")
+    diagnosis = diagnose(root)
+    assert named(diagnosis, "environment (plain)").status == "fail"
+    assert "invoke lock" in str(named(diagnosis, "environment (plain)").hint)
+    assert diagnosis.exit_code == 3
+
+
+def test_broken_hardware_data_is_not_examined(root: Path) -> None:
+    (root / "images" / "gpus.toml").write_text("[[gpu]]\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"gpus\.toml:gpu\.0\."):
+        diagnose(root)
+
+
+def test_cache_root_prefers_its_own_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("TWINRUN_CACHE", "")
+    assert cache_root() == tmp_path / ".cache" / "twinrun"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
+    assert cache_root() == tmp_path / "x" / "twinrun"
+    monkeypatch.setenv("TWINRUN_CACHE", "~/own")
+    assert cache_root() == tmp_path / "own"
+
+
+CHECKS = Diagnosis(
+    checks=(
+        Check(name="memory", status="warn", found="4.0 GiB", needed="8 GiB", hint="buy [red]more[/red]"),
+        Check(name="docker", status="absent", found="none", needed="only for --engine docker"),
+        Check(
+            name="uv", status="fail", found="/" + "a" * 60 + "-b: gone", needed="uv", hint="install it " * 9
+        ),
+    )
+)
+
+
+def printed(*, width: int | None) -> list[str]:
+    output = StringIO()
+    console = Console(file=output, width=80, color_system=None)
+    for line in diagnosis_lines(CHECKS, width=width):
+        console.print(line, soft_wrap=True)
+    return output.getvalue().splitlines()
+
+
+def test_lines_say_in_words_what_colour_repeats() -> None:
+    lines = printed(width=None)
+    assert lines[0].split() == ["check", "status", "found"]
+    assert lines[1].split() == ["memory", "warn", "4.0", "GiB"]
+    assert lines[2].strip() == "needed: 8 GiB"
+    assert lines[3].strip() == "hint: buy [red]more[/red]"
+    assert lines[4].split(maxsplit=2) == ["docker", "absent", "none; only for --engine docker"]
+    assert lines[-1].strip() == f"hint: {'install it ' * 9}".strip()
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 120])
+def test_no_word_is_broken(width: int) -> None:
+    lines = printed(width=width)
+    assert " ".join(lines).split() == " ".join(printed(width=None)).split()
+    assert all(len(line) <= width or len(line.split()[-1]) > 30 for line in lines if width >= 60)
+
+
+PIPED = """
+import sys
+from pathlib import Path
+from twinrun.cli.commands import doctor
+sys.exit(doctor(Path(sys.argv[1]), as_json=False, stack=None, engine=None))
+"""
+
+
+def test_output_to_a_pipe_is_whole(root: Path) -> None:
+    (root / "images" / "stacks" / "plain" / "requirements.in").write_text("rich>=1\n", encoding="utf-8")
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "COLUMNS": "80"}
+    command = [sys.executable, "-c", PIPED, str(root)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 3, done.stderr
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    assert "hint: run `invoke lock --stack plain` and commit what it writes" in lines
+    assert lines[-1].split(maxsplit=2)[2] == "0 of 1 made; only for --engine venv"
+
+
+def test_diagnosis_travels_as_json() -> None:
+    check = Check(name="uv", status="fail", found="none", needed="uv", hint="install")
+    diagnosis = Diagnosis(checks=(check,))
+    assert Diagnosis.model_validate_json(diagnosis.model_dump_json()) == diagnosis
+    assert diagnosis.exit_code == 3

@@ -1,0 +1,302 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.records import BENCH, PROJECT, RECIPE, ROOT, hardware
+from tests.records import plan as plan_of
+from twinrun.foundation.errors import InputError, MachineError
+from twinrun.planning.plan import Plan, resolve
+from twinrun.planning.project import Project
+from twinrun.workloads.workload import Hardware
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+# Plans of fixed machines; `python -m tests.planning.test_plan` writes them anew.
+PLANS: dict[str, dict[str, Any]] = {
+    "smoke-cpu": {"scale": "smoke"},
+    "node-1-h200": {"scale": "node", "gpu": "h200", "devices": 1, "settings": ("model=mpt-1b",)},
+    "node-4-h200": {"scale": "node", "gpu": "h200", "devices": 4, "settings": ("model=mpt-1b",)},
+    "paper-mi250": {"scale": "paper", "gpu": "mi250", "devices": 8},
+    "bench-smoke-cpu": {"recipe": BENCH, "scale": "smoke"},
+    "bench-node-h200": {"recipe": BENCH, "scale": "node", "gpu": "h200"},
+    "bench-paper-mi250": {"recipe": BENCH, "scale": "paper", "gpu": "mi250"},
+}
+
+
+def plan(project: Project = PROJECT, *, gpu: str | None = None, devices: int = 0, **choices: Any) -> Plan:
+    """Return the plan of a machine with `devices` devices of the model `gpu`."""
+    made = plan_of(gpu=gpu, devices=devices, project=project, **choices)
+    # A lock that is resolved again leaves these plans as they are.
+    return made.model_copy(update={"lock_sha256": "0" * 64, "image": "image"})
+
+
+def part(made: Plan) -> Any:
+    """Return what the workload says of a plan."""
+    return made.part
+
+
+def whole_text(made: Plan) -> str:
+    return json.dumps(made.model_dump(mode="json"), indent=2) + "\n"
+
+
+def copied(folder: Path) -> None:
+    """Copy what a plan is made from."""
+    shutil.copytree(ROOT / "recipes" / RECIPE, folder / "recipes" / RECIPE)
+    shutil.copy(ROOT / "recipes" / "metrics.toml", folder / "recipes")
+    shutil.copytree(ROOT / "images", folder / "images")
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_plan_is_the_golden_one(name: str) -> None:
+    assert whole_text(plan(**PLANS[name])) == (GOLDEN / f"{name}.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_plan_is_read_back_with_the_same_digest(name: str) -> None:
+    made = plan(**PLANS[name])
+    again = Plan.model_validate_json(made.model_dump_json())
+    assert (again, again.sha256()) == (made, made.sha256())
+
+
+def test_plans_that_differ_have_digests_that_differ() -> None:
+    assert len({plan(**choices).sha256() for choices in PLANS.values()}) == len(PLANS)
+
+
+def test_the_digest_depends_on_no_path_and_no_process(tmp_path: Path) -> None:
+    copied(tmp_path)
+    program = (
+        "import sys; from pathlib import Path; from tests.planning.test_plan import PLANS, Project, plan;"
+        "print(plan(Project(Path(sys.argv[1])), **PLANS['node-4-h200']).sha256())"
+    )
+    digests = set()
+    for seed in ("1", "2"):
+        variables = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+            "PYTHONHASHSEED": seed,
+            "TZ": f"UTC{seed}",
+        }
+        variables["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+        command = [sys.executable, "-c", program, str(tmp_path)]
+        digests.add(
+            subprocess.run(
+                command, capture_output=True, text=True, check=True, env=variables, cwd=tmp_path
+            ).stdout
+        )
+    assert digests == {plan(**PLANS["node-4-h200"]).sha256() + "\n"}
+
+
+# A few other values of every field of the training table, none of them the one of the scale.
+OTHERS: dict[str, st.SearchStrategy[Any]] = {
+    "model": st.sampled_from(["mpt-125m", "mpt-350m"]),
+    "data": st.just("c4"),
+    "global_batch": st.integers(1, 500).filter(lambda size: size != 16).map(lambda size: 2 * size),
+    "microbatch": st.sampled_from([1, 2, 4, 8]),
+    "precision": st.just("bf16"),
+    "sharding": st.just("none"),
+    "reduction": st.just("step"),
+    "attention": st.just("math"),
+    "activation_checkpointing": st.just("true"),
+    "trainer": st.just("plain"),
+    "compile": st.just("true"),
+    "steps": st.integers(41, 10**6),
+    "warmup_steps": st.integers(6, 39),
+    "seed": st.integers(18, 2**31),
+    "optimizer.learning_rate": st.floats(0.01, 1),
+    "optimizer.betas": st.sampled_from(["[0.9, 0.99]", "[0.0, 0.95]"]),
+    "optimizer.epsilon": st.floats(1e-7, 1e-3),
+    "optimizer.weight_decay": st.floats(0.01, 1),
+    "optimizer.warmup_steps": st.integers(11, 100),
+    "optimizer.decay_steps": st.integers(41, 10**6),
+    "optimizer.final_factor": st.floats(0.2, 1),
+    "optimizer.gradient_clip": st.floats(2, 10),
+    "devices": st.sampled_from([1, 2, "[1]", " 2 "]),
+}
+
+
+def test_every_field_of_the_training_table_is_among_those_changed() -> None:
+    table = part(plan(scale="smoke")).training.model_dump()
+    fields = {key for key in table if key != "optimizer"} | {f"optimizer.{key}" for key in table["optimizer"]}
+    assert set(OTHERS) == fields | {"devices"}
+
+
+@cache
+def smoke_digest(settings: tuple[str, ...] = ()) -> str:
+    return plan(scale="smoke", settings=settings).sha256()
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_any_changed_setting_changes_the_digest(data: st.DataObject) -> None:
+    key = data.draw(st.sampled_from(list(OTHERS)))
+    # Any global batch must be divisible: the microbatch is left to the plan.
+    base = ("microbatch=auto",) if key == "global_batch" else ()
+    setting = f"{key}={data.draw(OTHERS[key], label=key)}"
+    assert smoke_digest((*base, setting)) != smoke_digest(base)
+
+
+def test_how_it_runs_is_part_of_the_digest() -> None:
+    made = plan(scale="smoke")
+    for field in ("engine", "launcher", "scheduler", "stack", "image"):
+        assert made.model_copy(update={field: "another"}).sha256() != made.sha256()
+
+
+def test_an_estimate_is_no_part_of_the_digest() -> None:
+    made = plan(scale="smoke")
+    points = tuple(point.model_copy(update={"seconds": 1e6}) for point in made.points)
+    assert made.model_copy(update={"points": points}).sha256() == made.sha256()
+
+
+def test_the_same_setting_written_twice_is_the_same_plan() -> None:
+    assert smoke_digest(("steps=40",)) == smoke_digest()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "devices", "model"), [("h200", 4, "mpt-3b"), ("h200", 1, "mpt-7b"), ("mi250", 1, "mpt-760m")]
+)
+def test_the_largest_model_whose_sweep_is_short_is_taken(gpu: str, devices: int, model: str) -> None:
+    made = plan(scale="node", gpu=gpu, devices=devices)
+    assert part(made).training.model == model
+    assert sum(point.seconds or 0 for point in made.points) <= 360
+
+
+def test_a_longer_sweep_is_offered_by_name() -> None:
+    loaded, stack = PROJECT.recipe(RECIPE), PROJECT.stack("cpu")
+    _, choices = resolve(
+        loaded,
+        scale="node",
+        settings=(),
+        stack=stack,
+        hardware=hardware("h200", 2),
+        engine="venv",
+        launcher="torchrun",
+        scheduler="local",
+    )
+    (model,) = [choice for choice in choices if choice.name == "model"]
+    assert "--set model=mpt-7b takes about" in model.because
+
+
+def test_a_model_asked_for_is_not_replaced_by_a_smaller_one() -> None:
+    with pytest.raises(MachineError, match="mpt-30b does not fit"):
+        plan(scale="node", gpu="h200", devices=1, settings=("model=mpt-30b",))
+
+
+def test_the_paper_scale_differs_from_the_publication_in_nothing() -> None:
+    assert plan(**PLANS["paper-mi250"]).differences == ()
+    fields = [item.field for item in plan(scale="smoke").differences]
+    assert {"parameters", "precision", "global_batch"} <= set(fields)
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("step=8", "did you mean `steps`"),
+        ("model=mpt-1", "did you mean `mpt-1b`"),
+        ("data=standard-libary", "did you mean `standard-library`"),
+        ("steps=many", "--set:steps"),
+        ("steps=0", "--set:steps"),
+        ("precision=fp16", "--set:precision"),
+        ("optimizer.betas=[1]", "--set:optimizer.betas"),
+        ("warmup_steps=40", "no step would be timed"),
+        ("devices=0", "--set devices"),
+        ("devices=", "--set devices"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_told(setting: str, told: str) -> None:
+    with pytest.raises(InputError) as caught:
+        plan(scale="smoke", settings=(setting,))
+    assert told in str(caught.value)
+
+
+def test_a_scale_with_a_field_that_is_not_there_names_the_recipe(tmp_path: Path) -> None:
+    copied(tmp_path)
+    path = tmp_path / "recipes" / RECIPE / "recipe.toml"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace('"optimizer.decay_steps" = 40', '"optimizer.decay" = 40'), encoding="utf-8")
+    with pytest.raises(InputError, match=r"recipe\.toml:set\.optimizer\.decay: no such field"):
+        plan(Project(tmp_path), scale="smoke")
+
+
+def test_a_gpu_without_a_row_is_planned_by_its_memory() -> None:
+    memory = PROJECT.gpus["h200"].device_memory_bytes
+    made, _ = resolve(
+        PROJECT.recipe(RECIPE),
+        scale="node",
+        settings=(),
+        stack=PROJECT.stack("cpu"),
+        hardware=Hardware(gpu=None, device_memory_bytes=memory, devices=1, cores=2),
+        engine="venv",
+        launcher="torchrun",
+        scheduler="local",
+    )
+    assert (made.gpu, part(made).training.model) == (None, "mpt-7b")
+    assert [point.seconds for point in made.points] == [None]
+
+
+POINT = "2x4096x5376x16"
+
+
+def test_a_benchmark_differs_where_its_nearest_case_does() -> None:
+    paper = plan(recipe=BENCH, scale="paper", gpu="mi250")
+    assert paper.differences == ()
+    assert paper.fingerprint == PROJECT.recipe(BENCH).published.fingerprint
+    assert plan(recipe=BENCH, scale="node", gpu="h200").differences == ()
+    assert {item.field for item in plan(recipe=BENCH, scale="smoke").differences} == {"length", "channels"}
+
+
+def test_a_case_has_the_options_it_does_not_name() -> None:
+    (point,) = plan(recipe=BENCH, scale="paper", gpu="mi250").points
+    settings: Any = point.part
+    assert (point.id, point.world_size) == (POINT, 1)
+    assert (settings.settings["groups"], settings.settings["length"]) == (2, 4096)
+
+
+def test_settings_reach_the_options_and_choose_cases() -> None:
+    settings = ("options.groups=4", "repeats=7", f"cases={POINT}")
+    made = plan(recipe=BENCH, scale="node", gpu="h200", settings=settings)
+    chosen: Any = made.points[0].part
+    assert [point.id for point in made.points] == [POINT]
+    assert (part(made).bench.repeats, chosen.settings["groups"]) == (7, 4)
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("cases=2x1", "no such name"),
+        ("repeat=7", "did you mean `repeats`"),
+        ("repeats=-1", "greater than or equal to 0"),
+        ("options.group=1", "did you mean `options.groups`"),
+        ("model=mpt-1b", "no such field"),
+        ("devices=2", "one device"),
+    ],
+)
+def test_a_setting_of_a_benchmark_that_does_not_fit_is_told(setting: str, told: str) -> None:
+    with pytest.raises(InputError) as caught:
+        plan(recipe=BENCH, scale="node", gpu="h200", settings=(setting,))
+    assert told in str(caught.value)
+
+
+def test_a_plan_edited_by_hand_is_refused() -> None:
+    content = json.loads(plan(scale="smoke").model_dump_json())
+    for change in (
+        {"workload": "nothing"},
+        {"part": {**content["part"], "shape": {"family": "mpt"}}},
+        {"points": [{**content["points"][0], "part": {"microbatches": "many"}}]},
+    ):
+        with pytest.raises(InputError):
+            Plan.model_validate_json(json.dumps(content | change))
+
+
+if __name__ == "__main__":
+    for name, choices in PLANS.items():
+        (GOLDEN / f"{name}.json").write_text(whole_text(plan(**choices)), encoding="utf-8")

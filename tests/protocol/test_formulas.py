@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from tests.records import RECIPE, ROOT
+from twinrun.foundation.errors import InputError
+from twinrun.foundation.manifest import read_toml, validate
+from twinrun.protocol.formulas import FORMULAS
+from twinrun.protocol.models import FAMILIES, ModelShape
+from twinrun.protocol.models.mpt import STATE_BYTES_PER_PARAMETER, Shape
+from twinrun.workloads.training.manifest import TrainingPlan
+
+MODELS = {
+    name: validate(table, Shape, place=name)
+    for name, table in read_toml(ROOT / "recipes" / RECIPE / "recipe.toml")["models"].items()
+}
+
+# github:mosaicml/llm-foundry@2e852dbf80fd:scripts/train/benchmarking/README.md, at sequence 2048.
+COUNTS = {
+    "mpt-125m": 125_311_488,
+    "mpt-350m": 355_985_408,
+    "mpt-760m": 760_470_528,
+    "mpt-1b": 1_315_950_592,
+    "mpt-3b": 2_651_837_440,
+    "mpt-7b": 6_658_859_008,
+    "mpt-13b": 12_853_954_560,
+    "mpt-30b": 29_975_214_080,
+    "mpt-70b": 64_862_437_376,
+}
+# Dense peaks that the tables divide by, FLOP/s.
+PEAKS = {"a100_40gb": 312e12, "a100_80gb": 312e12, "h100_80gb": 989.5e12}
+
+
+def foundry_rows() -> list[dict[str, str]]:
+    path = Path(__file__).parents[1] / "data" / "foundry_rows.csv"
+    with path.open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def shape_of(row: dict[str, str]) -> ModelShape:
+    return MODELS[row["model"]].model_copy(update={"sequence": int(row["seq_len"])})
+
+
+@pytest.mark.parametrize(("model", "count"), COUNTS.items())
+def test_the_family_has_the_published_parameters(model: str, count: int) -> None:
+    assert MODELS[model].parameters() == count
+
+
+def test_the_table_spans_models_sequences_and_gpus() -> None:
+    rows = foundry_rows()
+    assert len(rows) >= 12
+    assert {row["gpu"] for row in rows} == set(PEAKS)
+    assert len({row["seq_len"] for row in rows}) >= 5
+
+
+@pytest.mark.parametrize(
+    "row", foundry_rows(), ids=lambda row: f"{row['model']}-{row['seq_len']}-{row['gpu']}"
+)
+def test_the_formula_reproduces_the_published_utilisation(row: dict[str, str]) -> None:
+    shape = shape_of(row)
+    assert shape.parameters() == int(row["n_params"])
+    rate = shape.flops_per_token() * float(row["tokens_per_s"]) / int(row["n_gpus"])
+    # Published with two decimals of a percent, and cut, not rounded.
+    assert 100 * rate / PEAKS[row["gpu"]] == pytest.approx(float(row["mfu_pct"]), abs=0.011)
+    if row["model_tflops_per_gpu_published"]:
+        assert int(rate / 1e12) == int(row["model_tflops_per_gpu_published"])
+
+
+def test_every_family_names_a_known_formula() -> None:
+    assert set(FAMILIES) == {path.stem for path in (ROOT / "src/twinrun/train/models").glob("[a-z]*.py")}
+    assert {shape.formula for shape in MODELS.values()} <= set(FORMULAS)
+
+
+def test_an_unknown_family_is_refused() -> None:
+    shape = {**MODELS["mpt-1b"].model_dump(), "family": "gpt"}
+    with pytest.raises(InputError, match="family"):
+        validate({"shape": shape}, TrainingPlan, place="plan")
+
+
+def test_heads_divide_the_width() -> None:
+    with pytest.raises(InputError, match="3 does not divide 2048"):
+        validate({**MODELS["mpt-1b"].model_dump(), "heads": 3}, Shape, place="recipe.toml")
+
+
+def test_the_closed_form_counts_a_model_written_out_by_hand() -> None:
+    shape = Shape(family="mpt", width=2, heads=1, layers=1, expansion=3, vocabulary=5, sequence=7)
+    embeddings, final_norm = (5 + 7) * 2, 2 + 2
+    attention = (2 * 6 + 6) + (2 * 2 + 2)
+    feed_forward = (2 * 6 + 6) + (6 * 2 + 2)
+    norms = 2 * (2 + 2)
+    assert shape.parameters() == embeddings + attention + feed_forward + norms + final_norm
+
+
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_only_state_is_sharded_and_only_activations_grow(checkpointing: bool) -> None:
+    shape = MODELS["mpt-1b"]
+
+    def needed(microbatch: int, shards: int) -> int:
+        return shape.memory_bytes(
+            microbatch=microbatch, shards=shards, checkpointing=checkpointing, unsharded=False
+        )
+
+    state = STATE_BYTES_PER_PARAMETER * shape.parameters()
+    assert needed(4, 1) - needed(4, 2) == state // 2
+    assert needed(8, 2) - needed(4, 2) == needed(4, 2) - needed(0, 2)
+    assert needed(0, 1) == state
+
+
+def test_checkpointing_needs_less() -> None:
+    shape = MODELS["mpt-7b"]
+    kept, recomputed = (
+        shape.memory_bytes(microbatch=8, shards=8, checkpointing=switch, unsharded=False)
+        for switch in (False, True)
+    )
+    assert recomputed < kept

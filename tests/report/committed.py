@@ -1,0 +1,55 @@
+"""The committed records, and changes of them, for tests of what is shown."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from twinrun.planning.project import Project
+from twinrun.results.reading import read_record
+from twinrun.results.record import Outcome, Record, Verdict
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = Project(ROOT)
+RECIPES = ("mpt7b-scaling", "mamba-kernels")
+
+
+@cache
+def committed(recipe: str) -> tuple[Record, ...]:
+    """Return the committed records of a recipe."""
+    return tuple(read_record(file, PROJECT) for file in PROJECT.results(PROJECT.recipe(recipe)))
+
+
+def newest(recipe: str) -> Record:
+    """Return the newest committed record of a recipe."""
+    return max(committed(recipe), key=lambda record: record.created)
+
+
+def changed(record: Record, **fields: Any) -> Record:
+    """Return the record with other fields."""
+    return record.model_copy(update=fields)
+
+
+def as_published(record: Record) -> Record:
+    """Return the record as if its configuration were the published one."""
+    return changed(record, plan=record.plan.model_copy(update={"differences": ()}))
+
+
+def judged(record: Record, *outcomes: Outcome) -> Record:
+    """Return the record with a verdict for each of `outcomes`."""
+    return changed(record, verdicts=tuple(verdict(outcome) for outcome in outcomes))
+
+
+def verdict(outcome: Outcome, **fields: Any) -> Verdict:
+    """Return a verdict on a ratio of two points."""
+    known: dict[str, Any] = {
+        "claim": "a-claim",
+        "statement": "It keeps its speed",
+        "reason": "",
+        "published": 0.958,
+        "measured": None,
+        "unit": "ratio",
+        "per": "device",
+    }
+    return Verdict(outcome=outcome, **(known | fields))

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from tests.report.committed import PROJECT, changed, newest
+from twinrun.report.form import file_name, form
+
+RECORD = newest("mpt7b-scaling")
+
+
+def test_a_gpu_without_a_record_gets_a_form() -> None:
+    other = changed(RECORD, gpu=PROJECT.gpus["mi250"])
+    text = form(other, [RECORD])
+    assert text
+    assert PROJECT.gpus["mi250"].name in text
+    assert other.digest() in text
+    assert f"results/{file_name(other)}" in text
+
+
+def test_no_form_for_a_known_gpu_or_a_processor() -> None:
+    assert form(RECORD, [RECORD]) is None
+    processor = changed(RECORD, gpu=None, machine=RECORD.machine.model_copy(update={"devices": ()}))
+    assert form(processor, []) is None

@@ -1,0 +1,102 @@
+"""Every committed record is read as the code read it that judged it first."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.records import PROJECT, ROOT
+from twinrun.results.reading import read_record
+from twinrun.results.record import Record
+
+# Verdicts and figures of all version-1 records, by the code that wrote them.
+GOLDEN: dict[str, dict[str, Any]] = json.loads(
+    (ROOT / "tests" / "golden" / "records-1.json").read_text(encoding="utf-8")
+)
+
+
+def test_no_record_is_left_out() -> None:
+    version_1 = {
+        path.relative_to(ROOT).as_posix()
+        for path in ROOT.glob("recipes/*/results/*.json")
+        if json.loads(path.read_text(encoding="utf-8"))["schema_version"] == 1
+    }
+    assert version_1 == GOLDEN.keys()
+
+
+@pytest.mark.parametrize("path", GOLDEN)
+def test_verdicts_and_figures_are_the_same(path: str) -> None:
+    record, golden = read_record(ROOT / path, PROJECT), GOLDEN[path]
+    fields = set(golden["verdicts"][0])
+    assert [verdict.model_dump(include=fields) for verdict in record.verdicts] == golden["verdicts"]
+    for key, figures in golden["figures"].items():
+        found = _call(record, key) if "time" in figures else _point(record, key)
+        for name, value in figures.items():
+            assert same(found[name], value), f"{key}, {name}: {found[name]} was {value}"
+
+
+def _call(record: Record, key: str) -> dict[str, Any]:
+    point_name, _, call = key.partition("/")
+    point = record.point(point_name)
+    assert point
+    baseline = next((one.id for one in point.measurements if one.id.startswith(f"{call}@")), "")
+    speedup = next((one.id for one in point.measurements if one.id.startswith(f"{call}/speedup")), "")
+    medians = {
+        "ratio": speedup,
+        "bandwidth GB/s": f"{call}/bandwidth",
+        "copy share": f"{call}/bandwidth-share",
+        "bound ms": f"{call}/roofline-time",
+        "bound share": f"{call}/roofline-share",
+        "error": f"{call}/error",
+    }
+    spreads = {"time": call, "baseline": baseline}
+    return {
+        **{name: _spread(record, point_name, one) for name, one in spreads.items()},
+        **{name: _median(record, point_name, one) for name, one in medians.items()},
+    }
+
+
+def _point(record: Record, key: str) -> dict[str, Any]:
+    memory = (_spread(record, key, "peak-memory") or [math.nan])[0]
+    point = record.point(key)
+    assert point
+    losses = point.one_series("loss")
+    rates = {name: _spread(record, key, name) for name in ("tokens-per-second", "model-flops", "step-time")}
+    share = _median(record, key, "model-flops-share")
+    return {
+        **rates,
+        "mfu": share,
+        "peak memory": memory * 2**30,
+        "losses": list(losses.values if losses else ()),
+    }
+
+
+def _spread(record: Record, point: str, name: str) -> list[float] | None:
+    found = record.point(point)
+    one = found.measurement(name) if found else None
+    return [one.median, one.low, one.high, one.count] if one else None
+
+
+def _median(record: Record, point: str, name: str) -> float | None:
+    found = _spread(record, point, name)
+    return found[0] if found else None
+
+
+def same(a: Any, b: Any) -> bool:
+    """Say whether numbers, or lists of them, are equal but for rounding; None equals None alone."""
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if a is None or b is None:
+        return a is b
+    return math.isclose(a, b, rel_tol=1e-12)
+
+
+def test_a_record_is_not_changed_by_reading(tmp_path: Path) -> None:
+    path = ROOT / next(iter(GOLDEN))
+    before = path.read_bytes()
+    read_record(path, PROJECT)
+    assert path.read_bytes() == before

@@ -1,0 +1,117 @@
+"""Two records side by side."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.records import PROJECT, bench_record, committed, replaced, training_record
+from twinrun.foundation.errors import InputError
+from twinrun.results.compare import compare
+from twinrun.results.factors import changed, conditions
+from twinrun.workloads.training import WORKLOAD
+
+HALF = {"nodes=1": 83.0, "nodes=32": 79.5}
+
+
+def test_a_record_equals_itself() -> None:
+    record = training_record(HALF, spread=0.01)
+    found = compare(record, record, PROJECT)
+    assert not found.differences
+    assert {pair.gain for pair in found.pairs} == {1.0}
+    assert all(pair.within_spread for pair in found.pairs)
+    assert [one.value for one in found.series] == [0.0, 0.0]
+
+
+def test_gain_is_in_the_direction_of_the_metric() -> None:
+    slow, fast = training_record(HALF), training_record({name: 2 * rate for name, rate in HALF.items()})
+    gains = {pair.metric: round(pair.gain, 9) for pair in compare(slow, fast, PROJECT).pairs}
+    assert gains["step-time"] == gains["tokens-per-second"] == gains["model-flops"] == 2.0
+    assert gains["peak-memory"] == 1.0
+    assert "B is 2.00 to 2.00 times A in MFU over 2 measurements" in compare(slow, fast, PROJECT).summary
+
+
+def test_the_likely_cause_is_named() -> None:
+    a, b = training_record(HALF), training_record({"nodes=1": 300.0, "nodes=32": 290.0}, gpu="h200")
+    found = compare(a, b, PROJECT)
+    assert found.differences[0].name == "GPU model"
+    assert "GPU model AMD Instinct MI250 -> NVIDIA H200 SXM" in found.summary
+
+
+def test_nothing_recorded_explains_it_is_said() -> None:
+    a, b = training_record(HALF), training_record({name: 2 * rate for name, rate in HALF.items()})
+    assert "nothing recorded explains it" in compare(a, b, PROJECT).summary
+
+
+def test_points_of_other_names_are_the_largest_of_each() -> None:
+    found = compare(training_record({"nodes=1": 83.0}), training_record({"nodes=32": 79.5}), PROJECT)
+    assert {(pair.point_a, pair.point_b) for pair in found.pairs} == {("nodes=1", "nodes=32")}
+    assert "the largest of each" in found.pairing
+
+
+def test_benchmarks_are_compared_call_by_call() -> None:
+    a = bench_record({"scan-forward-fp16": [2.0, 2.2], "conv-forward-fp16": [0.2, 0.2]})
+    b = bench_record({"scan-forward-fp16": [1.0, 1.1], "conv-forward-fp16": [0.2, 0.2]})
+    found = compare(a, b, PROJECT)
+    assert {pair.measurement: round(pair.gain, 6) for pair in found.pairs} == {
+        "scan-forward-fp16": 2.0,
+        "conv-forward-fp16": 1.0,
+    }
+    assert "1 of which differ by more than their spread" in found.summary
+
+
+def test_other_recipes_are_refused() -> None:
+    with pytest.raises(InputError, match="different recipes"):
+        compare(training_record(HALF), bench_record({"scan-forward-fp16": [2.0, 2.0]}), PROJECT)
+
+
+def test_other_units_are_refused() -> None:
+    record = training_record({"nodes=1": 83.0})
+    measurements = tuple(
+        one.model_copy(update={"unit": "PFLOP/s"}) if one.id == "model-flops" else one
+        for one in record.points[0].measurements
+    )
+    with pytest.raises(InputError, match="different units"):
+        compare(record, replaced(record, "nodes=1", measurements=measurements), PROJECT)
+
+
+def test_nothing_in_common_is_refused() -> None:
+    a = bench_record({"scan-forward-fp16": [2.0, 2.2]})
+    b = bench_record({"conv-forward-fp16": [0.2, 0.2]})
+    with pytest.raises(InputError, match="nothing was measured in both"):
+        compare(a, b, PROJECT)
+
+
+@pytest.mark.parametrize(
+    ("settings", "orders", "note"),
+    [
+        (("optimizer.learning_rate=0.5",), {}, "another configuration (optimizer.learning_rate)"),
+        ((), {"nodes=1": "1" * 64}, "another order of batches"),
+        (("microbatch=3",), {}, "same samples in the same order"),
+    ],
+)
+def test_losses_are_compared_where_they_should_coincide(
+    settings: tuple[str, ...], orders: dict[str, str], note: str
+) -> None:
+    a = training_record({"nodes=1": 83.0})
+    b = training_record({"nodes=1": 83.0}, settings=settings, orders=orders)
+    (found,) = compare(a, b, PROJECT).series
+    assert note in found.note
+    assert (found.value is None) == found.note.startswith("not comparable")
+
+
+def test_factors_rank_what_changed() -> None:
+    a, b = (
+        training_record(HALF),
+        training_record(HALF, settings=("activation_checkpointing=false", "seed=18")),
+    )
+    found = changed(conditions(a, a.points[0]), conditions(b, b.points[0]), WORKLOAD.factors)
+    assert [one.name for one in found] == ["training.activation_checkpointing", "training.seed"]
+
+
+def test_committed_records_compare() -> None:
+    found = compare(
+        committed("mpt7b-scaling", "h200x1_cuda12.6-torch2.7_2026-11-21-1"),
+        committed("mpt7b-scaling", "h200x4_cuda12.6-torch2.7_2026-11-21-1"),
+        PROJECT,
+    )
+    assert found.pairs

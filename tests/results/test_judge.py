@@ -1,0 +1,283 @@
+"""Verdicts: every claim kind on every workload, and no verdict where nothing stands behind it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from tests.records import BENCH, PROJECT, TRAINING, bench_record, replaced, training_record
+from twinrun.manifests.claims import Claim, Published
+from twinrun.protocol.measurements import Check, sampled
+from twinrun.results.judge import judge
+from twinrun.results.record import Record, Verdict
+from twinrun.workloads.checks import WORKLOAD as CHECKS
+
+PUBLISHED = PROJECT.recipe(TRAINING).published
+SOURCE = {"document": "002", "where": "nowhere", "how": "read from text"}
+# Of a device; a card of MI250 has two.
+HALF = {"nodes=1": 83.0, "nodes=32": 79.5}
+
+
+def verdict(record: Record, claim: str) -> Verdict:
+    return next(one for one in record.verdicts if one.claim == claim)
+
+
+def claim_of(**fields: Any) -> Claim:
+    base = {"id": "a-claim", "statement": "it is so", "tolerance": 0.05, "because": "x", "source": SOURCE}
+    return Claim.model_validate(base | fields, strict=False)
+
+
+def one_verdict(record: Record, claim: Claim, recipe: str = TRAINING) -> Verdict:
+    published = PROJECT.recipe(recipe).published
+    (found,) = judge(record, published.model_copy(update={"claim": (claim,)}), PROJECT)
+    return found
+
+
+def test_the_published_numbers_reproduce() -> None:
+    outcomes = {one.claim: one.outcome for one in training_record(HALF).verdicts}
+    assert set(outcomes.values()) == {"reproduced"}
+
+
+@pytest.mark.parametrize(
+    ("rates", "claim", "outcome", "measured"),
+    [
+        ({"nodes=1": 83.0 * 0.951}, "throughput-1-node", "reproduced", 166 * 0.951),
+        ({"nodes=1": 83.0 * 0.949}, "throughput-1-node", "not-reproduced", 166 * 0.949),
+        ({"nodes=1": 83.0 * 1.2}, "throughput-1-node", "reproduced", 166 * 1.2),
+        ({"nodes=1": 83.0, "nodes=32": 83.0 * 0.94}, "efficiency-1-to-32-nodes", "reproduced", 0.94),
+        ({"nodes=1": 83.0, "nodes=32": 83.0 * 0.93}, "efficiency-1-to-32-nodes", "not-reproduced", 0.93),
+    ],
+)
+def test_a_number_is_judged_in_its_direction(
+    rates: dict[str, float], claim: str, outcome: str, measured: float
+) -> None:
+    found = verdict(training_record(rates), claim)
+    assert found.outcome == outcome
+    assert found.measured == pytest.approx(measured)
+
+
+def test_a_slower_time_never_passes() -> None:
+    outcomes = {}
+    for milliseconds in (0.1, 2.7, 2.8, 2.84, 9.0):
+        record = bench_record({"scan-forward-fp16": [milliseconds, milliseconds]})
+        outcomes[milliseconds] = verdict(record, "scan-forward-mi250").outcome
+    assert outcomes == {
+        0.1: "reproduced",
+        2.7: "reproduced",
+        2.8: "reproduced",
+        2.84: "not-reproduced",
+        9.0: "not-reproduced",
+    }
+
+
+def test_other_hardware_is_not_comparable_and_says_what_is_known() -> None:
+    found = verdict(training_record({"nodes=1": 400.0}, gpu="h200"), "throughput-1-node")
+    assert (found.outcome, found.measured) == ("not-comparable", None)
+    assert "MFU 45.9% published, 40.4% at nodes=1 here" in found.reason
+    found = verdict(bench_record({"scan-forward-fp16": [0.4, 0.4]}, gpu="h200"), "scan-forward-mi250")
+    assert found.reason == "published on AMD Instinct MI250, this run is on NVIDIA H200 SXM; 0.4 ms here"
+
+
+def test_another_configuration_names_the_field() -> None:
+    found = verdict(training_record({"nodes=1": 83.0}, settings=("global_batch=3072",)), "throughput-1-node")
+    assert found.outcome == "config-mismatch"
+    assert "global_batch is 3072, published 1536" in found.reason
+
+
+def test_a_missing_point_is_named() -> None:
+    found = verdict(training_record({"nodes=1": 83.0}), "throughput-32-nodes")
+    assert found.outcome == "not-comparable"
+    assert "no point nodes=32; it has nodes=1" in found.reason
+    found = verdict(training_record({"nodes=1": 83.0, "nodes=2": 80.0}), "efficiency-1-to-32-nodes")
+    assert "from nodes=1 to nodes=2 it keeps 0.964" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"count": 1}, "single sample"),
+        ({"spread": 0.06}, "more than the tolerance"),
+    ],
+)
+def test_doubtful_samples_carry_no_verdict(options: dict[str, Any], reason: str) -> None:
+    found = verdict(training_record(HALF, **options), "throughput-1-node")
+    assert found.outcome == "not-comparable"
+    assert reason in found.reason
+
+
+def test_more_than_the_device_can_do_is_no_verdict() -> None:
+    found = verdict(training_record({"nodes=1": 190.0}), "throughput-1-node")
+    assert found.outcome == "not-comparable"
+    assert "more than the 181" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("losses", "outcome", "reason"),
+    [
+        ((4.0, 3.0, 2.5, 2.2), "reproduced", "largest relative difference 0"),
+        ((4.0, 3.0, 2.5), "not-comparable", "3 steps show no curve"),
+        ((4.0,), "not-comparable", "1 steps show no curve"),
+        ((4.0, 4.0, 4.0, 4.0), "not-comparable", "nothing was learned"),
+        ((4.0, 4.1, 4.2, 4.3), "not-comparable", "nothing was learned"),
+    ],
+)
+def test_an_invariant_needs_a_curve_that_fell(losses: tuple[float, ...], outcome: str, reason: str) -> None:
+    found = verdict(training_record(HALF, losses=losses), "same-loss-at-every-world-size")
+    assert found.outcome == outcome
+    assert reason in found.reason
+
+
+@pytest.mark.parametrize(
+    ("other", "outcome"),
+    [
+        ((4.0, 3.0, 2.5, 2.2, 2.0), "reproduced"),
+        ((4.0, 3.0, 2.5, 2.2, 2.005), "reproduced"),
+        ((4.0, 3.0, 2.5, 2.2, 2.007), "not-reproduced"),
+        ((4.0, 3.0, 2.5, 2.2), "not-reproduced"),
+        ((4.0, 3.0, 2.5, 2.2, math.inf), "not-reproduced"),
+    ],
+)
+def test_an_invariant_holds_at_every_step(other: tuple[float, ...], outcome: str) -> None:
+    record = training_record(HALF)
+    point = record.point("nodes=32")
+    assert point
+    series = point.series[0].model_construct(**{**point.series[0].model_dump(), "values": other})
+    changed = replaced(record, "nodes=32", series=(series,))
+    found = {one.claim: one for one in judge(changed, PUBLISHED, PROJECT)}
+    assert found["same-loss-at-every-world-size"].outcome == outcome
+
+
+def test_other_batches_are_a_mismatch() -> None:
+    record = training_record(HALF, orders={"nodes=32": "1" * 64})
+    assert verdict(record, "same-loss-at-every-world-size").outcome == "config-mismatch"
+
+
+def test_one_point_decides_no_invariant() -> None:
+    found = verdict(training_record({"nodes=1": 83.0}), "same-loss-at-every-world-size")
+    assert (found.outcome, "two world sizes" in found.reason) == ("not-comparable", True)
+
+
+ABSOLUTE = {"kind": "absolute", "hardware": {"gpu": "mi250", "cards": 4, "nodes": 1, "software": "x"}}
+PARITY = {
+    "kind": "parity",
+    "metric": "loss",
+    "unit": "nats/token",
+    "per": "run",
+    "value": 0.0,
+    "better": "equal",
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "outcome"),
+    [
+        (
+            {"metric": "loss", "unit": "nats/token", "per": "run", "value": 2.0, "better": "lower"},
+            "reproduced",
+        ),
+        (
+            {"metric": "loss", "unit": "bits/token", "per": "run", "value": 2.885, "better": "lower"},
+            "reproduced",
+        ),
+        (
+            {"metric": "loss", "unit": "nats/token", "per": "run", "value": 1.5, "better": "lower"},
+            "not-reproduced",
+        ),
+        (
+            {"metric": "step-time", "unit": "ms", "per": "run", "value": 1.0, "better": "lower"},
+            "not-reproduced",
+        ),
+        (
+            {"metric": "peak-memory", "unit": "GiB", "per": "device", "value": 60.0, "better": "lower"},
+            "reproduced",
+        ),
+        (
+            {"metric": "model-flops-share", "unit": "%", "per": "device", "value": 45.9, "better": "higher"},
+            "reproduced",
+        ),
+        (
+            {"metric": "model-flops", "unit": "GFLOP/s", "per": "device", "value": 83e3, "better": "higher"},
+            "reproduced",
+        ),
+    ],
+)
+def test_an_absolute_claim_works_on_every_metric(fields: dict[str, Any], outcome: str) -> None:
+    claim = claim_of(point="nodes=1", **ABSOLUTE, **fields)
+    assert one_verdict(training_record(HALF), claim).outcome == outcome
+
+
+def test_what_is_measured_per_device_is_not_judged_per_run() -> None:
+    claim = claim_of(
+        point="nodes=1",
+        metric="tokens-per-second",
+        unit="tokens/s",
+        per="run",
+        value=1.0,
+        better="higher",
+        **ABSOLUTE,
+    )
+    found = one_verdict(training_record(HALF), claim)
+    assert found.outcome == "not-comparable"
+    assert "measured per device, the claim is per run" in found.reason
+
+
+def test_a_ratio_works_on_times() -> None:
+    record = bench_record({"scan-forward-fp16": [2.0, 2.0]})
+    claim = claim_of(
+        kind="ratio",
+        metric="time",
+        unit="ratio",
+        per="device",
+        measurement="scan-forward-fp16",
+        between=("2x4096x5376x16", "elsewhere"),
+        value=1.0,
+        better="lower",
+    )
+    assert one_verdict(record, claim, BENCH).outcome == "not-comparable"
+
+
+def test_an_invariant_works_on_values() -> None:
+    claim = claim_of(
+        kind="invariant", metric="peak-memory", unit="GiB", per="device", value=0.0, better="equal"
+    )
+    assert one_verdict(training_record(HALF), claim).outcome == "reproduced"
+
+
+@pytest.mark.parametrize(("controls", "outcome"), [((), "not-reproduced"), (("nodes=2",), "reproduced")])
+def test_parity_is_held_to_the_envelope_of_its_controls(controls: tuple[str, ...], outcome: str) -> None:
+    losses = {
+        "nodes=1": (4.0, 3.0, 2.5, 2.0),
+        "nodes=2": (4.0, 3.0, 2.5, 2.3),
+        "nodes=4": (4.0, 3.0, 2.5, 2.2),
+    }
+    record = training_record({"nodes=1": 83.0, "nodes=2": 82.0, "nodes=4": 81.0}, losses=losses)
+    claim = claim_of(between=("nodes=1", "nodes=4"), controls=controls, **PARITY)
+    assert one_verdict(record, claim).outcome == outcome
+
+
+def test_checks_are_judged_by_the_share_that_passed() -> None:
+    record = training_record({"nodes=1": 83.0})
+    point = record.points[0].model_copy(
+        update={
+            "checks": (
+                Check(id="gpus", outcome="pass", place="node-0", reason="8 of 8"),
+                Check(id="mpi", outcome="fail", place="node-0", reason="no answer", remedy="start it"),
+            )
+        }
+    )
+    (share,) = CHECKS.derived(record.plan.part, point, None)
+    assert share == sampled("checks-passed", [0.5], metric="checks-passed", unit="ratio", per="run")
+    checked = record.model_copy(update={"points": (point.model_copy(update={"measurements": (share,)}),)})
+    claim = claim_of(
+        point="nodes=1", metric="checks-passed", unit="%", per="run", value=100.0, better="higher", **ABSOLUTE
+    )
+    found = one_verdict(checked, claim)
+    assert found.outcome == "not-reproduced"
+    assert found.measured == pytest.approx(50.0)
+
+
+def test_claims_are_judged_in_their_order() -> None:
+    published: Published = PUBLISHED
+    assert [one.claim for one in training_record(HALF).verdicts] == [one.id for one in published.claim]

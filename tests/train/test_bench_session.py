@@ -1,0 +1,242 @@
+"""How a session measures: what it refuses, what it writes, how calls take turns, and many ranks as one."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the packages of a stack")
+
+import torch
+
+from tests.train.small import bench_job, launch
+from twinrun.foundation.errors import InputError, RunError
+from twinrun.foundation.manifest import load_json
+from twinrun.protocol.bench import BenchJob, BenchResult, CallLine, Work
+from twinrun.protocol.formulas import BUS_BANDWIDTH
+from twinrun.train.accuracy import distance, poisoned
+from twinrun.train.bench import CheckedCall, Session, bus_bytes_of_all_reduce
+from twinrun.train.clock import SPIN_CYCLES, Clock
+
+LABELS = (
+    {"name": "operation", "values": ("sum", "product")},
+    {"name": "dtype", "values": ("fp32", "bf16")},
+    {"name": "mode", "values": ("kernels", "call"), "default": "kernels"},
+)
+ALL_REDUCE = """
+import torch
+import torch.distributed as dist
+
+from twinrun.protocol.bench import BenchJob
+from twinrun.train import worker
+from twinrun.train.accuracy import distance
+from twinrun.train.bench import CheckedCall, Session, bus_bytes_of_all_reduce
+
+
+def bench(job):
+    session = Session(job)
+    buffer = torch.randn(job.settings["elements"], generator=session.generator)
+    parts = [torch.empty_like(buffer) for _ in range(job.world_size)]
+    dist.all_gather(parts, buffer)
+    exact = sum(part.double() for part in parts)
+
+    def checked(name, reduce):
+        return CheckedCall(
+            implementation=name,
+            version=torch.__version__,
+            call=lambda: reduce(buffer.clone()),
+            errors={"out": distance(reduce(buffer.clone()), exact)},
+        )
+
+    session.measure(
+        labels={"operation": "sum", "dtype": "fp32"},
+        title="all-reduce",
+        allowed_error=1e-6,
+        ours=checked("ring", ring),
+        baselines=[checked("gathered", gathered), checked("again", ring)],
+        absent={"tree": "not built"},
+        bus_bytes=bus_bytes_of_all_reduce(buffer.nbytes, job.world_size),
+    )
+    print("rank", dist.get_rank(), "drew", float(buffer[0]), flush=True)
+    return session.result()
+
+
+def ring(buffer):
+    dist.all_reduce(buffer)
+    if dist.get_rank() == 1 and BROKEN:
+        buffer[0] += 1000
+    return buffer
+
+
+def gathered(buffer):
+    parts = [torch.empty_like(buffer) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, buffer)
+    return sum(parts)
+
+
+worker.run(bench, BenchJob)
+"""
+
+
+def job_of(folder: Path, **changes: Any) -> BenchJob:
+    return bench_job(folder, labels=LABELS, **changes)
+
+
+def checked_call(error: float = 0.0, **changes: Any) -> CheckedCall:
+    values: dict[str, Any] = {
+        "implementation": "i",
+        "version": "1",
+        "call": lambda: None,
+        "errors": {"out": error},
+    }
+    return CheckedCall(**values | changes)
+
+
+def measure(session: Session, **changes: Any) -> None:
+    values: dict[str, Any] = {
+        "labels": {"operation": "sum", "dtype": "fp32"},
+        "title": "a sum",
+        "allowed_error": 1e-5,
+        "ours": checked_call(),
+    }
+    session.measure(**values | changes)
+
+
+def test_a_call_is_named_after_its_labels_and_has_all_of_them(tmp_path: Path) -> None:
+    session = Session(job_of(tmp_path, repeats=2))
+    measure(session, work=Work(formula="f", amounts={"copy": 8.0}))
+    measure(session, labels={"operation": "sum", "dtype": "fp32", "mode": "call"}, clock="host")
+    calls = session.result().calls
+    assert [one.name for one in calls] == ["sum-fp32", "sum-fp32-call"]
+    assert calls[0].labels == {"operation": "sum", "dtype": "fp32", "mode": "kernels"}
+    assert calls[1].work is None
+    assert [len(one.ours.milliseconds) for one in calls] == [2, 2]
+    lines = [
+        CallLine.model_validate_json(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert [(line.point, line.attempt, line.call) for line in lines] == [("small", "1", one) for one in calls]
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ({"operation": "sum", "dtype": "fp32", "shape": "x"}, "label shape: no label of this recipe"),
+        ({"operation": "sun", "dtype": "fp32"}, "label operation: no value of this label"),
+        ({"operation": "sum"}, "label dtype: this label has no default"),
+    ],
+)
+def test_labels_that_the_recipe_does_not_declare_are_refused(
+    tmp_path: Path, labels: dict[str, str], message: str
+) -> None:
+    with pytest.raises(RunError, match=message) as caught:
+        measure(Session(job_of(tmp_path)), labels=labels)
+    assert caught.value.allowed
+
+
+def test_one_name_is_measured_once(tmp_path: Path) -> None:
+    session = Session(job_of(tmp_path))
+    measure(session)
+    with pytest.raises(RunError, match="two calls have the same labels"):
+        measure(session)
+
+
+def test_inputs_are_fresh_in_every_run_and_repeat_by_seed(tmp_path: Path) -> None:
+    seeds = {Session(job_of(tmp_path)).seed for _ in range(3)}
+    assert len(seeds) == 3
+    job = job_of(tmp_path, seed=5)
+    first, second = (torch.randn(3, generator=Session(job).generator) for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_what_is_wrong_is_not_timed(tmp_path: Path) -> None:
+    called: list[int] = []
+    wrong = checked_call(0.5, call=lambda: called.append(1))
+    with pytest.raises(RunError, match=r"relative distance 0\.5 of out"):
+        measure(Session(job_of(tmp_path, repeats=3)), ours=wrong)
+    assert not called
+
+
+def test_a_wrong_baseline_is_recorded(tmp_path: Path) -> None:
+    session = Session(job_of(tmp_path))
+    measure(session, baselines=[checked_call(float("inf"), implementation="theirs")], absent={"x": "why"})
+    (call,) = session.result().calls
+    assert [one.errors for one in call.baselines] == [{"out": None}]
+    assert call.absent == {"x": "why"}
+
+
+def test_memory_that_is_not_written_shows() -> None:
+    with poisoned():
+        assert torch.empty(1000).isnan().all()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_distances() -> None:
+    reference = torch.tensor([3.0, 4.0])
+    assert distance(reference, reference) == 0
+    assert distance(torch.tensor([3.0, 4.5]), reference) == pytest.approx(0.1)
+    assert distance(torch.tensor([3.0, torch.nan]), reference) == float("inf")
+    assert distance(torch.zeros(2), torch.zeros(2)) == 0
+
+
+def test_calls_take_turns_and_nobody_is_always_second() -> None:
+    order: list[str] = []
+    clock = Clock(torch.device("cpu"), warmup=1, repeats=3)
+    times = clock.times([lambda: order.append("a"), lambda: order.append("b")])
+    assert "".join(order) == "ab" + "ab" + "ba" + "ab"
+    assert [len(one) for one in times] == [3, 3]
+
+
+@pytest.mark.parametrize(("slept", "cycles"), [(0.0, 1_000_000), (0.0005, 3_000_000), (0.01, 6_000_000)])
+def test_a_call_that_takes_the_host_longer_is_queued_behind_a_longer_spin(slept: float, cycles: int) -> None:
+    clock = Clock(torch.device("cpu"), warmup=5, repeats=0)
+    found = clock._warm(lambda: time.sleep(slept))
+    assert cycles <= found <= max(cycles, SPIN_CYCLES[1] if slept else 0)
+
+
+def test_a_session_needs_all_ranks_of_its_job(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="small: wrong number of ranks"):
+        Session(job_of(tmp_path, world_size=2))
+
+
+def test_bus_bytes_are_those_of_nccl_tests() -> None:
+    assert BUS_BANDWIDTH == "bus-bandwidth/all-reduce"
+    assert bus_bytes_of_all_reduce(100, 2) == 100
+    assert bus_bytes_of_all_reduce(100, 8) == pytest.approx(175)
+    assert bus_bytes_of_all_reduce(100, 1) == 0
+
+
+def all_reduce(folder: Path, *, broken: bool, **changes: Any) -> tuple[Any, BenchJob]:
+    script = folder / "bench.py"
+    script.write_text(ALL_REDUCE.replace("BROKEN", str(broken)))
+    job = job_of(folder, world_size=2, **changes)
+    return launch(script, job), job
+
+
+def test_two_ranks_measure_an_all_reduce_as_one(tmp_path: Path) -> None:
+    settings = {"elements": 1000}
+    ended, _ = all_reduce(tmp_path, broken=False, repeats=5, settings=settings)
+    assert ended.returncode == 0, ended.stderr
+    (call,) = load_json(tmp_path / "result.json", BenchResult).calls
+    assert call.name == "sum-fp32"
+    assert call.bus_bytes == 4000
+    assert [one.name for one in (call.ours, *call.baselines)] == ["ring", "gathered", "again"]
+    assert all(
+        len(one.milliseconds) == 5 and min(one.milliseconds) > 0 for one in (call.ours, *call.baselines)
+    )
+    # One line and one summary, though two ranks ran; and each drew inputs of its own.
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
+    assert ended.stdout.count("small sum-fp32: ring ") == 1
+    drawn = [line.split()[-1] for line in ended.stdout.splitlines() if " drew " in line]
+    assert len(set(drawn)) == 2
+
+
+def test_what_one_rank_gets_wrong_all_refuse(tmp_path: Path) -> None:
+    settings = {"elements": 1000}
+    ended, _ = all_reduce(tmp_path, broken=True, repeats=1, settings=settings)
+    assert ended.returncode != 0
+    said = [line for line in ended.stderr.splitlines() if line.startswith("error: small, sum-fp32: ")]
+    assert said == ["error: small, sum-fp32: the result is not the reference's"] * 2
+    assert not (tmp_path / "result.json").exists()

@@ -1,0 +1,85 @@
+"""A second family is one module: neither trainer knows the first."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Literal
+
+import pytest
+
+pytest.importorskip("streaming", reason="needs the packages of a stack")
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from tests.train.small import SHAPE, MakeJob
+from tests.train.test_scaling import losses, run_here
+from twinrun.protocol.models import ModelShape
+from twinrun.protocol.training import TrainingJob
+from twinrun.train import models
+from twinrun.train.models import IGNORED, Model
+
+
+class Shape(ModelShape):
+    family: Literal["bigram"] = "bigram"
+
+    @property
+    def formula(self) -> str:
+        return "model-flops/none"
+
+    def parameters(self) -> int:
+        return self.vocabulary**2
+
+    def flops_per_token(self) -> int:
+        return 0
+
+    def memory_bytes(self, *, microbatch: int, shards: int, checkpointing: bool, unsharded: bool) -> int:
+        return 16 * self.parameters()
+
+
+class Bigram(Model):
+    """Predicts a token from the one before, without attention."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Embedding(shape.vocabulary, shape.vocabulary)])
+
+    def initialise(self, seed: int) -> None:
+        nn.init.zeros_(self.blocks[0].weight)
+
+    def compile_regions(self) -> None:
+        pass
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        logits: Tensor = self.blocks[0](tokens)
+        if targets is None:
+            return logits
+        return cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+
+
+def build(shape: Shape, *, dtype: torch.dtype, attention: str, checkpointing: bool) -> Bigram:
+    return Bigram(shape)
+
+
+def attention_heads(shape: Shape) -> None:
+    return None
+
+
+@pytest.fixture
+def job(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> TrainingJob:
+    family = ModuleType(f"{models.__name__}.bigram")
+    vars(family).update(build=build, attention_heads=attention_heads)
+    monkeypatch.setitem(sys.modules, family.__name__, family)
+    shape = Shape(vocabulary=SHAPE.vocabulary, sequence=SHAPE.sequence)
+    return make_job().model_copy(update={"shape": shape})
+
+
+@pytest.mark.parametrize("script", ["train", "train_plain"])
+def test_both_trainers_train_a_family_without_attention(script: str, job: TrainingJob) -> None:
+    result = run_here(script, job)
+    assert result.parameters == job.shape.parameters()
+    assert result.attention_backend == ("none" if script == "train" else "chosen by PyTorch")
+    assert losses(result)[0] == pytest.approx(torch.tensor(float(SHAPE.vocabulary)).log().item())
+    assert losses(result)[-1] < losses(result)[0]

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.records import PROJECT, RECIPE
+from twinrun.manifests.claims import Accepted
+from twinrun.workloads.fingerprint import Difference, Fingerprint, Value, differences
+from twinrun.workloads.training.manifest import tables_of
+from twinrun.workloads.training.points import fingerprint
+
+
+def published() -> dict[str, Accepted]:
+    return PROJECT.recipe(RECIPE).published.fingerprint
+
+
+def recipes_own() -> Fingerprint:
+    recipe = tables_of(PROJECT.recipe(RECIPE))
+    return fingerprint(recipe.models[recipe.training.model], recipe.training)
+
+
+def test_the_recipe_is_the_published_configuration() -> None:
+    assert differences(recipes_own(), published()) == ()
+
+
+def test_tokens_of_a_step_are_those_of_the_global_batch() -> None:
+    assert recipes_own()["tokens_per_step"] == 1536 * 2048
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("precision", "fp32"),
+        ("global_batch", 768),
+        ("sharding", "none"),
+        ("attention", "math"),
+        ("parameters", 1),
+    ],
+)
+def test_one_changed_field_is_the_only_difference(field: str, value: Value) -> None:
+    found = differences(recipes_own() | {field: value}, published())
+    assert found == (Difference(field=field, found=value, published=published()[field]),)
+
+
+def test_differences_keep_the_published_order() -> None:
+    found = differences({}, published())
+    assert [item.field for item in found] == list(published())
+    assert {item.found for item in found} == {"not recorded"}
+
+
+@pytest.mark.parametrize(("backend", "count"), [("flash", 0), ("sdpa", 0), ("math", 1)])
+def test_a_list_means_any_of_its_values(backend: str, count: int) -> None:
+    assert len(differences({"attention": backend}, {"attention": ("flash", "sdpa")})) == count
+
+
+def test_another_model_or_batch_shows_in_every_field_it_moves() -> None:
+    recipe = tables_of(PROJECT.recipe(RECIPE))
+    smaller = recipe.training.model_copy(update={"global_batch": 192})
+    found = differences(fingerprint(recipe.models["mpt-1b"], smaller), published())
+    assert [item.field for item in found] == ["parameters", "global_batch", "tokens_per_step"]
