@@ -24,6 +24,7 @@ LISTING = "files.json"
 # A broken connection is taken up again until it broke this often in a row without a chunk more.
 ATTEMPTS = 3
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_OF_CONNECTION = (ConnectionError, TimeoutError)
 _KEPT = "what has come is kept: the same command goes on from there"
 
 
@@ -158,7 +159,7 @@ def _transfer(address: str, part: Path | None = None) -> Iterator[None]:
         yield
     except (OSError, HTTPError) as error:
         # Errors of the system have a number; those of the HTTP libraries have none.
-        if part and getattr(error, "errno", None) and not isinstance(error, (ConnectionError, TimeoutError)):
+        if part and isinstance(error, OSError) and error.errno and not isinstance(error, _OF_CONNECTION):
             raise cannot_write(error, part, kept=_KEPT) from None
         answer = getattr(error, "response", None)
         raise MachineError(
