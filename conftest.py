@@ -9,12 +9,12 @@ import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
 
-import docker
 import pytest
 from docker.errors import DockerException
 
-from twinrun.foundation.errors import TwinrunError
+from twinrun.foundation.errors import MachineError, TwinrunError
 from twinrun.images.apt_archive import open_archive
+from twinrun.machine import daemon
 
 # What every test with this marker needs.
 _ENGINE = ("docker", "mmdebstrap", "mirror")
@@ -25,10 +25,10 @@ LONG = ("image", "nightly")
 
 def _engine() -> str:
     try:
-        client = docker.from_env(timeout=10)
+        client = daemon.connect()
         client.ping()
         client.close()
-    except (DockerException, OSError):
+    except (MachineError, DockerException, OSError):
         return "no container engine answers"
     return ""
 

@@ -92,7 +92,11 @@ def test_a_reader_that_went_away() -> None:
     assert "Broken pipe" in done.stderr.decode()
 
 
-@pytest.mark.parametrize("arguments", [("data", "c4", "--engine", "host"), ("build", "--vendor", "cpu")])
+DATA = ("data", "c4", "--engine", "host")
+BUILD = pytest.param(("build", "--vendor", "cpu"), marks=pytest.mark.needs("docker"))
+
+
+@pytest.mark.parametrize("arguments", [DATA, BUILD], ids=["data", "build"])
 @pytest.mark.parametrize("variable", ["TWINRUN_CACHE", "HOME"])
 def test_a_cache_that_cannot_be_written(tmp_path: Path, arguments: tuple[str, ...], variable: str) -> None:
     (tmp_path / ".cache").touch()

@@ -31,18 +31,16 @@ def connect() -> DockerClient:
     Raises:
         MachineError: it does not answer, or not to this user.
     """
+    # The SDK leaves a connection open that was refused.
+    if not expected():
+        raise _silent("no such socket")
     import docker
     from docker.errors import DockerException
 
     try:
         client = docker.from_env(timeout=ANSWER_SECONDS)
     except DockerException as error:
-        raise MachineError(
-            "the Docker daemon does not answer",
-            place=_place(),
-            found=str(error)[:200],
-            hint="start it, join the group that may use its socket, or use --engine venv",
-        ) from None
+        raise _silent(str(error)[:200]) from None
     client.api.timeout = WORK_SECONDS
     return client
 
@@ -96,3 +94,12 @@ def without_devices(client: DockerClient, vendor: Vendor) -> str | None:
 
 def _place() -> str:
     return os.environ.get("DOCKER_HOST") or SOCKET
+
+
+def _silent(found: str) -> MachineError:
+    return MachineError(
+        "the Docker daemon does not answer",
+        place=_place(),
+        found=found,
+        hint="start it, join the group that may use its socket, or use --engine venv",
+    )
