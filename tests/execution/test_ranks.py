@@ -103,6 +103,11 @@ def test_lines_of_another_attempt_are_not_shown(drive: Drive, shown: list[dict[s
     assert shown == [line(1)]
 
 
+def test_a_line_that_is_no_metrics_is_not_shown(drive: Drive, shown: list[dict[str, Any]]) -> None:
+    drive(playing(lines=["a warning of some library\n", line(1)]))
+    assert shown == [line(1)]
+
+
 def test_a_torn_line_is_not_shown_and_not_kept(
     drive: Drive, shown: list[dict[str, Any]], workspace: Workspace
 ) -> None:

@@ -195,8 +195,16 @@ class Follower:
         self._offset += len(whole)
         for line in whole.splitlines():
             # A process that outlived its attempt may still write.
-            if MetricsLine.model_validate_json(line).attempt == self._attempt:
+            if _attempt_of(line) == self._attempt:
                 self._show(line)
+
+
+def _attempt_of(line: bytes) -> str | None:
+    """Return the attempt that wrote a line of metrics, None for what is no such line."""
+    try:
+        return MetricsLine.model_validate_json(line).attempt
+    except ValidationError:
+        return None
 
 
 def _follow(submission: Submission, follower: Follower) -> int:

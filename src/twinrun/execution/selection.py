@@ -86,7 +86,8 @@ def select(project: Project, request: Request) -> Selection:
     )
     _demand_startable(plan, request, machine)
     chosen = vendor or Choice(name="vendor", value=name, because=_seen(machine))
-    decided = (chosen, scale, _stack_choice(request, stack), engine, launcher, scheduler)
+    # The engine first: it changes when somebody builds an image.
+    decided = (engine, chosen, scale, _stack_choice(request, stack), launcher, scheduler)
     return Selection(
         plan=plan,
         choices=(*decided, *planned, *_estimate(plan)),

@@ -8,13 +8,14 @@ from pathlib import Path
 from twinrun.execution.engine import Workspace
 from twinrun.execution.progress import Display
 from twinrun.execution.ranks import Launch, LaunchResult, Ranks, point_folder
-from twinrun.foundation.errors import MachineError
+from twinrun.foundation.errors import InputError, MachineError, RunError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.foundation.text import number, percent
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.plan import Plan, typed_points
 from twinrun.protocol.allocation import Allocation
+from twinrun.protocol.job import Result
 from twinrun.workloads import load_workload
 from twinrun.workloads.workload import Point, PointRecord, Run
 
@@ -65,8 +66,7 @@ class Sweep:
         for place, name in enumerate(names):
             launched = self._start(point, place, name)
             if launched:
-                folder = point_folder(self.workspace.run, point.id)
-                result = load_json(folder / "result.json", workload.result)
+                result = _result(self.workspace.run, point, workload.result)
                 numbers = workload.numbers(part, point, result)
                 measured = PointRecord(
                     id=point.id,
@@ -130,6 +130,20 @@ def summary(point: PointRecord, headline: tuple[str, ...]) -> str:
     parts += [f"{one.id} {one.values[-1]:.4f}" for one in point.series if one.values]
     failed = [one.id for one in point.checks if one.outcome != "pass"]
     return ", ".join([*parts, *(f"not passed: {name}" for name in failed)]) or "measured"
+
+
+def _result(run: Path, point: Point, model: type[Result]) -> Result:
+    """Return what the ranks of `point` left; raises RunError where that is not a whole result of it."""
+    file = point_folder(run, point.id) / "result.json"
+    try:
+        result = load_json(file, model)
+    except InputError as error:
+        message = "the ranks ended well and left no whole result"
+        raise RunError(message, place=str(file), found=f"{error.message}: {error.found}") from None
+    if result.point != point.id:
+        message = "the ranks left the result of another point"
+        raise RunError(message, place=str(file), found=result.point, allowed=point.id)
+    return result
 
 
 def _file(run: Path, point: str) -> Path:

@@ -1,0 +1,81 @@
+"""What the ranks of each workload would have reported, for an engine that runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tests.execution.fake_engine import Play
+from twinrun.protocol.models.mpt import Shape
+
+Job = Mapping[str, Any]
+LIBRARIES = {"torch": "2.7.0"}
+
+
+def training(job: Job) -> Play:
+    """Return the steps of a run whose loss falls."""
+    told = job["training"]
+    steps = [
+        {
+            "point": job["point"],
+            "attempt": job["attempt"],
+            "step": step,
+            "loss": 5.0 - 0.1 * step,
+            "seconds": 0.5,
+            "timed": step > told["warmup_steps"],
+        }
+        for step in range(1, told["steps"] + 1)
+    ]
+    result = {
+        **_common(job),
+        "parameters": Shape.model_validate(job["shape"]).parameters(),
+        "microbatch": job["microbatch"],
+        "steps": steps,
+        "peak_memory_bytes": 1 << 30,
+        "device_memory_bytes": 1 << 32,
+        "attention_backend": "math",
+        "parallelism": "single",
+        "data_hash": "d" * 64,
+        "order_hash": "0" * 64,
+    }
+    return Play(lines=steps, result=result)
+
+
+def bench(job: Job) -> Play:
+    """Return one call beside its baseline."""
+    ours = {"name": "ours", "version": "1", "milliseconds": [2.0, 2.0, 2.1], "errors": {"out": 1e-7}}
+    call = {
+        "name": "norm-fp32",
+        "title": "norm",
+        "labels": {"operation": "norm", "dtype": "fp32"},
+        "work": None,
+        "allowed_error": 1e-5,
+        "ours": ours,
+        "baselines": [{**ours, "name": "fused", "milliseconds": [4.0, 4.0, 4.0]}],
+    }
+    result = {
+        **_common(job),
+        "seed": 1,
+        "peak_rates": [],
+        "calls": [call],
+        "device_memory_bytes": 1 << 32,
+        "peak_memory_bytes": 1 << 20,
+    }
+    return Play(lines=[{"point": job["point"], "call": call}], result=result)
+
+
+def checks(job: Job) -> Play:
+    """Return checks that all pass."""
+    found = [
+        {"id": one["id"], "outcome": "pass", "place": f"{one['scope']} 0", "reason": "as it should be"}
+        for one in job["checks"]
+    ]
+    lines = [{"point": job["point"], "check": one} for one in found]
+    return Play(lines=lines, result={**_common(job), "checks": found})
+
+
+PLAYED: dict[str, Callable[[Job], Play]] = {"training": training, "bench": bench, "checks": checks}
+
+
+def _common(job: Job) -> dict[str, Any]:
+    return {"point": job["point"], "device_name": "a processor", "libraries": LIBRARIES}

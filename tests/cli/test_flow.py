@@ -1,0 +1,247 @@
+"""The flow of `invoke run`, with a fault at every step, for each workload; an engine plays the ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.played_ranks import PLAYED, Job
+from tests.contracts.baking import bake, checkout
+from tests.execution.fake_engine import NAME, Play, Script, register, torchrun_report
+from twinrun.cli import commands
+from twinrun.execution.selection import select
+from twinrun.foundation.errors import InputError, Interrupted, MachineError, RunError, TwinrunError
+from twinrun.planning.project import Project
+from twinrun.protocol.job import OUT_OF_MEMORY
+from twinrun.results.reading import read_record
+from twinrun.results.record import Record
+from twinrun.workloads import workload_names
+
+RECIPE = "my-recipe"
+
+
+@dataclasses.dataclass
+class Site:
+    """A checkout with one recipe, and the engine that plays its ranks."""
+
+    root: Path
+    out: Path
+    script: Script
+    workload: str
+
+    def invoke(self, *settings: str, resume: bool = False) -> int:
+        """Run the recipe at smoke scale and return the exit code."""
+        request = commands.Request(recipe=RECIPE, vendor="cpu", engine=NAME, scale="smoke", settings=settings)
+        return commands.run(self.root, request, out=self.out, resume=resume, as_json=True)
+
+    def folders(self) -> list[Path]:
+        """Return the run folders, oldest first."""
+        return sorted((self.out / RECIPE).glob("*"))
+
+    def record(self) -> Record:
+        """Return the record of the only run."""
+        (folder,) = self.folders()
+        return read_record(folder / "record.json", Project(self.root))
+
+    def play(self, job: Job) -> Play:
+        """Return what ranks do when nothing is wrong."""
+        return PLAYED[self.workload](job)
+
+
+@pytest.fixture(params=workload_names())
+def site(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    return made(tmp_path, request.param, monkeypatch)
+
+
+@pytest.fixture
+def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    return made(tmp_path, "training", monkeypatch)
+
+
+def made(folder: Path, workload: str, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setenv("TWINRUN_CACHE", str(folder / "cache"))
+    root = checkout(folder)
+    bake(root, {"workload": workload})
+    script = Script(play=PLAYED[workload])
+    register(script, folder / "engines", monkeypatch)
+    return Site(root=root, out=folder / "runs", script=script, workload=workload)
+
+
+def test_a_run_measures_records_judges_and_reports(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    assert site.invoke() == 0
+    printed = json.loads(capsys.readouterr().out)
+    record = site.record()
+    assert [point["id"] for point in printed["points"]] == [one.id for one in record.plan.points]
+    assert {one.claim for one in record.verdicts} == {one["claim"] for one in printed["verdicts"]}
+    assert all(one.measurements or one.checks for one in record.points)
+    (folder,) = site.folders()
+    assert {"plan.json", "metrics.jsonl", "record.json", "report.html"} <= {
+        path.name for path in folder.iterdir()
+    }
+
+
+def test_runs_of_one_second_are_apart(site: Site) -> None:
+    for _ in range(3):
+        site.invoke()
+    folders = site.folders()
+    assert len({read_record(one / "record.json", Project(site.root)).run for one in folders}) == 3
+    for folder in folders:
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        attempts = {(line["point"], line["attempt"]) for line in map(json.loads, lines)}
+        assert len(attempts) == len({point for point, _ in attempts})
+
+
+REFUSED = MachineError("no such device", place="here")
+FAILED = RunError("it ended", place="here")
+
+
+def engine_refuses(site: Site) -> None:
+    site.script.opening = REFUSED
+
+
+def versions_cannot_be_read(site: Site) -> None:
+    site.script.reading = FAILED
+
+
+def command_cannot_be_started(site: Site) -> None:
+    site.script.starting = MachineError("no such program", place="here")
+
+
+def a_rank_fails(site: Site) -> None:
+    site.script.play = lambda job: Play(status=1, log=torchrun_report(1, 3))
+
+
+def the_launcher_dies(site: Site) -> None:
+    site.script.play = lambda job: Play(status=-9, log="out of files\n")
+
+
+def no_result(site: Site) -> None:
+    site.script.play = lambda job: dataclasses.replace(site.play(job), result=None)
+
+
+def a_torn_result(site: Site) -> None:
+    site.script.play = lambda job: dataclasses.replace(site.play(job), result={"point": "devices=1"})
+
+
+def a_result_of_another_point(site: Site) -> None:
+    def elsewhere(job: Job) -> Play:
+        play = site.play(job)
+        return dataclasses.replace(play, result={**(play.result or {}), "point": "elsewhere"})
+
+    site.script.play = elsewhere
+
+
+def no_memory(site: Site) -> None:
+    site.script.play = lambda job: Play(status=1, log=torchrun_report(0, OUT_OF_MEMORY))
+
+
+@pytest.mark.parametrize(
+    ("plant", "code", "said"),
+    [
+        (engine_refuses, 3, "no such device"),
+        (versions_cannot_be_read, 4, "it ended"),
+        (command_cannot_be_started, 3, "no such program"),
+        (a_rank_fails, 4, "rank 1 of"),
+        (the_launcher_dies, 4, "signal 9"),
+        (no_result, 4, "result.json"),
+        (a_torn_result, 4, "result.json"),
+        (a_result_of_another_point, 4, "elsewhere"),
+        (no_memory, 3, "fits into the memory"),
+    ],
+)
+def test_a_fault_ends_the_run_without_a_record(
+    site: Site, plant: Callable[[Site], None], code: int, said: str
+) -> None:
+    plant(site)
+    with pytest.raises(TwinrunError) as refused:
+        site.invoke()
+    assert refused.value.exit_code == code
+    assert said in str(refused.value)
+    (folder,) = site.folders()
+    assert (folder / "plan.json").is_file()
+    assert not (folder / "record.json").exists()
+    assert not (folder / "report.html").exists()
+
+
+def test_what_was_mended_goes_on_with_the_points_that_are_left(site: Site) -> None:
+    def interrupted(job: Job) -> Play:
+        return dataclasses.replace(site.play(job), result=None, interrupted=KeyboardInterrupt())
+
+    last = (
+        select(Project(site.root), commands.Request(recipe=RECIPE, vendor="cpu", engine=NAME, scale="smoke"))
+        .plan.points[-1]
+        .id
+    )
+    site.script.play = lambda job: interrupted(job) if job["point"] == last else site.play(job)
+    with pytest.raises(Interrupted, match="points finished"):
+        site.invoke()
+    jobs: list[str] = []
+
+    def noted(job: Job) -> Play:
+        jobs.append(job["point"])
+        return site.play(job)
+
+    site.script.play = noted
+    assert site.invoke(resume=True) == 0
+    assert jobs == [last]
+    assert site.record().points[-1].id == last
+
+
+def test_a_changed_option_is_another_run(trained: Site) -> None:
+    trained.script.opening = REFUSED
+    with pytest.raises(MachineError):
+        trained.invoke()
+    with pytest.raises(InputError, match="no unfinished run of this plan"):
+        trained.invoke("steps=11", resume=True)
+
+
+def test_another_model_than_planned_is_refused(trained: Site) -> None:
+    def other(job: Job) -> Play:
+        play = trained.play(job)
+        return dataclasses.replace(play, result={**(play.result or {}), "parameters": 7})
+
+    trained.script.play = other
+    with pytest.raises(RunError, match="another model"):
+        trained.invoke()
+
+
+def test_a_claim_that_is_edited_during_a_run_is_not_judged(trained: Site) -> None:
+    published = trained.root / "recipes" / RECIPE / "published.toml"
+    before = Project(trained.root).recipe(RECIPE).published
+
+    def edited(job: Job) -> Play:
+        text = published.read_text(encoding="utf-8")
+        published.write_text(text.replace("tolerance = 0.", "tolerance = 0.9"), encoding="utf-8")
+        return trained.play(job)
+
+    trained.script.play = edited
+    trained.invoke()
+    (folder,) = trained.folders()
+    assert Project(trained.root).recipe(RECIPE).published != before
+    found = json.loads((folder / "record.json").read_text(encoding="utf-8"))
+    assert [one["claim"] for one in found["verdicts"]] == [one.id for one in before.claim]
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "90 %" not in page
+
+
+def test_a_full_disk_leaves_no_record_and_what_was_measured(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "record.json")
+
+    with monkeypatch.context() as disk:
+        disk.setattr("twinrun.cli.run.write_record", full)
+        with pytest.raises(OSError, match="No space left"):
+            site.invoke()
+    (folder,) = site.folders()
+    assert not (folder / "record.json").exists()
+    site.script.play = lambda job: pytest.fail("measured twice")
+    assert site.invoke(resume=True) == 0
+    assert site.record().points
