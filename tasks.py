@@ -101,13 +101,16 @@ def build(
         commands.build(ROOT, options, dry=dry, as_json=json)
 
 
-@task(help={"a": "record.json or run folder", "b": "the other one", "json": "print JSON"})
-def compare(context: Context, a: str, b: str, json: bool = False) -> None:
-    """Explain what differs between two records."""
+@task(
+    help={"a": "record.json or folder", "b": "another", "claims": "judge between both", "json": "print JSON"}
+)
+def compare(context: Context, a: str, b: str, claims: bool = False, json: bool = False) -> None:
+    """Explain what differs between two records, or judge the claims between the records of A and of B."""
     with exit_on_error():
         from twinrun.cli import commands
 
-        commands.compare(ROOT, Path(a), Path(b), as_json=json)
+        code = commands.compare(ROOT, Path(a), Path(b), claims=claims, as_json=json)
+    raise Exit(code=code)
 
 
 @task(help={"what": "folder of a recipe or of a run, or a record", "out": "HTML file"})

@@ -67,6 +67,7 @@ def plan(
 def training_record(
     rates: Mapping[str, float],
     *,
+    recipe: str = TRAINING,
     gpu: str | None = "mi250",
     scale: str = "paper",
     settings: tuple[str, ...] = (),
@@ -81,7 +82,7 @@ def training_record(
         rates: model TFLOP/s of a device, by point.
         spread: how far the slowest and fastest step are from the median, over it.
     """
-    made = plan(scale=scale, gpu=gpu, settings=settings, devices=8)
+    made = plan(recipe, scale=scale, gpu=gpu, settings=settings, devices=8)
     row = PROJECT.gpus[gpu] if gpu else None
     shape, training = made.part.shape, made.part.training  # type: ignore[attr-defined]
     points = []

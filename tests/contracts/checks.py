@@ -13,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from twinrun.machine.inventory import load_gpus, load_vendors
-from twinrun.manifests.claims import Claim, Source
+from twinrun.manifests.claims import Claim
 from twinrun.manifests.recipe import LoadedRecipe
+from twinrun.manifests.source import Source
 from twinrun.manifests.stack import LoadedStack, load_stack, normalise, pins
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.plan import Plan, resolve
@@ -57,10 +58,11 @@ def check_schema_lines(root: Path, loaded: LoadedRecipe) -> None:
 
 def check_sources(root: Path, loaded: LoadedRecipe) -> None:
     """Every published number cites the publication or a pinned document, and says how it was derived."""
-    place, key = f"{loaded.folder}/published.toml", loaded.recipe.publication.key
+    place, publication = f"{loaded.folder}/published.toml", loaded.recipe.publication
+    keys = (publication.key, *publication.also)
     for name, source in _sources(loaded):
-        cited = source.document == key or PINNED_DOCUMENT.fullmatch(source.document)
-        assert cited, f"{place}: {name} cites {source.document}, not {key} or github:owner/repo@commit:path"
+        cited = source.document in keys or PINNED_DOCUMENT.fullmatch(source.document)
+        assert cited, f"{place}: {name} cites {source.document}, not {keys} or github:owner/repo@commit:path"
         stated = bool(source.derivation) or source.how not in {"derived", "implied"}
         assert stated, f"{place}: {name} is {source.how}, so its derivation must be given"
 
@@ -69,6 +71,7 @@ def check_hardware(root: Path, loaded: LoadedRecipe) -> None:
     """Every published GPU is a row of images/gpus.toml, and at least one claim names its hardware."""
     gpus, published = load_gpus(root), loaded.published
     named = [claim.hardware.gpu for claim in published.claim if claim.hardware]
+    named += [side.gpu for claim in published.between_records for side in (claim.over, claim.under)]
     assert named, f"{loaded.folder}/published.toml: no claim names the hardware"
     for gpu in [*named, *(reference.gpu for reference in published.reference)]:
         assert gpu in gpus, f"{loaded.folder}/published.toml: {gpu} is no row of images/gpus.toml"
@@ -270,8 +273,9 @@ def planned(root: Path, loaded: LoadedRecipe, *, scale: str, vendor: str, gpu: G
 
 def published_gpu(root: Path, loaded: LoadedRecipe) -> Gpu:
     """Return the GPU of the first claim that names one."""
-    gpus = load_gpus(root)
-    return next(gpus[claim.hardware.gpu] for claim in loaded.published.claim if claim.hardware)
+    gpus, published = load_gpus(root), loaded.published
+    named = [claim.hardware.gpu for claim in published.claim if claim.hardware]
+    return gpus[next(iter([*named, *(claim.over.gpu for claim in published.between_records)]))]
 
 
 def processor(root: Path) -> str:
@@ -298,6 +302,7 @@ def _opens_with_schema(path: Path, kind: str, relative: str) -> None:
 def _sources(loaded: LoadedRecipe) -> list[tuple[str, Source]]:
     published = loaded.published
     claims = [(f"claim {claim.id}", claim.source) for claim in published.claim]
+    claims += [(f"claim {claim.id}", claim.source) for claim in published.between_records]
     return claims + [(f"reference {item.label}", item.source) for item in published.reference]
 
 

@@ -138,8 +138,10 @@ def build(root: Path, options: Mapping[str, Any], *, dry: bool, as_json: bool) -
         _view(result_table(result))
 
 
-def compare(root: Path, a: Path, b: Path, *, as_json: bool) -> None:
-    """Print what differs between two records and what that did."""
+def compare(root: Path, a: Path, b: Path, *, claims: bool, as_json: bool) -> int:
+    """Print what differs between two records and what that did; with `claims` see `_compare_claims`."""
+    if claims:
+        return _compare_claims(root, a, b, as_json=as_json)
     from twinrun.report.comparison import comparison_view
     from twinrun.results.compare import compare as compare_records
     from twinrun.results.reading import read_record
@@ -150,6 +152,21 @@ def compare(root: Path, a: Path, b: Path, *, as_json: bool) -> None:
         _print(comparison.model_dump(mode="json"))
     else:
         _view(comparison_view(comparison))
+    return 0
+
+
+def _compare_claims(root: Path, a: Path, b: Path, *, as_json: bool) -> int:
+    """Judge the claims between records of A and of B; 1 when one is not reproduced."""
+    from twinrun.report.tables import verdict_table
+    from twinrun.results.between import judge_between, read_records
+
+    project = Project(root)
+    verdicts = judge_between(read_records([a, b], project), project)
+    if as_json:
+        _print([verdict.model_dump(mode="json") for verdict in verdicts])
+    else:
+        _view(verdict_table(verdicts))
+    return int(any(verdict.outcome == "not-reproduced" for verdict in verdicts))
 
 
 def report(root: Path, what: str, *, out: Path | None) -> None:

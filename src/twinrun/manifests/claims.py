@@ -9,25 +9,16 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from twinrun.foundation.errors import InputError, closest
-from twinrun.foundation.manifest import Frozen, load_toml
+from twinrun.foundation.manifest import Frozen, read_toml, validate
 from twinrun.manifests.metrics import RATIO, Metric, known_metric
+from twinrun.manifests.record_claims import RecordClaim
+from twinrun.manifests.reference_table import read_rows
+from twinrun.manifests.source import Source
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.formulas import FORMULAS
 from twinrun.protocol.measurements import Per
 
 Kind = Literal["absolute", "ratio", "invariant", "parity"]
-
-
-class Source(Frozen):
-    """Where a number stands and how it was read."""
-
-    document: str
-    """Key of the publication, see the recipe's README."""
-    where: str
-    """Table, figure or sentence."""
-    how: Literal["read from text", "read from a table", "digitised", "derived", "implied"]
-    derivation: str | None = None
-    """For derived and implied values: from what."""
 
 
 class Hardware(Frozen):
@@ -139,12 +130,16 @@ class Published(Frozen):
     fingerprint: dict[str, Accepted]
     """The published configuration; a list means that any of its values is the published one."""
     claim: tuple[Claim, ...]
+    between_records: tuple[RecordClaim, ...] = ()
+    """Claims that `invoke compare --claims` judges."""
+    references: str | None = None
+    """CSV file of the folder with the columns of `reference` and of its source, for long tables."""
     reference: tuple[Reference, ...] = ()
     missing: tuple[Missing, ...] = ()
 
     @model_validator(mode="after")
     def _distinct(self) -> Published:
-        names = [claim.id for claim in self.claim]
+        names = [claim.id for claim in self.claim] + [claim.id for claim in self.between_records]
         if len(names) != len(set(names)):
             raise ValueError("two claims have the same id")
         return self
@@ -152,7 +147,11 @@ class Published(Frozen):
 
 def load_published(folder: Path) -> Published:
     """Read `published.toml` of the recipe in `folder`; raises InputError."""
-    return load_toml(folder / "published.toml", Published)
+    path = folder / "published.toml"
+    content = read_toml(path)
+    if file := content.get("references"):
+        content["reference"] = [*content.get("reference", []), *read_rows(folder, str(file))]
+    return validate(content, Published, place=str(path))
 
 
 def check_numbers(
@@ -168,6 +167,12 @@ def check_numbers(
             _demand(claim.hardware.gpu, gpus, place=f"{where}.hardware.gpu", what="GPU")
         units = [RATIO] if claim.kind == "ratio" else [metric.unit, *metric.units]
         _demand(claim.unit, units, place=f"{where}.unit", what=f"unit of {metric.id}")
+    for number, between in enumerate(published.between_records):
+        where = f"{place}:between_records.{number}"
+        metric = _metric_of(between, where, metrics)
+        _demand(between.better, [metric.better], place=f"{where}.better", what=f"direction of {metric.id}")
+        for name, side in (("over", between.over), ("under", between.under)):
+            _demand(side.gpu, gpus, place=f"{where}.{name}.gpu", what="GPU")
     for number, reference in enumerate(published.reference):
         where = f"{place}:reference.{number}"
         metric = _metric_of(reference, where, metrics)
@@ -177,7 +182,7 @@ def check_numbers(
         _demand(reference.gpu, gpus, place=f"{where}.gpu", what="GPU")
 
 
-def _metric_of(number: Claim | Reference, where: str, metrics: dict[str, Metric]) -> Metric:
+def _metric_of(number: Claim | RecordClaim | Reference, where: str, metrics: dict[str, Metric]) -> Metric:
     metric = known_metric(number.metric, metrics, place=f"{where}.metric")
     _demand(number.per, metric.per, place=f"{where}.per", what=f"what {metric.id} is counted per")
     if number.formula is not None or metric.formulas:

@@ -19,6 +19,8 @@ class Publication(Frozen):
 
     key: str
     """Short key that claims cite."""
+    also: tuple[str, ...] = ()
+    """Keys of further publications that claims cite, see the recipe's README."""
     title: str
     by: str
     published: str
