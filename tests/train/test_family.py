@@ -17,7 +17,8 @@ from torch.nn.functional import cross_entropy
 from tests.train.small import SHAPE, MakeJob
 from tests.train.test_scaling import losses, run_here
 from twinrun.protocol.models import ModelShape
-from twinrun.protocol.training import TrainingJob
+from twinrun.protocol.models.shape import Checkpointing
+from twinrun.protocol.training import Training, TrainingJob
 from twinrun.train import models
 from twinrun.train.models import IGNORED, Model
 
@@ -35,7 +36,15 @@ class Shape(ModelShape):
     def flops_per_token(self) -> int:
         return 0
 
-    def memory_bytes(self, *, microbatch: int, shards: int, checkpointing: bool, unsharded: bool) -> int:
+    def memory_bytes(
+        self,
+        *,
+        microbatch: int,
+        shards: int,
+        checkpointing: Checkpointing,
+        unsharded: bool,
+        parameter_bytes: int = 4,
+    ) -> int:
         return 16 * self.parameters()
 
 
@@ -59,7 +68,7 @@ class Bigram(Model):
         return cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
 
-def build(shape: Shape, *, dtype: torch.dtype, attention: str, checkpointing: bool) -> Bigram:
+def build(shape: Shape, *, training: Training) -> Bigram:
     return Bigram(shape)
 
 

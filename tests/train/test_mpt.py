@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu
 
 from twinrun.protocol.models.mpt import Shape
+from twinrun.train import head_loss
 from twinrun.train.gelu import shared_gelu
-from twinrun.train.models import IGNORED, mpt
-from twinrun.train.models.mpt import MPT, HeadLoss
+from twinrun.train.models import IGNORED
+from twinrun.train.models.mpt import MPT
 
 # width, heads, layers, parameters at sequence 2048 and vocabulary 50368:
 # github:mosaicml/llm-foundry@2e852dbf80fd, scripts/train/benchmarking/README.md
@@ -119,14 +120,14 @@ def test_loss_with_targets_is_the_mean_cross_entropy_of_the_logits() -> None:
 
 @pytest.mark.parametrize("chunk", [7, 48, 1000])
 def test_chunked_loss_has_the_plain_gradients(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mpt, "CHUNK_TOKENS", chunk)
-    hidden_ND, weight_VD = torch.randn(48, 16), torch.randn(61, 16)
-    targets_N = torch.randint(61, (48,))
-    targets_N[::5] = IGNORED
+    monkeypatch.setattr(head_loss, "CHUNK_TOKENS", chunk)
+    hidden_BSD, weight_VD = torch.randn(3, 16, 16), torch.randn(61, 16)
+    targets_BS = torch.randint(61, (3, 16))
+    targets_BS[:, ::5] = IGNORED
     results = []
-    for loss_of in (HeadLoss.apply, lambda h, w, t: cross_entropy(h @ w.T, t)):
-        hidden, weight = hidden_ND.clone().requires_grad_(), weight_VD.clone().requires_grad_()
-        loss = loss_of(hidden, weight, targets_N)
+    for loss_of in (head_loss.head_loss, lambda h, w, t: cross_entropy((h @ w.T).flatten(0, 1), t.flatten())):
+        hidden, weight = hidden_BSD.clone().requires_grad_(), weight_VD.clone().requires_grad_()
+        loss = loss_of(hidden, weight, targets_BS)
         (2.5 * loss).backward()
         results.append((loss.detach(), hidden.grad, weight.grad))
     for ours, plain in zip(*results, strict=True):

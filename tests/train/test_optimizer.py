@@ -8,7 +8,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from twinrun.protocol.training import Optimizer
+from twinrun.foundation.errors import InputError
+from twinrun.foundation.manifest import validate
+from twinrun.protocol.training import Optimizer, TokenSchedule
 from twinrun.train.optimizer import adamw, learning_rate, set_learning_rate
 
 SETTINGS = Optimizer(learning_rate=2.0, warmup_steps=10, decay_steps=110, final_factor=0.1)
@@ -18,7 +20,7 @@ SETTINGS = Optimizer(learning_rate=2.0, warmup_steps=10, decay_steps=110, final_
     ("step", "rate"), [(0, 0.0), (5, 1.0), (10, 2.0), (60, 1.1), (110, 0.2), (1000, 0.2)]
 )
 def test_rate_is_linear_then_cosine(step: int, rate: float) -> None:
-    assert learning_rate(step, SETTINGS) == pytest.approx(rate)
+    assert learning_rate(step, SETTINGS, step_tokens=7) == pytest.approx(rate)
 
 
 def test_rate_equals_that_of_composers_scheduler() -> None:
@@ -26,21 +28,68 @@ def test_rate_equals_that_of_composers_scheduler() -> None:
     for step in range(10, 120, 7):
         progress = min(1.0, (step - 10) / 100)
         theirs = 2.0 * composer._cosine_anneal(x=progress, min_y=0.1)
-        assert learning_rate(step, SETTINGS) == pytest.approx(theirs)
+        assert learning_rate(step, SETTINGS, step_tokens=7) == pytest.approx(theirs)
 
 
 def test_without_warmup_the_first_rate_is_the_largest() -> None:
     settings = Optimizer(learning_rate=1.0, warmup_steps=0, decay_steps=10)
-    rates = [learning_rate(step, settings) for step in range(11)]
+    rates = [learning_rate(step, settings, step_tokens=7) for step in range(11)]
     assert rates[0] == 1.0
     assert rates == sorted(rates, reverse=True)
 
 
 def test_rate_reaches_the_update() -> None:
-    weight = torch.nn.Parameter(torch.zeros(1))
-    optimizer = adamw([weight], SETTINGS)
+    model = torch.nn.Linear(1, 1, bias=False)
+    weight = model.weight
+    torch.nn.init.zeros_(weight)
+    optimizer = adamw(model, SETTINGS)
     set_learning_rate(optimizer, 0.5)
-    weight.grad = torch.ones(1)
+    weight.grad = torch.ones(1, 1)
     optimizer.step()
     # The first update of Adam is the learning rate, against the sign of the gradient.
     assert weight.item() == pytest.approx(-0.5)
+
+
+# The published schedule, in tokens: github:lightonai/composer@3b01fc0013c5:mamba/config.yaml
+PUBLISHED = Optimizer(
+    learning_rate=4.5e-4,
+    schedule=TokenSchedule(warmup=1006878720, total=10068787200, decay=1006878720),
+    final_factor=0.1,
+)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "factor"),
+    [(0, 0.0), (503439360, 0.5), (1006878720, 1.0), (9061908480, 1.0), (9565347840, 0.5), (10**10, 0.1)],
+)
+def test_rate_in_tokens_is_that_of_the_published_scheduler(tokens: int, factor: float) -> None:
+    rate = learning_rate(1, PUBLISHED, step_tokens=tokens)
+    assert rate == pytest.approx(4.5e-4 * factor)
+
+
+def test_the_published_warm_up_is_274_steps() -> None:
+    rates = [learning_rate(step, PUBLISHED, step_tokens=896 * 4096) for step in range(276)]
+    assert [step for step, rate in enumerate(rates) if rate == 4.5e-4] == [275]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"warmup_steps": 3},
+        {"warmup_steps": 3, "decay_steps": 9, "schedule": {"warmup": 1, "total": 9, "decay": 2}},
+        {"schedule": {"warmup": 8, "total": 9, "decay": 2}},
+    ],
+)
+def test_a_schedule_is_in_steps_or_in_tokens(given: dict[str, object]) -> None:
+    with pytest.raises(InputError, match="optimizer"):
+        validate({"learning_rate": 1.0, **given}, Optimizer, place="optimizer")
+
+
+def test_matrices_alone_decay_where_that_is_asked_for() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.LayerNorm(3))
+    settings = SETTINGS.model_copy(update={"decayed": "matrices", "weight_decay": 0.1})
+    decayed, kept = adamw(model, settings).param_groups
+    assert [list(one.shape) for one in decayed["params"]] == [[3, 2]]
+    assert (decayed["weight_decay"], kept["weight_decay"], len(kept["params"])) == (0.1, 0.0, 3)
+    assert len(adamw(model, SETTINGS).param_groups) == 1

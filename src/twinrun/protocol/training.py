@@ -9,26 +9,56 @@ from pydantic import Field, model_validator
 from twinrun.foundation.manifest import Frozen
 from twinrun.protocol.job import Job, Result
 from twinrun.protocol.models import AnyShape
-from twinrun.protocol.models.shape import Positive
+from twinrun.protocol.models.shape import Checkpointing, Positive
 
 Sharding = Literal["none", "full"]
 """`none` replicates (DDP); `full` shards parameters, gradients and optimizer state (FSDP)."""
 NotNegative = Annotated[int, Field(ge=0)]
 
 
+class TokenSchedule(Frozen):
+    """Learning rate by tokens trained on: linear warm-up, stable, linear decay that ends at the floor."""
+
+    warmup: NotNegative
+    """Tokens of the warm-up."""
+    total: Positive
+    """Tokens at which a decay without a floor would reach zero."""
+    decay: NotNegative
+    """Tokens of that decay."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> TokenSchedule:
+        if self.warmup + self.decay > self.total:
+            raise ValueError("`warmup` and `decay` are more tokens together than `total`")
+        return self
+
+
 class Optimizer(Frozen):
-    """AdamW with linear warm-up and cosine decay."""
+    """AdamW, with warm-up and cosine decay in steps or with a schedule in tokens."""
 
     learning_rate: Annotated[float, Field(gt=0)]
     betas: tuple[float, float] = (0.9, 0.95)
     epsilon: Annotated[float, Field(gt=0)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    warmup_steps: NotNegative = 100
-    decay_steps: Positive
+    decayed: Literal["all", "matrices"] = "all"
+    """Parameters that decay: one group of all, or the weights of embeddings and matrix products alone."""
+    warmup_steps: NotNegative | None = None
+    decay_steps: Positive | None = None
     """Steps until the learning rate has reached `final_factor`, warm-up included."""
+    schedule: TokenSchedule | None = None
+    """In place of the two above: warm-up, stable, decay in tokens."""
     final_factor: Annotated[float, Field(ge=0, le=1)] = 0.1
     gradient_clip: Annotated[float, Field(gt=0)] = 1.0
     """Largest global gradient norm."""
+
+    @model_validator(mode="after")
+    def _one_schedule(self) -> Optimizer:
+        steps = (self.warmup_steps, self.decay_steps)
+        if self.schedule is None and None in steps:
+            raise ValueError("give `warmup_steps` and `decay_steps`, or a `schedule` in tokens")
+        if self.schedule is not None and steps != (None, None):
+            raise ValueError("a `schedule` in tokens takes the place of `warmup_steps` and `decay_steps`")
+        return self
 
 
 class Training(Frozen):
@@ -43,7 +73,9 @@ class Training(Frozen):
     microbatch: Positive | Literal["auto"] = "auto"
     """Sequences in one forward pass of one device; `auto` takes the largest that fits."""
     precision: Literal["fp32", "bf16"] = "bf16"
-    """Arithmetic of the layers; parameters and optimizer state are always kept in fp32."""
+    """Arithmetic of the layers."""
+    parameter_type: Literal["fp32", "bf16"] = "fp32"
+    """Type that parameters, gradients and optimizer state are kept in."""
     sharding: Sharding
     """`none` replicates (DDP); `full` shards parameters, gradients and optimizer state (FSDP)."""
     reduction: Literal["microbatch", "step"] = "microbatch"
@@ -54,8 +86,16 @@ class Training(Frozen):
     """
     attention: Literal["sdpa", "math"] = "sdpa"
     """`sdpa` takes PyTorch's fastest fused kernel; `math` is the written-out formula."""
-    activation_checkpointing: bool = False
-    """Recompute each block in the backward pass instead of keeping its activations."""
+    kernels: Literal["ours", "upstream", "reference"] | None = None
+    """Who computes scan and convolution of a state-space model: the kernels that the recipe carries,
+    mamba_ssm and causal_conv1d, or operations of torch."""
+    layout: Literal["token-major", "channel-first"] | None = None
+    """What is adjacent in memory where a state-space model scans: channels of a token, or tokens."""
+    position_weighting: Annotated[float, Field(gt=0)] | None = None
+    """Loss of a token times tanh(its position over this), over the sum of these weights."""
+    activation_checkpointing: Checkpointing = False
+    """Recompute each block in the backward pass instead of keeping its activations; `selective` keeps the
+    results of matrix products."""
     trainer: Literal["composer", "plain"] = "composer"
     """`plain` runs the recipe's baseline, a loop in PyTorch alone that speeds are held against."""
     compile: bool = True
@@ -111,6 +151,11 @@ class TrainingJob(Job):
     def device_batch(self) -> int:
         """Sequences one device processes in one optimizer step."""
         return self.training.global_batch // self.world_size
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of one optimizer step over all devices."""
+        return self.training.global_batch * self.shape.sequence
 
     @property
     def microbatches(self) -> int:

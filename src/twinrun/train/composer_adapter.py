@@ -70,7 +70,7 @@ def build_trainer(job: TrainingJob, *, model: Model, batches: DataLoader[Batch],
         model=Composed(model, gradient_scale=1 / excess),
         train_dataloader=DataSpec(batches, get_num_samples_in_batch=_count_samples),
         max_duration=f"{settings.steps}ba",
-        optimizers=adamw(model.parameters(), settings.optimizer),
+        optimizers=adamw(model, settings.optimizer),
         algorithms=[GradientClipping("norm", settings.optimizer.gradient_clip)],
         callbacks=[Steps(job, meter)],
         device="gpu" if job.accelerator else "cpu",
@@ -127,8 +127,9 @@ class Steps(Callback):
             self._once.before_forward()
 
     def batch_start(self, state: State, _logger: Logger) -> None:
+        rate = learning_rate(self._step, self._settings, step_tokens=self._job.step_tokens)
         # Set here, not by a scheduler: FSDP makes new parameter groups after schedulers have run.
-        set_learning_rate(state.optimizers[0], learning_rate(self._step, self._settings))
+        set_learning_rate(state.optimizers[0], rate)
         self._step += 1
         # One copy for the step; Composer would copy, and wait, for each microbatch.
         state.batch = state.device.batch_to_device(state.batch)

@@ -23,10 +23,9 @@ from twinrun.train import attention, ranks
 from twinrun.train import device as devices
 from twinrun.train.job_files import read_job, write_result
 from twinrun.train.metrics import Meter
-from twinrun.train.models import Model, family_of
+from twinrun.train.models import DTYPES, Model, family_of
 
 AnyJob = TypeVar("AnyJob", bound=Job)
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # Failed allocations that PyTorch reports as plain RuntimeErrors: host memory, driver, cuBLAS.
 MEMORY_MESSAGES = ("can't allocate memory", "error: out of memory", "STATUS_ALLOC_FAILED")
 
@@ -124,9 +123,4 @@ def collect(
 
 
 def _build(job: TrainingJob) -> Model:
-    return family_of(job.shape).build(
-        job.shape,
-        dtype=DTYPES[job.training.precision],
-        attention=job.training.attention,
-        checkpointing=job.training.activation_checkpointing,
-    )
+    return family_of(job.shape).build(job.shape, training=job.training)

@@ -7,10 +7,10 @@ from typing import Literal
 from pydantic import model_validator
 
 from twinrun.protocol.formulas import MODEL_FLOPS
-from twinrun.protocol.models.shape import ModelShape, Positive
+from twinrun.protocol.models.shape import Checkpointing, ModelShape, Positive
 
-# Bytes of fp32 parameters, gradients and the two moments of Adam, for each parameter.
-STATE_BYTES_PER_PARAMETER = 16
+# Parameter, gradient and the two moments of Adam, all of one type.
+STATES_PER_PARAMETER = 4
 # Gathered bf16 parameters and a whole fp32 sum of gradients, where both outlive a microbatch.
 UNSHARDED_BYTES_PER_PARAMETER = 6
 # Activations a block keeps for its backward pass, in bytes per token and feature of the residual
@@ -54,10 +54,18 @@ class Shape(ModelShape):
         """Return the FLOP of a token, forward and backward, no causal discount."""
         return 6 * self.parameters() + 12 * self.layers * self.width * self.sequence
 
-    def memory_bytes(self, *, microbatch: int, shards: int, checkpointing: bool, unsharded: bool) -> int:
+    def memory_bytes(
+        self,
+        *,
+        microbatch: int,
+        shards: int,
+        checkpointing: Checkpointing,
+        unsharded: bool,
+        parameter_bytes: int = 4,
+    ) -> int:
         """Estimate the bytes that a device needs to train it, see `ModelShape`."""
         tokens = microbatch * self.sequence
-        state = STATE_BYTES_PER_PARAMETER * self.parameters() // shards
+        state = STATES_PER_PARAMETER * parameter_bytes * self.parameters() // shards
         if unsharded:
             state += UNSHARDED_BYTES_PER_PARAMETER * self.parameters()
         kept = ACTIVATION_BYTES_PER_FEATURE * self.width

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from twinrun.foundation.manifest import Frozen
 
 Positive = Annotated[int, Field(gt=0)]
+Checkpointing = bool | Literal["selective"]
+"""Whether blocks are computed again in the backward pass: none, whole, or all but their matrix products."""
 
 
 class ModelShape(Frozen):
@@ -36,12 +38,21 @@ class ModelShape(Frozen):
         """Return the FLOP of a token by `formula`, forward and backward."""
 
     @abstractmethod
-    def memory_bytes(self, *, microbatch: int, shards: int, checkpointing: bool, unsharded: bool) -> int:
+    def memory_bytes(
+        self,
+        *,
+        microbatch: int,
+        shards: int,
+        checkpointing: Checkpointing,
+        unsharded: bool,
+        parameter_bytes: int = 4,
+    ) -> int:
         """Estimate the bytes that a device needs to train it.
 
         Args:
             microbatch: sequences of one forward pass.
             shards: devices that parameters, gradients and optimizer state are split over.
-            checkpointing: blocks are computed again in the backward pass.
+            checkpointing: what of the blocks is computed again in the backward pass.
             unsharded: whole parameters and gradients stay beside the shards between microbatches.
+            parameter_bytes: of one parameter; gradients and moments have its type.
         """

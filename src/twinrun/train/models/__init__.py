@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from twinrun.protocol.models import ModelShape
+from twinrun.protocol.training import Training
 
 # Target that adds nothing to the loss; PyTorch's default.
 IGNORED = -100
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Model(nn.Module):
@@ -22,6 +24,8 @@ class Model(nn.Module):
 
     blocks: nn.ModuleList
     """The layers, which sharding wraps one by one."""
+    undecayed: tuple[str, ...] = ()
+    """Endings of the names of matrices that are no weights of an embedding or a product."""
 
     def initialise(self, seed: int) -> None:
         """Fill the parameters with values that follow from `seed`, the same at every world size."""
@@ -39,13 +43,10 @@ class Model(nn.Module):
 class Family(Protocol):
     """The functions of a family's module; shapes are that family's."""
 
-    def build(self, shape: Any, *, dtype: torch.dtype, attention: str, checkpointing: bool) -> Model:
-        """Return a model on the current device, its parameters in fp32 and not initialised.
+    def build(self, shape: Any, *, training: Training) -> Model:
+        """Return a model on the current device, its parameters not initialised; raises InputError.
 
-        Args:
-            dtype: of the layers' arithmetic.
-            attention: `sdpa` or `math`, see `Training.attention`.
-            checkpointing: compute blocks again in the backward pass.
+        Of the settings it heeds those that say how layers compute, and refuses what it does not have.
         """
 
     def attention_heads(self, shape: Any) -> tuple[int, int] | None:

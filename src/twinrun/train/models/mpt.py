@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +19,14 @@ from torch.nn import functional
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
+from twinrun.foundation.errors import InputError
 from twinrun.protocol.models.mpt import Shape
+from twinrun.protocol.training import Training
+from twinrun.train.draws import normal
 from twinrun.train.gelu import shared_gelu
-from twinrun.train.models import IGNORED, Model
+from twinrun.train.head_loss import head_loss
+from twinrun.train.models import DTYPES, Model
 
-# Tokens whose logits exist at once: 8192 rows of 50368 are 0.8 GB in bf16 and still fill a GPU.
-CHUNK_TOKENS = 8192
 EPSILON = 1e-5
 
 
@@ -109,55 +110,11 @@ class Block(nn.Module):
         return out
 
 
-class HeadLoss(torch.autograd.Function):
-    """Mean cross entropy of a linear head; the gradient is taken in the forward pass.
-
-    Logits exist for one chunk of tokens at a time and are never recomputed.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
-        head_VD = weight_VD.to(hidden_ND.dtype)
-        share = 1.0 / (targets_N != IGNORED).sum()
-        loss = torch.zeros((), dtype=torch.float32, device=hidden_ND.device)
-        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
-        grads_CD = []
-        for start in range(0, len(targets_N), CHUNK_TOKENS):
-            hidden_CD = hidden_ND[start : start + CHUNK_TOKENS]
-            targets_C = targets_N[start : start + CHUNK_TOKENS]
-            losses_C, grad_CV = cross_entropy_and_gradient(hidden_CD @ head_VD.T, targets_C, share)
-            loss = loss + losses_C.sum()
-            grads_CD.append(grad_CV @ head_VD)
-            # A chunk's product is exact to bf16; the sum over chunks would not be.
-            grad_weight_VD = grad_weight_VD + (grad_CV.T @ hidden_CD).float()
-        ctx.save_for_backward(torch.cat(grads_CD), grad_weight_VD.to(weight_VD.dtype))
-        return loss
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        grad_hidden_ND, grad_weight_VD = ctx.saved_tensors
-        return grad_hidden_ND * grad, grad_weight_VD * grad, None
-
-
-def cross_entropy_and_gradient(logits_CV: Tensor, targets_C: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the loss of each token times `share` in fp32, and its gradient in the logits' type."""
-    scores_CV = logits_CV.float()
-    total_C = torch.logsumexp(scores_CV, dim=-1)
-    share_C = torch.where(targets_C != IGNORED, share, 0.0)
-    target_C1 = targets_C.clamp(min=0)[:, None]
-    losses_C = (total_C - scores_CV.gather(-1, target_C1)[:, 0]) * share_C
-    is_target_CV = torch.arange(logits_CV.shape[-1], device=logits_CV.device) == target_C1
-    grad_CV = (torch.exp(scores_CV - total_C[:, None]) - is_target_CV.float()) * share_C[:, None]
-    return losses_C, grad_CV.to(logits_CV.dtype)
-
-
 def final_loss(
     x_BSD: Tensor, norm_D: Tensor, bias_D: Tensor, weight_VD: Tensor, targets_BS: Tensor
 ) -> Tensor:
     """Final norm, head and cross entropy: one region for torch.compile. Mean, nats per token."""
-    hidden_ND = layer_norm(x_BSD, norm_D, bias_D).flatten(0, 1)
-    loss: Tensor = HeadLoss.apply(hidden_ND, weight_VD, targets_BS.flatten())
-    return loss
+    return head_loss(layer_norm(x_BSD, norm_D, bias_D), weight_VD, targets_BS)
 
 
 class MPT(Model):
@@ -228,31 +185,19 @@ class MPT(Model):
                 parameter.copy_(normal(parameter.shape, key, parameter.device) * scale)
 
 
-def build(shape: Shape, *, dtype: torch.dtype, attention: str, checkpointing: bool) -> MPT:
+def build(shape: Shape, *, training: Training) -> MPT:
     """Return an MPT, see `twinrun.train.models.Family`."""
-    return MPT(shape, dtype=dtype, attention=attention, checkpointing=checkpointing)
+    alien = {"kernels": None, "layout": None, "position_weighting": None, "parameter_type": "fp32"}
+    for name, allowed in alien.items():
+        if (found := getattr(training, name)) != allowed:
+            raise InputError("MPT has no such setting", place=name, found=found, allowed=allowed or "none")
+    whole = training.activation_checkpointing
+    if isinstance(whole, str):
+        raise InputError("MPT recomputes whole blocks", place="activation_checkpointing", found=whole)
+    dtype = DTYPES[training.precision]
+    return MPT(shape, dtype=dtype, attention=training.attention, checkpointing=whole)
 
 
 def attention_heads(shape: Shape) -> tuple[int, int]:
     """Return number and width of the attention heads."""
     return shape.heads, shape.width // shape.heads
-
-
-def normal(shape: torch.Size, key: int, device: torch.device) -> Tensor:
-    """Draw standard normal numbers in fp32 by hashing positions; no generator state is used."""
-    counter = torch.arange(shape.numel(), device=device)
-    radius = torch.sqrt(-2 * torch.log(uniform(2 * counter, key)))
-    angle = 2 * math.pi * uniform(2 * counter + 1, key)
-    return (radius * torch.cos(angle)).view(shape)
-
-
-def uniform(counter: Tensor, key: int) -> Tensor:
-    """Hash int64 counters to fp32 numbers in (0, 1]."""
-    return (scramble(scramble(counter) ^ key) + 0.5) * 2.0**-32
-
-
-def scramble(word: Tensor) -> Tensor:
-    """Mix 32-bit words held in int64: the lowbias32 constants of Wellons' hash prospector."""
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-        word = ((word ^ (word >> shift)) * factor) & 0xFFFFFFFF
-    return word ^ (word >> 16)

@@ -25,6 +25,6 @@ def estimated_seconds(shape: AnyShape, training: Training, hardware: Hardware, *
         return None
     else:
         speed, start = CORE_FLOPS * hardware.cores, CPU_START
-    if training.activation_checkpointing:
+    if training.activation_checkpointing is True:
         flops = flops * 4 // 3
     return start + flops / speed

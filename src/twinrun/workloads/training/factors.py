@@ -7,7 +7,7 @@ from twinrun.workloads.settings import factor
 # How a step is computed, not what: rounding aside, these leave the loss as it is.
 ROUNDING_ONLY = {
     *("microbatch", "sharding", "attention", "activation_checkpointing", "compile", "warmup_steps"),
-    "reduction",
+    *("reduction", "kernels", "layout"),
 }
 
 FACTORS = (
@@ -17,6 +17,10 @@ FACTORS = (
     factor("training.global_batch", "some", "large", "work between optimizer steps; another optimisation"),
     factor("training.activation_checkpointing", "large", "none", "a third more arithmetic"),
     factor("training.attention", "large", "small", "the written-out formula keeps the whole matrix"),
+    factor("training.kernels", "large", "small", "another scan and convolution"),
+    factor("training.layout", "some", "small", "another order in memory around the scan"),
+    factor("training.parameter_type", "some", "large", "updates below 16 bits are lost"),
+    factor("training.position_weighting", "none", "large", "another loss"),
     factor("training.trainer", "large", "small", "another training loop around the same model"),
     factor("training.compile", "large", "small", "compiled blocks fuse kernels"),
     factor("training.sharding", "some", "small", "gathers of parameters in every step"),

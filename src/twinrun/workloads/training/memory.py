@@ -13,6 +13,7 @@ from twinrun.protocol.training import Training
 ESTIMATE_SLACK = 1.05
 MAX_ATTEMPTS = 6
 GIB = 1 << 30
+PARAMETER_BYTES = {"fp32": 4, "bf16": 2}
 
 
 class Budget(Frozen):
@@ -30,6 +31,7 @@ class Budget(Frozen):
             shards=world if self.training.sharding == "full" else 1,
             checkpointing=self.training.activation_checkpointing,
             unsharded=self.training.sharding == "full" and self.training.reduction == "step",
+            parameter_bytes=PARAMETER_BYTES[self.training.parameter_type],
         )
 
     def microbatches(self, world: int) -> tuple[int, ...]:

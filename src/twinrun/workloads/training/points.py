@@ -58,6 +58,7 @@ def fingerprint(shape: AnyShape, training: Training) -> Fingerprint:
         "global_batch": training.global_batch,
         "tokens_per_step": training.global_batch * shape.sequence,
         "precision": training.precision,
+        "parameter_type": training.parameter_type,
         "attention": training.attention,
         "sharding": training.sharding,
         "activation_checkpointing": training.activation_checkpointing,

@@ -1,0 +1,84 @@
+"""Mamba-1: selective state spaces without attention, an untied head, as Mambaoutai has it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from twinrun.protocol.formulas import MAMBA_FLOPS
+from twinrun.protocol.models.shape import Checkpointing, ModelShape, Positive
+
+# Bytes of parameter, gradient and two moments of Adam over those of a parameter: all have its type.
+STATES_PER_PARAMETER = 4
+# Gathered 16-bit parameters and a whole fp32 sum of gradients, where both outlive a microbatch.
+UNSHARDED_BYTES_PER_PARAMETER = 6
+# Bytes a block keeps for its backward pass per token and feature of the residual stream, 16-bit: an H200 held
+# 47, 71 and 91 GiB at 2, 4 and 6 sequences of 4096 of the published model with 16 bytes of state a parameter.
+ACTIVATION_BYTES_PER_FEATURE = 38
+# Of these the products alone, the input and the residual: 8 of the input projection, 4 of the step sizes,
+# 2 of the output projection, 4 of what enters; the projection to rank and states is 0.2.
+PRODUCT_BYTES_PER_FEATURE = 19
+
+
+class Shape(ModelShape):
+    """One member of the Mamba family."""
+
+    family: Literal["mamba"] = "mamba"
+    width: Positive
+    """Features of the residual stream."""
+    layers: Positive
+    sequence: Annotated[int, Field(ge=2)]
+    """Tokens in one training sequence; a single one has no next token."""
+    states: Annotated[int, Field(ge=1, le=256)] = 16
+    """States of one channel."""
+    convolution: Annotated[int, Field(ge=2, le=8)] = 4
+    """Tokens that the causal convolution sees."""
+    expansion: Positive = 2
+    """Channels of a block over `width`."""
+    rank: Positive
+    """Rank of the step sizes; mamba_ssm takes a sixteenth of `width`, rounded up."""
+
+    @property
+    def channels(self) -> int:
+        """Return the channels of the convolution and the scan."""
+        return self.expansion * self.width
+
+    @property
+    def formula(self) -> str:
+        """Return `model-flops/6M+27LSD`."""
+        return MAMBA_FLOPS
+
+    def products(self) -> int:
+        """Count the weights of all matrix products, the head included and the embedding not."""
+        projections = 3 * self.width + 2 * self.rank + 2 * self.states
+        return self.layers * self.channels * projections + self.vocabulary * self.width
+
+    def parameters(self) -> int:
+        """Count the parameters; the head is its own matrix."""
+        vectors = self.convolution + 1 + 1 + self.states + 1
+        block = self.channels * vectors + self.width
+        return self.products() + self.vocabulary * self.width + self.layers * block + self.width
+
+    def flops_per_token(self) -> int:
+        """Return the FLOP of a token, forward and backward, as the publication's code counts them."""
+        return 6 * self.products() + 27 * self.layers * self.states * self.width
+
+    def memory_bytes(
+        self,
+        *,
+        microbatch: int,
+        shards: int,
+        checkpointing: Checkpointing,
+        unsharded: bool,
+        parameter_bytes: int = 4,
+    ) -> int:
+        """Estimate the bytes that a device needs to train it, see `ModelShape`."""
+        tokens = microbatch * self.sequence
+        state = STATES_PER_PARAMETER * parameter_bytes * self.parameters() // shards
+        if unsharded:
+            state += UNSHARDED_BYTES_PER_PARAMETER * self.parameters()
+        whole = ACTIVATION_BYTES_PER_FEATURE * self.width
+        # Input and residual of each block, 16-bit, and one block at a time whole.
+        kept = {True: 4 * self.width, "selective": PRODUCT_BYTES_PER_FEATURE * self.width}.get(checkpointing)
+        return state + tokens * (self.layers * whole if kept is None else self.layers * kept + whole)

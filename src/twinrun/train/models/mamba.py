@@ -1,0 +1,254 @@
+"""Mamba-1 as Mambaoutai has it: pre-norm blocks of one mixer, RMS norms, no attention, an untied head.
+
+The residual stream is added to and normed in one step at the entry of each block; initial values are
+mamba_ssm's (github:lightonai/composer@9745ebc8d2a7:mamba/mamba.py builds its MixerModel).
+
+Shape suffixes: B sequences, S tokens of one, D width, E channels, R rank, T states, W width of the
+filter, V vocabulary, P rank and twice the states.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.utils.checkpoint import checkpoint
+
+from twinrun.foundation.errors import InputError
+from twinrun.protocol.models.mamba import Shape
+from twinrun.protocol.models.shape import Checkpointing
+from twinrun.protocol.training import Training
+from twinrun.train.draws import normal, uniform
+from twinrun.train.head_loss import head_loss
+from twinrun.train.models import DTYPES, Model
+from twinrun.train.state_space import Kernels, chosen
+
+EPSILON = 1e-5
+# Step sizes at the start: log-uniform between these, and never below the last.
+STEP_LOW, STEP_HIGH, STEP_FLOOR = 1e-3, 0.1, 1e-4
+EMBEDDING_STD = 0.02
+aten = torch.ops.aten
+# What selective checkpointing keeps: convolution, scan and all that is elementwise is computed again.
+PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
+
+Stream = tuple[Tensor, Tensor]
+
+
+def rms_norm(x_BSD: Tensor, weight_D: Tensor) -> Tensor:
+    """Normalise the last axis in fp32."""
+    wide = x_BSD.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPSILON)
+    return (wide * scale * weight_D.float()).to(x_BSD.dtype)
+
+
+class Mixer(nn.Module):
+    """Gated selective state space: projection, convolution, scan, projection."""
+
+    def __init__(self, shape: Shape, *, kernels: Kernels, layout: str) -> None:
+        super().__init__()
+        self.kernels = kernels
+        self.token_major = layout == "token-major"
+        self.sizes = [shape.rank, shape.states, shape.states]
+        channels = shape.channels
+        self.enter = nn.Linear(shape.width, 2 * channels, bias=False)
+        self.filter = nn.Parameter(torch.empty(channels, shape.convolution))
+        self.filter_bias = nn.Parameter(torch.empty(channels))
+        self.select = nn.Linear(channels, sum(self.sizes), bias=False)
+        self.step = nn.Linear(shape.rank, channels)
+        self.A_log = nn.Parameter(torch.empty(channels, shape.states))
+        self.D = nn.Parameter(torch.empty(channels))
+        self.leave = nn.Linear(channels, shape.width, bias=False)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        weights = (layer.weight.to(x_BSD.dtype) for layer in (self.enter, self.select, self.step, self.leave))
+        enter_ED, select_PE, step_ER, leave_DE = weights
+        mix = self._by_token if self.token_major else self._by_channel
+        return mix(x_BSD, enter_ED.chunk(2), select_PE, step_ER, leave_DE)
+
+    def _by_token(
+        self, x_BSD: Tensor, enter: Any, select_PE: Tensor, step_ER: Tensor, leave_DE: Tensor
+    ) -> Tensor:
+        """Mix with channels adjacent in memory: all products are of tokens, nothing is laid out anew."""
+        # Two products in place of one: its gradient would be copied together.
+        x_BES, z_BES = (linear(x_BSD, weight_ED).transpose(1, 2) for weight_ED in enter)
+        u_BES = self.kernels.convolve(x_BES, self.filter, self.filter_bias)
+        low_BSR, b_BST, c_BST = linear(u_BES.transpose(1, 2), select_PE).split(self.sizes, dim=-1)
+        delta_BES = linear(low_BSR, step_ER).transpose(1, 2)
+        y_BES = self._scan(u_BES, delta_BES, b_BST.transpose(1, 2), c_BST.transpose(1, 2), z_BES)
+        return linear(y_BES.transpose(1, 2), leave_DE)
+
+    def _by_channel(
+        self, x_BSD: Tensor, enter: Any, select_PE: Tensor, step_ER: Tensor, leave_DE: Tensor
+    ) -> Tensor:
+        """Mix with tokens adjacent in memory, as mamba_ssm does."""
+        batch, _, _ = x_BSD.shape
+        rows_DN = x_BSD.flatten(0, 1).T
+        x_BES, z_BES = ((weight @ rows_DN).unflatten(1, (batch, -1)).transpose(0, 1) for weight in enter)
+        u_BES = self.kernels.convolve(x_BES, self.filter, self.filter_bias)
+        low_BRS, b_BTS, c_BTS = torch.bmm(select_PE.expand(batch, -1, -1), u_BES).split(self.sizes, dim=1)
+        delta_BES = torch.bmm(step_ER.expand(batch, -1, -1), low_BRS)
+        y_BES = self._scan(u_BES, delta_BES, b_BTS, c_BTS, z_BES)
+        return torch.bmm(y_BES.transpose(1, 2), leave_DE.T.expand(batch, -1, -1))
+
+    def _scan(self, u_BES: Tensor, delta_BES: Tensor, b_BTS: Tensor, c_BTS: Tensor, z_BES: Tensor) -> Tensor:
+        A_ET = -torch.exp(self.A_log.float())
+        rest = (self.D.float(), z_BES, self.step.bias.float())
+        return self.kernels.scan(u_BES, delta_BES, A_ET, b_BTS, c_BTS, *rest)
+
+
+class Block(nn.Module):
+    """A mixer on the normed residual stream."""
+
+    def __init__(self, shape: Shape, *, kernels: Kernels, layout: str, checkpointing: Checkpointing) -> None:
+        super().__init__()
+        self.checkpointing = checkpointing
+        self.norm = nn.Parameter(torch.empty(shape.width))
+        self.mixer = Mixer(shape, kernels=kernels, layout=layout)
+
+    def forward(self, hidden_BSD: Tensor, residual_BSD: Tensor | None = None) -> Stream:
+        """Return what the mixer adds, and the stream that it is to be added to."""
+        if not self.checkpointing:
+            return self._mix(hidden_BSD, residual_BSD)
+        given: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+        if self.checkpointing == "selective":
+            given["context_fn"] = keep_products
+        stream: Stream = checkpoint(self._mix, hidden_BSD, residual_BSD, **given)
+        return stream
+
+    def _mix(self, hidden_BSD: Tensor, residual_BSD: Tensor | None) -> Stream:
+        residual_BSD = hidden_BSD if residual_BSD is None else residual_BSD + hidden_BSD
+        return self.mixer(rms_norm(residual_BSD, self.norm)), residual_BSD
+
+
+def keep_products() -> Any:
+    """Return the contexts of a forward pass that keeps matrix products, and of its second run."""
+    from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+    return create_selective_checkpoint_contexts(list(PRODUCTS))
+
+
+def final_loss(
+    stream: Stream, norm_D: Tensor, weight_VD: Tensor, targets_BS: Tensor, position_scale: float | None
+) -> Tensor:
+    """Final norm, head and cross entropy: one region for torch.compile. Nats per token."""
+    hidden_BSD = rms_norm(stream[0] + stream[1], norm_D)
+    return head_loss(hidden_BSD, weight_VD, targets_BS, position_scale=position_scale)
+
+
+class Mamba(Model):
+    """The whole decoder; parameters keep the type they are made in, layers compute in `dtype`."""
+
+    undecayed = ("filter", "A_log")
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        kernels: str | None,
+        layout: str | None = "token-major",
+        dtype: torch.dtype = torch.float32,
+        parameter_type: torch.dtype = torch.float32,
+        checkpointing: Checkpointing = False,
+        position_scale: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.kernels = chosen(kernels)
+        _demand("precision", dtype, tuple(DTYPES.values()))
+        _demand("layout", layout, self.kernels.layouts)
+        self.shape = shape
+        self.dtype = dtype
+        self.position_scale = position_scale
+        self.final_loss: Callable[..., Tensor] = final_loss
+        self.tokens = nn.Embedding(shape.vocabulary, shape.width)
+        made = partial(Block, shape, kernels=self.kernels, layout=str(layout), checkpointing=checkpointing)
+        self.blocks = nn.ModuleList(made() for _ in range(shape.layers))
+        self.norm = nn.Parameter(torch.empty(shape.width))
+        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        self.to(parameter_type)
+
+    def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None) -> Tensor:
+        """Return logits (B, S, V), or with targets their cross entropy in fp32, a scalar."""
+        self._check(tokens_BS, targets_BS)
+        hidden_BSD, residual_BSD = self.tokens(tokens_BS).to(self.dtype), None
+        for block in self.blocks:
+            hidden_BSD, residual_BSD = block(hidden_BSD, residual_BSD)
+        stream = (hidden_BSD, residual_BSD)
+        if targets_BS is None:
+            return linear(rms_norm(hidden_BSD + residual_BSD, self.norm), self.head.weight.to(self.dtype))
+        return self.final_loss(stream, self.norm, self.head.weight, targets_BS, self.position_scale)
+
+    def _check(self, tokens_BS: Tensor, targets_BS: Tensor | None) -> None:
+        least, device = 1 if targets_BS is None else 2, self.norm.device
+        if tokens_BS.dim() != 2 or not len(tokens_BS) or tokens_BS.shape[1] < least:
+            allowed = f"(1 or more sequences, {least} or more tokens)"
+            raise InputError("wrong shape", place="tokens", found=tuple(tokens_BS.shape), allowed=allowed)
+        for name, tensor in (("tokens", tokens_BS), ("targets", targets_BS)):
+            if tensor is not None and tensor.device != device:
+                found = tensor.device
+                raise InputError("not the device of the model", place=name, found=found, allowed=device)
+        self.kernels.check(device)
+
+    def compile_regions(self) -> None:
+        """Compile each block's forward and the loss; call before or after sharding.
+
+        What cannot be compiled whole is an error, but for upstream's kernels, which cannot be traced.
+        """
+        for block in self.blocks:
+            block.forward = torch.compile(block.forward, dynamic=False, fullgraph=self.kernels.traced)
+        self.final_loss = torch.compile(final_loss, dynamic=False, fullgraph=True)
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """Fill the parameters; a value follows from `seed`, the parameter's name and its place alone."""
+        for name, parameter in self.named_parameters():
+            key = zlib.crc32(f"{seed}/{name}".encode())
+            parameter.copy_(initial(name, parameter, key, self.shape))
+
+
+def initial(name: str, parameter: Tensor, key: int, shape: Shape) -> Tensor:
+    """Return the first values of a parameter, as mamba_ssm draws them."""
+    size, device = parameter.shape, parameter.device
+    if name.endswith(("norm", "D")):
+        return torch.ones(size, device=device)
+    if name.endswith("A_log"):
+        return torch.log(torch.arange(1, size[1] + 1, device=device).float()).expand(size)
+    if name == "tokens.weight":
+        return normal(size, key, device) * EMBEDDING_STD
+    drawn = uniform(size, key, device)
+    if name.endswith("step.bias"):
+        step = torch.exp(math.log(STEP_LOW) + drawn * math.log(STEP_HIGH / STEP_LOW)).clamp(min=STEP_FLOOR)
+        # What softplus makes the step of.
+        return step + torch.log(-torch.expm1(-step))
+    # A convolution's bias is drawn as its weights are.
+    bound = 1 / math.sqrt(shape.convolution if name.endswith("filter_bias") else size[1])
+    if name.endswith("leave.weight"):
+        bound /= math.sqrt(shape.layers)
+    return (2 * drawn - 1) * bound
+
+
+def build(shape: Shape, *, training: Training) -> Mamba:
+    """Return a Mamba, see `twinrun.train.models.Family`."""
+    return Mamba(
+        shape,
+        kernels=training.kernels,
+        layout=training.layout,
+        dtype=DTYPES[training.precision],
+        parameter_type=DTYPES[training.parameter_type],
+        checkpointing=training.activation_checkpointing,
+        position_scale=training.position_weighting,
+    )
+
+
+def attention_heads(shape: Shape) -> None:
+    """Return None: there is no attention."""
+
+
+def _demand(name: str, found: object, allowed: tuple[object, ...]) -> None:
+    if found not in allowed:
+        raise InputError("a Mamba has no such setting", place=name, found=found, allowed=allowed)

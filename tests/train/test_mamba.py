@@ -1,0 +1,233 @@
+"""Mamba against its published size, against transformers, and against itself by other ways."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from twinrun.foundation.errors import InputError, MachineError
+from twinrun.foundation.manifest import validate
+from twinrun.protocol.models.mamba import Shape
+from twinrun.train.models import IGNORED
+from twinrun.train.models.mamba import Mamba
+
+MAMBAOUTAI = Shape(width=2688, layers=28, vocabulary=65024, sequence=4096, rank=168)
+# A width that is no multiple of 8, a rank and numbers of states and taps that differ.
+SMALL = Shape(width=28, layers=2, vocabulary=61, sequence=23, rank=3, states=5, convolution=3)
+LAYOUTS = ("token-major", "channel-first")
+
+
+def small(**options: Any) -> Mamba:
+    model = Mamba(SMALL, **({"kernels": "reference"} | options))
+    model.initialise(3)
+    return model
+
+
+def batch(rows: int = 3, sequence: int = SMALL.sequence) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(5)
+    tokens_BS = torch.randint(SMALL.vocabulary, (rows, sequence), generator=draw)
+    targets_BS = tokens_BS.roll(-1, dims=1)
+    targets_BS[:, -1] = IGNORED
+    return tokens_BS, targets_BS
+
+
+def gradients(model: Mamba) -> dict[str, Tensor]:
+    tokens_BS, targets_BS = batch()
+    model(tokens_BS, targets_BS).backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_parameters_are_the_published_count() -> None:
+    with torch.device("meta"):
+        model = Mamba(MAMBAOUTAI, kernels="reference")
+    assert sum(parameter.numel() for parameter in model.parameters()) == 1_622_361_216
+    assert MAMBAOUTAI.parameters() == 1_622_361_216
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_logits_equal_those_of_transformers(layout: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MambaConfig(
+        vocab_size=SMALL.vocabulary,
+        hidden_size=SMALL.width,
+        state_size=SMALL.states,
+        num_hidden_layers=SMALL.layers,
+        conv_kernel=SMALL.convolution,
+        time_step_rank=SMALL.rank,
+        tie_word_embeddings=False,
+    )
+    reference = transformers.MambaForCausalLM(config).eval()
+    model = small(layout=layout)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Norms too: at their initial values a swapped pair would go unnoticed.
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+        copy_to_transformers(model, reference)
+    tokens_BS, _ = batch()
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens_BS), reference(tokens_BS).logits, atol=1e-5, rtol=0)
+
+
+def copy_to_transformers(model: Mamba, reference: nn.Module) -> None:
+    pairs = [
+        (model.tokens.weight, reference.backbone.embeddings.weight),
+        (model.norm, reference.backbone.norm_f.weight),
+        (model.head.weight, reference.lm_head.weight),
+    ]
+    for ours, theirs in zip(model.blocks, reference.backbone.layers, strict=True):
+        mixer, other = ours.mixer, theirs.mixer
+        pairs += [(ours.norm, theirs.norm.weight), (mixer.D, other.D), (mixer.A_log, other.A_log)]
+        pairs += [(mixer.enter.weight, other.in_proj.weight), (mixer.select.weight, other.x_proj.weight)]
+        pairs += [(mixer.step.weight, other.dt_proj.weight), (mixer.step.bias, other.dt_proj.bias)]
+        pairs += [(mixer.leave.weight, other.out_proj.weight), (mixer.filter_bias, other.conv1d.bias)]
+        pairs += [(mixer.filter[:, None], other.conv1d.weight)]
+    assert sum(theirs.numel() for _, theirs in pairs) == SMALL.parameters()
+    for mine, theirs in pairs:
+        theirs.copy_(mine)
+
+
+def test_the_future_does_not_reach_the_past() -> None:
+    model, (tokens_BS, _) = small(), batch()
+    changed_BS = tokens_BS.clone()
+    changed_BS[:, 10:] = (changed_BS[:, 10:] + 1) % SMALL.vocabulary
+    with torch.no_grad():
+        before, after = model(tokens_BS), model(changed_BS)
+    torch.testing.assert_close(before[:, :10], after[:, :10])
+    assert (before[:, 10] - after[:, 10]).abs().max() > 1e-3
+
+
+def test_a_single_token_has_logits_and_no_loss() -> None:
+    model, (tokens_BS, _) = small(), batch(sequence=1)
+    assert model(tokens_BS).shape == (3, 1, SMALL.vocabulary)
+    with pytest.raises(InputError, match=r"tokens: wrong shape\n  found: 3, 1"):
+        model(tokens_BS, tokens_BS)
+
+
+def test_loss_is_the_mean_cross_entropy_and_weighs_positions_where_asked() -> None:
+    tokens_BS, targets_BS = batch()
+    model = small()
+    losses_BS = cross_entropy(model(tokens_BS).transpose(1, 2), targets_BS, reduction="none")
+    torch.testing.assert_close(model(tokens_BS, targets_BS), losses_BS.sum() / (targets_BS >= 0).sum())
+    weights_BS = torch.tanh(torch.arange(1, SMALL.sequence + 1) / 10) * (targets_BS >= 0)
+    expected = (losses_BS * weights_BS).sum() / weights_BS.sum()
+    torch.testing.assert_close(small(position_scale=10)(tokens_BS, targets_BS), expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"layout": "channel-first"},
+        {"checkpointing": True},
+        {"checkpointing": "selective"},
+        {"checkpointing": "selective", "layout": "channel-first"},
+    ],
+    ids=str,
+)
+def test_how_it_is_computed_changes_no_gradient(options: dict[str, Any]) -> None:
+    expected = gradients(small())
+    assert len(expected) == len(list(small().parameters()))
+    for name, gradient in gradients(small(**options)).items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6)
+
+
+def test_selective_checkpointing_keeps_products_alone() -> None:
+    counts = {}
+    for checkpointing in (False, True, "selective"):
+        model, (tokens_BS, targets_BS) = small(checkpointing=checkpointing), batch()
+        loss = model(tokens_BS, targets_BS)
+        with torch.profiler.profile() as profile:
+            loss.backward()
+        names = {event.key: event.count for event in profile.key_averages()}
+        counts[checkpointing] = (names.get("aten::mm", 0), names.get("aten::softplus", 0))
+    # The scan runs again where blocks are recomputed; products do in whole blocks alone.
+    assert [scans > 0 for _, scans in counts.values()] == [False, True, True]
+    assert counts["selective"][0] == counts[False][0] < counts[True][0]
+
+
+def test_layers_compute_in_bf16_and_parameters_have_their_own_type() -> None:
+    tokens_BS, targets_BS = batch()
+    wide = small(dtype=torch.bfloat16)
+    narrow = small(dtype=torch.bfloat16, parameter_type=torch.bfloat16)
+    assert {p.dtype for p in wide.parameters()} == {torch.float32}
+    assert {p.dtype for p in narrow.parameters()} == {torch.bfloat16}
+    assert narrow(tokens_BS).dtype is torch.bfloat16
+    exact = small()(tokens_BS, targets_BS).item()
+    for model in (wide, narrow):
+        assert model(tokens_BS, targets_BS).item() == pytest.approx(exact, abs=0.02)
+
+
+def test_initial_values_are_those_of_mamba_ssm() -> None:
+    shape = Shape(width=256, layers=3, vocabulary=2000, sequence=8, rank=16)
+    model = Mamba(shape, kernels="reference")
+    model.initialise(1)
+    mixer, channels = model.blocks[1].mixer, shape.channels
+    torch.testing.assert_close(mixer.A_log[7], torch.log(torch.arange(1.0, 17.0)))
+    assert model.tokens.weight.std().item() == pytest.approx(0.02, rel=0.02)
+    for weight, bound in (
+        (mixer.enter.weight, 256**-0.5),
+        (mixer.select.weight, channels**-0.5),
+        (mixer.step.weight, 16**-0.5),
+        (mixer.leave.weight, (channels * shape.layers) ** -0.5),
+        (mixer.filter, 0.5),
+        (mixer.filter_bias, 0.5),
+        (model.head.weight, 256**-0.5),
+    ):
+        assert bound * 0.95 < weight.abs().max().item() <= bound
+        assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.05)
+    steps = nn.functional.softplus(mixer.step.bias)
+    assert 1e-3 * 0.999 <= steps.min() < 1.2e-3
+    assert 0.085 < steps.max() <= 0.1001
+    again = Mamba(shape, kernels="reference")
+    again.initialise(1)
+    torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"kernels": None}, "kernels: a state-space model needs kernels"),
+        ({"kernels": "theirs"}, "found: theirs\n  allowed: ours, upstream, reference"),
+        ({"layout": "row-major"}, "allowed: token-major, channel-first"),
+        ({"dtype": torch.float64}, r"precision: .*\n  found: torch.float64\n  allowed: torch.float32"),
+    ],
+)
+def test_settings_that_do_not_exist_are_refused(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        small(**options)
+
+
+@pytest.mark.parametrize("size", [(0, 4), (2, 0), (3,), (1, 2, 3)])
+def test_tokens_of_a_wrong_shape_are_refused(size: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match="tokens: wrong shape"):
+        small()(torch.zeros(size, dtype=torch.int64))
+
+
+def test_tokens_on_another_device_are_refused() -> None:
+    tokens_BS, targets_BS = batch()
+    with pytest.raises(
+        InputError, match=r"targets: not the device of the model\n  found: meta\n  allowed: cpu"
+    ):
+        small()(tokens_BS, targets_BS.to("meta"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("sequence", 1), ("states", 257), ("convolution", 1), ("width", 0), ("rank", 0)]
+)
+def test_sizes_that_no_kernel_takes_are_refused(field: str, value: int) -> None:
+    with pytest.raises(InputError, match=field):
+        validate({**SMALL.model_dump(), field: value}, Shape, place="recipe.toml")
+
+
+def test_kernels_that_are_not_there_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, module in (("ours", "twinrun_mamba"), ("upstream", "causal_conv1d")):
+        monkeypatch.setitem(__import__("sys").modules, module, None)
+        with pytest.raises(MachineError, match=f"found: {name}") as error:
+            small(kernels=name)
+        assert error.value.hint
