@@ -10,7 +10,7 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import read_toml, validate
 from twinrun.protocol.formulas import FORMULAS
 from twinrun.protocol.models import FAMILIES, ModelShape
-from twinrun.protocol.models.mpt import STATE_BYTES_PER_PARAMETER, Shape
+from twinrun.protocol.models.mpt import STATES_PER_PARAMETER, Shape
 from twinrun.workloads.training.manifest import TrainingPlan
 
 MODELS = {
@@ -103,7 +103,7 @@ def test_only_state_is_sharded_and_only_activations_grow(checkpointing: bool) ->
             microbatch=microbatch, shards=shards, checkpointing=checkpointing, unsharded=False
         )
 
-    state = STATE_BYTES_PER_PARAMETER * shape.parameters()
+    state = STATES_PER_PARAMETER * 4 * shape.parameters()
     assert needed(4, 1) - needed(4, 2) == state // 2
     assert needed(8, 2) - needed(4, 2) == needed(4, 2) - needed(0, 2)
     assert needed(0, 1) == state

@@ -125,7 +125,11 @@ def test_chunked_loss_has_the_plain_gradients(chunk: int, monkeypatch: pytest.Mo
     targets_BS = torch.randint(61, (3, 16))
     targets_BS[:, ::5] = IGNORED
     results = []
-    for loss_of in (head_loss.head_loss, lambda h, w, t: cross_entropy((h @ w.T).flatten(0, 1), t.flatten())):
+
+    def plain_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy((hidden @ weight.T).flatten(0, 1), targets.flatten())
+
+    for loss_of in (head_loss.head_loss, plain_loss):
         hidden, weight = hidden_BSD.clone().requires_grad_(), weight_VD.clone().requires_grad_()
         loss = loss_of(hidden, weight, targets_BS)
         (2.5 * loss).backward()

@@ -238,6 +238,10 @@ class Workload(ABC):
     def derived(self, part: Part, point: PointRecord, gpu: Gpu | None) -> tuple[Measurement, ...]:
         """Return what follows from the measured numbers; recomputed whenever a record is read."""
 
+    def uses_kernels(self, part: Part) -> bool:
+        """Say whether this plan runs the kernels that the recipe names; they are compiled only then."""
+        return True
+
     @abstractmethod
     def is_measured(self, measurement: str) -> bool:
         """Say whether a measurement of this name comes from the ranks, and not from `derived`."""

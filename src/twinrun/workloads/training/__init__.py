@@ -112,6 +112,9 @@ class TrainingWorkload(Workload):
     def derived(self, part: Part, point: PointRecord, gpu: Gpu | None) -> tuple[Measurement, ...]:
         return numbers.derived(_plan(part), point, gpu)
 
+    def uses_kernels(self, part: Part) -> bool:
+        return _plan(part).training.kernels == "ours"
+
     def is_measured(self, measurement: str) -> bool:
         return measurement in ("step-time", "peak-memory")
 

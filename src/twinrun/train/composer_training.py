@@ -1,0 +1,30 @@
+"""One point of a training sweep through Composer, for recipes whose script adds nothing to it."""
+
+from __future__ import annotations
+
+from twinrun.protocol.training import TrainingJob, TrainingResult
+from twinrun.train import attention, composer_adapter, worker
+from twinrun.train.data import load_batches, load_corpus
+from twinrun.train.device import device_of
+from twinrun.train.metrics import Meter
+
+
+def train(job: TrainingJob) -> TrainingResult:
+    """Train for the job's steps; return what was measured."""
+    composer_adapter.start(job)
+    device = device_of(job)
+    corpus = load_corpus(job)
+    kernel = worker.choose_attention(job, device)
+    model = worker.build_model(job, device)
+    meter = Meter(job, device)
+    trainer = composer_adapter.build_trainer(job, model=model, batches=load_batches(job, corpus), meter=meter)
+    with attention.only(kernel):
+        trainer.fit()
+    return worker.collect(
+        job,
+        meter=meter,
+        device=device,
+        kernel=kernel,
+        parallelism=composer_adapter.parallelism(job),
+        data_hash=corpus.sha256,
+    )
