@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twinrun.train import worker
-from twinrun.train.composer_training import train
+from twinrun.train.composer_loop import train
 
 if __name__ == "__main__":
     worker.main(train)

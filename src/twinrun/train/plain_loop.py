@@ -16,7 +16,7 @@ from twinrun.train import ranks, worker
 from twinrun.train.data import load_batches, load_corpus
 from twinrun.train.device import device_of
 from twinrun.train.metrics import Meter
-from twinrun.train.models import IGNORED, Model, family_of
+from twinrun.train.models import DTYPES, IGNORED, Model, family_of
 from twinrun.train.optimizer import adamw, learning_rate, set_learning_rate
 from twinrun.train.sharding import OncePerStep, gradient_excess
 
@@ -34,14 +34,15 @@ def train(job: TrainingJob) -> TrainingResult:
     model = initial_model(job, device)
     loss_of = single(model, job) if job.sharding == "none" else sharded(model, job)
     excess = 1.0 if job.sharding == "none" else gradient_excess(device)
-    optimizer = adamw(model.parameters(), job.training.optimizer)
+    optimizer = adamw(model, job.training.optimizer)
     once = OncePerStep(model, microbatches=job.microbatches) if job.training.reduction == "step" else None
     epochs = itertools.repeat(load_batches(job, corpus))
 
     meter = Meter(job, device)
     meter.start()
     for step, batch in zip(range(job.training.steps), itertools.chain.from_iterable(epochs), strict=False):
-        set_learning_rate(optimizer, learning_rate(step, job.training.optimizer))
+        rate = learning_rate(step, job.training.optimizer, step_tokens=job.step_tokens)
+        set_learning_rate(optimizer, rate)
         meter.add_samples(batch["hashes"].to(device))
         for tokens_BS in batch["tokens"].to(device, non_blocking=True).split(job.microbatch):
             if once:
@@ -66,9 +67,9 @@ def train(job: TrainingJob) -> TrainingResult:
 
 def initial_model(job: TrainingJob, device: torch.device) -> Model:
     """Return the model with attention as PyTorch chooses it, nothing recomputed, nothing compiled."""
-    dtype = worker.DTYPES[job.training.precision]
+    plain = job.training.model_copy(update={"attention": "sdpa", "activation_checkpointing": False})
     with torch.device(device):
-        model = family_of(job.shape).build(job.shape, dtype=dtype, attention="sdpa", checkpointing=False)
+        model = family_of(job.shape).build(job.shape, training=plain)
     model.initialise(job.training.seed)
     return model
 
@@ -84,7 +85,7 @@ def single(model: Model, job: TrainingJob) -> Loss:
 
 def sharded(model: Model, job: TrainingJob) -> Loss:
     """Return the loss with FSDP2 around each block and the model, and compiled blocks."""
-    dtype = worker.DTYPES[job.training.precision]
+    dtype = DTYPES[job.training.precision]
     every = job.training.reduction == "microbatch"
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype if every else torch.float32)
     head = next_token_loss
