@@ -33,7 +33,7 @@ from twinrun.workloads.workload import (
 
 METRICS = (
     *("step-time", "tokens-per-second", "model-flops", "model-flops-share"),
-    *("loss", "peak-memory"),
+    *("loss", "peak-memory", "sample-order"),
 )
 
 
