@@ -59,7 +59,7 @@ def _notes(formula: str, lacking: Sequence[str]) -> tuple[str, ...]:
     notes = (
         f"TFLOP/s: {formula}; share: of the dense bf16 peak; tokens/s: TFLOP/s over FLOP of a token.",
         f"Tokens per kWh of TDP = tokens/s per card / W per card x {KILOWATT_HOUR:,.0f}.",
-        "W: the most a card draws by its data sheet; none was measured, and the rest of the node is left out.",
+        "W: the most a card draws by its data sheet; none was measured, the rest of the node is left out.",
     )
     return (*notes, f"No power is given for {', '.join(lacking)}.") if lacking else notes
 
