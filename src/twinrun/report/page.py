@@ -125,7 +125,9 @@ def _write(
             gpus=gpus,
             metrics=metrics,
             ranked=ranks,
-            anchors={record.run: f"record-{place}" for place, record in enumerate(records, 1)},
+            anchors={
+                record.run + record.sha256: f"record-{place}" for place, record in enumerate(records, 1)
+            },
             hardware_table=hardware_table(best, recipe, gpus),
             pictures=pictures(best, recipe, gpus),
         )
