@@ -206,7 +206,8 @@ def _summary(pairs: Sequence[Pair], found: Sequence[Changed], project: Project) 
     if middle >= 1:
         head = f"B is faster: {middle:.2f} times ({ends[0]:.2f} to {ends[1]:.2f}) A"
     else:
-        head = f"A is faster: {_over(1, middle):.2f} times ({_over(1, ends[1]):.2f} to {_over(1, ends[0]):.2f}) B"
+        low, high = _over(1, ends[1]), _over(1, ends[0])
+        head = f"A is faster: {_over(1, middle):.2f} times ({low:.2f} to {high:.2f}) B"
     head += f" in {title} at {_where(pairs)}"
     if len(pairs) > 1:
         head += f", {len(apart)} of which differ by more than their spread"
