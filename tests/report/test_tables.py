@@ -46,7 +46,7 @@ def test_tables_fit_the_terminal_and_keep_names_whole(recipe: str, width: int) -
 
 def test_a_claim_stands_once_with_its_reason() -> None:
     record = newest("mpt7b-scaling")
-    text = rendered(verdict_table(record.verdicts), width=400)
+    text = rendered(verdict_table(record.verdicts), width=1000)
     for one in record.verdicts:
         assert text.count(one.claim) == 1
         assert one.why in text
