@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.stack import find_stacks
 from twinrun.planning.project import Project
 from twinrun.report.page import write_recipe_report
-from twinrun.report.words import claimed_value, measured_value, outcome
+from twinrun.report.ranking import best_of, software
+from twinrun.report.words import headline, measured_value, outcome, published_neutral, published_value
 from twinrun.results.reading import read_record
 from twinrun.results.record import Record, Verdict, hardware
 
@@ -145,10 +147,10 @@ def run_on_gpus(stack: str) -> list[str]:
         for record in committed(loaded.recipe.name)
         if record.plan.stack == stack and record.machine.devices
     ]
-    return sorted({f"{hardware(record)} ({software(record)})" for record in records})
+    return sorted({f"{hardware(record)} ({ran_in(record)})" for record in records})
 
 
-def software(record: Record) -> str:
+def ran_in(record: Record) -> str:
     """Return what the ranks of a record ran in: the image, or which PyTorch of an engine without one."""
     environment = record.environment
     if environment.image_digest:
@@ -163,30 +165,41 @@ def results() -> str:
 
 
 def section(name: str, loaded: LoadedRecipe) -> str:
-    """Return the results of one recipe."""
+    """Return the results of one recipe: a sentence and a table for the best record of each hardware."""
     recipe, records = loaded.recipe, committed(loaded.recipe.name)
     origin = f"{recipe.publication.figure} of “{recipe.publication.title}”, {recipe.publication.by}."
-    columns = ["claim", "published", *(hardware(record) for record in records)]
-    rows = (
-        (claim.statement, claimed_value(claim), *judged(claim.id, records))
-        for claim in loaded.published.claim
-    )
-    link = f'<a href="{name}.html">All records with their plots</a>'
-    rest = [table(columns, rows), link if records else "No record is committed yet."]
+    link = f'<a href="{name}.html">All records, their pictures, and which hardware to choose</a>'
+    shown = [record_results(record) for record in best_of(records, PROJECT.metrics)]
+    rest = [*shown, link] if records else ["No record is committed yet."]
     return "\n\n".join([f"## {recipe.title}", f"`{loaded.folder}`: {origin}", *rest])
 
 
-def judged(claim: str, records: Iterable[Record]) -> list[str]:
-    """Return what each record says of a claim."""
-    found = [next((one for one in record.verdicts if one.claim == claim), None) for record in records]
-    return [said(verdict) if verdict else "-" for verdict in found]
+def record_results(record: Record) -> str:
+    """Return the sentence of a record, and its claims folded below."""
+    subject = record.workload.subject(record.plan.part)
+    rows = "".join(
+        f"<tr><th>{escape(one.statement)}</th>{''.join(map(cell, cells(one)))}</tr>"
+        for one in record.verdicts
+    )
+    heads = "".join(f"<th>{head}</th>" for head in ("claim", *CELLS))
+    table = f'<table class="verdicts"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+    said = f"<strong>{escape(headline(record))}</strong> {escape(subject)}, {escape(software(record))}"
+    return f"<details><summary>{said}</summary>{table}</details>"
 
 
-def said(verdict: Verdict) -> str:
-    """Return a verdict with the value it rests on."""
-    if verdict.measured is None:
-        return outcome(verdict)
-    return f"{outcome(verdict)}: {measured_value(verdict)}"
+CELLS = ("published", "here", "verdict", "why")
+
+
+def cells(verdict: Verdict) -> list[tuple[str, str]]:
+    """Return the cells of a verdict, each with the title of its column."""
+    published = ", ".join(filter(None, (published_value(verdict), published_neutral(verdict))))
+    texts = (published, measured_value(verdict), outcome(verdict), verdict.why)
+    return list(zip(CELLS, texts, strict=True))
+
+
+def cell(content: tuple[str, str]) -> str:
+    """Return a cell that a narrow screen labels with its column."""
+    return f'<td data-label="{content[0]}">{escape(content[1])}</td>'
 
 
 @cache

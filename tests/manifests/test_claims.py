@@ -75,6 +75,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (ABSOLUTE, {"controls": ["nodes=2"]}, "go with a parity"),
     (ABSOLUTE, {"kind": "guess"}, "claim.0.kind"),
     (ABSOLUTE, {"id": RATIO}, "same id"),
+    (ABSOLUTE, {"here": None}, "either a table `here` or a reason `why_none`"),
+    (ABSOLUTE, {"why_none": "none"}, "either a table `here` or a reason `why_none`"),
+    (RATIO, {"tolerance": 0.05}, "not smaller than the effect"),
     (ABSOLUTE, {"valu": 1.0}, "unknown key"),
 ]
 
@@ -84,6 +87,58 @@ def test_a_claim_that_nothing_could_answer_is_refused(claim: str, changes: dict[
     with pytest.raises(InputError) as caught:
         load(TRAINING, claim, changes)
     assert told in str(caught.value)
+
+
+RESTATED: list[tuple[str, dict[str, Any], str]] = [
+    (ABSOLUTE, {"metric": "model-flops-shar"}, "claim.0.here.metric"),
+    (ABSOLUTE, {"metric": "roofline-share"}, "claim.0.here.metric"),
+    (ABSOLUTE, {"unit": "TFLOP/s"}, "claim.0.here.unit"),
+    (ABSOLUTE, {"better": "lower"}, "claim.0.here.better"),
+    (ABSOLUTE, {"formula": "6N"}, "claim.0.here.formula"),
+    (ABSOLUTE, {"free": ["parameter"]}, "did you mean `parameters`"),
+    (ABSOLUTE, {"free": ["parameters", "microbatch"]}, "claim.0.here.free"),
+    (ABSOLUTE, {"free": ["precision"]}, "model-flops-share depends on this field"),
+    (ABSOLUTE, {"metric": "tokens-per-second"}, "tokens-per-second depends on this field"),
+    (ABSOLUTE, {"metric": "kept-per-doubling"}, "restates a ratio of points"),
+    (ABSOLUTE, {"value": 0.45}, "weaker than the published statement"),
+    (ABSOLUTE, {"tolerance": 0.03}, "weaker than the published statement"),
+    (ABSOLUTE, {"value": 0.5}, "not the derivation's"),
+    (ABSOLUTE, {"derivation": "166 / 0"}, "claim.0.here.derivation"),
+    (ABSOLUTE, {"derivation": "9 ** 9 ** 9"}, "claim.0.here.derivation"),
+    (ABSOLUTE, {"derivation": "__import__('os')"}, "claim.0.here.derivation"),
+    (ABSOLUTE, {"derivation": "(" * 150}, "claim.0.here.derivation"),
+    (ABSOLUTE, {"derivation": None}, "claim.0.here.derivation"),
+    (ABSOLUTE, {"because": None}, "claim.0.here.because"),
+    (ABSOLUTE, {"least_devices": 0}, "claim.0.here.least_devices"),
+    (ABSOLUTE, {"freed": []}, "unknown key"),
+    (RATIO, {"tolerance": 0.009}, "not smaller than the effect"),
+]
+
+
+@pytest.mark.parametrize(("claim", "changes", "told"), RESTATED)
+def test_a_restatement_that_asks_something_else_is_refused(
+    claim: str, changes: dict[str, Any], told: str
+) -> None:
+    here = next(one for one in content(TRAINING)["claim"] if one["id"] == claim)["here"] | changes
+    with pytest.raises(InputError) as caught:
+        load(TRAINING, claim, {"here": {key: value for key, value in here.items() if value is not None}})
+    assert told in str(caught.value)
+    assert "published.toml" in str(caught.value)
+
+
+def test_a_weaker_restatement_says_so() -> None:
+    here = content(TRAINING)["claim"][0]["here"] | {
+        "value": 0.45,
+        "weaker": "half a percent is left for noise",
+    }
+    load(TRAINING, ABSOLUTE, {"here": here})
+
+
+@pytest.mark.parametrize("recipe", [TRAINING, BENCH])
+def test_every_restatement_is_what_its_derivation_gives(recipe: str) -> None:
+    for claim in PROJECT.recipe(recipe).published.claim:
+        if claim.here:
+            assert claim.here.value == pytest.approx(claim.here.derived, rel=1e-3)
 
 
 def test_an_unknown_gpu_is_refused() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from twinrun.planning.project import Project
 from twinrun.results.reading import read_record
-from twinrun.results.record import Outcome, Record, Verdict
+from twinrun.results.record import AsPublished, AsRestated, Record, Restated, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = Project(ROOT)
@@ -36,12 +36,12 @@ def as_published(record: Record) -> Record:
     return changed(record, plan=record.plan.model_copy(update={"differences": ()}))
 
 
-def judged(record: Record, *outcomes: Outcome) -> Record:
+def judged(record: Record, *outcomes: AsPublished) -> Record:
     """Return the record with a verdict for each of `outcomes`."""
     return changed(record, verdicts=tuple(verdict(outcome) for outcome in outcomes))
 
 
-def verdict(outcome: Outcome, **fields: Any) -> Verdict:
+def verdict(outcome: AsPublished, **fields: Any) -> Verdict:
     """Return a verdict on a ratio of two points."""
     known: dict[str, Any] = {
         "claim": "a-claim",
@@ -53,3 +53,17 @@ def verdict(outcome: Outcome, **fields: Any) -> Verdict:
         "per": "device",
     }
     return Verdict(outcome=outcome, **(known | fields))
+
+
+def restated(outcome: AsRestated) -> Restated:
+    """Return a restatement that was judged."""
+    return Restated(
+        statement="It trains at 46 % of the peak",
+        outcome=outcome,
+        reason="it is so",
+        published=45.86,
+        measured=None if outcome == "not-comparable" else 50.0,
+        metric="model-flops-share",
+        title="MFU",
+        unit="%",
+    )

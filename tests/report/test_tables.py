@@ -40,16 +40,16 @@ def test_tables_fit_the_terminal_and_keep_names_whole(recipe: str, width: int) -
     assert max(len(line) for line in text.splitlines()) <= width
     words = set(text.split())
     assert {one.claim for one in record.verdicts} <= words
-    assert "comparable" in words
+    assert "here" in words
     assert "…" not in text
 
 
 def test_a_claim_stands_once_with_its_reason() -> None:
     record = newest("mpt7b-scaling")
-    text = rendered(verdict_table(record.verdicts), width=400)
+    text = rendered(verdict_table(record.verdicts), width=1000)
     for one in record.verdicts:
         assert text.count(one.claim) == 1
-        assert one.reason in text
+        assert one.why in text
 
 
 def test_a_point_has_all_its_numbers() -> None:
@@ -79,7 +79,7 @@ def test_a_pipe_cuts_nothing_and_has_no_escape(
     show(verdict_table(record.verdicts))
     text = capsys.readouterr().out
     assert any(len(line) > 80 for line in text.splitlines())
-    assert "○ not comparable" in text
+    assert "✓ holds here" in text
     assert "\x1b" not in text
 
 

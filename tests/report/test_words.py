@@ -2,51 +2,81 @@ from __future__ import annotations
 
 import pytest
 
-from tests.report.committed import PROJECT, as_published, judged, newest, verdict
+from tests.report.committed import PROJECT, changed, judged, newest, restated, verdict
 from twinrun.report.words import (
     claimed_value,
     heading,
     headline,
     measured_value,
     outcome,
+    published_neutral,
     published_value,
     tone,
 )
-from twinrun.results.record import Outcome
+from twinrun.results.record import AsPublished, AsRestated
 
 RECORD = newest("mpt7b-scaling")
+
+
+PLACE = "On 4 x NVIDIA H200 SXM: "
 
 
 @pytest.mark.parametrize(
     ("outcomes", "sentence", "colour"),
     [
-        ((), "No claim was judged.", "neutral"),
-        (("reproduced", "reproduced"), "Reproduced: 2 of 2 claims.", "good"),
-        (("reproduced", "not-comparable"), "Reproduced: 1 of 2 claims; 1 not comparable.", "good"),
-        (("reproduced", "not-reproduced"), "Not reproduced: 1 of 2 claims; 1 reproduced.", "bad"),
-        (("failed", "reproduced"), "Failed: 1 of 2 claims; 1 reproduced.", "bad"),
-        (("not-comparable",), "Not comparable: 1 of 1 claim.", "neutral"),
-        (("config-mismatch",), "Config mismatch: 1 of 1 claim.", "neutral"),
+        ((), "no claim was judged.", "neutral"),
+        (("reproduced", "reproduced"), "2 of 2 claims reproduced as published.", "good"),
+        (
+            ("reproduced", "not-comparable"),
+            "1 of 2 claims reproduced as published, 1 cannot be asked here.",
+            "good",
+        ),
+        (
+            ("reproduced", "not-reproduced"),
+            "1 of 2 claims reproduced as published, 1 not reproduced.",
+            "bad",
+        ),
+        (("failed", "reproduced"), "1 of 2 claims reproduced as published, 1 failed.", "bad"),
+        (("not-comparable",), "0 of 1 claim reproduced as published, 1 cannot be asked here.", "neutral"),
+        (
+            ("config-mismatch",),
+            "0 of 1 claim reproduced as published, 1 of another configuration.",
+            "neutral",
+        ),
     ],
 )
-def test_the_headline_is_led_by_what_decides(
-    outcomes: tuple[Outcome, ...], sentence: str, colour: str
+def test_the_headline_counts_what_reproduced(
+    outcomes: tuple[AsPublished, ...], sentence: str, colour: str
 ) -> None:
-    record = judged(as_published(RECORD), *outcomes)
-    assert (headline(record), tone(record)) == (sentence, colour)
+    record = judged(RECORD, *outcomes)
+    assert (headline(record), tone(record)) == (PLACE + sentence, colour)
 
 
-def test_another_experiment_is_no_reproduction() -> None:
-    record = judged(RECORD, "reproduced", "not-comparable", "not-comparable")
-    assert headline(record) == (
-        "Not the published experiment (parameters 1,315,950,592, published 6,658,859,008;"
-        " 2 more fields differ): 1 of 3 claims reproduced, 2 not comparable."
-    )
-    assert tone(record) == "neutral"
+@pytest.mark.parametrize(
+    ("outcomes", "sentence", "colour"),
+    [
+        (("holds-here",), "1 of 2 claims reproduced as published, 1 holds here.", "good"),
+        (
+            ("holds-here", "holds-here", "fails-here"),
+            "1 of 4 claims reproduced as published, 2 hold here, 1 fails here.",
+            "bad",
+        ),
+        (("not-comparable",), "1 of 2 claims reproduced as published, 1 cannot be asked here.", "good"),
+    ],
+)
+def test_the_headline_counts_what_holds_here(
+    outcomes: tuple[AsRestated, ...], sentence: str, colour: str
+) -> None:
+    found = [verdict("not-comparable", here=restated(outcome)) for outcome in outcomes]
+    record = changed(RECORD, verdicts=(verdict("reproduced"), *found))
+    assert (headline(record), tone(record)) == (PLACE + sentence, colour)
 
 
-def test_another_experiment_can_refute_what_holds_anywhere() -> None:
-    assert tone(judged(RECORD, "not-reproduced", "reproduced")) == "bad"
+def test_a_restated_value_is_in_the_neutral_metric() -> None:
+    found = verdict("not-comparable", here=restated("holds-here"), reason="other GPU")
+    assert outcome(found) == "✓ holds here"
+    assert (published_neutral(found), measured_value(found)) == ("45.9 % MFU", "50.0 % MFU")
+    assert found.why == "it is so"
 
 
 @pytest.mark.parametrize(

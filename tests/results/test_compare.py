@@ -27,7 +27,19 @@ def test_gain_is_in_the_direction_of_the_metric() -> None:
     gains = {pair.metric: round(pair.gain, 9) for pair in compare(slow, fast, PROJECT).pairs}
     assert gains["step-time"] == gains["tokens-per-second"] == gains["model-flops"] == 2.0
     assert gains["peak-memory"] == 1.0
-    assert "B is 2.00 to 2.00 times A in MFU over 2 measurements" in compare(slow, fast, PROJECT).summary
+    assert (
+        "B is faster: 2.00 times (2.00 to 2.00) A in MFU at 2 measurements"
+        in compare(slow, fast, PROJECT).summary
+    )
+
+
+def test_the_first_line_says_which_is_faster() -> None:
+    slow = training_record({"nodes=1": 60.0}, spread=0.01)
+    fast, close = (training_record({"nodes=1": rate}, spread=0.01) for rate in (90.0, 60.3))
+    assert compare(fast, slow, PROJECT).summary.startswith(
+        "A is faster: 1.50 times (1.47 to 1.53) B in MFU at nodes=1"
+    )
+    assert compare(slow, close, PROJECT).summary.startswith("Neither is faster: B is 1.00 times")
 
 
 def test_the_likely_cause_is_named() -> None:

@@ -26,6 +26,7 @@ def verdict(record: Record, claim: str) -> Verdict:
 
 def claim_of(**fields: Any) -> Claim:
     base = {"id": "a-claim", "statement": "it is so", "tolerance": 0.05, "because": "x", "source": SOURCE}
+    base |= {} if "here" in fields else {"why_none": "x"}
     return Claim.model_validate(base | fields, strict=False)
 
 
@@ -43,8 +44,8 @@ def test_the_published_numbers_reproduce() -> None:
 @pytest.mark.parametrize(
     ("rates", "claim", "outcome", "measured"),
     [
-        ({"nodes=1": 83.0 * 0.951}, "throughput-1-node", "reproduced", 166 * 0.951),
-        ({"nodes=1": 83.0 * 0.949}, "throughput-1-node", "not-reproduced", 166 * 0.949),
+        ({"nodes=1": 83.0 * 0.981}, "throughput-1-node", "reproduced", 166 * 0.981),
+        ({"nodes=1": 83.0 * 0.979}, "throughput-1-node", "not-reproduced", 166 * 0.979),
         ({"nodes=1": 83.0 * 1.2}, "throughput-1-node", "reproduced", 166 * 1.2),
         ({"nodes=1": 83.0, "nodes=32": 83.0 * 0.94}, "efficiency-1-to-32-nodes", "reproduced", 0.94),
         ({"nodes=1": 83.0, "nodes=32": 83.0 * 0.93}, "efficiency-1-to-32-nodes", "not-reproduced", 0.93),

@@ -22,7 +22,7 @@ __all__ = ["Request", "build", "compare", "data", "doctor", "lock", "report", "r
 
 
 def run(root: Path, request: Request, *, out: Path | None, resume: bool, as_json: bool) -> int:
-    """Run a recipe and return the exit code: 1 when a claim is not reproduced."""
+    """Run a recipe and return the exit code: 1 when a claim is not reproduced, or fails here."""
     project = Project(root)
     selection = select(project, request)
     _print_choices(selection)
@@ -31,6 +31,7 @@ def run(root: Path, request: Request, *, out: Path | None, resume: bool, as_json
         return 0
     from twinrun.cli.run import execute
     from twinrun.execution.progress import Display
+    from twinrun.results.record import FAILURES
 
     with Display() as display:
         record, folder = execute(
@@ -43,7 +44,7 @@ def run(root: Path, request: Request, *, out: Path | None, resume: bool, as_json
     else:
         _show(record, page)
         print(form, end="")
-    return int(any(verdict.outcome in ("not-reproduced", "failed") for verdict in record.verdicts))
+    return int(any(verdict.final in FAILURES for verdict in record.verdicts))
 
 
 def _form(project: Project, selection: Selection, record: Record, folder: Path) -> str:
@@ -98,12 +99,12 @@ def summary(record: Record, folder: Path) -> dict[str, object]:
 
     numbers = {"id", "nodes", "devices", "hosts", "measurements", "checks", "facts"}
     return {
+        "headline": headline(record),
         "run": record.run,
         "record": str(folder / "record.json"),
         "report": str(folder / "report.html"),
-        "headline": headline(record),
         "points": [point.model_dump(mode="json", include=numbers) for point in record.points],
-        "verdicts": [verdict.model_dump() for verdict in record.verdicts],
+        "verdicts": [one.model_dump() | {"final": one.final, "why": one.why} for one in record.verdicts],
     }
 
 
@@ -111,9 +112,10 @@ def _show(record: Record, page: Path) -> None:
     from twinrun.report.tables import record_tables, verdict_table
     from twinrun.report.words import headline
 
-    _view(record_tables(record))
-    _view(verdict_table(record.verdicts))
     print(headline(record))
+    print()
+    _view(verdict_table(record.verdicts))
+    _view(record_tables(record))
     print(f"report: {page}")
 
 

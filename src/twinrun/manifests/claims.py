@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from twinrun.foundation.errors import InputError, closest
 from twinrun.foundation.manifest import Frozen, read_toml, validate
 from twinrun.manifests.metrics import RATIO, Metric, known_metric
+from twinrun.manifests.metrics import demand as _demand
 from twinrun.manifests.record_claims import RecordClaim
 from twinrun.manifests.reference_table import read_rows
+from twinrun.manifests.restatements import Restatement, Terms, check_restatement, demand_resolution
 from twinrun.manifests.source import Source
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.formulas import FORMULAS
@@ -68,6 +68,10 @@ class Claim(Frozen):
     """Why this tolerance."""
     hardware: Hardware | None = None
     source: Source
+    here: Restatement | None = None
+    """What it says where the published hardware or scale is not."""
+    why_none: str | None = None
+    """Why there is no restatement, where there is none."""
 
     @model_validator(mode="after")
     def _complete(self) -> Claim:
@@ -88,6 +92,8 @@ class Claim(Frozen):
             raise ValueError(f"claim `{self.id}`: the expected distance of an {self.kind} is 0")
         if not self.is_distance and self.value <= 0:
             raise ValueError(f"claim `{self.id}`: `value` must be positive, found {self.value:g}")
+        if (self.here is None) == (self.why_none is None):
+            raise ValueError(f"claim `{self.id}` needs either a table `here` or a reason `why_none`")
         if self.controls and self.kind != "parity":
             raise ValueError(f"claim `{self.id}`: `controls` go with a parity")
         return self
@@ -167,6 +173,11 @@ def check_numbers(
             _demand(claim.hardware.gpu, gpus, place=f"{where}.hardware.gpu", what="GPU")
         units = [RATIO] if claim.kind == "ratio" else [metric.unit, *metric.units]
         _demand(claim.unit, units, place=f"{where}.unit", what=f"unit of {metric.id}")
+        if claim.kind == "ratio":
+            demand_resolution(claim.tolerance, claim.value, place=f"{where}.tolerance")
+        if claim.here:
+            terms = Terms(claim.kind, claim.formula, claim.tolerance, tuple(published.fingerprint))
+            check_restatement(claim.here, terms, place=f"{where}.here", metrics=metrics)
     for number, between in enumerate(published.between_records):
         where = f"{place}:between_records.{number}"
         metric = _metric_of(between, where, metrics)
@@ -189,15 +200,3 @@ def _metric_of(number: Claim | RecordClaim | Reference, where: str, metrics: dic
         _demand(number.formula, metric.formulas, place=f"{where}.formula", what=f"formula of {metric.id}")
         _demand(number.formula, FORMULAS, place=f"{where}.formula", what="formula")
     return metric
-
-
-def _demand(found: str | None, allowed: Iterable[str], *, place: str, what: str) -> None:
-    choices = list(allowed)
-    if found not in choices:
-        raise InputError(
-            f"not a {what}",
-            place=place,
-            found=found or "none",
-            allowed=choices,
-            hint=closest(found or "", choices),
-        )

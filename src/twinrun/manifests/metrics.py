@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -40,6 +41,12 @@ class Metric(Frozen):
     """What a series of it goes over, for example `step`."""
     bound: Literal["peak", "bandwidth", "one"] | None = None
     """What no device exceeds."""
+    depends_on: tuple[str, ...] = ()
+    """Fields of a fingerprint that it is not normalised for: a restatement in it cannot free them."""
+    between_points: bool = False
+    """Whether it is computed between points, from the metric of the claim, instead of measured at one."""
+    fact: str | None = None
+    """The fact of a point that it compares, where it is no number."""
 
     @model_validator(mode="after")
     def _canonical_once(self) -> Metric:
@@ -84,3 +91,16 @@ def known_metric(name: str, metrics: dict[str, Metric], *, place: str) -> Metric
             "no such metric", place=place, found=name, allowed=list(metrics), hint=closest(name, metrics)
         )
     return metrics[name]
+
+
+def demand(found: str | None, allowed: Iterable[str], *, place: str, what: str) -> None:
+    """Raise InputError at `place` where `found` is none of `allowed`."""
+    choices = list(allowed)
+    if found not in choices:
+        raise InputError(
+            f"not a {what}",
+            place=place,
+            found=found or "none",
+            allowed=choices,
+            hint=closest(found or "", choices),
+        )

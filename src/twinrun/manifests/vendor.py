@@ -35,6 +35,8 @@ class Gpu(Frozen):
     bandwidth_gb_s: Positive
     peak_bf16_tflops: Positive
     """Dense."""
+    power_w: Positive | None = None
+    """Most that a card draws, as its data sheet says."""
     source: str
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from twinrun.foundation.errors import InputError, closest
 from twinrun.foundation.files import is_file_in
@@ -132,17 +132,33 @@ class Project:
     def _check_claims(self, loaded: LoadedRecipe, place: Path) -> None:
         check_numbers(loaded.published, place=str(place), metrics=self.metrics, gpus=self.gpus)
         for number, claim in enumerate(loaded.published.claim):
-            for key, point in _points_of(claim):
+            for one in self._asked(claim):
                 why = load_workload(loaded.workload).missing(
-                    loaded.tables, point=point, metric=claim.metric, measurement=claim.measurement
+                    loaded.tables, point=one.point, metric=one.metric, measurement=one.measurement
                 )
                 if why:
-                    found = point if "no scale has" in why else claim.measurement or claim.metric
+                    found = one.point if "no scale has" in why else one.measurement or one.metric
                     raise InputError(
                         f"no scale of the recipe can give this: {why}",
-                        place=f"{place}:claim.{number}.{key}",
+                        place=f"{place}:claim.{number}.{one.key}",
                         found=found,
                     )
+
+    def _asked(self, claim: Claim) -> list[_Asked]:
+        """Return what a claim and its restatement ask of the workload."""
+        asked = [_Asked(key, point, claim.metric, claim.measurement) for key, point in _points_of(claim)]
+        if (here := claim.here) and not self.metrics[here.metric].between_points:
+            asked.append(_Asked("here.metric", claim.point, here.metric, here.measurement))
+        return asked
+
+
+class _Asked(NamedTuple):
+    """A number that a claim needs, and the key of the claim that says so."""
+
+    key: str
+    point: str | None
+    metric: str
+    measurement: str | None
 
 
 def _points_of(claim: Claim) -> list[tuple[str, str | None]]:

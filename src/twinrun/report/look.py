@@ -11,7 +11,7 @@ from twinrun.workloads.charts import Kind
 MARKS: dict[Kind, str] = {
     "measured": "o^sv>P<X*",
     "published": "Dh",
-    "reference": "dp",
+    "reference": "dpx+14",
     "baseline": "H",
     "bound": "_",
 }

@@ -15,7 +15,7 @@ from twinrun.foundation.text import number, plain, plural
 from twinrun.manifests.metrics import Metric
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.vendor import Gpu
-from twinrun.report import summary, words
+from twinrun.report import ranking, summary, words
 from twinrun.report.drawing import draw
 from twinrun.report.svg import Picture
 from twinrun.results.record import Record, hardware
@@ -67,6 +67,12 @@ def pictures(records: Sequence[Record], recipe: LoadedRecipe, gpus: dict[str, Gp
     return [draw(chart) for chart in charts]
 
 
+def hardware_table(records: Sequence[Record], recipe: LoadedRecipe, gpus: dict[str, Gpu]) -> Table | None:
+    """Return published and measured hardware side by side, None where the workload has no such table."""
+    shown = [record.shown() for record in records]
+    return load_workload(recipe.workload).hardware_table(shown, Drawn(recipe=recipe, gpus=gpus))
+
+
 def tables(record: Record) -> tuple[Table, ...]:
     """Return the measured numbers of a record."""
     return record.workload.point_tables(record.shown())
@@ -107,6 +113,8 @@ def _write(
     gpus: dict[str, Gpu],
     metrics: Mapping[str, Metric],
 ) -> None:
+    ranks = ranking.ranked(records, metrics)
+    best = [one.best for one in ranks]
     text = (
         _environment()
         .get_template(template)
@@ -116,7 +124,12 @@ def _write(
             published=recipe.published,
             gpus=gpus,
             metrics=metrics,
-            pictures=pictures(records, recipe, gpus),
+            ranked=ranks,
+            anchors={
+                record.run + record.sha256: f"record-{place}" for place, record in enumerate(records, 1)
+            },
+            hardware_table=hardware_table(best, recipe, gpus),
+            pictures=pictures(best, recipe, gpus),
         )
     )
     write_atomically(path, text)
@@ -138,6 +151,7 @@ def _environment() -> Environment:
         words.gib,
         words.quantity,
         words.published_value,
+        words.published_neutral,
         words.measured_value,
         words.heading,
     )
@@ -146,6 +160,8 @@ def _environment() -> Environment:
         words.headline,
         words.tone,
         hardware,
+        ranking.software,
+        ranking.label,
         subject,
         configuration,
         tables,

@@ -37,6 +37,10 @@ SIGNS = {
     "P": "✚",
     "d": "♦",
     "H": "⬣",
+    "x": "✕",
+    "+": "+",
+    "1": "⅄",
+    "4": "≻",
     "_": "━",
 }
 # Stand-ins that occur nowhere else; in the SVG each becomes the CSS variable it is named after.

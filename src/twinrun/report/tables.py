@@ -8,12 +8,13 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.text import Text
 
 from twinrun.report.layout import HARD_SPACE, Line, lines
-from twinrun.report.words import measured_value, outcome, published_value
-from twinrun.results.record import Outcome, Record, Verdict
+from twinrun.report.words import measured_value, outcome, published_neutral, published_value
+from twinrun.results.record import FAILURES, Outcome, Record, Verdict
 from twinrun.workloads.tables import Cell, Column, Table, text
 from twinrun.workloads.workload import Choice
 
-STYLES: dict[Outcome, str] = {"reproduced": "green", "not-reproduced": "bold red", "failed": "bold red"}
+STYLES: dict[Outcome, str] = {"reproduced": "green", "holds-here": "green"}
+STYLES |= dict.fromkeys(FAILURES, "bold red")
 
 
 class View:
@@ -50,14 +51,19 @@ def record_tables(record: Record) -> Group:
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> View:
-    """Return each claim with what was published, what was measured and the verdict, the reason below."""
+    """Return each claim with what was published, what was found here and the verdict, the reason below."""
     rows = tuple(
-        (text(one.claim), text(published_value(one)), text(measured_value(one)), text(_whole(outcome(one))))
+        (
+            text(one.claim),
+            text(published_value(one), published_neutral(one)),
+            text(measured_value(one)),
+            text(_whole(outcome(one))),
+        )
         for one in verdicts
     )
-    styles = {outcome(one): STYLES[one.outcome] for one in verdicts if one.outcome in STYLES}
-    table = _words("Claims", ("claim", "published", "measured", "verdict"), rows)
-    return View(table, below=[one.reason for one in verdicts], styles=styles)
+    styles = {outcome(one): STYLES[one.final] for one in verdicts if one.final in STYLES}
+    table = _words("Claims", ("claim", "published", "here", "verdict"), rows)
+    return View(table, below=[f"Why: {one.why}" for one in verdicts], styles=styles)
 
 
 def word_columns(*titles: str) -> tuple[Column, ...]:

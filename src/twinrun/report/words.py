@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from twinrun.foundation.text import number, plain, plural
+from twinrun.foundation.text import number, plural
 from twinrun.manifests.claims import Claim
-from twinrun.results.record import Outcome, Record, Verdict
-from twinrun.workloads.fingerprint import Difference
+from twinrun.results.record import FAILURES, Outcome, Record, Verdict, hardware
+from twinrun.results.restate import measured_here, published_here
 
 GIB = 1 << 30
 Tone = Literal["good", "bad", "neutral"]
@@ -18,15 +18,26 @@ Tone = Literal["good", "bad", "neutral"]
 SIGNS: dict[Outcome, str] = {
     "failed": "!",
     "not-reproduced": "✗",
+    "fails-here": "✗",
     "reproduced": "✓",
+    "holds-here": "✓",
     "config-mismatch": "≠",
     "not-comparable": "○",
+}
+# How one claim, and how several, of an outcome are counted in a sentence.
+COUNTED: dict[Outcome, tuple[str, str]] = {
+    "holds-here": ("holds here", "hold here"),
+    "fails-here": ("fails here", "fail here"),
+    "not-reproduced": ("not reproduced", "not reproduced"),
+    "failed": ("failed", "failed"),
+    "config-mismatch": ("of another configuration", "of another configuration"),
+    "not-comparable": ("cannot be asked here", "cannot be asked here"),
 }
 
 
 def outcome(verdict: Verdict) -> str:
     """Return the outcome with its sign, in one or two words."""
-    return f"{SIGNS[verdict.outcome]} {_spoken(verdict.outcome)}"
+    return f"{SIGNS[verdict.final]} {_spoken(verdict.final)}"
 
 
 def quantity(value: float, unit: str, per: str) -> str:
@@ -51,8 +62,15 @@ def _claimed(value: float, unit: str, per: str) -> str:
     return quantity(value, unit, per) if value else "equal"
 
 
+def published_neutral(verdict: Verdict) -> str:
+    """Return the published value in the neutral metric of the restatement, empty where none was judged."""
+    return published_here(verdict.here) if verdict.here else ""
+
+
 def measured_value(verdict: Verdict) -> str:
-    """Return what the run says, a dash where it says nothing."""
+    """Return what the run says, in the neutral metric where the claim was restated; a dash for nothing."""
+    if verdict.here and verdict.here.measured is not None:
+        return measured_here(verdict.here)
     if verdict.measured is None:
         return "-"
     if verdict.published:
@@ -61,28 +79,30 @@ def measured_value(verdict: Verdict) -> str:
 
 
 def headline(record: Record) -> str:
-    """Say in one sentence what became of the claims, and whether the run is the published experiment."""
-    counts = Counter(verdict.outcome for verdict in record.verdicts)
-    total = plural(len(record.verdicts), "claim")
-    parts = [f"{counts[name]} {_spoken(name)}" for name in SIGNS if counts[name]]
-    if not parts:
-        return "No claim was judged."
-    if record.plan.differences:
-        first, *rest = parts
-        count, what = first.split(" ", 1)
-        claims = ", ".join([f"{count} of {total} {what}", *rest])
-        return f"Not the published experiment ({_difference(record.plan.differences)}): {claims}."
-    worst = next(name for name in SIGNS if counts[name])
-    others = f"; {', '.join(parts[1:])}" if parts[1:] else ""
-    return f"{_spoken(worst).capitalize()}: {counts[worst]} of {total}{others}."
+    """Say in one sentence what became of the claims on which hardware."""
+    return sentence(hardware(record), record.verdicts)
+
+
+def sentence(place: str, verdicts: Sequence[Verdict]) -> str:
+    """Count the claims that reproduced as published, those that hold here, and the rest."""
+    if not verdicts:
+        return f"On {place}: no claim was judged."
+    counts = Counter(verdict.final for verdict in verdicts)
+    rest = [
+        f"{counts[name]} {one if counts[name] == 1 else several}"
+        for name, (one, several) in COUNTED.items()
+        if counts[name]
+    ]
+    whole = f"{counts['reproduced']} of {plural(len(verdicts), 'claim')} reproduced as published"
+    return f"On {place}: {', '.join([whole, *rest])}."
 
 
 def tone(record: Record) -> Tone:
-    """Return the colour of the headline: only the published experiment reproduces a claim of it."""
-    outcomes = {verdict.outcome for verdict in record.verdicts}
-    if outcomes & {"failed", "not-reproduced"}:
+    """Return the colour of the headline."""
+    outcomes = {verdict.final for verdict in record.verdicts}
+    if outcomes & set(FAILURES):
         return "bad"
-    return "good" if "reproduced" in outcomes and not record.plan.differences else "neutral"
+    return "good" if outcomes & {"reproduced", "holds-here"} else "neutral"
 
 
 def heading(title: str) -> str:
@@ -93,12 +113,6 @@ def heading(title: str) -> str:
 def gib(count: int) -> str:
     """Return bytes in GiB."""
     return f"{count / GIB:.1f} GiB"
-
-
-def _difference(differences: Sequence[Difference]) -> str:
-    first, more = differences[0], len(differences) - 1
-    text = f"{first.field} {plain(first.found)}, published {plain(first.published)}"
-    return f"{text}; {plural(more, 'more field')} differ{'s' if more == 1 else ''}" if more else text
 
 
 def _spoken(name: Outcome) -> str:

@@ -11,7 +11,7 @@ from twinrun.manifests.record_claims import RecordClaim, Side
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement
 from twinrun.results.reading import read_record
-from twinrun.results.record import Outcome, Record, Verdict
+from twinrun.results.record import AsPublished, Record, Verdict
 
 
 def read_records(paths: Sequence[Path], project: Project) -> list[Record]:
@@ -120,7 +120,7 @@ def _directed(claim: RecordClaim, ratios: Sequence[float]) -> Verdict:
     return _verdict(claim, "not-reproduced" if worse > claim.tolerance else "reproduced", reason, mean)
 
 
-def _verdict(claim: RecordClaim, outcome: Outcome, reason: str, measured: float | None = None) -> Verdict:
+def _verdict(claim: RecordClaim, outcome: AsPublished, reason: str, measured: float | None = None) -> Verdict:
     return Verdict(
         claim=claim.id,
         statement=claim.statement,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 
 from twinrun.foundation.errors import InputError
@@ -33,6 +34,9 @@ class Pair(Frozen):
     """Medians."""
     gain: float
     """How many times as good B is as A, in the metric's direction."""
+    gain_low: float
+    gain_high: float
+    """What the extremes of the samples allow."""
     within_spread: bool
     """Whether the samples of both have values in common."""
 
@@ -136,7 +140,7 @@ def _pair(
     one: PointRecord, other: PointRecord, mine: Measurement, theirs: Measurement, project: Project
 ) -> Pair:
     higher = project.metrics[mine.metric].better == "higher"
-    over, under = (theirs.median, mine.median) if higher else (mine.median, theirs.median)
+    good, base = (theirs, mine) if higher else (mine, theirs)
     return Pair(
         point_a=one.id,
         point_b=other.id,
@@ -147,9 +151,15 @@ def _pair(
         formula=mine.formula,
         a=mine.median,
         b=theirs.median,
-        gain=over / under if under else math.inf if over else 1.0,
+        gain=_over(good.median, base.median),
+        gain_low=_over(good.low, base.high),
+        gain_high=_over(good.high, base.low),
         within_spread=mine.overlaps(theirs),
     )
+
+
+def _over(good: float, base: float) -> float:
+    return good / base if base else math.inf if good else 1.0
 
 
 def _series(a: Record, b: Record, one: PointRecord, other: PointRecord) -> Iterable[SeriesDistance]:
@@ -184,28 +194,36 @@ def _headline(record: Record, pairs: Sequence[Pair]) -> str:
 
 
 def _summary(pairs: Sequence[Pair], found: Sequence[Changed], project: Project) -> str:
-    metric = project.metrics[pairs[0].metric]
-    gains = sorted(pair.gain for pair in pairs)
-    apart = sum(not pair.within_spread for pair in pairs)
-    if len(pairs) == 1:
-        one = pairs[0]
-        where = one.point_a if one.point_a == one.point_b else f"{one.point_b} against {one.point_a}"
-        head = f"B is {one.gain:.2f} times A in {metric.title} per {one.per} at {where}"
-        if one.within_spread:
-            return f"{head}, within the spread of the samples"
+    """Say which is faster and by how much, over what interval, and what else differs."""
+    title = project.metrics[pairs[0].metric].title
+    apart = [pair for pair in pairs if not pair.within_spread]
+    gains = [pair.gain for pair in pairs]
+    ends = min(pair.gain_low for pair in pairs), max(pair.gain_high for pair in pairs)
+    middle = statistics.geometric_mean(gains) if min(gains) > 0 else min(gains)
+    if not apart:
+        head = f"Neither is faster: B is {middle:.2f} times ({ends[0]:.2f} to {ends[1]:.2f}) A in {title}"
+        return f"{head} at {_where(pairs)}, within the spread of the samples"
+    if middle >= 1:
+        head = f"B is faster: {middle:.2f} times ({ends[0]:.2f} to {ends[1]:.2f}) A"
     else:
-        head = (
-            f"B is {gains[0]:.2f} to {gains[-1]:.2f} times A in {metric.title}"
-            f" over {len(pairs)} measurements, {apart} of which differ by more than their spread"
-        )
-        if not apart:
-            return head
+        low, high = _over(1, ends[1]), _over(1, ends[0])
+        head = f"A is faster: {_over(1, middle):.2f} times ({low:.2f} to {high:.2f}) B"
+    head += f" in {title} at {_where(pairs)}"
+    if len(pairs) > 1:
+        head += f", {len(apart)} of which differ by more than their spread"
     strongest = _strongest(found)
     likely = [f"{one.name} {one.a} -> {one.b}" for one in found if one.speed == strongest]
     if not likely or strongest is None:
         return f"{head}; nothing recorded explains it"
     because = "only small things differ" if strongest == "small" else "most likely because"
     return f"{head}; {because}: {'; '.join(likely[:MAX_REASONS])}"
+
+
+def _where(pairs: Sequence[Pair]) -> str:
+    one = pairs[0]
+    if len(pairs) > 1:
+        return f"{len(pairs)} measurements"
+    return one.point_a if one.point_a == one.point_b else f"{one.point_b} against {one.point_a}"
 
 
 def _strongest(found: Iterable[Changed]) -> Grade | None:

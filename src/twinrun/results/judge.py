@@ -3,61 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from twinrun.foundation.files import canonical_json, sha256_of_bytes
-from twinrun.foundation.manifest import Frozen
-from twinrun.foundation.text import percent
 from twinrun.manifests.claims import Claim, Published
 from twinrun.manifests.metrics import Metric
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement
-from twinrun.results.record import Outcome, Record, Verdict
+from twinrun.results.evidence import Terms, differences_of, doubt_of, found_of, names_of, value_of
+from twinrun.results.record import AsPublished, Record, Verdict
+from twinrun.results.restate import restated
 from twinrun.workloads.fingerprint import Difference
 from twinrun.workloads.series import largest_difference, same_order, values_of
 from twinrun.workloads.workload import PointRecord
 
 # Fewer steps than this show no curve; the shortest committed record of an invariant has as many.
 LEAST_STEPS = 4
-# A peak is nominal, and so is a clock: what is above it by no more than this is rounding.
-PEAK_SLACK = 1.02
-
-
-class Terms(Frozen):
-    """What claims are judged by beside the record."""
-
-    metrics: dict[str, Metric]
-    gpus: dict[str, Gpu]
-    fingerprint: Mapping[str, object]
 
 
 def judge(record: Record, published: Published, project: Project) -> tuple[Verdict, ...]:
-    """Judge every claim against `record`, in the published order."""
+    """Judge every claim against `record`, in the published order; where that cannot be, as restated."""
     terms = Terms(metrics=project.metrics, gpus=project.gpus, fingerprint=dict(published.fingerprint))
+    return tuple(_judged(claim, record, terms) for claim in published.claim)
+
+
+def _judged(claim: Claim, record: Record, terms: Terms) -> Verdict:
     rules = {"absolute": _absolute, "ratio": _ratio, "invariant": _invariant, "parity": _parity}
-    return tuple(rules[claim.kind](claim, record, terms) for claim in published.claim)
+    verdict = rules[claim.kind](claim, record, terms)
+    if claim.here is None or verdict.outcome not in ("not-comparable", "config-mismatch"):
+        return verdict
+    return verdict.model_copy(update={"here": restated(claim, claim.here, record, terms)})
 
 
 def claims_digest(published: Published) -> str:
     """Return the digest of all that verdicts depend on in published.toml."""
     content = published.model_dump(mode="json", include={"claim", "fingerprint"})
     return sha256_of_bytes(canonical_json(content).encode())
-
-
-def found_of(claim: Claim, point: PointRecord) -> Measurement | None:
-    """Return the measurement of a point that a claim is about."""
-    if claim.measurement:
-        return point.measurement(claim.measurement)
-    return next((one for one in point.measurements if one.metric == claim.metric), None)
-
-
-def value_of(claim: Claim, found: Measurement, metric: Metric, gpu: Gpu | None) -> float:
-    """Return a measurement in the claim's unit, and per what the claim counts."""
-    value = metric.canonical(found.median, found.unit)
-    if gpu and (found.per, claim.per) == ("device", "card"):
-        value = metric.per_card(value, devices_per_card=gpu.devices_per_card)
-    return value if claim.kind == "ratio" else metric.in_unit(value, claim.unit)
 
 
 def _absolute(claim: Claim, record: Record, terms: Terms) -> Verdict:
@@ -74,11 +56,11 @@ def _absolute(claim: Claim, record: Record, terms: Terms) -> Verdict:
             if point is None
             else f"no {claim.metric} of {claim.measurement or claim.point}"
         )
-        return _verdict(claim, "not-comparable", f"this run has {lacking}; it has {_names(record.points)}")
+        return _verdict(claim, "not-comparable", f"this run has {lacking}; it has {names_of(record.points)}")
     value = value_of(claim, found, metric, record.gpu)
-    if apart := _differences(record, [point], terms):
+    if apart := differences_of(record, [point], terms):
         return _verdict(claim, "config-mismatch", _mismatch(apart), value)
-    if doubt := _doubt(claim, [found], metric, record.gpu):
+    if doubt := _doubt(claim, [found], metric, record):
         return _verdict(claim, "not-comparable", doubt, value)
     return _directed(claim, value)
 
@@ -92,18 +74,29 @@ def _ratio(claim: Claim, record: Record, terms: Terms) -> Verdict:
         return _verdict(claim, "not-comparable", _other_points(claim, record, metric))
     over, under = (value_of(claim, one, metric, record.gpu) for one in found)
     value = over / under if under else math.inf
-    if apart := _differences(record, points, terms):
+    if apart := differences_of(record, points, terms):
         return _verdict(claim, "config-mismatch", _mismatch(apart), value)
-    if doubt := _doubt(claim, found, metric, record.gpu):
+    if doubt := _doubt(claim, found, metric, record):
         return _verdict(claim, "not-comparable", doubt, value)
     return _directed(claim, value)
 
 
 def _invariant(claim: Claim, record: Record, terms: Terms) -> Verdict:
     if len(record.points) < 2:
-        names = _names(record.points) or "none"
+        names = names_of(record.points) or "none"
         return _verdict(claim, "not-comparable", f"needs two world sizes; this run has {names}")
+    if fact := terms.metrics[claim.metric].fact:
+        return _same_fact(claim, record.points, fact)
     return _distance(claim, record.points, terms, allowed=claim.tolerance)
+
+
+def _same_fact(claim: Claim, points: Sequence[PointRecord], fact: str) -> Verdict:
+    found = {point.id: point.facts.get(fact) for point in points}
+    if absent := [name for name, value in found.items() if value is None]:
+        return _verdict(claim, "not-comparable", f"no {fact} of {', '.join(absent)}")
+    apart = len(set(found.values())) > 1
+    reason = f"{', '.join(found)}: the {fact} is {'not ' if apart else ''}the same at every point"
+    return _verdict(claim, "not-reproduced" if apart else "reproduced", reason, float(apart))
 
 
 def _parity(claim: Claim, record: Record, terms: Terms) -> Verdict:
@@ -123,7 +116,7 @@ def _distance(claim: Claim, points: Sequence[PointRecord], terms: Terms, *, allo
     curves = [_curve(claim, point) for point in points]
     if not all(curves):
         return _verdict(
-            claim, "not-comparable", f"a point has no {claim.metric}; this run has {_names(points)}"
+            claim, "not-comparable", f"a point has no {claim.metric}; this run has {names_of(points)}"
         )
     if not same_order(points):
         reason = "data order: the points did not train on the same global batches"
@@ -135,7 +128,7 @@ def _distance(claim: Claim, points: Sequence[PointRecord], terms: Terms, *, allo
     if held and terms.metrics[claim.metric].series and (doubt := _nothing_behind(claim, curves)):
         return _verdict(claim, "not-comparable", doubt, value)
     reason = (
-        f"{_names(points)}: largest relative difference {value:.2g} at step {step} of"
+        f"{names_of(points)}: largest relative difference {value:.2g} at step {step} of"
         f" {len(curves[0])}, allowed {allowed:g}; same batches in the same order"
     )
     return _verdict(claim, "reproduced" if held else "not-reproduced", reason, value)
@@ -161,39 +154,15 @@ def _nothing_behind(claim: Claim, curves: Sequence[tuple[float, ...]]) -> str | 
     return None
 
 
-def _doubt(claim: Claim, found: Sequence[Measurement], metric: Metric, gpu: Gpu | None) -> str | None:
-    """Return why measured numbers cannot carry a verdict, or None."""
-    for one in found:
-        if one.per != claim.per and (one.per, claim.per) != ("device", "card"):
-            return f"{one.id} is measured per {one.per}, the claim is per {claim.per}"
-        if metric.repeated and one.count < 2:
-            return f"{one.id} rests on a single sample"
-        if metric.repeated and one.spread > claim.tolerance:
-            return f"the samples of {one.id} spread by ±{percent(one.spread)}, more than the tolerance"
-        if over := _beyond(one, metric, gpu):
-            return over
-    return None
-
-
-def _beyond(found: Measurement, metric: Metric, gpu: Gpu | None) -> str | None:
-    """Return that a number is more than the device can do, or None."""
-    value = metric.canonical(found.median, found.unit)
-    cards = gpu.devices_per_card if gpu and found.per == "card" else 1
-    limits = {"one": 1.0}
-    if gpu:
-        limits["peak"] = cards * gpu.device_peak_flops / 1e12
-        limits["bandwidth"] = cards * gpu.device_bandwidth_bytes_s / 1e9
-    limit = limits.get(metric.bound or "")
-    if limit is None or value <= limit * PEAK_SLACK:
-        return None
-    return f"{found.id} is {value:.4g} {metric.unit}, more than the {limit:.4g} that the device can do"
+def _doubt(claim: Claim, found: Sequence[Measurement], metric: Metric, record: Record) -> str | None:
+    return doubt_of(found, metric, record.gpu, per=claim.per, tolerance=claim.tolerance)
 
 
 def _directed(claim: Claim, value: float) -> Verdict:
     """Compare with the published value in its direction of goodness."""
     change = value / claim.value - 1
     worse = -change if claim.better == "higher" else change
-    outcome: Outcome = "reproduced" if worse <= claim.tolerance else "not-reproduced"
+    outcome: AsPublished = "reproduced" if worse <= claim.tolerance else "not-reproduced"
     reason = (
         f"{abs(change):.1%} {'above' if change >= 0 else 'below'} the published value;"
         f" {claim.better} is better, {claim.tolerance:.0%} worse is allowed because {claim.because}"
@@ -201,7 +170,7 @@ def _directed(claim: Claim, value: float) -> Verdict:
     return _verdict(claim, outcome, reason, value)
 
 
-def _verdict(claim: Claim, outcome: Outcome, reason: str, measured: float | None = None) -> Verdict:
+def _verdict(claim: Claim, outcome: AsPublished, reason: str, measured: float | None = None) -> Verdict:
     return Verdict(
         claim=claim.id,
         statement=claim.statement,
@@ -212,14 +181,6 @@ def _verdict(claim: Claim, outcome: Outcome, reason: str, measured: float | None
         unit=claim.unit,
         per=claim.per,
     )
-
-
-def _differences(record: Record, points: Sequence[PointRecord], terms: Terms) -> tuple[Difference, ...]:
-    """Return where the run, or the points that a claim is about, are not the published configuration."""
-    of_points = [record.workload.point_differences(point, dict(terms.fingerprint)) for point in points]
-    if None in of_points:
-        return record.plan.differences
-    return next((found for found in of_points if found), ())
 
 
 def _other_hardware(
@@ -246,7 +207,9 @@ def _other_hardware(
 def _other_points(claim: Claim, record: Record, metric: Metric) -> str:
     """Say which points a ratio lacks, and what the run's own first and last points give."""
     assert claim.between is not None
-    reason = f"needs the points {' and '.join(claim.between)}; this run has {_names(record.points) or 'none'}"
+    reason = (
+        f"needs the points {' and '.join(claim.between)}; this run has {names_of(record.points) or 'none'}"
+    )
     found = [(point, one) for point in record.points if (one := found_of(claim, point))]
     if claim.kind != "ratio" or len(found) < 2 or record.gpu is None:
         return reason
@@ -258,7 +221,3 @@ def _other_points(claim: Claim, record: Record, metric: Metric) -> str:
 def _mismatch(differences: Sequence[Difference]) -> str:
     fields = (f"{item.field} is {item.found}, published {item.published}" for item in differences)
     return "not the published configuration: " + "; ".join(fields)
-
-
-def _names(points: Sequence[PointRecord]) -> str:
-    return ", ".join(point.id for point in points)

@@ -167,6 +167,8 @@ def _judged(record: Record, project: Project, file: Path) -> Record:
         found = today.get(recorded.claim)
         if found and same_claims and _same_claim(found, recorded):
             _demand_same(f"the verdict on {recorded.claim}", found.outcome, recorded.outcome, file)
+            if record.claims_sha256:
+                _demand_same(f"the restated verdict on {recorded.claim}", found.final, recorded.final, file)
     return record.model_copy(update={"verdicts": verdicts})
 
 

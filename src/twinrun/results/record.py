@@ -19,20 +19,62 @@ from twinrun.protocol.measurements import Per
 from twinrun.workloads import load_workload
 from twinrun.workloads.workload import PointRecord, Recorded, Workload
 
-Outcome = Literal["reproduced", "not-reproduced", "not-comparable", "config-mismatch", "failed"]
+AsPublished = Literal["reproduced", "not-reproduced", "not-comparable", "config-mismatch", "failed"]
+AsRestated = Literal["holds-here", "fails-here", "not-comparable"]
+Outcome = Literal[
+    "reproduced",
+    "not-reproduced",
+    "not-comparable",
+    "config-mismatch",
+    "failed",
+    "holds-here",
+    "fails-here",
+]
+# What makes a run's exit code 1.
+FAILURES: tuple[Outcome, ...] = ("not-reproduced", "fails-here", "failed")
+
+
+class Restated(Frozen):
+    """What became of a claim's restatement, where the claim could not be judged as published."""
+
+    statement: str
+    outcome: AsRestated
+    reason: str
+    published: float
+    measured: float | None
+    """At the point that is worst for the claim."""
+    metric: str
+    """Row of recipes/metrics.toml."""
+    title: str
+    """Of the metric."""
+    unit: str
 
 
 class Verdict(Frozen):
-    """What became of one claim, and why."""
+    """What became of one claim as published and, where that cannot be asked, as restated; and why."""
 
     claim: str
     statement: str
-    outcome: Outcome
+    outcome: AsPublished
+    """As published."""
     reason: str
     published: float
     measured: float | None
     unit: str
     per: Per
+    here: Restated | None = None
+    """As restated; null where the claim was judged as published, or has no restatement."""
+
+    @property
+    def final(self) -> Outcome:
+        """The outcome that counts: as restated where the restatement could be judged, else as published."""
+        judged = self.here is not None and self.here.outcome != "not-comparable"
+        return self.here.outcome if judged and self.here else self.outcome
+
+    @property
+    def why(self) -> str:
+        """The reason of the outcome that counts."""
+        return self.here.reason if self.here else self.reason
 
 
 class Environment(Frozen):

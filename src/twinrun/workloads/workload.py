@@ -274,6 +274,10 @@ class Workload(ABC):
     def point_tables(self, record: Recorded) -> tuple[Table, ...]:
         """Return the measured numbers as tables."""
 
+    def hardware_table(self, records: Sequence[Recorded], drawn: Drawn) -> Table | None:
+        """Return published and measured hardware side by side, None where a workload has no such table."""
+        return None
+
     @abstractmethod
     def charts(self, records: Sequence[Recorded], drawn: Drawn) -> tuple[Chart, ...]:
         """Return the pictures of one record, or of all of a recipe."""

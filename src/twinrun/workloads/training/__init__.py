@@ -14,7 +14,7 @@ from twinrun.protocol.training import StepMetrics, TrainingJob, TrainingResult
 from twinrun.workloads.charts import Chart
 from twinrun.workloads.settings import flat
 from twinrun.workloads.tables import Table
-from twinrun.workloads.training import numbers, points, report, version_1
+from twinrun.workloads.training import hardware, numbers, points, report, version_1
 from twinrun.workloads.training.factors import FACTORS, ROUNDING_ONLY
 from twinrun.workloads.training.manifest import Tables, TrainingPlan, TrainingPoint, check_names, tables_of
 from twinrun.workloads.workload import (
@@ -33,7 +33,7 @@ from twinrun.workloads.workload import (
 
 METRICS = (
     *("step-time", "tokens-per-second", "model-flops", "model-flops-share"),
-    *("loss", "peak-memory"),
+    *("loss", "peak-memory", "sample-order"),
 )
 
 
@@ -152,6 +152,9 @@ class TrainingWorkload(Workload):
 
     def point_tables(self, record: Recorded) -> tuple[Table, ...]:
         return (report.points_table(record),)
+
+    def hardware_table(self, records: Sequence[Recorded], drawn: Drawn) -> Table | None:
+        return hardware.hardware_table(records, drawn)
 
     def charts(self, records: Sequence[Recorded], drawn: Drawn) -> tuple[Chart, ...]:
         return report.charts(records, drawn)

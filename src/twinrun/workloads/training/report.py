@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from twinrun.foundation.text import number, percent, plain
-from twinrun.manifests.claims import Claim, Published, Reference
-from twinrun.manifests.vendor import Gpu
+from twinrun.foundation.text import number, plain
+from twinrun.manifests.claims import Published
 from twinrun.protocol.measurements import Measurement
 from twinrun.workloads.charts import Chart, Curve, LineChart, Spot
 from twinrun.workloads.series import curves_of, distance_in_words, distances
 from twinrun.workloads.tables import Column, Table, measured, text
-from twinrun.workloads.training.manifest import TrainingPlan
+from twinrun.workloads.training.manifest import TrainingPlan, tables_of
+from twinrun.workloads.training.published_curves import published_curves
 from twinrun.workloads.workload import Drawn, PointRecord, Recorded
 
 COLUMNS = (
@@ -64,13 +64,39 @@ def _notes(record: Recorded) -> tuple[str, ...]:
 
 
 def charts(records: Sequence[Recorded], drawn: Drawn) -> tuple[Chart, ...]:
-    """Return throughput and efficiency over devices and, of a single record, its loss curves."""
+    """Return throughput, share of the peak and efficiency over devices and, of one record, its losses."""
+    rates = [_per_card(records, drawn)] if any(record.gpu for record in records) else []
     found: list[Chart] = [
-        one for one in (_throughput(records, drawn), _efficiency(records, drawn)) if one.curves
+        one for one in (*rates, _throughput(records, drawn), _efficiency(records, drawn)) if one.curves
     ]
     if len(records) == 1:
         found += _losses(records[0], drawn.recipe.published)
     return tuple(found)
+
+
+def _per_card(records: Sequence[Recorded], drawn: Drawn) -> LineChart:
+    """Return model FLOP/s of a card over devices, published and measured."""
+    formula = part_of(records[0]).shape.formula
+    curves = [
+        _of_cards(_curve(record, place, "model-flops"), record)
+        for place, record in enumerate(records)
+        if record.gpu
+    ]
+    every = [*curves, *published_curves(drawn, formula, _models(records, drawn), share=False)]
+    label = "model TFLOP/s per card"
+    notes = (f"FLOP by {formula}; a card of two dies is two devices; zero-based axis.",)
+    return _chart("per-card", "Throughput of one card, published and measured", label, "count", every, notes)
+
+
+def _of_cards(curve: Curve, record: Recorded) -> Curve:
+    dies = record.gpu.devices_per_card if record.gpu else 1
+    return _scaled(curve, dies)
+
+
+def _models(records: Sequence[Recorded], drawn: Drawn) -> tuple[str, ...]:
+    """Return the models of the records, the published one first."""
+    shown = (part_of(record).training.model for record in records)
+    return tuple(dict.fromkeys((tables_of(drawn.recipe).training.model, *shown)))
 
 
 def _throughput(records: Sequence[Recorded], drawn: Drawn) -> LineChart:
@@ -90,9 +116,9 @@ def _throughput(records: Sequence[Recorded], drawn: Drawn) -> LineChart:
         *_other_model(records, drawn.recipe.published),
         *([f"Not drawn, for want of an MFU by this formula: {left_out}."] if left_out else []),
     )
-    model = part_of(records[0]).training.model
-    curves = [*known, *_published(drawn, formula), *_references(drawn, formula, model)]
-    return _chart("throughput", "Throughput of one device", f"MFU ({formula})", "share", curves, notes)
+    curves = [*known, *published_curves(drawn, formula, _models(records, drawn), share=True)]
+    title = "Share of the dense peak, published and measured"
+    return _chart("throughput", title, f"MFU ({formula})", "share", curves, notes)
 
 
 def _efficiency(records: Sequence[Recorded], drawn: Drawn) -> LineChart:
@@ -100,7 +126,8 @@ def _efficiency(records: Sequence[Recorded], drawn: Drawn) -> LineChart:
     ours = [_curve(record, place, "tokens-per-second") for place, record in enumerate(records) if record.gpu]
     several = [one for one in ours if len(one.spots) > 1]
     formula = part_of(records[0]).shape.formula
-    theirs = [one for one in _published(drawn, formula) if len(one.spots) > 1] if several else []
+    published = published_curves(drawn, formula, (), share=True) if several else []
+    theirs = [one for one in published if len(one.spots) > 1]
     note = "Each series is relative to its own smallest point; the axis does not start at zero."
     title, label = "What scaling keeps of it", "throughput per device, relative"
     return _chart(
@@ -143,64 +170,13 @@ def _spot(point: PointRecord, found: Measurement) -> Spot:
     return Spot(x=point.devices, value=found.median, low=found.low, high=found.high)
 
 
-def _published(drawn: Drawn, formula: str) -> list[Curve]:
-    """Return a curve for each GPU model that absolute claims in this formula name."""
-    claims: dict[str, list[Claim]] = {}
-    for claim in drawn.recipe.published.claim:
-        if claim.kind == "absolute" and claim.formula == formula and claim.hardware:
-            claims.setdefault(claim.hardware.gpu, []).append(claim)
-    return [_claimed(drawn.gpus[gpu], group, place) for place, (gpu, group) in enumerate(claims.items())]
-
-
-def _claimed(gpu: Gpu, claims: list[Claim], place: int) -> Curve:
-    spots = [
-        _exact(claim.hardware.cards * gpu.devices_per_card, claim.value / _peak(gpu, claim.per))
-        for claim in claims
-        if claim.hardware
-    ]
-    values = ", ".join(f"{number(claim.value)} {claim.unit} per {claim.per}" for claim in claims)
-    return Curve(
-        label=f"published: {gpu.name}",
-        kind="published",
-        place=place,
-        spots=tuple(sorted(spots, key=lambda spot: spot.x)),
-        detail=f"{values}; {number(gpu.peak_bf16_tflops)} TFLOP/s dense bf16 per card",
-    )
-
-
-def _references(drawn: Drawn, formula: str, model: str) -> list[Curve]:
-    chosen = [one for one in drawn.recipe.published.reference if (one.formula, one.model) == (formula, model)]
-    return [_reference(one, drawn.gpus[one.gpu], place) for place, one in enumerate(chosen)]
-
-
-def _reference(reference: Reference, gpu: Gpu, place: int) -> Curve:
-    share = reference.value / _peak(gpu, reference.per)
-    return Curve(
-        label=f"published elsewhere: {reference.label}",
-        kind="reference",
-        place=place,
-        spots=(_exact(reference.cards * gpu.devices_per_card, share),),
-        detail=(
-            f"{percent(share)}: {number(reference.value)} {reference.unit} per {reference.per},"
-            f" {number(gpu.peak_bf16_tflops)} TFLOP/s dense bf16 per card;"
-            f" {reference.source.document}, {reference.source.where}"
-        ),
-    )
-
-
-def _exact(devices: int, value: float) -> Spot:
-    return Spot(x=devices, value=value, low=value, high=value)
-
-
-def _peak(gpu: Gpu, per: str) -> float:
-    """Return the dense peak in TFLOP/s of what a published number counts."""
-    return gpu.peak_bf16_tflops / (1 if per == "card" else gpu.devices_per_card)
-
-
 def _relative(curve: Curve) -> Curve:
-    first = min(curve.spots, key=lambda spot: spot.x).value
+    return _scaled(curve, 1 / min(curve.spots, key=lambda spot: spot.x).value)
+
+
+def _scaled(curve: Curve, factor: float) -> Curve:
     spots = tuple(
-        Spot(x=one.x, value=one.value / first, low=one.low / first, high=one.high / first)
+        Spot(x=one.x, value=one.value * factor, low=one.low * factor, high=one.high * factor)
         for one in curve.spots
     )
     return curve.model_copy(update={"spots": spots})

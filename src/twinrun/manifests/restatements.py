@@ -1,0 +1,148 @@
+"""Restatements: what a claim says in a neutral metric, where the published hardware or scale is not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field, field_validator
+
+from twinrun.foundation.arithmetic import evaluated
+from twinrun.foundation.errors import InputError
+from twinrun.foundation.manifest import Frozen
+from twinrun.foundation.text import percent
+from twinrun.manifests.metrics import Metric, demand, known_metric
+
+# A value is written with three or four digits.
+ROUNDING = 1e-3
+
+
+class Restatement(Frozen):
+    """A claim in a neutral metric, judged at the claim's own points, or at all that a run has instead."""
+
+    statement: str
+    """The restated claim in one sentence."""
+    metric: str
+    """Row of recipes/metrics.toml."""
+    unit: str | None = None
+    """Of the metric; its canonical one where not given."""
+    better: Literal["higher", "lower"] | None = None
+    """Direction of the metric, for the reader."""
+    formula: str | None = None
+    """As the claim's, where not given."""
+    measurement: str | None = None
+    """Which measurement of a point, where its metric has several."""
+    value: Annotated[float, Field(gt=0)]
+    """What `derivation` gives, rounded."""
+    derivation: str
+    """The value from published numbers, as arithmetic, for example `166 / 362`."""
+    basis: str
+    """What the numbers of the derivation are, and where they stand."""
+    weaker: str | None = None
+    """Why the restatement asks for less than the publication, where it does."""
+    tolerance: Annotated[float, Field(gt=0, lt=1)]
+    """Relative to `value`."""
+    because: str
+    """Why this metric and this tolerance."""
+    free: tuple[str, ...] = ()
+    """Fields of the published fingerprint that may differ; the verdict names those that do."""
+    least_devices: Annotated[int, Field(gt=0)] = 1
+    """Points of fewer devices are left out."""
+
+    @field_validator("derivation")
+    @classmethod
+    def _arithmetic(cls, text: str) -> str:
+        evaluated(text)
+        return text
+
+    @property
+    def derived(self) -> float:
+        """What the derivation gives."""
+        return evaluated(self.derivation)
+
+    def shortfall(self, better: str) -> float:
+        """Return by how much of the derived value the restated one asks for less."""
+        apart = self.value / self.derived - 1
+        return -apart if better == "higher" else apart
+
+
+class Terms(NamedTuple):
+    """What a restatement is held against: of its claim and of the publication."""
+
+    kind: str
+    formula: str | None
+    tolerance: float
+    fields: tuple[str, ...]
+    """Of the published fingerprint."""
+
+
+def check_restatement(here: Restatement, terms: Terms, *, place: str, metrics: dict[str, Metric]) -> None:
+    """Refuse a restatement that nothing could judge or that asks less than its claim; raises InputError."""
+    where = place
+    metric = known_metric(here.metric, metrics, place=f"{where}.metric")
+    what = f"of {metric.id}"
+    units = [metric.unit, *metric.units]
+    demand(here.unit or metric.unit, units, place=f"{where}.unit", what=f"unit {what}")
+    demand(here.better or metric.better, [metric.better], place=f"{where}.better", what=f"direction {what}")
+    if metric.formulas:
+        formula = here.formula or terms.formula
+        demand(formula, metric.formulas, place=f"{where}.formula", what=f"formula {what}")
+    _check_freed(here, terms.fields, where, metric)
+    if metric.between_points:
+        demand_resolution(here.tolerance, here.value, place=f"{where}.tolerance")
+    if metric.between_points and terms.kind != "ratio":
+        raise InputError(
+            "computed between points, so it restates a ratio of points",
+            place=f"{where}.metric",
+            found=f"{metric.id} of a claim of kind {terms.kind}",
+            allowed="claims of kind ratio",
+        )
+    _check_strength(here, terms.tolerance, where, metric)
+
+
+def _check_freed(here: Restatement, fields: Sequence[str], where: str, metric: Metric) -> None:
+    """Refuse to free a field that the publication does not have, or that the metric depends on."""
+    for field in here.free:
+        demand(field, fields, place=f"{where}.free", what="field of the fingerprint")
+    if tied := [field for field in here.free if field in metric.depends_on]:
+        raise InputError(
+            f"{metric.id} depends on this field, so a restatement in it cannot free the field",
+            place=f"{where}.free",
+            found=", ".join(tied),
+            allowed=[field for field in fields if field not in metric.depends_on],
+        )
+
+
+def _check_strength(here: Restatement, tolerance: float, where: str, metric: Metric) -> None:
+    """Refuse a restatement that is not what its derivation gives, or is weaker without saying so."""
+    derived = f"{here.derived:.4g}, which is {here.derivation}"
+    shortfall = here.shortfall(metric.better)
+    if shortfall < -ROUNDING:
+        raise InputError(
+            "the value is not the derivation's", place=f"{where}.value", found=here.value, allowed=derived
+        )
+    weaker = [
+        ("value", here.value, derived, shortfall > ROUNDING),
+        ("tolerance", here.tolerance, f"{tolerance:g}, the claim's", here.tolerance > tolerance),
+    ]
+    for key, found, allowed, is_weaker in weaker:
+        if is_weaker and here.weaker is None:
+            raise InputError(
+                "weaker than the published statement",
+                place=f"{where}.{key}",
+                found=found,
+                allowed=allowed,
+                hint="say why in `weaker`, or keep to the derivation",
+            )
+
+
+def demand_resolution(tolerance: float, value: float, *, place: str) -> None:
+    """Refuse a tolerance on a ratio that is no smaller than the ratio's distance from one."""
+    effect = abs(1 - value)
+    if effect and tolerance >= effect:
+        raise InputError(
+            "the tolerance is not smaller than the effect that it judges",
+            place=place,
+            found=percent(tolerance),
+            allowed=f"less than {percent(effect)}, the distance of {value:g} from 1",
+        )

@@ -1,0 +1,83 @@
+"""What stands behind a judgement: the numbers of a claim, and what speaks against them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from twinrun.foundation.manifest import Frozen
+from twinrun.foundation.text import percent
+from twinrun.manifests.claims import Claim
+from twinrun.manifests.metrics import Metric
+from twinrun.manifests.vendor import Gpu
+from twinrun.protocol.measurements import Measurement, Per
+from twinrun.results.record import Record
+from twinrun.workloads.fingerprint import Difference
+from twinrun.workloads.workload import PointRecord
+
+# A peak is nominal, and so is a clock: what is above it by no more than this is rounding.
+PEAK_SLACK = 1.02
+
+
+class Terms(Frozen):
+    """What claims are judged by beside the record."""
+
+    metrics: dict[str, Metric]
+    gpus: dict[str, Gpu]
+    fingerprint: Mapping[str, object]
+
+
+def found_of(claim: Claim, point: PointRecord) -> Measurement | None:
+    """Return the measurement of a point that a claim is about."""
+    if claim.measurement:
+        return point.measurement(claim.measurement)
+    return next((one for one in point.measurements if one.metric == claim.metric), None)
+
+
+def value_of(claim: Claim, found: Measurement, metric: Metric, gpu: Gpu | None) -> float:
+    """Return a measurement in the claim's unit, and per what the claim counts."""
+    value = metric.canonical(found.median, found.unit)
+    if gpu and (found.per, claim.per) == ("device", "card"):
+        value = metric.per_card(value, devices_per_card=gpu.devices_per_card)
+    return value if claim.kind == "ratio" else metric.in_unit(value, claim.unit)
+
+
+def doubt_of(
+    found: Sequence[Measurement], metric: Metric, gpu: Gpu | None, *, per: Per, tolerance: float
+) -> str | None:
+    """Return why measured numbers cannot carry a verdict, or None."""
+    for one in found:
+        if one.per != per and (one.per, per) != ("device", "card"):
+            return f"{one.id} is measured per {one.per}, the claim is per {per}"
+        if metric.repeated and one.count < 2:
+            return f"{one.id} rests on a single sample"
+        if metric.repeated and one.spread > tolerance:
+            return f"the samples of {one.id} spread by ±{percent(one.spread)}, more than the tolerance"
+        if over := _beyond(one, metric, gpu):
+            return over
+    return None
+
+
+def _beyond(found: Measurement, metric: Metric, gpu: Gpu | None) -> str | None:
+    """Return that a number is more than the device can do, or None."""
+    value = metric.canonical(found.median, found.unit)
+    cards = gpu.devices_per_card if gpu and found.per == "card" else 1
+    limits = {"one": 1.0}
+    if gpu:
+        limits["peak"] = cards * gpu.device_peak_flops / 1e12
+        limits["bandwidth"] = cards * gpu.device_bandwidth_bytes_s / 1e9
+    limit = limits.get(metric.bound or "")
+    if limit is None or value <= limit * PEAK_SLACK:
+        return None
+    return f"{found.id} is {value:.4g} {metric.unit}, more than the {limit:.4g} that the device can do"
+
+
+def differences_of(record: Record, points: Sequence[PointRecord], terms: Terms) -> tuple[Difference, ...]:
+    """Return where the run, or the points that a claim is about, are not the published configuration."""
+    of_points = [record.workload.point_differences(point, dict(terms.fingerprint)) for point in points]
+    if None in of_points:
+        return record.plan.differences
+    return next((found for found in of_points if found), ())
+
+
+def names_of(points: Sequence[PointRecord]) -> str:
+    return ", ".join(point.id for point in points)

@@ -1,0 +1,214 @@
+"""Restatements judged: a claim in a neutral metric, where the published hardware or scale is not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from twinrun.foundation.text import number, plain, plural
+from twinrun.manifests.claims import Claim
+from twinrun.manifests.metrics import RATIO, Metric
+from twinrun.manifests.restatements import Restatement
+from twinrun.protocol.measurements import Measurement
+from twinrun.results.evidence import Terms, differences_of, doubt_of, found_of
+from twinrun.results.record import AsRestated, Record, Restated
+from twinrun.workloads.fingerprint import Difference
+from twinrun.workloads.workload import PointRecord
+
+
+class Reading(NamedTuple):
+    """One value of the neutral metric, where it was found, and the measurements behind it."""
+
+    value: float
+    place: str
+    behind: tuple[Measurement, ...]
+
+
+class _NotAskedError(Exception):
+    """Why a restatement cannot be judged on a record."""
+
+
+def restated(claim: Claim, here: Restatement, record: Record, terms: Terms) -> Restated:
+    """Judge the restatement of a claim; the worst of its points decides."""
+    metric = terms.metrics[here.metric]
+    points = _points(claim, here, record)
+    differences = _distinct(differences_of(record, [point], terms) for point in points)
+    differs = "; ".join(_differs(claim, record, terms, points, differences)) or "as published"
+    try:
+        _demand_askable(here, record, metric, points, differences)
+        readings = list(_readings(claim, here, metric, points))
+        _demand_no_doubt(here, record, terms, readings)
+    except _NotAskedError as obstacle:
+        return _restated(here, metric, "not-comparable", f"Not asked, because {obstacle}. Run: {differs}.")
+    worst = (min if metric.better == "higher" else max)(readings, key=lambda one: one.value)
+    change = worst.value / _canonical(here, metric) - 1
+    worse = -change if metric.better == "higher" else change
+    where = f"{worst.place}, the worst of {len(readings)}" if len(readings) > 1 else worst.place
+    found = _restated(
+        here, metric, "holds-here" if worse <= here.tolerance else "fails-here", "", worst.value
+    )
+    reason = (
+        f"Here {measured_here(found)} at {where}; published {published_here(found)} = {here.derivation},"
+        f" {here.basis}. {abs(change):.1%} {'above' if change >= 0 else 'below'}; {metric.better} is better,"
+        f" {here.tolerance:.1%} worse is allowed because {here.because}. Run: {differs}."
+    )
+    weaker = f" Weaker than published: {here.weaker}." if here.weaker else ""
+    return found.model_copy(update={"reason": reason + weaker})
+
+
+def published_here(found: Restated) -> str:
+    """Return the published value in the neutral metric."""
+    return _in_words(found.published, found)
+
+
+def measured_here(found: Restated) -> str:
+    """Return what the run says in the neutral metric, a dash where it says nothing."""
+    return "-" if found.measured is None else _in_words(found.measured, found)
+
+
+def _in_words(value: float, found: Restated) -> str:
+    if found.unit == "%":
+        return f"{value:.1f} % {found.title}"
+    return f"{value:.2f} {found.title}" if found.unit == RATIO else f"{number(value)} {found.unit}"
+
+
+def _canonical(here: Restatement, metric: Metric) -> float:
+    return metric.canonical(here.value, here.unit or metric.unit)
+
+
+def _restated(
+    here: Restatement, metric: Metric, outcome: AsRestated, reason: str, measured: float | None = None
+) -> Restated:
+    unit = "%" if "%" in metric.units else metric.unit
+    return Restated(
+        statement=here.statement,
+        outcome=outcome,
+        reason=reason,
+        published=metric.in_unit(_canonical(here, metric), unit),
+        measured=None if measured is None else metric.in_unit(measured, unit),
+        metric=metric.id,
+        title=metric.title,
+        unit=unit,
+    )
+
+
+def _points(claim: Claim, here: Restatement, record: Record) -> list[PointRecord]:
+    """Return the claim's own points where the run has them, else all that are large enough."""
+    named = claim.between or ((claim.point,) if claim.point else ())
+    own = [point for name in named if (point := record.point(name))]
+    if named and len(own) == len(named):
+        return own
+    large = [point for point in record.points if point.devices >= here.least_devices]
+    return sorted(large, key=lambda point: point.devices)
+
+
+def _distinct(found: Iterator[tuple[Difference, ...]]) -> list[Difference]:
+    return list({one.field: one for differences in found for one in differences}.values())
+
+
+def _differs(
+    claim: Claim,
+    record: Record,
+    terms: Terms,
+    points: Sequence[PointRecord],
+    differences: Sequence[Difference],
+) -> Iterator[str]:
+    """Yield what differs from the published run: GPU, points, fields."""
+    published = claim.hardware and terms.gpus[claim.hardware.gpu]
+    if published and (record.gpu is None or record.gpu.id != published.id):
+        yield f"GPU {_gpus(record)}, published {published.name}"
+    named = claim.between or ((claim.point,) if claim.point else ())
+    ids = [point.id for point in points]
+    if named and set(ids) != set(named):
+        yield f"points {', '.join(ids) or 'none'}, published {' and '.join(named)}"
+    yield from (f"{one.field} {plain(one.found)}, published {plain(one.published)}" for one in differences)
+
+
+def _gpus(record: Record) -> str:
+    names = dict.fromkeys(device.name for device in record.machine.devices)
+    return record.gpu.name if record.gpu else ", ".join(names) or "none"
+
+
+def _demand_askable(
+    here: Restatement,
+    record: Record,
+    metric: Metric,
+    points: Sequence[PointRecord],
+    differences: Sequence[Difference],
+) -> None:
+    """Raise _NotAskedError where the run cannot answer at all."""
+    if metric.repeated and record.plan.scale == "smoke":
+        raise _NotAskedError("a smoke run checks, and its speed says nothing")
+    if metric.repeated and record.gpu is None:
+        known = "has no row in images/gpus.toml, so its dense peak is unknown"
+        raise _NotAskedError(
+            f"{_gpus(record)} {known}"
+            if record.machine.devices
+            else "the run is on a processor, whose speed says nothing of a GPU"
+        )
+    for names in (
+        {device.name for device in record.machine.devices},
+        {str(name) for point in record.points if (name := point.facts.get("device name"))},
+    ):
+        if metric.repeated and len(names) > 1:
+            raise _NotAskedError(f"the run mixes GPUs: {', '.join(sorted(names))}")
+    if lost := [point.id for point in record.plan.points if record.point(point.id) is None]:
+        raise _NotAskedError(f"{plural(len(lost), 'planned point')} failed: {', '.join(lost)}")
+    if held := [one for one in differences if one.field not in here.free]:
+        raise _NotAskedError(
+            "; ".join(f"{one.field} must be {plain(one.published)}, is {plain(one.found)}" for one in held)
+        )
+    if not points:
+        raise _NotAskedError(f"needs a point of {plural(here.least_devices, 'device')}, the run has none")
+
+
+def _readings(
+    claim: Claim, here: Restatement, metric: Metric, points: Sequence[PointRecord]
+) -> Iterator[Reading]:
+    if metric.between_points:
+        yield from _doublings(claim, points)
+        return
+    for point in points:
+        found = _measured(here, point)
+        if found is None:
+            raise _NotAskedError(f"no {here.measurement or here.metric} at {point.id}")
+        if metric.formulas and found.formula != (here.formula or claim.formula):
+            raise _NotAskedError(f"{found.id} at {point.id} is counted by {found.formula}")
+        yield Reading(metric.canonical(found.median, found.unit), point.id, (found,))
+
+
+def _measured(here: Restatement, point: PointRecord) -> Measurement | None:
+    if here.measurement:
+        return point.measurement(here.measurement)
+    return next((one for one in point.measurements if one.metric == here.metric), None)
+
+
+def _doublings(claim: Claim, points: Sequence[PointRecord]) -> Iterator[Reading]:
+    """Yield what a device keeps of its throughput from each size to the next, for a doubling."""
+    # Before the @ of a point's name stands its case: two cases are no two sizes of one.
+    ordered = sorted(points, key=lambda point: (point.id.rpartition("@")[0], point.devices))
+    pairs = [(a, b) for a, b in pairwise(ordered) if a.id.rpartition("@")[0] == b.id.rpartition("@")[0]]
+    steps = [(a, b) for a, b in pairs if b.devices > a.devices]
+    if not steps:
+        raise _NotAskedError("two world sizes are needed and the run has one")
+    for smaller, larger in steps:
+        under, over = found_of(claim, smaller), found_of(claim, larger)
+        if not under or not over or under.median <= 0:
+            raise _NotAskedError(f"no {claim.metric} at {smaller.id} or {larger.id}")
+        doublings = math.log2(larger.devices / smaller.devices)
+        kept = float((over.median / under.median) ** (1 / doublings))
+        yield Reading(kept, f"{smaller.id} to {larger.id}", (under, over))
+
+
+def _demand_no_doubt(here: Restatement, record: Record, terms: Terms, readings: Sequence[Reading]) -> None:
+    """Raise _NotAskedError where nothing stands behind a reading."""
+    for one in readings:
+        for found in one.behind:
+            metric = terms.metrics[found.metric]
+            doubt = doubt_of([found], metric, record.gpu, per=found.per, tolerance=here.tolerance)
+            if doubt:
+                raise _NotAskedError(f"at {one.place} {doubt}")
+        if not math.isfinite(one.value) or one.value <= 0:
+            raise _NotAskedError(f"{one.value:g} at {one.place} is no number to judge")

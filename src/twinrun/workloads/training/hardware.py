@@ -1,0 +1,112 @@
+"""Which hardware to choose: published and measured throughput of a card, its peak and its power."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from twinrun.foundation.text import number, percent
+from twinrun.manifests.vendor import Gpu
+from twinrun.workloads.tables import ABSENT, Cell, Column, Table, text
+from twinrun.workloads.training.manifest import TrainingPlan, tables_of
+from twinrun.workloads.training.published_curves import absolute_claims, of_a_card
+from twinrun.workloads.workload import Drawn, Recorded
+
+TERA = 1e12
+# Joules of a kilowatt-hour.
+KILOWATT_HOUR = 3.6e6
+COLUMNS = (
+    "hardware",
+    "model",
+    "TFLOP/s\nper card",
+    "share of\npeak",
+    "tokens/s\nper card",
+    "W per\ncard",
+    "million tokens\nper kWh",
+)
+
+
+class _Row(NamedTuple):
+    gpu: Gpu
+    cards: float
+    model: str
+    rate: float
+    """TFLOP/s of a card."""
+    origin: str
+
+
+def hardware_table(records: Sequence[Recorded], drawn: Drawn) -> Table | None:
+    """Return a row for each published number and for the largest point of each record; None without any."""
+    tables = tables_of(drawn.recipe)
+    formula = tables.models[tables.training.model].formula
+    rows = [*_published(drawn, formula), *_measured(records, drawn, formula)]
+    if not rows:
+        return None
+    order = list(dict.fromkeys((tables.training.model, *(row.model for row in rows))))
+    rows.sort(key=lambda row: order.index(row.model))
+    return Table(
+        title="Which hardware to choose: a card as published and as measured here",
+        columns=tuple(Column(title=title, numeric=place > 1) for place, title in enumerate(COLUMNS)),
+        rows=tuple(
+            _cells(row, tables.models[row.model].flops_per_token() if row.model in tables.models else None)
+            for row in rows
+        ),
+        notes=_notes(formula, sorted({row.gpu.name for row in rows if row.gpu.power_w is None})),
+    )
+
+
+def _notes(formula: str, lacking: Sequence[str]) -> tuple[str, ...]:
+    notes = (
+        f"TFLOP/s: {formula}; share: of the dense bf16 peak; tokens/s: TFLOP/s over FLOP of a token.",
+        f"Tokens per kWh of TDP = tokens/s per card / W per card x {KILOWATT_HOUR:,.0f}.",
+        "W: the most a card draws by its data sheet; none was measured, the rest of the node is left out.",
+    )
+    return (*notes, f"No power is given for {', '.join(lacking)}.") if lacking else notes
+
+
+def _published(drawn: Drawn, formula: str) -> Iterator[_Row]:
+    model = tables_of(drawn.recipe).training.model
+    for gpu_id, claims in absolute_claims(drawn, formula):
+        gpu = drawn.gpus[gpu_id]
+        for claim in claims:
+            if claim.hardware:
+                rate = of_a_card(claim.value, claim.per, gpu)
+                where = f"published: {claim.source.document}, {claim.source.where}"
+                yield _Row(gpu, claim.hardware.cards, model, rate, where)
+    for one in drawn.recipe.published.reference:
+        if one.formula == formula:
+            gpu = drawn.gpus[one.gpu]
+            where = f"published elsewhere: {one.source.where}"
+            yield _Row(gpu, one.cards, one.model, of_a_card(one.value, one.per, gpu), where)
+
+
+def _measured(records: Sequence[Recorded], drawn: Drawn, formula: str) -> Iterator[_Row]:
+    for record in records:
+        points = [point for point in record.points if point.measurement("model-flops")]
+        assert isinstance(record.part, TrainingPlan)
+        if record.gpu is None or not points or record.part.shape.formula != formula:
+            continue
+        point = max(points, key=lambda one: one.devices)
+        found = point.measurement("model-flops")
+        assert found
+        dies, training = record.gpu.devices_per_card, record.part.training
+        loop = "" if training.trainer == "composer" else f", {training.trainer} loop"
+        origin = f"measured, {point.id}{loop}: run {record.run}"
+        # The row of today has what the record's copy of it may lack.
+        gpu = drawn.gpus.get(record.gpu.id, record.gpu)
+        yield _Row(gpu, point.devices / dies, training.model, found.median * dies, origin)
+
+
+def _cells(row: _Row, flops_per_token: float | None) -> tuple[Cell, ...]:
+    tokens = row.rate * TERA / flops_per_token if flops_per_token else None
+    power = row.gpu.power_w
+    energy = tokens / power * KILOWATT_HOUR / 1e6 if tokens and power else None
+    return (
+        text(f"{row.cards:g} x {row.gpu.name}", row.origin),
+        text(row.model),
+        text(number(row.rate)),
+        text(percent(row.rate / row.gpu.peak_bf16_tflops)),
+        text(f"{tokens:,.0f}" if tokens else ABSENT),
+        text(number(power) if power else ABSENT),
+        text(f"{energy:.1f}" if energy else ABSENT),
+    )
