@@ -83,7 +83,9 @@ def select(project: Project, request: Request) -> Selection:
         if site
         else _engine(request, stack, project.vendors[name], machine, project.gpus)
     )
-    launcher = Choice(name="launcher", value=request.launcher or LAUNCHER, because=_why(request.launcher))
+    agent = "an agent on each node of the site" if site and not request.launcher else None
+    because = agent or _why(request.launcher)
+    launcher = Choice(name="launcher", value=request.launcher or LAUNCHER, because=because)
     scheduler = _scheduler(request, site)
     gpu = _site_gpu(project, site) if site else _gpu(machine, project.gpus, scale.value, loaded)
     hardware = Hardware(

@@ -56,10 +56,6 @@ class Site(Frozen):
     """Network interfaces for the collectives; found on the nodes when left out."""
     shared: tuple[Folder, ...]
     """Folders that all nodes and this machine see under the same path."""
-    mounts: tuple[Folder, ...] = ()
-    """Further folders of the nodes that an Apptainer container sees."""
-    image: Folder | None = None
-    """SIF file of the stack, for the engine apptainer."""
     client: tuple[Argument, ...] = ()
     """Words before each command of the scheduler, where this machine has none; they add no shell."""
     poll_seconds: Annotated[float, Field(gt=0, le=600)] = 2.0
