@@ -18,9 +18,15 @@ from twinrun.machine import daemon
 
 # What every test with this marker needs.
 _ENGINE = ("docker", "mmdebstrap", "mirror")
-IMPLIED = {"docker": _ENGINE, "image": _ENGINE, "nightly": _ENGINE, "gpu": ("gpu",)}
+IMPLIED = {
+    "cluster": ("docker", "mmdebstrap", "composer"),
+    "docker": _ENGINE,
+    "image": _ENGINE,
+    "nightly": _ENGINE,
+    "gpu": ("gpu",),
+}
 # Tests with these markers take minutes: they run where `-m` names the marker.
-LONG = ("image", "nightly")
+LONG = ("cluster", "image", "nightly")
 
 
 def _engine() -> str:

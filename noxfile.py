@@ -143,6 +143,14 @@ def docker(session: nox.Session) -> None:
 
 
 @nox.session(tags=["engine"])
+def cluster(session: nox.Session) -> None:
+    """Start a Slurm cluster of containers, train on two nodes of it, and break it."""
+    session.install("--require-hashes", "-r", LOCK, silent=False)
+    session.install("-e", ".[test]")
+    session.run(*ONE_BY_ONE, "-m", "cluster", "tests", *session.posargs)
+
+
+@nox.session(tags=["engine"])
 def images(session: nox.Session) -> None:
     """Build one image of each kind, and check and run inside it."""
     session.install("-e", ".[test]")

@@ -9,8 +9,10 @@ from invoke.exceptions import Exit
 from invoke.tasks import task
 
 from twinrun.cli.exit_codes import exit_on_error
+from twinrun.cli.site_tasks import site_tasks
 
 ROOT = Path(__file__).resolve().parent
+cluster, jobs = site_tasks(ROOT)
 
 
 @task(
@@ -20,8 +22,9 @@ ROOT = Path(__file__).resolve().parent
         "vendor": "folder of images/vendors; what the machine has when left out",
         "stack": "folder of images/stacks; the recipe's current one when left out",
         "engine": "docker, venv or host",
-        "launcher": "who starts the ranks",
-        "scheduler": "who gives the machines",
+        "launcher": "who starts the ranks: torchrun, srun or mpirun",
+        "scheduler": "who gives the machines: local or slurm",
+        "cluster": "site of cluster.toml, where the scheduler is",
         "scale": "smoke, node or paper",
         "set": "key=value, a field of the table of the recipe's workload; may be given many times",
         "out": "folder for the run instead of runs/",
@@ -38,6 +41,7 @@ def run(
     engine: str = "",
     launcher: str = "",
     scheduler: str = "",
+    cluster: str = "",
     scale: str = "",
     set: list[str] | None = None,
     out: str = "",
@@ -49,17 +53,10 @@ def run(
     with exit_on_error():
         from twinrun.cli import commands
 
-        request = commands.Request(
-            recipe=recipe,
-            vendor=vendor or None,
-            stack=stack or None,
-            engine=engine or None,
-            launcher=launcher or None,
-            scheduler=scheduler or None,
-            scale=scale or None,
-            settings=tuple(set or ()),
-            dry=dry,
-        )
+        names = {"vendor": vendor, "stack": stack, "engine": engine, "launcher": launcher}
+        names |= {"scheduler": scheduler, "cluster": cluster, "scale": scale}
+        chosen = {key: name or None for key, name in names.items()}
+        request = commands.Request(recipe=recipe, settings=tuple(set or ()), dry=dry, **chosen)
         code = commands.run(ROOT, request, out=Path(out) if out else None, resume=resume, as_json=json)
     raise Exit(code=code)
 
@@ -126,15 +123,19 @@ def report(context: Context, what: str, out: str = "") -> None:
     help={
         "stack": "run the checks of this stack instead, inside its image or environment",
         "engine": "where the stack's checks run: docker, venv or host; docker when its image is there",
+        "cluster": "check this site of cluster.toml instead",
         "json": "print JSON",
     }
 )
-def doctor(context: Context, stack: str = "", engine: str = "", json: bool = False) -> None:
+def doctor(
+    context: Context, stack: str = "", engine: str = "", cluster: str = "", json: bool = False
+) -> None:
     """Check what this machine offers: GPUs, engines, disk, permissions; or that a stack works on it."""
     with exit_on_error():
         from twinrun.cli import commands
 
-        code = commands.doctor(ROOT, as_json=json, stack=stack or None, engine=engine or None)
+        names = {"stack": stack, "engine": engine, "cluster": cluster}
+        code = commands.doctor(ROOT, as_json=json, **{key: name or None for key, name in names.items()})
     raise Exit(code=code)
 
 

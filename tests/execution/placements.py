@@ -7,6 +7,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twinrun.execution.engine import Command, NodeCommand
+from twinrun.manifests.cluster import LoadedSite, Site
+
+# A site with everything that a job can say.
+SITE = LoadedSite(
+    name="hpc",
+    place="cluster.toml:site.hpc",
+    site=Site(
+        scheduler="slurm",
+        vendor="cpu",
+        nodes=1024,
+        devices_per_node=8,
+        cores_per_node=64,
+        partition="gpu",
+        account="research",
+        qos="high",
+        minutes=90,
+        gres="gpu:h100",
+        exclude=("node3", "node[7-9]"),
+        requeue=True,
+        signal_seconds=120,
+        interfaces=("ib0", "ib1"),
+        shared=("/shared",),
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -145,7 +145,7 @@ def rendered(placement: Ranked, *, node: int = 0, cores: int = 16) -> Command:
         lambda in_stack: torchrun.render(
             SCRIPT,
             placement=placement,
-            node=node,
+            node=str(node),
             rendezvous=MEETING,
             logs="/out/log",
             cores=cores,
@@ -187,7 +187,7 @@ def test_ranks_share_the_cores_of_their_node(ranks: int, cores: int, threads: st
 
 
 def test_every_launcher_is_whole() -> None:
-    assert part_names(launchers) == ["torchrun"]
+    assert part_names(launchers) == ["mpirun", "srun", "torchrun"]
     for name in part_names(launchers):
         assert isinstance(load_launcher(name), Launcher)
 

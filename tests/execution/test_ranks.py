@@ -173,7 +173,12 @@ def test_unknown_parts_are_refused(workspace: Workspace) -> None:
         names = {"launcher": "torchrun", "scheduler": "local"} | parts
         with pytest.raises(InputError, match="unknown") as caught:
             Ranks(
-                engine=FakeEngine(playing(), workspace), workspace=workspace, cores=1, variables={}, **names
+                engine=FakeEngine(playing(), workspace),
+                launcher=names["launcher"],
+                scheduler=names["scheduler"],
+                workspace=workspace,
+                cores=1,
+                variables={},
             )
         assert "did you mean" in str(caught.value)
 

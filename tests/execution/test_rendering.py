@@ -101,7 +101,7 @@ CASES = [("docker", name) for name in sorted(load_vendors(ROOT))] + [("venv", "c
 def test_two_nodes_are_the_golden_ones(engine: str, vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 1234)
     monkeypatch.setattr(os, "getgid", lambda: 1234)
-    monkeypatch.setattr("twinrun.execution.schedulers.local.first_node", lambda: "node17")
+    monkeypatch.setattr("twinrun.execution.schedulers.local.Local.first_node", lambda self: "node17")
     text = two_nodes(engine, load_vendors(ROOT)[vendor])
     file = GOLDEN / f"two-nodes-{engine}-{vendor}.json"
     if os.environ.get("WRITE_GOLDEN"):

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.execution.placements import SITE
 from twinrun.execution import schedulers
 from twinrun.execution.engine import NodeCommand, Workspace
 from twinrun.execution.interpreter import Interpreter
-from twinrun.execution.schedulers import Scheduler, load_scheduler, local
+from twinrun.execution.schedulers import Scheduler, Task, load_scheduler, local
 from twinrun.foundation.discovery import part_names
-from twinrun.foundation.errors import MachineError
+from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.processes import LocalProcess
 
 SECONDS = 30
@@ -28,22 +29,38 @@ def command(folder: Path, program: str) -> NodeCommand:
 
 
 def submitted(folder: Path, program: str) -> local.LocalSubmission:
-    return local.submit([command(folder, program)], name="here", logs=folder / "log", start=start)
+    return local.open_scheduler(site=None).submit(
+        task(command(folder, program)), run=folder, logs=folder / "log", start=start
+    )
+
+
+def task(*commands: NodeCommand) -> Task:
+    return Task(point="here", nodes=len(commands), ranks_per_node=1, commands=commands)
 
 
 def test_every_scheduler_is_whole() -> None:
-    assert part_names(schedulers) == ["local"]
+    assert part_names(schedulers) == ["local", "slurm"]
     for name in part_names(schedulers):
-        assert isinstance(load_scheduler(name), Scheduler)
+        site = None if name == "local" else SITE
+        assert isinstance(load_scheduler(name, site=site), Scheduler)
+
+
+def test_a_scheduler_and_a_site_fit() -> None:
+    with pytest.raises(InputError, match="this machine is no site"):
+        load_scheduler("local", site=SITE)
+    with pytest.raises(InputError, match="Slurm is at a site"):
+        load_scheduler("slurm")
 
 
 def test_this_machine_is_one_node(tmp_path: Path) -> None:
-    assert local.available_nodes() == (platform.node(),)
-    assert local.unusable(nodes=1) is None
-    assert local.unusable(nodes=32) == "the plan has points of up to 32 nodes"
-    two = [command(tmp_path, "pass")] * 2
+    here = local.open_scheduler(site=None)
+    assert here.available_nodes() == (platform.node(),)
+    assert here.unusable(nodes=1) is None
+    assert here.unusable(nodes=32) == "the plan has points of up to 32 nodes"
+    two = task(command(tmp_path, "pass"), command(tmp_path, "pass"))
+    assert here.script(two, run="/run", logs="/log") is None
     with pytest.raises(MachineError, match="this machine is one node") as caught:
-        local.submit(two, name="nodes=2", logs=tmp_path / "log", start=start)
+        here.submit(two, run=tmp_path, logs=tmp_path / "log", start=start)
     assert caught.value.place == "--scheduler local"
     assert not (tmp_path / "log").exists()
 

@@ -202,8 +202,18 @@ def _recipe_report(project: Project, name: str, out: Path | None) -> Path:
     return page
 
 
-def doctor(root: Path, *, as_json: bool, stack: str | None, engine: str | None) -> int:
-    """Print what this machine offers; 3 when something needed is broken. With `stack`, run its checks."""
+def doctor(
+    root: Path, *, as_json: bool, stack: str | None, engine: str | None, cluster: str | None = None
+) -> int:
+    """Print what this machine, or a site, offers; 3 when something needed is broken.
+
+    Args:
+        stack: run the checks of this stack instead.
+    """
+    if cluster:
+        from twinrun.cli import sites
+
+        return sites.doctor(root, cluster, as_json=as_json)
     if stack:
         return _check_stack(root, stack, engine=engine, as_json=as_json)
     if engine:

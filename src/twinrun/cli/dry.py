@@ -8,7 +8,13 @@ from twinrun.execution import engines
 from twinrun.execution.engine import PYTHON, Command, EngineModule, Renderer
 from twinrun.execution.preparation import PREPARE, data_folder
 from twinrun.execution.ranks import METRICS, Launch, RankCommands, point_folder
-from twinrun.execution.rendering import RUN_FOLDER, rendered_commands, set_run_folder, shell_line
+from twinrun.execution.rendering import (
+    RUN_FOLDER,
+    rendered_commands,
+    rendered_scripts,
+    set_run_folder,
+    shell_line,
+)
 from twinrun.execution.selection import Selection
 from twinrun.execution.workspace import workspace_of
 from twinrun.foundation.discovery import load_part
@@ -27,15 +33,19 @@ def commands_of(project: Project, selection: Selection) -> dict[str, object]:
         launcher=plan.launcher,
         scheduler=plan.scheduler,
         workspace=workspace,
-        cores=selection.machine.cpu_count,
+        cores=selection.cores,
+        site=selection.site,
         variables={},
     )
     data, prepare = _data(selection, workspace.data, renderer)
     launches = [_launch(project, selection, point, renderer, data) for point in plan.points]
+    folder = project.root / "runs" / plan.recipe / plan.sha256()[:8]
+    common = {"set_run_folder": set_run_folder(folder), "prepare_data": prepare}
+    if scripts := rendered_scripts(launches, commands):
+        return {**common, "scripts": {point: script.model_dump() for point, script in scripts.items()}}
     rendered = rendered_commands(launches, commands)
     return {
-        "set_run_folder": set_run_folder(project.root / "runs" / plan.recipe / plan.sha256()[:8]),
-        "prepare_data": prepare,
+        **common,
         "commands": {
             point: [command.model_dump(mode="json") for command in nodes] for point, nodes in rendered.items()
         },
@@ -65,7 +75,7 @@ def _launch(
     plan = selection.plan
     run = Run(
         recipe=plan.recipe,
-        accelerator=plan.gpu is not None or bool(selection.machine.devices),
+        accelerator=plan.gpu is not None or selection.accelerator,
         data=renderer.inside(data) if data else "",
         out=renderer.inside(point_folder(RUN_FOLDER, point.id)),
         metrics=renderer.inside(RUN_FOLDER / METRICS),

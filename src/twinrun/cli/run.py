@@ -25,6 +25,7 @@ from twinrun.execution.workspace import workspace_of
 from twinrun.foundation.discovery import load_part
 from twinrun.foundation.errors import InputError, Interrupted
 from twinrun.foundation.files import sha256_of_file, write_atomically
+from twinrun.machine.inventory import Device, Machine
 from twinrun.planning.plan import Plan
 from twinrun.planning.project import Project
 from twinrun.protocol.allocation import Allocation
@@ -76,13 +77,14 @@ def _measure(project: Project, selection: Selection, run: Path, display: Display
         launcher=plan.launcher,
         scheduler=plan.scheduler,
         workspace=workspace,
-        cores=selection.machine.cpu_count,
+        cores=selection.cores,
+        site=selection.site,
         variables=kernel_variables(workspace, archs=archs, engine=engine, say=display.say),
     )
     data = _data(plan, installed, engine, workspace, display)
     shared = Run(
         recipe=plan.recipe,
-        accelerator=bool(selection.machine.devices),
+        accelerator=selection.accelerator,
         data=engine.inside(data) if data else "",
         out="",
         metrics=engine.inside(run / METRICS),
@@ -126,7 +128,7 @@ def _record(
     project: Project, selection: Selection, run: Path, done: Sequence[Finished], environment: Environment
 ) -> Record:
     plan, published = selection.plan, selection.recipe.published
-    nodes = dict.fromkeys(node for one in done for node in one.allocation.nodes)
+    allocation = _allocation([one.allocation for one in done])
     files = {name: sha256_of_file(run / name) for name in ("plan.json", METRICS) if (run / name).exists()}
     record = Record(
         twinrun=__version__,
@@ -136,8 +138,8 @@ def _record(
         plan_sha256=plan.sha256(),
         claims_sha256=claims_digest(published),
         revision=revision(project.root),
-        machine=selection.machine,
-        allocation=Allocation(scheduler=plan.scheduler, nodes=tuple(nodes)),
+        machine=_first_node(selection, allocation),
+        allocation=allocation,
         gpu=selection.gpu,
         environment=environment,
         points=tuple(one.point for one in done),
@@ -145,6 +147,44 @@ def _record(
         files=files,
     )
     return record.model_copy(update={"verdicts": judge(record, published, project)})
+
+
+def _allocation(allocations: Sequence[Allocation]) -> Allocation:
+    """Return all nodes of a run's points as one allocation."""
+    nodes = dict.fromkeys(node for one in allocations for node in one.nodes)
+    reports = {host: report for one in allocations for host, report in one.reports.items()}
+    return allocations[-1].model_copy(update={"nodes": tuple(nodes), "reports": reports})
+
+
+def _first_node(selection: Selection, allocation: Allocation) -> Machine:
+    """Return the first node of an allocation; the host that submits may be of another kind."""
+    machine, report = selection.machine, allocation.reports.get(allocation.nodes[0])
+    if selection.site is None or report is None:
+        return machine
+    vendor, gpu = selection.vendor, selection.gpu
+    devices = tuple(
+        Device(
+            index=index,
+            name=name,
+            gpu=gpu.id if gpu else None,
+            arch=gpu.arch if gpu else None,
+            memory_bytes=None,
+            unique_id=None,
+            driver=report.driver,
+        )
+        for index, name in enumerate(report.devices)
+    )
+    return Machine(
+        vendor=vendor.name,
+        devices=devices,
+        driver=report.driver if devices else None,
+        host=allocation.nodes[0],
+        cpu=report.cpu,
+        cpu_count=report.cores,
+        memory_bytes=report.memory_bytes,
+        kernel=report.kernel,
+        probe=f"asked on the node by its first rank, at the site {selection.site.name}",
+    )
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, create_model
 
 from twinrun.foundation.files import write_atomically
 from twinrun.manifests.claims import Published
+from twinrun.manifests.cluster import ClusterTable
 from twinrun.manifests.metrics import MetricTable
 from twinrun.manifests.recipe import Recipe
 from twinrun.manifests.stack import Stack
@@ -33,6 +34,7 @@ def _recipe() -> Any:
 
 
 MODELS: dict[str, Any] = {
+    "cluster": ClusterTable,
     "gpus": GpuTable,
     "published": Published,
     "metrics": MetricTable,

@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,13 @@ from pydantic import ValidationError
 
 from twinrun.execution.engine import PYTHON, Command, Engine, NodeCommand, Renderer, Workspace
 from twinrun.execution.launchers import Launcher, Placement, Rendezvous, load_launcher, node_logs
-from twinrun.execution.schedulers import Scheduler, Submission, load_scheduler
+from twinrun.execution.schedulers import Scheduler, Submission, Task, load_scheduler
 from twinrun.foundation.errors import RunError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.foundation.processes import last_lines
-from twinrun.protocol.allocation import Allocation, RankReport
+from twinrun.manifests.cluster import LoadedSite
+from twinrun.protocol.allocation import Allocation, NodeReport, RankReport
 from twinrun.protocol.job import OUT_OF_MEMORY, Job, MetricsLine
 
 POLL_SECONDS = 0.1
@@ -56,26 +58,41 @@ class RankCommands:
         workspace: Workspace,
         cores: int,
         variables: Mapping[str, str],
+        site: LoadedSite | None = None,
     ) -> None:
         """Take what all launches of a run share.
 
         Args:
             cores: CPU cores of a node.
             variables: go into the environment of every rank.
+            site: where the scheduler is, None for this machine.
 
         Raises:
             InputError: no such launcher or scheduler.
         """
         self.renderer = renderer
         self.launcher: Launcher = load_launcher(launcher)
-        self.scheduler: Scheduler = load_scheduler(scheduler)
+        self.scheduler: Scheduler = load_scheduler(scheduler, site=site)
         self.scheduler_name = scheduler
+        self.site = site
         self.workspace = workspace
         self._cores = cores
         self._variables = dict(variables)
 
+    def task(self, launch: Launch, *, attempt: str) -> Task:
+        """Return what the scheduler starts for `launch`; pure."""
+        placement, starter = launch.placement, self.launcher.starter(launch.placement)
+        return Task(
+            point=placement.id,
+            nodes=placement.nodes,
+            ranks_per_node=placement.devices_per_node,
+            commands=self.render(launch, attempt=attempt),
+            starter=starter,
+            identity=self.launcher.IDENTITY,
+        )
+
     def render(self, launch: Launch, *, attempt: str) -> tuple[NodeCommand, ...]:
-        """Return the command of each node of `launch`; pure."""
+        """Return the command of each node of `launch`, or the one that all start; pure."""
         inside, point = self.renderer.inside, launch.placement.id
         job = job_file(self.workspace.run, point)
         command = Command(
@@ -92,7 +109,7 @@ class RankCommands:
                 cores=self._cores,
                 in_stack=self.renderer.render,
             )
-            for node in range(launch.placement.nodes)
+            for node in self.scheduler.node_names(launch.placement.nodes)
         )
 
 
@@ -108,6 +125,7 @@ class Ranks:
         workspace: Workspace,
         cores: int,
         variables: Mapping[str, str],
+        site: LoadedSite | None = None,
     ) -> None:
         """Take what all launches share, see RankCommands."""
         self._engine = engine
@@ -119,6 +137,7 @@ class Ranks:
             workspace=workspace,
             cores=cores,
             variables=variables,
+            site=site,
         )
 
     def inside(self, path: Path) -> str:
@@ -138,8 +157,8 @@ class Ranks:
             job_file(self._run, point), job_text(launch.job.model_copy(update={"attempt": attempt}))
         )
         submission = self._commands.scheduler.submit(
-            self._commands.render(launch, attempt=attempt),
-            name=point,
+            self._commands.task(launch, attempt=attempt),
+            run=self._run,
             logs=log_folder(self._run, point),
             start=lambda command, log: self._engine.start(command, log=log),
         )
@@ -148,9 +167,21 @@ class Ranks:
         if status:
             self._raise_unless_memory(launch.placement, submission, status)
             return None
-        nodes = rank_hosts(point_folder(self._run, point)) or submission.nodes
-        scheduler = self._commands.scheduler_name
-        return LaunchResult(attempt=attempt, allocation=Allocation(scheduler=scheduler, nodes=nodes))
+        return LaunchResult(attempt=attempt, allocation=self._allocation(launch.placement, submission))
+
+    def _allocation(self, placement: Placement, submission: Submission) -> Allocation:
+        """Return the nodes as their ranks report them; raises RunError where their software differs."""
+        reports = rank_reports(point_folder(self._run, placement.id))
+        nodes = tuple(dict.fromkeys(report.host for report in reports)) or submission.nodes
+        described = {report.host: report.node for report in reports if report.node}
+        _demand_same_software(described, placement.id)
+        site = self._commands.site
+        return Allocation(
+            scheduler=self._commands.scheduler_name,
+            nodes=nodes,
+            site=site.name if site else None,
+            reports=described,
+        )
 
     def _raise_unless_memory(self, placement: Placement, submission: Submission, status: int) -> None:
         """Raise RunError for a failed launch, but for a rank whose device ran out of memory."""
@@ -239,16 +270,32 @@ def log_folder(run: Path, point: str) -> Path:
     return run / "log" / point
 
 
-def rank_hosts(folder: Path) -> tuple[str, ...]:
-    """Return the hosts that the ranks of a point report, each once, in the order of their first ranks."""
+def rank_reports(folder: Path) -> list[RankReport]:
+    """Return what the ranks of a point report, in their order."""
     reports = [load_json(path, RankReport) for path in (folder / "ranks").glob("*.json")]
-    return tuple(dict.fromkeys(report.host for report in sorted(reports, key=lambda one: one.rank)))
+    return sorted(reports, key=lambda one: one.rank)
+
+
+def _demand_same_software(nodes: Mapping[str, NodeReport], point: str) -> None:
+    """Raise RunError where a node has other software than most: its numbers would be nobody's."""
+    found = {host: node.software_sha256 for host, node in nodes.items()}
+    most, _ = Counter(found.values()).most_common(1)[0] if found else ("", 0)
+    other = next((host for host, digest in found.items() if digest != most), None)
+    if other:
+        like = next(host for host, digest in found.items() if digest == most)
+        raise RunError(
+            "the nodes have different software",
+            place=point,
+            found=f"{other} has {found[other][:12]}, {like} has {most[:12]}",
+            allowed="one environment or image on all nodes",
+            hint=f"install it anew on {other}, or leave that node out with `exclude` of cluster.toml",
+        )
 
 
 def rank_logs(logs: Path, placement: Placement, rank: int) -> Iterator[Path]:
     """Yield the logs of `rank` below `logs`, wherever the launcher's version puts them."""
     node, local = divmod(rank, placement.devices_per_node)
-    folder = Path(node_logs(str(logs), placement=placement, node=node))
+    folder = Path(node_logs(str(logs), placement=placement, node=str(node)))
     for name in ("stderr.log", "stdout.log"):
         yield from (
             path for path in folder.rglob(name) if path.parent.name == str(local) and path.stat().st_size

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
+from twinrun.execution import shell
 from twinrun.execution.engine import NodeCommand
 from twinrun.execution.ranks import Launch, RankCommands, job_file, log_folder
 from twinrun.foundation.manifest import Frozen
@@ -14,7 +15,7 @@ from twinrun.foundation.manifest import Frozen
 RUN = "$RUN"
 RUN_FOLDER = Path(RUN)
 # What attempts are called that nobody counts.
-_PASTED = "pasted"
+PASTED = "pasted"
 
 
 class RenderedCommand(Frozen):
@@ -26,11 +27,31 @@ class RenderedCommand(Frozen):
     """For a shell on that node, after `set_run_folder`."""
 
 
+class RenderedScript(Frozen):
+    """The script of one point."""
+
+    prepare: str
+    """Line for a shell that makes the job file, after `set_run_folder`."""
+    script: str
+    """For the scheduler, which is given the run folder as the variable RUN."""
+
+
 def rendered_commands(
     launches: Iterable[Launch], commands: RankCommands
 ) -> dict[str, tuple[RenderedCommand, ...]]:
     """Return the command of each node for each point; the run folder of `commands` is RUN_FOLDER."""
     return {launch.placement.id: _rendered(launch, commands) for launch in launches}
+
+
+def rendered_scripts(launches: Iterable[Launch], commands: RankCommands) -> dict[str, RenderedScript]:
+    """Return the script of each point, none where the scheduler starts commands as they are."""
+    found = {}
+    for launch in launches:
+        task = commands.task(launch, attempt=PASTED)
+        logs = str(log_folder(RUN_FOLDER, task.point))
+        if script := commands.scheduler.script(task, run=RUN, logs=logs):
+            found[task.point] = RenderedScript(prepare=prepare_line(launch), script=script)
+    return found
 
 
 def set_run_folder(folder: Path) -> str:
@@ -52,25 +73,25 @@ def shell_line(command: NodeCommand) -> str:
 
 def quoted(text: str) -> str:
     """Return `text` as one word of a shell in which nothing but the run folder is replaced."""
-    return f'"{RUN}"'.join(shlex.quote(part) if part else "" for part in text.split(RUN)) or "''"
+    return shell.quoted(text, (RUN.removeprefix("$"),))
 
 
 def _rendered(launch: Launch, commands: RankCommands) -> tuple[RenderedCommand, ...]:
-    prepare = _prepare(launch)
+    prepare = prepare_line(launch)
     return tuple(
         RenderedCommand(
             arguments=command.arguments,
             variables=command.variables,
             line=f"{prepare} && {shell_line(command)}",
         )
-        for command in commands.render(launch, attempt=_PASTED)
+        for command in commands.render(launch, attempt=PASTED)
     )
 
 
-def _prepare(launch: Launch) -> str:
-    """Return what makes the folders and the job file of a launch."""
+def prepare_line(launch: Launch) -> str:
+    """Return the line that makes the folders and the job file of a launch."""
     point = launch.placement.id
     file, logs = job_file(RUN_FOLDER, point), log_folder(RUN_FOLDER, point)
     folders = " ".join(quoted(str(folder)) for folder in (file.parent, logs))
-    job = launch.job.model_copy(update={"attempt": _PASTED}).model_dump_json()
+    job = launch.job.model_copy(update={"attempt": PASTED}).model_dump_json()
     return f"mkdir -p {folders} && printf '%s\\n' {quoted(job)} > {quoted(str(file))}"

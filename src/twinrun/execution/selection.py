@@ -10,7 +10,8 @@ from twinrun.foundation.errors import InputError, MachineError, closest
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import duration
 from twinrun.machine.architecture import misfit, refuse_misfit
-from twinrun.machine.inventory import Machine, detect
+from twinrun.machine.inventory import Machine, detect, processor
+from twinrun.manifests.cluster import LoadedSite, load_site
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Gpu, Vendor
@@ -31,6 +32,8 @@ class Request(Frozen):
     engine: str | None = None
     launcher: str | None = None
     scheduler: str | None = None
+    cluster: str | None = None
+    """Site of cluster.toml."""
     scale: str | None = None
     settings: tuple[str, ...] = ()
     dry: bool = False
@@ -47,6 +50,18 @@ class Selection(Frozen):
     machine: Machine
     """The host that submits."""
     gpu: Gpu | None
+    site: LoadedSite | None = None
+    """Where the scheduler is, None for this machine."""
+
+    @property
+    def accelerator(self) -> bool:
+        """Whether ranks use GPUs."""
+        return self.gpu is not None if self.site else bool(self.machine.devices)
+
+    @property
+    def cores(self) -> int:
+        """CPU cores of a node."""
+        return self.site.site.cores_per_node if self.site else self.machine.cpu_count
 
 
 def select(project: Project, request: Request) -> Selection:
@@ -58,21 +73,26 @@ def select(project: Project, request: Request) -> Selection:
     """
     loaded = project.recipe(request.recipe)
     scale_name = _known("scale", request.scale, list(SCALES))
-    machine, vendor = _machine(project, request, loaded)
-    scale = _scale(scale_name, machine)
+    site = load_site(project.root, request.cluster) if request.cluster else None
+    machine, vendor = _at_site(project, request, site) if site else _machine(project, request, loaded)
+    scale = _scale(scale_name, machine, site)
     stack = _stack(project, request, loaded, machine.vendor if vendor is None else vendor.value)
     name = stack.stack.vendor
-    engine = _engine(request, stack, project.vendors[name], machine, project.gpus)
-    launcher = Choice(name="launcher", value=request.launcher or LAUNCHER, because=_why(request.launcher))
-    scheduler = Choice(
-        name="scheduler", value=request.scheduler or SCHEDULER, because=_why(request.scheduler)
+    engine = (
+        _site_engine(request, site)
+        if site
+        else _engine(request, stack, project.vendors[name], machine, project.gpus)
     )
-    gpu = _gpu(machine, project.gpus, scale.value, loaded)
+    agent = "an agent on each node of the site" if site and not request.launcher else None
+    because = agent or _why(request.launcher)
+    launcher = Choice(name="launcher", value=request.launcher or LAUNCHER, because=because)
+    scheduler = _scheduler(request, site)
+    gpu = _site_gpu(project, site) if site else _gpu(machine, project.gpus, scale.value, loaded)
     hardware = Hardware(
         gpu=gpu,
         device_memory_bytes=_device_memory(machine, gpu),
-        devices=len(machine.devices),
-        cores=machine.cpu_count,
+        devices=_devices(machine, site),
+        cores=site.site.cores_per_node if site else machine.cpu_count,
     )
     plan, planned = resolve(
         loaded,
@@ -83,8 +103,9 @@ def select(project: Project, request: Request) -> Selection:
         engine=engine.value,
         launcher=launcher.value,
         scheduler=scheduler.value,
+        node_devices=site.site.devices_per_node if site else None,
     )
-    _demand_startable(plan, request, machine)
+    _demand_startable(plan, request, hardware, site)
     chosen = vendor or Choice(name="vendor", value=name, because=_seen(machine))
     # The engine first: it changes when somebody builds an image.
     decided = (engine, chosen, scale, _stack_choice(request, stack), launcher, scheduler)
@@ -96,7 +117,49 @@ def select(project: Project, request: Request) -> Selection:
         vendor=project.vendors[name],
         machine=machine,
         gpu=gpu,
+        site=site,
     )
+
+
+def _at_site(project: Project, request: Request, site: LoadedSite) -> tuple[Machine, Choice]:
+    """Return this machine, which only submits, and the vendor of the site."""
+    vendor = site.site.vendor
+    _known("vendor", vendor, list(project.vendors))
+    if request.vendor not in (None, vendor):
+        raise InputError(
+            "the site is of another vendor", place="--vendor", found=request.vendor, allowed=vendor
+        )
+    machine = detect(project.root, vendor=processor(project.root))
+    return machine, Choice(name="vendor", value=vendor, because=f"the site {site.name} has it")
+
+
+def _site_gpu(project: Project, site: LoadedSite) -> Gpu | None:
+    if site.site.gpu is None:
+        return None
+    if site.site.gpu not in project.gpus:
+        known = list(project.gpus)
+        raise InputError(
+            "no such GPU",
+            place=f"{site.place}.gpu",
+            found=site.site.gpu,
+            allowed=known,
+            hint=closest(site.site.gpu, known),
+        )
+    return project.gpus[site.site.gpu]
+
+
+def _devices(machine: Machine, site: LoadedSite | None) -> int:
+    """Return the GPUs that a plan may use, 0 on a processor."""
+    if site is None:
+        return len(machine.devices)
+    return site.site.nodes * site.site.devices_per_node if site.site.gpu else 0
+
+
+def _scheduler(request: Request, site: LoadedSite | None) -> Choice:
+    if request.scheduler or site is None:
+        value = request.scheduler or SCHEDULER
+        return Choice(name="scheduler", value=value, because=_why(request.scheduler))
+    return Choice(name="scheduler", value=site.site.scheduler, because=f"the site {site.name} has it")
 
 
 def _machine(project: Project, request: Request, loaded: LoadedRecipe) -> tuple[Machine, Choice | None]:
@@ -129,9 +192,11 @@ def _known(option: str, value: str | None, allowed: list[str]) -> str | None:
     return value
 
 
-def _scale(asked: str | None, machine: Machine) -> Choice:
+def _scale(asked: str | None, machine: Machine, site: LoadedSite | None) -> Choice:
     if asked:
         return Choice(name="scale", value=asked, because=_why(asked))
+    if site and site.site.gpu:
+        return Choice(name="scale", value="node", because=f"the nodes of {site.name} have GPUs")
     if machine.devices:
         return Choice(name="scale", value="node", because="the machine has GPUs")
     return Choice(name="scale", value="smoke", because="no GPU in use")
@@ -171,6 +236,13 @@ def _stack(project: Project, request: Request, loaded: LoadedRecipe, vendor: str
 def _stack_choice(request: Request, stack: LoadedStack) -> Choice:
     because = _why(request.stack) if request.stack else f"the recipe's current stack for {stack.stack.vendor}"
     return Choice(name="stack", value=stack.stack.name, because=because)
+
+
+def _site_engine(request: Request, site: LoadedSite) -> Choice:
+    value = request.engine or site.site.engine
+    load_part(engines, value)
+    because = _why(request.engine) if request.engine else f"the site {site.name} has it"
+    return Choice(name="engine", value=value, because=because)
 
 
 def _engine(
@@ -213,22 +285,31 @@ def _device_memory(machine: Machine, gpu: Gpu | None) -> int | None:
     return gpu.device_memory_bytes if gpu else None
 
 
-def _demand_startable(plan: Plan, request: Request, machine: Machine) -> None:
-    """Raise MachineError where this machine cannot start the plan; a plan alone is printed all the same."""
+def _demand_startable(plan: Plan, request: Request, hardware: Hardware, site: LoadedSite | None) -> None:
+    """Raise MachineError where the plan cannot be started; a plan alone is printed all the same."""
     reason = load_launcher(plan.launcher).unusable(scheduler=plan.scheduler)
     if reason:
         raise MachineError(reason, place=f"--launcher {plan.launcher}", found=plan.scheduler)
-    scheduler = load_scheduler(plan.scheduler)
+    scheduler = load_scheduler(plan.scheduler, site=site)
     if request.dry:
         return
-    load_workload(plan.workload).refuse(plan.part, scale=plan.scale, devices=len(machine.devices))
-    reason = scheduler.unusable(nodes=max(point.nodes for point in plan.points))
+    load_workload(plan.workload).refuse(plan.part, scale=plan.scale, devices=hardware.devices)
+    nodes = max(point.nodes for point in plan.points)
+    reason = scheduler.unusable(nodes=nodes)
     if reason:
         raise MachineError(
             reason,
             place=f"--scheduler {plan.scheduler}",
-            allowed="points of one node",
+            allowed=f"points of up to {site.site.nodes} nodes" if site else "points of one node",
             hint="print the plan with --dry, or use --scale node",
+        )
+    if site and nodes > site.site.nodes:
+        raise MachineError(
+            "no job gets so many nodes",
+            place=f"{site.place}.nodes",
+            found=nodes,
+            allowed=f"up to {site.site.nodes}",
+            hint="choose fewer with --set devices=..., or print the plan with --dry",
         )
 
 

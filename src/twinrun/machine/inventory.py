@@ -13,7 +13,7 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.machine.devices import Device, discover
 from twinrun.manifests.vendor import Gpu, Vendor, load_gpus, load_vendors
 
-__all__ = ["Device", "Gpu", "Machine", "Vendor", "detect", "load_gpus", "load_vendors"]
+__all__ = ["Device", "Gpu", "Machine", "Vendor", "detect", "load_gpus", "load_vendors", "processor"]
 
 
 class Machine(Frozen):
@@ -43,9 +43,9 @@ def detect(root: Path, *, vendor: str | None = None) -> Machine:
     if vendor is not None and vendor not in vendors:
         hint = closest(vendor, vendors)
         raise InputError("unknown vendor", place="--vendor", found=vendor, allowed=list(vendors), hint=hint)
-    processor = _processor(root, vendors)
-    if vendor == processor:
-        return _machine(processor, (), "none asked")
+    own = _processor(root, vendors)
+    if vendor == own:
+        return _machine(own, (), "none asked")
     results = []
     for candidate in [vendors[vendor]] if vendor else [one for one in vendors.values() if one.probe]:
         discovery = discover(candidate, gpus)
@@ -60,7 +60,12 @@ def detect(root: Path, *, vendor: str | None = None) -> Machine:
             allowed=vendors[vendor].title,
             hint="run `invoke doctor`; without --vendor the run takes what the machine has",
         )
-    return _machine(processor, (), " | ".join(results))
+    return _machine(own, (), " | ".join(results))
+
+
+def processor(root: Path) -> str:
+    """Return the vendor that every machine is, whatever GPUs it has."""
+    return _processor(root, load_vendors(root))
 
 
 def _processor(root: Path, vendors: dict[str, Vendor]) -> str:

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from pydantic import SerializeAsAny, model_validator
 
+from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import canonical_json, sha256_of_bytes
 from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.recipe import LoadedRecipe
@@ -85,11 +86,13 @@ def resolve(
     engine: str,
     launcher: str,
     scheduler: str,
+    node_devices: int | None = None,
 ) -> tuple[Plan, tuple[Choice, ...]]:
     """Turn choices into a plan, and say what the workload chose; pure.
 
     Args:
         settings: `key=value` texts that override fields of the workload's table.
+        node_devices: devices of a node, of which a point fills as many as it needs; None: one has all.
 
     Raises:
         InputError: a setting that does not exist or does not fit.
@@ -113,8 +116,24 @@ def resolve(
         launcher=launcher,
         scheduler=scheduler,
         part=planned.part,
-        points=planned.points,
+        points=tuple(_spread(point, node_devices) for point in planned.points),
         fingerprint=planned.fingerprint,
         differences=planned.differences,
     )
     return plan, planned.choices
+
+
+def _spread(point: Point, node_devices: int | None) -> Point:
+    """Return `point` over as many nodes as it needs; one that counts nodes stays as it is."""
+    if node_devices is None or point.nodes > 1 or point.world_size <= node_devices:
+        return point
+    nodes, rest = divmod(point.world_size, node_devices)
+    if rest:
+        raise InputError(
+            "the devices do not fill the nodes",
+            place=point.id,
+            found=point.world_size,
+            allowed=f"up to {node_devices}, or a multiple of it",
+            hint="choose other sizes with --set devices=..., or another `devices_per_node` in cluster.toml",
+        )
+    return point.model_copy(update={"nodes": nodes, "devices_per_node": node_devices})

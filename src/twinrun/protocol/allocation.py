@@ -9,12 +9,45 @@ from pydantic import Field
 from twinrun.foundation.manifest import Frozen
 
 
+class Interface(Frozen):
+    """A network interface of a node."""
+
+    name: str
+    address: str
+    """IPv4."""
+    mtu: int
+    speed_mbit: int | None
+    """None where the driver does not say."""
+
+
+class NodeReport(Frozen):
+    """What a node is, as its first rank found it."""
+
+    cpu: str
+    cores: int
+    """That the rank may run on."""
+    memory_bytes: int
+    kernel: str
+    devices: tuple[str, ...]
+    """Names of the GPUs that the rank sees, as its framework calls them."""
+    driver: str | None
+    interfaces: tuple[Interface, ...]
+    transport: dict[str, str]
+    """Variables that choose interfaces and transports of the collectives, as set when the rank started."""
+    software_sha256: str
+    """Digest over the interpreter's version, and name and version of every package that it finds."""
+
+
 class Allocation(Frozen):
     """What a scheduler gave to one start."""
 
     scheduler: str
     nodes: Annotated[tuple[str, ...], Field(min_length=1)]
     """Host names in the order of their first ranks."""
+    site: str | None = None
+    """Name in cluster.toml; null for this machine."""
+    reports: dict[str, NodeReport] = Field(default_factory=dict)
+    """By host name; empty in records from before nodes were asked."""
 
 
 class RankReport(Frozen):
@@ -23,3 +56,5 @@ class RankReport(Frozen):
     rank: Annotated[int, Field(ge=0)]
     host: str
     """Name of the machine, as its kernel has it."""
+    node: NodeReport | None = None
+    """Of the first rank of each node."""

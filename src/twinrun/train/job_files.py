@@ -14,6 +14,7 @@ from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.allocation import RankReport
 from twinrun.protocol.job import Job, Result
+from twinrun.train.node import choose_interface, describe_node
 
 AnyJob = TypeVar("AnyJob", bound=Job)
 
@@ -26,8 +27,10 @@ def read_job(kind: type[AnyJob]) -> AnyJob:
 
 
 def report_rank(job: Job) -> None:
-    """Say which machine this rank runs on."""
-    report = RankReport(rank=rank_variable("RANK", 0), host=platform.node())
+    """Say which machine this rank runs on; the first of a node says what it is."""
+    choose_interface()
+    node = None if rank_variable("LOCAL_RANK", 0) else describe_node()
+    report = RankReport(rank=rank_variable("RANK", 0), host=platform.node(), node=node)
     write_atomically(Path(job.out) / "ranks" / f"{report.rank}.json", report.model_dump_json() + "\n")
 
 

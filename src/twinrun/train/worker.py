@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import os
-import platform
 import signal
 import sys
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from twinrun.foundation.errors import TwinrunError
-from twinrun.foundation.files import write_atomically
-from twinrun.protocol.allocation import RankReport
 from twinrun.protocol.job import OUT_OF_MEMORY, Job, Result
 from twinrun.protocol.training import TrainingJob, TrainingResult
 from twinrun.train import attention, ranks
 from twinrun.train import device as devices
-from twinrun.train.job_files import read_job, write_result
+from twinrun.train.job_files import read_job, report_rank, write_result
 from twinrun.train.metrics import Meter
 from twinrun.train.models import DTYPES, Model, family_of
 
@@ -60,10 +56,9 @@ def run(work: Callable[[AnyJob], Result], kind: type[AnyJob]) -> None:
 @record
 def _run(work: Callable[[AnyJob], Result], kind: type[AnyJob]) -> None:
     job = read_job(kind)
-    report = RankReport(rank=ranks.rank(), host=platform.node())
-    write_atomically(Path(job.out) / "ranks" / f"{report.rank}.json", report.model_dump_json() + "\n")
+    report_rank(job)
     result = work(job)
-    if report.rank == 0:
+    if ranks.rank() == 0:
         write_result(job, result)
 
 

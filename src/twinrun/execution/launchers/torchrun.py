@@ -7,9 +7,10 @@ import signal
 from collections.abc import Callable, Sequence
 
 from twinrun.execution.engine import PYTHON, Command, NodeCommand
-from twinrun.execution.launchers import Culprit, Placement, Rendezvous, node_logs
+from twinrun.execution.launchers import Culprit, Placement, Rendezvous, node_logs, thread_variables
 from twinrun.protocol.job import OUT_OF_MEMORY
 
+IDENTITY = None
 _FAILURE = re.compile(r"^\s*rank\s*: (\d+).*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
 _FAILURES = "\nFailures:\n"
 _ROOT_CAUSE = "Root Cause (first observed failure):"
@@ -24,7 +25,7 @@ def render(
     command: Command,
     *,
     placement: Placement,
-    node: int,
+    node: str,
     rendezvous: Rendezvous,
     logs: str,
     cores: int,
@@ -41,16 +42,18 @@ def render(
         *command.arguments[1:],
     )
     variables = {
-        "OMP_NUM_THREADS": str(max(1, cores // placement.devices_per_node)),
-        # Threads that spin while they wait take the cores from whatever else runs here: with two busy
-        # processes beside it, one CPU rank took 2.2 s a step instead of 0.37.
-        "OMP_WAIT_POLICY": "PASSIVE",
+        **thread_variables(placement, cores),
         # One machine: rendezvous must not depend on how the host name resolves.
         **({"GLOO_SOCKET_IFNAME": "lo"} if alone else {}),
         **command.variables,
     }
     update = {"arguments": agent, "variables": variables, "reaches_nodes": not alone}
     return in_stack(command.model_copy(update=update))
+
+
+def starter(placement: Placement) -> tuple[str, ...]:
+    """Return nothing: every node starts its agent."""
+    return ()
 
 
 def culprit(logs: Sequence[str]) -> Culprit | None:
@@ -63,10 +66,10 @@ def culprit(logs: Sequence[str]) -> Culprit | None:
     return next((failure for failure in found if _is_cause(failure.status)), next(iter(found), None))
 
 
-def _meeting(placement: Placement, node: int, rendezvous: Rendezvous) -> tuple[str, ...]:
+def _meeting(placement: Placement, node: str, rendezvous: Rendezvous) -> tuple[str, ...]:
     """Return how agents find each other; `static` keeps ranks in the order of the nodes, `c10d` does not."""
     return (
-        *("--nnodes", str(placement.nodes), "--node-rank", str(node)),
+        *("--nnodes", str(placement.nodes), "--node-rank", node),
         *("--rdzv-backend", "static", "--rdzv-id", rendezvous.id),
         *("--rdzv-endpoint", f"{rendezvous.first_node}:{rendezvous.port}"),
     )

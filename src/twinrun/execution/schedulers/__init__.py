@@ -1,21 +1,37 @@
-"""Schedulers, one module each: `submit` gets the nodes and starts a command on each of them."""
+"""Schedulers, one module each: `open_scheduler` returns what gets nodes and starts a task on them."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from twinrun.execution.engine import NodeCommand, Running
 from twinrun.foundation.discovery import load_part
+from twinrun.foundation.manifest import Frozen
+from twinrun.manifests.cluster import LoadedSite
 
 # Starts a command on this machine with its output in a file, as the engine does it that rendered it.
 Start = Callable[[NodeCommand, Path], Running]
 
 
+class Task(Frozen):
+    """What is started for one point."""
+
+    point: str
+    nodes: int
+    ranks_per_node: int
+    commands: tuple[NodeCommand, ...]
+    """One for each of `node_names`, or the one that `starter` starts for every rank."""
+    starter: tuple[str, ...] = ()
+    """Words of the launcher before a command; empty where each node starts its own."""
+    identity: tuple[str, str] | None = None
+    """Variables in which the starter tells each process its rank, and its rank on its node."""
+
+
 class Submission(Protocol):
-    """Commands that a scheduler has taken, one a node."""
+    """A task that a scheduler has taken."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -33,7 +49,7 @@ class Submission(Protocol):
 
 @runtime_checkable
 class Scheduler(Protocol):
-    """What each module here offers."""
+    """What gives nodes."""
 
     def unusable(self, *, nodes: int) -> str | None:
         """Return why so many nodes cannot be had, or None."""
@@ -44,21 +60,38 @@ class Scheduler(Protocol):
     def first_node(self) -> str:
         """Return what stands for the first node in the commands before the nodes are known."""
 
-    def submit(self, commands: Sequence[NodeCommand], *, name: str, logs: Path, start: Start) -> Submission:
-        """Ask for as many nodes as there are commands, and have each start its own.
+    def node_names(self, nodes: int) -> tuple[str, ...]:
+        """Return what stands for the place of a node, once for each command that is written."""
+
+    def script(self, task: Task, *, run: str, logs: str) -> str | None:
+        """Return the script that starts `task`, None where no script does; pure.
 
         Args:
-            name: what users see in the scheduler's lists.
+            run: the run folder.
             logs: folder for what the commands print.
+        """
+
+    def submit(self, task: Task, *, run: Path, logs: Path, start: Start) -> Submission:
+        """Ask for nodes and have them start the commands of `task`.
+
+        Args:
             start: what starts a command on this machine.
 
         Raises:
+            InputError: the scheduler refuses what cluster.toml says.
             MachineError: so many nodes cannot be had, or a command cannot be started.
         """
 
 
-def load_scheduler(name: str) -> Scheduler:
+class SchedulerModule(Protocol):
+    """What each module here offers."""
+
+    def open_scheduler(self, *, site: LoadedSite | None) -> Scheduler:
+        """Return the scheduler of a site; raises InputError without one where it needs one."""
+
+
+def load_scheduler(name: str, *, site: LoadedSite | None = None) -> Scheduler:
     """Return the scheduler called `name`; raises InputError when there is none."""
     part: Any = load_part(sys.modules[__name__], name)
-    scheduler: Scheduler = part
-    return scheduler
+    module: SchedulerModule = part
+    return module.open_scheduler(site=site)

@@ -3,44 +3,64 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
 from pathlib import Path
 
-from twinrun.execution.engine import NodeCommand, Running
-from twinrun.execution.schedulers import Start
-from twinrun.foundation.errors import MachineError
+from twinrun.execution.engine import Running
+from twinrun.execution.schedulers import Start, Task
+from twinrun.foundation.errors import InputError, MachineError
+from twinrun.manifests.cluster import LoadedSite
 
 
-def unusable(*, nodes: int) -> str | None:
-    """Return why so many nodes cannot be had, or None."""
-    return f"the plan has points of up to {nodes} nodes" if nodes > 1 else None
-
-
-def available_nodes() -> tuple[str, ...]:
-    """Return this machine."""
-    return (platform.node(),)
-
-
-def first_node() -> str:
-    """Return the name under which this machine finds itself."""
-    return "localhost"
-
-
-def submit(commands: Sequence[NodeCommand], *, name: str, logs: Path, start: Start) -> LocalSubmission:
-    """Start the one command here.
-
-    Raises:
-        MachineError: there are several, or it cannot be started.
-    """
-    if len(commands) > 1:
-        raise MachineError(
-            "this machine is one node",
+def open_scheduler(*, site: LoadedSite | None) -> Local:
+    """Return this machine; raises InputError where a site is asked for."""
+    if site is not None:
+        raise InputError(
+            "this machine is no site",
             place="--scheduler local",
-            found=f"{name} needs {len(commands)} nodes",
-            hint="print the plan with --dry, or use --scale node",
+            found=f"--cluster {site.name}",
+            hint=f"leave one of them out; the site has --scheduler {site.site.scheduler}",
         )
-    log = logs / "launcher.log"
-    return LocalSubmission(start(commands[0], log), log)
+    return Local()
+
+
+class Local:
+    """The scheduler of one machine, which starts at once."""
+
+    def unusable(self, *, nodes: int) -> str | None:
+        """Return why so many nodes cannot be had, or None."""
+        return f"the plan has points of up to {nodes} nodes" if nodes > 1 else None
+
+    def available_nodes(self) -> tuple[str, ...]:
+        """Return this machine."""
+        return (platform.node(),)
+
+    def first_node(self) -> str:
+        """Return the name under which this machine finds itself."""
+        return "localhost"
+
+    def node_names(self, nodes: int) -> tuple[str, ...]:
+        """Return the number of each node."""
+        return tuple(map(str, range(nodes)))
+
+    def script(self, task: Task, *, run: str, logs: str) -> str | None:
+        """Return None: the command is started as it is."""
+        return None
+
+    def submit(self, task: Task, *, run: Path, logs: Path, start: Start) -> LocalSubmission:
+        """Start the one command here.
+
+        Raises:
+            MachineError: there are several, or it cannot be started.
+        """
+        if task.nodes > 1:
+            raise MachineError(
+                "this machine is one node",
+                place="--scheduler local",
+                found=f"{task.point} needs {task.nodes} nodes",
+                hint="print the plan with --dry, or use --scale node",
+            )
+        log = logs / "launcher.log"
+        return LocalSubmission(start(task.commands[0], log), log)
 
 
 class LocalSubmission:
@@ -53,7 +73,7 @@ class LocalSubmission:
     @property
     def nodes(self) -> tuple[str, ...]:
         """Return this machine."""
-        return available_nodes()
+        return (platform.node(),)
 
     def poll(self) -> int | None:
         """Return the exit status, or None while it runs."""

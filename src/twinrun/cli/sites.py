@@ -1,0 +1,88 @@
+"""Commands about clusters: jobs, the doctor of a site, and the cluster on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from twinrun.execution.site_checks import check_site
+from twinrun.execution.slurm_client import SlurmClient
+from twinrun.foundation.errors import InputError
+from twinrun.images.cluster import containers
+from twinrun.manifests.cluster import load_site
+
+
+def cluster(root: Path, what: str, *, nodes: int, mounts: Sequence[Path]) -> None:
+    """Start, list or remove the cluster on this machine, and print its nodes."""
+    if what == "up":
+        found = containers.up(root, nodes=nodes, mounts=tuple(mounts), say=_say)
+    elif what == "status":
+        found = containers.status()
+    elif what == "down":
+        _print(f"{containers.down()} containers removed")
+        return
+    else:
+        raise InputError(
+            "unknown command", place="invoke cluster", found=what, allowed=["up", "status", "down"]
+        )
+    for node in found:
+        _print(f"{node.name:12} {node.container:10} {node.slurm}")
+    if not found:
+        _print("no cluster; `invoke cluster up` starts one")
+
+
+def jobs(root: Path, site: str, *, follow: str | None, cancel: str | None) -> None:
+    """Print the jobs of a site; end one, or follow one to its end."""
+    client = SlurmClient(load_site(root, site))
+    for number in filter(None, (follow, cancel)):
+        if not number.isdecimal():
+            raise InputError("a job is named by its number", place="invoke jobs", found=number)
+    if cancel:
+        client.ask("scancel", cancel)
+    if follow:
+        _follow(client, follow)
+        return
+    for job in client.jobs():
+        where = job.nodes or job.reason
+        _print(f"{job.id:>8}  {job.state:12} {job.run_seconds:6.0f} s  {job.user:12} {job.name}  {where}")
+
+
+def doctor(root: Path, site: str, *, as_json: bool) -> int:
+    """Print what is well and what is not at a site; 3 when something needed is broken."""
+    diagnosis = check_site(root, load_site(root, site))
+    if as_json:
+        _print(json.dumps(diagnosis.model_dump(mode="json"), indent=1))
+        return diagnosis.exit_code
+    from twinrun.report.doctor_table import diagnosis_lines  # noqa: PLC0415 - its tables are slow to import
+    from twinrun.report.terminal import show  # noqa: PLC0415
+
+    for line in diagnosis_lines(diagnosis, width=None):
+        show(line)
+    return diagnosis.exit_code
+
+
+def _follow(client: SlurmClient, number: str) -> None:
+    """Show what a job prints until it ends; raises RunError where the job is not known."""
+    shown: dict[Path, int] = {}
+    while True:
+        state = client.job(number)
+        # Beside what the script prints lies what each node prints.
+        for file in sorted(Path(state.output).parent.glob("launcher*.log")):
+            text = file.read_text(encoding="utf-8", errors="replace")
+            sys.stdout.write(text[shown.get(file, 0) :])
+            shown[file] = len(text)
+        if state.ended:
+            _print(f"{state.id} {state.state}")
+            return
+        time.sleep(client.site.site.poll_seconds)
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")

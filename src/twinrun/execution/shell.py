@@ -1,0 +1,60 @@
+"""Words of a shell in which nothing is replaced but variables that we name."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterable
+
+from twinrun.foundation.errors import InputError
+
+# Variables of a scheduler's script for what is known only where a command starts.
+FIRST_NODE, NODE, RANK, LOCAL_RANK = (
+    f"TWINRUN_{name}" for name in ("FIRST_NODE", "NODE", "RANK", "LOCAL_RANK")
+)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
+
+
+def quoted(text: str, names: Iterable[str]) -> str:
+    """Return `text` as one word; each `$NAME` of `names` in it is left to the shell."""
+    return _joined(text, names, shlex.quote)
+
+
+def quoted_in_line(text: str, names: Iterable[str], *, place: str) -> str:
+    """Return `text` as one word of bash that is also one line, so that nothing in it begins a line.
+
+    Raises:
+        InputError: a NUL, which no argument has, or what is no Unicode.
+    """
+    if "\0" in text or not text.isascii():
+        _demand_text(text, place)
+    return _joined(text, names, _in_line)
+
+
+def _joined(text: str, names: Iterable[str], quote: Callable[[str], str]) -> str:
+    pattern = "|".join(rf"\${re.escape(name)}(?![A-Za-z0-9_])" for name in names)
+    words = [
+        f'"{part}"' if number % 2 else quote(part) if part else ""
+        for number, part in enumerate(re.split(f"({pattern})", text) if pattern else [text])
+    ]
+    return "".join(words) or "''"
+
+
+def _in_line(part: str) -> str:
+    if not _CONTROL.search(part):
+        return shlex.quote(part)
+    escaped = part.replace("\\", "\\\\").replace("'", "\\'")
+    return "$'" + _CONTROL.sub(lambda found: _escape(found[0]), escaped) + "'"
+
+
+def _escape(character: str) -> str:
+    return "".join(f"\\{byte:03o}" for byte in character.encode())
+
+
+def _demand_text(text: str, place: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError("not Unicode", place=place, found=ascii(text)[:80]) from None
+    if "\0" in text:
+        raise InputError("a NUL is in no argument", place=place, found=ascii(text)[:80])

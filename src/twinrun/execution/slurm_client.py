@@ -1,0 +1,143 @@
+"""Slurm's own commands, and what they say of jobs and nodes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Sequence
+
+from twinrun.foundation.errors import MachineError, RunError
+from twinrun.foundation.manifest import Frozen
+from twinrun.foundation.processes import last_lines
+from twinrun.manifests.cluster import LoadedSite
+
+_FIELD = re.compile(r"(\w+)=(\S*)")
+_ANSWER_SECONDS = 60
+# Where a job is in no state that it leaves by itself.
+ENDED = {
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("PREEMPTED", "REVOKED", "SPECIAL_EXIT", "TIMEOUT"),
+}
+
+
+class JobState(Frozen):
+    """What the controller knows of a job."""
+
+    id: str
+    name: str
+    state: str
+    """As Slurm calls it, for example RUNNING."""
+    reason: str
+    status: int
+    """Exit status; a negative one is a signal."""
+    nodes: str
+    """Host names as Slurm abbreviates them; empty while the job waits."""
+    run_seconds: float
+    limit_seconds: float
+    user: str
+    output: str
+    """File that the script prints to."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of it runs any more."""
+        return self.state in ENDED
+
+
+class SlurmClient:
+    """Runs the commands of one site."""
+
+    def __init__(self, site: LoadedSite) -> None:
+        self.site = site
+
+    def ask(self, *arguments: str) -> str:
+        """Return what a command prints; raises RunError with its message, MachineError without one."""
+        command = [*self.site.site.client, *arguments]
+        try:
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=_ANSWER_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise RunError("no answer from Slurm", place=arguments[0], found=f"{_ANSWER_SECONDS} s") from None
+        except OSError as error:
+            raise MachineError(
+                f"cannot start: {error.strerror}",
+                place=command[0],
+                hint=f"run twinrun where Slurm's commands are, or set {self.site.place}.client",
+            ) from None
+        if done.returncode:
+            text = last_lines(done.stderr or done.stdout, 4)
+            raise RunError("Slurm refuses", place=" ".join(arguments[:1]), found=text)
+        return done.stdout
+
+    def job(self, number: str) -> JobState:
+        """Return the state of a job; raises RunError, also where the controller has forgotten it."""
+        return parse_job(self.ask("scontrol", "show", "job", number, "--oneliner"))
+
+    def jobs(self) -> list[JobState]:
+        """Return the jobs of twinrun that the controller knows."""
+        lines = self.ask("scontrol", "show", "job", "--oneliner").splitlines()
+        found = [parse_job(line) for line in lines if line.startswith("JobId=")]
+        return [job for job in found if job.name.startswith("twinrun-")]
+
+    def hosts(self, nodes: str) -> tuple[str, ...]:
+        """Return host names written out; empty for none."""
+        if nodes in ("", "(null)"):
+            return ()
+        return tuple(self.ask("scontrol", "show", "hostnames", nodes).split())
+
+    def idle(self) -> tuple[str, ...]:
+        """Return the nodes of the site's partition that could be given now."""
+        wanted = _partition(self.site)
+        listed = self.ask("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N", *wanted)
+        return tuple(listed.split())
+
+    def size(self) -> int:
+        """Return how many nodes the site's partition has that are not down."""
+        wanted = _partition(self.site)
+        states = "--states=idle,mixed,allocated,completing"
+        listed = self.ask("sinfo", "--noheader", "--Node", states, "--format=%N", *wanted)
+        return len(set(listed.split()))
+
+
+def parse_job(line: str) -> JobState:
+    """Read one line of `scontrol show job --oneliner`; raises RunError."""
+    fields: dict[str, str] = {}
+    for name, value in _FIELD.findall(line):
+        fields.setdefault(name, value)
+    try:
+        status, _, signal = fields["ExitCode"].partition(":")
+        return JobState(
+            id=fields["JobId"],
+            name=fields.get("JobName", ""),
+            state=fields["JobState"],
+            reason=fields.get("Reason", ""),
+            status=-int(signal) if int(signal or 0) else int(status),
+            nodes=fields.get("NodeList", "").replace("(null)", ""),
+            run_seconds=_seconds(fields.get("RunTime", "")),
+            limit_seconds=_seconds(fields.get("TimeLimit", "")),
+            output=fields.get("StdOut", ""),
+            user=fields.get("UserId", "").partition("(")[0],
+        )
+    except (KeyError, ValueError):
+        raise RunError("this is no state of a job", place="scontrol", found=line[:200]) from None
+
+
+def _seconds(text: str) -> float:
+    """Return a time as Slurm prints it, `1-02:03:04`; UNLIMITED has no end."""
+    days, _, rest = text.rpartition("-")
+    parts = rest.split(":")
+    if len(parts) != 3 or not all(part.isdecimal() for part in (*parts, days or "0")):
+        return float("1e18")
+    hours, minutes, seconds = map(int, parts)
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60.0 + seconds
+
+
+def _partition(site: LoadedSite) -> Sequence[str]:
+    return (f"--partition={site.site.partition}",) if site.site.partition else ()

@@ -1,0 +1,112 @@
+"""The files that the containers of a cluster share: Slurm's configuration, munge's key, cluster.toml."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from pathlib import Path
+
+from twinrun.foundation.files import write_atomically
+
+CONTROLLER = "controller"
+PARTITION, ACCOUNT = "main", "research"
+# Devices of a node stand for its GPUs, so that generic resources can be asked for.
+GRES, DEVICES_PER_NODE = "slot", 2
+_SLURM = """\
+ClusterName=local
+SlurmctldHost={controller}
+SlurmUser=slurm
+AuthType=auth/munge
+StateSaveLocation=/var/lib/slurm/slurmctld
+SlurmdSpoolDir=/var/lib/slurm/slurmd
+SlurmctldPidFile=/run/slurm/slurmctld.pid
+SlurmdPidFile=/run/slurm/slurmd.pid
+# A container has no control groups of its own.
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+PriorityType=priority/multifactor
+PriorityWeightQOS=1000
+PriorityWeightFairshare=1000
+PreemptType=preempt/qos
+PreemptMode=REQUEUE
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost={controller}
+AccountingStorageEnforce=associations,limits,qos
+JobAcctGatherType=jobacct_gather/linux
+# Nodes share the machine, so each has what is said here and not what it finds.
+SlurmdParameters=config_overrides
+ReturnToService=2
+SlurmdTimeout=15
+KillWait=10
+GresTypes={gres}
+NodeName=worker[1-{nodes}] CPUs={devices} RealMemory=1000 Gres={gres}:{devices} State=UNKNOWN
+PartitionName={partition} Nodes=ALL Default=YES MaxTime=60 State=UP
+"""
+_DATABASE = """\
+AuthType=auth/munge
+DbdHost={controller}
+SlurmUser=slurm
+StorageType=accounting_storage/mysql
+StorageHost=localhost
+StorageUser=slurm
+StorageLoc=slurm
+PidFile=/run/slurm/slurmdbd.pid
+"""
+_SITE = """\
+# Written by `invoke cluster up`.
+[site.local]
+scheduler = "slurm"
+engine = "{engine}"
+vendor = "{vendor}"
+nodes = {nodes}
+devices_per_node = 1
+cores_per_node = 1
+partition = "{partition}"
+account = "{account}"
+gres = "{gres}"
+minutes = 60
+shared = {shared}
+client = {client}
+poll_seconds = 0.5
+"""
+
+
+def write_files(folder: Path, *, nodes: int) -> None:
+    """Write what every container reads; the key is new each time, and readable for its owner alone."""
+    values = {
+        "controller": CONTROLLER,
+        "nodes": nodes,
+        "gres": GRES,
+        "devices": DEVICES_PER_NODE,
+        "partition": PARTITION,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "slurm.conf", _SLURM.format(**values))
+    write_atomically(folder / "slurmdbd.conf", _DATABASE.format(**values))
+    write_atomically(folder / "cgroup.conf", "CgroupPlugin=disabled\n")
+    write_atomically(folder / "gres.conf", f"Name={GRES} Count={DEVICES_PER_NODE}\n")
+    key = folder / "munge.key"
+    key.unlink(missing_ok=True)
+    descriptor = os.open(key, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(secrets.token_bytes(1024))
+
+
+def site_text(
+    *, nodes: int, vendor: str, engine: str, shared: tuple[Path, ...], client: tuple[str, ...]
+) -> str:
+    """Return the cluster.toml of the site."""
+    return _SITE.format(
+        nodes=nodes,
+        vendor=vendor,
+        engine=engine,
+        partition=PARTITION,
+        account=ACCOUNT,
+        gres=GRES,
+        shared=json.dumps([str(folder) for folder in shared]),
+        client=json.dumps(list(client)),
+    )

@@ -1,0 +1,85 @@
+"""The image of a cluster's containers: Debian with Slurm, munge, OpenMPI and MariaDB; no Python."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twinrun.foundation.errors import MachineError
+from twinrun.foundation.processes import last_lines
+from twinrun.machine.daemon import find_image, told
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+REPOSITORY = "twinrun/cluster"
+SUITE = "trixie"
+MIRROR = "http://deb.debian.org/debian"
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+# An engine compresses and unpacks the whole root before it answers.
+_IMPORT_SECONDS = 600
+
+
+def recipe_folder(root: Path) -> Path:
+    """Return what the containers are made of and start with."""
+    return root / "images" / "cluster"
+
+
+def image_name(root: Path) -> str:
+    """Return the name of the image, which changes with its packages."""
+    listed = (recipe_folder(root) / "packages.txt").read_bytes()
+    return f"{REPOSITORY}:{SUITE}-{hashlib.sha256(listed).hexdigest()[:12]}"
+
+
+def ensure_image(client: DockerClient, root: Path, *, architecture: str, say: Callable[[str], None]) -> str:
+    """Return the name of the image, making it where the engine does not have it.
+
+    Raises:
+        MachineError: the packages are out of reach, or the engine refuses the image.
+    """
+    name = image_name(root)
+    if find_image(client, name) is None:
+        packages = (recipe_folder(root) / "packages.txt").read_text(encoding="utf-8").split()
+        say(f"making {name} of {len(packages)} Debian packages and what they need, once")
+        with tempfile.TemporaryDirectory(prefix="twinrun-cluster-") as folder:
+            tar = Path(folder) / "root.tar"
+            _write_root(tar, packages, architecture)
+            _import(client, tar, name)
+    return name
+
+
+def _write_root(tar: Path, packages: list[str], architecture: str) -> None:
+    mirror = os.environ.get("TWINRUN_DEBIAN_MIRROR", MIRROR).rstrip("/")
+    command = [
+        *("mmdebstrap", "--quiet", "--variant=minbase", f"--architectures={architecture}"),
+        *(f"--include={','.join(packages)}", f"--keyring={KEYRING}"),
+        *(SUITE, str(tar), f"deb {mirror} {SUITE} main"),
+    ]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, umask=0o022, check=False
+        )
+    except OSError as error:
+        raise MachineError(f"cannot start: {error.strerror}", place="mmdebstrap", hint="install it") from None
+    if done.returncode:
+        raise MachineError(
+            "the root file system cannot be made",
+            place="mmdebstrap",
+            found=last_lines(done.stderr, 8),
+            hint=f"check the network and {KEYRING}, or name a mirror in TWINRUN_DEBIAN_MIRROR",
+        )
+
+
+def _import(client: DockerClient, tar: Path, name: str) -> None:
+    repository, _, tag = name.partition(":")
+    patience, client.api.timeout = client.api.timeout, _IMPORT_SECONDS
+    try:
+        with told("this image"):
+            client.api.import_image_from_file(str(tar), repository=repository, tag=tag)
+    finally:
+        client.api.timeout = patience

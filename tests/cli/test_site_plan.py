@@ -1,0 +1,88 @@
+"""`invoke run --cluster SITE --dry`: the plan of a site that no machine here is."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SITE = """
+[site.big]
+scheduler = "slurm"
+engine = "venv"
+vendor = "cuda"
+gpu = "h200"
+nodes = 1024
+devices_per_node = 8
+cores_per_node = 96
+partition = "gpu"
+gres = "gpu:h200"
+shared = ["/shared"]
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Path:
+    file = tmp_path / "cluster.toml"
+    file.write_text(SITE, encoding="utf-8")
+    return file
+
+
+def dry(cluster: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = ["run", "recipes/mpt7b-scaling", "--cluster", "big", "--scale", "node", *options, "--dry"]
+    return subprocess.run(
+        [sys.executable, "-m", "invoke", *command],
+        cwd=ROOT,
+        env=os.environ | {"TWINRUN_CLUSTER": str(cluster)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_thousand_nodes_are_planned_in_two_seconds_on_one_page(cluster: Path) -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    sets = [f"--set={text}" for text in ("devices=8192", "global_batch=8192", "model=mpt-7b")]
+    done = dry(cluster, *sets)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    # Of the processor: other work on the machine does not count.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2.0
+    printed = json.loads(done.stdout)
+    (point,) = printed["plan"]["points"]
+    assert (point["nodes"], point["devices_per_node"]) == (1024, 8)
+    script = printed["scripts"]["devices=8192"]["script"]
+    assert "#SBATCH --nodes=1024\n" in script
+    assert "#SBATCH --gres=gpu:h200:8\n" in script
+    assert len(script.splitlines()) < 50
+    assert len(done.stdout.splitlines()) < 200
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("partition", "partion", "did you mean `partition`?"),
+        ('"gpu"', '"gpu; true"', "cluster.toml:site.big.partition"),
+        ("h200", "h201", "cluster.toml:site.big.g"),
+        ('"cuda"', '"cudaa"', "cudaa"),
+        ("site.big", "site.bigg", "unknown site"),
+    ],
+)
+def test_a_wrong_cluster_toml_is_named(cluster: Path, old: str, new: str, said: str) -> None:
+    cluster.write_text(SITE.replace(old, new, 1), encoding="utf-8")
+    done = dry(cluster)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_devices_must_fill_nodes(cluster: Path) -> None:
+    done = dry(cluster, "--set=devices=12", "--set=global_batch=192", "--set=model=mpt-1b")
+    assert done.returncode == 2
+    assert "the devices do not fill the nodes" in done.stderr

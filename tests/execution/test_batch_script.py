@@ -1,0 +1,196 @@
+"""The sbatch script: golden for each launcher, as long for any number of nodes, and deaf to its strings."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from tests.execution.placements import SITE, Ranked
+from twinrun.execution.engine import Workspace
+from twinrun.execution.interpreter import Interpreter
+from twinrun.execution.ranks import Launch, RankCommands, log_folder
+from twinrun.execution.slurm_client import parse_job
+from twinrun.foundation.errors import InputError, RunError
+from twinrun.foundation.manifest import validate
+from twinrun.manifests.cluster import ClusterTable, LoadedSite, Site
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+LAUNCHERS = ("mpirun", "srun", "torchrun")
+# Each makes a file where a shell obeys it.
+ATTACKS = (
+    "; touch {canary} ;",
+    "$(touch {canary})",
+    "`touch {canary}`",
+    "'; touch {canary}; '",
+    '"; touch {canary}; "',
+    "\ntouch {canary}\n",
+    "\n#SBATCH --output={canary}\ntouch {canary}",
+    "\\\ntouch {canary}",
+    "}}\ntouch {canary}\nstart() {{",
+    "${{RUN@P}}$(touch {canary})",
+    "$RUN$(touch {canary})",
+    "$TWINRUN_NODE`touch {canary}`",
+    "&& touch {canary} #",
+    "| touch {canary}",
+    "> {canary}",
+    "a\r\ntouch {canary}",
+    "!touch {canary}",
+    "$'\\ntouch {canary}'",
+    "--wrap=touch {canary}",
+    "\x1b]0;\x07; touch {canary}",
+)
+# Stand-ins for what the script calls: they print what they are given, and start the body once.
+FAKES = """
+scontrol() { echo node1; }
+srun() { while [[ $1 != bash ]]; do shift; done; SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0 "$@"; }
+mpirun() { while [[ $1 != bash ]]; do shift; done; OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_LOCAL_RANK=0 "$@"; }
+exec() { if [[ $# -gt 0 ]]; then "$@"; exit; fi; builtin exec; }
+SLURM_JOB_NODELIST=node1
+"""
+
+
+class Job(BaseModel):
+    """The least that a job has."""
+
+    out: str = "/run"
+
+
+def script(
+    launcher: str,
+    *,
+    site: LoadedSite = SITE,
+    placement: Ranked = Ranked(id="nodes=2", nodes=2, devices_per_node=8),  # noqa: B008 - frozen
+    root: Path = Path("/shared/project"),
+    run: Path = Path("/shared/run"),
+    python: str = "/shared/environment/bin/python",
+    told: str = "a 'quoted' text with $HOME\nand a line",
+) -> str:
+    """Return the script of a placement."""
+    workspace = Workspace(root=root, run=run, data=Path("/shared/data"))
+    commands = RankCommands(
+        renderer=Interpreter(python=python, workspace=workspace),
+        launcher=launcher,
+        scheduler="slurm",
+        site=site,
+        workspace=workspace,
+        cores=64,
+        variables={"TOLD": told},
+    )
+    job: Any = Job()
+    launch = Launch(placement=placement, script=root / "train.py", job=job)
+    logs = str(log_folder(run, placement.id))
+    made = commands.scheduler.script(commands.task(launch, attempt="a1b2"), run=str(run), logs=logs)
+    assert made is not None
+    return made
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_script_is_the_golden_one(launcher: str) -> None:
+    text, file = script(launcher), GOLDEN / f"sbatch-{launcher}.sh"
+    if os.environ.get("WRITE_GOLDEN"):
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8")
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_thousand_nodes_need_no_more_lines_than_two(launcher: str) -> None:
+    many = script(launcher, placement=Ranked(id="nodes=1024", nodes=1024, devices_per_node=8))
+    assert len(many.splitlines()) == len(script(launcher).splitlines()) < 50
+    assert len(many) < 4000
+
+
+payloads = st.builds(
+    lambda before, attack, after: f"{before}{attack}{after}",
+    st.text(max_size=8).filter(lambda text: "\0" not in text and text.isprintable()),
+    st.sampled_from(ATTACKS),
+    st.sampled_from(["", "'", '"', "\\", "\n", ")", "$(", " #"]),
+)
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+@settings(
+    max_examples=100,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(attack=payloads)
+def test_nothing_that_the_script_quotes_is_run(launcher: str, attack: str, tmp_path: Path) -> None:
+    """200 payloads in every string of a plan that reaches the script, run by bash."""
+    canary = tmp_path / "canary"
+    text = attack.replace("{canary}", str(canary)).replace("{{", "{").replace("}}", "}")
+    folder = tmp_path / "here"
+    folder.mkdir(exist_ok=True)
+    python, heard = tmp_path / "python", tmp_path / "heard"
+    python.write_text(f'#!/bin/bash\nprintf %s "$TOLD" > {heard}\n', encoding="utf-8")
+    python.chmod(0o755)
+    heard.unlink(missing_ok=True)
+    placement = Ranked(id=text.replace("/", "_"), devices_per_node=1)
+    made = script(
+        launcher, placement=placement, root=folder, run=folder / "run", python=str(python), told=text
+    )
+    assert all(line.startswith("#SBATCH --") for line in made.splitlines() if "SBATCH" in line[:8])
+    options = [line for line in made.splitlines() if line.startswith("#SBATCH")]
+    assert all(set(" ;$`'\"\\&|<>").isdisjoint(line.partition(" ")[2]) for line in options)
+    subprocess.run(
+        ["bash"], input=FAKES + made, text=True, cwd=folder, capture_output=True, check=False, timeout=30
+    )
+    assert not canary.exists(), made
+    # The command was started all the same, and was told the text as it is.
+    assert "$RUN" in text or "$TWINRUN_" in text or heard.read_bytes().decode() == text
+
+
+TEXTS = ("partition", "account", "qos", "gres")
+LISTS = ("exclude", "interfaces")
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_cluster_toml_refuses_what_is_no_word(attack: str) -> None:
+    text = attack.replace("{canary}", "canary")
+    site = SITE.site.model_dump(mode="json")
+    for key in (*TEXTS, *LISTS, "vendor", "engine", "gpu"):
+        given_here = {**site, key: [text] if key in LISTS else text}
+        with pytest.raises(InputError) as caught:
+            validate({"site": {"hpc": given_here}}, ClusterTable, place="cluster.toml")
+        assert f"cluster.toml:site.hpc.{key}" in str(caught.value)
+
+
+def test_a_misspelt_key_is_named_with_its_neighbour() -> None:
+    site = SITE.site.model_dump(mode="json") | {"partion": "gpu"}
+    with pytest.raises(InputError, match="unknown key") as caught:
+        validate({"site": {"hpc": site}}, ClusterTable, place="cluster.toml")
+    assert "did you mean `partition`?" in str(caught.value)
+
+
+def test_the_site_says_only_what_it_has() -> None:
+    bare = Site(
+        scheduler="slurm", vendor="cpu", nodes=2, devices_per_node=1, cores_per_node=1, shared=("/shared",)
+    )
+    made = script("torchrun", site=LoadedSite(name="bare", place="cluster.toml:site.bare", site=bare))
+    options = [line for line in made.splitlines() if line.startswith("#SBATCH")]
+    assert [line.partition("=")[0] for line in options] == [
+        *("#SBATCH --job-name", "#SBATCH --nodes", "#SBATCH --ntasks-per-node", "#SBATCH --time"),
+        "#SBATCH --no-requeue",
+    ]
+    assert "IFNAME" not in made
+
+
+def test_the_state_of_a_job_is_read() -> None:
+    line = (
+        "JobId=12 JobName=twinrun-nodes=2 UserId=alice(1000) GroupId=alice(1000) JobState=FAILED "
+        "Reason=NonZeroExitCode Requeue=0 ExitCode=0:15 RunTime=1-00:00:10 TimeLimit=02:00:00 "
+        "NodeList=node[1-2] StdOut=/shared/log\n"
+    )
+    job = parse_job(line)
+    assert (job.id, job.state, job.status, job.nodes, job.user) == ("12", "FAILED", -15, "node[1-2]", "alice")
+    assert (job.run_seconds, job.limit_seconds, job.ended) == (86410.0, 7200.0, True)
+    with pytest.raises(RunError, match="no state of a job"):
+        parse_job("slurm_load_jobs error: Invalid job id specified")

@@ -1,0 +1,183 @@
+"""Slurm for real: a controller and two workers as containers of this machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from twinrun.execution.engine import NodeCommand
+from twinrun.execution.schedulers import Submission, Task, load_scheduler
+from twinrun.execution.site_checks import check_site
+from twinrun.foundation.errors import InputError, Interrupted, RunError, TwinrunError
+from twinrun.images.cluster import containers
+from twinrun.manifests.cluster import LoadedSite, load_site
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 240
+# What a rank is that waits for a peer; its words are looked for among the processes of the nodes.
+MARK = "twinrun-waits"
+WAITS = NodeCommand(
+    arguments=(sys.executable, "-c", "import time; time.sleep(600)", MARK), variables={}, folder=Path("/")
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture(scope="module")
+def site(folder: Path) -> Iterator[LoadedSite]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TWINRUN_CLUSTER", raising=False)
+        try:
+            nodes = containers.up(ROOT, nodes=2, mounts=(folder,), say=print)
+            assert [(one.name, one.slurm) for one in nodes] == [
+                ("controller", "answers"),
+                ("worker1", "idle"),
+                ("worker2", "idle"),
+            ]
+            yield load_site(ROOT, "local")
+        finally:
+            containers.down()
+    assert containers.status() == ()
+
+
+def changed(site: LoadedSite, **keys: object) -> LoadedSite:
+    return site.model_copy(update={"site": site.site.model_copy(update=keys)})
+
+
+def submitted(site: LoadedSite, run: Path, command: NodeCommand = WAITS) -> Submission:
+    """Return two nodes' job as soon as it runs."""
+    scheduler = load_scheduler("slurm", site=site)
+    task = Task(point="nodes=2", nodes=2, ranks_per_node=1, commands=(command,))
+    job = scheduler.submit(task, run=run, logs=run / "log", start=lambda command, log: pytest.fail("here"))
+    if command is WAITS:
+        until(lambda: job.poll() is None and all(waiting(name) for name in ("worker1", "worker2")))
+        assert job.nodes == ("worker1", "worker2")
+    return job
+
+
+def until(reached: object) -> float:
+    """Wait until `reached()` and return the seconds that took."""
+    assert callable(reached)
+    start = time.monotonic()
+    while not reached():
+        assert time.monotonic() - start < SECONDS
+        time.sleep(0.2)
+    return time.monotonic() - start
+
+
+def waiting(node: str) -> list[str]:
+    """Return the processes of a worker that wait."""
+    command = ["docker", "exec", f"{containers.NAME}-{node}", "pgrep", "--full", f"sleep.600. {MARK}"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+
+
+def ended(job: Submission) -> TwinrunError | int:
+    """Return how a job ends."""
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        try:
+            if (status := job.poll()) is not None:
+                return status
+        except TwinrunError as error:
+            return error
+        time.sleep(0.2)
+    raise AssertionError("the job goes on")
+
+
+def test_the_site_is_well(site: LoadedSite, folder: Path) -> None:
+    diagnosis = check_site(ROOT, site)
+    assert {check.name: check.status for check in diagnosis.checks}["job"] == "ok", diagnosis
+    assert diagnosis.exit_code == 0
+    wrong = check_site(ROOT, changed(site, partition="gpuu"))
+    assert wrong.exit_code == 3
+    assert "nvalid partition" in next(check for check in wrong.checks if check.name == "job").found
+    scheduler = load_scheduler("slurm", site=site)
+    assert scheduler.available_nodes() == ("worker1", "worker2")
+    assert scheduler.unusable(nodes=2) is None
+    assert "2 of the site are up" in str(scheduler.unusable(nodes=3))
+
+
+@pytest.mark.parametrize("key", ["partition", "account", "qos", "gres"])
+def test_what_sbatch_refuses_is_the_sites_fault(site: LoadedSite, folder: Path, key: str) -> None:
+    with pytest.raises(InputError, match="sbatch refuses the job") as caught:
+        submitted(changed(site, **{key: "nonsense"}), folder / f"refused-{key}")
+    assert str(caught.value.place).endswith("cluster.toml:site.local")
+
+
+def test_a_run_folder_that_nodes_do_not_see_is_refused(site: LoadedSite) -> None:
+    with pytest.raises(InputError, match="do not see the run folder"):
+        submitted(site, Path("/srv/elsewhere"))
+
+
+def test_exit_statuses_and_logs_come_back(site: LoadedSite, folder: Path) -> None:
+    program = "import os, sys; print(os.environ['TWINRUN_FIRST_NODE']); sys.exit(7)"
+    command = NodeCommand(arguments=(sys.executable, "-c", program), variables={}, folder=Path("/"))
+    job = submitted(site, folder / "fails", command)
+    assert ended(job) == 7
+    assert {path.name for path in job.logs()} >= {"launcher-0.log", "launcher.log"}
+    assert (folder / "fails" / "log" / "launcher-0.log").read_text(encoding="utf-8") == "worker1\n"
+
+
+@pytest.mark.parametrize("trial", range(5))
+def test_a_job_that_is_cancelled_can_be_resumed(site: LoadedSite, folder: Path, trial: int) -> None:
+    job = submitted(site, folder / f"cancelled-{trial}")
+    subprocess.run([*site.site.client, "scancel", "--name=twinrun-nodes=2"], check=True)
+    error = ended(job)
+    assert isinstance(error, Interrupted)
+    assert error.exit_code == 5
+    assert "CANCELLED" in str(error)
+    job.cancel()
+    assert until(lambda: not waiting("worker1") and not waiting("worker2")) < 15
+
+
+def test_a_run_that_stops_leaves_nothing(site: LoadedSite, folder: Path) -> None:
+    job = submitted(site, folder / "stopped")
+    job.cancel()
+    assert until(lambda: not waiting("worker1") and not waiting("worker2")) < 15
+
+
+def test_two_nodes_train_and_leave_a_record(site: LoadedSite, folder: Path) -> None:
+    options = ["--scheduler", "slurm", "--cluster", "local", "--out", str(folder), "--json"]
+    sets = [word for pair in ("steps=4", "warmup_steps=1", "devices=2") for word in ("--set", pair)]
+    done = subprocess.run(
+        [sys.executable, "-m", "invoke", "run", "recipes/mpt7b-scaling", *options, *sets],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    record = json.loads(Path(json.loads(done.stdout)["record"]).read_text(encoding="utf-8"))
+    allocation = record["allocation"]
+    assert (allocation["scheduler"], allocation["site"]) == ("slurm", "local")
+    assert allocation["nodes"] == ["worker1", "worker2"]
+    assert record["machine"]["host"] == "worker1"
+    for report in allocation["reports"].values():
+        assert report["transport"]["GLOO_SOCKET_IFNAME"] == "eth0"
+        assert "eth0" in [one["name"] for one in report["interfaces"]]
+    (point,) = record["points"]
+    assert (point["nodes"], point["devices"]) == (2, 2)
+
+
+def test_a_node_that_dies_is_named(site: LoadedSite, folder: Path) -> None:
+    """The last: what is left of the cluster is one node."""
+    job = submitted(site, folder / "killed")
+    subprocess.run(["docker", "kill", f"{containers.NAME}-worker2"], check=True, capture_output=True)
+    error = ended(job)
+    assert isinstance(error, RunError), error
+    assert error.exit_code == 4
+    assert "worker2" in str(error)
+    job.cancel()
+    assert until(lambda: not waiting("worker1")) < 30
