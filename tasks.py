@@ -8,13 +8,14 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
+from twinrun.cli.checkpoint_task import checkpoint as checkpoint_command  # noqa: F401 - a command too
 from twinrun.cli.exit_codes import exit_on_error
 
 ROOT = Path(__file__).resolve().parent
 
 
 @task(
-    iterable=["set"],
+    iterable=["set", "checkpoint"],
     help={
         "recipe": "folder of the recipe, for example recipes/mpt7b-scaling",
         "vendor": "folder of images/vendors; what the machine has when left out",
@@ -24,6 +25,7 @@ ROOT = Path(__file__).resolve().parent
         "scheduler": "who gives the machines",
         "scale": "smoke, node or paper",
         "set": "key=value, a field of the table of the recipe's workload; may be given many times",
+        "checkpoint": "key=value: steps=N between saves, mode=exact or bounded, place and source",
         "out": "folder for the run instead of runs/",
         "resume": "go on with the newest unfinished run of the same plan",
         "dry": "print the plan and stop",
@@ -40,6 +42,7 @@ def run(
     scheduler: str = "",
     scale: str = "",
     set: list[str] | None = None,
+    checkpoint: list[str] | None = None,
     out: str = "",
     resume: bool = False,
     dry: bool = False,
@@ -58,6 +61,7 @@ def run(
             scheduler=scheduler or None,
             scale=scale or None,
             settings=tuple(set or ()),
+            checkpoint=tuple(checkpoint or ()),
             dry=dry,
         )
         code = commands.run(ROOT, request, out=Path(out) if out else None, resume=resume, as_json=json)

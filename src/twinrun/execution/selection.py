@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from twinrun.execution import engines
 from twinrun.execution.launchers import load_launcher
+from twinrun.execution.saving import checkpointing_of
 from twinrun.execution.schedulers import load_scheduler
 from twinrun.foundation.discovery import load_part
 from twinrun.foundation.errors import InputError, MachineError, closest
@@ -16,6 +17,7 @@ from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Gpu, Vendor
 from twinrun.planning.plan import Plan, resolve
 from twinrun.planning.project import Project
+from twinrun.protocol.job import Checkpointing
 from twinrun.workloads import load_workload
 from twinrun.workloads.workload import Choice, Hardware
 
@@ -33,6 +35,7 @@ class Request(Frozen):
     scheduler: str | None = None
     scale: str | None = None
     settings: tuple[str, ...] = ()
+    checkpoint: tuple[str, ...] = ()
     dry: bool = False
 
 
@@ -47,6 +50,8 @@ class Selection(Frozen):
     machine: Machine
     """The host that submits."""
     gpu: Gpu | None
+    checkpointing: Checkpointing | None = None
+    """No part of the plan: it leaves what is measured as it is."""
 
 
 def select(project: Project, request: Request) -> Selection:
@@ -96,6 +101,7 @@ def select(project: Project, request: Request) -> Selection:
         vendor=project.vendors[name],
         machine=machine,
         gpu=gpu,
+        checkpointing=checkpointing_of(request.checkpoint, workload=plan.workload, engine=plan.engine),
     )
 
 
