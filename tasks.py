@@ -8,6 +8,7 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
+from twinrun.cli.checkpoint_task import checkpoint as checkpoint_command  # noqa: F401 - a command too
 from twinrun.cli.exit_codes import exit_on_error
 from twinrun.cli.site_tasks import site_tasks
 
@@ -16,7 +17,7 @@ cluster, jobs = site_tasks(ROOT)
 
 
 @task(
-    iterable=["set"],
+    iterable=["set", "checkpoint"],
     help={
         "recipe": "folder of the recipe, for example recipes/mpt7b-scaling",
         "vendor": "folder of images/vendors; what the machine has when left out",
@@ -27,6 +28,7 @@ cluster, jobs = site_tasks(ROOT)
         "cluster": "site of cluster.toml, where the scheduler is",
         "scale": "smoke, node or paper",
         "set": "key=value, a field of the table of the recipe's workload; may be given many times",
+        "checkpoint": "key=value: steps=N between saves, mode=exact or bounded, place and source",
         "out": "folder for the run instead of runs/",
         "resume": "go on with the newest unfinished run of the same plan",
         "dry": "print the plan and stop",
@@ -44,6 +46,7 @@ def run(
     cluster: str = "",
     scale: str = "",
     set: list[str] | None = None,
+    checkpoint: list[str] | None = None,
     out: str = "",
     resume: bool = False,
     dry: bool = False,
@@ -56,7 +59,9 @@ def run(
         names = {"vendor": vendor, "stack": stack, "engine": engine, "launcher": launcher}
         names |= {"scheduler": scheduler, "cluster": cluster, "scale": scale}
         chosen = {key: name or None for key, name in names.items()}
-        request = commands.Request(recipe=recipe, settings=tuple(set or ()), dry=dry, **chosen)
+        request = commands.Request(
+            recipe=recipe, settings=tuple(set or ()), checkpoint=tuple(checkpoint or ()), dry=dry, **chosen
+        )
         code = commands.run(ROOT, request, out=Path(out) if out else None, resume=resume, as_json=json)
     raise Exit(code=code)
 

@@ -22,7 +22,7 @@ FILE_LINES = {
     "*.py": 400,
 }
 # Path, or path and name of a function or class, to the reason why it may be longer.
-ALLOWED: dict[str, str] = {}
+ALLOWED: dict[str, str] = {"tasks.py": "Invoke wants every option of a command as a parameter with its help"}
 
 
 def limit_of(path: Path) -> int | None:

@@ -89,6 +89,7 @@ def _measure(project: Project, selection: Selection, run: Path, display: Display
         out="",
         metrics=engine.inside(run / METRICS),
         attempt="",
+        checkpointing=selection.checkpointing,
     )
     done = Sweep(
         plan=plan, ranks=ranks, workspace=workspace, run=shared, gpu=selection.gpu, display=display

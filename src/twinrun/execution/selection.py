@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from twinrun.execution import engines
 from twinrun.execution.launchers import load_launcher
+from twinrun.execution.saving import checkpointing_of
 from twinrun.execution.schedulers import load_scheduler
 from twinrun.foundation.discovery import load_part
 from twinrun.foundation.errors import InputError, MachineError, closest
@@ -17,6 +18,7 @@ from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Gpu, Vendor
 from twinrun.planning.plan import Plan, resolve
 from twinrun.planning.project import Project
+from twinrun.protocol.job import Checkpointing
 from twinrun.workloads import load_workload
 from twinrun.workloads.workload import Choice, Hardware
 
@@ -36,6 +38,7 @@ class Request(Frozen):
     """Site of cluster.toml."""
     scale: str | None = None
     settings: tuple[str, ...] = ()
+    checkpoint: tuple[str, ...] = ()
     dry: bool = False
 
 
@@ -50,6 +53,8 @@ class Selection(Frozen):
     machine: Machine
     """The host that submits."""
     gpu: Gpu | None
+    checkpointing: Checkpointing | None = None
+    """No part of the plan: it leaves what is measured as it is."""
     site: LoadedSite | None = None
     """Where the scheduler is, None for this machine."""
 
@@ -118,6 +123,7 @@ def select(project: Project, request: Request) -> Selection:
         machine=machine,
         gpu=gpu,
         site=site,
+        checkpointing=checkpointing_of(request.checkpoint, workload=plan.workload, engine=plan.engine),
     )
 
 

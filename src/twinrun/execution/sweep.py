@@ -8,6 +8,7 @@ from pathlib import Path
 from twinrun.execution.engine import Workspace
 from twinrun.execution.progress import Display
 from twinrun.execution.ranks import Launch, LaunchResult, Ranks, point_folder
+from twinrun.execution.saving import place_of
 from twinrun.foundation.errors import InputError, MachineError, RunError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
@@ -102,7 +103,11 @@ class Sweep:
             status=f"starting {point.world_size} rank(s), {name}",
         )
         out = self.ranks.inside(point_folder(run, point.id))
-        job = workload.job(part, point, attempt=place, run=self.run.model_copy(update={"out": out}))
+        # Not in the folder of the point, which each start makes anew.
+        saved = self.ranks.inside(run / "checkpoints" / point.id)
+        settings = place_of(self.run.checkpointing, folder=saved, point=point.id)
+        shared = self.run.model_copy(update={"out": out, "checkpointing": settings})
+        job = workload.job(part, point, attempt=place, run=shared)
         launch = Launch(placement=point, script=self.workspace.root / self.plan.script, job=job)
         return self.ranks.run(launch, show=lambda line: self.display.step(point.id, workload.progress(line)))
 

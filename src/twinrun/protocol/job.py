@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel
 
 from twinrun.foundation.manifest import Frozen
@@ -9,6 +11,19 @@ from twinrun.protocol.models.shape import Positive
 
 # Exit status of a rank whose device ran out of memory; the host then tries what needs less.
 OUT_OF_MEMORY = 77
+
+
+class Checkpointing(Frozen):
+    """Where the ranks save the state of a point, and from what they go on."""
+
+    place: str = ""
+    """Folder or `s3://bucket/prefix`; empty means the run folder. Each point has a part of its own there."""
+    steps: Positive
+    """Optimizer steps between two checkpoints."""
+    mode: Literal["exact", "bounded"] = "exact"
+    """`exact` goes on with the layout that was saved, bit for bit; `bounded` with any, inside an envelope."""
+    source: str | None = None
+    """Place of another run to go on from while `place` has no checkpoint."""
 
 
 class Job(Frozen):
@@ -27,6 +42,8 @@ class Job(Frozen):
     """JSON-lines file that the first rank appends to."""
     attempt: str
     """Which start of the point this is; every line of metrics names it."""
+    checkpointing: Checkpointing | None = None
+    """Null saves nothing."""
 
 
 class Result(Frozen):

@@ -17,10 +17,13 @@ from torch.utils.data import DataLoader
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.training import TrainingJob
 from twinrun.train import ranks
+from twinrun.train.checkpoint.session import Saves, checkpoints_of
+from twinrun.train.corpus import Corpus
+from twinrun.train.data import set_position
 from twinrun.train.metrics import Meter
 from twinrun.train.models import IGNORED, Model
 from twinrun.train.optimizer import adamw, learning_rate, set_learning_rate
-from twinrun.train.sharding import OncePerStep, gradient_excess
+from twinrun.train.sharding import OncePerStep, gradient_excess, settle_buckets
 
 Batch = dict[str, Tensor]
 
@@ -69,7 +72,6 @@ def build_trainer(job: TrainingJob, *, model: Model, batches: DataLoader[Batch],
     return Trainer(
         model=Composed(model, gradient_scale=1 / excess),
         train_dataloader=DataSpec(batches, get_num_samples_in_batch=_count_samples),
-        max_duration=f"{settings.steps}ba",
         optimizers=adamw(model, settings.optimizer),
         algorithms=[GradientClipping("norm", settings.optimizer.gradient_clip)],
         callbacks=[Steps(job, meter)],
@@ -82,6 +84,26 @@ def build_trainer(job: TrainingJob, *, model: Model, batches: DataLoader[Batch],
         progress_bar=False,
         **_sharding(job, shared),
     )
+
+
+def fit(trainer: Trainer, job: TrainingJob, *, model: Model, corpus: Corpus, meter: Meter) -> None:
+    """Train the steps that no checkpoint has, saving on the way.
+
+    Raises:
+        InputError: the ranks share the work by FSDP1, whose flat parameters are not saved.
+    """
+    if job.checkpointing and parallelism(job) == "fsdp1":
+        raise InputError("FSDP1 is not saved", place="--checkpoint", hint="choose a stack that has FSDP2")
+    (optimizer,) = trainer.state.optimizers
+    saves = checkpoints_of(job, corpus=corpus, model=model, optimizer=optimizer, meter=meter)
+    done = saves.resume()
+    set_position(trainer.state.train_dataloader, job, corpus, step=done)
+    (steps,) = (one for one in trainer.state.callbacks if isinstance(one, Steps))
+    steps.go_on(done, saves)
+    if done < job.training.steps:
+        # Composer counts from 0 again: where training stands is ours to know.
+        trainer.fit(duration=f"{job.training.steps - done}ba")
+    saves.wait()
 
 
 class Composed(ComposerModel):
@@ -116,10 +138,19 @@ class Steps(Callback):
         self._meter = meter
         self._step = 0
         self._once: OncePerStep | None = None
+        self._saves: Saves | None = None
+
+    def go_on(self, done: int, saves: Saves) -> None:
+        """Count from `done` steps, and give each that ends to `saves`."""
+        self._step, self._saves = done, saves
 
     def fit_start(self, state: State, _logger: Logger) -> None:
         if parallelism(self._job) == "fsdp2" and self._job.training.reduction == "step":
             self._once = OncePerStep(state.model, microbatches=self._job.microbatches)
+        if self._step and parallelism(self._job) == "ddp":
+            size_BS = (self._job.microbatch, self._job.shape.sequence)
+            tokens_BS = torch.zeros(size_BS, dtype=torch.int64, device=next(state.model.parameters()).device)
+            settle_buckets(state.model({"tokens": tokens_BS}), state.optimizers[0])
         self._meter.start()
 
     def before_forward(self, _state: State, _logger: Logger) -> None:
@@ -140,6 +171,8 @@ class Steps(Callback):
 
     def batch_end(self, _state: State, _logger: Logger) -> None:
         self._meter.end_step()
+        if self._saves:
+            self._saves.after_step(self._step)
 
 
 def _count_samples(batch: Batch) -> int:

@@ -20,7 +20,7 @@ def train(job: TrainingJob) -> TrainingResult:
     meter = Meter(job, device)
     trainer = composer_adapter.build_trainer(job, model=model, batches=load_batches(job, corpus), meter=meter)
     with attention.only(kernel):
-        trainer.fit()
+        composer_adapter.fit(trainer, job, model=model, corpus=corpus, meter=meter)
 
     return worker.collect(
         job,

@@ -71,6 +71,24 @@ def load_batches(job: TrainingJob, corpus: Corpus) -> DataLoader[dict[str, torch
     )
 
 
+def set_position(
+    batches: DataLoader[dict[str, torch.Tensor]], job: TrainingJob, corpus: Corpus, *, step: int
+) -> None:
+    """Let `batches` begin where `step` global batches have been read."""
+    batch = job.training.global_batch
+    epoch, in_epoch = divmod(step, corpus.samples // batch)
+    if step:
+        batches.dataset.load_state_dict(
+            {
+                "epoch": epoch,
+                "sample_in_epoch": in_epoch * batch,
+                "num_canonical_nodes": CANONICAL_NODES,
+                "shuffle_seed": job.training.seed,
+                "initial_physical_nodes": CANONICAL_NODES,
+            }
+        )
+
+
 def collate(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """Stack samples and hash each; this runs in the loader's workers, beside the training."""
     tokens_BS = np.stack([sample[COLUMN].astype(np.int64) for sample in samples])

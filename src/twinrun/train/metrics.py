@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,8 @@ class Meter:
         self._job = job
         self._device = device
         self._order = hashlib.sha256()
+        self._sums: list[int] = []
+        self._untimed = job.training.warmup_steps
         self._began = 0.0
         self._clear()
 
@@ -64,20 +67,50 @@ class Meter:
         loss = self._loss.item() / self._job.training.global_batch
         if not math.isfinite(loss):
             raise RunError("the loss is not finite", place=f"{self._job.point}, step {number}", found=loss)
-        step = StepMetrics(
+        step = self._step(number, loss=loss, seconds=seconds, timed=number > self._untimed)
+        self.steps.append(step)
+        self._add_order(int(self._hashes.item()))
+        if ranks.rank() == 0:
+            append_line(self._job, step)
+        self._clear()
+        self.start()
+
+    def history(self) -> dict[str, Tensor]:
+        """Return what a run that goes on later needs of the steps so far, a value a step."""
+        return {
+            "loss": torch.tensor([step.loss for step in self.steps], dtype=torch.float64),
+            "seconds": torch.tensor([step.seconds for step in self.steps], dtype=torch.float64),
+            "timed": torch.tensor([step.timed for step in self.steps], dtype=torch.bool),
+            "samples": torch.tensor(self._sums, dtype=torch.int64),
+        }
+
+    def go_on(self, history: Mapping[str, Tensor]) -> None:
+        """Take the steps of the run that is resumed for ours; the next ones warm up again."""
+        rows = zip(*(history[name].tolist() for name in ("loss", "seconds", "timed")), strict=True)
+        self.steps = [
+            self._step(number, loss=loss, seconds=seconds, timed=timed)
+            for number, (loss, seconds, timed) in enumerate(rows, start=1)
+        ]
+        self._untimed = len(self.steps) + self._job.training.warmup_steps
+        for total in history["samples"].tolist():
+            self._add_order(total)
+        if ranks.rank() == 0:
+            for step in self.steps:
+                append_line(self._job, step)
+
+    def _add_order(self, total: int) -> None:
+        self._sums.append(total)
+        self._order.update(total.to_bytes(8, "little", signed=True))
+
+    def _step(self, number: int, *, loss: float, seconds: float, timed: bool) -> StepMetrics:
+        return StepMetrics(
             point=self._job.point,
             attempt=self._job.attempt,
             step=number,
             loss=loss,
             seconds=seconds,
-            timed=number > self._job.training.warmup_steps,
+            timed=timed,
         )
-        self.steps.append(step)
-        self._order.update(int(self._hashes.item()).to_bytes(8, "little", signed=True))
-        if ranks.rank() == 0:
-            append_line(self._job, step)
-        self._clear()
-        self.start()
 
     def _clear(self) -> None:
         self._hashes = torch.zeros((), dtype=torch.int64, device=self._device)

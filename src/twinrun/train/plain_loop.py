@@ -13,7 +13,8 @@ from torch.nn.functional import cross_entropy, pad
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.training import TrainingJob, TrainingResult
 from twinrun.train import ranks, worker
-from twinrun.train.data import load_batches, load_corpus
+from twinrun.train.checkpoint.session import checkpoints_of
+from twinrun.train.data import load_batches, load_corpus, set_position
 from twinrun.train.device import device_of
 from twinrun.train.metrics import Meter
 from twinrun.train.models import DTYPES, IGNORED, Model, family_of
@@ -36,11 +37,16 @@ def train(job: TrainingJob) -> TrainingResult:
     excess = 1.0 if job.sharding == "none" else gradient_excess(device)
     optimizer = adamw(model, job.training.optimizer)
     once = OncePerStep(model, microbatches=job.microbatches) if job.training.reduction == "step" else None
-    epochs = itertools.repeat(load_batches(job, corpus))
+    batches = load_batches(job, corpus)
+    epochs = itertools.repeat(batches)
 
     meter = Meter(job, device)
+    saves = checkpoints_of(job, corpus=corpus, model=model, optimizer=optimizer, meter=meter)
+    done = saves.resume()
+    set_position(batches, job, corpus, step=done)
     meter.start()
-    for step, batch in zip(range(job.training.steps), itertools.chain.from_iterable(epochs), strict=False):
+    steps = range(done, job.training.steps)
+    for step, batch in zip(steps, itertools.chain.from_iterable(epochs), strict=False):
         rate = learning_rate(step, job.training.optimizer, step_tokens=job.step_tokens)
         set_learning_rate(optimizer, rate)
         meter.add_samples(batch["hashes"].to(device))
@@ -54,6 +60,8 @@ def train(job: TrainingJob) -> TrainingResult:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         meter.end_step()
+        saves.after_step(step + 1)
+    saves.wait()
 
     return worker.collect(
         job,

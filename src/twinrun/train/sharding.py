@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class OncePerStep:
@@ -39,3 +39,13 @@ def gradient_excess(device: torch.device) -> float:
     probe(torch.ones(1, 1, device=device)).sum().backward()
     excess: float = probe.weight.grad.full_tensor().item()
     return excess
+
+
+def settle_buckets(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """Let DDP see one backward pass of `loss`, of any data, before a resumed run goes on.
+
+    After its first pass DDP sorts gradients into other buckets, which all-reduce then sums in another order:
+    without this pass the first resumed step would be rounded as only the first step of a run is.
+    """
+    loss.backward()
+    optimizer.zero_grad(set_to_none=True)

@@ -11,7 +11,7 @@ from pydantic import Field, SerializeAsAny
 from twinrun.foundation.manifest import Frozen, validate
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.vendor import Gpu
-from twinrun.protocol.job import Job, Result
+from twinrun.protocol.job import Checkpointing, Job, Result
 from twinrun.protocol.measurements import Measurement, Numbers
 from twinrun.protocol.training import DataSource
 from twinrun.workloads.charts import Chart
@@ -131,6 +131,7 @@ class Run(Frozen):
     out: str
     metrics: str
     attempt: str
+    checkpointing: Checkpointing | None = None
 
 
 class PointRecord(Numbers):
@@ -182,6 +183,8 @@ class Workload(ABC):
     """What its settings do, in the order of likely effect on speed."""
     smaller: str
     """What to do where nothing fits into memory."""
+    saves: bool = False
+    """Whether its ranks can save a point half way, and go on from there."""
     timed: bool
     """Whether its numbers are worth nothing where ranks share a processor."""
 

@@ -48,6 +48,7 @@ class TrainingWorkload(Workload):
     headline = ("model-flops-share", "tokens-per-second")
     factors = FACTORS
     smaller = "choose a smaller model, --set activation_checkpointing=true, or --set microbatch=1"
+    saves = True
     timed = True
 
     def check(self, recipe: LoadedRecipe) -> None:

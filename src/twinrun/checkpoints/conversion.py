@@ -1,0 +1,89 @@
+"""The weights of a checkpoint as one safetensors file, the form that model hubs take."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from twinrun.checkpoints.faults import DamagedError
+from twinrun.checkpoints.manifest import Manifest, StoredTensor
+from twinrun.checkpoints.safetensors import ITEM_BYTES, Entry, header_of
+from twinrun.checkpoints.store import Store
+from twinrun.checkpoints.verification import read_chunk, read_entries, verify
+from twinrun.foundation.errors import InputError
+from twinrun.foundation.files import cannot_write
+
+MODEL = "model."
+
+
+def export(store: Store, step: int, out: Path) -> Path:
+    """Write the model's tensors, whole and by their own names, to `out`; the optimizer is left out.
+
+    Raises:
+        DamagedError: the checkpoint is not what was written.
+        InputError: `out` is there already.
+    """
+    if out.exists():
+        raise InputError("this file is there already", place=str(out), hint="choose another name")
+    manifest = verify(store, step)
+    names = sorted(name for name in manifest.tensors if name.startswith(MODEL))
+    header = header_of(
+        Entry(name=name.removeprefix(MODEL), dtype=one.dtype, shape=one.shape)
+        for name in names
+        for one in (manifest.tensors[name],)
+    )
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=out.parent, prefix=f".{out.name}.") as stream:
+            stream.write(header)
+            for name in names:
+                stream.write(_whole(store, manifest, manifest.tensors[name]))
+            stream.flush()
+            os.fsync(stream.fileno())
+            os.link(stream.name, out)
+    except OSError as error:
+        raise cannot_write(error, out, kept="nothing was left behind") from None
+    return out
+
+
+def _whole(store: Store, manifest: Manifest, tensor: StoredTensor) -> bytearray:
+    """Return a tensor put together from its parts."""
+    item = ITEM_BYTES[tensor.dtype]
+    whole = bytearray(math.prod(tensor.shape) * item)
+    files = {file.name: file for file in manifest.files}
+    for chunk in tensor.chunks:
+        place = store.file(manifest.step, chunk.file)
+        with store.open(manifest.step, chunk.file) as source:
+            entries = read_entries(store, manifest.step, files[chunk.file], source)
+            data = read_chunk(source, entries.get(chunk.key), chunk, place=place)
+        for position, (begin, length) in enumerate(_rows(tensor.shape, chunk.offsets, chunk.sizes)):
+            row = data[position * length * item : (position + 1) * length * item]
+            if (begin + length) * item > len(whole):
+                raise DamagedError("a part lies outside its tensor", place=place)
+            whole[begin * item : (begin + length) * item] = row
+    return whole
+
+
+def _rows(
+    shape: tuple[int, ...], offsets: tuple[int, ...], sizes: tuple[int, ...]
+) -> Iterator[tuple[int, int]]:
+    """Yield first element and length of each run of a part that is without gaps in the whole."""
+    if not math.prod(sizes):
+        return
+    # From this dimension on the part is as wide as the whole.
+    full = len(shape)
+    while full and sizes[full - 1] == shape[full - 1]:
+        full -= 1
+    split = max(full - 1, 0)
+    strides = [math.prod(shape[one + 1 :]) for one in range(len(shape))]
+    length = math.prod(sizes[split:])
+    base = sum(offset * stride for offset, stride in zip(offsets, strides, strict=True))
+    for number in range(math.prod(sizes[:split])):
+        begin, rest = base, number
+        for one in reversed(range(split)):
+            rest, place = divmod(rest, sizes[one])
+            begin += place * strides[one]
+        yield begin, length

@@ -1,0 +1,218 @@
+"""Checkpoints in a folder: fresh folder, fsync, rename, then the pointer; one writer at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from filelock import FileLock
+
+from twinrun.checkpoints.faults import DamagedError
+from twinrun.checkpoints.manifest import MANIFEST
+from twinrun.checkpoints.store import STEP, fenced_off
+from twinrun.foundation.errors import MachineError, RunError
+from twinrun.foundation.files import write_atomically
+
+LATEST = "latest.json"
+WRITER = "writer.json"
+QUARANTINE = "quarantine"
+_STEP = re.compile(r"step-(\d{8,})")
+
+
+class FolderStore:
+    """A folder on a local or shared file system."""
+
+    def __init__(self, root: Path) -> None:
+        self.place = str(root)
+        self._root = root
+        self._needed = 0
+
+    def claim(self, run: str) -> int:
+        with self._refusals(), self._locked():
+            # A damaged file must not hand out a token again.
+            known = [self._state(name).get("token") for name in (WRITER, LATEST)]
+            token = max([0, *(one for one in known if isinstance(one, int))]) + 1
+            write_atomically(self._root / WRITER, json.dumps({"token": token, "run": run}) + "\n")
+            for left in self._root.glob(".step-*"):
+                shutil.rmtree(left, ignore_errors=True)
+        return token
+
+    def begin(self, step: int, token: int, *, needed: int) -> None:
+        self._needed = needed
+        with self._refusals():
+            self._root.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(self._root).free
+            if free < needed:
+                raise _full(self._root, needed=needed, free=free)
+            self._draft(step, token).mkdir(exist_ok=True)
+
+    @contextlib.contextmanager
+    def create(self, step: int, token: int, name: str) -> Iterator[IO[bytes]]:
+        path = self._draft(step, token) / name
+        with self._refusals(path), path.open("xb", buffering=0) as raw:
+            stream = _Whole(raw)
+            yield stream  # type: ignore[misc]
+            os.fsync(raw.fileno())
+
+    def commit(self, step: int, token: int, manifest: bytes) -> None:
+        draft, final = self._draft(step, token), self._folder(step)
+        with self._refusals(draft):
+            with (draft / MANIFEST).open("xb") as stream:
+                stream.write(manifest)
+                stream.flush()
+                os.fsync(stream.fileno())
+            _sync_folder(draft)
+            with self._locked():
+                self._refuse_fenced(token)
+                if final.exists():
+                    raise RunError("this checkpoint is there already", place=str(final), found=final.name)
+                draft.rename(final)
+                _sync_folder(self._root)
+                text = json.dumps({"step": step, "checkpoint": final.name, "token": token})
+                write_atomically(self._root / LATEST, text + "\n")
+                _sync_folder(self._root)
+
+    def abandon(self, step: int, token: int) -> None:
+        shutil.rmtree(self._draft(step, token), ignore_errors=True)
+
+    def steps(self) -> list[int]:
+        with self._refusals():
+            if not self._root.is_dir():
+                return []
+            matches = [_STEP.fullmatch(path.name) for path in self._root.iterdir() if path.is_dir()]
+        return sorted(int(match[1]) for match in matches if match)
+
+    def latest(self) -> int | None:
+        step = self._state(LATEST).get("step")
+        return step if isinstance(step, int) else None
+
+    def manifest(self, step: int) -> bytes:
+        with self._reading(path := self._folder(step) / MANIFEST):
+            return path.read_bytes()
+
+    @contextlib.contextmanager
+    def open(self, step: int, name: str) -> Iterator[_File]:
+        path = self._folder(step) / name
+        with self._reading(path):
+            stream = path.open("rb", buffering=0)
+        with stream:
+            yield _File(stream)
+
+    def file(self, step: int, name: str) -> str:
+        return str(self._folder(step) / name)
+
+    def quarantine(self, step: int) -> str:
+        target = self._root / QUARANTINE / self._folder(step).name
+        number = 1
+        with self._refusals(), self._locked():
+            while target.exists():
+                number += 1
+                target = target.with_name(f"{self._folder(step).name}.{number}")
+            target.parent.mkdir(exist_ok=True)
+            self._folder(step).rename(target)
+        return str(target)
+
+    def remove(self, step: int) -> None:
+        # Renamed first: a checkpoint that is half removed would look like a damaged one.
+        doomed = self._root / f".{self._folder(step).name}.removed"
+        with self._refusals(doomed):
+            self._folder(step).rename(doomed)
+            shutil.rmtree(doomed)
+
+    def _folder(self, step: int) -> Path:
+        return self._root / STEP.format(step)
+
+    def _draft(self, step: int, token: int) -> Path:
+        return self._root / f".{STEP.format(step)}.{token}.partial"
+
+    def _refuse_fenced(self, token: int) -> None:
+        writer = self._state(WRITER)
+        if writer.get("token") != token:
+            raise fenced_off(self.place, found=f"{writer.get('token')} ({writer.get('run')})", ours=token)
+
+    def _state(self, name: str) -> dict[str, Any]:
+        """Return a small file of ours; empty where it is not there, or not whole."""
+        try:
+            found = json.loads((self._root / name).read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _locked(self) -> FileLock:
+        self._root.mkdir(parents=True, exist_ok=True)
+        return FileLock(self._root / ".lock", timeout=60)
+
+    @contextlib.contextmanager
+    def _refusals(self, path: Path | None = None) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise _refused(error, path or self._root, needed=self._needed) from None
+
+    @contextlib.contextmanager
+    def _reading(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise DamagedError("missing", place=str(path), found="no file", allowed="the file") from None
+        except OSError as error:
+            raise DamagedError("cannot be read", place=str(path), found=error.strerror) from None
+
+
+class _Whole:
+    """Writes everything it is given; an unbuffered file may take a part."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw = raw
+
+    def write(self, data: memoryview | bytes) -> None:
+        left = memoryview(data).cast("B")
+        while left:
+            left = left[self._raw.write(left) :]
+
+
+class _File:
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._descriptor = stream.fileno()
+        self.size = os.fstat(self._descriptor).st_size
+
+    def read_at(self, begin: int, size: int) -> bytearray:
+        buffer = bytearray(max(0, min(size, self.size - begin)))
+        done = 0
+        while done < len(buffer):
+            got = os.preadv(self._descriptor, [memoryview(buffer)[done:]], begin + done)
+            if not got:
+                break
+            done += got
+        return buffer[:done] if done < len(buffer) else buffer
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _refused(error: OSError, path: Path, *, needed: int) -> MachineError:
+    with contextlib.suppress(OSError):
+        free = shutil.disk_usage(next(one for one in (path, *path.parents) if one.exists())).free
+        return _full(path, needed=needed, free=free, reason=error.strerror or str(error))
+    return MachineError(f"cannot write: {error.strerror}", place=str(path))
+
+
+def _full(path: Path, *, needed: int, free: int, reason: str = "No space left on device") -> MachineError:
+    wanted = f"{needed} bytes are needed, " if needed else ""
+    return MachineError(
+        f"cannot write: {reason}",
+        place=str(path),
+        found=f"{wanted}{free} bytes are free",
+        hint="free some space, or choose a folder that this user can write to; older checkpoints are kept",
+    )

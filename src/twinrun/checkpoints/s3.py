@@ -1,0 +1,213 @@
+"""Checkpoints in an object store with the S3 interface: the manifest is the object that publishes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import tempfile
+from collections.abc import Iterator
+from typing import IO, Any
+
+from twinrun.checkpoints.faults import DamagedError
+from twinrun.checkpoints.manifest import MANIFEST
+from twinrun.checkpoints.store import STEP, fenced_off
+from twinrun.foundation.errors import MachineError, RunError
+
+LATEST = "latest.json"
+WRITER = "writer.json"
+# An object that says: this checkpoint is bad. Objects cannot be moved.
+QUARANTINED = "quarantined.json"
+_STEP = re.compile(r"step-(\d{8,})/manifest\.json")
+_ABSENT = {"NoSuchKey", "404", "NotFound"}
+_CHANGED = {"PreconditionFailed", "412", "ConditionalRequestConflict"}
+_ATTEMPTS = 20
+
+
+class ObjectStore:
+    """A bucket and a prefix; files of a save lie under its fencing token, so that two writers never mix."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        bucket, _, prefix = place.removeprefix("s3://").partition("/")
+        self._bucket, self._prefix = bucket, f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self._client = _client()
+
+    def claim(self, run: str) -> int:
+        for _attempt in range(_ATTEMPTS):
+            content, tag = self._state(WRITER)
+            token = int(content.get("token", 0)) + 1
+            condition = {"IfMatch": tag} if tag else {"IfNoneMatch": "*"}
+            if self._put_if(WRITER, {"token": token, "run": run}, condition):
+                self._sweep()
+                return token
+        raise MachineError("too many runs claim this place at once", place=self.place)
+
+    def begin(self, step: int, token: int, *, needed: int) -> None:
+        """Nothing to prepare: a bucket has no folders, and its space is not ours to know."""
+
+    @contextlib.contextmanager
+    def create(self, step: int, token: int, name: str) -> Iterator[IO[bytes]]:
+        with self._refusals(), tempfile.TemporaryFile() as stream:
+            yield stream
+            stream.seek(0)
+            self._client.upload_fileobj(stream, self._bucket, self._key(step, str(token), name))
+
+    def commit(self, step: int, token: int, manifest: bytes) -> None:
+        writer, _tag = self._state(WRITER)
+        if writer.get("token") != token:
+            raise fenced_off(self.place, found=f"{writer.get('token')} ({writer.get('run')})", ours=token)
+        place = self._key(step, MANIFEST)
+        with self._refusals():
+            try:
+                self._client.put_object(Bucket=self._bucket, Key=place, Body=manifest, IfNoneMatch="*")
+            except self._client.exceptions.ClientError as error:
+                if _code(error) not in _CHANGED:
+                    raise
+                raise RunError("this checkpoint is there already", place=f"s3://{place}") from None
+        latest, tag = self._state(LATEST)
+        condition = {"IfMatch": tag} if tag else {"IfNoneMatch": "*"}
+        content = {"step": step, "checkpoint": STEP.format(step), "token": token}
+        if not self._put_if(LATEST, content, condition):
+            raise fenced_off(self.place, found=latest.get("token"), ours=token)
+
+    def abandon(self, step: int, token: int) -> None:
+        self._delete(self._key(step, str(token), ""))
+
+    def steps(self) -> list[int]:
+        keys = {key.removeprefix(self._prefix) for key in self._keys(f"{self._prefix}step-")}
+        matches = [match for key in keys if (match := _STEP.fullmatch(key))]
+        steps = (int(match[1]) for match in matches)
+        return sorted(step for step in steps if f"{STEP.format(step)}/{QUARANTINED}" not in keys)
+
+    def latest(self) -> int | None:
+        step = self._state(LATEST)[0].get("step")
+        return step if isinstance(step, int) else None
+
+    def manifest(self, step: int) -> bytes:
+        with self._reading(self._key(step, MANIFEST)):
+            answer = self._client.get_object(Bucket=self._bucket, Key=self._key(step, MANIFEST))
+            content: bytes = answer["Body"].read()
+            return content
+
+    @contextlib.contextmanager
+    def open(self, step: int, name: str) -> Iterator[_Object]:
+        key = self._key(step, str(json.loads(self.manifest(step))["content"]["token"]), name)
+        with self._reading(key):
+            size = self._client.head_object(Bucket=self._bucket, Key=key)["ContentLength"]
+        yield _Object(self, key, size)
+
+    def read(self, key: str, begin: int, size: int) -> bytearray:
+        """Return bytes of an object."""
+        with self._reading(key):
+            span = f"bytes={begin}-{begin + size - 1}"
+            return bytearray(self._client.get_object(Bucket=self._bucket, Key=key, Range=span)["Body"].read())
+
+    def file(self, step: int, name: str) -> str:
+        return f"s3://{self._bucket}/{self._key(step, name)}"
+
+    def quarantine(self, step: int) -> str:
+        key = self._key(step, QUARANTINED)
+        with self._refusals():
+            self._client.put_object(Bucket=self._bucket, Key=key, Body=b"{}")
+        return f"marked by s3://{self._bucket}/{key}"
+
+    def remove(self, step: int) -> None:
+        # The manifest first: what is half removed is not published.
+        with self._refusals():
+            self._client.delete_object(Bucket=self._bucket, Key=self._key(step, MANIFEST))
+        self._delete(self._key(step, ""))
+
+    def _sweep(self) -> None:
+        """Remove uploads that were never published."""
+        keys = self._keys(f"{self._prefix}step-")
+        published = {key.rpartition("/")[0] for key in keys if key.endswith(f"/{MANIFEST}")}
+        folders = {self._prefix + key.removeprefix(self._prefix).partition("/")[0] for key in keys}
+        for folder in folders - published:
+            self._delete(f"{folder}/")
+
+    def _key(self, step: int, *parts: str) -> str:
+        return f"{self._prefix}{'/'.join((STEP.format(step), *parts))}"
+
+    def _keys(self, prefix: str) -> list[str]:
+        with self._refusals():
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
+            return [one["Key"] for page in pages for one in page.get("Contents", ())]
+
+    def _delete(self, prefix: str) -> None:
+        with self._refusals():
+            for key in self._keys(prefix):
+                self._client.delete_object(Bucket=self._bucket, Key=key)
+
+    def _state(self, name: str) -> tuple[dict[str, Any], str]:
+        """Return a small object of ours and its tag; both empty where it is not there."""
+        with self._refusals():
+            try:
+                answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name)
+            except self._client.exceptions.ClientError as error:
+                if _code(error) not in _ABSENT:
+                    raise
+                return {}, ""
+            text = answer["Body"].read()
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError):
+            content = {}
+        return content if isinstance(content, dict) else {}, answer["ETag"]
+
+    def _put_if(self, name: str, content: dict[str, Any], condition: dict[str, str]) -> bool:
+        with self._refusals():
+            body = json.dumps(content).encode()
+            try:
+                self._client.put_object(Bucket=self._bucket, Key=self._prefix + name, Body=body, **condition)
+            except self._client.exceptions.ClientError as error:
+                if _code(error) not in _CHANGED:
+                    raise
+                return False
+        return True
+
+    @contextlib.contextmanager
+    def _refusals(self) -> Iterator[None]:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            yield
+        except (BotoCoreError, ClientError) as error:
+            raise MachineError(f"the object store refuses: {error}", place=self.place) from None
+
+    @contextlib.contextmanager
+    def _reading(self, key: str) -> Iterator[None]:
+        from botocore.exceptions import ClientError
+
+        with self._refusals():
+            try:
+                yield
+            except ClientError as error:
+                if _code(error) not in _ABSENT and _code(error) != "InvalidRange":
+                    raise
+                place = f"s3://{self._bucket}/{key}"
+                raise DamagedError("missing", place=place, found="no object", allowed="the object") from None
+
+
+class _Object:
+    def __init__(self, store: ObjectStore, key: str, size: int) -> None:
+        self._store, self._key = store, key
+        self.size = size
+
+    def read_at(self, begin: int, size: int) -> bytearray:
+        size = min(size, self.size - begin)
+        return self._store.read(self._key, begin, size) if size > 0 else bytearray()
+
+
+def _client() -> Any:
+    try:
+        import boto3
+    except ImportError:
+        raise MachineError(
+            "checkpoints in an object store need boto3", hint='pip install "twinrun[s3]"'
+        ) from None
+    return boto3.client("s3")
+
+
+def _code(error: Any) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))

@@ -1,0 +1,103 @@
+"""Whether a checkpoint is what was written: every byte is held against a digest."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from twinrun.checkpoints.faults import DamagedError
+from twinrun.checkpoints.manifest import MANIFEST, Chunk, Manifest, StoredFile, parse_manifest
+from twinrun.checkpoints.safetensors import LENGTH_BYTES, Entry, header_bytes, parse_header
+from twinrun.checkpoints.store import STEP, Source, Store
+
+# Hashing releases the interpreter's lock: threads share the cores.
+THREADS = 8
+
+
+def read_manifest(store: Store, step: int) -> Manifest:
+    """Return the manifest of `step`, whole and consistent.
+
+    Raises:
+        DamagedError: it is not what was written, or it is another step's.
+        InputError: it is of another format.
+    """
+    place = store.file(step, MANIFEST)
+    manifest = parse_manifest(store.manifest(step), place=place)
+    if manifest.step != step:
+        raise DamagedError(
+            "another step's", place=place, found=STEP.format(manifest.step), allowed=STEP.format(step)
+        )
+    files = {one.name for one in manifest.files}
+    for name, tensor in manifest.tensors.items():
+        covered = sum(math.prod(chunk.sizes) for chunk in tensor.chunks)
+        if covered != math.prod(tensor.shape) or not {chunk.file for chunk in tensor.chunks} <= files:
+            raise DamagedError("parts do not make up the tensor", place=f"{place}:{name}", found=covered)
+    return manifest
+
+
+def read_entries(store: Store, step: int, file: StoredFile, source: Source) -> dict[str, Entry]:
+    """Return the tensors of a file by name, from a header that is as written; raises DamagedError."""
+    place = store.file(step, file.name)
+    if source.size != file.bytes:
+        raise DamagedError(
+            "another size", place=place, found=f"{source.size} bytes", allowed=f"{file.bytes} bytes"
+        )
+    length = header_bytes(bytes(source.read_at(0, LENGTH_BYTES)), place=place)
+    header = source.read_at(0, length)
+    found = hashlib.sha256(header).hexdigest()
+    if found != file.header_sha256:
+        raise DamagedError("its header was changed", place=place, found=found, allowed=file.header_sha256)
+    return parse_header(bytes(header), place=place)
+
+
+def read_chunk(source: Source, entry: Entry | None, chunk: Chunk, *, place: str) -> bytearray:
+    """Return the bytes of a part of a tensor, the very ones that were hashed; raises DamagedError."""
+    if entry is None or entry.shape != chunk.sizes:
+        raise DamagedError(
+            "no such tensor in the file", place=place, found=entry and entry.shape, allowed=chunk.key
+        )
+    data = source.read_at(entry.begin, entry.bytes)
+    found = hashlib.sha256(data).hexdigest()
+    if found != chunk.sha256:
+        raise DamagedError(f"{chunk.key} was changed", place=place, found=found, allowed=chunk.sha256)
+    return data
+
+
+def verify(store: Store, step: int) -> Manifest:
+    """Hold every byte of a checkpoint against its digest; return its manifest.
+
+    Raises:
+        DamagedError: names the first file that is wrong, what it should hold and what it holds.
+        InputError: it is of another format.
+    """
+    manifest = read_manifest(store, step)
+    with ThreadPoolExecutor(THREADS) as pool:
+        for file in manifest.files:
+            place = store.file(step, file.name)
+            with store.open(step, file.name) as source:
+                entries = read_entries(store, step, file, source)
+                chunks = list(chunks_of(manifest, file.name))
+                list(
+                    pool.map(
+                        lambda chunk, source=source, entries=entries, place=place: len(
+                            read_chunk(source, entries.get(chunk.key), chunk, place=place)
+                        ),
+                        chunks,
+                    )
+                )
+                _refuse_uncovered(entries, chunks, place)
+    return manifest
+
+
+def chunks_of(manifest: Manifest, file: str) -> Iterator[Chunk]:
+    """Yield the parts of tensors that a file holds."""
+    for tensor in manifest.tensors.values():
+        yield from (chunk for chunk in tensor.chunks if chunk.file == file)
+
+
+def _refuse_uncovered(entries: dict[str, Entry], chunks: list[Chunk], place: str) -> None:
+    unknown = entries.keys() - {chunk.key for chunk in chunks}
+    if unknown:
+        raise DamagedError("a tensor that the manifest does not have", place=place, found=sorted(unknown))

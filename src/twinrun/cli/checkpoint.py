@@ -1,0 +1,73 @@
+"""`invoke checkpoint`: what a place holds, whether it is whole, and its weights as one file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from twinrun.checkpoints.conversion import export
+from twinrun.checkpoints.faults import DamagedError
+from twinrun.checkpoints.manifest import Manifest
+from twinrun.checkpoints.places import store_at
+from twinrun.checkpoints.store import Store
+from twinrun.checkpoints.verification import read_manifest, verify
+from twinrun.foundation.errors import InputError, TwinrunError, closest
+from twinrun.foundation.text import number
+
+ACTIONS = ("verify", "list", "convert")
+
+
+def checkpoint(action: str, place: str, *, step: int | None, out: Path | None, as_json: bool) -> int:
+    """Do `action` on the checkpoints of `place` and return the exit code: 4 where one is damaged."""
+    if action not in ACTIONS:
+        raise InputError("no such action", found=action, allowed=ACTIONS, hint=closest(action, ACTIONS))
+    store = store_at(place)
+    steps = _steps(store, step)
+    if action == "convert":
+        if out is None:
+            raise InputError(
+                "a conversion needs a file to write", place="--out", hint="--out model.safetensors"
+            )
+        sys.stdout.write(f"{export(store, steps[-1], out)}\n")
+        return 0
+    rows = [_row(store, one, complete=action == "verify") for one in steps]
+    text = json.dumps(rows, indent=1) if as_json else "\n".join(_line(row) for row in rows)
+    sys.stdout.write(f"{text}\n")
+    return DamagedError.exit_code if any(row["damage"] for row in rows) else 0
+
+
+def _steps(store: Store, step: int | None) -> list[int]:
+    steps = store.steps()
+    if not steps:
+        raise InputError("no checkpoint here", place=store.place, found="no folder `step-...`")
+    if step is not None and step not in steps:
+        raise InputError("no such checkpoint", place=store.place, found=step, allowed=steps)
+    return steps if step is None else [step]
+
+
+def _row(store: Store, step: int, *, complete: bool) -> dict[str, object]:
+    try:
+        manifest = verify(store, step) if complete else read_manifest(store, step)
+    except TwinrunError as error:
+        return {"step": step, "damage": str(error)}
+    return {"step": step, "damage": None, "verified": complete, **_facts(manifest)}
+
+
+def _facts(manifest: Manifest) -> dict[str, object]:
+    return {
+        "samples": manifest.samples,
+        "bytes": sum(file.bytes for file in manifest.files),
+        "tensors": len(manifest.tensors),
+        "writer": manifest.token,
+        "layout": manifest.layout,
+        "sha256": manifest.digest(),
+    }
+
+
+def _line(row: dict[str, object]) -> str:
+    if row["damage"]:
+        return f"step {row['step']}: damaged\n{row['damage']}"
+    size = f"{number(float(str(row['bytes'])) / 1e6)} MB"
+    state = "good: every byte is as written" if row["verified"] else "there, not verified"
+    return f"step {row['step']}: {state}; {row['tensors']} tensors, {size}"

@@ -1,0 +1,38 @@
+"""The command `invoke checkpoint`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from invoke.context import Context
+from invoke.exceptions import Exit
+from invoke.tasks import task
+
+from twinrun.cli.exit_codes import exit_on_error
+
+
+@task(
+    help={
+        "action": "verify (every byte against its digest), list, or convert (weights to one file)",
+        "place": "folder or s3://bucket/prefix with the checkpoints of a run",
+        "step": "one checkpoint; all when left out, and the newest to convert",
+        "out": "file that a conversion writes",
+        "json": "print JSON",
+    }
+)
+def checkpoint(
+    context: Context,
+    action: str,
+    place: str,
+    step: int = -1,
+    out: str = "",
+    json: bool = False,
+) -> None:
+    """Verify, list or convert the checkpoints of a run."""
+    with exit_on_error():
+        # A command pays only for what it imports.
+        from twinrun.cli import checkpoint as command
+
+        file = Path(out) if out else None
+        code = command.checkpoint(action, place, step=None if step < 0 else step, out=file, as_json=json)
+    raise Exit(code=code)

@@ -1,0 +1,1 @@
+"""Saving and resuming inside the ranks: PyTorch plans and reshards, the storage is ours."""

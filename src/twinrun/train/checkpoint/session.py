@@ -1,0 +1,237 @@
+"""The checkpoints of one run: saved beside the training, resumed from the newest good one."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+
+from twinrun.checkpoints.faults import DamagedError
+from twinrun.checkpoints.manifest import FORMAT, MANIFEST, Manifest, StoredFile, StoredTensor
+from twinrun.checkpoints.places import store_at
+from twinrun.checkpoints.retention import retire
+from twinrun.checkpoints.store import Store
+from twinrun.checkpoints.verification import read_manifest
+from twinrun.foundation.errors import RunError, TwinrunError
+from twinrun.protocol.training import TrainingJob
+from twinrun.train import ranks
+from twinrun.train.checkpoint import state
+from twinrun.train.checkpoint.identity import check_allowed, identity_of, layout_of
+from twinrun.train.checkpoint.storage import Publish, Reader, Writer
+from twinrun.train.corpus import Corpus
+from twinrun.train.metrics import Meter
+
+
+class Saves(Protocol):
+    """What a training loop calls."""
+
+    def resume(self) -> int:
+        """Return the steps that are done already, their state restored."""
+
+    def after_step(self, step: int) -> None:
+        """Save after `step` steps, if it is time."""
+
+    def wait(self) -> None:
+        """Return when what was saved is durable."""
+
+
+class Nothing:
+    """The checkpoints of a run that keeps none."""
+
+    def resume(self) -> int:
+        return 0
+
+    def after_step(self, step: int) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
+
+
+class Checkpoints:
+    """Saves and resumes one run; every rank calls each method."""
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        *,
+        corpus: Corpus,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        meter: Meter,
+    ) -> None:
+        """Take the parts of the run; the model and its optimizer as they are after sharding."""
+        assert job.checkpointing is not None
+        self._job, self._settings = job, job.checkpointing
+        self._model, self._optimizer, self._meter = model, optimizer, meter
+        self._identity, self._layout = identity_of(job, corpus), layout_of(job)
+        # Saves run beside the training: their collectives need a group of their own, on CPUs.
+        self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
+        if self._group is None:
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        self._store = store_at(self._settings.place)
+        self._previous: str | None = None
+        self._saving: Future[Any] | None = None
+        self._saved = -1
+        self._token = self._claim()
+
+    def resume(self) -> int:
+        """Go on from the newest good checkpoint, if there is one; return the steps that are done.
+
+        A damaged checkpoint is named on stderr and put aside, and the one before it is used.
+
+        Raises:
+            InputError: the newest good checkpoint is of another run, or of another layout in mode `exact`.
+            RunError: there are checkpoints, and none is good.
+        """
+        for place in (self._settings.place, self._settings.source):
+            store = self._store if place == self._settings.place else place and store_at(place)
+            steps = self._together(store.steps) if store else []
+            if store and (steps or self._together(store.latest) is not None):
+                return self._resume_from(store, steps)
+        return 0
+
+    def after_step(self, step: int) -> None:
+        """Save when it is time; the state is copied here, and written beside the training.
+
+        Raises:
+            TwinrunError: the save before this one failed, or another run writes here.
+        """
+        if step % self._settings.steps and step != self._job.training.steps:
+            return
+        self.wait()
+        tensors = state.tensors_of(self._model, self._optimizer, self._meter)
+        writer = Writer(
+            self._store, step=step, token=self._token, publish=self._publisher(step, len(tensors))
+        )
+        self._saved = step
+        self._saving = dcp.async_save(tensors, storage_writer=writer, process_group=self._group)
+
+    def wait(self) -> None:
+        """Wait until the last save is durable and published; raises TwinrunError where it failed."""
+        if self._saving is None:
+            return
+        saving, self._saving = self._saving, None
+        try:
+            saving.result()
+        except (Exception, CheckpointException) as error:
+            self._store.abandon(self._saved, self._token)
+            raise _cause(error) from None
+
+    def _resume_from(self, store: Store, steps: list[int]) -> int:
+        newest = self._together(store.latest)
+        if newest is not None and newest not in steps:
+            self._say(f"{store.file(newest, MANIFEST)}: missing, though it is the latest; using an older one")
+        for step in reversed(steps):
+            fault = self._try(store, step)
+            if fault is None:
+                self._say(f"going on after step {step} of {store.place}")
+                return step
+            # What another run wrote is left where it is.
+            ours = store is self._store
+            kept = self._together(functools.partial(store.quarantine, step)) if ours else "left in place"
+            self._say(f"{fault}\n  put aside: {kept}; using the checkpoint before it")
+        raise RunError(
+            "no checkpoint is good", place=store.place, hint="choose an empty place to start from step 0"
+        )
+
+    def _try(self, store: Store, step: int) -> str | None:
+        """Load a checkpoint; return what is damaged, the same on every rank."""
+        fault, manifest = None, None
+        try:
+            manifest = read_manifest(store, step)
+        except DamagedError as error:
+            fault = str(error)
+        fault = self._first(fault)
+        if fault is not None or manifest is None:
+            return fault
+        place = store.file(step, MANIFEST)
+        check_allowed(manifest, self._identity, self._layout, mode=self._settings.mode, place=place)
+        tensors = state.prepare(self._model, self._optimizer, manifest)
+        state.check_same(tensors, manifest, place=place)
+        try:
+            dcp.load(tensors, storage_reader=Reader(store, manifest), process_group=self._group)
+        except (Exception, CheckpointException) as error:
+            cause = _cause(error)
+            if not isinstance(cause, DamagedError):
+                raise cause from None
+            return str(cause)
+        self._meter.go_on(state.history_of(tensors))
+        self._previous = manifest.digest()
+        return None
+
+    def _publisher(self, step: int, count: int) -> Publish:
+        def publish(files: tuple[StoredFile, ...], tensors: dict[str, StoredTensor]) -> None:
+            if len(tensors) != count:
+                raise RunError("not every tensor was saved", found=len(tensors), allowed=count)
+            manifest = Manifest(
+                format=FORMAT,
+                step=step,
+                samples=step * self._job.training.global_batch,
+                token=self._token,
+                previous=self._previous,
+                identity=self._identity,
+                layout=self._layout,
+                files=files,
+                tensors=tensors,
+            )
+            self._store.commit(step, self._token, manifest.text())
+            self._previous = manifest.digest()
+            retire(self._store)
+
+        return publish
+
+    def _claim(self) -> int:
+        token: int = self._together(lambda: self._store.claim(self._job.attempt))
+        return token
+
+    def _together(self, work: Callable[[], Any]) -> Any:
+        """Do `work` on the first rank; return its result, or raise its error, on all."""
+        found: list[Any] = [None, None]
+        if ranks.rank() == 0:
+            try:
+                found[0] = work()
+            except TwinrunError as error:
+                found[1] = error
+        if self._group is not None:
+            dist.broadcast_object_list(found, src=0, group=self._group)
+        if found[1] is not None:
+            raise found[1]
+        return found[0]
+
+    def _first(self, fault: str | None) -> str | None:
+        """Return the fault of the lowest rank that has one."""
+        found: list[str | None] = [fault]
+        if self._group is not None:
+            found = [None] * dist.get_world_size()
+            dist.all_gather_object(found, fault, group=self._group)
+        return next((one for one in found if one is not None), None)
+
+    def _say(self, text: str) -> None:
+        if ranks.rank() == 0:
+            sys.stderr.write(f"checkpoints: {text}\n")
+
+
+def checkpoints_of(
+    job: TrainingJob, *, corpus: Corpus, model: nn.Module, optimizer: torch.optim.Optimizer, meter: Meter
+) -> Saves:
+    """Return the checkpoints of `job`, or what saves nothing where it keeps none; every rank calls it."""
+    if job.checkpointing is None:
+        return Nothing()
+    return Checkpoints(job, corpus=corpus, model=model, optimizer=optimizer, meter=meter)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return the error of ours that PyTorch wrapped, of the lowest rank that has one."""
+    failures = getattr(error, "failures", {})
+    causes = [failures[rank][0] for rank in sorted(failures)] or [error]
+    return next((one for one in causes if isinstance(one, TwinrunError)), causes[0])

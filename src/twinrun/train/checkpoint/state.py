@@ -1,0 +1,84 @@
+"""The tensors of a run, by names that are the same however it is sharded and whatever trains it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from twinrun.checkpoints.manifest import Manifest, StoredTensor
+from twinrun.foundation.errors import InputError
+from twinrun.train.checkpoint.storage import NAMES
+from twinrun.train.metrics import Meter
+
+MODEL, OPTIMIZER, HISTORY = "model.", "optimizer.", "history."
+# What a wrapper adds to the name of a parameter.
+WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+
+
+def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer, meter: Meter) -> dict[str, Tensor]:
+    """Return all that a run goes on from, in the memory where it is; settings are no part of it."""
+    names = {parameter: _plain(name) for name, parameter in model.named_parameters()}
+    state = {MODEL + _plain(name): tensor for name, tensor in model.state_dict().items()}
+    for parameter, name in names.items():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            state[f"{OPTIMIZER}{name}.{key}"] = value
+    return state | {HISTORY + name: values for name, values in meter.history().items()}
+
+
+def prepare(model: nn.Module, optimizer: torch.optim.Optimizer, manifest: Manifest) -> dict[str, Tensor]:
+    """Make the optimizer state that `manifest` has, and return all tensors to load into."""
+    state = {MODEL + _plain(name): tensor for name, tensor in model.state_dict().items()}
+    groups = {one: group for group in optimizer.param_groups for one in group["params"]}
+    for name, parameter in model.named_parameters():
+        prefix = f"{OPTIMIZER}{_plain(name)}."
+        found = {
+            key.removeprefix(prefix): one for key, one in manifest.tensors.items() if key.startswith(prefix)
+        }
+        fresh = {key: _empty(one, parameter, groups[parameter]) for key, one in found.items()}
+        optimizer.state[parameter] = fresh
+        state |= {prefix + key: value for key, value in fresh.items()}
+    for name, stored in manifest.tensors.items():
+        if name.startswith(HISTORY):
+            state[name] = torch.empty(stored.shape, dtype=_dtype(stored))
+    return state
+
+
+def history_of(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return what `Meter.history` returned when the state was saved."""
+    return {name.removeprefix(HISTORY): one for name, one in state.items() if name.startswith(HISTORY)}
+
+
+def check_same(state: dict[str, Tensor], manifest: Manifest, *, place: str) -> None:
+    """Refuse a checkpoint whose tensors are not those of this run; raises InputError naming the first."""
+    ours = {name: f"{NAMES[tensor.dtype]} {list(tensor.shape)}" for name, tensor in state.items()}
+    theirs = {name: f"{one.dtype} {list(one.shape)}" for name, one in manifest.tensors.items()}
+    for name in sorted(ours.keys() | theirs.keys()):
+        if ours.get(name) != theirs.get(name):
+            raise InputError(
+                "the checkpoint is of another model or optimizer",
+                place=f"{place}:{name}",
+                found=theirs.get(name, "no such tensor"),
+                allowed=ours.get(name, "no such tensor"),
+            )
+
+
+def _plain(name: str) -> str:
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def _empty(stored: StoredTensor, parameter: Tensor, group: dict[str, Any]) -> Tensor:
+    """Return room for a part of the optimizer state: like its parameter, or a count of steps."""
+    if stored.shape == tuple(parameter.shape):
+        return torch.zeros_like(parameter, dtype=_dtype(stored))
+    on_device = group.get("fused") or group.get("capturable")
+    device = parameter.device if on_device and math.prod(stored.shape) == 1 else torch.device("cpu")
+    return torch.zeros(stored.shape, dtype=_dtype(stored), device=device)
+
+
+def _dtype(stored: StoredTensor) -> torch.dtype:
+    return {name: dtype for dtype, name in NAMES.items()}[stored.dtype]

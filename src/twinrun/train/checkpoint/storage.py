@@ -1,0 +1,259 @@
+"""Storage of PyTorch's distributed checkpoint: a safetensors file a rank, one manifest, digests for all.
+
+Only tensors are stored: PyTorch would unpickle anything else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future as Running
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+from twinrun.checkpoints.manifest import Chunk, Manifest, StoredFile, StoredTensor
+from twinrun.checkpoints.safetensors import Entry, header_of
+from twinrun.checkpoints.store import Sink, Store
+from twinrun.checkpoints.verification import THREADS, read_chunk, read_entries
+from twinrun.foundation.errors import TwinrunError
+from twinrun.train import ranks
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+Publish = Callable[[tuple[StoredFile, ...], dict[str, StoredTensor]], None]
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What a rank tells the coordinator of one part of a tensor."""
+
+    tensor: str
+    shape: tuple[int, ...]
+    dtype: str
+    chunk: Chunk
+    file: StoredFile
+
+
+class Writer(StorageWriter):
+    """Writes the files of one checkpoint; `publish` is called once, when all are durable."""
+
+    def __init__(self, store: Store, *, step: int, token: int, publish: Publish) -> None:
+        self._store, self._step, self._token, self._publish = store, step, token, publish
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        name = f"rank-{ranks.rank():05d}.safetensors"
+        entries = [_entry(item) for item in plan.items]
+        header = header_of(entries)
+        needed = len(header) + sum(entry.bytes for entry in entries)
+        self._store.begin(self._step, self._token, needed=needed)
+        with self._store.create(self._step, self._token, name) as sink:
+            sink.write(header)
+            digests = _write(sink, plan.items, planner)
+        file = StoredFile(name=name, bytes=needed, header_sha256=hashlib.sha256(header).hexdigest())
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(
+            [
+                _result(item, entry, digest=digest, file=file)
+                for item, entry, digest in zip(plan.items, entries, digests, strict=True)
+            ]
+        )
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:  # noqa: ARG002
+        written: list[Written] = [one.storage_data for of_rank in results for one in of_rank]
+        parts: defaultdict[str, list[Written]] = defaultdict(list)
+        for one in written:
+            parts[one.tensor].append(one)
+        tensors = {
+            name: StoredTensor(
+                dtype=found[0].dtype, shape=found[0].shape, chunks=tuple(one.chunk for one in found)
+            )
+            for name, found in sorted(parts.items())
+        }
+        files = {one.file.name: one.file for one in written}
+        self._publish(tuple(files[name] for name in sorted(files)), tensors)
+
+    def reset(self, checkpoint_id: object = None) -> None:
+        """Nothing to forget: a writer writes one checkpoint."""
+
+    def set_up_storage_writer(self, is_coordinator: bool, *_args: Any, **_options: Any) -> None:
+        """Nothing to set up before the size is known."""
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return plans
+
+    @classmethod
+    def validate_checkpoint_id(cls, _checkpoint_id: object) -> bool:
+        return False
+
+
+class Reader(StorageReader):
+    """Reads the tensors of one manifest; the bytes that are used are those that were hashed."""
+
+    def __init__(self, store: Store, manifest: Manifest) -> None:
+        self._store, self._manifest = store, manifest
+        self._chunks = {
+            (name, chunk.offsets): chunk
+            for name, tensor in manifest.tensors.items()
+            for chunk in tensor.chunks
+        }
+
+    def read_metadata(self, *_args: Any, **_options: Any) -> Metadata:
+        described = {
+            name: TensorStorageMetadata(
+                properties=TensorProperties(dtype=DTYPES[tensor.dtype]),
+                size=torch.Size(tensor.shape),
+                chunks=[
+                    ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes))
+                    for chunk in tensor.chunks
+                ],
+            )
+            for name, tensor in self._manifest.tensors.items()
+        }
+        return Metadata(state_dict_metadata=described)
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        wanted: defaultdict[Chunk, list[ReadItem]] = defaultdict(list)
+        for item in plan.items:
+            if item.type is LoadItemType.BYTE_IO:
+                raise TwinrunError("only tensors are loaded", found=item.storage_index.fqn)
+            wanted[self._chunks[item.storage_index.fqn, tuple(item.storage_index.offset)]].append(item)
+        for file in self._manifest.files:
+            self._read_file(
+                file, {chunk: wanted[chunk] for chunk in wanted if chunk.file == file.name}, planner
+            )
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _read_file(self, file: StoredFile, wanted: dict[Chunk, list[ReadItem]], planner: LoadPlanner) -> None:
+        step, place = self._manifest.step, self._store.file(self._manifest.step, file.name)
+        with self._store.open(step, file.name) as source, ThreadPoolExecutor(THREADS) as pool:
+            entries = read_entries(self._store, step, file, source)
+
+            def read(chunk: Chunk) -> None:
+                data = read_chunk(source, entries.get(chunk.key), chunk, place=place)
+                for item in wanted[chunk]:
+                    _copy(data, entries[chunk.key], item, planner)
+
+            list(pool.map(read, wanted))
+
+    def reset(self, checkpoint_id: object = None) -> None:
+        """Nothing to forget: a reader reads one checkpoint."""
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_args: Any, **_o: Any) -> None:
+        """Nothing to set up: the manifest is known."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    @classmethod
+    def validate_checkpoint_id(cls, _checkpoint_id: object) -> bool:
+        return False
+
+
+def _entry(item: WriteItem) -> Entry:
+    data = item.tensor_data
+    if item.type is WriteItemType.BYTE_IO or data is None:
+        raise TwinrunError("only tensors are saved", found=item.index.fqn)
+    offsets = ",".join(map(str, data.chunk.offsets))
+    return Entry(
+        name=f"{item.index.fqn}@{offsets}",
+        dtype=NAMES[data.properties.dtype],
+        shape=tuple(data.chunk.sizes),
+    )
+
+
+def _write(sink: Sink, items: Sequence[WriteItem], planner: SavePlanner) -> list[str]:
+    """Write the tensors one after the other; a thread hashes what is being written."""
+    digests: list[Running[str]] = []
+    with ThreadPoolExecutor(THREADS) as pool:
+        for number, item in enumerate(items):
+            data = _bytes_of(planner.resolve_data(item))
+            digests.append(pool.submit(_sha256, data))
+            sink.write(data)
+            if number >= THREADS:
+                # Copies from a device stay in memory until they are hashed.
+                digests[number - THREADS].result()
+    return [one.result() for one in digests]
+
+
+def _bytes_of(tensor: Any) -> memoryview:
+    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+
+
+def _sha256(data: memoryview) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _result(item: WriteItem, entry: Entry, *, digest: str, file: StoredFile) -> WriteResult:
+    assert item.tensor_data is not None
+    chunk = Chunk(
+        file=file.name,
+        key=entry.name,
+        offsets=tuple(item.tensor_data.chunk.offsets),
+        sizes=entry.shape,
+        sha256=digest,
+    )
+    written = Written(
+        tensor=item.index.fqn,
+        shape=tuple(item.tensor_data.size),
+        dtype=entry.dtype,
+        chunk=chunk,
+        file=file,
+    )
+    index = MetadataIndex(item.index.fqn, item.index.offset, item.index.index)
+    return WriteResult(index=index, size_in_bytes=entry.bytes, storage_data=written)
+
+
+def _copy(data: bytearray, entry: Entry, item: ReadItem, planner: LoadPlanner) -> None:
+    dtype = DTYPES[entry.dtype]
+    whole = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+    part: Tensor = whole.reshape(entry.shape)
+    for dimension, (begin, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+        part = part.narrow(dimension, begin, length)
+    target = planner.resolve_tensor(item).detach()
+    target.copy_(part)
+    planner.commit_tensor(item, target)

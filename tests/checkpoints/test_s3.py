@@ -1,0 +1,92 @@
+"""Checkpoints in an object store: against a server on this machine that speaks S3."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Iterator
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from tests.checkpoints.writing import write
+from twinrun.checkpoints.faults import DamagedError
+from twinrun.checkpoints.places import store_at
+from twinrun.checkpoints.store import Store
+from twinrun.checkpoints.verification import verify
+from twinrun.foundation.errors import MachineError, RunError
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "any",
+        "AWS_SECRET_ACCESS_KEY": "any",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    boto3.client("s3").create_bucket(Bucket="runs")
+    yield store_at("s3://runs/one")
+    # Servers of one process share what they hold.
+    urllib.request.urlopen(f"http://{host}:{port}/moto-api/reset", data=b"").close()
+    server.stop()
+
+
+def test_what_is_written_is_read(store: Store) -> None:
+    token = store.claim("first")
+    assert store.steps() == []
+    write(store, step=2, token=token)
+    write(store, step=4, token=token)
+    assert store.steps() == [2, 4]
+    assert store.latest() == 4
+    assert verify(store, 4).step == 4
+    store.quarantine(4)
+    assert store.steps() == [2]
+    store.remove(2)
+    assert store.steps() == []
+
+
+def test_half_an_upload_is_not_published(store: Store) -> None:
+    token = store.claim("first")
+    with store.create(2, token, "rank-00000.safetensors") as sink:
+        sink.write(b"half")
+    assert store.steps() == []
+    with pytest.raises(DamagedError, match="missing"):
+        store.manifest(2)
+    store.claim("second")
+    write(store, step=2, token=2)
+    assert store.steps() == [2]
+
+
+def test_damage_is_named(store: Store) -> None:
+    write(store, step=2, token=store.claim("first"))
+    key = "one/step-00000002/1/rank-00000.safetensors"
+    client = boto3.client("s3")
+    content = bytearray(client.get_object(Bucket="runs", Key=key)["Body"].read())
+    content[-1] ^= 1
+    client.put_object(Bucket="runs", Key=key, Body=bytes(content))
+    with pytest.raises(DamagedError) as caught:
+        verify(store, 2)
+    assert "rank-00000.safetensors" in str(caught.value.place)
+    client.delete_object(Bucket="runs", Key=key)
+    with pytest.raises(DamagedError, match="missing"):
+        verify(store, 2)
+
+
+def test_a_run_that_another_has_replaced_publishes_nothing(store: Store) -> None:
+    old = store.claim("first")
+    new = store.claim("second")
+    with pytest.raises(RunError, match="another run writes"):
+        write(store, step=2, token=old)
+    write(store, step=2, token=new)
+    with pytest.raises(RunError, match="there already"):
+        write(store, step=2, token=new)
+
+
+def test_a_store_that_is_not_there_is_an_error_of_the_machine(store: Store) -> None:
+    with pytest.raises(MachineError, match="refuses"):
+        store_at("s3://no-such-bucket/one").claim("first")

@@ -1,0 +1,200 @@
+"""What the disk, a fault or an attacker can do to checkpoints: nothing of it is silent."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.train.checkpoint_jobs import digests, saving, start
+from tests.train.small import STEPS, MakeJob
+from twinrun.checkpoints.faults import DamagedError
+from twinrun.checkpoints.folder import FolderStore
+from twinrun.checkpoints.verification import verify
+from twinrun.protocol.training import TrainingJob
+
+CORRUPTIONS = 300
+SEED = 20
+NEWEST, OLDER = f"step-{STEPS:08d}", f"step-{STEPS - 2:08d}"
+
+
+@pytest.fixture(scope="module")
+def saved(make_job: MakeJob, tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingJob, Path]:
+    """A run of two ranks with two checkpoints."""
+    place = tmp_path_factory.mktemp("saved") / "place"
+    job = saving(make_job(world_size=2), place)
+    ended = start(job)
+    assert ended.statuses == (0, 0), ended.said
+    return job, place
+
+
+def corrupt(place: Path, draw: random.Random) -> str:
+    """Damage one file of the newest checkpoint, and return how."""
+    files = sorted((place / NEWEST).iterdir())
+    file = draw.choice(files)
+    content = bytearray(file.read_bytes())
+    kind = draw.choice(["flip", "flip", "flip", "truncate", "zero", "swap", "missing"])
+    if kind == "flip":
+        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    elif kind == "truncate":
+        del content[draw.randrange(len(content)) :]
+    elif kind == "zero":
+        begin = draw.randrange(len(content))
+        size = min(draw.choice([64, 4096]), len(content) - begin)
+        content[begin : begin + size] = bytes(size)
+    elif kind == "swap":
+        content = bytearray((place / OLDER / file.name).read_bytes())
+    changed = content != file.read_bytes()
+    if kind == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(content)
+    # A block that was zero before is as it was.
+    return f"{kind} {file.name}" if changed or kind == "missing" else ""
+
+
+def test_no_corruption_is_silent(saved: tuple[TrainingJob, Path], tmp_path: Path) -> None:
+    draw, found, harmless = random.Random(SEED), 0, 0
+    for number in range(CORRUPTIONS):
+        place = tmp_path / str(number)
+        shutil.copytree(saved[1], place)
+        how = corrupt(place, draw)
+        if not how:
+            harmless += 1
+            continue
+        with pytest.raises(DamagedError) as caught:
+            verify(FolderStore(place), STEPS)
+        assert NEWEST in str(caught.value.place), how
+        assert caught.value.found is not None, how
+        found += 1
+        shutil.rmtree(place)
+    assert found + harmless == CORRUPTIONS
+    assert harmless < CORRUPTIONS / 20
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_is_used(
+    saved: tuple[TrainingJob, Path], tmp_path: Path, number: int
+) -> None:
+    place = tmp_path / "place"
+    shutil.copytree(saved[1], place)
+    whole = digests(place, STEPS)
+    draw = random.Random(SEED + number)
+    while not (how := corrupt(place, draw)):
+        pass
+    ended = start(saving(saved[0], place))
+    assert ended.statuses == (0, 0), ended.said
+    assert "put aside" in ended.said, how
+    assert f"going on after step {STEPS - 2}" in ended.said
+    assert (place / "quarantine" / NEWEST).is_dir()
+    assert digests(place, STEPS) == whole
+
+
+def test_a_checkpoint_that_vanished_is_missed(saved: tuple[TrainingJob, Path], tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    shutil.copytree(saved[1], place)
+    shutil.rmtree(place / NEWEST)
+    ended = start(saving(saved[0], place))
+    assert f"{NEWEST}/manifest.json: missing, though it is the latest" in ended.said
+    shutil.rmtree(place / NEWEST)
+    shutil.rmtree(place / OLDER, ignore_errors=True)
+    for left in place.glob("step-*"):
+        shutil.rmtree(left)
+    ended = start(saving(saved[0], place))
+    assert ended.statuses == (4, 4)
+    assert "no checkpoint is good" in ended.said
+
+
+class Attack:
+    """Executes a command when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return Path.touch, (self._mark,)  # type: ignore[return-value]
+
+
+PLACES = (
+    f"{NEWEST}/manifest.json",
+    f"{NEWEST}/rank-00000.safetensors",
+    "latest.json",
+    "writer.json",
+    f"{NEWEST}/.metadata",
+)
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_no_pickle_is_executed(saved: tuple[TrainingJob, Path], tmp_path: Path, name: str) -> None:
+    mark = tmp_path / "executed"
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        place = tmp_path / str(protocol)
+        shutil.copytree(saved[1], place)
+        attack = pickle.dumps(Attack(mark), protocol=protocol)
+        (place / name).write_bytes(attack)
+        ended = start(saving(saved[0], place))
+        assert not mark.exists(), protocol
+        assert set(ended.statuses) <= {0, 4}, ended.said
+    pickle.loads(attack)
+    assert mark.exists(), "the attack works where a pickle is read"
+
+
+@pytest.mark.parametrize("limit", [100, 700, 1500, 2000, 2500, 3000, 4000, 5000])
+def test_a_full_disk_leaves_the_checkpoint_before(
+    saved: tuple[TrainingJob, Path], tmp_path: Path, limit: int
+) -> None:
+    place = tmp_path / "place"
+    shutil.copytree(saved[1], place)
+    shutil.rmtree(place / NEWEST)
+    (place / "latest.json").write_text(json.dumps({"step": STEPS - 2}))
+    before = digests(place, STEPS - 2)
+    # Lines of metrics go elsewhere than to the full disk.
+    job = saved[0].model_copy(update={"metrics": "/dev/null"})
+    ended = start(saving(job, place), FILE_BYTES=limit)
+    if set(ended.statuses) == {0}:
+        assert limit > max(file.stat().st_size for file in (place / NEWEST).iterdir())
+    else:
+        assert "cannot write: File too large" in ended.said
+        assert " bytes are free" in ended.said
+    assert digests(place, STEPS - 2) == before
+    assert not list(place.glob(".step-*"))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"seed": 18}, "manifest.json:seed: the checkpoint is of another run"),
+        ({"global_batch": 32}, "manifest.json:global_batch: the checkpoint is of another run"),
+        ({"compile": True}, "manifest.json:compile: the checkpoint was saved with another layout"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(
+    saved: tuple[TrainingJob, Path], tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    place = tmp_path / "place"
+    shutil.copytree(saved[1], place)
+    training = saved[0].training.model_copy(update=change)
+    ended = start(saving(saved[0].model_copy(update={"training": training}), place))
+    assert ended.statuses == (2, 2)
+    assert said in ended.said
+    assert digests(place, STEPS) == digests(saved[1], STEPS)
+
+
+def test_a_run_that_another_has_replaced_publishes_nothing(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    old = store.claim("first")
+    store.begin(2, old, needed=10)
+    new = store.claim("second")
+    store.begin(2, old, needed=10)
+    with pytest.raises(Exception, match="another run writes its checkpoints here"):
+        store.commit(2, old, b"{}")
+    assert store.steps() == []
+    store.begin(2, new, needed=10)
+    store.commit(2, new, b"{}")
+    assert store.steps() == [2]
