@@ -270,6 +270,10 @@ class Workload(ABC):
     def point_tables(self, record: Recorded) -> tuple[Table, ...]:
         """Return the measured numbers as tables."""
 
+    def files(self, record: Recorded) -> dict[str, str]:
+        """Return further files of the run's folder by name, for other programs."""
+        return {}
+
     @abstractmethod
     def charts(self, records: Sequence[Recorded], drawn: Drawn) -> tuple[Chart, ...]:
         """Return the pictures of one record, or of all of a recipe."""
