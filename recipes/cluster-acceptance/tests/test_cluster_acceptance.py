@@ -65,8 +65,10 @@ FAULTS = {
     "loss": (
         "train-many-nodes",
         3,
-        "batch = training.batch; "
-        "training.batch = lambda step: [part * (1 + (RANK == 1)) for part in batch(step)]",
+        (
+            "batch = training.batch; "
+            "training.batch = lambda step: [part * (1 + (RANK == 1)) for part in batch(step)]"
+        ),
     ),
     "shard": (
         "data-partitioning",
