@@ -22,7 +22,7 @@ __all__ = ["Request", "build", "compare", "data", "doctor", "lock", "report", "r
 
 
 def run(root: Path, request: Request, *, out: Path | None, resume: bool, as_json: bool) -> int:
-    """Run a recipe and return the exit code: 1 when a claim is not reproduced, or fails here."""
+    """Run a recipe and return the exit code: 1 when a claim is not reproduced or fails here, or a check fails."""
     project = Project(root)
     selection = select(project, request)
     _print_choices(selection)
@@ -31,6 +31,7 @@ def run(root: Path, request: Request, *, out: Path | None, resume: bool, as_json
         return 0
     from twinrun.cli.run import execute
     from twinrun.execution.progress import Display
+    from twinrun.foundation.files import write_atomically
     from twinrun.results.record import FAILURES
 
     with Display() as display:
@@ -38,13 +39,16 @@ def run(root: Path, request: Request, *, out: Path | None, resume: bool, as_json
             project=project, selection=selection, out=out, resume=resume, display=display
         )
     page = _write_run_report(project, record, folder / "report.html")
+    for name, text in record.workload.files(record.shown()).items():
+        write_atomically(folder / name, text)
     form = _form(project, selection, record, folder)
     if as_json:
         _print(summary(record, folder))
     else:
         _show(record, page)
         print(form, end="")
-    return int(any(verdict.final in FAILURES for verdict in record.verdicts))
+    failed = any(check.outcome == "fail" for point in record.points for check in point.checks)
+    return int(failed or any(verdict.final in FAILURES for verdict in record.verdicts))
 
 
 def _form(project: Project, selection: Selection, record: Record, folder: Path) -> str:

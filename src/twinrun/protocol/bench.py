@@ -114,6 +114,17 @@ def largest_error(errors: Mapping[str, float | None]) -> tuple[str, float]:
     return max(found.items(), key=lambda one: one[1])
 
 
+class Traffic(Frozen):
+    """What the busiest link carried in one direction during one call of ours."""
+
+    counted: NotNegative
+    """Bytes, as they were sent and received."""
+    expected: Rate
+    """Bytes by the formula."""
+    formula: str
+    """Identifier; the recipe's README says how it counts."""
+
+
 class Call(Frozen):
     """What was timed under one name: ours, and beside it in the same process the baselines."""
 
@@ -130,6 +141,7 @@ class Call(Frozen):
     """Baselines that could not run, and why."""
     bus_bytes: float | None = None
     """Of a collective: the bytes that each link must move."""
+    traffic: Traffic | None = None
 
 
 class CallLine(Frozen):

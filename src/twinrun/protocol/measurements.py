@@ -70,7 +70,9 @@ class Check(Frozen):
     """Device, node or allocation that was checked."""
     reason: str
     remedy: str | None = None
-    """What to do about a failure."""
+    """What to do about it."""
+    nodes: tuple[str, ...] = ()
+    """Nodes at fault, as far as a check of several can name them."""
     seconds: float | None = None
 
 

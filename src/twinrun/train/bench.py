@@ -19,6 +19,7 @@ from twinrun.protocol.bench import (
     CallLine,
     Implementation,
     PeakRate,
+    Traffic,
     Work,
     largest_error,
     name_of,
@@ -27,6 +28,9 @@ from twinrun.train import device as devices
 from twinrun.train import ranks
 from twinrun.train.clock import Clock, Function, TimedOn
 from twinrun.train.job_files import append_line
+
+# Parts of a buffer that cannot be cut evenly differ by an element.
+TRAFFIC_TOLERANCE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +78,7 @@ class Session:
         absent: Mapping[str, str] | None = None,
         clock: TimedOn = "device",
         bus_bytes: float | None = None,
+        traffic: Traffic | None = None,
     ) -> None:
         """Time ours and the baselines in turns, once ours is right.
 
@@ -83,14 +88,17 @@ class Session:
             absent: baselines that could not run, and why.
             clock: see `Clock.times`.
             bus_bytes: of a collective, the bytes that each link must move.
+            traffic: what a link was counted to move in one call of ours.
 
         Raises:
-            RunError: ours is further from the reference than `allowed_error`, or the labels are wrong.
+            RunError: ours is further from the reference than `allowed_error`, a link moved more than its
+                formula says, or the labels are wrong.
         """
         labels = self._complete(labels)
         name = self._new_name(labels)
         checked = [self._with_largest_errors(one) for one in (ours, *baselines)]
         self._refuse_wrong(name, checked[0].errors, allowed_error)
+        self._refuse_traffic(name, traffic)
         times: Sequence[tuple[float, ...]] = [()] * len(checked)
         if self.timed:
             times = self._clock.times([one.call for one in checked], clock=clock)
@@ -105,6 +113,7 @@ class Session:
             baselines=tuple(others),
             absent=dict(absent or {}),
             bus_bytes=bus_bytes,
+            traffic=traffic,
         )
         self._calls.append(call)
         self._report(call)
@@ -161,6 +170,15 @@ class Session:
                 place=f"{self.job.point}, {name}",
                 found=f"relative distance {error:.3g} of {tensor}",
                 allowed=f"at most {allowed:g}",
+            )
+
+    def _refuse_traffic(self, name: str, traffic: Traffic | None) -> None:
+        if traffic and abs(traffic.counted / traffic.expected - 1) > TRAFFIC_TOLERANCE:
+            raise RunError(
+                "the busiest link does not carry what the formula says",
+                place=f"{self.job.point}, {name}",
+                found=f"{traffic.counted} bytes",
+                allowed=f"{traffic.expected:.0f} by {traffic.formula}",
             )
 
     def _report(self, call: Call) -> None:

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from twinrun.protocol.checks import CheckSpec
@@ -20,7 +20,17 @@ from twinrun.protocol.measurements import Check
 class Failed(Exception):  # noqa: N818 - what a check finds is no error of the program
     """What a check found wrong, and what to do about it."""
 
-    def __init__(self, reason: str, *, remedy: str | None = None) -> None:
+    def __init__(self, reason: str, *, remedy: str | None = None, nodes: Sequence[str] = ()) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.remedy = remedy
+        self.nodes = tuple(nodes)
+
+
+class Unknown(Exception):  # noqa: N818 - as above
+    """Why a check could find out nothing, and what would let it."""
+
+    def __init__(self, reason: str, *, remedy: str) -> None:
         super().__init__(reason)
         self.reason = reason
         self.remedy = remedy
@@ -50,7 +60,9 @@ def run_check(
     finding: dict[str, Any] = {"outcome": "fail", "reason": f"timed out after {spec.timeout:g} s"}
     if answer is not None:
         finding = json.loads(answer) if answer else {"outcome": "unknown", "reason": _describe(status)}
-    return Check(id=spec.id, place=place, seconds=time.monotonic() - began, **finding)
+    told = {"id": spec.id, "place": place, "seconds": time.monotonic() - began, **finding}
+    # As JSON, in which a list is a tuple.
+    return Check.model_validate_json(json.dumps(told))
 
 
 def _child(function: Callable[[], None], writer: int) -> NoReturn:
@@ -70,7 +82,10 @@ def _answer(function: Callable[[], None]) -> dict[str, Any]:
     try:
         function()
     except Failed as failed:
-        return {"outcome": "fail", "reason": failed.reason, "remedy": failed.remedy}
+        found = {"reason": failed.reason, "remedy": failed.remedy, "nodes": failed.nodes}
+        return {"outcome": "fail", **found}
+    except Unknown as unknown:
+        return {"outcome": "unknown", "reason": unknown.reason, "remedy": unknown.remedy}
     except BaseException as error:
         traceback.print_exc()
         return {"outcome": "unknown", "reason": f"{type(error).__name__}: {error}"}

@@ -12,11 +12,11 @@ from functools import partial
 from twinrun.foundation.errors import InputError, TwinrunError, closest
 from twinrun.protocol.checks import CheckLine, ChecksJob, CheckSpec, ChecksResult
 from twinrun.protocol.measurements import Check
-from twinrun.train.check_process import Failed, run_check
+from twinrun.train.check_process import Failed, Unknown, run_check
 from twinrun.train.job_files import append_line, rank_variable, read_job, report_rank, write_result
 from twinrun.train.outcomes import Outcomes
 
-__all__ = ["Failed", "Function", "main"]
+__all__ = ["Failed", "Function", "Unknown", "main"]
 
 Function = Callable[[ChecksJob], None]
 # Of the outcomes of all ranks together the first counts.
@@ -26,7 +26,8 @@ SEVERITY = ("fail", "unknown", "pass")
 def main(functions: Mapping[str, Function]) -> None:
     """Run the checks of the job that the command line names; the first rank writes the result.
 
-    A function passes by returning, fails by raising `Failed`, and finds out nothing by any other exception.
+    A function passes by returning, fails by raising `Failed`, and finds out nothing by raising `Unknown` or
+    any other exception.
     """
     # Unwinding ends the check that runs, which has a process group of its own.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -65,6 +66,8 @@ def _run(job: ChecksJob, spec: CheckSpec, function: Function, outcomes: Outcomes
     elif spec.scope != "node" or rank_variable("LOCAL_RANK", 0) == 0:
         variables = _rendezvous(outcomes.share_port()) if together and outcomes.ranks > 1 else {}
         outcome = run_check(spec, partial(function, job), place=_place(spec), variables=variables)
+        if outcome.outcome == "fail" and not together:
+            outcome = outcome.model_copy(update={"nodes": (platform.node(),)})
     outcomes.post(spec, outcome)
     if outcomes.rank:
         return []
@@ -111,6 +114,7 @@ def _merged(spec: CheckSpec, by_rank: Mapping[int, Check]) -> Check:
         place=_place(spec),
         reason="; ".join(f"rank {', '.join(map(str, of))}: {why}" for why, of in ranks.items() if why),
         remedy=remedies[0] if remedies else None,
+        nodes=tuple(dict.fromkeys(node for one in by_rank.values() for node in one.nodes)),
         seconds=max((one.seconds for one in by_rank.values() if one.seconds is not None), default=None),
     )
 

@@ -281,6 +281,10 @@ class Workload(ABC):
         """Return published and measured hardware side by side, None where a workload has no such table."""
         return None
 
+    def files(self, record: Recorded) -> dict[str, str]:
+        """Return further files of the run's folder by name, for other programs."""
+        return {}
+
     @abstractmethod
     def charts(self, records: Sequence[Recorded], drawn: Drawn) -> tuple[Chart, ...]:
         """Return the pictures of one record, or of all of a recipe."""

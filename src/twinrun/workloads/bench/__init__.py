@@ -102,7 +102,7 @@ class BenchWorkload(Workload):
 
     def is_measured(self, measurement: str) -> bool:
         call, _, metric = measurement.partition("/")
-        return metric.partition("@")[0] in ("", "error", "kept-memory") and bool(call)
+        return metric.partition("@")[0] in ("", "error", "kept-memory", "link-traffic") and bool(call)
 
     def settings(self, part: Part, point: PointRecord) -> dict[str, str]:
         kernels = {

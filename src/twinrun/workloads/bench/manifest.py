@@ -130,6 +130,13 @@ def measurement_ids(tables: Tables, metric: str) -> set[str] | None:
     if metric in ("error", "kept-memory"):
         own = {f"{name}/{metric}" for name in names}
         return own | {f"{name}@{other}" for name in own for other in tables.baselines}
-    if metric in ("bandwidth", "bandwidth-share", "bus-bandwidth", "roofline-time", "roofline-share"):
+    if metric in (
+        "bandwidth",
+        "bandwidth-share",
+        "bus-bandwidth",
+        "roofline-time",
+        "roofline-share",
+        "link-traffic",
+    ):
         return {f"{name}/{metric}" for name in names}
     return {"peak-memory"} if metric == "peak-memory" else None

@@ -50,6 +50,12 @@ def _call(call: Call) -> Iterator[Measurement]:
     yield from _implementation(call, call.ours, "")
     for baseline in call.baselines:
         yield from _implementation(call, baseline, f"@{baseline.name}")
+    if call.traffic:
+        share, metric = call.traffic.counted / call.traffic.expected, "link-traffic"
+        labels = {**call.labels, "call": call.name, "implementation": call.ours.name}
+        yield sampled(
+            f"{call.name}/{metric}", [share], metric=metric, unit="ratio", per="link", labels=labels
+        )
 
 
 def _implementation(call: Call, one: Implementation, suffix: str) -> Iterator[Measurement]:
@@ -76,6 +82,12 @@ def _facts(call: Call) -> dict[str, Fact]:
         facts |= {f"{call.name} work {resource}": amount for resource, amount in call.work.amounts.items()}
     if call.bus_bytes is not None:
         facts[f"{call.name} bus bytes"] = call.bus_bytes
+    if call.traffic:
+        facts |= {
+            f"{call.name} link bytes": call.traffic.counted,
+            f"{call.name} link bytes expected": call.traffic.expected,
+            f"{call.name} link formula": call.traffic.formula,
+        }
     for one in (call.ours, *call.baselines):
         facts[f"version of {one.name}"] = one.version
         facts[f"{call.name} errors of {one.name}"] = ", ".join(

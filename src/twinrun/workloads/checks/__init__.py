@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,11 +15,12 @@ from twinrun.protocol.checks import CheckLine, ChecksJob, ChecksResult
 from twinrun.protocol.job import Job, Result
 from twinrun.protocol.measurements import Measurement, Numbers, sampled
 from twinrun.workloads.charts import Chart
+from twinrun.workloads.checks import report
 from twinrun.workloads.checks.manifest import ChecksPlan, ChecksPoint, Tables, tables_of
 from twinrun.workloads.fingerprint import differences
 from twinrun.workloads.settings import factor
 from twinrun.workloads.sweep import placement, sizes
-from twinrun.workloads.tables import Column, Table, text
+from twinrun.workloads.tables import Table
 from twinrun.workloads.workload import (
     Choice,
     Drawn,
@@ -36,7 +36,6 @@ from twinrun.workloads.workload import (
 )
 
 PASSED = "checks-passed"
-SIGNS = {"pass": "✓ pass", "fail": "✗ fail", "unknown": "? unknown"}
 
 
 class ChecksWorkload(Workload):
@@ -134,7 +133,10 @@ class ChecksWorkload(Workload):
         return None
 
     def point_tables(self, record: Recorded) -> tuple[Table, ...]:
-        return tuple(_table(point) for point in record.points)
+        return tuple(table for point in record.points for table in report.tables_of_point(point))
+
+    def files(self, record: Recorded) -> dict[str, str]:
+        return report.files(record)
 
     def charts(self, records: Sequence[Recorded], drawn: Drawn) -> tuple[Chart, ...]:
         return ()
@@ -149,22 +151,3 @@ WORKLOAD = ChecksWorkload()
 def _plan(part: Part) -> ChecksPlan:
     assert isinstance(part, ChecksPlan)
     return part
-
-
-def _table(point: PointRecord) -> Table:
-    counts = Counter(one.outcome for one in point.checks)
-    columns = ("check", "outcome", "place", "reason", "remedy")
-    return Table(
-        title=f"{point.id}: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}",
-        columns=tuple(Column(title=title, numeric=False) for title in columns),
-        rows=tuple(
-            (
-                text(one.id),
-                text(SIGNS[one.outcome]),
-                text(one.place),
-                text(one.reason),
-                text(one.remedy or "-"),
-            )
-            for one in point.checks
-        ),
-    )

@@ -1,0 +1,74 @@
+"""GPUs of a node: how many, which, and how they are connected."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from twinrun.protocol.checks import ChecksJob
+from twinrun.train.checks import Failed, Unknown
+
+PCI = Path("/sys/bus/pci/devices")
+# Display controllers and processing accelerators.
+CLASSES = ("0x03", "0x12")
+
+
+def enumerate_gpus(job: ChecksJob) -> None:
+    """Open every GPU that the ranks of this node need."""
+    import torch  # noqa: PLC0415 - only in the check's own process
+
+    if not job.accelerator:
+        raise Unknown("this run uses no GPU", remedy="run it at node scale on a machine with GPUs")
+    needed, found = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if found < needed:
+        raise Failed(
+            f"{found} GPUs are seen, {needed} needed", remedy="see the kernel's log, reseat or reboot"
+        )
+    for index in range(found):
+        torch.ones(1, device=f"cuda:{index}").sum().item()
+    models = {torch.cuda.get_device_name(index) for index in range(found)}
+    if len(models) > 1:
+        raise Failed(f"GPUs of several models: {', '.join(sorted(models))}", remedy="exclude the node")
+
+
+def network_topology(job: ChecksJob) -> None:
+    """Hold the width of each GPU's PCIe link against what it can have, and ask who reaches whom."""
+    narrow, counted = narrow_links(PCI)
+    if narrow:
+        raise Failed(f"PCIe links below their width: {', '.join(narrow)}", remedy="reseat the card or riser")
+    if not job.accelerator or not counted:
+        raise Unknown("no GPU with a PCIe link is used", remedy="run it at node scale on a machine with GPUs")
+    import torch  # noqa: PLC0415
+
+    count = torch.cuda.device_count()
+    apart = [
+        f"{one} and {other}"
+        for one in range(count)
+        for other in range(count)
+        if one != other and not torch.cuda.can_device_access_peer(one, other)
+    ]
+    if apart:
+        raise Failed(
+            f"GPUs that do not reach each other: {', '.join(apart)}", remedy="see IOMMU and ACS settings"
+        )
+
+
+def narrow_links(folder: Path) -> tuple[list[str], int]:
+    """Return the GPUs whose link is narrower than it can be, and how many GPUs have a link."""
+    narrow, counted = [], 0
+    for device in sorted(folder.glob("*")):
+        if not _read(device / "class").startswith(CLASSES):
+            continue
+        now, most = (_read(device / f"{name}_link_width") for name in ("current", "max"))
+        if most.isdecimal() and now.isdecimal() and int(most):
+            counted += 1
+            if int(now) < int(most):
+                narrow.append(f"{device.name} x{now} of x{most}")
+    return narrow, counted
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,121 @@
+"""What Slurm and MPI say of a node; without their programs nothing is known."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+
+from peers import host
+
+from twinrun.protocol.checks import ChecksJob
+from twinrun.train.checks import Failed, Unknown
+
+SECONDS = 10
+SLURM = "install Slurm's client programs on the node, and run this inside an allocation"
+# `gpu:8` and `gpu:h200:8`, with or without `(S:0-1)`.
+GRES = re.compile(r"\bgpu:(?:[\w.-]+:)?(\d+)")
+ENFORCED = {"limits", "qos", "safe"}
+
+
+def slurm_gres(_: ChecksJob) -> None:
+    """Hold the GRES of this node against its GPUs."""
+    shown = answer(["scontrol", "show", "node", host()], remedy=SLURM)
+    told = re.search(r"\bGres=(\S+)", shown)
+    promised = sum(map(int, GRES.findall(told[1]))) if told else 0
+    import torch  # noqa: PLC0415 - only where there is something to compare
+
+    found = torch.cuda.device_count()
+    if promised != found:
+        raise Failed(
+            f"GRES says {promised} GPUs, {found} are seen", remedy="correct gres.conf, or mend the node"
+        )
+
+
+def mpi_launch(_: ChecksJob) -> None:
+    """Start two processes that print a word each."""
+    remedy = "install OpenMPI (package openmpi-bin)"
+    # Root and fewer cores than processes are usual in a container, and refused by default.
+    variables = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
+    said = answer(
+        ["mpirun", "-np", "2", "--oversubscribe", "echo", "here"], remedy=remedy, variables=variables
+    )
+    if said.split().count("here") != 2:
+        raise Failed(
+            f"two processes were asked for, the answer is: {said[:200]}", remedy="see mpirun --version"
+        )
+
+
+def scheduling_priority(_: ChecksJob) -> None:
+    """Ask which priority and which preemption the scheduler is set to."""
+    shown = answer(["scontrol", "show", "config"], remedy=SLURM)
+    wanted = {"PriorityType": "priority/multifactor", "PreemptType": "preempt/"}
+    for key, value in wanted.items():
+        found = setting(shown, key)
+        if not found.startswith(value) or found == "preempt/none":
+            raise Failed(f"{key} is {found or 'not set'}", remedy=f"set {key}={value}... in slurm.conf")
+
+
+def qos_enforcement(_: ChecksJob) -> None:
+    """Ask whether limits are enforced, and whether a QoS has any."""
+    enforced = setting(answer(["scontrol", "show", "config"], remedy=SLURM), "AccountingStorageEnforce")
+    if not ENFORCED & set(enforced.lower().split(",")):
+        raise Failed(
+            f"limits are not enforced: AccountingStorageEnforce is {enforced or 'not set'}",
+            remedy="set AccountingStorageEnforce=limits,qos in slurm.conf",
+        )
+    command = [
+        "sacctmgr",
+        "--noheader",
+        "--parsable2",
+        "show",
+        "qos",
+        "format=GrpTRES,MaxTRESPU,MaxWall,MaxJobsPU",
+    ]
+    if not any(line.strip("|") for line in answer(command, remedy=SLURM).splitlines()):
+        raise Failed("no QoS has a limit", remedy="give one with sacctmgr modify qos")
+
+
+def setting(shown: str, key: str) -> str:
+    """Return a value of `scontrol show config`, empty where it has none."""
+    found = re.search(rf"^{key}\s*=\s*(\S+)", shown, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def answer(command: list[str], *, remedy: str, variables: dict[str, str] | None = None) -> str:
+    """Return what a program prints.
+
+    Raises:
+        Unknown: it is not installed.
+        Failed: it hangs or ends with an error.
+    """
+    program = shutil.which(command[0])
+    if program is None:
+        raise Unknown(f"{command[0]} is not installed", remedy=remedy)
+    try:
+        done = subprocess.run(
+            [program, *command[1:]],
+            env=os.environ | (variables or {}),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise Failed(
+            f"{command[0]} gave no answer in {SECONDS} s", remedy="see the log of its daemon"
+        ) from None
+    if done.returncode:
+        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or ["nothing"]
+        raise Failed(
+            f"{command[0]} ended with {done.returncode}: {last[0][:200]}", remedy="see the log of its daemon"
+        )
+    return done.stdout

@@ -1,0 +1,138 @@
+"""What training rests on: checkpoints, weights and data that arrive as they were written."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+from peers import gathered, host, join, unlike
+from training import EXCLUDE, STEPS, batch, fresh
+
+from twinrun.protocol.checks import ChecksJob
+from twinrun.train.checks import Failed
+
+SAMPLES_PER_SHARD, SHARDS_PER_RANK = 64, 2
+
+
+def checkpoint_restart(job: ChecksJob) -> None:
+    """Stop training halfway, load what was saved into a fresh model, and go on."""
+    import torch  # noqa: PLC0415
+
+    from twinrun.train.device import device_of  # noqa: PLC0415
+
+    device = device_of(job)
+    file = Path(job.out) / f"acceptance-{host()}.pt"
+    model, optimizer = fresh(device, torch.float32)
+    _steps(model, optimizer, range(STEPS // 2))
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    _steps(model, optimizer, range(STEPS // 2, STEPS))
+    again, resumed = fresh(device, torch.float32)
+    content = read_file(file)
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise Failed("the checkpoint is read other than it was written", remedy="test the file system")
+    saved = torch.load(file, weights_only=True, map_location=device)
+    again.load_state_dict(saved["model"])
+    resumed.load_state_dict(saved["optimizer"])
+    _steps(again, resumed, range(STEPS // 2, STEPS))
+    file.unlink()
+    for one, other in zip(again.parameters(), model.parameters(), strict=True):
+        if not torch.equal(one, other):
+            raise Failed("after the restart the weights are others", remedy=EXCLUDE)
+
+
+def _steps(model: Any, optimizer: Any, steps: range) -> None:
+    for step in steps:
+        parameter = next(model.parameters())
+        x, y = (part.to(parameter.device) for part in batch(step))
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+
+
+def model_distribution(job: ChecksJob) -> None:
+    """Give every rank the first one's weights and compare their digests."""
+    import torch.distributed as dist  # noqa: PLC0415
+
+    device = join(job)
+    digest = hashlib.sha256()
+    for tensor in weights(device):
+        dist.broadcast(tensor, 0)
+        digest.update(received(tensor).cpu().numpy().tobytes())
+    told = gathered([host(), digest.hexdigest()], device)
+    odd = unlike({f"{rank}": found for rank, (_, found) in enumerate(told)})
+    if odd:
+        nodes = list(dict.fromkeys(told[int(rank)][0] for rank in odd))
+        raise Failed(f"other weights at rank {', '.join(odd)}", remedy=EXCLUDE, nodes=nodes)
+
+
+def weights(device: Any) -> list[Any]:
+    """Return tensors that differ from rank to rank."""
+    import torch  # noqa: PLC0415
+    import torch.distributed as dist  # noqa: PLC0415
+
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    return [torch.randn(size, generator=generator).to(device) for size in (1, 1000, 1 << 18)]
+
+
+def received(tensor: Any) -> Any:
+    """Return a tensor as it came."""
+    return tensor
+
+
+def data_partitioning(job: ChecksJob) -> None:
+    """Write shards on the first rank, read each on one rank, and count the samples."""
+    device = join(job)
+    told = gathered("start", device)
+    folder, count = Path(job.out) / f"acceptance-shards-{job.attempt}", len(told) * SHARDS_PER_RANK
+    rank = int(os.environ.get("RANK", "0"))
+    digests = write_shards(folder, count) if rank == 0 else []
+    digests = gathered(digests, device)[0]
+    read: list[int] = []
+    spoilt = []
+    for shard in mine(rank, len(told), count):
+        content = read_file(folder / f"{shard}.bin")
+        if hashlib.sha256(content).hexdigest()[:16] != digests[shard]:
+            spoilt.append(shard)
+        else:
+            read += [shard * SAMPLES_PER_SHARD + place for place in range(len(content) // 8)]
+    found = gathered([host(), spoilt, len(read), sum(read), sum(one * one for one in read)], device)
+    bad = [one for one in found if one[1]]
+    if bad:
+        shown = ", ".join(f"{one[0]} shard {', '.join(map(str, one[1]))}" for one in bad)
+        raise Failed(
+            f"shards are read other than written: {shown}",
+            remedy="test the file system",
+            nodes=[one[0] for one in bad],
+        )
+    samples = range(count * SAMPLES_PER_SHARD)
+    if [sum(one[place] for one in found) for place in (2, 3, 4)] != [
+        len(samples),
+        sum(samples),
+        sum(one * one for one in samples),
+    ]:
+        raise Failed("not every sample is read exactly once", remedy="make ranks and world size agree")
+
+
+def write_shards(folder: Path, count: int) -> list[str]:
+    """Write shards and return their digests, shortened."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = []
+    for shard in range(count):
+        samples = range(shard * SAMPLES_PER_SHARD, (shard + 1) * SAMPLES_PER_SHARD)
+        content = b"".join(sample.to_bytes(8, "little") for sample in samples)
+        (folder / f"{shard}.bin").write_bytes(content)
+        found.append(hashlib.sha256(content).hexdigest()[:16])
+    return found
+
+
+def mine(rank: int, ranks: int, count: int) -> range:
+    """Return the shards of a rank."""
+    return range(rank, count, ranks)
+
+
+def read_file(file: Path) -> bytes:
+    """Return a file's content."""
+    return file.read_bytes()

@@ -1,0 +1,213 @@
+"""Planted faults: each is found by its check, at its node; a missing tool is never a pass."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import stat
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twinrun.foundation.manifest import load_json
+from twinrun.protocol.checks import ChecksResult
+from twinrun.protocol.measurements import Check
+from twinrun.train.checks import Failed, Unknown
+
+RECIPE = Path(__file__).parents[1]
+MANIFEST = tomllib.loads((RECIPE / "recipe.toml").read_text(encoding="utf-8"))
+SPECS = {one["id"]: one for one in MANIFEST["checks"]["check"]}
+MODULES = ("peers", "hardware", "scheduler", "workers", "messages", "performance", "training", "storage")
+torch_needed = pytest.mark.skipif(find_spec("torch") is None, reason="needs the packages of a stack")
+
+
+@pytest.fixture(autouse=True)
+def _recipe_on_the_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(RECIPE))
+    yield
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+PLANT = """
+import os, pathlib, sys
+import peers, workers, messages, performance, training, storage
+from acceptance import CHECKS
+from twinrun.train import checks
+RANK = int(os.environ["RANK"])
+HOME = pathlib.Path(__file__).parent
+for module in (peers, workers, messages, performance, training, storage):
+    module.host = lambda: f"node-{RANK}"
+"""
+FAULTS = {
+    "clock": ("enumerate-workers", 3, "workers.clock = lambda: __import__('time').time() + 90 * (RANK == 1)"),
+    "name": ("enumerate-workers", 2, "workers.host = lambda: 'node-1'; workers.BOOT = HOME / f'boot-{RANK}'"),
+    "mtu": ("network-interfaces", 3, "workers.NETWORK = HOME / ('low' if RANK == 1 else 'net')"),
+    "down": ("network-interfaces", 2, "workers.NETWORK = HOME / ('down' if RANK == 1 else 'net')"),
+    "message": (
+        "rank-communication",
+        2,
+        "messages.message = lambda r, n: messages.pattern(r, n) + (RANK == 1)",
+    ),
+    "sum": (
+        "collective-function",
+        2,
+        "messages.contribution = lambda r, n: messages.pattern(r, n) + (RANK == 1)",
+    ),
+    "weights": ("model-distribution", 3, "storage.received = lambda tensor: tensor + (RANK == 1)"),
+    "loss": (
+        "train-many-nodes",
+        3,
+        (
+            "batch = training.batch; "
+            "training.batch = lambda step: [part * (1 + (RANK == 1)) for part in batch(step)]"
+        ),
+    ),
+    "shard": (
+        "data-partitioning",
+        2,
+        "read = storage.read_file; storage.read_file = lambda file: b'x' * (RANK == 1) + read(file)",
+    ),
+    "slow": (
+        "link-performance",
+        2,
+        "performance.measured = lambda *_: {f'node-{i}': 1.0 if i == 1 else 10.0 + i for i in range(4)}",
+    ),
+}
+
+
+def run(folder: Path, check: str, world_size: int, plant: str) -> Check:
+    for name, mtu, state in (("net", 9000, "up"), ("low", 1400, "up"), ("down", 9000, "down")):
+        interface = folder / name / "lo"
+        interface.mkdir(parents=True)
+        (interface / "mtu").write_text(f"{mtu}\n")
+        (interface / "operstate").write_text(f"{state}\n")
+    for rank in range(world_size):
+        (folder / f"boot-{rank}").write_text(f"{rank}\n")
+    script = folder / "planted.py"
+    script.write_text(f"{PLANT}{plant}\nchecks.main(CHECKS)\n")
+    job = {
+        "recipe": "cluster-acceptance",
+        "point": "small",
+        "world_size": world_size,
+        "accelerator": False,
+        "out": str(folder),
+        "metrics": str(folder / "metrics.jsonl"),
+        "attempt": "1",
+        "checks": [SPECS[check] | {"timeout": 200}],
+    }
+    (folder / "job.json").write_text(json.dumps(job))
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", str(world_size), str(script), "--job", str(folder / "job.json")),
+        ],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(RECIPE)},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    (found,) = load_json(folder / "result.json", ChecksResult).checks
+    return found
+
+
+@torch_needed
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found_at_its_node(fault: str, tmp_path: Path) -> None:
+    check, world_size, plant = FAULTS[fault]
+    found = run(tmp_path, check, world_size, plant)
+    assert (found.outcome, found.nodes) == ("fail", ("node-1",)), found
+    assert found.remedy
+
+
+def program(folder: Path, name: str, body: str) -> None:
+    file = folder / name
+    file.write_text(f"#!/bin/sh\n{body}\n")
+    file.chmod(file.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return importlib.import_module("scheduler")
+
+
+@pytest.mark.parametrize("name", ["slurm_gres", "mpi_launch", "scheduling_priority", "qos_enforcement"])
+def test_a_missing_tool_is_unknown(
+    name: str, scheduler: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Unknown, match="is not installed") as caught:
+        getattr(scheduler, name)(None)
+    assert caught.value.remedy
+
+
+def test_a_hung_tool_fails(scheduler: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "SECONDS", 0.3)
+    program(tmp_path, "scontrol", "exec sleep 60")
+    with pytest.raises(Failed, match=r"scontrol gave no answer in 0\.3 s"):
+        scheduler.scheduling_priority(None)
+
+
+def test_wrong_settings_of_the_scheduler_fail(scheduler: Any, tmp_path: Path) -> None:
+    program(tmp_path, "scontrol", "echo 'PriorityType = priority/basic'")
+    with pytest.raises(Failed, match="PriorityType is priority/basic"):
+        scheduler.scheduling_priority(None)
+    with pytest.raises(Failed, match="limits are not enforced"):
+        scheduler.qos_enforcement(None)
+    program(
+        tmp_path,
+        "scontrol",
+        "printf 'PriorityType = priority/multifactor\\nPreemptType = preempt/qos\\n"
+        "AccountingStorageEnforce = associations,limits,qos\\n'",
+    )
+    scheduler.scheduling_priority(None)
+    program(tmp_path, "sacctmgr", "echo '|||'")
+    with pytest.raises(Failed, match="no QoS has a limit"):
+        scheduler.qos_enforcement(None)
+    program(tmp_path, "sacctmgr", "echo 'cpu=4|||'")
+    scheduler.qos_enforcement(None)
+
+
+@torch_needed
+def test_a_wrong_gres_fails(scheduler: Any, tmp_path: Path) -> None:
+    program(tmp_path, "scontrol", "echo '   Gres=gpu:h200:99(S:0-1)'")
+    with pytest.raises(Failed, match="GRES says 99 GPUs"):
+        scheduler.slurm_gres(None)
+
+
+def test_mpirun_that_starts_one_process_fails(scheduler: Any, tmp_path: Path) -> None:
+    program(tmp_path, "mpirun", "echo here")
+    with pytest.raises(Failed, match="two processes"):
+        scheduler.mpi_launch(None)
+
+
+def test_a_narrow_link_is_found(tmp_path: Path) -> None:
+    for name, width in (("a", "16"), ("b", "8")):
+        (tmp_path / name).mkdir()
+        for file, value in (("class", "0x030200"), ("current_link_width", width), ("max_link_width", "16")):
+            (tmp_path / name / file).write_text(f"{value}\n")
+    assert importlib.import_module("hardware").narrow_links(tmp_path) == (["b x8 of x16"], 2)
+
+
+def test_the_slow_one_of_alike_peers_is_found() -> None:
+    peers = importlib.import_module("peers")
+    alike = {f"node-{place}": 10 + place / 100 for place in range(8)}
+    assert not peers.slow(alike)
+    assert set(peers.slow(alike | {"node-3": 8.0})) == {"node-3"}
+    with pytest.raises(Unknown, match="3 of the 4 nodes"):
+        peers.demand_peers({"a": 1.0, "b": 1.0, "c": 1.0}, "GB/s")
+
+
+def test_the_checks_are_those_of_the_publication() -> None:
+    assert len(SPECS) == 18
+    assert list(importlib.import_module("acceptance").CHECKS) == list(SPECS)

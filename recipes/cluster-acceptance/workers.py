@@ -1,0 +1,85 @@
+"""The nodes of the allocation: their names, their clocks and their interfaces."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from peers import gathered, host, join, unlike
+
+from twinrun.protocol.checks import ChecksJob
+from twinrun.train.checks import Failed, Unknown
+
+NETWORK = Path("/sys/class/net")
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+ROUTES = Path("/proc/net/route")
+VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+SKEW_SECONDS = 1.0
+
+
+def enumerate_workers(job: ChecksJob) -> None:
+    """Hold names, kernels and clocks of all ranks against each other."""
+    device = join(job)
+    gathered("ready", device)
+    told = gathered({"host": host(), "boot": BOOT.read_text().strip(), "clock": clock()}, device)
+    hosts: dict[str, set[str]] = {}
+    for one in told:
+        hosts.setdefault(one["host"], set()).add(one["boot"])
+    twice = [name for name, boots in hosts.items() if len(boots) > 1]
+    if twice:
+        raise Failed(
+            f"two machines are called {', '.join(twice)}", remedy="give each its own name", nodes=twice
+        )
+    clocks = {one["host"]: one["clock"] for one in told}
+    middle = sorted(clocks.values())[(len(clocks) - 1) // 2]
+    off = {name: value - middle for name, value in clocks.items() if abs(value - middle) > SKEW_SECONDS}
+    if off:
+        shown = ", ".join(f"{name} by {value:+.1f} s" for name, value in off.items())
+        raise Failed(f"clocks are off: {shown}", remedy="start chrony or ntpd there", nodes=list(off))
+
+
+def network_interfaces(job: ChecksJob) -> None:
+    """Hold the interface that each node's ranks use against those of its peers."""
+    device = join(job)
+    told = dict(gathered([host(), interface()], device))
+    absent = {name: one for name, one in told.items() if not one["exists"]}
+    if absent:
+        shown = ", ".join(f"{name} has no {one['name'] or 'default route'}" for name, one in absent.items())
+        if any(one["name"] for one in absent.values()):
+            raise Failed(shown, remedy=f"correct {' or '.join(VARIABLES)}", nodes=list(absent))
+        raise Unknown(shown, remedy=f"name the interface in {' or '.join(VARIABLES)}")
+    down = [name for name, one in told.items() if one["state"] not in ("up", "unknown")]
+    if down:
+        raise Failed(f"the interface is down on {', '.join(down)}", remedy="ip link set DEV up", nodes=down)
+    odd = unlike({name: one["mtu"] for name, one in told.items()})
+    if odd:
+        shown = ", ".join(f"{name} has {mtu}" for name, mtu in odd.items())
+        raise Failed(
+            f"the MTU differs from the peers': {shown}", remedy="ip link set DEV mtu", nodes=list(odd)
+        )
+
+
+def clock() -> float:
+    """Return this node's time."""
+    return time.time()
+
+
+def interface() -> dict[str, Any]:
+    """Return the interface that ranks are told to use, else that of the default route."""
+    name = next((os.environ[key].strip("=^").split(",")[0] for key in VARIABLES if os.environ.get(key)), "")
+    name = name or _default_route()
+    folder = NETWORK / name
+    exists = bool(name) and folder.is_dir()
+    return {
+        "name": name,
+        "exists": exists,
+        "state": (folder / "operstate").read_text().strip() if exists else "",
+        "mtu": int((folder / "mtu").read_text()) if exists else 0,
+    }
+
+
+def _default_route() -> str:
+    lines = ROUTES.read_text().splitlines()[1:] if ROUTES.exists() else []
+    return next((line.split()[0] for line in lines if line.split()[1] == "00000000"), "")

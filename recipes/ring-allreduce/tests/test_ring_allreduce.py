@@ -1,0 +1,155 @@
+"""The benchmark under torchrun over Gloo: what it measures, what it refuses, and the published arithmetic."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if find_spec("torch") is None:
+    pytest.skip("the packages of a stack are not installed", allow_module_level=True)
+
+import torch
+
+from twinrun.foundation.manifest import load_json
+from twinrun.protocol.bench import BenchResult
+
+RECIPE = Path(__file__).parents[1]
+MANIFEST = tomllib.loads((RECIPE / "recipe.toml").read_text(encoding="utf-8"))
+OPTIONS: dict[str, Any] = MANIFEST["bench"]["options"]
+
+
+@pytest.fixture(autouse=True)
+def _recipe_on_the_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(RECIPE))
+    yield
+    for name in ("arithmetic", "bench", "numbers_to_sum", "reducers"):
+        sys.modules.pop(name, None)
+
+
+def launch(
+    folder: Path, world_size: int, *, script: Path, **settings: Any
+) -> subprocess.CompletedProcess[str]:
+    job = {
+        "recipe": "ring-allreduce",
+        "point": "small",
+        "case": "small",
+        "settings": OPTIONS | {"bytes": 24000, "bucket_kib": 1} | settings,
+        "timing": {"warmup": 1, "repeats": 2},
+        "labels": MANIFEST["label"],
+        "world_size": world_size,
+        "accelerator": False,
+        "out": str(folder),
+        "metrics": str(folder / "metrics.jsonl"),
+        "attempt": "1",
+    }
+    (folder / "job.json").write_text(json.dumps(job))
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", str(world_size), str(script), "--job", str(folder / "job.json")),
+        ],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(RECIPE)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_four_ranks_on_two_nodes_measure_every_call(tmp_path: Path) -> None:
+    ended = launch(
+        tmp_path,
+        4,
+        script=RECIPE / "bench.py",
+        dtypes=["fp32", "bf16", "int32", "int64"],
+        compressions=["bf16", "fp8", "int8", "int8-feedback"],
+        ranks_per_node=2,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    result = load_json(tmp_path / "result.json", BenchResult)
+    calls = {call.name: call for call in result.calls}
+    plain = {f"{name}-{dtype}" for name in ("ring", "naive", "two-level") for dtype in OPTIONS_OF_TYPES}
+    assert calls.keys() == plain | {f"ring-fp32-{name}" for name in ("bf16", "fp8", "int8", "int8-feedback")}
+    for name in plain:
+        traffic = calls[name].traffic
+        assert traffic is not None
+        assert traffic.counted == (72000 if name.startswith("naive") else 36000), name
+    for name in ("ring-int32", "naive-int32", "two-level-int64"):
+        assert calls[name].ours.errors == {"sum": 0.0}
+    errors = {
+        name: calls[f"ring-fp32-{name}"].ours.errors["sum"] for name in ("fp8", "int8", "int8-feedback")
+    }
+    assert errors["int8-feedback"] < errors["int8"] < errors["fp8"]  # type: ignore[operator]
+    assert {one.name for call in calls.values() for one in call.baselines} == {"library"}
+    assert "ring of 4: 2 x 3/4 x 2.4e-05 GB" in ended.stdout
+
+
+OPTIONS_OF_TYPES = ("fp32", "bf16", "int32", "int64")
+
+WRONG = {
+    "a sum that is off by one": ("buffer.view(-1)[:1].add_(dist.get_rank() == 1)", "the result is not"),
+    "a link that carries too much": ("bench.bench_links[0].sent_bytes += 50000", "does not carry what"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_ring_ends_the_run(wrong: str, tmp_path: Path) -> None:
+    line, message = WRONG[wrong]
+    script = tmp_path / "planted.py"
+    script.write_text(
+        "import bench, reducers\n"
+        "import torch.distributed as dist\n"
+        "from twinrun.protocol.bench import BenchJob\n"
+        "from twinrun.train import worker\n"
+        "bench.bench_links = []\n"
+        "made, right = bench.Links, reducers.Reducer.__call__\n"
+        "def links():\n    bench.bench_links.append(made())\n    return bench.bench_links[0]\n"
+        f"def wrong(self, buffer):\n    right(self, buffer)\n    if self.name == 'ours':\n        {line}\n"
+        "bench.Links, reducers.Reducer.__call__ = links, wrong\n"
+        "worker.run(bench.bench, BenchJob)\n"
+    )
+    ended = launch(tmp_path, 2, script=script, dtypes=["int32"], algorithms=["ring"])
+    assert ended.returncode != 0
+    assert message in ended.stderr, ended.stderr[-3000:]
+
+
+def test_an_unknown_algorithm_is_refused(tmp_path: Path) -> None:
+    ended = launch(tmp_path, 2, script=RECIPE / "bench.py", algorithms=["tree"])
+    assert "--set options.algorithms: unknown" in ended.stderr
+    assert "Traceback" not in ended.stderr.partition("error: ")[2].partition("\n")[0]
+
+
+def test_the_published_arithmetic() -> None:
+    arithmetic = importlib.import_module("arithmetic")
+    moved, _ = arithmetic.expected_bytes("ring", 28_000_000_000, 8)
+    assert moved == 49e9
+    words = arithmetic.in_words(28_000_000_000, 8)
+    assert "= 49 GB a link; 245 ms at 200 GB/s, 122.5 ms at 400 GB/s; 100 ms need 490 GB/s" in words
+    for ranks in (2, 3, 8, 64):
+        root, ring = (arithmetic.expected_bytes(name, 1000, ranks)[0] for name in ("naive", "ring"))
+        assert root / ring == pytest.approx(ranks / 2)
+
+
+@pytest.mark.parametrize("dtype", OPTIONS_OF_TYPES)
+def test_an_error_is_seen_in_any_part(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = importlib.import_module("numbers_to_sum")
+    monkeypatch.setattr(numbers, "PIECE", 100)
+    total = torch.zeros(250, dtype=torch.float64 if dtype in ("fp32", "bf16") else torch.int64)
+    for rank in range(3):
+        part = torch.empty(250, dtype=numbers.DTYPES[dtype])
+        numbers.fill(part, rank=rank, seed=7)
+        total += part
+    found = total.to(numbers.DTYPES[dtype])
+    assert numbers.error(found, ranks=3, seed=7) < (5e-3 if dtype == "bf16" else 1e-6)
+    found[249] += 4
+    assert numbers.error(found, ranks=3, seed=7) > 3e-3

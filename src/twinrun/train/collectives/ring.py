@@ -1,0 +1,158 @@
+"""Ring all-reduce: each rank sends to its neighbour alone, and all links carry data at once.
+
+A buffer is cut into as many chunks as the ring has members. In n - 1 steps each chunk is summed on its way
+around, in n - 1 more it is handed around whole: a link carries 2 (n - 1) / n of the buffer. Chunks travel in
+buckets, so that a sum is computed while the next bucket is under way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from twinrun.train.collectives.compression import Codec
+from twinrun.train.collectives.links import Links, Transfer
+
+BUCKET_BYTES = 32 << 20
+IN_FLIGHT = 4
+
+Buckets = list[list[Tensor]]
+Start = Callable[[int, int], tuple[Transfer, Callable[[], object]]]
+
+
+class Ring:
+    """A ring of some ranks; each member calls the same functions with buffers of the same size."""
+
+    def __init__(
+        self,
+        links: Links,
+        *,
+        members: Sequence[int] | None = None,
+        bucket_bytes: int = BUCKET_BYTES,
+        in_flight: int = IN_FLIGHT,
+        codec: Codec | None = None,
+    ) -> None:
+        """Set up the ring.
+
+        Args:
+            members: ranks in the order of the ring, this one among them; all when left out.
+            in_flight: buckets under way at once; with 1 nothing overlaps.
+            codec: how transfers are compressed, if at all.
+        """
+        self._links = links
+        self._members = tuple(range(links.size) if members is None else members)
+        self._place = self._members.index(links.rank)
+        self._bucket_bytes, self._in_flight = bucket_bytes, in_flight
+        self._codec = codec
+
+    @property
+    def size(self) -> int:
+        """Members."""
+        return len(self._members)
+
+    @property
+    def owned(self) -> int:
+        """The chunk that this rank has whole after `reduce_scatter`."""
+        return (self._place + 1) % self.size
+
+    def all_reduce(self, buffer: Tensor, *, residual: Tensor | None = None) -> None:
+        """Sum `buffer` over the members, in place.
+
+        Args:
+            residual: what compression lost before, of the size of `buffer`; added now, and replaced by what
+                is lost now.
+        """
+        self.reduce_scatter(buffer, residual=residual)
+        self.all_gather(buffer, residual=residual)
+
+    def reduce_scatter(self, buffer: Tensor, *, residual: Tensor | None = None) -> Tensor:
+        """Return the chunk of `buffer` that this rank has whole; the other chunks hold partial sums."""
+        chunks, lost = self._buckets(buffer), self._lost(residual)
+
+        def start(step: int, bucket: int) -> tuple[Transfer, Callable[[], object]]:
+            leaving, coming = self._place - step, self._place - step - 1
+            target = chunks[coming % self.size][bucket]
+            payload = self._encoded(chunks, lost, leaving % self.size, bucket)
+            arrived = self._room(target)
+            return self._move(payload, arrived), lambda: target.add_(self._decoded(arrived, target))
+
+        self._run(chunks, start)
+        return buffer.view(-1).tensor_split(self.size)[self.owned]
+
+    def all_gather(self, buffer: Tensor, *, residual: Tensor | None = None) -> None:
+        """Hand every member's owned chunk of `buffer` around."""
+        chunks, lost = self._buckets(buffer), self._lost(residual)
+        # Compressed once and passed on as it came: every rank decodes the same bytes, the owner too.
+        payloads: dict[tuple[int, int], Tensor] = {}
+
+        def start(step: int, bucket: int) -> tuple[Transfer, Callable[[], object]]:
+            leaving, coming = (self.owned - step) % self.size, (self.owned - step - 1) % self.size
+            target = chunks[coming][bucket]
+            if step == 0:
+                payloads[leaving, bucket] = self._encoded(chunks, lost, leaving, bucket)
+                self._keep(chunks[leaving][bucket], payloads[leaving, bucket])
+            arrived = target if self._codec is None else self._room(target)
+            payloads[coming, bucket] = arrived
+            moved = self._move(payloads.pop((leaving, bucket)), arrived)
+            return moved, lambda: self._keep(target, arrived)
+
+        self._run(chunks, start)
+
+    def _run(self, chunks: Buckets, start: Start) -> None:
+        """Move every bucket through every step, `in_flight` of them at once."""
+        count = len(chunks[0])
+        # No more than a step has: a bucket leaves with what the step before made of it.
+        window = min(self._in_flight, count)
+        under_way: deque[tuple[Transfer, Callable[[], object]]] = deque()
+
+        def finish() -> None:
+            transfer, absorb = under_way.popleft()
+            transfer.wait()
+            absorb()
+
+        for step in range(self.size - 1):
+            for bucket in range(count):
+                if len(under_way) == window:
+                    finish()
+                under_way.append(start(step, bucket))
+        while under_way:
+            finish()
+
+    def _move(self, payload: Tensor, arrived: Tensor) -> Transfer:
+        following = self._members[(self._place + 1) % self.size]
+        preceding = self._members[(self._place - 1) % self.size]
+        return self._links.start(sends=[(payload, following)], receives=[(arrived, preceding)])
+
+    def _buckets(self, buffer: Tensor) -> Buckets:
+        """Return the buckets of each chunk; all chunks have as many, so that both ends cut alike."""
+        flat = buffer.view(-1)
+        longest = -(-flat.numel() // self.size) * flat.element_size()
+        count = max(1, -(-longest // self._bucket_bytes))
+        return [list(chunk.tensor_split(count)) for chunk in flat.tensor_split(self.size)]
+
+    def _lost(self, residual: Tensor | None) -> Buckets | None:
+        return None if residual is None or self._codec is None else self._buckets(residual)
+
+    def _encoded(self, chunks: Buckets, lost: Buckets | None, chunk: int, bucket: int) -> Tensor:
+        values = chunks[chunk][bucket]
+        if self._codec is None:
+            return values
+        if lost is None:
+            return self._codec.encode(values)
+        return self._codec.encode_with_feedback(values, lost[chunk][bucket])
+
+    def _room(self, target: Tensor) -> Tensor:
+        """Return memory for what comes in place of `target`."""
+        if self._codec is None:
+            return torch.empty_like(target)
+        return target.new_empty(self._codec.bytes_of(target.numel()), dtype=torch.uint8)
+
+    def _decoded(self, arrived: Tensor, target: Tensor) -> Tensor:
+        return arrived if self._codec is None else self._codec.decode(arrived, target.numel())
+
+    def _keep(self, target: Tensor, payload: Tensor) -> None:
+        if self._codec is not None:
+            target.copy_(self._codec.decode(payload, target.numel()))

@@ -1,0 +1,109 @@
+"""What checks found, as tables for people and as files for other programs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from xml.etree import ElementTree
+
+from twinrun.protocol.measurements import Check
+from twinrun.workloads.tables import ABSENT, Cell, Column, Table, text
+from twinrun.workloads.workload import PointRecord, Recorded
+
+SIGNS = {"pass": "✓ pass", "fail": "✗ fail", "unknown": "? unknown"}
+# Of several outcomes of one check on one node the first counts.
+SEVERITY = ("fail", "unknown", "pass")
+WHOLE = "allocation"
+
+
+def tables_of_point(point: PointRecord) -> tuple[Table, ...]:
+    """Return what each check found, and the grid of nodes and checks."""
+    return (_outcomes(point), _grid(point))
+
+
+def files(record: Recorded) -> dict[str, str]:
+    """Return JUnit XML, and the nodes to exclude as a list that `srun --exclude` takes."""
+    nodes = excluded(check for point in record.points for check in point.checks)
+    return {"junit.xml": _junit(record), "exclude.txt": ",".join(nodes) + "\n"}
+
+
+def excluded(checks: Iterable[Check]) -> tuple[str, ...]:
+    """Return the nodes that a failed check names."""
+    return tuple(sorted({node for check in checks if check.outcome == "fail" for node in check.nodes}))
+
+
+def _outcomes(point: PointRecord) -> Table:
+    counts = Counter(one.outcome for one in point.checks)
+    columns = ("check", "outcome", "place", "reason", "remedy")
+    return Table(
+        title=f"{point.id}: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}",
+        columns=tuple(Column(title=title, numeric=False) for title in columns),
+        rows=tuple(
+            (
+                text(one.id),
+                text(SIGNS[one.outcome]),
+                text(one.place),
+                text(one.reason),
+                text(one.remedy or ABSENT),
+            )
+            for one in point.checks
+        ),
+    )
+
+
+def _grid(point: PointRecord) -> Table:
+    names = list(dict.fromkeys(one.id for one in point.checks))
+    nodes = excluded(point.checks)
+    hosts = list(dict.fromkeys((*point.hosts, *nodes)))
+    return Table(
+        title=f"{point.id}: nodes and checks",
+        columns=tuple(Column(title=title, numeric=False) for title in ("check", *hosts, WHOLE)),
+        rows=tuple(
+            (text(name), *(_cell(point, name, host) for host in hosts), _cell(point, name, WHOLE))
+            for name in names
+        ),
+        notes=(f"nodes to exclude: {', '.join(nodes) or 'none'}",),
+    )
+
+
+def _cell(point: PointRecord, name: str, node: str) -> Cell:
+    """Return the worst outcome of a check at a node, its devices included."""
+    found = [
+        one.outcome
+        for one in point.checks
+        if one.id == name and (node in one.nodes or one.place.partition(",")[0] == node)
+    ]
+    return text(SIGNS[min(found, key=SEVERITY.index)] if found else ABSENT)
+
+
+def _junit(record: Recorded) -> str:
+    root = ElementTree.Element("testsuites", name=record.run)
+    for point in record.points:
+        counts = Counter(one.outcome for one in point.checks)
+        suite = ElementTree.SubElement(
+            root,
+            "testsuite",
+            name=point.id,
+            tests=str(len(point.checks)),
+            failures=str(counts["fail"]),
+            skipped=str(counts["unknown"]),
+        )
+        for one in point.checks:
+            case = ElementTree.SubElement(
+                suite,
+                "testcase",
+                classname=_printable(one.place),
+                name=one.id,
+                time=f"{one.seconds or 0:.3f}",
+            )
+            if one.outcome != "pass":
+                tag = "failure" if one.outcome == "fail" else "skipped"
+                why = ElementTree.SubElement(case, tag, message=_printable(one.reason))
+                why.text = _printable(one.remedy or "")
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _printable(text: str) -> str:
+    """Return `text` without what XML cannot hold."""
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)

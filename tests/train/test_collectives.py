@@ -1,0 +1,57 @@
+"""Collectives on real process groups over Gloo, at several world sizes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the packages of a stack")
+
+import torch
+
+from tests.train.small import ROOT, environment
+from twinrun.train.collectives.algorithms import two_level
+from twinrun.train.collectives.compression import CODECS
+from twinrun.train.collectives.links import Links
+
+SCRIPT = ROOT / "tests" / "train" / "collective_ranks.py"
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_ranks_find_nothing_wrong(world_size: int) -> None:
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", str(world_size), str(SCRIPT), str(world_size)),
+        ],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 1000])
+def test_a_codec_fills_the_bytes_that_it_says(name: str, count: int) -> None:
+    codec = CODECS[name]()
+    values = torch.linspace(-3, 3, count)
+    payload = codec.encode(values)
+    assert (payload.dtype, payload.numel()) == (torch.uint8, codec.bytes_of(count))
+    torch.testing.assert_close(codec.decode(payload, count), values, rtol=0.07, atol=0.02)
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_zeros_and_tiny_values_decode_to_numbers(name: str) -> None:
+    codec = CODECS[name]()
+    for values in (torch.zeros(300), torch.full((300,), 1e-40)):
+        assert codec.decode(codec.encode(values), 300).abs().max() < 1e-30
+
+
+def test_ranks_that_do_not_fill_their_nodes_are_refused() -> None:
+    with pytest.raises(ValueError, match="1 ranks do not fill nodes of 2"):
+        two_level(Links(), ranks_per_node=2)
