@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -123,7 +124,7 @@ def build(root: Path, options: Mapping[str, Any], *, dry: bool, as_json: bool) -
     from twinrun.images.building.progress import BuildProgress
     from twinrun.images.building.view import plan_lines, result_table
 
-    request = BuildRequest(**options)
+    request = BuildRequest(**{**options, "index": options["index"] or _framework_index()})
     plan = plan_request(root, request)
     if dry:
         _print(plan.summary())
@@ -245,6 +246,7 @@ def lock(
     from twinrun.images.locking.check import exit_code
     from twinrun.images.locking.refresh import refresh, stack_names
 
+    index = index or _framework_index()
     findings: list[Finding] = []
     for name in stack_names(root, stack or None):
         if check:
@@ -257,6 +259,10 @@ def lock(
             lines = [f"{name}: {len(changes) or 'nothing'} changed", *changed]
         print("\n  ".join(lines))
     return exit_code(findings)
+
+
+def _framework_index() -> str | None:
+    return os.environ.get("TWINRUN_INDEX") or None
 
 
 def data(root: Path, name: str, *, recipe: str, engine: str, files: int | None, endpoint: str | None) -> None:
