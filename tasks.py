@@ -73,8 +73,9 @@ def run(
         "dry": "print the plan and stop",
         "push": "repository of a registry to push the image to",
         "save": "file to write the image to, for machines without a registry",
-        "base": "tar to start from: a root file system, or an image as `docker save` writes it",
+        "base": "tar of the locked root file system, where mmdebstrap cannot make it",
         "wheelhouse": "folder with all packages; nothing is downloaded then",
+        "index": "URL of the framework's own package index; $TWINRUN_INDEX when left out",
         "allow-unverified": "accept pins that nobody could verify",
         "json": "print a summary as JSON on stdout and nothing else there",
     },
@@ -88,6 +89,7 @@ def build(
     save: str = "",
     base: str = "",
     wheelhouse: str = "",
+    index: str = "",
     allow_unverified: bool = False,
     json: bool = False,
 ) -> None:
@@ -95,12 +97,11 @@ def build(
     with exit_on_error():
         from twinrun.cli import commands
 
-        texts = {"vendor": vendor, "stack": stack, "push": push}
+        texts = {"vendor": vendor, "stack": stack, "push": push, "index": index}
         paths = {"save": save, "base": base, "wheelhouse": wheelhouse}
         options: dict[str, object] = {name: text or None for name, text in texts.items()}
         options |= {name: Path(path).absolute() if path else None for name, path in paths.items()}
-        options["allow_unverified"] = allow_unverified
-        commands.build(ROOT, options, dry=dry, as_json=json)
+        commands.build(ROOT, options | {"allow_unverified": allow_unverified}, dry=dry, as_json=json)
 
 
 @task(
@@ -148,9 +149,9 @@ def doctor(
     iterable=["only"],
     help={
         "stack": "one stack; all when left out",
-        "index": "URL of a further package index, for wheels only it carries",
-        "upgrade": "let Python packages move that the requirements do not pin",
-        "only": "python, system or image (base and sources); may be given many times",
+        "index": "URL of the framework's own package index; $TWINRUN_INDEX when left out",
+        "upgrade": "let packages move that nothing pins",
+        "only": "python or system; may be given many times",
         "check": "write nothing; exit 1 when a pin is stale or gone from its origin",
     },
 )
@@ -162,7 +163,7 @@ def lock(
     only: list[str] | None = None,
     check: bool = False,
 ) -> None:
-    """Resolve every pin of stacks: packages to hashes, base images to digests, sources to commits."""
+    """Resolve every pin of stacks: packages to hashes, the root file system made of them to a digest."""
     with exit_on_error():
         from twinrun.cli import commands
 

@@ -107,7 +107,7 @@ def given(key: str, field: dict[str, Any], model: dict[str, Any]) -> str:
 def stacks() -> str:
     """Return a row for each stack of images/stacks/."""
     rows = (
-        (f"`{name}`", one.stack.vendor, one.stack.title, ", ".join(one.unverified_pins(ROOT)) or "-")
+        (f"`{name}`", one.stack.vendor, one.stack.title, ", ".join(one.unhashed(ROOT)) or "-")
         for name, one in find_stacks(ROOT).items()
     )
     return table(("stack", "vendor", "what it is", "unverified pins"), rows)

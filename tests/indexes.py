@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -29,18 +30,25 @@ class Quiet(SimpleHTTPRequestHandler):
         """Say nothing."""
 
 
-def wheel(index: Path, name: str, version: str, *requires: str) -> None:
+def wheel(
+    index: Path,
+    name: str,
+    version: str,
+    *requires: str,
+    tag: str = "py3-none-any",
+    files: dict[str, str] | None = None,
+) -> None:
     """Write a wheel by hand and list it on its page of the index."""
-    file = f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
+    file = f"{name.replace('-', '_')}-{version}-{tag}.whl"
     information = f"{name.replace('-', '_')}-{version}.dist-info"
     metadata = [
         f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}",
         *(f"Requires-Dist: {it}" for it in requires),
     ]
     content = {
-        f"{name.replace('-', '_')}.py": "",
+        **(files or {f"{name.replace('-', '_')}.py": ""}),
         f"{information}/METADATA": "\n".join([*metadata, ""]),
-        f"{information}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{information}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n",
     }
     folder = index / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -52,7 +60,8 @@ def wheel(index: Path, name: str, version: str, *requires: str) -> None:
             rows.append(f"{path},sha256={digest},{len(text)}")
         archive.writestr(f"{information}/RECORD", "\n".join([*rows, f"{information}/RECORD,,", ""]))
     links = [
-        f'<a href="{path.name}#sha256={digest_of(path)}">{path.name}</a>' for path in folder.glob("*.whl")
+        f'<a href="{quote(path.name)}#sha256={digest_of(path)}">{path.name}</a>'
+        for path in folder.glob("*.whl")
     ]
     (folder / "index.html").write_text(
         f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>", encoding="utf-8"
@@ -71,17 +80,25 @@ def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     wheel(general, "beta", "2.0")
     wheel(general, "nvidia-gamma", "1.0")
     wheel(own, "alpha", "1.0+rocm6.3", "beta>=2")
-    handler = functools.partial(Quiet, directory=str(tmp_path / "served"))
+    with serving_folder(tmp_path / "served") as found:
+        _only_here(monkeypatch, tmp_path)
+        monkeypatch.setenv("UV_DEFAULT_INDEX", f"{found}/general")
+        yield found
+
+
+@contextlib.contextmanager
+def serving_folder(folder: Path) -> Iterator[str]:
+    """Serve the files of a folder and yield the address."""
+    handler = functools.partial(Quiet, directory=str(folder))
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=functools.partial(server.serve_forever, poll_interval=0.01))
     thread.start()
-    _only_here(monkeypatch, tmp_path)
-    found = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setenv("UV_DEFAULT_INDEX", f"{found}/general")
-    yield found
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def _only_here(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

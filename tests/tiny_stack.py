@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from twinrun.manifests.apt_lock import AptLock, SystemPackage, apt_lock_text, load_apt_lock
-from twinrun.manifests.image_lock import BasePin, ImageLock, image_lock_text
+from twinrun.manifests.image_lock import ImageLock, image_lock_text
 from twinrun.manifests.lock_checksum import with_checksums
 from twinrun.manifests.stack import load_manifest, stamp
 
@@ -29,7 +29,6 @@ packages = ["ca-certificates", "python3"]
 build_packages = ["python3-venv"]
 
 [base]
-kind = "debian"
 suite = "bookworm"
 """
 
@@ -121,8 +120,7 @@ def _copied(root: Path, extra: str) -> Path:
 
 def _write_locks(root: Path, lock: AptLock, *, base_sha256: str, epoch: int) -> None:
     folder, stack = root / "images/stacks" / STACK, load_manifest(root, STACK)
-    pin = BasePin(name="debian bookworm", sha256=base_sha256, verified=True, source="made by the tests")
-    text = image_lock_text(stack.image_stamp(), ImageLock(epoch=epoch, base=pin))
+    text = image_lock_text(stack.image_stamp(), ImageLock(epoch=epoch, base=base_sha256))
     (folder / "image.lock").write_text(text, encoding="utf-8")
     (folder / "apt.lock").write_text(apt_lock_text(stack.system_stamp(), lock), encoding="utf-8")
 

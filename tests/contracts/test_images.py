@@ -8,7 +8,8 @@ import pytest
 
 from tests.contracts.tree import ROOT
 from twinrun.images.checks import applicable
-from twinrun.images.inventory.inventory import COMMITTED, committed_inventory, lock_differences
+from twinrun.images.inventory.inventory import committed_inventory, lock_differences
+from twinrun.manifests.image_identity import COMMITTED
 from twinrun.manifests.stack import LoadedStack, find_stacks
 from twinrun.planning.project import Project
 from twinrun.results.reading import read_record

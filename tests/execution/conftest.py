@@ -52,9 +52,9 @@ def stack(
     write_image(archive, layer=layer, name=made.image(), labels={})
     with loaded(client, archive, made.image()):
         archive.unlink()
-        yield made
+        yield made.model_copy(update={"committed_id": client.images.get(made.image()).id})
 
 
-def stack_of(lock_sha256: str) -> LoadedStack:
+def stack_of(sha256: str) -> LoadedStack:
     stack = Stack(name="tiny", vendor="cpu", title="tiny", python=">=3.11", image=REPOSITORY)
-    return LoadedStack(stack=stack, folder="images/stacks/tiny", lock_sha256=lock_sha256)
+    return LoadedStack(stack=stack, folder="images/stacks/tiny", lock_sha256=sha256, inputs_sha256=sha256)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -14,13 +15,20 @@ from tests.records import ROOT
 from tests.registries import free_port
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import sha256_of_file
-from twinrun.images.apt_archive import AptArchive, fetch_packages, open_archive, write_repository
+from twinrun.images.apt_archive import (
+    AptArchive,
+    fetch_packages,
+    open_archive,
+    sources_list,
+    write_repository,
+)
 from twinrun.images.locking.system import resolve_system
 from twinrun.images.root_filesystem import make_root
 from twinrun.manifests.apt_lock import AptLock, SystemPackage
 from twinrun.manifests.stack import Base, Stack
 
-SUITE, PROCESSOR = "bookworm", "amd64"
+SUITE: Literal["bookworm"] = "bookworm"
+PROCESSOR = "amd64"
 
 pytestmark = pytest.mark.needs("mirror")
 
@@ -47,7 +55,7 @@ def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
 
 def stack(**fields: object) -> Stack:
     given = {"name": "small", "vendor": "cpu", "title": "small", "python": ">=3.11", "image": "small"}
-    return Stack.model_validate(given | {"base": Base(kind="debian", suite=SUITE)} | fields)
+    return Stack.model_validate(given | {"base": Base(suite=SUITE)} | fields)
 
 
 def names(packages: tuple[SystemPackage, ...]) -> set[str]:
@@ -64,14 +72,6 @@ def test_each_package_is_in_the_first_stage_that_needs_it(archive: AptArchive) -
     assert archive.release_date() > 1_700_000_000
 
 
-def test_on_the_image_of_a_registry_the_essential_packages_are_there_already(archive: AptArchive) -> None:
-    base = Base(kind="registry", suite=SUITE, repository="docker.io/some/base", tag="1")
-    lock = resolve_system(stack(base=base, packages=("python3",)), archive)
-    assert lock.base == ()
-    assert "python3" in names(lock.runtime)
-    assert not names(lock.runtime) & {"libc6", "apt", "dpkg"}
-
-
 def test_a_package_that_does_not_exist_is_named(archive: AptArchive) -> None:
     with pytest.raises(InputError, match="cannot be resolved") as caught:
         archive.resolve(["no-such-package"])
@@ -85,16 +85,30 @@ def test_a_version_that_the_mirror_has_dropped_is_not_offered(archive: AptArchiv
     assert archive.available([package, older, other]) == (package,)
 
 
-def test_an_unknown_suite_is_told_with_the_nearest() -> None:
-    with pytest.raises(InputError, match="did you mean `bookworm`"), open_archive("bokworm", PROCESSOR):
-        pass
-
-
 def test_a_mirror_out_of_reach_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWINRUN_DEBIAN_MIRROR", f"http://127.0.0.1:{free_port()}/debian")
     with pytest.raises(MachineError, match="cannot be read") as caught, open_archive(SUITE, PROCESSOR):
         pass
     assert "TWINRUN_DEBIAN_MIRROR" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("mirror", "archive", "security"),
+    [
+        ("http://mirror.invalid/debian/", "mirror.invalid/debian", "mirror.invalid/debian-security"),
+        ("http://at.invalid/{archive}/2026", "at.invalid/debian/2026", "at.invalid/debian-security/2026"),
+    ],
+)
+def test_a_snapshot_has_its_archives_side_by_side(
+    monkeypatch: pytest.MonkeyPatch, mirror: str, archive: str, security: str
+) -> None:
+    monkeypatch.setenv("TWINRUN_DEBIAN_MIRROR", mirror)
+    places = [line.partition("http://")[2] for line in sources_list(SUITE).splitlines()]
+    assert places == [
+        f"{archive} bookworm main",
+        f"{archive} bookworm-updates main",
+        f"{security} bookworm-security main",
+    ]
 
 
 def test_what_is_fetched_is_the_locked_file(archive: AptArchive, tmp_path: Path) -> None:
@@ -127,6 +141,7 @@ def test_a_version_that_is_gone_is_told_with_the_way_out() -> None:
 _ELSEWHERE = """
 import os, sys
 from pathlib import Path
+from typing import Literal
 from twinrun.manifests.apt_lock import AptLock
 from twinrun.images.root_filesystem import make_root
 os.umask(0o077)

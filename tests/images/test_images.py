@@ -90,7 +90,7 @@ def test_the_checks_of_a_stack_pass_inside_its_image(stack: str) -> None:
 
 def test_a_build_leaves_what_was_measured_in_the_image(stack: str) -> None:
     loaded = load_stack(ROOT, stack)
-    folder = ROOT / "runs" / "images" / stack / loaded.lock_sha256[:12]
+    folder = ROOT / "runs" / "images" / stack / loaded.image().rpartition(":")[2]
     contents = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     client = docker.from_env()
     try:

@@ -168,7 +168,7 @@ def test_the_frameworks_index_gives_the_local_version(folder: Path, tmp_path: Pa
     assert load_stack(tmp_path, "small").unhashed(tmp_path) == ()
 
 
-@pytest.mark.parametrize("requirement", ["alpha==9.0", "delta==1.0", "not a requirement"])
+@pytest.mark.parametrize("requirement", ["alpha==9.0", "delta==1.0"])
 def test_what_cannot_be_resolved_leaves_the_old_lock(folder: Path, tmp_path: Path, requirement: str) -> None:
     refresh(tmp_path, "small")
     text = text_of(folder)
@@ -231,9 +231,7 @@ def test_the_command_says_what_changed_and_its_effect(
     ("only", "code", "parts"),
     [
         (["python"], 0, set()),
-        (["system"], 1, {"apt.lock"}),
-        (["image"], 1, {"image.lock"}),
-        (["python", "image"], 1, {"image.lock"}),
+        (["system"], 1, {"apt.lock", "image.lock"}),
         ([], 1, {"apt.lock", "image.lock"}),
     ],
 )
@@ -247,7 +245,7 @@ def test_a_check_of_some_parts_is_silent_of_the_others(
 ) -> None:
     refresh(tmp_path, "small")
     # The image of a stack whose lock files are missing.
-    base = '[base]\nkind = "debian"\nsuite = "bookworm"\n'
+    base = '[base]\nsuite = "bookworm"\n'
     (folder / "stack.toml").write_text(MANIFEST + base, encoding="utf-8")
     assert commands.lock(tmp_path, "small", index=None, upgrade=False, only=only, check=True) == code
     lines = capsys.readouterr().out.splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ __all__ = ["Request", "build", "compare", "data", "doctor", "lock", "report", "r
 
 
 def run(root: Path, request: Request, *, out: Path | None, resume: bool, as_json: bool) -> int:
-    """Run a recipe and return the exit code: 1 when a claim is not reproduced or fails here, or a check fails."""
+    """Run a recipe and return the exit code: 1 when a claim or a check fails."""
     project = Project(root)
     selection = select(project, request)
     _print_choices(selection)
@@ -129,7 +130,7 @@ def build(root: Path, options: Mapping[str, Any], *, dry: bool, as_json: bool) -
     from twinrun.images.building.progress import BuildProgress
     from twinrun.images.building.view import plan_lines, result_table
 
-    request = BuildRequest(**options)
+    request = BuildRequest(**{**options, "index": options["index"] or _framework_index()})
     plan = plan_request(root, request)
     if dry:
         _print(plan.summary())
@@ -261,6 +262,7 @@ def lock(
     from twinrun.images.locking.check import exit_code
     from twinrun.images.locking.refresh import refresh, stack_names
 
+    index = index or _framework_index()
     findings: list[Finding] = []
     for name in stack_names(root, stack or None):
         if check:
@@ -273,6 +275,10 @@ def lock(
             lines = [f"{name}: {len(changes) or 'nothing'} changed", *changed]
         print("\n  ".join(lines))
     return exit_code(findings)
+
+
+def _framework_index() -> str | None:
+    return os.environ.get("TWINRUN_INDEX") or None
 
 
 def data(root: Path, name: str, *, recipe: str, engine: str, files: int | None, endpoint: str | None) -> None:

@@ -210,7 +210,8 @@ def _scale(asked: str | None, machine: Machine, site: LoadedSite | None) -> Choi
 
 def _stack(project: Project, request: Request, loaded: LoadedRecipe, vendor: str) -> LoadedStack:
     stacks = loaded.recipe.stacks
-    serving = [*stacks.current.values(), *stacks.published]
+    there = (name for name in stacks.published if (project.root / "images" / "stacks" / name).is_dir())
+    serving = [*stacks.current.values(), *there]
     name = request.stack or stacks.current.get(vendor)
     if name is None:
         raise InputError(

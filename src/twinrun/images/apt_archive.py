@@ -1,4 +1,4 @@
-"""Debian and Ubuntu archives: packages resolved and downloaded by apt with a root of its own."""
+"""Debian archives: packages resolved and downloaded by apt with a root of its own."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from twinrun.foundation.cache import cache_root
-from twinrun.foundation.errors import InputError, MachineError, closest
+from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import sha256_of_file
-from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.processes import last_lines
 from twinrun.manifests.apt_lock import SystemPackage
 
@@ -37,47 +36,18 @@ Acquire::Retries "3";
 """
 
 
-class Distribution(Frozen):
-    """Mirror, suites and signing keys of one distribution."""
-
-    name: str
-    suites: tuple[str, ...]
-    mirror: str
-    """Default of the variable TWINRUN_<NAME>_MIRROR."""
-    security: str
-    """Mirror and suite of the security updates."""
-    components: str
-    keyring: str
-    """Path of the keys that sign the releases."""
-
-    def sources(self, suite: str) -> str:
-        """Return sources.list for `suite` with its updates."""
-        mirror = os.environ.get(f"TWINRUN_{self.name.upper()}_MIRROR", self.mirror).rstrip("/")
-        places = (f"{mirror} {suite}", f"{mirror} {suite}-updates", self.security)
-        return "".join(
-            f"deb [signed-by={self.keyring}] {place.format(mirror=mirror, suite=suite)} {self.components}\n"
-            for place in places
-        )
+_MIRROR = "http://deb.debian.org/{archive}"
+_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 
-_DISTRIBUTIONS = (
-    Distribution(
-        name="debian",
-        suites=("bookworm", "trixie"),
-        mirror="http://deb.debian.org/debian",
-        security="{mirror}-security {suite}-security",
-        components="main",
-        keyring="/usr/share/keyrings/debian-archive-keyring.gpg",
-    ),
-    Distribution(
-        name="ubuntu",
-        suites=("jammy", "noble"),
-        mirror="http://archive.ubuntu.com/ubuntu",
-        security="{mirror} {suite}-security",
-        components="main universe",
-        keyring="/usr/share/keyrings/ubuntu-archive-keyring.gpg",
-    ),
-)
+def sources_list(suite: str) -> str:
+    """Return sources.list for `suite` with its updates."""
+    mirror = os.environ.get("TWINRUN_DEBIAN_MIRROR", _MIRROR).rstrip("/")
+    archive = mirror.replace("{archive}", "debian")
+    # A snapshot has the archives side by side, each with its times below it.
+    security = mirror.replace("{archive}", "debian-security") if archive != mirror else f"{mirror}-security"
+    places = (f"{archive} {suite}", f"{archive} {suite}-updates", f"{security} {suite}-security")
+    return "".join(f"deb [signed-by={_KEYRING}] {place} main\n" for place in places)
 
 
 class AptArchive:
@@ -102,7 +72,7 @@ class AptArchive:
         names = list(names)
         if not names:
             return ()
-        done = self._apt("apt-get", "install", "--simulate", *names)
+        done = self._apt("apt-get", "install", "--simulate", "--", *names)
         if done.returncode:
             raise InputError("the system packages cannot be resolved", found=last_lines(done.stderr, 8))
         chosen = [f"{name}={version}" for name, version in _INSTALLED.findall(done.stdout)]
@@ -118,7 +88,7 @@ class AptArchive:
 
     def download(self, packages: Iterable[SystemPackage], folder: Path) -> None:
         """Download packages to `folder`, under file names of apt's choice; raises MachineError."""
-        done = self._apt("apt-get", "download", *map(str, packages), folder=folder)
+        done = self._apt("apt-get", "download", "--", *map(str, packages), folder=folder)
         if done.returncode:
             raise MachineError(
                 "the system packages cannot be fetched",
@@ -134,7 +104,7 @@ class AptArchive:
     def _stanzas(self, packages: list[str]) -> list[str]:
         if not packages:
             return []
-        text = self._apt("apt-cache", "show", *packages).stdout
+        text = self._apt("apt-cache", "show", "--", *packages).stdout
         # apt-cache shows an installed package twice.
         return [stanza for stanza in text.strip().split("\n\n") if "\nStatus: " not in stanza]
 
@@ -158,30 +128,29 @@ class AptArchive:
                 "the lists of packages cannot be read",
                 place=place,
                 found=last_lines(done.stderr, 6),
-                hint="check the network, or name a mirror in TWINRUN_DEBIAN_MIRROR or TWINRUN_UBUNTU_MIRROR",
+                hint="check the network, or name a mirror in TWINRUN_DEBIAN_MIRROR",
             )
 
 
 @contextlib.contextmanager
 def open_archive(suite: str, architecture: str) -> Iterator[AptArchive]:
-    """Open the archive of a suite; raises InputError for an unknown one, MachineError when out of reach."""
-    distribution = _distribution(suite)
-    if not Path(distribution.keyring).is_file():
+    """Open the archive of a suite; raises MachineError when it is out of reach."""
+    if not Path(_KEYRING).is_file():
         raise MachineError(
-            f"the keys of {distribution.name} are missing",
-            place=distribution.keyring,
-            hint=f"install the package {distribution.name}-keyring or {distribution.name}-archive-keyring",
+            "the keys of Debian are missing",
+            place=_KEYRING,
+            hint="install the package debian-archive-keyring",
         )
     with tempfile.TemporaryDirectory(prefix="twinrun-apt-") as folder:
         root = Path(folder)
         for part in ("etc/apt/preferences.d", "var/lib/apt/lists/partial", "var/cache/apt/archives/partial"):
             (root / part).mkdir(parents=True)
         (root / "status").touch()
-        (root / "etc/apt/sources.list").write_text(distribution.sources(suite), encoding="utf-8")
+        (root / "etc/apt/sources.list").write_text(sources_list(suite), encoding="utf-8")
         configuration = _CONFIGURATION.format(root=root, architecture=architecture)
         (root / "apt.conf").write_text(configuration, encoding="utf-8")
         archive = AptArchive(root)
-        archive.update(f"{distribution.name} {suite}")
+        archive.update(f"debian {suite}")
         yield archive
 
 
@@ -230,19 +199,6 @@ def write_repository(files: Iterable[Path], folder: Path) -> None:
     index = folder / "Packages"
     index.write_text("\n".join(stanzas), encoding="utf-8")
     index.chmod(0o644)
-
-
-def _distribution(suite: str) -> Distribution:
-    suites = {name: one for one in _DISTRIBUTIONS for name in one.suites}
-    if suite not in suites:
-        raise InputError(
-            "unknown suite",
-            place="stack.toml:base.suite",
-            found=suite,
-            allowed=sorted(suites),
-            hint=closest(suite, suites),
-        )
-    return suites[suite]
 
 
 def _has_checksum(file: Path, package: SystemPackage) -> bool:

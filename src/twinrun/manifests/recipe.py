@@ -34,7 +34,7 @@ class Stacks(Frozen):
     current: dict[str, str]
     """The stack for each vendor."""
     published: tuple[str, ...] = ()
-    """Stacks with the software of the publication."""
+    """Stacks with the software of the publication, of images/stacks/ or of the table of those not built."""
 
 
 class Sweep(Frozen):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import re
 from pathlib import Path
@@ -9,21 +10,24 @@ from pathlib import Path
 from twinrun.foundation.errors import InputError, closest
 from twinrun.foundation.files import canonical_json, is_file_in, sha256_of_bytes, sha256_of_file
 from twinrun.foundation.manifest import Frozen, load_toml
+from twinrun.foundation.tracked import tree_sha256
 from twinrun.manifests import apt_lock as apt
+from twinrun.manifests.image_identity import built_id, committed_id
 from twinrun.manifests.image_lock import ImageLock, load_image_lock
 from twinrun.manifests.lock_checksum import first_changed_entry
 from twinrun.manifests.stack_manifest import (
     STAMP,
     Alternative,
     Base,
-    GitSource,
-    PackageSource,
     Stack,
     Unverified,
 )
 
-__all__ = ["Alternative", "Base", "GitSource", "LoadedStack", "PackageSource", "Stack", "Unverified"]
+__all__ = ["Alternative", "Base", "LoadedStack", "Stack", "Unverified"]
 
+DOCKERFILE = "images/Dockerfile"
+# Counts up when the same inputs give another image than before.
+_FORMAT = 2
 _PIN = re.compile(r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;\\]+)", re.MULTILINE)
 
 
@@ -34,6 +38,10 @@ class LoadedStack(Frozen):
     folder: str
     lock_sha256: str
     """Over all lock files, and over the keys of stack.toml that the image depends on beside them."""
+    inputs_sha256: str
+    """Over all that goes into the image: the locks, the Dockerfile and the kernels of this checkout."""
+    committed_id: str | None = None
+    """ID of the image of these inputs, where it is committed beside the locks."""
 
     def lock(self, root: Path) -> Path:
         """Return the path of the hashed Python lock."""
@@ -67,17 +75,17 @@ class LoadedStack(Frozen):
             pin.requirement for pin in self.stack.unverified if pins(pin.requirement).items() - locked.items()
         )
 
-    def unverified_pins(self, root: Path) -> tuple[str, ...]:
-        """Return every pin of the image that nobody could verify: packages, base, sources.
-
-        The wheels under `alternative` are none of them: an image needs them only when they are carried in.
-        """
-        lock = self.image_lock(root)
-        return (*self.unhashed(root), *(lock.unverified() if lock else ()))
-
     def image(self) -> str:
-        """Return the image reference that belongs to this lock."""
-        return f"{self.stack.image}:{self.lock_sha256[:12]}"
+        """Return the reference of the image that is made of exactly these inputs."""
+        return f"{self.stack.image}:{self.inputs_sha256[:12]}"
+
+    def wrong_image(self, found: str) -> str | None:
+        """Return why the image with the ID `found` is not the stack's, or None; both IDs are named."""
+        known = [one for one in (self.committed_id, built_id(self.image())) if one]
+        if found in known:
+            return None
+        expected = " or ".join(known) or "no image that was built here or is committed"
+        return f"{self.image()} is {found}, not {expected}"
 
 
 def find_stacks(root: Path) -> dict[str, LoadedStack]:
@@ -96,9 +104,14 @@ def load_stack(root: Path, name: str) -> LoadedStack:
     folder = root / "images" / "stacks" / name
     for path, expected in expected_stamps(folder, stack).items():
         _check_lock(path, expected)
-    return LoadedStack(
-        stack=stack, folder=folder.relative_to(root).as_posix(), lock_sha256=_lock_sha256(folder, stack)
+    lock_sha256 = _lock_sha256(folder, stack)
+    loaded = LoadedStack(
+        stack=stack,
+        folder=folder.relative_to(root).as_posix(),
+        lock_sha256=lock_sha256,
+        inputs_sha256=_inputs_sha256(root, stack, lock_sha256),
     )
+    return loaded.model_copy(update={"committed_id": committed_id(folder, loaded.image())})
 
 
 def load_manifest(root: Path, name: str) -> Stack:
@@ -167,7 +180,17 @@ def _lock_sha256(folder: Path, stack: Stack) -> str:
     """Return the digest that names the image: of the locks, and of what else goes into it."""
     content: dict[str, object] = {path.name: sha256_of_file(path) for path in expected_stamps(folder, stack)}
     content |= stack.model_dump(mode="json", include={"python", "platform", "archs", "kernels"})
-    content["variables"] = {source.name: source.variables for source in stack.sources}
+    return sha256_of_bytes(canonical_json(content).encode())
+
+
+def _inputs_sha256(root: Path, stack: Stack, lock_sha256: str) -> str:
+    """Return the digest of all inputs of the image; a folder that git does not track counts as absent."""
+    dockerfile = root / DOCKERFILE
+    content: dict[str, object] = {"lock": lock_sha256, "title": stack.title, "format": _FORMAT}
+    content["dockerfile"] = sha256_of_file(dockerfile) if stack.base and dockerfile.is_file() else None
+    for folder in stack.kernel_folders() if stack.base else ():
+        with contextlib.suppress(InputError):
+            content[folder] = tree_sha256(root, folder)
     return sha256_of_bytes(canonical_json(content).encode())
 
 

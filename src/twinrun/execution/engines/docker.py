@@ -38,8 +38,11 @@ def unusable(*, stack: LoadedStack, vendor: Vendor) -> str | None:
     except MachineError as error:
         return error.message
     with contextlib.closing(client):
-        if daemon.find_image(client, stack.image()) is None:
+        image = daemon.find_image(client, stack.image())
+        if image is None:
             return f"no image {stack.image()}"
+        if wrong := stack.wrong_image(image):
+            return wrong
         return daemon.without_devices(client, vendor)
 
 
@@ -66,6 +69,14 @@ def open_engine(
             place="--engine docker",
             found=stack.image(),
             hint=f"`{command}` makes it; or use --engine venv",
+        )
+    if wrong := stack.wrong_image(image):
+        client.close()
+        raise MachineError(
+            "the image under this tag is not the one of the locks",
+            place="--engine docker",
+            found=wrong,
+            hint=f"remove it, and `invoke build --stack {stack.stack.name}` makes the right one",
         )
     if reason := daemon.without_devices(client, vendor):
         client.close()

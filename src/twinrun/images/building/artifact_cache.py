@@ -12,7 +12,7 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import sha256_of_file
 from twinrun.images import apt_archive
 from twinrun.images.building.artifacts import Artifact
-from twinrun.images.building.download import download_sdists, download_wheels
+from twinrun.images.building.download import download_wheels
 from twinrun.images.building.wheel_tags import is_compatible
 from twinrun.manifests.apt_lock import SystemPackage
 from twinrun.manifests.stack import Alternative, Stack, normalise
@@ -80,10 +80,15 @@ def _alternative_artifact(stack: Stack, pin: Alternative) -> Artifact:
     return Artifact(lock=lock, entry=pin.requirement, kind="wheel", folder="python", digests=(pin.sha256,))
 
 
-def fetch_python_packages(
-    artifacts: Iterable[Artifact], *, wheelhouse: Path | None, stack: Stack, say: Callable[[str], None]
+def fetch_wheels(
+    artifacts: Iterable[Artifact],
+    *,
+    wheelhouse: Path | None,
+    stack: Stack,
+    index_url: str | None,
+    say: Callable[[str], None],
 ) -> dict[Artifact, list[Path]]:
-    """Return the verified files of wheels and source distributions, one or more for each.
+    """Return the verified wheels, one or more for each artifact.
 
     Raises:
         InputError: the wheelhouse lacks one, or has another file under its name.
@@ -97,8 +102,7 @@ def fetch_python_packages(
     absent = [one for one in artifacts if not _is_cached(index, one)] if wheelhouse is None else []
     if absent:
         say(f"fetching {len(absent)} Python package(s): {', '.join(one.entry for one in absent[:6])}"[:160])
-        download_wheels([one for one in absent if one.kind == "wheel"], folder, stack=stack)
-        download_sdists([one for one in absent if one.kind == "sdist"], folder)
+        download_wheels(absent, folder, stack=stack, index=index_url)
         index.scan()
     return {artifact: index.require(artifact) for artifact in artifacts}
 
@@ -114,7 +118,7 @@ def _is_cached(index: FileIndex, artifact: Artifact) -> bool:
 def fetch_debs(
     packages: tuple[SystemPackage, ...], *, wheelhouse: Path | None, stack: Stack, say: Callable[[str], None]
 ) -> dict[SystemPackage, Path]:
-    """Return the verified .deb file of each package; raises as `fetch_python_packages`."""
+    """Return the verified .deb file of each package; raises as `fetch_wheels`."""
     folder = cache_root() / "packages"
     folder.mkdir(parents=True, exist_ok=True)
     if wheelhouse is not None:
@@ -154,10 +158,7 @@ def _refuse_absent_deb(package: SystemPackage, wheelhouse: Path, stack: Stack) -
 
 def matches_name(path: Path, artifact: Artifact) -> bool:
     """Say whether a file name has the name and version of an artifact, with any local version label."""
-    if artifact.kind == "sdist":
-        name, _, version = path.name.removesuffix(".tar.gz").rpartition("-")
-    else:
-        name, version = [*path.name.split("-", 2), ""][:2] if path.suffix == ".whl" else ("", "")
+    name, version = [*path.name.split("-", 2), ""][:2] if path.suffix == ".whl" else ("", "")
     versions = (version, version.partition("+")[0])
     return normalise(name) == artifact.name() and artifact.version() in versions
 

@@ -1,4 +1,4 @@
-"""Artifacts of an image: wheels, source distributions, checkouts and .deb files that its locks name."""
+"""Artifacts of an image: the wheels and .deb files that its locks name."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Artifact(Frozen):
     """Path of the lock."""
     entry: str
     """As the lock has it, for example `torch==2.7.0`."""
-    kind: Literal["wheel", "sdist", "commit", "deb"]
+    kind: Literal["wheel", "deb"]
     folder: str
     """Folder of the build context."""
     digests: tuple[str, ...] = Field(repr=False)
-    """SHA-256 of each file that satisfies the entry, or the commit; empty when unknown."""
+    """SHA-256 of each file that satisfies the entry; empty when unknown."""
 
     def name(self) -> str:
         """Return the normalised name without the version."""
@@ -87,25 +87,6 @@ def build_tool_artifacts(root: Path, loaded: LoadedStack) -> tuple[Artifact, ...
     if path is None:
         return ()
     return tuple(_read_lock(path, loaded.stack, lock=f"{loaded.folder}/build.lock", folder="tools"))
-
-
-def source_artifacts(root: Path, loaded: LoadedStack) -> tuple[Artifact, ...]:
-    """Return what is built from source: commits and source distributions."""
-    pins = loaded.image_lock(root)
-    artifacts = []
-    for source in loaded.stack.sources:
-        pin = pins.source(source.name) if pins else None
-        digest = pin and (pin.commit or pin.sha256)
-        artifacts.append(
-            Artifact(
-                lock=f"{loaded.folder}/image.lock",
-                entry=(pin and pin.requirement) or source.name,
-                kind="sdist" if pin and pin.requirement else "commit",
-                folder=f"sources/{source.name}",
-                digests=(digest,) if digest else (),
-            )
-        )
-    return tuple(artifacts)
 
 
 def deb_artifacts(

@@ -15,14 +15,15 @@ from filelock import FileLock
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.manifest import Frozen
+from twinrun.images.building.base import created_by as created_by_base
 from twinrun.images.building.base import prepare_base
 from twinrun.images.building.context import fetch_artifacts, installed_bytes, write_context
-from twinrun.images.building.dockerfile import ContainerConfig
 from twinrun.images.building.image_archive import Image, ImageLayer, image_archive
-from twinrun.images.building.plan import SOURCE_STAGE, BuildPlan
+from twinrun.images.building.plan import BuildPlan
 from twinrun.images.building.progress import BuildProgress, megabytes
-from twinrun.images.building.stages import StageBuilder, created_by
+from twinrun.images.building.stages import StageBuilder
 from twinrun.images.building.transfer import load
+from twinrun.manifests.image_identity import built_id, record_built
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -66,18 +67,25 @@ class Builder:
         self._needed_bytes = 0
 
     def build(
-        self, *, wheelhouse: Path | None = None, base_file: Path | None = None, no_cache: bool = False
+        self,
+        *,
+        wheelhouse: Path | None = None,
+        base_file: Path | None = None,
+        index: str | None = None,
+        no_cache: bool = False,
     ) -> BuiltImage:
-        """Build the image, or the layers of it that the engine does not have.
+        """Build the image, unless the engine has the one that was built of these inputs.
 
         Args:
             wheelhouse: folder with all packages; nothing is downloaded then.
             base_file: the base as a tar.
-            no_cache: build every layer, also those that the engine has.
+            index: a further package index, as `fetch_artifacts` takes it.
+            no_cache: build it also when the engine has it.
 
         Raises:
             InputError: a file is missing or not the locked one; nothing was started.
-            MachineError: the engine is for another processor, or a disk is too small; nothing was tagged.
+            MachineError: the engine is for another processor, a disk is too small, or what was built is not
+                the image that is committed; nothing was tagged.
             RunError: a step of the Dockerfile failed.
         """
         self._check_architecture()
@@ -85,44 +93,32 @@ class Builder:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(cache_root() / f"build-{self._plan.stack.stack.name}.lock"):
             existing = None if no_cache else self._find_existing()
-            if existing is not None and existing["Config"]["Labels"] == self._plan.labels:
-                self._client.images.get(existing["Id"]).tag(*self._plan.image.rsplit(":", 1))
+            if existing is not None:
+                self._tag(existing["Id"])
                 layers = [BuiltLayer(name="", diff_id=diff_id) for diff_id in _diff_ids(existing)]
                 return self._built_image(existing["Id"], layers, fresh=False)
             try:
                 with self._log.open("w", encoding="utf-8", buffering=1) as log:
-                    if existing is not None:
-                        return self._build_source(existing, log)
-                    return self._build_all(log, wheelhouse=wheelhouse, base_file=base_file)
+                    return self._build_all(log, wheelhouse=wheelhouse, base_file=base_file, index=index)
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
                 raise self._disk_full() from None
 
-    def _build_all(self, log: IO[str], *, wheelhouse: Path | None, base_file: Path | None) -> BuiltImage:
-        say = self._progress.say
-        files = fetch_artifacts(self._plan, root=self._root, wheelhouse=wheelhouse, say=say)
+    def _build_all(
+        self, log: IO[str], *, wheelhouse: Path | None, base_file: Path | None, index: str | None
+    ) -> BuiltImage:
+        say, plan = self._progress.say, self._plan
+        files = fetch_artifacts(plan, root=self._root, wheelhouse=wheelhouse, index=index, say=say)
         self._check_space(files)
-        base = prepare_base(self._client, self._plan, root=self._root, file=base_file, say=say)
-        attributes = self._client.images.get(base).attrs
-        config = self._plan.dockerfile.container_config(_env(attributes))
+        base = prepare_base(self._client, plan, root=self._root, file=base_file, say=say)
+        bottom = ImageLayer(diff_id=f"sha256:{plan.base}", created_by=created_by_base(plan))
         with self._context() as context:
-            write_context(self._plan, context, root=self._root, files=files, wheelhouse=wheelhouse)
-            layers = self._stage_builder(context, base, log).build_layers(self._plan.stages)
-            return self._load(config, [*map(self._base_layer, _diff_ids(attributes)), *layers], context)
-
-    def _build_source(self, existing: dict[str, Any], log: IO[str]) -> BuiltImage:
-        """Build the source layer on the layers of an image of the same environment."""
-        stages, diff_ids = self._plan.stages, _diff_ids(existing)
-        reused = list(map(self._base_layer, diff_ids[: -len(stages)]))
-        for stage, diff_id in zip(stages[:-1], diff_ids[-len(stages) : -1], strict=True):
-            reused.append(ImageLayer(diff_id=diff_id, created_by=created_by(stage)))
-        user, working_dir = existing["Config"]["User"], existing["Config"]["WorkingDir"]
-        config = ContainerConfig(env=_env(existing), user=user, working_dir=working_dir)
-        with self._context() as context:
-            write_context(self._plan, context, root=self._root, files=None)
-            layers = self._stage_builder(context, "scratch", log).build_layers((SOURCE_STAGE,))
-            return self._load(config, [*reused, *layers], context)
+            write_context(plan, context, root=self._root, files=files)
+            stages = StageBuilder(
+                self._client, plan, base=base, context=context, log=log, progress=self._progress
+            )
+            return self._load([bottom, *stages.build_layers(plan.stages)], context)
 
     @contextlib.contextmanager
     def _context(self) -> Iterator[Path]:
@@ -133,31 +129,26 @@ class Builder:
         with tempfile.TemporaryDirectory(dir=cache_root(), prefix=prefix) as name:
             yield Path(name)
 
-    def _stage_builder(self, context: Path, base: str, log: IO[str]) -> StageBuilder:
-        return StageBuilder(
-            self._client, self._plan, base=base, context=context, log=log, progress=self._progress
-        )
-
-    def _base_layer(self, diff_id: str) -> ImageLayer:
-        return ImageLayer(diff_id=diff_id, created_by=f"base {self._plan.base.name}")
-
-    def _load(self, config: ContainerConfig, layers: list[ImageLayer], context: Path) -> BuiltImage:
+    def _load(self, layers: list[ImageLayer], context: Path) -> BuiltImage:
         """Load the image into the engine; the one that had its tag is removed unless it is used."""
         plan = self._plan
         image = Image(
             platform=plan.stack.stack.platform,
             epoch=plan.epoch,
-            container_config=config,
+            container_config=plan.dockerfile.container_config({}),
             labels=plan.labels,
             layers=tuple(layers),
         )
+        self._check_committed(image.id())
         previous = self._tagged_id()
         # Sizes are read before the archive deletes the files.
         built = list(map(_built_layer, layers))
         archive = image_archive(image, [plan.image], delete_below=context)
         loaded = load(self._client, archive, what="the image", name=plan.image)
         assert loaded == image.id(), "the engine has read another image than was written"
+        record_built(plan.image, loaded)
         if previous is not None and previous != loaded:
+            self._progress.say(f"{plan.image} was {previous}, is now {loaded}")
             self._remove_untagged(previous)
         return self._built_image(loaded, built, fresh=True)
 
@@ -166,12 +157,35 @@ class Builder:
         named = [layer.model_copy(update={"name": name}) for name, layer in zip(names, layers, strict=True)]
         return BuiltImage(image=self._plan.image, id=image_id, fresh=fresh, layers=tuple(named))
 
+    def _check_committed(self, found: str) -> None:
+        """Refuse an image that differs from the committed one of the same inputs; raises MachineError."""
+        committed = self._plan.stack.committed_id
+        if committed and not self._plan.unverified and found != committed:
+            raise MachineError(
+                "what was built is not the committed image of the same inputs",
+                place=f"{self._plan.stack.folder}/contents.json: digest",
+                found=found,
+                allowed=committed,
+                hint="another engine or file system has built other bytes; nothing was tagged",
+            )
+
     def _find_existing(self) -> dict[str, Any] | None:
-        """Return the attributes of an image of the same environment, preferably the one with our tag."""
-        environment = f"dev.twinrun.environment-sha256={self._plan.environment_sha256}"
-        images = self._client.images.list(filters={"label": environment})
-        tagged = [image for image in images if self._plan.image in image.tags] or images
-        return dict(tagged[0].attrs) if tagged else None
+        """Return the attributes of the image that was built or is committed, if its labels are these."""
+        from docker.errors import ImageNotFound
+
+        for known in (built_id(self._plan.image), self._plan.stack.committed_id):
+            with contextlib.suppress(ImageNotFound):
+                found = dict(self._client.images.get(known).attrs) if known else None
+                if found and found["Config"]["Labels"] == self._plan.labels:
+                    return found
+        return None
+
+    def _tag(self, image: str) -> None:
+        """Give an image of the engine the plan's tag, and say which other one had it."""
+        previous = self._tagged_id()
+        if previous not in (None, image):
+            self._progress.say(f"{self._plan.image} was {previous}, is now {image}")
+        self._client.images.get(image).tag(*self._plan.image.rsplit(":", 1))
 
     def _tagged_id(self) -> str | None:
         ids = [image.id for image in self._client.images.list(name=self._plan.image)]
@@ -224,10 +238,6 @@ class Builder:
 
 def _diff_ids(attributes: dict[str, Any]) -> list[str]:
     return list(attributes["RootFS"]["Layers"])
-
-
-def _env(attributes: dict[str, Any]) -> dict[str, str]:
-    return dict(part.split("=", 1) for part in attributes["Config"]["Env"] or ())
 
 
 def _built_layer(layer: ImageLayer) -> BuiltLayer:

@@ -31,6 +31,8 @@ class BuildRequest(Frozen):
     save: Path | None = None
     base: Path | None = None
     wheelhouse: Path | None = None
+    index: str | None = None
+    """A further package index, for wheels that only the framework's own has."""
     allow_unverified: bool = False
 
 
@@ -49,20 +51,20 @@ def plan_request(root: Path, request: BuildRequest) -> BuildPlan:
     """Resolve the request to a plan; nothing is downloaded or started.
 
     Raises:
-        InputError: an option that does not fit, a lock out of date, or a base that is no image.
+        InputError: an option that does not fit, a lock out of date, or a base that is not the locked one.
     """
     loaded = choose_stack(root, request.vendor, request.stack)
     given = {
         "--wheelhouse": (request.wheelhouse, "a folder of wheels, as pip download makes it"),
-        "--base": (request.base, "a tar: a root file system of mmdebstrap, or an image of docker save"),
+        "--base": (request.base, "the tar of the locked root file system"),
     }
     for option, (path, hint) in given.items():
         if path is not None and not path.exists():
             raise InputError("no such file or folder", place=option, found=str(path), hint=hint)
     alternatives = find_alternatives(loaded.stack, request.wheelhouse)
-    plan = plan_build(root, loaded, alternatives=alternatives, base_file=request.base)
+    plan = plan_build(root, loaded, alternatives=alternatives)
     if request.base is not None:
-        check_base_file(request.base, plan, allow_unverified=request.allow_unverified)
+        check_base_file(request.base, plan)
     return plan
 
 
@@ -74,7 +76,7 @@ def check_verified(plan: BuildPlan, request: BuildRequest) -> None:
             place=plan.stack.folder,
             found=plan.unverified,
             hint=f"`invoke lock --stack {plan.stack.stack.name}` verifies them where their origin is reached;"
-            " --allow-unverified takes them on trust",
+            " give it the framework's own index with --index; --allow-unverified takes them on trust",
         )
 
 
@@ -86,7 +88,7 @@ def run_build(root: Path, plan: BuildPlan, request: BuildRequest, progress: Buil
     client = daemon.connect()
     try:
         builder = Builder(client, plan, root=root, log=folder / "build.log", progress=progress)
-        built = builder.build(wheelhouse=request.wheelhouse, base_file=request.base)
+        built = builder.build(wheelhouse=request.wheelhouse, base_file=request.base, index=request.index)
         _write_inventory(client, built, plan, root=root, folder=folder)
         digest = push(client, plan.image, request.push, tag) if request.push else None
         if request.save:
@@ -100,17 +102,11 @@ def run_build(root: Path, plan: BuildPlan, request: BuildRequest, progress: Buil
 def _write_inventory(
     client: DockerClient, built: BuiltImage, plan: BuildPlan, *, root: Path, folder: Path
 ) -> None:
-    """Write the package inventory; images that differ in the source alone are inspected once."""
-    marker, manifest = folder / "inspected", folder / "manifest.json"
-    below_source = [plan.environment_sha256, *(layer.diff_id for layer in built.layers[:-1])]
-    inspected = marker.read_text(encoding="utf-8").split() if marker.is_file() and manifest.is_file() else []
-    if inspected == [built.id, *below_source]:
+    """Write the package inventory, once for an image."""
+    manifest = folder / "manifest.json"
+    if manifest.is_file() and load_json(manifest, ImageInventory).digest == built.id:
         return
     # The libraries of the SBOM are slow to import.
     from twinrun.images.inventory.inspection import write_inventory
 
-    same = load_json(manifest, ImageInventory) if inspected[1:] == below_source else None
-    write_inventory(
-        client=client, image=built.id, stack=plan.stack, root=root, folder=folder, same_packages=same
-    )
-    marker.write_text("\n".join([built.id, *below_source, ""]), encoding="utf-8")
+    write_inventory(client=client, image=built.id, stack=plan.stack, root=root, folder=folder)

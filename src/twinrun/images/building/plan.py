@@ -5,28 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from twinrun import __version__
-from twinrun.foundation.files import canonical_json, sha256_of_bytes, sha256_of_file
 from twinrun.foundation.manifest import Frozen
+from twinrun.foundation.tracked import tracked_files
 from twinrun.images.building.artifacts import (
     Artifact,
     build_tool_artifacts,
     deb_artifacts,
-    source_artifacts,
     wheel_artifacts,
 )
 from twinrun.images.building.buildkit import build_arguments
 from twinrun.images.building.dockerfile import Dockerfile, read_dockerfile
 from twinrun.images.building.image_archive import rfc3339
-from twinrun.images.building.source import SOURCE, last_commit, tree_sha256
-from twinrun.manifests.image_lock import BasePin
-from twinrun.manifests.stack import Alternative, LoadedStack
+from twinrun.manifests.stack import DOCKERFILE, Alternative, LoadedStack
 
-# Counts up when the same inputs give other layers than before.
-_FORMAT = 1
-DOCKERFILE = "images/Dockerfile"
 CONTEXT = "{context}"
-SOURCE_STAGE = "source"
 
 
 class BuildPlan(Frozen):
@@ -34,12 +26,11 @@ class BuildPlan(Frozen):
 
     stack: LoadedStack
     image: str
-    """Reference, name and tag; the tag is the lock's checksum."""
+    """Reference, name and tag; the tag is the checksum of all inputs."""
     epoch: int
     """SOURCE_DATE_EPOCH: modification time of every file and creation time of the image."""
-    base: BasePin
-    base_file_sha256: str | None
-    """Checksum of the file given with `--base`."""
+    base: str
+    """Checksum of the root file system's tar."""
     alternatives: tuple[Alternative, ...]
     """Wheels of stack.toml that replace locked ones."""
     stages: tuple[str, ...]
@@ -50,9 +41,6 @@ class BuildPlan(Frozen):
     """Kernel folders of this checkout that are compiled into the image."""
     unverified: tuple[str, ...]
     labels: dict[str, str]
-    environment_sha256: str
-    """Checksum of all inputs of the layers below the source."""
-    source_sha256: str
 
     def command(self, stage: str, base: str) -> list[str]:
         """Return the command that builds a stage on the base image called `base`."""
@@ -72,17 +60,16 @@ class BuildPlan(Frozen):
 
     def base_reference(self) -> str:
         """Return the reference that the base has in the engine during the build."""
-        return f"twinrun/base:{(self.base_file_sha256 or self.base.sha256 or 'unknown')[:12]}"
+        return f"twinrun/base:{self.base[:12]}"
 
     def summary(self) -> dict[str, object]:
         """Return what `--dry` prints."""
-        folders = (artifact.folder for artifact in self.artifacts)
-        counts = Counter("sources" if folder.startswith("sources/") else folder for folder in folders)
+        counts = Counter(artifact.folder for artifact in self.artifacts)
         return {
             "image": self.image,
             "platform": self.stack.stack.platform,
             "archs": list(self.stack.stack.archs),
-            "base": self.base.model_dump() | {"carried_in": self.base_file_sha256},
+            "base": self.base,
             "layers": ["base", *self.stages],
             "files": dict(counts),
             "kernels": list(self.kernels),
@@ -93,61 +80,38 @@ class BuildPlan(Frozen):
         }
 
 
-def plan_build(
-    root: Path,
-    loaded: LoadedStack,
-    *,
-    alternatives: tuple[Alternative, ...] = (),
-    base_file: Path | None = None,
-) -> BuildPlan:
+def plan_build(root: Path, loaded: LoadedStack, *, alternatives: tuple[Alternative, ...] = ()) -> BuildPlan:
     """Resolve the build of a stack; reads files of the checkout and nothing else.
 
     Args:
         alternatives: wheels of stack.toml that replace locked ones.
-        base_file: base to start from instead of the locked one.
+
+    Raises:
+        InputError: kernels that git does not track, or that are links.
     """
-    stack, lock = loaded.stack, loaded.image_lock(root)
+    lock = loaded.image_lock(root)
     assert lock is not None
-    file_sha256 = sha256_of_file(base_file) if base_file else None
-    other_base = file_sha256 is not None and file_sha256 != lock.base.sha256
-    kernels = tuple(f"recipes/{name}/kernels" for name in stack.kernels)
-    compiles = bool(kernels or stack.sources)
-    unverified = (*loaded.unverified_pins(root), *(pin.requirement for pin in alternatives))
-    if other_base:
-        unverified = (*(name for name in unverified if name != lock.base.name), f"base {file_sha256}")
-    inputs = {
-        "format": _FORMAT,
-        "dockerfile": sha256_of_file(root / DOCKERFILE),
-        "lock": loaded.lock_sha256,
-        "kernels": {folder: tree_sha256(root / folder) for folder in kernels},
-        "alternatives": [pin.sha256 for pin in alternatives],
-        "base": file_sha256 or lock.base.sha256,
-    }
-    checksums = {
-        "environment": sha256_of_bytes(canonical_json(inputs).encode()),
-        "source": tree_sha256(root / SOURCE),
-    }
+    kernels = loaded.stack.kernel_folders()
+    for folder in kernels:
+        tracked_files(root, folder)
+    unverified = (*loaded.unhashed(root), *(pin.requirement for pin in alternatives))
     return BuildPlan(
         stack=loaded,
-        # An image of another base than the lock's must not pass for the lock's.
-        image=loaded.image() + ("-unverified" if other_base else ""),
+        image=loaded.image(),
         epoch=lock.epoch,
         base=lock.base,
-        base_file_sha256=file_sha256,
         alternatives=alternatives,
-        stages=("system", "python", *(("kernels",) if compiles else ()), SOURCE_STAGE),
+        stages=("system", "python", *(("kernels",) if kernels else ())),
         dockerfile=read_dockerfile(root / DOCKERFILE),
-        artifacts=_artifacts(root, loaded, alternatives=alternatives, compiles=compiles),
+        artifacts=_artifacts(root, loaded, alternatives=alternatives),
         kernels=kernels,
         unverified=unverified,
-        labels=_labels(root, loaded, epoch=lock.epoch, checksums=checksums, unverified=unverified),
-        environment_sha256=checksums["environment"],
-        source_sha256=checksums["source"],
+        labels=_labels(loaded, epoch=lock.epoch, unverified=unverified),
     )
 
 
 def _artifacts(
-    root: Path, loaded: LoadedStack, *, alternatives: tuple[Alternative, ...], compiles: bool
+    root: Path, loaded: LoadedStack, *, alternatives: tuple[Alternative, ...]
 ) -> tuple[Artifact, ...]:
     system = loaded.system_packages(root)
     assert system is not None
@@ -156,33 +120,20 @@ def _artifacts(
         *deb_artifacts(loaded, system.runtime, "packages/runtime"),
         *deb_artifacts(loaded, system.build, "packages/build"),
         *wheel_artifacts(root, loaded, alternatives=alternatives),
-        *(build_tool_artifacts(root, loaded) if compiles else ()),
-        *source_artifacts(root, loaded),
+        *(build_tool_artifacts(root, loaded) if loaded.stack.kernels else ()),
     )
 
 
-def _labels(
-    root: Path,
-    loaded: LoadedStack,
-    *,
-    epoch: int,
-    checksums: dict[str, str],
-    unverified: tuple[str, ...],
-) -> dict[str, str]:
-    """Return the labels that have a value, sorted."""
-    kernels = (f"recipes/{name}/kernels" for name in loaded.stack.kernels)
+def _labels(loaded: LoadedStack, *, epoch: int, unverified: tuple[str, ...]) -> dict[str, str]:
+    """Return the labels that have a value, sorted: of the inputs alone, so that the same give one image."""
     labels = {
         "org.opencontainers.image.title": loaded.stack.title,
-        "org.opencontainers.image.source": f"pkg:generic/twinrun@{__version__}",
-        "org.opencontainers.image.version": __version__,
         # The clock of a build would make each image another one.
         "org.opencontainers.image.created": rfc3339(epoch),
-        # A commit that changes nothing in the image must leave it as it is.
-        "org.opencontainers.image.revision": last_commit(root, [SOURCE, DOCKERFILE, loaded.folder, *kernels]),
         "dev.twinrun.stack": loaded.stack.name,
         "dev.twinrun.archs": " ".join(loaded.stack.archs),
         "dev.twinrun.lock-sha256": loaded.lock_sha256,
-        **{f"dev.twinrun.{name}-sha256": checksum for name, checksum in checksums.items()},
+        "dev.twinrun.inputs-sha256": loaded.inputs_sha256,
         "dev.twinrun.unverified": ", ".join(unverified),
     }
     return {name: value for name, value in sorted(labels.items()) if value}

@@ -1,4 +1,4 @@
-"""Image transfer between the engine and files or registries: load, pull, export, push, save."""
+"""Image transfer between the engine and files or registries: load, export, push, save."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -57,23 +57,6 @@ def load(client: DockerClient, archive: Any, *, what: str, name: str) -> str:
         image = client.images.get(loaded or name)
         image.tag(*name.rsplit(":", 1))
         return str(image.id)
-
-
-def pull(
-    client: DockerClient,
-    repository: str,
-    *,
-    tag: str | None,
-    sha256: str | None,
-    name: str,
-    say: Callable[[str], None],
-) -> None:
-    """Pull an image by digest, or by tag when no digest is known, and tag it `name`; raises MachineError."""
-    reference = f"sha256:{sha256}" if sha256 else str(tag)
-    say(f"pulling {repository} {reference}")
-    with _request(client, f"pull {repository}"):
-        image = client.images.pull(repository, tag=reference)
-        image.tag(*name.rsplit(":", 1))
 
 
 @contextlib.contextmanager

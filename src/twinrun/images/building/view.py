@@ -8,6 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from twinrun.images.building.base import created_by
 from twinrun.images.building.command import BuildResult
 from twinrun.images.building.plan import BuildPlan
 from twinrun.images.building.progress import megabytes
@@ -15,19 +16,17 @@ from twinrun.images.building.progress import megabytes
 
 def plan_lines(plan: BuildPlan) -> list[str]:
     """Return the lines that `invoke build` prints before it starts."""
-    base = f"{plan.base.name}  {(plan.base_file_sha256 or plan.base.sha256 or 'unknown')[:12]}"
     counts = Counter(artifact.folder.partition("/")[0] for artifact in plan.artifacts)
     lines = [
         f"image     {plan.image}  ({plan.stack.stack.platform})",
-        f"base      {base}{'  carried in' if plan.base_file_sha256 else ''}",
+        f"base      {created_by(plan).removeprefix('base ')}  {plan.base[:12]}",
         f"layers    {', '.join(plan.stages)}",
         f"files     {', '.join(f'{count} {folder}' for folder, count in counts.items())}",
     ]
-    compiled = [*plan.kernels, *(source.name for source in plan.stack.stack.sources)]
-    if compiled or plan.stack.stack.archs:
+    if plan.kernels or plan.stack.stack.archs:
         # The Dockerfile compiles kernels for the emulation on the processor too.
         targets = [*plan.stack.stack.archs, *(["the processor"] if plan.kernels else [])]
-        lines.append(f"compiled  {', '.join(compiled) or 'nothing'}  (for {', '.join(targets)})")
+        lines.append(f"compiled  {', '.join(plan.kernels) or 'nothing'}  (for {', '.join(targets)})")
     if plan.unverified:
         lines.append(f"on trust  {', '.join(plan.unverified)}")
     return lines

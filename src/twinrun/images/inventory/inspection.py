@@ -34,12 +34,8 @@ def write_inventory(
     stack: LoadedStack,
     root: Path,
     folder: Path,
-    same_packages: ImageInventory | None = None,
 ) -> dict[str, Path]:
     """Inspect `image` and write manifest.json, manifest.md and sbom.cdx.json into `folder`.
-
-    Args:
-        same_packages: inventory of an image with the same layers below the source; no container is run then.
 
     Returns:
         The three paths by file name.
@@ -48,7 +44,7 @@ def write_inventory(
         MachineError: the engine refused to run a container of it.
         RunError: the program failed in the image, or the image is not what the stack's locks say.
     """
-    inventory = inspect_image(client=client, image=image, stack=stack, root=root, same_packages=same_packages)
+    inventory = inspect_image(client=client, image=image, stack=stack, root=root)
     differences = lock_differences(inventory, stack, root)
     if differences:
         raise RunError("the image is not what its locks say", place=image, found=differences)
@@ -68,12 +64,8 @@ def inspect_image(
     image: str,
     stack: LoadedStack,
     root: Path,
-    same_packages: ImageInventory | None = None,
 ) -> ImageInventory:
     """Return the attributes of `image` in the engine and the output of images/contents.py in a container.
-
-    Args:
-        same_packages: as for `write_inventory`.
 
     Raises:
         MachineError, RunError: as `write_inventory`.
@@ -83,7 +75,6 @@ def inspect_image(
     labels = attributes["Config"].get("Labels") or {}
     _check_labels(labels, stack, image)
     digest = attributes["Id"] if attributes["Id"].startswith("sha256:") else f"sha256:{attributes['Id']}"
-    measured_in = (same_packages.measured_in or same_packages.digest) if same_packages else digest
     return ImageInventory(
         stack=stack.stack.name,
         image=stack.image(),
@@ -93,8 +84,7 @@ def inspect_image(
         created=attributes["Created"],
         size_bytes=attributes["Size"],
         labels=dict(sorted(labels.items())),
-        measured_in=None if measured_in == digest else measured_in,
-        measured=same_packages.measured if same_packages else _run_program(client, image, root),
+        measured=_run_program(client, image, root),
     )
 
 
@@ -116,7 +106,7 @@ def _run_program(client: DockerClient, image: str, root: Path) -> PackageInvento
 def _check_labels(labels: dict[str, str], stack: LoadedStack, image: str) -> None:
     """Compare the labels with the stack; raises RunError for the first that differs."""
     expected = {
-        f"{_OWN_LABELS}.lock-sha256": stack.lock_sha256,
+        f"{_OWN_LABELS}.inputs-sha256": stack.inputs_sha256,
         f"{_OWN_LABELS}.stack": stack.stack.name,
         f"{_OWN_LABELS}.archs": " ".join(stack.stack.archs),
     }
@@ -129,6 +119,5 @@ def _check_labels(labels: dict[str, str], stack: LoadedStack, image: str) -> Non
                 allowed=value,
                 hint=f"`invoke build --stack {stack.stack.name}` makes it",
             )
-    for name in ("title", "source", "version"):
-        if not labels.get(f"{_OCI_LABELS}.{name}"):
-            raise RunError("the image lacks a label", place=f"{image}: {_OCI_LABELS}.{name}")
+    if not labels.get(f"{_OCI_LABELS}.title"):
+        raise RunError("the image lacks a label", place=f"{image}: {_OCI_LABELS}.title")

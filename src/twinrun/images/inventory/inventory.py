@@ -6,10 +6,8 @@ from pathlib import Path
 
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.images.building.artifacts import wheel_artifacts
+from twinrun.manifests.image_identity import COMMITTED
 from twinrun.manifests.stack import Alternative, LoadedStack, normalise
-
-# File of the committed inventory, in the folder of the stack.
-COMMITTED = "contents.json"
 
 
 class PackageInventory(Frozen):
@@ -45,9 +43,11 @@ class ImageInventory(Frozen):
     size_bytes: int
     """Of all layers, uncompressed."""
     labels: dict[str, str]
-    measured_in: str | None = None
-    """Digest of the inspected image, when this one differs from it in the project's source alone."""
     measured: PackageInventory
+
+    def tag(self) -> str:
+        """Return the tag of the image."""
+        return self.image.rpartition(":")[2]
 
 
 def committed_inventory(root: Path, stack: LoadedStack) -> ImageInventory | None:
@@ -66,7 +66,7 @@ def installed_alternatives(inventory: ImageInventory, stack: LoadedStack) -> tup
 def lock_differences(inventory: ImageInventory, stack: LoadedStack, root: Path) -> list[str]:
     """Return the packages of the image with another version than the locks have, absent or unknown ones too.
 
-    Packages built from source, kernels among them, are in no lock of packages.
+    Kernels are in no lock of packages.
     """
     alternatives = installed_alternatives(inventory, stack)
     locked = {
@@ -75,15 +75,14 @@ def lock_differences(inventory: ImageInventory, stack: LoadedStack, root: Path) 
     }
     locked |= {normalise(pin.package()): pin.requirement.partition("==")[2] for pin in alternatives}
     installed = {normalise(name): version for name, version in inventory.measured.python_packages.items()}
-    if stack.stack.sources or stack.stack.kernels:
+    if stack.stack.kernels:
         installed = {name: version for name, version in installed.items() if name in locked}
     return [*_version_differences(installed, locked), *_system_differences(inventory, stack, root)]
 
 
 def _system_differences(inventory: ImageInventory, stack: LoadedStack, root: Path) -> list[str]:
-    """Compare the system packages, when apt.lock has those of the base too."""
     system = stack.system_packages(root)
-    if system is None or not system.base:
+    if system is None:
         return []
     locked = {package.name: package.version for package in (*system.base, *system.runtime)}
     packages = inventory.measured.system_packages.items()

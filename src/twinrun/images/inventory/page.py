@@ -14,7 +14,7 @@ def inventory_page(inventory: ImageInventory) -> str:
     measured = inventory.measured
     parts = [
         f"# {inventory.image}",
-        _origin(inventory),
+        f"Measured inside a running container of `{inventory.digest}`.",
         table(("what", "found"), facts(inventory)),
         "## Labels",
         table(("label", "value"), ((f"`{name}`", value) for name, value in inventory.labels.items())),
@@ -26,15 +26,6 @@ def inventory_page(inventory: ImageInventory) -> str:
         table(("package", "version"), sorted(measured.system_packages.items())),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _origin(inventory: ImageInventory) -> str:
-    if inventory.measured_in is None:
-        return f"Measured inside a running container of `{inventory.digest}`."
-    return (
-        f"`{inventory.digest}`, measured inside a running container of `{inventory.measured_in}`,"
-        " from which it differs in the source of twinrun alone."
-    )
 
 
 def facts(inventory: ImageInventory) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ from packageurl import PackageURL
 
 from twinrun import __version__
 from twinrun.foundation.errors import RunError
-from twinrun.images.building.artifacts import Artifact, source_artifacts, wheel_artifacts
+from twinrun.images.building.artifacts import wheel_artifacts
 from twinrun.images.inventory.inventory import ImageInventory, installed_alternatives
 from twinrun.manifests.stack import LoadedStack, normalise
 
@@ -42,11 +42,11 @@ def sbom_json(inventory: ImageInventory, stack: LoadedStack, root: Path) -> str:
 
 
 def _bom(inventory: ImageInventory, stack: LoadedStack, root: Path) -> Bom:
-    purl = PackageURL("oci", None, inventory.stack, inventory.digest, {"tag": inventory.lock_sha256[:12]})
+    purl = PackageURL("oci", None, inventory.stack, inventory.digest, {"tag": inventory.tag()})
     image = Component(
         type=ComponentType.CONTAINER,
         name=stack.stack.image,
-        version=inventory.lock_sha256[:12],
+        version=inventory.tag(),
         description=stack.stack.title,
         purl=purl,
         bom_ref=str(purl),
@@ -64,7 +64,7 @@ def _bom(inventory: ImageInventory, stack: LoadedStack, root: Path) -> Bom:
 
 
 def _system(inventory: ImageInventory, stack: LoadedStack, root: Path) -> Iterator[Component]:
-    """Yield the system packages; apt.lock has no checksums for those of a base image from a registry."""
+    """Yield the system packages with the checksums of their files."""
     locked = stack.system_packages(root)
     digests = {str(package): package.sha256 for package in locked.all()} if locked else {}
     measured = inventory.measured
@@ -77,33 +77,20 @@ def _system(inventory: ImageInventory, stack: LoadedStack, root: Path) -> Iterat
 
 
 def _python(inventory: ImageInventory, stack: LoadedStack, root: Path) -> Iterator[Component]:
-    """Yield the Python packages: locked wheels with their checksums, others with those of their source."""
-    installed = inventory.measured.python_packages
+    """Yield the Python packages: locked wheels with their checksums, kernels of the project without."""
     alternatives = installed_alternatives(inventory, stack)
     wheels = {
         artifact.name(): artifact for artifact in wheel_artifacts(root, stack, alternatives=alternatives)
     }
-    built = {normalise(artifact.name()): artifact for artifact in source_artifacts(root, stack)}
-    for name, version in sorted(installed.items()):
-        normalised = normalise(name)
-        artifact = wheels.get(normalised) or _source_of(normalised, built)
-        purl = PackageURL("pypi", None, normalised, version)
-        digests = artifact.digests if artifact and artifact.kind != "commit" else ()
-        commit = artifact.digests[0] if artifact and artifact.kind == "commit" and artifact.digests else None
-        yield _component(name, version, purl, digests, commit=commit)
+    for name, version in sorted(inventory.measured.python_packages.items()):
+        artifact = wheels.get(normalise(name))
+        purl = PackageURL("pypi", None, normalise(name), version)
+        yield _component(name, version, purl, artifact.digests if artifact else ())
 
 
-def _source_of(name: str, built: dict[str, Artifact]) -> Artifact | None:
-    """Return the source of a package; sources are named after repositories, such as flash-attention."""
-    return next((artifact for source, artifact in built.items() if source.startswith(name)), None)
-
-
-def _component(
-    name: str, version: str, purl: PackageURL, digests: Iterable[str], *, commit: str | None = None
-) -> Component:
+def _component(name: str, version: str, purl: PackageURL, digests: Iterable[str]) -> Component:
     hashes = [_sha256(digest) for digest in digests]
     properties = [Property(name=ANY_OF, value="one of them is installed")] if len(hashes) > 1 else []
-    properties += [Property(name="twinrun:commit", value=commit)] if commit else []
     return Component(
         type=ComponentType.LIBRARY,
         name=name,

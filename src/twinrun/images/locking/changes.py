@@ -66,12 +66,5 @@ def _system(text: str) -> _Entries:
 
 
 def _image(text: str) -> _Entries:
-    data = tomllib.loads(text)
-    pinned = {"base": data["base"]} | {source["name"]: source for source in data.get("sources", ())}
-    return {name: _image_pin(pin) for name, pin in pinned.items()}
-
-
-def _image_pin(pin: dict[str, object]) -> tuple[str, str]:
-    digest = str(pin.get("commit") or pin.get("sha256") or "unknown")
-    shown = digest[:12] if pin.get("verified") else f"{digest[:12]} (unverified)"
-    return shown, f"{digest} {pin.get('name')} {pin.get('verified')}"
+    digest = str(tomllib.loads(text)["base"])
+    return {"base": (digest[:12], digest)}

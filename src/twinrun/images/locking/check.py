@@ -11,20 +11,14 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.images.apt_archive import open_archive
 from twinrun.images.locking.changes import changes
 from twinrun.images.locking.effects import likely_effect
-from twinrun.images.locking.image import resolve_base, resolve_source
 from twinrun.images.locking.refresh import (
     existing_apt_lock,
-    existing_image_lock,
     python_locks,
     selected_parts,
 )
 from twinrun.images.locking.system import resolve_system
-from twinrun.images.registry import Registry
 from twinrun.manifests.apt_lock import AptLock
-from twinrun.manifests.image_lock import BasePin, ImageLock, SourcePin
 from twinrun.manifests.stack import (
-    GitSource,
-    PackageSource,
     Stack,
     expected_stamps,
     first_line,
@@ -34,7 +28,7 @@ from twinrun.manifests.stack import (
 
 State = Literal["stale", "gone", "unverified", "out of reach"]
 # Lock file to its part; every other one has Python packages.
-_PARTS = {"apt.lock": "system", "image.lock": "image"}
+_PARTS = {"apt.lock": "system", "image.lock": "system"}
 
 
 class Finding(Frozen):
@@ -65,18 +59,14 @@ def check(
     """
     stack, folder = load_manifest(root, name), root / "images" / "stacks" / name
     parts = selected_parts(only)
-    system, image = existing_apt_lock(folder), existing_image_lock(folder)
+    system = existing_apt_lock(folder)
     found = [*_stamps(folder, stack, parts)]
     if "python" in parts:
         found += _python(folder, stack, index)
     if "system" in parts and stack.base and system:
         found += _query("apt.lock", lambda: _system(stack, system))
-    if "image" in parts and stack.base and image:
-        found += [*_base(stack, image.base), *_sources(stack, image)]
     if "python" in parts:
         found += _unverified_packages(folder, stack)
-    if "image" in parts and image:
-        found += _unverified_origins(image)
     return tuple(found)
 
 
@@ -143,55 +133,6 @@ def _system(stack: Stack, lock: AptLock) -> list[Finding]:
     ]
 
 
-def _base(stack: Stack, pin: BasePin) -> list[Finding]:
-    """Compare a base image with its tag; a base of kind debian follows apt.lock."""
-    assert stack.base is not None
-    repository = stack.base.repository
-    if repository is None:
-        return []
-
-    def find() -> list[Finding]:
-        now = resolve_base(stack, system=AptLock(), epoch=1).sha256
-        if now == pin.sha256:
-            return []
-        exists = pin.sha256 is not None and Registry(repository).has_manifest(pin.sha256)
-        detail = f"{pin.name}: {str(pin.sha256)[:12]} -> {str(now)[:12]} ({likely_effect('base')})"
-        return [Finding(pin="image.lock: base", state="stale" if exists else "gone", detail=detail)]
-
-    return _verified_only(pin, _query("image.lock: base", find))
-
-
-def _sources(stack: Stack, image: ImageLock) -> list[Finding]:
-    pinned = {pin.name: pin for pin in image.sources}
-    return [
-        finding
-        for source in stack.sources
-        if source.name in pinned
-        for finding in _source(source, pinned[source.name])
-    ]
-
-
-def _source(source: GitSource | PackageSource, old: SourcePin) -> list[Finding]:
-    pin = f"image.lock: {source.name}"
-
-    def find() -> list[Finding]:
-        now = resolve_source(source)
-        same = (now.commit, now.sha256) == (old.commit, old.sha256)
-        return [] if same else [Finding(pin=pin, state="stale", detail=_moved(old, now))]
-
-    return _verified_only(old, _query(pin, find))
-
-
-def _moved(old: SourcePin, now: SourcePin) -> str:
-    before, after = (str(pin.commit or pin.sha256)[:12] for pin in (old, now))
-    return f"{before} -> {after} ({likely_effect(old.name)})"
-
-
-def _verified_only(pin: BasePin | SourcePin, found: list[Finding]) -> list[Finding]:
-    """Drop `out of reach` of an unverified pin: it is the reason why the pin is unverified."""
-    return [finding for finding in found if pin.verified or finding.state != "out of reach"]
-
-
 def _unverified_packages(folder: Path, stack: Stack) -> Iterator[Finding]:
     lock = folder / "requirements.lock"
     locked = pins(lock.read_text(encoding="utf-8")) if lock.is_file() else {}
@@ -200,9 +141,3 @@ def _unverified_packages(folder: Path, stack: Stack) -> Iterator[Finding]:
             yield Finding(pin=f"stack.toml: {pin.requirement}", state="unverified", detail=pin.source)
     for wheel in stack.alternative:
         yield Finding(pin=f"requirements.lock: {wheel.requirement}", state="unverified", detail=wheel.source)
-
-
-def _unverified_origins(image: ImageLock) -> Iterator[Finding]:
-    for pin in (image.base, *image.sources):
-        if not pin.verified:
-            yield Finding(pin=f"image.lock: {pin.name}", state="unverified", detail=pin.source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -10,12 +11,16 @@ from pathlib import Path
 
 from uv import find_uv_bin
 
-from twinrun.foundation.errors import MachineError
+from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.processes import last_lines
+from twinrun.foundation.redaction import redacted
 from twinrun.manifests.lock_checksum import with_checksums
 from twinrun.manifests.stack import Alternative, Stack, matches, normalise, stamp
 
 _ENTRY = re.compile(r"^(?=[A-Za-z0-9])", re.MULTILINE)
+_DIRECT = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9,._-]+\])?==[A-Za-z0-9.+!_-]+( *;[ A-Za-z0-9_.'\"<>=!()]+)?"
+)
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})\b")
 
 
@@ -27,8 +32,8 @@ def resolve_python(
     An entry keeps its hashes while the index has all of them, also when the index has more files since.
 
     Args:
-        index: a further package index, for wheels that only the framework's own index has; without it such
-            pins stay out of the lock file, and stack.toml names them as unverified.
+        index: the framework's own package index, for the packages that stack.toml names as unverified and
+            for no other; without it they stay out of the lock file.
         upgrade: allow another version of every package that the requirements do not pin.
 
     Raises:
@@ -37,13 +42,15 @@ def resolve_python(
     lock = requirements.with_suffix(".lock")
     existing = lock.read_text(encoding="utf-8") if lock.is_file() else ""
     text = requirements.read_text(encoding="utf-8")
+    _check_requirements(requirements, text)
     options = ["--python-version", stack.interpreter()]
+    project = ""
     if index:
-        text = _with_local_versions(text, stack)
-        options += ["--index", index, "--index-strategy", "unsafe-best-match"]
+        text, project = _with_local_versions(text, stack), _explicit_index(index, stack)
     # uv copies the hashes of versions that it keeps from the existing lock file, also wrong ones.
     preferences = "" if upgrade else _HASH.sub("", existing).replace("\\", "")
-    entries = _entries(compile_requirements(text, options, preferences=preferences))
+    compiled = compile_requirements(text, options, preferences=preferences, project=project)
+    entries = _entries(compiled)
     if not index:
         entries = {pin: hashes for pin, hashes in entries.items() if not matches(_name(pin), stack.replaces)}
     for alternative in stack.alternative:
@@ -104,22 +111,52 @@ def _with_local_versions(requirements: str, stack: Stack) -> str:
     return "\n".join([*lines, *exact.values(), ""])
 
 
-def compile_requirements(requirements: str, options: list[str], *, preferences: str = "") -> str:
-    """Run `uv pip compile`; versions in the lock file `preferences` stay where the requirements allow."""
+def _check_requirements(path: Path, text: str) -> None:
+    """Refuse every line that is no pinned package: options, addresses and paths would reach uv."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip() and not line.startswith("#") and not _DIRECT.fullmatch(line.rstrip()):
+            raise InputError(
+                "not a pinned package",
+                place=f"{path}:{number}",
+                found=line[:120],
+                allowed="name==version, or a line that begins with #",
+            )
+
+
+def _explicit_index(index: str, stack: Stack) -> str:
+    """Return uv's settings under which `index` is asked for the unverified packages and for no other."""
+    names = sorted({normalise(pin.package()) for pin in stack.unverified})
+    sources = "".join(f'{json.dumps(name)} = {{ index = "framework" }}\n' for name in names)
+    table = f'[[tool.uv.index]]\nname = "framework"\nurl = {json.dumps(index)}\nexplicit = true\n'
+    return f"{table}\n[tool.uv.sources]\n{sources}"
+
+
+def compile_requirements(
+    requirements: str, options: list[str], *, preferences: str = "", project: str = ""
+) -> str:
+    """Run `uv pip compile`, which runs no code of a package.
+
+    Args:
+        preferences: a lock file whose versions stay where the requirements allow.
+        project: further tables of pyproject.toml.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        lock = Path(folder) / "requirements.lock"
+        lock, source = Path(folder) / "requirements.lock", Path(folder) / "pyproject.toml"
         lock.write_text(preferences, encoding="utf-8")
+        wanted = [line for line in requirements.splitlines() if line.strip() and not line.startswith("#")]
+        header = f'[project]\nname = "stack"\nversion = "0"\ndependencies = {json.dumps(wanted)}\n'
+        source.write_text(f"{header}\n{project}", encoding="utf-8")
         arguments = [
-            *(os.fspath(find_uv_bin()), "pip", "compile", "-", "--quiet", "--universal", "--generate-hashes"),
-            *("--no-header", "--no-annotate", "--no-emit-index-url", "--output-file", str(lock)),
-            *options,
+            *(os.fspath(find_uv_bin()), "pip", "compile", "--quiet", "--universal", "--generate-hashes"),
+            *("--no-header", "--no-annotate", "--no-emit-index-url", "--only-binary", ":all:"),
+            *("--output-file", str(lock), *options, "--", str(source)),
         ]
-        done = subprocess.run(arguments, input=requirements, capture_output=True, text=True, check=False)
+        done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:
             raise MachineError(
                 "the packages could not be resolved",
                 place="uv pip compile",
-                found=last_lines(done.stderr, 8),
+                found=redacted(last_lines(done.stderr, 8)),
                 hint="check the network and the requirement; the old lock stays",
             )
         return lock.read_text(encoding="utf-8")

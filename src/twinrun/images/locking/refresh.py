@@ -1,4 +1,4 @@
-"""Refresh of a stack's locks: pins resolved again, and all lock files written together or none."""
+"""Refresh of a stack's locks: what must move is resolved again, and all lock files are written together."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 from twinrun.foundation.errors import InputError, closest
 from twinrun.foundation.files import write_together
 from twinrun.images.apt_archive import open_archive
+from twinrun.images.building.base import make_base
 from twinrun.images.locking.changes import Change, changes
-from twinrun.images.locking.image import resolve_base, resolve_source
 from twinrun.images.locking.python import resolve_python
 from twinrun.images.locking.system import resolve_system
 from twinrun.manifests.apt_lock import AptLock, apt_lock_text, load_apt_lock
 from twinrun.manifests.image_lock import ImageLock, image_lock_text, load_image_lock
 from twinrun.manifests.stack import Stack, expected_stamps, first_line, load_manifest
 
-# Values of `--only`: Python packages, system packages, and the base image with the sources.
-PARTS = ("python", "system", "image")
+# Values of `--only`: Python packages; system packages with the root file system made of some of them.
+PARTS = ("python", "system")
 
 
 def stack_names(root: Path, name: str | None) -> list[str]:
@@ -38,20 +38,20 @@ def refresh(
 
     Args:
         index: a further package index, as `resolve_python` takes it.
-        upgrade: allow another version of every Python package that the requirements do not pin.
+        upgrade: allow another version of every package that the requirements do not pin.
         only: parts to resolve; all when empty.
 
     Raises:
-        InputError: a stack, part, package, tag or branch does not exist.
-        MachineError: an index, mirror, registry or repository is out of reach; the lock files stay.
+        InputError: a stack, part or package does not exist.
+        MachineError: an index or mirror is out of reach; the lock files stay.
     """
     stack, folder = load_manifest(root, name), root / "images" / "stacks" / name
     parts = selected_parts(only)
     texts: dict[Path, str] = {}
     if "python" in parts:
         texts |= python_locks(folder, stack, index=index, upgrade=upgrade)
-    if stack.base and parts & {"system", "image"}:
-        texts |= _image_locks(folder, stack, parts)
+    if stack.base and "system" in parts:
+        texts |= _system_locks(folder, stack, upgrade=upgrade)
     changed = [change for path, text in texts.items() for change in changes(path, text)]
     write_together(texts)
     return tuple(changed)
@@ -91,31 +91,18 @@ def selected_parts(only: Collection[str]) -> frozenset[str]:
     return frozenset(only or PARTS)
 
 
-def _image_locks(folder: Path, stack: Stack, parts: frozenset[str]) -> dict[Path, str]:
-    """Return the texts of apt.lock and image.lock; changed packages change the epoch."""
+def _system_locks(folder: Path, stack: Stack, *, upgrade: bool) -> dict[Path, str]:
+    """Return the texts of apt.lock and image.lock; nothing moves while the mirror has what is locked."""
     assert stack.base is not None
-    existing, image = existing_apt_lock(folder), existing_image_lock(folder)
-    if not parts >= {"system", "image"} and not (existing and image):
-        raise InputError("there is no lock to keep the other parts of", place=str(folder), found="--only")
-    if "system" in parts:
-        with open_archive(stack.base.suite, stack.architecture()) as archive:
-            system, date = resolve_system(stack, archive), archive.release_date()
-        texts = {folder / "apt.lock": apt_lock_text(stack.system_stamp(), system)}
-    else:
-        assert existing is not None
-        system, date, texts = existing, 0, {}
-    epoch = image.epoch if image and system == existing else date
-    text = _image_lock_text(folder, stack, None if "image" in parts else image, system=system, epoch=epoch)
-    return texts | {folder / "image.lock": text}
-
-
-def _image_lock_text(
-    folder: Path, stack: Stack, kept: ImageLock | None, *, system: AptLock, epoch: int
-) -> str:
-    """Return the text of image.lock with the pins of `kept`; a base of kind debian follows apt.lock."""
-    assert stack.base is not None
-    stamp = first_line(folder / "image.lock") if kept else stack.image_stamp()
-    sources = kept.sources if kept else tuple(map(resolve_source, stack.sources))
-    base = None if kept is None or (stack.base.kind == "debian" and epoch != kept.epoch) else kept.base
-    base = base or resolve_base(stack, system=system, epoch=epoch)
-    return image_lock_text(stamp, ImageLock(epoch=epoch, base=base, sources=sources))
+    system, image = existing_apt_lock(folder), existing_image_lock(folder)
+    with open_archive(stack.base.suite, stack.architecture()) as archive:
+        asked = first_line(folder / "apt.lock") == stack.system_stamp() if system else False
+        kept = asked and not upgrade and system and set(archive.available(system.all())) == set(system.all())
+        resolved = system if kept and system else resolve_system(stack, archive)
+        epoch = image.epoch if image and resolved == system else archive.release_date()
+    current = image and resolved == system and first_line(folder / "image.lock") == stack.image_stamp()
+    base = image.base if image and current else make_base(stack, resolved, epoch=epoch)
+    return {
+        folder / "apt.lock": apt_lock_text(stack.system_stamp(), resolved),
+        folder / "image.lock": image_lock_text(stack.image_stamp(), ImageLock(epoch=epoch, base=base)),
+    }

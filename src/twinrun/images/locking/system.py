@@ -13,13 +13,8 @@ _ROOT = (*ESSENTIAL, "usr-is-merged")
 def resolve_system(stack: Stack, archive: AptArchive) -> AptLock:
     """Return the system packages of a stack, each in the first stage that needs it.
 
-    Of a base image from a registry, only the essential packages are taken as installed.
-
     Raises:
         InputError: no such package in the suite.
     """
-    assert stack.base is not None
-    debian = stack.base.kind == "debian"
-    base = archive.resolve(_ROOT if debian else ESSENTIAL)
-    runtime = archive.resolve(stack.packages)
-    return AptLock(base=base if debian else (), runtime=runtime, build=archive.resolve(stack.build_packages))
+    base, runtime = archive.resolve(_ROOT), archive.resolve(stack.packages)
+    return AptLock(base=base, runtime=runtime, build=archive.resolve(stack.build_packages))
