@@ -6,7 +6,7 @@ import json
 import platform
 import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from twinrun.protocol.checks import ChecksJob
@@ -59,10 +59,18 @@ def unlike(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def slow(values: Mapping[str, float]) -> dict[str, float]:
     """Return the nodes whose value is below those of their peers, by the median absolute deviation."""
-    median = statistics.median(values.values())
-    deviation = NORMAL * statistics.median(abs(value - median) for value in values.values())
-    allowed = max(DEVIATIONS * deviation, LEAST_SHARE * median)
-    return {name: value for name, value in values.items() if value < median - allowed}
+    return {
+        name: value
+        for name, value in values.items()
+        # Of the others: a slow node among few would widen its own allowance.
+        if value < _least([other for peer, other in values.items() if peer != name])
+    }
+
+
+def _least(peers: Sequence[float]) -> float:
+    median = statistics.median(peers)
+    deviation = NORMAL * statistics.median(abs(value - median) for value in peers)
+    return median - max(DEVIATIONS * deviation, LEAST_SHARE * median)
 
 
 def demand_peers(values: Mapping[str, float], what: str) -> None:

@@ -19,28 +19,40 @@ SAMPLES_PER_SHARD, SHARDS_PER_RANK = 64, 2
 def checkpoint_restart(job: ChecksJob) -> None:
     """Stop training halfway, load what was saved into a fresh model, and go on."""
     import torch  # noqa: PLC0415
+    from safetensors.torch import load, save  # noqa: PLC0415
 
     from twinrun.train.device import device_of  # noqa: PLC0415
 
     device = device_of(job)
-    file = Path(job.out) / f"acceptance-{host()}.pt"
+    file = Path(job.out) / f"acceptance-{host()}.safetensors"
     model, optimizer = fresh(device, torch.float32)
     _steps(model, optimizer, range(STEPS // 2))
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.write_bytes(save(_state(model, optimizer)))
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     _steps(model, optimizer, range(STEPS // 2, STEPS))
     again, resumed = fresh(device, torch.float32)
     content = read_file(file)
     if hashlib.sha256(content).hexdigest() != digest:
         raise Failed("the checkpoint is read other than it was written", remedy="test the file system")
-    saved = torch.load(file, weights_only=True, map_location=device)
-    again.load_state_dict(saved["model"])
-    resumed.load_state_dict(saved["optimizer"])
+    _restore(again, resumed, load(content))
     _steps(again, resumed, range(STEPS // 2, STEPS))
     file.unlink()
     for one, other in zip(again.parameters(), model.parameters(), strict=True):
         if not torch.equal(one, other):
             raise Failed("after the restart the weights are others", remedy=EXCLUDE)
+
+
+def _state(model: Any, optimizer: Any) -> dict[str, Any]:
+    momenta = optimizer.state_dict()["state"].items()
+    return model.state_dict() | {f"momentum.{index}": one["momentum_buffer"] for index, one in momenta}
+
+
+def _restore(model: Any, optimizer: Any, saved: dict[str, Any]) -> None:
+    model.load_state_dict({name: saved[name] for name in model.state_dict()})
+    state = optimizer.state_dict()
+    parameters = range(len(state["param_groups"][0]["params"]))
+    state["state"] = {index: {"momentum_buffer": saved[f"momentum.{index}"]} for index in parameters}
+    optimizer.load_state_dict(state)
 
 
 def _steps(model: Any, optimizer: Any, steps: range) -> None:
