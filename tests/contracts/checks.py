@@ -29,7 +29,7 @@ SCRIPT_LINES = 120
 # The software of publications that nobody can build whole any more, with the reason.
 PUBLISHED_STACKS = "docs/reference/published-stacks.md"
 # Triton comes with PyTorch.
-FRAMEWORK = ("torch", "triton")
+FRAMEWORK = ("torch", "triton", "safetensors")
 # Records are committed for good; what is longer belongs beside them, by its digest.
 RECORD_BYTES = 200_000
 RECORD_NAME = re.compile(r"[a-z0-9.-]+x[0-9]+_[a-z0-9.-]+_[0-9]{4}-[0-9]{2}-[0-9]{2}(-[0-9]+)?\.json")
