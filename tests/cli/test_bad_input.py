@@ -103,7 +103,10 @@ def root(tmp_path: Path) -> Path:
         (["recipes/mpt7b-scalign"], ["unknown recipe", "mpt7b-scalign", "allowed:", "mpt7b-scaling`?"]),
         ([RECIPE, "--vendor", "cudaa"], ["--vendor", "cudaa", "cpu, cuda, rocm", "did you mean `cuda`?"]),
         ([RECIPE, "--engine", "vnev"], ["--engine: unknown engine", "docker, host, venv", "`venv`?"]),
-        ([RECIPE, "--launcher", "slrm"], ["--launcher: unknown launcher", "slrm", "allowed: torchrun"]),
+        (
+            [RECIPE, "--launcher", "slrm"],
+            ["--launcher: unknown launcher", "slrm", "allowed: mpirun, srun, torchrun"],
+        ),
         ([RECIPE, "--scale", "smok"], ["--scale: unknown scale", "smok", "node", "paper", "`smoke`?"]),
         ([RECIPE, "--stack", "cpuu"], ["unknown stack", "cpuu", "allowed: cpu,", "did you mean `cpu`?"]),
         ([RECIPE, "--set", "stepz=3"], ["--set stepz: no such field", "allowed:", "`steps`?"]),

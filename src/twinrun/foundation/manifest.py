@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -63,7 +63,7 @@ def validate(data: Any, model: type[Model], *, place: str, also: Iterable[str] =
         found = error.errors(include_url=False)
         # A misspelt key is unknown, and what it should have been is missing: the first is the cause.
         first = next((one for one in found if one["type"] == "extra_forbidden"), found[0])
-        raise _explain(first, model, place, set(also)) from None
+        raise _explain(first, data, model, place, set(also)) from None
     except (ValueError, OverflowError, RecursionError) as error:
         raise InputError(f"cannot be read: {error}", place=place) from None
 
@@ -102,9 +102,11 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"broken TOML: {error}", place=str(path)) from None
 
 
-def _explain(error: ErrorDetails, model: type[BaseModel], place: str, also: set[str]) -> InputError:
+def _explain(
+    error: ErrorDetails, data: Any, model: type[BaseModel], place: str, also: set[str]
+) -> InputError:
     location = error["loc"]
-    key = ".".join(str(part) for part in location)
+    key = ".".join(_keys_of(data, location, absent=error["type"] == "missing"))
     where = f"{place}:{key}" if key else place
     if error["type"] == "extra_forbidden":
         name = str(location[-1])
@@ -115,6 +117,17 @@ def _explain(error: ErrorDetails, model: type[BaseModel], place: str, also: set[
     if error["type"] == "missing":
         return InputError("this key is required", place=where, hint="see docs/reference/manifests.md")
     return InputError(error["msg"], place=where, found=repr(error["input"]))
+
+
+def _keys_of(data: Any, location: tuple[int | str, ...], *, absent: bool) -> Iterator[str]:
+    """Yield the keys of a location; between them pydantic also names the member of a union that it tried."""
+    for number, part in enumerate(location):
+        inside = part in data if isinstance(data, dict) else isinstance(data, list) and isinstance(part, int)
+        if inside:
+            data = data[part]  # type: ignore[index]  # a list has numbers
+            yield str(part)
+        elif absent and number == len(location) - 1:
+            yield str(part)
 
 
 def _keys_at(model: Any, location: tuple[int | str, ...]) -> set[str]:
