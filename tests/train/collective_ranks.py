@@ -133,7 +133,8 @@ def a_hook_trains_as_the_library_does(links: Links) -> None:
         return torch.cat([one.detach().flatten() for one in model.parameters()]), losses
 
     library, losses = trained(None, hooked=False)
-    assert losses[-1] < losses[0]
+    # One rank's batches differ in how hard they are.
+    assert sum(losses[-10:]) < sum(losses[:10])
     for codec, allowed in ((None, 1e-5), ("bf16", 1e-2), ("int8", 2e-2)):
         found, _ = trained(codec, hooked=True)
         apart = torch.linalg.vector_norm(found - library) / torch.linalg.vector_norm(library)

@@ -2,10 +2,11 @@
 
 Of each kernel and architecture: registers a thread (on AMD of the vector file, accumulators included),
 bytes spilled, static shared memory of a block, and warps that fit on a multiprocessor at once. Of AMD's
-scan kernels also VALU slots per state element in each innermost loop over steps, counted in the
-disassembly: an exponential stands for a state element, a vector instruction takes one slot and a
-transcendental one four, having a quarter of the rate; matrix instructions run compare_upstream. Where a loop
-branches, the cheapest way through it counts: the others restart a sequence or repeat a step.
+kernels also flat accesses, which wait for LDS and for global memory; none is allowed. Of AMD's scan kernels
+also VALU slots per state element in each innermost loop over steps, counted in the disassembly: an
+exponential stands for a state element, a vector instruction takes one slot and a transcendental one four,
+having a quarter of the rate; matrix instructions run beside them and take none. Where a loop branches, the
+cheapest way through it counts: the others restart a sequence or repeat a step.
 """
 
 from __future__ import annotations
@@ -78,13 +79,18 @@ def measure(arch: str) -> dict[str, Budget]:
     if missing:
         raise compiler.CompileError(f"{arch}: {missing[arch]}")
     entry = compiler.read_index(compiler.OBJECTS)["archs"][arch]
-    loops = slots(compiler.OBJECTS / entry["object"]) if arch.startswith("gfx") else {}
-    found = {}
+    amd = arch.startswith("gfx")
+    code = dict(_disassembled(compiler.OBJECTS / entry["object"])) if amd else {}
+    found: dict[str, Budget] = {}
     for name, kernel in entry["kernels"].items():
         shared = kernel["shared_static"] + kernel["shared_base"] + kernel["shared_per_state_tile"]
         warps = MULTIPROCESSORS[arch].warps(kernel["registers"], shared, kernel["threads"])
         used = {key: kernel[key] for key in ("registers", "spills", "shared_static")}
-        found[name] = {**used, "warps": warps} | ({"slots": loops[name]} if loops.get(name) else {})
+        found[name] = {**used, "warps": warps}
+        if name in code:
+            found[name]["flat"] = flat_accesses(code[name])
+        if name.startswith("scan_") and (loops := slots(code.get(name, ()))):
+            found[name]["slots"] = loops
     return found
 
 
@@ -99,7 +105,7 @@ def exceeded(found: dict[str, Budget], budget: dict[str, Budget]) -> list[str]:
     lines = [f"{name}: not in the budget" for name in sorted(set(found) - set(budget))]
     lines += [f"{name}: in the budget, not compiled" for name in sorted(set(budget) - set(found))]
     for name in sorted(set(found) & set(budget)):
-        for key in ("registers", "spills", "shared_static", "warps", "slots"):
+        for key in ("registers", "spills", "shared_static", "warps", "flat", "slots"):
             now, allowed = found[name].get(key), budget[name].get(key)
             if now != allowed and _worse(key, now, allowed):
                 lines.append(f"{name}: {key} {now}, budget {allowed}")
@@ -137,17 +143,23 @@ _FUNCTION = re.compile(r"^([0-9a-f]+) <(\w+)>:$(.*?)(?=^[0-9a-f]+ <|\Z)", re.MUL
 _LINE = re.compile(r"^\s+(\w+).*?// ([0-9A-F]+):[^<\n]*(?:<\w+(?:\+0x([0-9a-f]+))?>)?$", re.MULTILINE)
 
 
-def slots(code_object: Path) -> dict[str, list[float]]:
-    """Return slots per state element in each scan kernel's innermost loops over steps, in code order."""
+def slots(code: Sequence[Instruction]) -> list[float]:
+    """Return slots per state element in the innermost loops over steps of a scan kernel, in code order."""
+    return [round(a_loop, 1) for a_loop in loop_slots(code)]
+
+
+def flat_accesses(code: Sequence[Instruction]) -> int:
+    """Return how many accesses do not say whether they go to global memory or to LDS, and wait for both."""
+    return sum(instruction.name.startswith("flat_") for instruction in code)
+
+
+def _disassembled(code_object: Path) -> list[tuple[str, list[Instruction]]]:
     objdump = next(filter(None, map(shutil.which, ("llvm-objdump-19", "llvm-objdump"))), None)
     if objdump is None:
         raise compiler.CompileError("needs llvm-objdump, of Debian's llvm-19")
     text = subprocess.run([objdump, "-d", code_object], capture_output=True, text=True, check=True).stdout
-    return {
-        name: [round(a_loop, 1) for a_loop in loop_slots(list(_instructions(int(start, 16), body)))]
-        for start, name, body in _FUNCTION.findall(text)
-        if name.startswith("scan_")
-    }
+    found = _FUNCTION.findall(text)
+    return [(name, list(_instructions(int(start, 16), body))) for start, name, body in found]
 
 
 def _instructions(start: int, body: str) -> Iterator[Instruction]:
@@ -156,7 +168,7 @@ def _instructions(start: int, body: str) -> Iterator[Instruction]:
         yield Instruction(int(address, 16), name, start + int(offset or "0", 16) if branches else None)
 
 
-def loop_slots(code: list[Instruction]) -> Iterable[float]:
+def loop_slots(code: Sequence[Instruction]) -> Iterable[float]:
     """Return slots per exponential of every innermost loop that has many."""
     place = {instruction.address: index for index, instruction in enumerate(code)}
     jumps = {i: place[x.target] for i, x in enumerate(code) if x.target is not None and x.target in place}
@@ -173,7 +185,7 @@ def loop_slots(code: list[Instruction]) -> Iterable[float]:
             yield cost / elements
 
 
-def _cheapest(code: list[Instruction], jumps: dict[int, int], first: int, last: int) -> tuple[int, int]:
+def _cheapest(code: Sequence[Instruction], jumps: dict[int, int], first: int, last: int) -> tuple[int, int]:
     """Return slots and exponentials on the cheapest way from a loop's first instruction to its last.
 
     Rarely run parts of a loop may lie behind it, so ways through the whole function are looked at.

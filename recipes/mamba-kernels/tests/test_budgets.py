@@ -40,6 +40,17 @@ def test_nothing_spills_on_amd() -> None:
     assert not [f"{arch} {name}" for arch, name in kernels if allowed[arch][name]["spills"]]
 
 
+def test_every_access_on_amd_says_which_memory_it_goes_to() -> None:
+    _, allowed = budgets.read()
+    kernels = [(arch, name) for arch in allowed if arch.startswith("gfx") for name in allowed[arch]]
+    assert not [f"{arch} {name}" for arch, name in kernels if allowed[arch][name]["flat"] != 0]
+
+
+def test_flat_accesses_are_counted() -> None:
+    code = _code(("flat_load_dword", None), ("global_load_dword", None), ("flat_store_short", None))
+    assert budgets.flat_accesses(code) == 2
+
+
 def test_every_block_fits_a_multiprocessor() -> None:
     _, allowed = budgets.read()
     too_big = [
@@ -52,7 +63,14 @@ def test_every_block_fits_a_multiprocessor() -> None:
 
 
 FOUND: dict[str, budgets.Budget] = {
-    "scan": {"registers": 96, "spills": 0, "shared_static": 4096, "warps": 16, "slots": [8.5, 22.0]}
+    "scan": {
+        "registers": 96,
+        "spills": 0,
+        "shared_static": 4096,
+        "warps": 16,
+        "flat": 0,
+        "slots": [8.5, 22.0],
+    }
 }
 
 
@@ -62,6 +80,7 @@ FOUND: dict[str, budgets.Budget] = {
         ("registers", 104, "scan: registers 104, budget 96"),
         ("spills", 8, "scan: spills 8, budget 0"),
         ("warps", 12, "scan: warps 12, budget 16"),
+        ("flat", 1, "scan: flat 1, budget 0"),
         ("slots", [8.6, 22.0], "scan: slots [8.6, 22.0], budget [8.5, 22.0]"),
         ("slots", [8.5], "scan: slots [8.5], budget [8.5, 22.0]"),
     ],
@@ -78,6 +97,7 @@ def test_what_is_better_passes() -> None:
         "spills": 0,
         "shared_static": 0,
         "warps": 20,
+        "flat": 0,
         "slots": [22.0, 8.4],
     }
     assert budgets.exceeded({"scan": better}, FOUND) == []

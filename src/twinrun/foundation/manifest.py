@@ -124,7 +124,7 @@ def _keys_of(data: Any, location: tuple[int | str, ...], *, absent: bool) -> Ite
     for number, part in enumerate(location):
         inside = part in data if isinstance(data, dict) else isinstance(data, list) and isinstance(part, int)
         if inside:
-            data = data[part]  # type: ignore[index]  # a list has numbers
+            data = data[part]
             yield str(part)
         elif absent and number == len(location) - 1:
             yield str(part)

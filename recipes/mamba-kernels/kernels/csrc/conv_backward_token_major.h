@@ -196,11 +196,8 @@ DEVICE void backward_along_channels(const ConvBackward& p, float* sums) {
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < LOGICAL_WARPS; ++i) sum += strided_sum(k, c, i);
-    if (k == TAPS) {
-      p.bias_partial[position] = sum;
-    } else {
-      p.weight_partial[position * width + k - unused_taps] = sum;
-    }
+    float* to = k == TAPS ? p.bias_partial + position : p.weight_partial + (position * width + k - unused_taps);
+    *global_pointer<float>(reinterpret_cast<uintptr_t>(to)) = sum;
   }
 }
 

@@ -82,6 +82,10 @@ DEVICE void cp_async(void* shared, const void* from) {
 DEVICE void cp_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 // Prefetches into L1.
 DEVICE void prefetch_l1(const void* from) { asm volatile("prefetch.global.L1 [%0];" ::"l"(from)); }
+template <class T>
+DEVICE T* global_pointer(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
 DEVICE uint32_t float_bits(float x) { return __float_as_uint(x); }
 DEVICE float bits_float(uint32_t x) { return __uint_as_float(x); }
 template <int mask>
@@ -131,6 +135,12 @@ DEVICE void barrier() {
 DEVICE void warp_sync() {
   __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
   __builtin_amdgcn_wave_barrier();
+}
+// A pointer to global memory from its address. clang would access what an integer points to, or one of two pointers,
+// with flat instructions, which also wait for LDS.
+template <class T>
+DEVICE T* global_pointer(uintptr_t address) {
+  return (T*)(__attribute__((address_space(1))) T*)address;
 }
 DEVICE uint32_t opaque(uint32_t x) { return x; }
 // clang advances every address of a loop by itself: 24 of the forward pass's 154 slots for four steps; base addresses
@@ -234,6 +244,10 @@ DEVICE float* dynamic_shared() { return emulator::dynamic_shared(); }
 DEVICE void cp_async(void* shared, const void* from) { __builtin_memcpy(shared, from, 16); }
 DEVICE void prefetch_l1(const void*) {}
 DEVICE void cp_async_wait() {}
+template <class T>
+DEVICE T* global_pointer(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
 DEVICE uint32_t float_bits(float x) {
   uint32_t bits;
   __builtin_memcpy(&bits, &x, 4);

@@ -221,7 +221,7 @@ DEVICE void store_projections(const ScanBackward& p, BackwardShared& s, int64_t 
     for (int i = 0; i < 4; ++i) total[i] *= scale;
     if (HAS_MMA_TF32 && !is_finite(total[0] + total[1] + total[2] + total[3])) s.non_finite = 1;
     if (time >= sizes.length) continue;
-    float* partial = reinterpret_cast<float*>(s.partial[kind]) + to;
+    float* partial = global_pointer<float>(s.partial[kind]) + to;
     if (sizes.states % 4 == 0) {
       if (left > 0) store_global(partial, Vector<float, 4>{{total[0], total[1], total[2], total[3]}});
     } else {
@@ -495,14 +495,14 @@ DEVICE int backward_chunks(const ScanBackward& p, BackwardShared& s, const Carry
     const VectorThreadMap lane(thread);
     // As in ProjectionItems.
     const int kind = thread / (THREADS / 2), time = thread / STATE_TILE % 4 * 8;
-    const T* row = reinterpret_cast<const T*>(s.projection_rows[kind][thread % STATE_TILE]);
+    const T* row = global_pointer<const T>(s.projection_rows[kind][thread % STATE_TILE]);
     if (chunk < full_chunks) {
       projections.template load<true>(row + time, p.b, p.c, sizes, state_tile, chunk);
     } else {
       projections.template load<false>(row + time * (kind ? p.c.time : p.b.time), p.b, p.c, sizes, state_tile, chunk);
     }
     if (MULTI_TILE) load_decay_rates(a, p.a, sizes, tile, lane, state_tile);
-    const float* states = reinterpret_cast<const float*>(s.checkpoint_rows[lane.channel()]);
+    const float* states = global_pointer<const float>(s.checkpoint_rows[lane.channel()]);
     states += chunk * sizes.states + state_tile * STATE_TILE + lane.state;
     const StateVector access(sizes, tile, lane, state_tile);
     if (COPIES && access.vectorized) {

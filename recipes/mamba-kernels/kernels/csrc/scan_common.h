@@ -120,7 +120,7 @@ struct RowPointers {
   }
   template <class T, bool FULL, class S>
   DEVICE T* items(int tensor, const Sequence& s, int64_t chunk, S items) const {
-    T* row = reinterpret_cast<T*>(start[tensor][items.major()]);
+    T* row = global_pointer<T>(start[tensor][items.major()]);
     if constexpr (FULL && S::along_time) return row + (chunk * CHUNK + items.minor());
     return row + chunk * CHUNK * s.time + items.minor() * (S::along_time ? s.time : s.channel);
   }
