@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from twinrun.foundation.text import number, percent
@@ -36,13 +36,17 @@ class _Row(NamedTuple):
 
 
 def hardware_table(records: Sequence[Recorded], drawn: Drawn) -> Table | None:
-    """Return a row for each published number and for the largest point of each record; None without any."""
+    """Return the best published and the best measured row of each GPU and model; None without any.
+
+    Of a record the largest point counts.
+    """
     tables = tables_of(drawn.recipe)
     formula = tables.models[tables.training.model].formula
-    rows = [*_published(drawn, formula), *_measured(records, drawn, formula)]
+    found = (_published(drawn, formula), _measured(records, drawn, formula))
+    rows = [row for each in found for row in _best(each)]
     if not rows:
         return None
-    order = list(dict.fromkeys((tables.training.model, *(row.model for row in rows))))
+    order = list(dict.fromkeys((tables.training.model, *tables.models, *(row.model for row in rows))))
     rows.sort(key=lambda row: order.index(row.model))
     return Table(
         title="Which hardware to choose: a card as published and as measured here",
@@ -55,8 +59,19 @@ def hardware_table(records: Sequence[Recorded], drawn: Drawn) -> Table | None:
     )
 
 
+def _best(rows: Iterable[_Row]) -> list[_Row]:
+    """Return the fastest row of each GPU and model."""
+    best: dict[tuple[str, str], _Row] = {}
+    for row in rows:
+        key = (row.gpu.id, row.model)
+        if key not in best or row.rate > best[key].rate:
+            best[key] = row
+    return list(best.values())
+
+
 def _notes(formula: str, lacking: Sequence[str]) -> tuple[str, ...]:
     notes = (
+        "Of each GPU and model the fastest that was published, and the fastest that was measured.",
         f"TFLOP/s: {formula}; share: of the dense bf16 peak; tokens/s: TFLOP/s over FLOP of a token.",
         f"Tokens per kWh of TDP = tokens/s per card / W per card x {KILOWATT_HOUR:,.0f}.",
         "W: the most a card draws by its data sheet; none was measured, the rest of the node is left out.",
