@@ -269,8 +269,8 @@ def test_a_microbatch_that_does_not_fit_is_told(broken: Path, tmp_path: Path) ->
 
 
 def plant(root: Path, failure: str) -> None:
-    """Put `failure` in front of the training of the recipe's script."""
-    script = root / RECIPE / "train.py"
+    """Put `failure` in front of the training."""
+    script = root / "src" / "twinrun" / "train" / "composer_loop.py"
     call = "    composer_adapter.start(job)\n"
     replace(script, call, f"{call}    {failure}\n")
     replace(

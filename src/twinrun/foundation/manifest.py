@@ -122,8 +122,8 @@ def _explain(
 def _keys_of(data: Any, location: tuple[int | str, ...], *, absent: bool) -> Iterator[str]:
     """Yield the keys of a location; between them pydantic also names the member of a union that it tried."""
     for number, part in enumerate(location):
-        inside = part in data if isinstance(data, dict) else isinstance(data, list) and isinstance(part, int)
-        if inside:
+        places = data if isinstance(data, dict) else range(len(data)) if isinstance(data, list) else ()
+        if part in places:
             data = data[part]
             yield str(part)
         elif absent and number == len(location) - 1:
