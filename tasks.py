@@ -10,6 +10,7 @@ from invoke.tasks import task
 
 from twinrun.cli.checkpoint_task import checkpoint as checkpoint_command  # noqa: F401 - a command too
 from twinrun.cli.exit_codes import exit_on_error
+from twinrun.cli.options import count
 from twinrun.cli.site_tasks import site_tasks
 
 ROOT = Path(__file__).resolve().parent
@@ -185,7 +186,7 @@ def data(
     name: str,
     recipe: str = "recipes/mpt7b-scaling",
     engine: str = "venv",
-    files: int = 0,
+    files: str = "",
     endpoint: str = "",
 ) -> None:
     """Fetch, verify and tokenise a data set; goes on where it was stopped."""
@@ -193,7 +194,7 @@ def data(
         from twinrun.cli import commands
 
         commands.data(
-            ROOT, name, recipe=recipe, engine=engine, files=files or None, endpoint=endpoint or None
+            ROOT, name, recipe=recipe, engine=engine, files=count(files, "--files"), endpoint=endpoint or None
         )
 
 

@@ -263,3 +263,13 @@ def busy_seconds(root: Path, arguments: tuple[str, ...], variables: Mapping[str,
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("cluster", "up", "--nodes"), ("checkpoint", "verify", "nowhere", "--step"), ("data", "c4", "--files")],
+    ids=["nodes", "step", "files"],
+)
+def test_a_word_where_a_number_belongs(root: Path, command: tuple[str, ...]) -> None:
+    message = refused(root, *command, "three")
+    assert f"{command[-1]}: not a whole number found: three allowed: digits alone" in message

@@ -103,7 +103,6 @@ OTHERS: dict[str, st.SearchStrategy[Any]] = {
     "global_batch": st.integers(1, 500).filter(lambda size: size != 16).map(lambda size: 2 * size),
     "microbatch": st.sampled_from([1, 2, 4, 8]),
     "precision": st.just("bf16"),
-    "parameter_type": st.just("bf16"),
     "sharding": st.just("none"),
     "reduction": st.just("step"),
     "attention": st.just("math"),
@@ -125,7 +124,7 @@ OTHERS: dict[str, st.SearchStrategy[Any]] = {
     "devices": st.sampled_from([1, 2, "[1]", " 2 "]),
 }
 # Those of other models, and of another kind of schedule.
-NOT_HERE = {"kernels", "layout", "position_weighting", "optimizer.schedule"}
+NOT_HERE = {"kernels", "layout", "parameter_type", "position_weighting", "optimizer.schedule"}
 
 
 def test_every_field_of_the_training_table_is_among_those_changed() -> None:
@@ -147,6 +146,14 @@ def test_any_changed_setting_changes_the_digest(data: st.DataObject) -> None:
     base = ("microbatch=auto",) if key == "global_batch" else ()
     setting = f"{key}={data.draw(OTHERS[key], label=key)}"
     assert smoke_digest((*base, setting)) != smoke_digest(base)
+
+
+@pytest.mark.parametrize(
+    "setting", ["kernels=ours", "layout=token-major", "position_weighting=9", "parameter_type=bf16"]
+)
+def test_a_setting_of_another_family_is_refused(setting: str) -> None:
+    with pytest.raises(InputError, match="the family `mpt` has no such setting"):
+        plan(scale="smoke", settings=(setting,))
 
 
 def test_how_it_runs_is_part_of_the_digest() -> None:

@@ -9,6 +9,7 @@ from invoke.exceptions import Exit
 from invoke.tasks import task
 
 from twinrun.cli.exit_codes import exit_on_error
+from twinrun.cli.options import count
 
 
 @task(
@@ -24,7 +25,7 @@ def checkpoint(
     context: Context,
     action: str,
     place: str,
-    step: int = -1,
+    step: str = "",
     out: str = "",
     json: bool = False,
 ) -> None:
@@ -34,5 +35,5 @@ def checkpoint(
         from twinrun.cli import checkpoint as command
 
         file = Path(out) if out else None
-        code = command.checkpoint(action, place, step=None if step < 0 else step, out=file, as_json=json)
+        code = command.checkpoint(action, place, step=count(step, "--step"), out=file, as_json=json)
     raise Exit(code=code)

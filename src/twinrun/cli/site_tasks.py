@@ -9,6 +9,7 @@ from invoke.context import Context
 from invoke.tasks import task
 
 from twinrun.cli.exit_codes import exit_on_error
+from twinrun.cli.options import count
 
 
 def site_tasks(root: Path) -> tuple[Any, Any]:
@@ -22,12 +23,17 @@ def site_tasks(root: Path) -> tuple[Any, Any]:
             "mount": "folder that nodes see beside checkout, interpreter and cache; may be given many times",
         },
     )
-    def cluster(context: Context, what: str, nodes: int = 3, mount: list[str] | None = None) -> None:
+    def cluster(context: Context, what: str, nodes: str = "3", mount: list[str] | None = None) -> None:
         """Start, list or remove a Slurm cluster of containers on this machine: the site `local`."""
         with exit_on_error():
             from twinrun.cli import sites
 
-            sites.cluster(root, what, nodes=nodes, mounts=tuple(Path(one).resolve() for one in mount or ()))
+            sites.cluster(
+                root,
+                what,
+                nodes=count(nodes, "--nodes") or 0,
+                mounts=tuple(Path(one).resolve() for one in mount or ()),
+            )
 
     @task(
         help={

@@ -23,6 +23,8 @@ ACTIVATION_BYTES_PER_FEATURE = 37
 class Shape(ModelShape):
     """One member of the MPT family."""
 
+    fixed = {"kernels": None, "layout": None, "position_weighting": None, "parameter_type": "fp32"}  # noqa: RUF012
+
     family: Literal["mpt"] = "mpt"
     width: Positive
     """Features of the residual stream."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,6 +17,9 @@ Checkpointing = bool | Literal["selective"]
 
 class ModelShape(Frozen):
     """One member of a model family; sizes are counts of features, layers or tokens."""
+
+    fixed: ClassVar[Mapping[str, object]] = {}
+    """Settings of a training that the family does not have, with the one value that they may be given."""
 
     family: str
     """Module under `twinrun/train/models/` that builds it."""

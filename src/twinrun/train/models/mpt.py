@@ -187,10 +187,6 @@ class MPT(Model):
 
 def build(shape: Shape, *, training: Training) -> MPT:
     """Return an MPT, see `twinrun.train.models.Family`."""
-    alien = {"kernels": None, "layout": None, "position_weighting": None, "parameter_type": "fp32"}
-    for name, allowed in alien.items():
-        if (found := getattr(training, name)) != allowed:
-            raise InputError("MPT has no such setting", place=name, found=found, allowed=allowed or "none")
     whole = training.activation_checkpointing
     if isinstance(whole, str):
         raise InputError("MPT recomputes whole blocks", place="activation_checkpointing", found=whole)

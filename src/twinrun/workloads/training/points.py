@@ -33,6 +33,7 @@ def plan(request: PlanRequest) -> Planned:
     if scale.models and "model" not in overrides:
         training, because = _largest(tables, scale, training, places, request.hardware)
     shape = tables.models[training.model]
+    _refuse_foreign(shape, training)
     marks = fingerprint(shape, training)
     points = _points(shape, training, places, scale, request.hardware)
     ids = ", ".join(point.id for point in points)
@@ -87,6 +88,19 @@ def _training(tables: Tables, scale: TrainingScale, overrides: dict[str, Any], m
             allowed="fewer warm-up steps than steps",
         )
     return training
+
+
+def _refuse_foreign(shape: AnyShape, training: Training) -> None:
+    """Raise InputError for a setting that the model's family does not have."""
+    for name, allowed in shape.fixed.items():
+        if (found := getattr(training, name)) != allowed:
+            raise InputError(
+                f"the family `{shape.family}` has no such setting",
+                place=f"--set {name}",
+                found=found,
+                allowed=allowed or "none",
+                hint=f"leave it out, or choose a model of another family than {training.model}'s",
+            )
 
 
 def _known(key: str, name: str, table: dict[str, Any]) -> None:
