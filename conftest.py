@@ -66,7 +66,8 @@ def _root() -> str:
 
 # Every other name is that of a program.
 CHECKS: dict[str, Callable[[], str]] = {"docker": _engine, "gpu": _gpu, "mirror": _mirror, "root": _root} | {
-    name: functools.partial(_package, name) for name in ("composer", "streaming", "torch", "transformers")
+    name: functools.partial(_package, name)
+    for name in ("composer", "deepspeed", "streaming", "torch", "transformers")
 }
 
 

@@ -147,7 +147,15 @@ def cluster(session: nox.Session) -> None:
     """Start a Slurm cluster of containers, train on two nodes of it, and break it."""
     session.install("--require-hashes", "-r", LOCK, silent=False)
     session.install("-e", ".[test]")
-    session.run(*ONE_BY_ONE, "-m", "cluster", "tests", *session.posargs)
+    session.run(*ONE_BY_ONE, "-m", "cluster and not nightly", "tests", *session.posargs)
+
+
+@nox.session(tags=["nightly"])
+def faults(session: nox.Session) -> None:
+    """Preempt, kill, halt and cut off the ranks of two nodes of a Slurm cluster, each five times."""
+    session.install("--require-hashes", "-r", LOCK, silent=False)
+    session.install("-e", ".[test]")
+    session.run(*ONE_BY_ONE, "-s", "-m", "cluster", "tests/execution/test_faults.py", *session.posargs)
 
 
 @nox.session(tags=["engine"])
@@ -161,4 +169,4 @@ def images(session: nox.Session) -> None:
 def nightly(session: nox.Session) -> None:
     """Build stacks twice from nothing, for other distributions, and on a disk that fills up."""
     session.install("-e", ".[test]")
-    session.run(*ONE_BY_ONE, "-m", "nightly", "tests", *session.posargs)
+    session.run(*ONE_BY_ONE, "-m", "nightly and not cluster", "tests", *session.posargs)

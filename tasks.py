@@ -10,7 +10,7 @@ from invoke.tasks import task
 
 from twinrun.cli.checkpoint_task import checkpoint as checkpoint_command  # noqa: F401 - a command too
 from twinrun.cli.exit_codes import exit_on_error
-from twinrun.cli.options import count
+from twinrun.cli.options import count, demand_with, demand_without
 from twinrun.cli.site_tasks import site_tasks
 
 ROOT = Path(__file__).resolve().parent
@@ -23,13 +23,15 @@ cluster, jobs = site_tasks(ROOT)
         "recipe": "folder of the recipe, for example recipes/mpt7b-scaling",
         "vendor": "folder of images/vendors; what the machine has when left out",
         "stack": "folder of images/stacks; the recipe's current one when left out",
-        "engine": "docker, venv or host",
+        "engine": "docker, apptainer, venv or host",
         "launcher": "who starts the ranks: torchrun, srun or mpirun",
-        "scheduler": "who gives the machines: local or slurm",
+        "scheduler": "who gives the machines: local or slurm; kubernetes is printed with --dry",
         "cluster": "site of cluster.toml, where the scheduler is",
         "scale": "smoke, node or paper",
         "set": "key=value, a field of the table of the recipe's workload; may be given many times",
-        "checkpoint": "key=value: steps=N between saves, mode=exact or bounded, place and source",
+        "checkpoint": "key=value: steps=N between saves, mode=exact, canonical or bounded, place and source",
+        "leg": "the one leg to run, of a recipe whose run has several",
+        "from": "where the leg before it has left its checkpoint: a run folder or s3://...",
         "out": "folder for the run instead of runs/",
         "resume": "go on with the newest unfinished run of the same plan",
         "dry": "print the plan and stop",
@@ -48,6 +50,8 @@ def run(
     scale: str = "",
     set: list[str] | None = None,
     checkpoint: list[str] | None = None,
+    leg: str = "",
+    from_: str = "",
     out: str = "",
     resume: bool = False,
     dry: bool = False,
@@ -61,7 +65,13 @@ def run(
         names |= {"scheduler": scheduler, "cluster": cluster, "scale": scale}
         chosen = {key: name or None for key, name in names.items()}
         request = commands.Request(
-            recipe=recipe, settings=tuple(set or ()), checkpoint=tuple(checkpoint or ()), dry=dry, **chosen
+            recipe=recipe,
+            settings=tuple(set or ()),
+            checkpoint=tuple(checkpoint or ()),
+            leg=count(leg, "--leg"),
+            source=from_ or None,
+            dry=dry,
+            **chosen,
         )
         code = commands.run(ROOT, request, out=Path(out) if out else None, resume=resume, as_json=json)
     raise Exit(code=code)
@@ -73,7 +83,7 @@ def run(
         "vendor": "folder of images/vendors; alone it means the stack that the recipes use there",
         "dry": "print the plan and stop",
         "push": "repository of a registry to push the image to",
-        "save": "file to write the image to, for machines without a registry",
+        "save": "FILE.tar to write the image to, or a folder for it and all that a build needs",
         "base": "tar of the locked root file system, where mmdebstrap cannot make it",
         "wheelhouse": "folder with all packages; nothing is downloaded then",
         "index": "URL of the framework's own package index; $TWINRUN_INDEX when left out",
@@ -106,24 +116,59 @@ def build(
 
 
 @task(
-    help={"a": "record.json or folder", "b": "another", "claims": "judge between both", "json": "print JSON"}
+    help={
+        "a": "record.json or folder",
+        "b": "another",
+        "claims": "judge the claims between records instead",
+        "parity": "say whether both have one loss curve instead, inside the envelope of their control runs",
+        "points": "of a parity, one point of A and one of B; those of one name when left out",
+        "controls": "of a parity, a further record with control runs",
+        "out": "of a parity, the HTML file",
+        "json": "print JSON",
+    }
 )
-def compare(context: Context, a: str, b: str, claims: bool = False, json: bool = False) -> None:
+def compare(
+    context: Context,
+    a: str,
+    b: str,
+    claims: bool = False,
+    parity: bool = False,
+    points: str = "",
+    controls: str = "",
+    out: str = "",
+    json: bool = False,
+) -> None:
     """Explain what differs between two records, or judge the claims between the records of A and of B."""
     with exit_on_error():
         from twinrun.cli import commands
 
-        code = commands.compare(ROOT, Path(a), Path(b), claims=claims, as_json=json)
+        demand_with("--parity", parity, points=points, controls=controls, out=out)
+        demand_without("--parity", parity, claims=claims)
+        if parity:
+            files = {
+                name: Path(path) if path else None for name, path in (("controls", controls), ("out", out))
+            }
+            code = commands.parity(ROOT, Path(a), Path(b), points=points, as_json=json, **files)
+        else:
+            code = commands.compare(ROOT, Path(a), Path(b), claims=claims, as_json=json)
     raise Exit(code=code)
 
 
-@task(help={"what": "folder of a recipe or of a run, or a record", "out": "HTML file"})
-def report(context: Context, what: str, out: str = "") -> None:
-    """Write the HTML report of a run, or of a recipe's committed records."""
+@task(
+    help={
+        "what": "folder of a recipe or of a run, or a record",
+        "out": "file to write instead of report.html, or of submission.json with --form",
+        "form": "write the file with which a run is sent in, without names of hosts and folders",
+        "add": "a file that was sent in: check it and add its record to the recipe's results",
+    }
+)
+def report(context: Context, what: str, out: str = "", form: bool = False, add: str = "") -> None:
+    """Write the HTML report of a run, or of a recipe's committed records; send a record in, or take one."""
     with exit_on_error():
         from twinrun.cli import commands
 
-        commands.report(ROOT, what, out=Path(out) if out else None)
+        paths = {"out": Path(out) if out else None, "add": Path(add) if add else None}
+        commands.report(ROOT, what, form=form, **paths)
 
 
 @task(

@@ -18,7 +18,7 @@ from twinrun.images.inventory.page import facts, table
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.stack import find_stacks
 from twinrun.planning.project import Project
-from twinrun.report.page import write_recipe_report
+from twinrun.report.page import excerpt, write_recipe_report
 from twinrun.report.ranking import best_of, software
 from twinrun.report.words import headline, measured_value, outcome, published_neutral, published_value
 from twinrun.results.reading import read_record
@@ -161,17 +161,22 @@ def ran_in(record: Record) -> str:
 
 def results() -> str:
     """Return the claims of every recipe beside what its committed records say of them."""
-    return "\n\n".join(section(name, loaded) for name, loaded in PROJECT.recipes().items())
+    with_records_first = sorted(PROJECT.recipes().items(), key=lambda one: not committed(one[1].recipe.name))
+    return "\n\n".join(section(name, loaded) for name, loaded in with_records_first)
 
 
 def section(name: str, loaded: LoadedRecipe) -> str:
-    """Return the results of one recipe: a sentence and a table for the best record of each hardware."""
+    """Return the results of one recipe: which hardware to choose, and what the best record of each says."""
     recipe, records = loaded.recipe, committed(loaded.recipe.name)
     origin = f"{recipe.publication.figure} of “{recipe.publication.title}”, {recipe.publication.by}."
     link = f'<a href="{name}.html">All records, their pictures, and which hardware to choose</a>'
-    shown = [record_results(record) for record in best_of(records, PROJECT.metrics)]
-    rest = [*shown, link] if records else ["No record is committed yet."]
-    return "\n\n".join([f"## {recipe.title}", f"`{loaded.folder}`: {origin}", *rest])
+    shown = [record_results(record) for record in best_of(records, PROJECT.metrics) if record.verdicts]
+    if not records:
+        return "\n\n".join(
+            [f"## {recipe.title}", f"`{loaded.folder}`: {origin}", "No record is committed yet."]
+        )
+    choice = excerpt(records, loaded, PROJECT.gpus, PROJECT.metrics)
+    return "\n\n".join([f"## {recipe.title}", f"`{loaded.folder}`: {origin}", *shown, choice, link])
 
 
 def record_results(record: Record) -> str:

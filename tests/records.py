@@ -35,7 +35,9 @@ def hardware(gpu: str | None, devices: int = 8) -> Hardware:
     """Return the hardware of a plan."""
     row = PROJECT.gpus[gpu] if gpu else None
     memory = row.device_memory_bytes if row else None
-    return Hardware(gpu=row, device_memory_bytes=memory, devices=devices if row else 0, cores=2)
+    return Hardware(
+        gpu=row, device_memory_bytes=memory, devices=devices if row else 0, cores=2, processor="cpu"
+    )
 
 
 def plan(
@@ -46,6 +48,7 @@ def plan(
     devices: int = 8,
     settings: tuple[str, ...] = (),
     project: Project = PROJECT,
+    leg: int | None = None,
 ) -> Plan:
     """Return a plan for the current stack of a GPU's vendor, or of the processor."""
     loaded = project.recipe(recipe)
@@ -60,6 +63,7 @@ def plan(
         engine="host",
         launcher="torchrun",
         scheduler="local",
+        leg=leg,
     )
     return made
 

@@ -11,7 +11,9 @@ from twinrun.checkpoints.store import Store
 VALUES = bytes(range(24))
 
 
-def write(store: Store, *, step: int, token: int) -> Manifest:
+def write(
+    store: Store, *, step: int, token: int, identity: dict[str, str] | None = None, version: int = FORMAT
+) -> Manifest:
     """Save a tensor of two rows in two parts, a file each, as two ranks do."""
     files, chunks = [], []
     for rank in range(2):
@@ -32,12 +34,12 @@ def write(store: Store, *, step: int, token: int) -> Manifest:
         digest = hashlib.sha256(data).hexdigest()
         chunks.append(Chunk(file=name, key=key, offsets=(rank, 0), sizes=(1, 3), sha256=digest))
     manifest = Manifest(
-        format=FORMAT,
+        format=version,
         step=step,
         samples=step * 16,
         token=token,
         previous=None,
-        identity={"seed": "17"},
+        identity=identity or {"seed": "17"},
         layout={"world_size": "2"},
         files=tuple(files),
         tensors={"model.weight": StoredTensor(dtype="F32", shape=(2, 3), chunks=tuple(chunks))},

@@ -273,3 +273,16 @@ def busy_seconds(root: Path, arguments: tuple[str, ...], variables: Mapping[str,
 def test_a_word_where_a_number_belongs(root: Path, command: tuple[str, ...]) -> None:
     message = refused(root, *command, "three")
     assert f"{command[-1]}: not a whole number found: three allowed: digits alone" in message
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--points", "a,b"), "--points: only with --parity found: no --parity hint: add --parity"),
+        (("--controls", "x"), "--controls: only with --parity"),
+        (("--parity", "--claims"), "--parity: two questions at once found: --claims"),
+    ],
+    ids=["points", "controls", "claims"],
+)
+def test_an_option_that_would_do_nothing(root: Path, options: tuple[str, ...], said: str) -> None:
+    assert said in refused(root, "compare", "a.json", "b.json", *options)

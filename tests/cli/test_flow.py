@@ -16,6 +16,7 @@ from tests.contracts.baking import bake, checkout
 from tests.execution.fake_engine import NAME, Play, Script, register, torchrun_report
 from twinrun.cli import commands
 from twinrun.execution.selection import select
+from twinrun.execution.sweep import finished
 from twinrun.foundation.errors import InputError, Interrupted, MachineError, RunError, TwinrunError
 from twinrun.planning.project import Project
 from twinrun.protocol.job import OUT_OF_MEMORY
@@ -84,6 +85,24 @@ def test_a_run_measures_records_judges_and_reports(site: Site, capsys: pytest.Ca
     assert {"plan.json", "metrics.jsonl", "record.json", "report.html"} <= {
         path.name for path in folder.iterdir()
     }
+
+
+def test_the_warm_up_is_not_timed(trained: Site) -> None:
+    assert trained.invoke() == 0
+    for point in trained.record().points:
+        step_time = point.measurement("step-time")
+        assert step_time
+        assert (step_time.median, step_time.high) == (0.5, 0.5)
+        assert point.facts["warm-up steps"]
+        assert point.attempts == ()
+
+
+def test_points_of_another_plan_are_not_taken(trained: Site) -> None:
+    assert trained.invoke() == 0
+    (folder,) = trained.folders()
+    plan = trained.record().plan
+    assert set(finished(folder, plan)) == {point.id for point in plan.points}
+    assert finished(folder, plan.model_copy(update={"stack": "another"})) == {}
 
 
 def test_runs_of_one_second_are_apart(site: Site) -> None:

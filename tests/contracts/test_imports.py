@@ -38,7 +38,7 @@ APART = {("results", "images"), ("report", "images")}
 OF_RANKS = ("foundation", "protocol", "checkpoints", "train")
 # A module of one workload; those that all share lie beside the folders.
 WORKLOAD = re.compile(rf"twinrun\.workloads\.({'|'.join(workload_names())})(\..*)?")
-STACK_PACKAGES = {"composer", "streaming", "torch", "transformers", "triton"}
+STACK_PACKAGES = {"composer", "deepspeed", "streaming", "torch", "transformers", "triton"}
 RECIPE = min(shown(path) for path in (ROOT / "recipes").iterdir())
 # Extras that one module may import, when it is called.
 EXTRAS = {"twinrun.checkpoints.s3": {"boto3", "botocore"}}
@@ -141,10 +141,11 @@ def test_models_import_torch_and_nothing_of_a_framework() -> None:
         assert not others, f"{name} imports the model {sorted(others)}"
 
 
-def test_composer_is_imported_in_one_module() -> None:
+@pytest.mark.parametrize("framework", ["composer", "deepspeed"])
+def test_a_framework_is_imported_in_one_module(framework: str) -> None:
     texts = {name: path.read_text(encoding="utf-8") for name, path in modules().items()}
-    importers = [name for name, text in texts.items() if "composer" in imported(text)]
-    assert importers == ["twinrun.train.composer_adapter"]
+    importers = [name for name, text in texts.items() if framework in imported(text)]
+    assert importers == [f"twinrun.train.{framework}_adapter"]
 
 
 def test_the_host_side_imports_only_what_the_project_declares() -> None:

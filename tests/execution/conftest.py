@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 
 import docker
@@ -13,6 +14,9 @@ from docker import DockerClient
 
 from tests.tiny_image import SECONDS, loaded, make_root_file_system, podman, write_image
 from twinrun.manifests.stack import LoadedStack, Stack
+
+if find_spec("streaming"):
+    from tests.train.small import corpus_folder, make_job  # noqa: F401 - fixtures
 
 ROOT = Path(__file__).resolve().parents[2]
 

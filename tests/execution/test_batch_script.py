@@ -15,7 +15,8 @@ from pydantic import BaseModel
 from tests.execution.placements import SITE, Ranked
 from twinrun.execution.engine import Workspace
 from twinrun.execution.interpreter import Interpreter
-from twinrun.execution.ranks import Launch, RankCommands, log_folder
+from twinrun.execution.layout import log_folder
+from twinrun.execution.ranks import Launch, RankCommands
 from twinrun.execution.slurm_client import parse_job
 from twinrun.foundation.errors import InputError, RunError
 from twinrun.foundation.manifest import validate

@@ -11,17 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.execution.clusters import ROOT, SECONDS, changed, cluster, container, docker, processes, until
 from twinrun.execution.engine import NodeCommand
 from twinrun.execution.schedulers import Submission, Task, load_scheduler
 from twinrun.execution.site_checks import check_site
 from twinrun.foundation.errors import InputError, Interrupted, RunError, TwinrunError
-from twinrun.images.cluster import containers
-from twinrun.manifests.cluster import LoadedSite, load_site
+from twinrun.manifests.cluster import LoadedSite
 
 pytestmark = pytest.mark.cluster
 
-ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 240
 # What a rank is that waits for a peer; its words are looked for among the processes of the nodes.
 MARK = "twinrun-waits"
 WAITS = NodeCommand(
@@ -36,23 +34,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(folder: Path) -> Iterator[LoadedSite]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("TWINRUN_CLUSTER", raising=False)
-        try:
-            nodes = containers.up(ROOT, nodes=2, mounts=(folder,), say=print)
-            assert [(one.name, one.slurm) for one in nodes] == [
-                ("controller", "answers"),
-                ("worker1", "idle"),
-                ("worker2", "idle"),
-            ]
-            yield load_site(ROOT, "local")
-        finally:
-            containers.down()
-    assert containers.status() == ()
-
-
-def changed(site: LoadedSite, **keys: object) -> LoadedSite:
-    return site.model_copy(update={"site": site.site.model_copy(update=keys)})
+    with cluster(nodes=2, folder=folder) as site:
+        yield site
 
 
 def submitted(site: LoadedSite, run: Path, command: NodeCommand = WAITS) -> Submission:
@@ -67,20 +50,9 @@ def submitted(site: LoadedSite, run: Path, command: NodeCommand = WAITS) -> Subm
     return job
 
 
-def until(reached: object) -> float:
-    """Wait until `reached()` and return the seconds that took."""
-    assert callable(reached)
-    start = time.monotonic()
-    while not reached():
-        assert time.monotonic() - start < SECONDS
-        time.sleep(0.2)
-    return time.monotonic() - start
-
-
 def waiting(node: str) -> list[str]:
     """Return the processes of a worker that wait."""
-    command = ["docker", "exec", f"{containers.NAME}-{node}", "pgrep", "--full", f"sleep.600. {MARK}"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+    return processes(node, f"sleep.600. {MARK}")
 
 
 def ended(job: Submission) -> TwinrunError | int:
@@ -175,7 +147,7 @@ def test_two_nodes_train_and_leave_a_record(site: LoadedSite, folder: Path) -> N
 def test_a_node_that_dies_is_named(site: LoadedSite, folder: Path) -> None:
     """The last: what is left of the cluster is one node."""
     job = submitted(site, folder / "killed")
-    subprocess.run(["docker", "kill", f"{containers.NAME}-worker2"], check=True, capture_output=True)
+    docker("kill", container("worker2"))
     error = ended(job)
     assert isinstance(error, RunError), error
     assert error.exit_code == 4

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from twinrun.execution.engines.docker import (
 )
 from twinrun.foundation.errors import MachineError, RunError
 from twinrun.foundation.processes import _MARK, _marked
+from twinrun.machine.abandoned import remove_abandoned
 from twinrun.machine.inventory import Vendor, load_vendors
 from twinrun.manifests.stack import LoadedStack
 
@@ -62,6 +64,29 @@ def engine(
     assert containers(client, stack) == []
 
 
+def test_what_a_killed_run_left_is_removed_by_the_next(
+    client: DockerClient, stack: LoadedStack, cpu: Vendor, workspace: Workspace
+) -> None:
+    program = (
+        "import sys, time, twinrun.execution.container as c, docker;"
+        "k = dict(labels=c.Container(image='i', arguments=(), variables={}, user='0:0', mounts=(), host='h')"
+        ".sdk_arguments()['labels'], entrypoint=['sleep'], command=['600']);"
+        "print(docker.from_env().containers.run(sys.argv[1], detach=True, **k).name, flush=True);"
+        "time.sleep(600)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, stack.image()], stdout=subprocess.PIPE, text=True
+    ) as killed:
+        assert killed.stdout is not None
+        name = killed.stdout.readline().strip()
+        assert remove_abandoned(client) == []
+        killed.kill()
+    told: list[str] = []
+    made: Any = open_engine(stack=stack, vendor=cpu, workspace=workspace, say=told.append)
+    made._client.close()
+    assert told == [f"removed the container {name}, which a killed run had left"]
+
+
 def containers(client: DockerClient, stack: LoadedStack) -> list[Any]:
     """Return the containers of the test image, running or not."""
     image = client.images.get(stack.image()).id
@@ -77,8 +102,7 @@ def ended(running: Any) -> int:
     while (status := running.poll()) is None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert isinstance(status, int)
-    return status
+    return int(status)
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")

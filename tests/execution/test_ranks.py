@@ -15,9 +15,11 @@ from tests.execution.fake_engine import FakeEngine, Play, Script, register, torc
 from tests.execution.placements import Ranked
 from twinrun.execution import engines
 from twinrun.execution.engine import Workspace
-from twinrun.execution.ranks import METRICS, Launch, LaunchResult, Ranks, point_folder
+from twinrun.execution.layout import point_folder
+from twinrun.execution.ranks import METRICS, Launch, LaunchResult, Ranks
 from twinrun.foundation.discovery import load_part
-from twinrun.foundation.errors import InputError, MachineError, RunError
+from twinrun.foundation.errors import InputError, Interrupted, MachineError, RunError
+from twinrun.protocol.job import STOPPED_FILE
 
 
 class Job(BaseModel):
@@ -132,6 +134,30 @@ def test_a_rank_that_failed_is_named(drive: Drive) -> None:
         drive(script, Ranked(devices_per_node=2))
     assert caught.value.place == "here"
     assert script.stopped == 1
+
+
+def test_ranks_that_were_told_to_end_and_have_saved_can_go_on(drive: Drive) -> None:
+    def play(job: Mapping[str, Any]) -> Play:
+        (Path(job["out"]) / STOPPED_FILE).write_text('{"step": 12}')
+        return Play(log=torchrun_report(1, 5), status=1)
+
+    with pytest.raises(Interrupted, match="told to end and have saved after step 12") as caught:
+        drive(Script(play=play))
+    assert caught.value.exit_code == 5
+
+
+def test_ranks_that_hang_are_told_before_the_one_that_was_killed_first(drive: Drive) -> None:
+    def play(job: Mapping[str, Any]) -> Play:
+        for rank in range(2):
+            words = {"rank": rank, "host": "b", "pid": 7, "step": 3, "operation": "forward", "end": "hung"}
+            file = Path(job["out"], "pulse", f"{rank}.json")
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(json.dumps(words | {"silent_seconds": 9.9, "since": 5 - rank}))
+        return Play(log=torchrun_report(0, -9), status=1)
+
+    with pytest.raises(RunError, match="made no progress for 10 s") as caught:
+        drive(Script(play=play), Ranked(devices_per_node=2))
+    assert "rank 1 on b, pid 7, at step 3: forward" in str(caught.value.found)
 
 
 def test_ranks_that_never_started_are_told_with_the_log(drive: Drive) -> None:

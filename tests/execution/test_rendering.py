@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from tests.execution.placements import Ranked
 from twinrun.execution.engine import NodeCommand, Renderer, Workspace
+from twinrun.execution.engines.apptainer import ApptainerRenderer
 from twinrun.execution.engines.docker import ContainerRenderer
 from twinrun.execution.interpreter import Interpreter
 from twinrun.execution.launchers import Rendezvous
@@ -89,12 +90,15 @@ def two_nodes(engine: str, vendor: Vendor) -> str:
         container = vendor.container.model_copy(update={"groups_of": ()})
         vendor = vendor.model_copy(update={"container": container, "hidden_by": ()})
         renderer = ContainerRenderer(image="twinrun/stack:0123456789ab", vendor=vendor, workspace=workspace)
+    if engine == "apptainer":
+        renderer = ApptainerRenderer(file=Path("/shared/stack.sif"), vendor=vendor, workspace=workspace)
     found = rendered(TWO_NODES, renderer, workspace)
     shown = {point: [command.model_dump(mode="json") for command in nodes] for point, nodes in found.items()}
     return json.dumps(shown, indent=1) + "\n"
 
 
-CASES = [("docker", name) for name in sorted(load_vendors(ROOT))] + [("venv", "cpu")]
+CASES = [(engine, name) for engine in ("apptainer", "docker") for name in sorted(load_vendors(ROOT))]
+CASES += [("venv", "cpu")]
 
 
 @pytest.mark.parametrize(("engine", "vendor"), CASES)

@@ -36,6 +36,11 @@ start() {
   export TOLD=$'a \'quoted\' text with $HOME\012and a line'
   exec /shared/environment/bin/python /shared/project/train.py --job /shared/run/points/nodes=2/job.json
 }
+trap : TERM
+rm --force /shared/run/points/nodes=2/stopped.json
 TWINRUN_HOSTS=/shared/run/log/nodes=2/hosts
 scontrol show hostnames "$SLURM_JOB_NODELIST" | sed 's/$/ slots=8/' > "$TWINRUN_HOSTS"
-exec mpirun --hostfile "$TWINRUN_HOSTS" -n 16 --map-by ppr:8:node --bind-to none --allow-run-as-root -x RUN -x TWINRUN_FIRST_NODE bash -euc "$(declare -f start); start"
+status=0; mpirun --hostfile "$TWINRUN_HOSTS" -n 16 --map-by ppr:8:node --bind-to none --allow-run-as-root -x RUN -x TWINRUN_FIRST_NODE bash -euc "$(declare -f start); start" || status=$?
+state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)
+if [[ -e /shared/run/points/nodes=2/stopped.json && $state == RUNNING ]]; then scontrol requeue "$SLURM_JOB_ID"; fi
+exit "$status"

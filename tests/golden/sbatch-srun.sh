@@ -36,4 +36,9 @@ start() {
   export TOLD=$'a \'quoted\' text with $HOME\012and a line'
   exec /shared/environment/bin/python /shared/project/train.py --job /shared/run/points/nodes=2/job.json
 }
-exec srun --nodes=2 --ntasks=16 --ntasks-per-node=8 --distribution=block --kill-on-bad-exit=1 --input=none bash -euc "$(declare -f start); start"
+trap : TERM
+rm --force /shared/run/points/nodes=2/stopped.json
+status=0; srun --nodes=2 --ntasks=16 --ntasks-per-node=8 --distribution=block --kill-on-bad-exit=1 --input=none bash -euc "$(declare -f start); start" || status=$?
+state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)
+if [[ -e /shared/run/points/nodes=2/stopped.json && $state == RUNNING ]]; then scontrol requeue "$SLURM_JOB_ID"; fi
+exit "$status"

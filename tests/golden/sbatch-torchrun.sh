@@ -26,4 +26,9 @@ start() {
   export TOLD=$'a \'quoted\' text with $HOME\012and a line'
   exec /shared/environment/bin/python -m torch.distributed.run --nnodes 2 --node-rank "$TWINRUN_NODE" --rdzv-backend static --rdzv-id a1b2 --rdzv-endpoint "$TWINRUN_FIRST_NODE":29400 --nproc-per-node 8 --log-dir /shared/run/log/nodes=2/node-"$TWINRUN_NODE" --redirects 3 /shared/project/train.py --job /shared/run/points/nodes=2/job.json
 }
-exec srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --kill-on-bad-exit=1 --input=none --output=/shared/run/log/nodes=2/launcher-%n.log bash -euc "$(declare -f start); start"
+trap : TERM
+rm --force /shared/run/points/nodes=2/stopped.json
+status=0; srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --kill-on-bad-exit=1 --input=none --output=/shared/run/log/nodes=2/launcher-%n.log bash -euc "$(declare -f start); start" || status=$?
+state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)
+if [[ -e /shared/run/points/nodes=2/stopped.json && $state == RUNNING ]]; then scontrol requeue "$SLURM_JOB_ID"; fi
+exit "$status"

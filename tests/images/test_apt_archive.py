@@ -118,7 +118,7 @@ def test_what_is_fetched_is_the_locked_file(archive: AptArchive, tmp_path: Path)
     file.write_bytes(file.read_bytes()[:-1] + b"!")
     (again,) = fetch_packages([package], suite=SUITE, architecture=PROCESSOR).values()
     assert sha256_of_file(again) == package.sha256
-    write_repository([again], tmp_path / "repository")
+    write_repository([again], tmp_path / "repository", suite="bookworm")
     text = (tmp_path / "repository" / "Packages").read_text(encoding="utf-8")
     assert text.startswith("Package: hostname\n")
     assert f"SHA256: {package.sha256}\n" in text

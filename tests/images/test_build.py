@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.tiny_stack import ROOT, STACK, Checkout, digest, make_checkout, wheel
-from twinrun.foundation.errors import InputError
+from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.redaction import redacted
 from twinrun.images.building.artifact_cache import find_alternatives
 from twinrun.images.building.artifacts import Artifact, wheel_artifacts
@@ -22,7 +24,7 @@ from twinrun.images.building.context import fetch_artifacts, write_context
 from twinrun.images.building.download import download_wheels
 from twinrun.images.building.plan import plan_build
 from twinrun.images.building.selection import choose_stack
-from twinrun.manifests.stack import find_stacks
+from twinrun.manifests.stack import Source, find_stacks
 
 GOLDEN = ROOT / "tests" / "golden"
 STACKS = sorted(name for name, one in find_stacks(ROOT).items() if one.stack.base)
@@ -125,11 +127,12 @@ def test_an_unverified_pin_is_refused_unless_allowed(tmp_path: Path, monkeypatch
 
 
 def test_every_file_goes_where_the_dockerfile_expects_it(tiny: Checkout, tmp_path: Path) -> None:
-    files = verify(tiny)
+    files = verify(tiny) | {"base": [tiny.base]}
     plan = plan_request(tiny.root, BuildRequest(vendor="cpu", stack=STACK))
     folder = tmp_path / "context"
     folder.mkdir()
     write_context(plan, folder, root=tiny.root, files=files)
+    assert (folder / "base.tar").read_bytes() == tiny.base.read_bytes()
     assert {path.name for path in (folder / "python").iterdir()} == {
         *("requirements.txt", "big-2.0-py3-none-any.whl"),
         *("large-3.1-py3-none-any.whl", "small-1.0-py3-none-any.whl"),
@@ -206,6 +209,45 @@ def test_two_versions_of_a_package_are_both_fetched(tmp_path: Path, monkeypatch:
     artifacts.append(Artifact(lock="stack.toml", entry="big==2.0", kind="wheel", folder="python", digests=()))
     download_wheels(artifacts, folder, stack=find_stacks(ROOT)["cpu"].stack)
     assert {path.name for path in folder.iterdir()} == {path.name for path in served.iterdir()}
+
+
+def test_a_package_without_a_wheel_is_built_of_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = wheel("small", "1.0", files={"small.py": "from_source = True\n"})
+    backend = (
+        "import os, pathlib\n"
+        "def build_wheel(folder, config_settings=None, metadata_directory=None):\n"
+        "    assert os.environ['SOURCE_DATE_EPOCH'] == '1577836800', 'no time of its own'\n"
+        f"    pathlib.Path(folder, 'small-1.0-py3-none-any.whl').write_bytes({built!r})\n"
+        "    return 'small-1.0-py3-none-any.whl'\n"
+    )
+    table = "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n"
+    source = tmp_path / "small-1.0.tar.gz"
+    with tarfile.open(source, "w:gz") as archive:
+        named = (
+            ("backend.py", backend),
+            ("pyproject.toml", table),
+            ("PKG-INFO", "Name: small\nVersion: 1.0\n"),
+        )
+        for name, text in named:
+            entry = tarfile.TarInfo(f"small-1.0/{name}")
+            entry.size = len(text.encode())
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    pinned = Source(requirement="small==1.0", requires=(), backend=(), wheel=digest(built))
+    stack = find_stacks(ROOT)["cpu"].stack.model_copy(update={"source": (pinned,)})
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    digests = (digest(source.read_bytes()), digest(built))
+    artifact = Artifact(lock="", entry="small==1.0", kind="wheel", folder="python", digests=digests)
+    folder = tmp_path / "fetched"
+    folder.mkdir()
+    download_wheels([artifact], folder, stack=stack)
+    (found,) = folder.iterdir()
+    assert artifact.accepts(digest(found.read_bytes()))
+    changed = artifact.model_copy(update={"digests": (digest(built), digest(b"another source"))})
+    with pytest.raises(MachineError, match="cannot be fetched"):
+        download_wheels([changed], folder, stack=stack)
 
 
 def test_a_second_hand_wheel_takes_the_place_of_the_locked_one(

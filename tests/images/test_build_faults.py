@@ -108,7 +108,8 @@ def small_engine(folder: Path, megabytes: int) -> Iterator[str]:
     folders = [f"--data-root={data}", f"--exec-root={folder}/exec", f"--pidfile={folder}/pid"]
     network = ["--bridge=none", "--iptables=false", "--ip-masq=false"]
     with (folder / "log").open("wb") as log:
-        command = ["dockerd", f"--host={address}", *folders, *network]
+        # An engine without a bridge removes the one it finds: this machine's belongs to another engine.
+        command = ["unshare", "--net", "dockerd", f"--host={address}", *folders, *network]
         engine = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         await_daemon(address)

@@ -51,18 +51,20 @@ PACKED = ("**/pip/_vendor", "**/ensurepip/_bundled/*.whl", "**/python-wheels/*.w
 # Stack to vendor and to the longest that a cold build with a warm package cache may take, in seconds.
 FULL = {"cpu": ("cpu", 480), "rocm-debian": ("rocm", 90)}
 _ANEW = """
-import json, sys, time
+import json, shutil, sys, time
 from pathlib import Path
 from twinrun.machine import daemon
 from twinrun.images.building.builder import Builder
 from twinrun.images.building.command import BuildRequest, plan_request
 from twinrun.images.building.context import fetch_artifacts
 from twinrun.images.building.progress import BuildProgress
+from twinrun.images.building.stages import layer_folder
 root, vendor, stack = Path.cwd(), *sys.argv[1:]
 plan = plan_request(root, BuildRequest(vendor=vendor, stack=stack))
 fetch_artifacts(plan, root=root, wheelhouse=None, say=lambda text: None)
 client = daemon.connect()
 client.api.prune_builds()
+shutil.rmtree(layer_folder(plan), ignore_errors=True)
 started = time.monotonic()
 with BuildProgress() as progress:
     builder = Builder(client, plan, root=root, log=root / "build.log", progress=progress)

@@ -35,7 +35,16 @@ def tree(paths: Iterable[tuple[str, object]], *, time: int = 0) -> bytes:
     return stream.getvalue()
 
 
-def layer_of(above: bytes, below: Snapshot, **options: object) -> tuple[Layer, dict[str, tarfile.TarInfo]]:
+def snapshot_of(*layers: bytes, folder: Path) -> Snapshot:
+    files = [folder / f"{number}.tar" for number in range(len(layers))]
+    for file, layer in zip(files, layers, strict=True):
+        file.write_bytes(layer)
+    return read_snapshot(files)
+
+
+def layer_of(
+    above: bytes, below: Snapshot | None, **options: object
+) -> tuple[Layer, dict[str, tarfile.TarInfo]]:
     out = io.BytesIO()
     layer = write_layer(io.BytesIO(above), out, parent=below, epoch=7, **options)  # type: ignore[arg-type]
     assert layer.diff_id == f"sha256:{digest(out.getvalue())}"
@@ -51,8 +60,8 @@ BELOW = (
 )
 
 
-def test_a_layer_has_what_is_new_and_hides_what_is_gone() -> None:
-    below = read_snapshot(io.BytesIO(tree(BELOW)))
+def test_a_layer_has_what_is_new_and_hides_what_is_gone(tmp_path: Path) -> None:
+    below = snapshot_of(tree(BELOW), folder=tmp_path)
     above = tree(
         [
             *(("a", None), ("a/kept", b"1"), ("a/changed", b"5"), ("a/link", "->changed")),
@@ -66,15 +75,30 @@ def test_a_layer_has_what_is_new_and_hides_what_is_gone() -> None:
     assert members["a"].mode == 0o750
 
 
-def test_nothing_new_is_an_empty_layer() -> None:
-    below = read_snapshot(io.BytesIO(tree(BELOW, time=1)))
-    layer, members = layer_of(tree(BELOW, time=2), below)
+def test_nothing_new_is_an_empty_layer(tmp_path: Path) -> None:
+    below = snapshot_of(tree(BELOW, time=1), folder=tmp_path)
+    _, members = layer_of(tree(BELOW, time=2), below)
     assert members == {}
-    assert layer.snapshot == below
 
 
-def test_a_new_hard_link_brings_the_file_it_leads_to() -> None:
-    below = read_snapshot(io.BytesIO(tree([("one", b"content")])))
+def test_layers_lie_on_each_other_as_an_engine_lays_them(tmp_path: Path) -> None:
+    above = tree([("kind", b"9"), ("a", None), ("a/new", "=>kind"), ("a/.wh.changed", b"")])
+    below = snapshot_of(tree([*BELOW[:-1], ("kind", None), ("kind/in", b"6")]), above, folder=tmp_path)
+    assert set(below) == {"a", "a/kept", "a/link", "a/new", "gone", "gone/deep", "kind"}
+    assert below["a/new"] == below["kind"]
+
+
+def test_a_stage_from_nothing_has_its_files_alone() -> None:
+    """An engine that exports a container adds its empty mount points."""
+    made: list[tuple[str, object]] = [("opt", None), ("opt/made", b"1")]
+    plain, members = layer_of(tree(made), None)
+    assert list(members) == ["opt", "opt/made"]
+    exported, _ = layer_of(tree([("dev", None), ("dev/console", b""), *made, ("proc", None)]), None)
+    assert exported == plain
+
+
+def test_a_new_hard_link_brings_the_file_it_leads_to(tmp_path: Path) -> None:
+    below = snapshot_of(tree([("one", b"content")]), folder=tmp_path)
     above = tree([("one", b"content"), ("two", "=>one")])
     layer, _ = layer_of(above, below)
     assert layer.missing_targets == {"one"}
@@ -99,7 +123,7 @@ def image(tmp_path: Path) -> Image:
     return Image(
         platform="linux/amd64",
         epoch=1_700_000_000,
-        container_config=read_dockerfile(ROOT / "images/Dockerfile").container_config({}),
+        container_config=read_dockerfile(ROOT / "images/Dockerfile").container_config(),
         labels={"b": "2", "a": "1"},
         layers=(ImageLayer(diff_id=f"sha256:{digest(layer.read_bytes())}", created_by="test", file=layer),),
     )
@@ -115,13 +139,46 @@ def test_an_image_starts_as_the_dockerfile_says(tmp_path: Path) -> None:
     assert "/usr/bin" in path
 
 
-def test_an_archive_is_a_tar_and_its_spent_files_are_gone(tmp_path: Path) -> None:
+def test_an_archive_is_an_oci_layout_that_older_engines_read_too(tmp_path: Path) -> None:
     made = image(tmp_path)
-    content = b"".join(image_archive(made, ["a:b"], delete_below=tmp_path))
+    content = b"".join(image_archive(made, "a:b"))
     with tarfile.open(fileobj=io.BytesIO(content)) as tar:
-        manifest = json.load(tar.extractfile("manifest.json"))  # type: ignore[arg-type]
-        names = tar.getnames()
-    assert manifest[0]["RepoTags"] == ["a:b"]
-    assert [f"sha256:{manifest[0]['Config'].removesuffix('.json')}"] == [made.id()]
-    assert set(names) == {"manifest.json", manifest[0]["Config"], *manifest[0]["Layers"]}
-    assert not (tmp_path / "layer.tar").exists()
+        files = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+    blobs = {f"blobs/sha256/{digest(blob)}": blob for path, blob in files.items() if "/" in path}
+    assert files.keys() == {*blobs, "oci-layout", "index.json", "manifest.json"}
+    (entry,) = json.loads(files["index.json"])["manifests"]
+    manifest = json.loads(blobs[entry["digest"].replace("sha256:", "blobs/sha256/")])
+    for one in (manifest["config"], *manifest["layers"]):
+        assert len(blobs[one["digest"].replace("sha256:", "blobs/sha256/")]) == one["size"]
+    assert manifest["config"]["digest"] == made.id()
+    (older,) = json.loads(files["manifest.json"])
+    assert older["RepoTags"] == ["a:b"]
+    assert {older["Config"], *older["Layers"]} <= blobs.keys()
+
+
+# Stages
+
+
+def test_a_stage_is_known_by_all_that_it_is_made_of(tmp_path: Path) -> None:
+    dockerfile = read_dockerfile(ROOT / "images/Dockerfile")
+    for folder in ("packages/runtime", "packages/build", "python", "tools", "kernels/made"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "file").write_text(folder, encoding="utf-8")
+    (tmp_path / "base.tar").write_bytes(b"base")
+    variables = {"PYTHON": "3.11", "ARCHS": "sm_90", "SOURCE_DATE_EPOCH": "7"}
+    before = dockerfile.stage_keys(context=tmp_path, variables=variables)
+
+    def changed(path: str) -> set[str]:
+        kept = (tmp_path / path).read_bytes()
+        (tmp_path / path).write_bytes(b"changed")
+        now = dockerfile.stage_keys(context=tmp_path, variables=variables)
+        (tmp_path / path).write_bytes(kept)
+        return {stage for stage in before if before[stage] != now[stage]}
+
+    assert changed("kernels/made/file") == {"compiled", "kernels", "runtime"}
+    assert changed("tools/file") == {"compiled", "kernels", "runtime"}
+    assert changed("python/file") == {"python", "compiled", "kernels", "runtime"}
+    assert changed("packages/build/file") == {"tools", "python", "compiled", "kernels", "runtime"}
+    assert changed("base.tar") == before.keys()
+    other = dockerfile.stage_keys(context=tmp_path, variables=variables | {"ARCHS": "sm_80"})
+    assert {stage for stage in before if before[stage] != other[stage]} == {"compiled", "kernels", "runtime"}

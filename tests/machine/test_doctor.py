@@ -185,10 +185,11 @@ def test_closed_device_file_names_group_and_remedy(root: Path, mode: int) -> Non
 
 
 class Engine(BaseHTTPRequestHandler):
-    """A process that answers as an engine does to a version request."""
+    """A process that answers as an engine without containers does."""
 
     def do_GET(self) -> None:
-        body = json.dumps({"Version": "20.10.24", "ApiVersion": "1.41"}).encode()
+        version = {"Version": "20.10.24", "ApiVersion": "1.41"}
+        body = json.dumps([] if "/containers/" in self.path else version).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))

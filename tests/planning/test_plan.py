@@ -20,6 +20,7 @@ from twinrun.planning.plan import Plan, resolve
 from twinrun.planning.project import Project
 from twinrun.workloads.workload import Hardware
 
+LAYOUTS = "deepspeed-pretrain"
 GOLDEN = Path(__file__).parents[1] / "golden"
 # Plans of fixed machines; `python -m tests.planning.test_plan` writes them anew.
 PLANS: dict[str, dict[str, Any]] = {
@@ -29,6 +30,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "paper-mi250": {"scale": "paper", "gpu": "mi250", "devices": 8},
     "bench-smoke-cpu": {"recipe": BENCH, "scale": "smoke"},
     "bench-node-h200": {"recipe": BENCH, "scale": "node", "gpu": "h200"},
+    "layouts-paper-mi210": {"recipe": LAYOUTS, "scale": "paper", "gpu": "mi210", "devices": 8},
     "bench-paper-mi250": {"recipe": BENCH, "scale": "paper", "gpu": "mi250"},
 }
 
@@ -112,6 +114,7 @@ OTHERS: dict[str, st.SearchStrategy[Any]] = {
     "steps": st.integers(41, 10**6),
     "warmup_steps": st.integers(6, 39),
     "seed": st.integers(18, 2**31),
+    "controls": st.integers(1, 10),
     "optimizer.learning_rate": st.floats(0.01, 1),
     "optimizer.betas": st.sampled_from(["[0.9, 0.99]", "[0.0, 0.95]"]),
     "optimizer.epsilon": st.floats(1e-7, 1e-3),
@@ -123,8 +126,8 @@ OTHERS: dict[str, st.SearchStrategy[Any]] = {
     "optimizer.decayed": st.just("matrices"),
     "devices": st.sampled_from([1, 2, "[1]", " 2 "]),
 }
-# Those of other models, and of another kind of schedule.
-NOT_HERE = {"kernels", "layout", "parameter_type", "position_weighting", "optimizer.schedule"}
+# Those of other models, of another kind of schedule, and of the plain loop alone.
+NOT_HERE = {"summation", "kernels", "layout", "parameter_type", "position_weighting", "optimizer.schedule"}
 
 
 def test_every_field_of_the_training_table_is_among_those_changed() -> None:
@@ -216,7 +219,7 @@ def test_the_paper_scale_differs_from_the_publication_in_nothing() -> None:
         ("data=standard-libary", "did you mean `standard-library`"),
         ("steps=many", "--set:steps"),
         ("steps=0", "--set:steps"),
-        ("precision=fp16", "--set:precision"),
+        ("precision=fp16", "--set precision"),
         ("optimizer.betas=[1]", "--set:optimizer.betas"),
         ("warmup_steps=40", "no step would be timed"),
         ("devices=0", "--set devices"),

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from tests.report.committed import PROJECT, changed, newest
-from twinrun.report.form import file_name, form
+from twinrun.report.form import form
 
 RECORD = newest("mpt7b-scaling")
 
@@ -12,7 +12,7 @@ def test_a_gpu_without_a_record_gets_a_form() -> None:
     assert text
     assert PROJECT.gpus["mi250"].name in text
     assert other.digest() in text
-    assert f"results/{file_name(other)}" in text
+    assert "invoke report recipes/mpt7b-scaling --add submission.json" in text
 
 
 def test_no_form_for_a_known_gpu_or_a_processor() -> None:

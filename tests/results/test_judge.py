@@ -9,8 +9,8 @@ import pytest
 
 from tests.records import BENCH, PROJECT, TRAINING, bench_record, replaced, training_record
 from twinrun.manifests.claims import Claim, Published
-from twinrun.protocol.measurements import Check, sampled
-from twinrun.results.judge import judge
+from twinrun.protocol.measurements import Check, Series, sampled
+from twinrun.results.judge import claims_digest, judge
 from twinrun.results.record import Record, Verdict
 from twinrun.workloads.checks import WORKLOAD as CHECKS
 
@@ -81,10 +81,44 @@ def test_other_hardware_is_not_comparable_and_says_what_is_known() -> None:
     assert found.reason == "published on AMD Instinct MI250, this run is on NVIDIA H200 SXM; 0.4 ms here"
 
 
+@pytest.mark.parametrize(("second", "outcome"), [(10.4, "reproduced"), (10.6, "not-reproduced")])
+def test_a_parity_of_values_is_held_to_its_tolerance(second: float, outcome: str) -> None:
+    record, sizes = training_record(HALF), {"nodes=1": 10.0, "nodes=32": second}
+    for point in record.points:
+        size = sampled("peak-memory", [sizes[point.id]], metric="peak-memory", unit="GiB", per="device")
+        rest = tuple(one for one in point.measurements if one.id != size.id)
+        record = replaced(record, point.id, measurements=(*rest, size))
+    fields = {"kind": "parity", "metric": "peak-memory", "unit": "GiB", "per": "device", "better": "equal"}
+    claim = claim_of(between=("nodes=1", "nodes=32"), value=0.0, **fields)
+    assert one_verdict(record, claim).outcome == outcome
+    assert one_verdict(training_record({"nodes=1": 83.0}), claim).outcome == "not-comparable"
+
+
+def test_a_processor_is_not_the_published_hardware() -> None:
+    on_a_processor = training_record(HALF).model_copy(update={"gpu": None})
+    (found,) = (one for one in judge(on_a_processor, PUBLISHED, PROJECT) if one.claim == "throughput-1-node")
+    assert found.outcome == "not-comparable"
+    assert "published on AMD Instinct MI250, this run is on" in found.reason
+
+
 def test_another_configuration_names_the_field() -> None:
     found = verdict(training_record({"nodes=1": 83.0}, settings=("global_batch=3072",)), "throughput-1-node")
     assert found.outcome == "config-mismatch"
     assert "global_batch is 3072, published 1536" in found.reason
+
+
+def test_another_configuration_is_asked_as_restated() -> None:
+    record = training_record(HALF, settings=("global_batch=3072",))
+    found = verdict(record, "throughput-1-node")
+    assert found.outcome == "config-mismatch"
+    assert found.here
+    assert "global_batch 3,072, published 1,536" in found.here.reason
+    assert verdict(record, "efficiency-1-to-32-nodes").outcome == "config-mismatch"
+
+
+def test_what_verdicts_depend_on_is_in_the_digest_of_the_claims() -> None:
+    other = PUBLISHED.model_copy(update={"fingerprint": PUBLISHED.fingerprint | {"global_batch": 1}})
+    assert claims_digest(other) != claims_digest(PUBLISHED)
 
 
 def test_a_missing_point_is_named() -> None:
@@ -246,16 +280,60 @@ def test_an_invariant_works_on_values() -> None:
     assert one_verdict(training_record(HALF), claim).outcome == "reproduced"
 
 
-@pytest.mark.parametrize(("controls", "outcome"), [((), "not-reproduced"), (("nodes=2",), "reproduced")])
-def test_parity_is_held_to_the_envelope_of_its_controls(controls: tuple[str, ...], outcome: str) -> None:
-    losses = {
-        "nodes=1": (4.0, 3.0, 2.5, 2.0),
-        "nodes=2": (4.0, 3.0, 2.5, 2.3),
-        "nodes=4": (4.0, 3.0, 2.5, 2.2),
+CURVE = (4.0, 3.0, 2.5, 2.0)
+
+
+def with_controls(count: int) -> tuple[Series, ...]:
+    """Return a curve of a run and those of its control runs, a thousandth apart."""
+    curves = {"loss": CURVE} | {
+        f"control-{number}": (*CURVE[:3], 2.0 * (1.001 + number / 1e4)) for number in range(1, count + 1)
     }
-    record = training_record({"nodes=1": 83.0, "nodes=2": 82.0, "nodes=4": 81.0}, losses=losses)
-    claim = claim_of(between=("nodes=1", "nodes=4"), controls=controls, **PARITY)
-    assert one_verdict(record, claim).outcome == outcome
+    return tuple(
+        Series(id=name, metric="loss", unit="nats/token", per="run", values=values)
+        for name, values in curves.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("controls", "last", "outcome", "reason"),
+    [
+        (5, 2.002, "reproduced", "no farther than 5 control runs"),
+        (5, 2.02, "not-reproduced", "grows beyond what rounding does"),
+        (4, 2.0, "not-comparable", "an envelope needs 5 control runs, there are 4"),
+        (0, 2.0, "not-comparable", "there are 0"),
+    ],
+)
+def test_parity_is_held_to_the_envelope_of_control_runs(
+    controls: int, last: float, outcome: str, reason: str
+) -> None:
+    losses = {"nodes=1": CURVE, "nodes=2": (*CURVE[:3], last)}
+    record = training_record({"nodes=1": 83.0, "nodes=2": 82.0}, losses=losses)
+    record = replaced(record, "nodes=1", series=with_controls(controls))
+    for between in (None, ("nodes=1", "nodes=2")):
+        found = one_verdict(record, claim_of(between=between, **{**PARITY, "tolerance": 0.1}))
+        assert (found.outcome, reason in found.reason) == (outcome, True), found.reason
+
+
+def test_parity_as_published_is_of_the_published_hardware_and_restated_elsewhere() -> None:
+    losses = {"devices=1": CURVE, "devices=2": CURVE}
+    rates, settings = {"devices=1": 500.0, "devices=2": 490.0}, ("devices=1,2",)
+    record = training_record(rates, gpu="h200", scale="node", settings=settings, losses=losses)
+    record = replaced(record, "devices=1", series=with_controls(5))
+    here = {
+        "statement": "one curve here",
+        "metric": "envelope-share",
+        "value": 1.0,
+        "derivation": "1 / 1",
+        "basis": "an envelope",
+        "tolerance": 0.001,
+        "because": "the envelope is the tolerance",
+        "free": list(PUBLISHED.fingerprint),
+    }
+    hardware = {"gpu": "mi250", "cards": 4, "nodes": 1, "software": "x"}
+    claim = claim_of(hardware=hardware, here=here, why_none=None, **{**PARITY, "tolerance": 0.1})
+    found = one_verdict(record, claim)
+    assert (found.outcome, found.final) == ("not-comparable", "holds-here")
+    assert "of the envelope" in found.why
 
 
 def test_checks_are_judged_by_the_share_that_passed() -> None:

@@ -49,6 +49,7 @@ def test_a_record_is_read_back(tmp_path: Path) -> None:
 
 TRAINING_FORGERIES: dict[str, tuple[Change, str]] = {
     "three times the FLOP/s": (lambda c: times(measured(c, "model-flops"), 3), "model-flops"),
+    "a thousandth more": (lambda c: times(measured(c, "model-flops"), 1.001), "model-flops"),
     "three times the MFU": (lambda c: times(measured(c, "model-flops-share"), 3), "model-flops-share"),
     "one end of the spread": (
         lambda c: measured(c, "tokens-per-second").update(high=1e9),

@@ -1,16 +1,19 @@
 """A small training run in torch alone, for tests that kill it; each rank is a process of its own.
 
 What goes wrong, and when, is said by variables of the environment: KILL_RANK with KILL_STEP, the step before
-which a rank dies, or with KILL_CALL, the system call of its saves at which it does.
+which a rank dies, with TOLD_STEP, the one in which it is told to end, or with KILL_CALL, the system call of
+its saves at which it dies. STEP_SECONDS slows steps down.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
 import resource
 import signal
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -21,13 +24,16 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 from twinrun.foundation.errors import TwinrunError
+from twinrun.protocol.job import STOPPED
 from twinrun.protocol.training import TrainingJob
 from twinrun.train import ranks
+from twinrun.train.canonical import CanonicalGradients
 from twinrun.train.checkpoint.session import checkpoints_of
 from twinrun.train.corpus import Corpus
 from twinrun.train.metrics import Meter
 from twinrun.train.optimizer import adamw, learning_rate, set_learning_rate
 from twinrun.train.sharding import gradient_excess, settle_buckets
+from twinrun.train.stop import Stopped
 
 WIDTH = 8
 
@@ -39,6 +45,8 @@ def train(job: TrainingJob, corpus: Corpus) -> list[float]:
     model = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.Linear(2 * WIDTH, WIDTH))
     called, excess = shared(job, model)
     optimizer = adamw(model, job.training.optimizer)
+    canonical = job.training.summation == "canonical"
+    tree = CanonicalGradients(model, job, loss_of=functools.partial(loss_of, model)) if canonical else None
     meter = Meter(job, torch.device("cpu"))
     saves = checkpoints_of(job, corpus=corpus, model=model, optimizer=optimizer, meter=meter)
     done = saves.resume()
@@ -48,13 +56,21 @@ def train(job: TrainingJob, corpus: Corpus) -> list[float]:
     for step in range(done, job.training.steps):
         if step == int(os.environ.get("KILL_STEP", "-1")) and is_doomed():
             os.kill(os.getpid(), signal.SIGKILL)
+        if step == int(os.environ.get("TOLD_STEP", "-1")) and is_doomed():
+            os.kill(os.getpid(), signal.SIGTERM)
         rate = learning_rate(step, job.training.optimizer, step_tokens=job.step_tokens)
         set_learning_rate(optimizer, rate)
-        samples = batch(job, step)
-        meter.add_samples(torch.tensor([step * 1000 + ranks.rank()]))
-        loss = (called(samples) - samples.roll(1, dims=1)).square().mean()
-        (loss / excess).backward()
-        meter.add_loss(loss, len(samples))
+        time.sleep(float(os.environ.get("STEP_SECONDS", "0")))
+        if tree:
+            share = interleaved(job, step)
+            meter.add_samples(share["hashes"])
+            tree.of_step(share, meter)
+        else:
+            samples = batch(job, step)
+            meter.add_samples(torch.tensor([step * 1000 + ranks.rank()]))
+            loss = loss_of(called, samples)
+            meter.add_loss(loss, len(samples))
+            (loss / excess).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         meter.end_step()
@@ -63,9 +79,24 @@ def train(job: TrainingJob, corpus: Corpus) -> list[float]:
     return [step.loss for step in meter.steps]
 
 
+def loss_of(model: Callable[[Tensor], Tensor], samples: Tensor) -> Tensor:
+    return (model(samples) - samples.roll(1, dims=1)).square().mean()
+
+
+def interleaved(job: TrainingJob, step: int) -> dict[str, Tensor]:
+    """Return the samples that a rank reads where readers take turns, and a hash of each."""
+    draw = torch.Generator().manual_seed(job.training.seed + step)
+    whole = torch.randn(job.training.global_batch, WIDTH, generator=draw)
+    hashes = torch.randperm(job.training.global_batch, generator=draw) - 5
+    own = slice(ranks.rank(), None, job.world_size)
+    return {"tokens": whole[own], "hashes": hashes[own]}
+
+
 def shared(job: TrainingJob, model: nn.Module) -> tuple[Callable[[Tensor], Tensor], float]:
     """Return the model as its ranks call it, and how many times too large its gradients are."""
     if job.world_size == 1:
+        return model, 1.0
+    if job.training.summation == "canonical":
         return model, 1.0
     if job.sharding == "none":
         return nn.parallel.DistributedDataParallel(model), 1.0
@@ -122,6 +153,8 @@ def run_rank(job_file: str, log: str, variables: dict[str, str]) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         os.write(2, f"{error}\n".encode())
         os._exit(error.exit_code)
+    except Stopped:
+        os._exit(STOPPED)
     except BaseException:
         os.write(2, traceback.format_exc().encode())
         os._exit(1)

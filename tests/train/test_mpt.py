@@ -152,9 +152,10 @@ def test_checkpointing_changes_no_gradient() -> None:
 
 # Dynamo of PyTorch 2.7 instantiates the autograd function it traces.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-def test_compiled_equals_eager() -> None:
+@pytest.mark.parametrize("whole", [True, False])
+def test_compiled_equals_eager(*, whole: bool) -> None:
     eager, model = gradients(small()), small()
-    model.compile_regions()
+    model.compile_whole() if whole else model.compile_regions()
     for name, gradient in gradients(model).items():
         torch.testing.assert_close(gradient, eager[name], rtol=1e-4, atol=1e-6)
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -296,6 +297,29 @@ def test_wheel_carries_the_emulator_when_told(package: Path, tmp_path: Path) -> 
     assert list(index["archs"]) == ["cpu"]
     assert made.filename is not None
     assert "py3-none-linux_" in made.filename
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(find_spec("build") is None, reason="needs the package build")
+def test_one_command_builds_what_a_fresh_environment_installs(package: Path, tmp_path: Path) -> None:
+    """For both vendors, through the source distribution, as a user would."""
+    made, fresh = tmp_path / "dist", tmp_path / "fresh"
+    wanted = [arch for arch in ("sm_90", "gfx90a", "cpu") if compiler.TARGETS[arch].compiler()]
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(made), str(package)]
+    subprocess.run(build, env={**os.environ, "TWINRUN_KERNEL_ARCHS": " ".join(wanted)}, check=True)
+    (path,) = made.glob("*.whl")
+    assert len(list(made.glob("*.tar.gz"))) == 1
+    subprocess.run([sys.executable, "-m", "venv", str(fresh)], check=True)
+    python = fresh / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", path], check=True)
+    code = (
+        "import json, twinrun_mamba.compile as made\n"
+        "index = json.loads((made.OBJECTS / 'kernels.json').read_text())['archs']\n"
+        "assert all((made.OBJECTS / entry['object']).is_file() for entry in index.values())\n"
+        "print(*index)"
+    )
+    done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True)
+    assert sorted(done.stdout.split()) == sorted(wanted)
 
 
 def test_wheel_fails_when_an_asked_architecture_cannot_be_made(package: Path, tmp_path: Path) -> None:

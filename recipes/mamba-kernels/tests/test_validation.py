@@ -30,6 +30,11 @@ WRONG_SCANS: tuple[tuple[str, Any, str], ...] = (
     ("u", torch.zeros(2, 6, 10, dtype=torch.int32), "found torch.int32, allowed torch.bfloat16"),
     ("u", torch.zeros(2, 6, 10, dtype=torch.float64), "torch.float64 with backend"),
     ("u", torch.zeros(2, 6, 0, dtype=torch.bfloat16), "of 1 or more each"),
+    (
+        "u",
+        torch.zeros(0, 6, 10, dtype=torch.bfloat16),
+        "found shape (0, 6, 10), allowed (batch, channels, length)",
+    ),
     ("delta", torch.zeros(2, 6, 10), "found torch.float32, allowed torch.bfloat16"),
     (
         "delta",
@@ -71,6 +76,12 @@ WRONG_SCANS: tuple[tuple[str, Any, str], ...] = (
 WRONG_CONVOLUTIONS: tuple[tuple[str, Any, str], ...] = (
     ("x", torch.zeros(6, 10), "found 2 dimensions (6, 10)"),
     ("x", torch.zeros(2, 6, 10, dtype=torch.int8), "found torch.int8"),
+    (
+        "x",
+        torch.zeros(0, 6, 10),
+        "found shape (0, 6, 10), allowed (batch, channels, length) of 1 or more each",
+    ),
+    ("x", torch.zeros(2, 6, 0), "of 1 or more each"),
     ("weight", torch.zeros(5, 4), "found shape (5, 4), allowed (channels, width) = (6, 4)"),
     ("weight", torch.zeros(6, 9), "found width 9, allowed 2 to 8"),
     ("weight", torch.zeros(6, 1), "found width 1, allowed 2 to 8"),

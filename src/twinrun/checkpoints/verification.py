@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from twinrun.checkpoints.faults import DamagedError
 from twinrun.checkpoints.manifest import MANIFEST, Chunk, Manifest, StoredFile, parse_manifest
 from twinrun.checkpoints.safetensors import LENGTH_BYTES, Entry, header_bytes, parse_header
 from twinrun.checkpoints.store import STEP, Source, Store
+from twinrun.foundation.errors import InputError
 
 # Hashing releases the interpreter's lock: threads share the cores.
 THREADS = 8
@@ -89,6 +90,21 @@ def verify(store: Store, step: int) -> Manifest:
                 )
                 _refuse_uncovered(entries, chunks, place)
     return manifest
+
+
+def demand_same(
+    theirs: Mapping[str, str], ours: Mapping[str, str], message: str, *, place: str, hint: str | None = None
+) -> None:
+    """Raise InputError for the first field in which a checkpoint and a run differ, with both sides."""
+    for name in sorted(theirs.keys() | ours.keys()):
+        if theirs.get(name) != ours.get(name):
+            raise InputError(
+                message,
+                place=f"{place}:{name}",
+                found=theirs.get(name, "nothing"),
+                allowed=f"{ours.get(name, 'nothing')}, that of this run",
+                hint=hint,
+            )
 
 
 def chunks_of(manifest: Manifest, file: str) -> Iterator[Chunk]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from twinrun.images.locking.check import Finding
     from twinrun.results.record import Record
 
-__all__ = ["Request", "build", "compare", "data", "doctor", "lock", "report", "run", "schemas"]
+__all__ = ["Request", "build", "compare", "data", "doctor", "lock", "parity", "report", "run", "schemas"]
 
 
 def run(root: Path, request: Request, *, out: Path | None, resume: bool, as_json: bool) -> int:
@@ -31,6 +31,7 @@ def run(root: Path, request: Request, *, out: Path | None, resume: bool, as_json
         _print(_dry(project, selection))
         return 0
     from twinrun.cli.run import execute
+    from twinrun.cli.sending import offer
     from twinrun.execution.progress import Display
     from twinrun.foundation.files import write_atomically
     from twinrun.results.record import FAILURES
@@ -42,7 +43,7 @@ def run(root: Path, request: Request, *, out: Path | None, resume: bool, as_json
     page = _write_run_report(project, record, folder / "report.html")
     for name, text in record.workload.files(record.shown()).items():
         write_atomically(folder / name, text)
-    form = _form(project, selection, record, folder)
+    form = offer(project, record, folder)
     if as_json:
         _print(summary(record, folder))
     else:
@@ -50,18 +51,6 @@ def run(root: Path, request: Request, *, out: Path | None, resume: bool, as_json
         print(form, end="")
     failed = any(check.outcome == "fail" for point in record.points for check in point.checks)
     return int(failed or any(verdict.final in FAILURES for verdict in record.verdicts))
-
-
-def _form(project: Project, selection: Selection, record: Record, folder: Path) -> str:
-    """Return the form for hardware that the recipe has no record of, and keep it beside the record."""
-    from twinrun.foundation.files import write_atomically
-    from twinrun.report.form import form
-    from twinrun.results.reading import read_record
-
-    text = form(record, [read_record(file, project) for file in project.results(selection.recipe)])
-    if text:
-        write_atomically(folder / "form.md", text)
-    return text or ""
 
 
 def _print_choices(selection: Selection) -> None:
@@ -162,6 +151,38 @@ def compare(root: Path, a: Path, b: Path, *, claims: bool, as_json: bool) -> int
     return 0
 
 
+def parity(
+    root: Path,
+    a: Path,
+    b: Path,
+    *,
+    points: str,
+    controls: Path | None,
+    out: Path | None,
+    as_json: bool,
+) -> int:
+    """Say whether two records have one loss curve, and draw it; 1 when they do not or nothing tells."""
+    from twinrun.report.parity import parity_view, write_parity_page
+    from twinrun.results.parity_between import held_between
+    from twinrun.results.reading import read_record
+
+    project = Project(root)
+    records = [read_record(path, project) for path in (a, b)]
+    further = read_record(controls, project) if controls else None
+    named = [name.strip() for name in points.split(",")] if points else []
+    found = held_between(*records, points=named, controls=further)
+    marks = "-".join(record.digest()[:8] for record in records)
+    page = out or root / "runs" / f"parity-{marks}.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    write_parity_page(page, found, a=records[0], b=records[1])
+    if as_json:
+        _print({"report": str(page), "parities": [one.parity.model_dump(mode="json") for one in found]})
+    else:
+        _view(parity_view(found))
+        print(f"report: {page}")
+    return int(any(one.parity.outcome != "inside" for one in found))
+
+
 def _compare_claims(root: Path, a: Path, b: Path, *, as_json: bool) -> int:
     """Judge the claims between records of A and of B; 1 when one is not reproduced."""
     from twinrun.report.tables import verdict_table
@@ -176,12 +197,28 @@ def _compare_claims(root: Path, a: Path, b: Path, *, as_json: bool) -> int:
     return int(any(verdict.outcome == "not-reproduced" for verdict in verdicts))
 
 
-def report(root: Path, what: str, *, out: Path | None) -> None:
-    """Write the report of a run, a record or a recipe's committed records, and print its path."""
+def report(root: Path, what: str, *, out: Path | None, form: bool, add: Path | None) -> None:
+    """Write the report of a run, a record or a recipe's committed records, and print its path.
+
+    Args:
+        form: write the file with which a record is sent in instead.
+        add: a record that was sent in, to be added to the recipe's results before.
+    """
+    from twinrun.cli import sending
     from twinrun.results.reading import read_record
 
     path, project = Path(what), Project(root)
-    if path.suffix == ".json" or (path / "record.json").is_file():
+    of_one = path.suffix == ".json" or (path / "record.json").is_file()
+    if form and add:
+        raise InputError("one of both", place="--form, --add", hint="--form is of a run, --add of a recipe")
+    if form:
+        print(sending.send(root, path, out=out))
+        return
+    if add and of_one:
+        raise InputError("a record is added to a recipe", place="--add", found=what, allowed="recipes/RECIPE")
+    if add:
+        print("\n".join(sending.add(root, what, add)))
+    if of_one:
         folder = path if path.is_dir() else path.parent
         print(_write_run_report(project, read_record(path, project), out or folder / "report.html"))
     else:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from twinrun.execution import engines
 from twinrun.execution.engine import PYTHON, Command, EngineModule, Renderer
+from twinrun.execution.layout import point_folder
 from twinrun.execution.preparation import PREPARE, data_folder
-from twinrun.execution.ranks import METRICS, Launch, RankCommands, point_folder
+from twinrun.execution.ranks import METRICS, Launch, RankCommands
 from twinrun.execution.rendering import (
     RUN_FOLDER,
     rendered_commands,

@@ -19,6 +19,7 @@ from twinrun.execution.kernels import PROCESSOR, kernel_variables
 from twinrun.execution.preparation import prepared_data
 from twinrun.execution.progress import Display
 from twinrun.execution.ranks import METRICS, Ranks
+from twinrun.execution.saving import check_legs
 from twinrun.execution.selection import Selection
 from twinrun.execution.sweep import Finished, Sweep, finished
 from twinrun.execution.workspace import workspace_of
@@ -47,6 +48,7 @@ def execute(
         Interrupted: Ctrl-C; what is finished stays and `--resume` goes on.
     """
     plan = selection.plan
+    check_legs(selection.checkpointing, plan=plan, resume=resume)
     with _run_folder(project.root, plan, out=out, resume=resume) as run:
         write_atomically(run / "plan.json", plan.model_dump_json(indent=1) + "\n")
         display.say(f"run folder: {run}")
@@ -90,6 +92,7 @@ def _measure(project: Project, selection: Selection, run: Path, display: Display
         metrics=engine.inside(run / METRICS),
         attempt="",
         checkpointing=selection.checkpointing,
+        watchdog_seconds=selection.site.site.watchdog_seconds if selection.site else None,
     )
     done = Sweep(
         plan=plan, ranks=ranks, workspace=workspace, run=shared, gpu=selection.gpu, display=display

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from twinrun.execution import shell
 from twinrun.execution.engine import NodeCommand
+from twinrun.execution.layout import stop_file
 from twinrun.execution.schedulers import Task
 from twinrun.foundation.errors import MachineError
 from twinrun.manifests.cluster import LoadedSite, Site
@@ -36,7 +38,10 @@ def batch_script(task: Task, *, site: LoadedSite, run: str, logs: str) -> str:
     lines += [f'{shell.FIRST_NODE}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)']
     body = (f"  {line}" for line in _start(task, command, site, logs))
     lines += [f"export RUN {shell.FIRST_NODE}", "start() {", *body, "}"]
-    return "\n".join([*lines, *_begin(task, site, logs), ""])
+    starter = list(_begin(task, site, logs))
+    if site.site.requeue:
+        return "\n".join([*lines, *_again(starter, _word(str(stop_file(Path(run), task.point)), site)), ""])
+    return "\n".join([*lines, *starter[:-1], f"exec {starter[-1]}", ""])
 
 
 def _options(task: Task, site: Site) -> Iterator[str]:
@@ -89,7 +94,20 @@ def _begin(task: Task, site: LoadedSite, logs: str) -> Iterator[str]:
         slots = f"sed 's/$/ slots={task.ranks_per_node}/'"
         yield f'scontrol show hostnames "$SLURM_JOB_NODELIST" | {slots} > "${HOSTS}"'
     words = " ".join(_word(one, site) for one in starter)
-    yield f'exec {words} bash -euc "$(declare -f start); start"'
+    yield f'{words} bash -euc "$(declare -f start); start"'
+
+
+def _again(starter: list[str], stopped: str) -> Iterator[str]:
+    """Yield what starts it and asks for another start where the ranks were told to end and have saved."""
+    # Slurm may tell this shell as well; with a handler it waits until its ranks have ended.
+    yield "trap : TERM"
+    yield f"rm --force {stopped}"
+    yield from starter[:-1]
+    yield f"status=0; {starter[-1]} || status=$?"
+    # Slurm itself requeues what it preempts; asked as well, it would start the job once more than needed.
+    yield """state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)"""
+    yield f'if [[ -e {stopped} && $state == RUNNING ]]; then scontrol requeue "$SLURM_JOB_ID"; fi'
+    yield 'exit "$status"'
 
 
 def _pattern(path: str) -> str:

@@ -6,11 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from twinrun.foundation.manifest import Frozen
+from twinrun.machine.abandoned import OWNER, owner
 
 # Ranks exchange batches and gradients through shared memory; the default of 64 MB ends in a bus error.
-_SHARED_MEMORY = "16g"
+SHARED_MEMORY = "16g"
 # Compiled kernels are loaded from there.
-_TEMPORARY = {"/tmp": "rw,exec,size=8g"}  # noqa: S108
+TEMPORARY_FOLDER, TEMPORARY_SIZE = "/tmp", "8g"  # noqa: S108
+_TEMPORARY = {TEMPORARY_FOLDER: f"rw,exec,size={TEMPORARY_SIZE}"}
+WORKING_FOLDER = "/twinrun/project"
 # What every container of ours carries, so that they are told from others on the machine.
 LABEL = "dev.twinrun.container"
 
@@ -41,6 +44,8 @@ class Container(Frozen):
     """Device driver of the daemon, asked for all devices."""
     capabilities: tuple[str, ...] = ()
     """What the driver is asked for."""
+    resource: str | None = None
+    """Under which name Kubernetes counts the devices."""
 
     def run_arguments(self) -> tuple[str, ...]:
         """Return the `docker run` of this container."""
@@ -48,7 +53,7 @@ class Container(Frozen):
 
     def _options(self) -> Iterator[str]:
         yield from ("--init", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
-        yield from ("--user", self.user, "--shm-size", _SHARED_MEMORY, "--label", f"{LABEL}=run")
+        yield from ("--user", self.user, "--shm-size", SHARED_MEMORY, "--label", f"{LABEL}=run")
         yield from _flags("--tmpfs", _TEMPORARY, between=":")
         if self.host:
             yield from ("--network", "none", "--hostname", self.host, "--add-host", f"{self.host}:127.0.0.1")
@@ -64,7 +69,7 @@ class Container(Frozen):
             # The command line is split at commas, and a list inside it is quoted.
             yield from ("--gpus", f'driver={self.driver},count=all,"capabilities={self._asked()}"')
         yield from _flags("--env", self.variables, between="=")
-        yield from ("--workdir", "/twinrun/project", "--entrypoint", "python3")
+        yield from ("--workdir", WORKING_FOLDER, "--entrypoint", "python3")
 
     def _asked(self) -> str:
         # The command line adds `gpu` by itself.
@@ -77,16 +82,16 @@ class Container(Frozen):
             "entrypoint": ["python3"],
             "command": list(self.arguments),
             "environment": self.variables,
-            "working_dir": "/twinrun/project",
+            "working_dir": WORKING_FOLDER,
             "user": self.user,
             "volumes": {mount.host: {"bind": mount.inside, "mode": mount.mode} for mount in self.mounts},
             "read_only": True,
             "tmpfs": _TEMPORARY,
-            "shm_size": _SHARED_MEMORY,
+            "shm_size": SHARED_MEMORY,
             "cap_drop": ["ALL"],
             "security_opt": ["no-new-privileges"],
             "init": True,
-            "labels": {LABEL: "run"},
+            "labels": {LABEL: "run", OWNER: owner()},
             **self._network(),
             **self._devices(),
         }

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from twinrun.execution.container import Container
 from twinrun.foundation.manifest import Frozen
 from twinrun.machine.inventory import Vendor
 from twinrun.manifests.stack import LoadedStack
@@ -52,6 +53,8 @@ class NodeCommand(Frozen):
     """Working directory."""
     writer: tuple[int, int] | None = None
     """User and group that the run folder is handed to while it runs, if they are not the caller's."""
+    container: Container | None = None
+    """The same as data, of an engine that makes a container for each command."""
 
 
 class Running(Protocol):

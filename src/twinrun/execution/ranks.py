@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 import uuid
@@ -14,15 +13,18 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from twinrun.execution.engine import PYTHON, Command, Engine, NodeCommand, Renderer, Workspace
+from twinrun.execution.last_words import described, hang, rank_states, silent
 from twinrun.execution.launchers import Launcher, Placement, Rendezvous, load_launcher, node_logs
+from twinrun.execution.layout import job_file, log_folder, point_folder, stop_file
 from twinrun.execution.schedulers import Scheduler, Submission, Task, load_scheduler
-from twinrun.foundation.errors import RunError
+from twinrun.foundation.errors import Interrupted, RunError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.foundation.processes import last_lines
 from twinrun.manifests.cluster import LoadedSite
 from twinrun.protocol.allocation import Allocation, NodeReport, RankReport
-from twinrun.protocol.job import OUT_OF_MEMORY, Job, MetricsLine
+from twinrun.protocol.job import OUT_OF_MEMORY, Job, MetricsLine, Stop
+from twinrun.protocol.metrics_lines import forget
 
 POLL_SECONDS = 0.1
 METRICS = "metrics.jsonl"
@@ -148,6 +150,7 @@ class Ranks:
         """Run `launch` in a fresh folder, showing each line of its metrics; None when memory ran out.
 
         Raises:
+            Interrupted: the ranks were told to end; says after which step they have saved.
             MachineError: the nodes cannot be had, or the command cannot be started.
             RunError: a rank failed; names it and shows the end of its log.
         """
@@ -163,8 +166,12 @@ class Ranks:
             start=lambda command, log: self._engine.start(command, log=log),
         )
         follower = Follower(self._run / METRICS, attempt=attempt, show=show)
-        status = _follow(submission, follower)
+        try:
+            status = _follow(submission, follower)
+        except RunError as error:
+            raise self._told(error, point) from None
         if status:
+            self._raise_if_stopped(point)
             self._raise_unless_memory(launch.placement, submission, status)
             return None
         return LaunchResult(attempt=attempt, allocation=self._allocation(launch.placement, submission))
@@ -183,8 +190,28 @@ class Ranks:
             reports=described,
         )
 
+    def _told(self, error: RunError, point: str) -> RunError:
+        """Return the error of a scheduler with what is known of the ranks."""
+        states = rank_states(point_folder(self._run, point))
+        found = hang(states, point=point, logs=log_folder(self._run, point))
+        words = str(found.found) if found else silent(states)
+        told = "; ".join(text for text in (str(error.found or "").strip(), words) if text)
+        return RunError(error.message, place=error.place, found=told, hint=error.hint)
+
+    def _raise_if_stopped(self, point: str) -> None:
+        file = stop_file(self._run, point)
+        if file.exists():
+            raise Interrupted(
+                f"the ranks were told to end and have saved after step {load_json(file, Stop).step}",
+                place=point,
+                hint="the same command with --resume goes on from there",
+            )
+
     def _raise_unless_memory(self, placement: Placement, submission: Submission, status: int) -> None:
         """Raise RunError for a failed launch, but for a rank whose device ran out of memory."""
+        states = rank_states(point_folder(self._run, placement.id))
+        if error := hang(states, point=placement.id, logs=log_folder(self._run, placement.id)):
+            raise error
         logs = submission.logs()
         texts = [log.read_text(encoding="utf-8", errors="replace") for log in logs]
         failed = self._commands.launcher.culprit(texts)
@@ -197,11 +224,12 @@ class Ranks:
             )
         if failed.status == OUT_OF_MEMORY:
             return
+        where = "".join(described(one) for one in states if one.rank == failed.rank)
         log = next(rank_logs(log_folder(self._run, placement.id), placement, failed.rank), logs[0])
         raise RunError(
             f"rank {failed.rank} of {placement.world_size} failed with {describe_status(failed.status)}",
             place=placement.id,
-            found=last_lines(log.read_text(encoding="utf-8", errors="replace")),
+            found=where + last_lines(log.read_text(encoding="utf-8", errors="replace")),
             hint=f"the whole log is {log}; after mending the cause, --resume goes on",
         )
 
@@ -219,6 +247,8 @@ class Follower:
         """Show the lines that have come since the last call."""
         if not self._metrics.exists():
             return
+        # Ranks that a scheduler starts again drop what they wrote before.
+        self._offset = min(self._offset, self._metrics.stat().st_size)
         with self._metrics.open("rb") as stream:
             stream.seek(self._offset)
             new = stream.read()
@@ -250,24 +280,9 @@ def _follow(submission: Submission, follower: Follower) -> int:
         submission.cancel()
 
 
-def point_folder(run: Path, point: str) -> Path:
-    """Return the folder that the ranks of `point` write to."""
-    return run / "points" / point
-
-
-def job_file(run: Path, point: str) -> Path:
-    """Return the file that tells the ranks of `point` what to do."""
-    return point_folder(run, point) / "job.json"
-
-
 def job_text(job: Job) -> str:
     """Return what the job file holds."""
     return job.model_dump_json(indent=1) + "\n"
-
-
-def log_folder(run: Path, point: str) -> Path:
-    """Return the folder for the logs of the launcher and the ranks of `point`."""
-    return run / "log" / point
 
 
 def rank_reports(folder: Path) -> list[RankReport]:
@@ -313,18 +328,3 @@ def clear(run: Path, point: str) -> None:
         shutil.rmtree(stale, ignore_errors=True)
     forget(run / METRICS, point)
     log_folder(run, point).mkdir(parents=True)
-
-
-def forget(metrics: Path, point: str) -> None:
-    """Drop the lines of `point` and any torn line, so that a point which starts over counts once."""
-    if not metrics.exists():
-        return
-    kept = []
-    for line in metrics.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            other = MetricsLine.model_validate_json(line).point != point
-        except ValidationError:
-            other = False
-        if other:
-            kept.append(json.dumps(json.loads(line)))
-    write_atomically(metrics, "".join(f"{line}\n" for line in kept))

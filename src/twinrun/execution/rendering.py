@@ -8,7 +8,8 @@ from pathlib import Path
 
 from twinrun.execution import shell
 from twinrun.execution.engine import NodeCommand
-from twinrun.execution.ranks import Launch, RankCommands, job_file, log_folder
+from twinrun.execution.layout import job_file, log_folder
+from twinrun.execution.ranks import Launch, RankCommands
 from twinrun.foundation.manifest import Frozen
 
 # The shell variable that stands for the run folder, and the folder of a workspace to render with.

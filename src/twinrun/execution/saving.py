@@ -1,59 +1,177 @@
-"""Whether, where and how often a run saves: `--checkpoint key=value`."""
+"""Whether, where and how often a run saves, and from what it goes on: `--checkpoint`, `--leg`, `--from`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from twinrun.checkpoints.places import is_remote
+from twinrun.checkpoints.manifest import MANIFEST
+from twinrun.checkpoints.places import is_remote, store_at
+from twinrun.checkpoints.verification import demand_same, read_manifest
+from twinrun.execution import engines
+from twinrun.foundation.discovery import load_part
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import validate
+from twinrun.planning.plan import Plan
 from twinrun.protocol.job import Checkpointing
 from twinrun.workloads import load_workload
+from twinrun.workloads.workload import Continued
 
-OPTION = "--checkpoint"
+OPTION, FROM = "--checkpoint", "--from"
 
 
-def checkpointing_of(texts: Sequence[str], *, workload: str, engine: str) -> Checkpointing | None:
-    """Return what `--checkpoint` asks for, or None where it is not given.
+def checkpointing_of(texts: Sequence[str], *, plan: Plan, source: str | None = None) -> Checkpointing | None:
+    """Return what the options ask for, or None where nothing is saved; a run in legs saves at their ends.
+
+    Args:
+        texts: each a `key=value` of Checkpointing.
+        source: where the leg before the one that is run has left its checkpoint.
 
     Raises:
-        InputError: it is no `key=value` of Checkpointing, or this workload or engine cannot do it.
+        InputError: it is no such key or value, or this workload, engine or leg cannot do it.
     """
-    if not texts:
+    workload = load_workload(plan.workload)
+    found = [one for point in plan.points if (one := workload.continued(point))]
+    _check_source(plan, found, source)
+    if not texts and not found:
         return None
-    if not load_workload(workload).saves:
-        raise InputError("a run of this kind is not saved", place=OPTION, found=f"[{workload}]")
+    if not workload.saves:
+        raise InputError("a run of this kind is not saved", place=OPTION, found=f"[{plan.workload}]")
     values: dict[str, object] = {}
     for text in texts:
         key, sign, value = text.partition("=")
-        if not sign or key in values:
+        if not sign or key in values or key == "begin":
             raise InputError("not one key=value each", place=OPTION, found=text, hint="for example steps=20")
         values[key] = int(value) if value.isdecimal() else value
-    found = validate(values, Checkpointing, place=OPTION)
-    if found.place and not is_remote(found.place):
+    if found:
+        values = {"steps": max(one.end for one in found), "mode": "bounded"} | values
+    asked = validate(values, Checkpointing, place=OPTION)
+    if asked.place and not is_remote(asked.place):
         raise InputError(
             "a folder is always that of the run",
             place=f"{OPTION} place",
-            found=found.place,
+            found=asked.place,
             allowed="s3://...",
         )
-    if found.source and not is_remote(found.source):
-        # A container sees the folders of its own run alone.
-        if engine == "docker":
-            raise InputError(
-                "a container does not see this folder",
-                place=f"{OPTION} source",
-                found=found.source,
-                hint="use s3://..., or --engine venv",
-            )
-        return found.model_copy(update={"source": str(Path(found.source).absolute())})
-    return found
+    return _with_source(asked, source or asked.source, engine=plan.engine)
 
 
-def place_of(settings: Checkpointing | None, *, folder: str, point: str) -> Checkpointing | None:
-    """Return `settings` with the place of one point, `folder` where none was asked for."""
-    if settings is None:
+def _check_source(plan: Plan, legs: Sequence[Continued], source: str | None) -> None:
+    """Refuse a later leg that has nothing to go on from, and a source that nothing goes on from."""
+    first = legs[0] if legs else None
+    known = {point.id for point in plan.points}
+    lacking = first and first.previous and first.previous not in known
+    if lacking and not source:
+        raise InputError(
+            f"leg {first.number} goes on after step {first.begin}" if first else "",
+            place=FROM,
+            found="nothing to go on from",
+            allowed=f"the run folder of leg {first.number - 1}, or s3://..." if first else None,
+        )
+    if source and not lacking:
+        raise InputError(
+            "nothing here goes on from another run",
+            place=FROM,
+            found=source,
+            allowed="with --leg 2 or a later one",
+            hint="`--checkpoint source=...` is for a run without legs",
+        )
+
+
+def _with_source(asked: Checkpointing, source: str | None, *, engine: str) -> Checkpointing:
+    if source is None or is_remote(source):
+        return asked.model_copy(update={"source": source})
+    # A container sees the folders of its own run alone.
+    if load_part(engines, engine).RUNS_IMAGES:
+        raise InputError(
+            "a container does not see this folder",
+            place=FROM,
+            found=source,
+            hint="use s3://..., or --engine venv",
+        )
+    return asked.model_copy(update={"source": str(Path(source).absolute())})
+
+
+def checkpoints_of_point(
+    asked: Checkpointing | None,
+    *,
+    point: str,
+    continued: Continued | None,
+    known: Iterable[str],
+    folder_of: Callable[[str], str],
+) -> Checkpointing | None:
+    """Return where one point saves and goes on from.
+
+    Args:
+        known: points of the run, a leg goes on from one of them or from the source that was asked for.
+        folder_of: the folder of a point's checkpoints in the run folder.
+    """
+    if asked is None:
         return None
-    place = f"{settings.place.rstrip('/')}/{point}" if settings.place else folder
-    return settings.model_copy(update={"place": place})
+
+    def place_of(name: str) -> str:
+        return f"{asked.place.rstrip('/')}/{name}" if asked.place else folder_of(name)
+
+    if continued is None:
+        return asked.model_copy(update={"place": place_of(point)})
+    source = place_of(continued.previous) if continued.previous in set(known) else asked.source
+    if continued.previous is None or source is None:
+        return asked.model_copy(update={"place": place_of(point), "source": None, "begin": continued.begin})
+    if continued.previous not in set(known):
+        source = inside_of(source, continued)
+    return asked.model_copy(update={"place": place_of(point), "source": source, "begin": continued.begin})
+
+
+def inside_of(source: str, continued: Continued) -> str:
+    """Return the place of the leg before inside a run folder, a place of several points, or as it is."""
+    base = source.rstrip("/")
+    for place in (f"{base}/checkpoints/{continued.previous}", f"{base}/{continued.previous}"):
+        if store_at(place).steps():
+            return place
+    return base
+
+
+def check_legs(asked: Checkpointing | None, *, plan: Plan, resume: bool) -> None:
+    """Hold the legs of a plan against what lies at their places, before anything is started.
+
+    Raises:
+        InputError: the leg was run before, or what it should go on from is no checkpoint, of another run, or
+            after another step.
+    """
+    workload = load_workload(plan.workload)
+    for point in plan.points:
+        leg = workload.continued(point)
+        if asked is None or leg is None:
+            continue
+        if (
+            asked.place
+            and not resume
+            and (steps := store_at(f"{asked.place.rstrip('/')}/{point.id}").steps())
+        ):
+            raise InputError(
+                f"leg {leg.number} was run before; nothing is overwritten",
+                place=f"{asked.place.rstrip('/')}/{point.id}",
+                found=f"a checkpoint after step {steps[-1]}",
+                allowed="an empty place",
+                hint="choose another place, run the leg after it, or go on with --resume",
+            )
+        if leg.previous and leg.previous not in {one.id for one in plan.points} and asked.source:
+            _check_continuation(inside_of(asked.source, leg), leg, workload.identity(plan.part))
+
+
+def _check_continuation(source: str, leg: Continued, identity: dict[str, str]) -> None:
+    store = store_at(source)
+    steps = store.steps()
+    if leg.begin not in steps:
+        raise InputError(
+            f"leg {leg.number} goes on after step {leg.begin}" if steps else "no checkpoint here",
+            place=source,
+            found=f"checkpoints after step {', '.join(map(str, steps))}" if steps else "no folder `step-...`",
+            allowed=f"one after step {leg.begin}, where leg {leg.number - 1} ends",
+        )
+    manifest = read_manifest(store, leg.begin)
+    # Data and tokenizer are the ranks' to compare: here they may not be prepared yet.
+    theirs = {name: manifest.identity.get(name, "nothing") for name in identity}
+    theirs |= {name: value for name, value in manifest.identity.items() if "." in name}
+    place = store.file(leg.begin, MANIFEST)
+    demand_same(theirs, identity, "the checkpoint is of another run", place=place)

@@ -39,6 +39,10 @@ class Request(Frozen):
     scale: str | None = None
     settings: tuple[str, ...] = ()
     checkpoint: tuple[str, ...] = ()
+    leg: int | None = None
+    """Of a recipe whose run has several; all when left out."""
+    source: str | None = None
+    """Where the leg before it has left its checkpoint: `--from`."""
     dry: bool = False
 
 
@@ -98,6 +102,8 @@ def select(project: Project, request: Request) -> Selection:
         device_memory_bytes=_device_memory(machine, gpu),
         devices=_devices(machine, site),
         cores=site.site.cores_per_node if site else machine.cpu_count,
+        vendor=name,
+        processor=processor(project.root),
     )
     plan, planned = resolve(
         loaded,
@@ -109,6 +115,7 @@ def select(project: Project, request: Request) -> Selection:
         launcher=launcher.value,
         scheduler=scheduler.value,
         node_devices=site.site.devices_per_node if site else None,
+        leg=request.leg,
     )
     _demand_startable(plan, request, hardware, site)
     chosen = vendor or Choice(name="vendor", value=name, because=_seen(machine))
@@ -123,7 +130,7 @@ def select(project: Project, request: Request) -> Selection:
         machine=machine,
         gpu=gpu,
         site=site,
-        checkpointing=checkpointing_of(request.checkpoint, workload=plan.workload, engine=plan.engine),
+        checkpointing=checkpointing_of(request.checkpoint, plan=plan, source=request.source),
     )
 
 
@@ -300,7 +307,7 @@ def _demand_startable(plan: Plan, request: Request, hardware: Hardware, site: Lo
     scheduler = load_scheduler(plan.scheduler, site=site)
     if request.dry:
         return
-    load_workload(plan.workload).refuse(plan.part, scale=plan.scale, devices=hardware.devices)
+    load_workload(plan.workload).refuse(plan.part, plan.points, scale=plan.scale, hardware=hardware)
     nodes = max(point.nodes for point in plan.points)
     reason = scheduler.unusable(nodes=nodes)
     if reason:

@@ -6,7 +6,7 @@ import re
 import subprocess
 from collections.abc import Sequence
 
-from twinrun.foundation.errors import MachineError, RunError
+from twinrun.foundation.errors import InputError, MachineError, RunError
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.processes import last_lines
 from twinrun.manifests.cluster import LoadedSite
@@ -48,6 +48,12 @@ class SlurmClient:
     """Runs the commands of one site."""
 
     def __init__(self, site: LoadedSite) -> None:
+        """Take a site; raises InputError where it has another scheduler."""
+        if site.site.scheduler != "slurm":
+            found = site.site.scheduler
+            raise InputError(
+                "no site of Slurm", place=f"{site.place}.scheduler", found=found, allowed="slurm"
+            )
         self.site = site
 
     def ask(self, *arguments: str) -> str:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twinrun.execution.engine import Workspace
+from twinrun.execution.layout import point_folder
 from twinrun.execution.progress import Display
-from twinrun.execution.ranks import Launch, LaunchResult, Ranks, point_folder
-from twinrun.execution.saving import place_of
+from twinrun.execution.ranks import Launch, LaunchResult, Ranks
+from twinrun.execution.saving import checkpoints_of_point
 from twinrun.foundation.errors import InputError, MachineError, RunError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
@@ -103,9 +104,14 @@ class Sweep:
             status=f"starting {point.world_size} rank(s), {name}",
         )
         out = self.ranks.inside(point_folder(run, point.id))
-        # Not in the folder of the point, which each start makes anew.
-        saved = self.ranks.inside(run / "checkpoints" / point.id)
-        settings = place_of(self.run.checkpointing, folder=saved, point=point.id)
+        settings = checkpoints_of_point(
+            self.run.checkpointing,
+            point=point.id,
+            continued=workload.continued(point),
+            known=[one.id for one in self.plan.points],
+            # Not in the folder of the point, which each start makes anew.
+            folder_of=lambda name: self.ranks.inside(run / "checkpoints" / name),
+        )
         shared = self.run.model_copy(update={"out": out, "checkpointing": settings})
         job = workload.job(part, point, attempt=place, run=shared)
         launch = Launch(placement=point, script=self.workspace.root / self.plan.script, job=job)

@@ -4,5 +4,5 @@
 - `building/`: `invoke build`. `command` leads from its options to the image: plan, artifacts, stages, layers.
 - `inventory/`: package inventory of an image, measured in a container of it, as JSON, Markdown and SBOM.
 - `checks`: checks that run inside an image, for `invoke doctor --stack`.
-- `apt_archive`, `root_filesystem`, `registry`, `git`: where packages, bases and sources come from.
+- `apt_archive`, `root_filesystem`: where packages and bases come from.
 """

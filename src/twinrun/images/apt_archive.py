@@ -16,6 +16,7 @@ from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import sha256_of_file
 from twinrun.foundation.processes import last_lines
+from twinrun.foundation.redaction import redacted
 from twinrun.manifests.apt_lock import SystemPackage
 
 # In every image and every root file system of a distribution.
@@ -74,7 +75,9 @@ class AptArchive:
             return ()
         done = self._apt("apt-get", "install", "--simulate", "--", *names)
         if done.returncode:
-            raise InputError("the system packages cannot be resolved", found=last_lines(done.stderr, 8))
+            raise InputError(
+                "the system packages cannot be resolved", found=redacted(last_lines(done.stderr, 8))
+            )
         chosen = [f"{name}={version}" for name, version in _INSTALLED.findall(done.stdout)]
         stanzas = self._stanzas(chosen)
         with (self._root / "status").open("a", encoding="utf-8") as status:
@@ -93,7 +96,7 @@ class AptArchive:
             raise MachineError(
                 "the system packages cannot be fetched",
                 place="apt-get download",
-                found=last_lines(done.stderr, 6),
+                found=redacted(last_lines(done.stderr, 6)),
                 hint="check the network; a mirror drops old versions, a snapshot of it keeps them:"
                 " name one in TWINRUN_DEBIAN_MIRROR, or run `invoke lock`",
             )
@@ -127,7 +130,7 @@ class AptArchive:
             raise MachineError(
                 "the lists of packages cannot be read",
                 place=place,
-                found=last_lines(done.stderr, 6),
+                found=redacted(last_lines(done.stderr, 6)),
                 hint="check the network, or name a mirror in TWINRUN_DEBIAN_MIRROR",
             )
 
@@ -182,7 +185,7 @@ def fetch_packages(
     return files
 
 
-def write_repository(files: Iterable[Path], folder: Path) -> None:
+def write_repository(files: Iterable[Path], folder: Path, *, suite: str) -> None:
     """Make `folder` an apt repository of exactly these files: `deb [trusted=yes] file:FOLDER ./`."""
     folder.mkdir(parents=True, exist_ok=True)
     stanzas = []
@@ -198,7 +201,12 @@ def write_repository(files: Iterable[Path], folder: Path) -> None:
         stanzas.append(f"{fields.rstrip()}\n{location}")
     index = folder / "Packages"
     index.write_text("\n".join(stanzas), encoding="utf-8")
-    index.chmod(0o644)
+    # mmdebstrap 1.5 takes essential packages from the suite that it was told alone.
+    release = folder / "Release"
+    checksum = f" {sha256_of_file(index)} {index.stat().st_size} Packages"
+    release.write_text(f"Suite: {suite}\nCodename: {suite}\nSHA256:\n{checksum}\n", encoding="utf-8")
+    for file in (index, release):
+        file.chmod(0o644)
 
 
 def _has_checksum(file: Path, package: SystemPackage) -> bool:

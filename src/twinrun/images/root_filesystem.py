@@ -10,6 +10,7 @@ from pathlib import Path
 
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.processes import last_lines
+from twinrun.foundation.redaction import redacted
 from twinrun.images.apt_archive import fetch_packages, write_repository
 from twinrun.manifests.apt_lock import AptLock
 
@@ -33,7 +34,7 @@ def make_root(out: Path, *, lock: AptLock, suite: str, architecture: str, epoch:
     files = fetch_packages(lock.base, suite=suite, architecture=architecture)
     with tempfile.TemporaryDirectory(prefix="twinrun-root-") as folder:
         repository = Path(folder)
-        write_repository(files.values(), repository)
+        write_repository(files.values(), repository, suite=suite)
         _mmdebstrap(
             *(f"--architectures={architecture}", "--variant=apt", "--format=tar"),
             # apt's own user may have no access to the folder of the packages.
@@ -69,5 +70,7 @@ def _mmdebstrap(*arguments: str, epoch: int) -> None:
         ) from None
     if done.returncode:
         raise MachineError(
-            "the root file system cannot be made", place="mmdebstrap", found=last_lines(done.stderr, 8)
+            "the root file system cannot be made",
+            place="mmdebstrap",
+            found=redacted(last_lines(done.stderr, 8)),
         )

@@ -6,9 +6,11 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from twinrun.foundation.errors import MachineError
+from twinrun.foundation.files import sha256_of_bytes
+from twinrun.manifests.image_identity import image_configuration, rfc3339
 from twinrun.manifests.vendor import Vendor
 
 if TYPE_CHECKING:
@@ -74,6 +76,33 @@ def find_image(client: DockerClient, name: str) -> str | None:
 
 
 @told("containers")
+def image_id(client: DockerClient, image: str) -> str:
+    """Return the checksum of an image's configuration, which is its ID in every engine but one.
+
+    Docker with the image store of containerd calls an image by its manifest, which changes with the
+    compression of the layers. There the configuration is composed again of all values that the engine tells.
+    """
+    kept = client.images.get(image)
+    found = kept.attrs
+    if not _keeps_manifests(client):
+        return f"sha256:{str(found['Id']).removeprefix('sha256:')}"
+    lines = [(entry["Created"], entry["CreatedBy"]) for entry in reversed(kept.history())]
+    configuration = image_configuration(
+        platform=f"{found['Os']}/{found['Architecture']}",
+        created=found["Created"],
+        config={name: value for name, value in found["Config"].items() if value},
+        history=[(rfc3339(time), line) for time, line in lines],
+        diff_ids=found["RootFS"]["Layers"],
+    )
+    return f"sha256:{sha256_of_bytes(configuration)}"
+
+
+def _keeps_manifests(client: DockerClient) -> bool:
+    status: list[Any] = client.info().get("DriverStatus") or []
+    return ["driver-type", "io.containerd.snapshotter.v1"] in status
+
+
+@told("containers")
 def is_rootless(client: DockerClient) -> bool:
     """Say whether root in its containers is the user who runs the daemon."""
     return any("rootless" in option for option in client.info()["SecurityOptions"])
@@ -88,8 +117,13 @@ def without_devices(client: DockerClient, vendor: Vendor) -> str | None:
     """
     if vendor.container.driver is None:
         return None
-    names = {part["Name"] for part in client.version().get("Components", [])}
-    return "Podman's socket passes no device requests on" if "Podman Engine" in names else None
+    return "Podman's socket passes no device requests on" if is_podman(client) else None
+
+
+@told("containers")
+def is_podman(client: DockerClient) -> bool:
+    """Say whether the daemon is Podman's compatible service."""
+    return "Podman Engine" in {part["Name"] for part in client.version().get("Components", [])}
 
 
 def _place() -> str:

@@ -55,15 +55,13 @@ class Claim(Frozen):
     measurement: str | None = None
     """Which measurement of the point, where its metric has several."""
     between: tuple[str, str] | None = None
-    """Points of a ratio, the first over the second, or the two points whose curves are in parity."""
-    controls: tuple[str, ...] = ()
-    """Points that repeat the first of a parity: how far they are apart is its envelope."""
+    """Points of a ratio, the first over the second, or the two of a parity, else of all whole curves."""
     value: float
     """For an invariant and a parity the expected distance, 0."""
     better: Literal["higher", "lower", "equal"]
     """Direction of goodness, that of the metric: a run that is worse by more than the tolerance fails."""
     tolerance: Annotated[float, Field(gt=0, lt=1)]
-    """Relative to `value`; for `equal` the largest relative difference."""
+    """Relative to `value`; of an invariant the largest difference, of a parity the widest envelope."""
     because: str
     """Why this tolerance."""
     hardware: Hardware | None = None
@@ -79,7 +77,7 @@ class Claim(Frozen):
             "absolute": ("point", "hardware"),
             "ratio": ("between",),
             "invariant": (),
-            "parity": ("between",),
+            "parity": (),
         }[self.kind]
         missing = [name for name in needed if getattr(self, name) is None]
         if missing:
@@ -94,8 +92,6 @@ class Claim(Frozen):
             raise ValueError(f"claim `{self.id}`: `value` must be positive, found {self.value:g}")
         if (self.here is None) == (self.why_none is None):
             raise ValueError(f"claim `{self.id}` needs either a table `here` or a reason `why_none`")
-        if self.controls and self.kind != "parity":
-            raise ValueError(f"claim `{self.id}`: `controls` go with a parity")
         return self
 
     @property

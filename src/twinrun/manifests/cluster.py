@@ -27,7 +27,7 @@ Count = Annotated[int, Field(gt=0, le=100_000)]
 class Site(Frozen):
     """One cluster: what stands there, and what a job must say to get it."""
 
-    scheduler: Literal["slurm"]
+    scheduler: Literal["slurm", "kubernetes"]
     engine: Identifier = "venv"
     """How the stack runs on a node."""
     vendor: Identifier
@@ -52,6 +52,8 @@ class Site(Frozen):
     """Whether a point starts over where its nodes are taken away or die."""
     signal_seconds: Annotated[int, Field(ge=0, le=3600)] = 0
     """How long before the time limit ranks are told to end; 0 leaves it to the scheduler."""
+    watchdog_seconds: Annotated[float, Field(gt=0, le=86_400)] | None = None
+    """How long a rank may make no progress before it is killed; learned from its steps when left out."""
     interfaces: tuple[Word, ...] = ()
     """Network interfaces for the collectives; found on the nodes when left out."""
     shared: tuple[Folder, ...]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
 from twinrun.foundation.cache import cache_root
-from twinrun.foundation.files import write_atomically
+from twinrun.foundation.files import canonical_json, write_atomically
 from twinrun.foundation.manifest import load_json
 
 COMMITTED = "contents.json"
@@ -21,6 +24,38 @@ class _Committed(BaseModel):
 
     image: str
     digest: str
+
+
+def image_configuration(
+    *,
+    platform: str,
+    created: str,
+    config: dict[str, Any],
+    history: Iterable[tuple[str, str]],
+    diff_ids: list[str],
+) -> bytes:
+    """Return the configuration of an image, whose checksum is the image ID.
+
+    Args:
+        config: of its containers.
+        history: time and line of each layer, the lowest first.
+        diff_ids: checksums of the layers' tars.
+    """
+    system, _, architecture = platform.partition("/")
+    content = {
+        "architecture": architecture,
+        "os": system,
+        "created": created,
+        "config": config,
+        "history": [{"created": time, "created_by": line} for time, line in history],
+        "rootfs": {"type": "layers", "diff_ids": diff_ids},
+    }
+    return canonical_json(content).encode()
+
+
+def rfc3339(epoch: int) -> str:
+    """Return seconds since 1970 as an RFC 3339 time."""
+    return datetime.datetime.fromtimestamp(epoch, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def committed_id(folder: Path, image: str) -> str | None:

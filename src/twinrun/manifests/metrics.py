@@ -45,6 +45,8 @@ class Metric(Frozen):
     """Fields of a fingerprint that it is not normalised for: a restatement in it cannot free them."""
     between_points: bool = False
     """Whether it is computed between points, from the metric of the claim, instead of measured at one."""
+    between_curves: bool = False
+    """Whether it is computed between the curves that a parity is about."""
     fact: str | None = None
     """The fact of a point that it compares, where it is no number."""
 

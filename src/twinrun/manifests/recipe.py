@@ -38,7 +38,7 @@ class Stacks(Frozen):
 
 
 class Sweep(Frozen):
-    """Placements of a scale; exactly one of the two ways to say it."""
+    """Placements of a scale; exactly one of the three ways to say it."""
 
     devices: tuple[Positive, ...] | Literal["powers-of-two"] | None = None
     """Devices of one machine; `powers-of-two` up to all the machine has."""
@@ -46,17 +46,21 @@ class Sweep(Frozen):
     """Nodes of the published cluster."""
     devices_per_node: Positive | None = None
     """Devices, not cards, of one node."""
+    layouts: tuple[str, ...] | None = None
+    """Layouts of a training, on the devices of one node."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Sweep:
-        if bool(self.devices) == bool(self.nodes):
-            raise ValueError("a sweep has either `devices` or `nodes`")
-        if bool(self.nodes) != bool(self.devices_per_node):
-            raise ValueError("`devices_per_node` goes with `nodes`, and only with them")
+        if [bool(self.devices), bool(self.nodes), bool(self.layouts)].count(True) != 1:
+            raise ValueError("a sweep has either `devices`, `nodes` or `layouts`")
+        if bool(self.devices_per_node) != bool(self.nodes) and not self.layouts:
+            raise ValueError("`devices_per_node` goes with `nodes` or `layouts`, and only with them")
         return self
 
     def gives(self, size: str) -> bool:
         """Say whether `size`, for example `devices=4`, can be one of this sweep."""
+        if self.layouts:
+            return size in self.layouts
         name, _, text = size.partition("=")
         count = int(text) if text.isdecimal() and len(text) < 8 else 0
         if self.nodes:

@@ -90,12 +90,14 @@ def check_restatement(here: Restatement, terms: Terms, *, place: str, metrics: d
     _check_freed(here, terms.fields, where, metric)
     if metric.between_points:
         demand_resolution(here.tolerance, here.value, place=f"{where}.tolerance")
-    if metric.between_points and terms.kind != "ratio":
+    computed = {"ratio": metric.between_points, "parity": metric.between_curves}
+    if any(found and kind != terms.kind for kind, found in computed.items()):
+        allowed = next(kind for kind, found in computed.items() if found)
         raise InputError(
-            "computed between points, so it restates a ratio of points",
+            f"computed for a claim of kind {allowed} alone",
             place=f"{where}.metric",
             found=f"{metric.id} of a claim of kind {terms.kind}",
-            allowed="claims of kind ratio",
+            allowed=f"claims of kind {allowed}",
         )
     _check_strength(here, terms.tolerance, where, metric)
 

@@ -19,11 +19,12 @@ from twinrun.manifests.stack_manifest import (
     STAMP,
     Alternative,
     Base,
+    Source,
     Stack,
     Unverified,
 )
 
-__all__ = ["Alternative", "Base", "LoadedStack", "Stack", "Unverified"]
+__all__ = ["Alternative", "Base", "LoadedStack", "Source", "Stack", "Unverified"]
 
 DOCKERFILE = "images/Dockerfile"
 # Counts up when the same inputs give another image than before.
@@ -79,9 +80,13 @@ class LoadedStack(Frozen):
         """Return the reference of the image that is made of exactly these inputs."""
         return f"{self.stack.image}:{self.inputs_sha256[:12]}"
 
+    def known_ids(self) -> list[str]:
+        """Return the IDs of images of these inputs: the committed one, and the one that was built here."""
+        return [one for one in (self.committed_id, built_id(self.image())) if one]
+
     def wrong_image(self, found: str) -> str | None:
         """Return why the image with the ID `found` is not the stack's, or None; both IDs are named."""
-        known = [one for one in (self.committed_id, built_id(self.image())) if one]
+        known = self.known_ids()
         if found in known:
             return None
         expected = " or ".join(known) or "no image that was built here or is committed"

@@ -47,6 +47,22 @@ class Alternative(Unverified):
     """Patterns of locked packages that are not needed with this wheel."""
 
 
+class Source(Frozen):
+    """A package that the index has as source alone: wherever wheels are fetched, one is built of it."""
+
+    requirement: Requirement
+    requires: tuple[Line, ...]
+    """What its metadata asks for; to find out would run its code."""
+    backend: tuple[Requirement, ...]
+    """What builds it, by version, so that the wheel is the same everywhere."""
+    wheel: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """SHA-256 of that wheel; the lock has it beside the source's."""
+
+    def package(self) -> str:
+        """Return the name of the package."""
+        return self.requirement.partition("==")[0]
+
+
 class Base(Frozen):
     """What an image starts from: a root file system that mmdebstrap makes of the packages of apt.lock."""
 
@@ -91,6 +107,7 @@ class Stack(Frozen):
     """Patterns of packages left out of the lock because an unverified pin takes their place."""
     unverified: tuple[Unverified, ...] = ()
     alternative: tuple[Alternative, ...] = ()
+    source: tuple[Source, ...] = ()
 
     def interpreter(self) -> str:
         """Return the version of the interpreter in the image, for example `3.11`."""

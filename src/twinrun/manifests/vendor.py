@@ -71,6 +71,10 @@ class Container(Frozen):
     driver: str | None = None
     """Device driver of the container engine, asked for all devices."""
     capabilities: tuple[str, ...] = ()
+    resource: str | None = None
+    """Under which name Kubernetes counts the devices of a node."""
+    apptainer: tuple[str, ...] = ()
+    """Options with which Apptainer passes the devices on."""
 
 
 class Compiler(Frozen):

@@ -87,19 +87,27 @@ def resolve(
     launcher: str,
     scheduler: str,
     node_devices: int | None = None,
+    leg: int | None = None,
 ) -> tuple[Plan, tuple[Choice, ...]]:
     """Turn choices into a plan, and say what the workload chose; pure.
 
     Args:
         settings: `key=value` texts that override fields of the workload's table.
         node_devices: devices of a node, of which a point fills as many as it needs; None: one has all.
+        leg: the one leg to run, counted from 1; None: everything.
 
     Raises:
         InputError: a setting that does not exist or does not fit.
         MachineError: the devices cannot hold it.
     """
     planned = load_workload(recipe.workload).plan(
-        PlanRequest(recipe=recipe, scale=scale, overrides=parse_settings(settings), hardware=hardware)
+        PlanRequest(
+            recipe=recipe,
+            scale=scale,
+            overrides=parse_settings(settings),
+            hardware=hardware.model_copy(update={"vendor": stack.stack.vendor}),
+            leg=leg,
+        )
     )
     plan = Plan(
         recipe=recipe.recipe.name,

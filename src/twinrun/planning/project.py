@@ -144,10 +144,14 @@ class Project:
                         found=found,
                     )
 
+    def _computed(self, metric: str) -> bool:
+        """Say whether a metric is computed from several points, and measured at none."""
+        return self.metrics[metric].between_points or self.metrics[metric].between_curves
+
     def _asked(self, claim: Claim) -> list[_Asked]:
         """Return what a claim and its restatement ask of the workload."""
         asked = [_Asked(key, point, claim.metric, claim.measurement) for key, point in _points_of(claim)]
-        if (here := claim.here) and not self.metrics[here.metric].between_points:
+        if (here := claim.here) and not self._computed(here.metric):
             asked.append(_Asked("here.metric", claim.point, here.metric, here.measurement))
         return asked
 
@@ -164,7 +168,6 @@ class _Asked(NamedTuple):
 def _points_of(claim: Claim) -> list[tuple[str, str | None]]:
     """Return each point that a claim names, with its key; none names only a metric."""
     named = [("point", claim.point), *(("between", one) for one in claim.between or ())]
-    named += [("controls", one) for one in claim.controls]
     return [(key, point) for key, point in named if point is not None] or [("metric", None)]
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from twinrun.foundation.manifest import Frozen
 from twinrun.protocol.models.shape import Positive
 
 # Exit status of a rank whose device ran out of memory; the host then tries what needs less.
 OUT_OF_MEMORY = 77
+# Exit status of ranks that were told to end and have saved, and the file in which the first rank says so.
+STOPPED, STOPPED_FILE = 5, "stopped.json"
 
 
 class Checkpointing(Frozen):
@@ -20,10 +22,13 @@ class Checkpointing(Frozen):
     """Folder or `s3://bucket/prefix`; empty means the run folder. Each point has a part of its own there."""
     steps: Positive
     """Optimizer steps between two checkpoints."""
-    mode: Literal["exact", "bounded"] = "exact"
-    """`exact` goes on with the layout that was saved, bit for bit; `bounded` with any, inside an envelope."""
+    mode: Literal["exact", "canonical", "bounded"] = "exact"
+    """`exact` goes on with the layout that was saved, bit for bit; `canonical` with another number of ranks,
+    bit for bit where sums are in a fixed tree; `bounded` with any, inside an envelope."""
     source: str | None = None
     """Place of another run to go on from while `place` has no checkpoint."""
+    begin: Annotated[int, Field(ge=0)] | None = None
+    """Steps that must be done in what it goes on from; null: any number."""
 
 
 class Job(Frozen):
@@ -44,6 +49,15 @@ class Job(Frozen):
     """Which start of the point this is; every line of metrics names it."""
     checkpointing: Checkpointing | None = None
     """Null saves nothing."""
+    watchdog_seconds: Annotated[float, Field(gt=0)] | None = None
+    """How long a rank may be at an operation that it has done before; null learns it from those."""
+
+
+class Stop(Frozen):
+    """What ranks say that were told to end and have saved."""
+
+    step: int
+    """The last that is saved."""
 
 
 class Result(Frozen):

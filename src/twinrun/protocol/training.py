@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from twinrun.foundation.manifest import Frozen
 from twinrun.protocol.job import Job, Result
+from twinrun.protocol.layout import Layout, Precision
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.models.shape import Checkpointing, Positive
 
@@ -72,7 +73,7 @@ class Training(Frozen):
     """Sequences in one optimizer step over all devices together."""
     microbatch: Positive | Literal["auto"] = "auto"
     """Sequences in one forward pass of one device; `auto` takes the largest that fits."""
-    precision: Literal["fp32", "bf16"] = "bf16"
+    precision: Precision = "bf16"
     """Arithmetic of the layers."""
     parameter_type: Literal["fp32", "bf16"] = "fp32"
     """Type that parameters, gradients and optimizer state are kept in."""
@@ -96,8 +97,9 @@ class Training(Frozen):
     activation_checkpointing: Checkpointing = False
     """Recompute each block in the backward pass instead of keeping its activations; `selective` keeps the
     results of matrix products."""
-    trainer: Literal["composer", "plain"] = "composer"
-    """`plain` runs the recipe's baseline, a loop in PyTorch alone that speeds are held against."""
+    trainer: Literal["composer", "plain", "deepspeed"] = "composer"
+    """`plain` runs the recipe's baseline, a loop in PyTorch alone that speeds are held against; `deepspeed`
+    trains the recipe's layouts."""
     compile: bool = True
     """Compile the blocks and the loss with torch.compile."""
     steps: Positive
@@ -105,7 +107,25 @@ class Training(Frozen):
     warmup_steps: NotNegative
     """First steps that are trained but not timed."""
     seed: int = 17
+    controls: NotNegative = 0
+    """Control runs of the first point: the same again, samples of a step summed in other orders.
+
+    How far their losses are apart is what rounding does, and the envelope of a parity; five or more.
+    """
+    summation: Literal["fast", "canonical"] = "fast"
+    """`canonical` sums microbatches in one fixed tree: bit-identical on 1, 2, 4, ... ranks, at a cost."""
     optimizer: Optimizer
+
+
+def identity(shape: AnyShape, training: Training) -> dict[str, str]:
+    """Return the settings that decide the loss, as a checkpoint keeps them; its data comes beside them."""
+    return {
+        **{f"shape.{name}": str(value) for name, value in shape.model_dump().items()},
+        **{f"optimizer.{name}": str(value) for name, value in training.optimizer.model_dump().items()},
+        "precision": training.precision,
+        "seed": str(training.seed),
+        "global_batch": str(training.global_batch),
+    }
 
 
 class DataSource(Frozen):
@@ -144,13 +164,22 @@ class TrainingJob(Job):
     """Sequences in one forward pass of one device, resolved."""
     sharding: Sharding
     """That of the training, but `none` for a device with nothing to be compared with."""
+    layout: Layout | None = None
+    """How the ranks share the work where that is more than sharding."""
     data: str
     """Folder of prepared shards."""
+    control: NotNegative = 0
+    """Which control run this is; 0 is the run itself."""
+
+    @property
+    def replicas(self) -> int:
+        """Ranks with consecutive numbers that read the same sequences."""
+        return self.layout.replicas if self.layout else 1
 
     @property
     def device_batch(self) -> int:
         """Sequences one device processes in one optimizer step."""
-        return self.training.global_batch // self.world_size
+        return self.training.global_batch * self.replicas // self.world_size
 
     @property
     def step_tokens(self) -> int:
@@ -175,6 +204,30 @@ class StepMetrics(Frozen):
     """Wall time of the step, the devices synchronised at both ends."""
     timed: bool
     """False for warm-up steps."""
+    control: NotNegative = 0
+    """Which control run the step is of; 0 is the run itself."""
+
+
+class SharedWork(Frozen):
+    """What the first rank of a layout holds and sends."""
+
+    parameters: Positive
+    """That its part of the model has, experts left out."""
+    expert_parameters: NotNegative
+    """Of the experts that it has."""
+    data_ranks: Positive
+    """Ranks over which ZeRO splits the parameters that are no experts'."""
+    expert_ranks: Positive
+    """Ranks that have the same experts."""
+    state_bytes: NotNegative
+    """Parameters, gradients, optimizer state between two steps, and what the framework keeps beside them."""
+    host_state_bytes: NotNegative = 0
+    """What of that waits in the host's memory, where the device has its own."""
+    sent_elements: float
+    """Numbers sent in one step, by the least that each collective must send."""
+    sent_bytes: float
+    sent_by_operation: dict[str, float]
+    """Numbers by operation of c10d."""
 
 
 class TrainingResult(Result):
@@ -190,8 +243,14 @@ class TrainingResult(Result):
     attention_backend: str
     """Which fused kernel ran, or `math`."""
     parallelism: str
-    """How the ranks shared the work: `single`, `ddp`, `fsdp1` or `fsdp2`."""
+    """How the ranks shared the work: `single`, `ddp`, `fsdp1`, `fsdp2`, or what a layout has."""
     data_hash: str
     """SHA-256 of the prepared token stream."""
     order_hash: str
     """SHA-256 over the samples of every global batch, the same at every world size."""
+    shared: SharedWork | None = None
+    """Of a point with a layout."""
+    weights_hash: str = ""
+    """Digest of the bits of all parameters that this software makes of the seed."""
+    controls: tuple[tuple[float, ...], ...] = ()
+    """Losses of the control runs."""

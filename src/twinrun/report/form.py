@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from twinrun.report.words import headline
 from twinrun.results.record import Record, hardware
+from twinrun.results.submission import FILE
 
 # Where answers go that no probe gives.
 QUESTIONS = (
@@ -14,7 +15,6 @@ QUESTIONS = (
     "Partitioning or virtualisation of the device",
     "May the record be published under the project's licence, with your name or without",
 )
-FILES = ("record.json", "metrics.jsonl", "plan.json", "report.html", "log/")
 
 
 def form(record: Record, known: Sequence[Record]) -> str | None:
@@ -22,17 +22,13 @@ def form(record: Record, known: Sequence[Record]) -> str | None:
     if not record.machine.devices or _model(record) in {_model(one) for one in known}:
         return None
     lines = [f"# {_model(record)} for recipes/{record.plan.recipe}", "", *_facts(record), ""]
-    lines += ["Attach, as the run has written them:", "", *(f"- [ ] {name}" for name in FILES), ""]
-    lines += [f"The record goes to `recipes/{record.plan.recipe}/results/{file_name(record)}`.", ""]
+    lines += [
+        f"Attach `{FILE}`, which lies beside this form: record, heads of the logs and what the machine is,"
+    ]
+    lines += ["without names of hosts and folders. Who takes it runs", ""]
+    lines += [f"    invoke report recipes/{record.plan.recipe} --add {FILE}", ""]
     lines += ["Please answer:", "", *(f"- {question}:" for question in QUESTIONS)]
     return "\n".join(lines) + "\n"
-
-
-def file_name(record: Record) -> str:
-    """Return the name under which a record is committed."""
-    model = record.gpu.id if record.gpu else record.machine.vendor
-    count = max((point.devices for point in record.points), default=0)
-    return f"{model}x{count}_{record.plan.stack}_{record.created[:10]}.json"
 
 
 def _model(record: Record) -> str:

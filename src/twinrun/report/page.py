@@ -20,6 +20,7 @@ from twinrun.report.drawing import draw
 from twinrun.report.svg import Picture
 from twinrun.results.record import Record, hardware
 from twinrun.workloads import load_workload
+from twinrun.workloads.charts import Chart
 from twinrun.workloads.tables import Table
 from twinrun.workloads.workload import Drawn
 
@@ -58,13 +59,29 @@ def write_recipe_report(
     _write(path, "recipe.html.j2", records=newest, recipe=recipe, gpus=gpus, metrics=metrics)
 
 
+def excerpt(
+    records: Sequence[Record], recipe: LoadedRecipe, gpus: dict[str, Gpu], metrics: Mapping[str, Metric]
+) -> str:
+    """Return published and measured hardware side by side, a table and a picture, for a page of all."""
+    best = ranking.best_of(records, metrics)
+    first = charts(best, recipe, gpus)[:1]
+    named = [draw(chart.model_copy(update={"name": f"{recipe.recipe.name}-{chart.name}"})) for chart in first]
+    table = hardware_table(best, recipe, gpus)
+    text = page_environment().get_template("excerpt.html.j2").render(hardware_table=table, pictures=named)
+    # Markdown ends a block of HTML at an empty line.
+    return "\n".join(line for line in text.splitlines() if line.strip())
+
+
+def charts(records: Sequence[Record], recipe: LoadedRecipe, gpus: dict[str, Gpu]) -> list[Chart]:
+    """Return what is drawn of one record, or of all of a recipe."""
+    shown = [record.shown() for record in records]
+    drawn = Drawn(recipe=recipe, gpus=gpus)
+    return list(load_workload(recipe.workload).charts(shown, drawn)) if records else []
+
+
 def pictures(records: Sequence[Record], recipe: LoadedRecipe, gpus: dict[str, Gpu]) -> list[Picture]:
     """Return the pictures of one record, or of all of a recipe."""
-    if not records:
-        return []
-    shown = [record.shown() for record in records]
-    charts = load_workload(recipe.workload).charts(shown, Drawn(recipe=recipe, gpus=gpus))
-    return [draw(chart) for chart in charts]
+    return [draw(chart) for chart in charts(records, recipe, gpus)]
 
 
 def hardware_table(records: Sequence[Record], recipe: LoadedRecipe, gpus: dict[str, Gpu]) -> Table | None:
@@ -116,7 +133,7 @@ def _write(
     ranks = ranking.ranked(records, metrics)
     best = [one.best for one in ranks]
     text = (
-        _environment()
+        page_environment()
         .get_template(template)
         .render(
             records=records,
@@ -135,7 +152,8 @@ def _write(
     write_atomically(path, text)
 
 
-def _environment() -> Environment:
+def page_environment() -> Environment:
+    """Return what renders pages: strict, and everything in them escaped."""
     # Names of devices and hosts come from elsewhere: everything is escaped, pictures excepted.
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),

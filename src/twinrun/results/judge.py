@@ -11,13 +11,22 @@ from twinrun.manifests.metrics import Metric
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement
+from twinrun.results.curves import held
 from twinrun.results.evidence import Terms, differences_of, doubt_of, found_of, names_of, value_of
 from twinrun.results.record import AsPublished, Record, Verdict
 from twinrun.results.restate import restated
 from twinrun.workloads.fingerprint import Difference
+from twinrun.workloads.parity import Outcome
 from twinrun.workloads.series import largest_difference, same_order, values_of
 from twinrun.workloads.workload import PointRecord
 
+PARITY: dict[Outcome, AsPublished] = {
+    "inside": "reproduced",
+    "outside": "not-reproduced",
+    "start": "not-reproduced",
+    "other-run": "config-mismatch",
+    "no-envelope": "not-comparable",
+}
 # Fewer steps than this show no curve; the shortest committed record of an invariant has as many.
 LEAST_STEPS = 4
 
@@ -82,12 +91,13 @@ def _ratio(claim: Claim, record: Record, terms: Terms) -> Verdict:
 
 
 def _invariant(claim: Claim, record: Record, terms: Terms) -> Verdict:
-    if len(record.points) < 2:
-        names = names_of(record.points) or "none"
+    points = record.workload.whole(record.points)
+    if len(points) < 2:
+        names = names_of(points) or "none"
         return _verdict(claim, "not-comparable", f"needs two world sizes; this run has {names}")
     if fact := terms.metrics[claim.metric].fact:
-        return _same_fact(claim, record.points, fact)
-    return _distance(claim, record.points, terms, allowed=claim.tolerance)
+        return _same_fact(claim, points, fact)
+    return _distance(claim, points, terms, allowed=claim.tolerance)
 
 
 def _same_fact(claim: Claim, points: Sequence[PointRecord], fact: str) -> Verdict:
@@ -100,15 +110,36 @@ def _same_fact(claim: Claim, points: Sequence[PointRecord], fact: str) -> Verdic
 
 
 def _parity(claim: Claim, record: Record, terms: Terms) -> Verdict:
-    assert claim.between is not None
-    points = [point for name in claim.between if (point := record.point(name))]
+    """Judge whether curves are one but for rounding; as published on the published hardware alone."""
+    if terms.metrics[claim.metric].series is None:
+        return _same_value(claim, record, terms)
+    found = held(claim, record)
+    if isinstance(found, str):
+        return _verdict(claim, "not-comparable", found)
+    worst = found[0]
+    distance, reason = worst.distance, f"{worst.b} against {worst.a}: {worst.reason}"
+    if claim.hardware and (record.gpu is None or record.gpu.id != claim.hardware.gpu):
+        published_gpu, metric = terms.gpus[claim.hardware.gpu], terms.metrics[claim.metric]
+        other = _other_hardware(claim, record, published_gpu, None, metric)
+        return _verdict(claim, "not-comparable", f"{other}; {reason}", distance)
+    if claim.hardware and (apart := differences_of(record, record.points, terms)):
+        return _verdict(claim, "config-mismatch", _mismatch(apart), distance)
+    if worst.outcome == "inside" and (doubt := _nothing_behind(claim, _curves(claim, record))):
+        return _verdict(claim, "not-comparable", doubt, distance)
+    return _verdict(claim, PARITY[worst.outcome], reason, distance)
+
+
+def _same_value(claim: Claim, record: Record, terms: Terms) -> Verdict:
+    """Judge whether two points have one value, which no control run widens."""
+    points = [point for name in claim.between or () if (point := record.point(name))]
     if len(points) < 2:
         return _verdict(claim, "not-comparable", _other_points(claim, record, terms.metrics[claim.metric]))
-    controls = [points[0], *(point for name in claim.controls if (point := record.point(name)))]
-    envelope, _ = (
-        largest_difference([_curve(claim, point) for point in controls]) if len(controls) > 1 else (0.0, 1)
-    )
-    return _distance(claim, points, terms, allowed=max(claim.tolerance, envelope))
+    return _distance(claim, points, terms, allowed=claim.tolerance)
+
+
+def _curves(claim: Claim, record: Record) -> list[tuple[float, ...]]:
+    """Return the whole curves of a claim's metric."""
+    return [_curve(claim, point) for point in record.workload.whole(record.points)]
 
 
 def _distance(claim: Claim, points: Sequence[PointRecord], terms: Terms, *, allowed: float) -> Verdict:

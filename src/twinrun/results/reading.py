@@ -31,46 +31,51 @@ def read_record(path: Path, project: Project) -> Record:
     file = path / "record.json" if path.is_dir() else path
     if not file.is_file():
         raise InputError("no such record", place=str(file), hint=HINT)
-    content = _content(file)
-    _check_digest(content, file)
-    older = content.get("schema_version") == 1
-    _demand_same("the plan's hash", _plan_hash(content, older=older), content.get("plan_sha256"), file)
-    if older:
-        content = version_1.converted(content, place=str(file))
-    record = validate(content, Record, place=str(file))
-    _check_files(record, file.parent)
-    _check_hardware(record, project, file)
-    record = _with_derived(record, file, older=older)
-    return _judged(record, project, file)
-
-
-def _content(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"not a record: {error}", place=str(file), hint=HINT) from None
+    record = read_content(content, project, place=str(file))
+    _check_files(record, file.parent)
+    return record
+
+
+def read_content(content: Any, project: Project, *, place: str) -> Record:
+    """Read what a record's file says; raises as `read_record` does, at `place`."""
+    _check_schema(content, place)
+    _check_digest(content, place)
+    older = content.get("schema_version") == 1
+    _demand_same("the plan's hash", _plan_hash(content, older=older), content.get("plan_sha256"), place)
+    if older:
+        content = version_1.converted(content, place=place)
+    record = validate(content, Record, place=place)
+    _check_hardware(record, project, place)
+    record = _with_derived(record, place, older=older)
+    return _judged(record, project, place)
+
+
+def _check_schema(content: Any, place: str) -> None:
     versions = {1, 2}
     if not isinstance(content, dict) or not {"plan", "points", "sha256"} <= content.keys():
         found = ", ".join(list(content)[:3]) if isinstance(content, dict) else type(content).__name__
-        raise InputError("not a record", place=str(file), found=found or "an empty table", hint=HINT)
+        raise InputError("not a record", place=place, found=found or "an empty table", hint=HINT)
     if content.get("schema_version") not in versions:
         raise InputError(
             "a record of an unknown version",
-            place=f"{file}:schema_version",
+            place=f"{place}:schema_version",
             found=repr(content.get("schema_version")),
             allowed=sorted(versions),
             hint="a newer twinrun reads newer records",
         )
-    return content
 
 
-def _check_digest(content: dict[str, Any], file: Path) -> None:
+def _check_digest(content: dict[str, Any], place: str) -> None:
     # Of the file's own content: fields that the model has gained since do not count.
     found = content_digest(content)
     if found != content["sha256"]:
         raise InputError(
             "the record was changed after it was written",
-            place=str(file),
+            place=place,
             found=f"content {found[:12]}",
             allowed=f"content {str(content['sha256'])[:12]}, as the record says of itself",
             hint="compare the untouched file; a record is never edited",
@@ -89,11 +94,11 @@ def _plan_hash(content: dict[str, Any], *, older: bool) -> str:
     return sha256_of_bytes(canonical_json(plan).encode())
 
 
-def _demand_same(what: str, computed: object, recorded: object, file: Path) -> None:
+def _demand_same(what: str, computed: object, recorded: object, place: str) -> None:
     if computed != recorded:
         raise InputError(
             f"the record contradicts itself: {what}",
-            place=str(file),
+            place=place,
             found=f"recorded {recorded}",
             allowed=f"computed {computed}",
             hint="a record is never edited; run the recipe again",
@@ -105,52 +110,52 @@ def _check_files(record: Record, folder: Path) -> None:
     for name, digest in record.files.items():
         file = folder / name
         if (folder / "record.json").is_file() and file.is_file():
-            _demand_same(f"SHA-256 of {name}", sha256_of_file(file), digest, file)
+            _demand_same(f"SHA-256 of {name}", sha256_of_file(file), digest, str(file))
 
 
-def _check_hardware(record: Record, project: Project, file: Path) -> None:
+def _check_hardware(record: Record, project: Project, place: str) -> None:
     """Hold the GPU of a record against its plan, its machine and images/gpus.toml."""
     named = record.gpu.id if record.gpu else None
-    _demand_same("the GPU of the plan", named, record.plan.gpu, file)
+    _demand_same("the GPU of the plan", named, record.plan.gpu, place)
     probed = {device.gpu for device in record.machine.devices if device.gpu}
     if probed:
-        _demand_same("the GPU that was probed", ", ".join(sorted(probed)), named, file)
+        _demand_same("the GPU that was probed", ", ".join(sorted(probed)), named, place)
     if record.gpu is None:
         return
     row = project.gpus.get(record.gpu.id)
     if row is None:
-        raise InputError("no such GPU in images/gpus.toml", place=f"{file}:gpu.id", found=record.gpu.id)
+        raise InputError("no such GPU in images/gpus.toml", place=f"{place}:gpu.id", found=record.gpu.id)
     for field in ("name", "arch", "devices_per_card", "bandwidth_gb_s", "peak_bf16_tflops"):
         _demand_same(
-            f"{field} of {row.id} in images/gpus.toml", getattr(row, field), getattr(record.gpu, field), file
+            f"{field} of {row.id} in images/gpus.toml", getattr(row, field), getattr(record.gpu, field), place
         )
 
 
-def _with_derived(record: Record, file: Path, *, older: bool) -> Record:
+def _with_derived(record: Record, place: str, *, older: bool) -> Record:
     """Return the record with what follows from its measured numbers, which must be what it says."""
     points = []
     for point in record.points:
         computed = record.workload.derived(record.plan.part, point, record.gpu)
         for one in computed:
             if recorded := point.measurement(one.id):
-                _demand_equal(one, recorded, f"{point.id}, {one.id}", file, older=older)
+                _demand_equal(one, recorded, f"{point.id}, {one.id}", place, older=older)
         added = tuple(one for one in computed if older and not point.measurement(one.id))
         lacking = [one.id for one in computed if not older and not point.measurement(one.id)]
-        _demand_same(f"{point.id}: derived numbers that are missing", [], lacking, file)
-        _demand_known(point, {one.id for one in computed}, record, file)
+        _demand_same(f"{point.id}: derived numbers that are missing", [], lacking, place)
+        _demand_known(point, {one.id for one in computed}, record, place)
         points.append(point.model_copy(update={"measurements": (*point.measurements, *added)}))
     return record.model_copy(update={"points": tuple(points)})
 
 
-def _demand_known(point: PointRecord, computed: set[str], record: Record, file: Path) -> None:
+def _demand_known(point: PointRecord, computed: set[str], record: Record, place: str) -> None:
     """Refuse numbers that are neither measured nor follow from what is, such as an MFU without a peak."""
     basis = {one.id for one in point.measurements} - computed
     wrong = [name for name in basis if not record.workload.is_measured(name)]
-    _demand_same(f"{point.id}: numbers that nothing gives", [], sorted(wrong), file)
+    _demand_same(f"{point.id}: numbers that nothing gives", [], sorted(wrong), place)
 
 
 def _demand_equal(
-    computed: Measurement, recorded: Measurement, what: str, file: Path, *, older: bool
+    computed: Measurement, recorded: Measurement, what: str, place: str, *, older: bool
 ) -> None:
     # Version 1 took the median of the rates of an even number of steps, which is not the rate of the median.
     rounding = (computed.high - computed.low) if older and computed.count % 2 == 0 else 0.0
@@ -158,12 +163,12 @@ def _demand_equal(
     for field, more in slack.items():
         a, b = getattr(computed, field), getattr(recorded, field)
         if not math.isclose(a, b, rel_tol=CLOSE, abs_tol=max(more, 1e-12)):
-            _demand_same(f"{field} of {what}", a, b, file)
+            _demand_same(f"{field} of {what}", a, b, place)
     for field in ("count", "unit", "per", "formula", "metric"):
-        _demand_same(f"{field} of {what}", getattr(computed, field), getattr(recorded, field), file)
+        _demand_same(f"{field} of {what}", getattr(computed, field), getattr(recorded, field), place)
 
 
-def _judged(record: Record, project: Project, file: Path) -> Record:
+def _judged(record: Record, project: Project, place: str) -> Record:
     """Return the record judged by the claims as they stand; a claim that is the same keeps its verdict."""
     published = project.recipe(record.plan.recipe).published
     verdicts = judge(record, published, project)
@@ -172,9 +177,9 @@ def _judged(record: Record, project: Project, file: Path) -> Record:
         same_claims = record.claims_sha256 in (None, claims_digest(published))
         found = today.get(recorded.claim)
         if found and same_claims and _same_claim(found, recorded):
-            _demand_same(f"the verdict on {recorded.claim}", found.outcome, recorded.outcome, file)
+            _demand_same(f"the verdict on {recorded.claim}", found.outcome, recorded.outcome, place)
             if record.claims_sha256:
-                _demand_same(f"the restated verdict on {recorded.claim}", found.final, recorded.final, file)
+                _demand_same(f"the restated verdict on {recorded.claim}", found.final, recorded.final, place)
     return record.model_copy(update={"verdicts": verdicts})
 
 

@@ -98,7 +98,8 @@ class Record(Frozen):
     run: str
     created: str
     """UTC, ISO 8601."""
-    evidence: Literal["measured"] = "measured"
+    evidence: Literal["measured", "as sent in"] = "measured"
+    """As sent in: who ran it, and on what, is what the sender says."""
     plan: Plan
     plan_sha256: str
     claims_sha256: str | None
@@ -163,6 +164,13 @@ def hardware(record: Record) -> str:
     if record.machine.devices:
         return f"{most} x {record.machine.devices[0].name}"
     return f"{most} rank{'' if most == 1 else 's'} on {record.machine.cpu}"
+
+
+def file_name(record: Record) -> str:
+    """Return the name under which a record is committed."""
+    model = record.gpu.id if record.gpu else record.machine.vendor
+    count = max((point.devices for point in record.points), default=0)
+    return f"{model}x{count}_{record.plan.stack}_{record.created[:10]}.json"
 
 
 def write_record(path: Path, record: Record) -> None:

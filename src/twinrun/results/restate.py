@@ -12,6 +12,7 @@ from twinrun.manifests.claims import Claim
 from twinrun.manifests.metrics import RATIO, Metric
 from twinrun.manifests.restatements import Restatement
 from twinrun.protocol.measurements import Measurement
+from twinrun.results.curves import held
 from twinrun.results.evidence import Terms, differences_of, doubt_of, found_of
 from twinrun.results.record import AsRestated, Record, Restated
 from twinrun.workloads.fingerprint import Difference
@@ -38,7 +39,9 @@ def restated(claim: Claim, here: Restatement, record: Record, terms: Terms) -> R
     differs = "; ".join(_differs(claim, record, terms, points, differences)) or "as published"
     try:
         _demand_askable(here, record, metric, points, differences)
-        readings = list(_readings(claim, here, metric, points))
+        readings = list(
+            _parities(claim, record) if metric.between_curves else _readings(claim, here, metric, points)
+        )
         _demand_no_doubt(here, record, terms, readings)
     except _NotAskedError as obstacle:
         return _restated(here, metric, "not-comparable", f"Not asked, because {obstacle}. Run: {differs}.")
@@ -164,6 +167,18 @@ def _demand_askable(
         raise _NotAskedError(f"needs a point of {plural(here.least_devices, 'device')}, the run has none")
 
 
+def _parities(claim: Claim, record: Record) -> Iterator[Reading]:
+    """Yield what part of its envelope each curve is away from the first."""
+    found = held(claim, record)
+    if isinstance(found, str):
+        raise _NotAskedError(f"the claim {found}")
+    for one in found:
+        if one.outcome in ("other-run", "no-envelope") or one.worst is None:
+            raise _NotAskedError(one.reason)
+        share = one.start / one.start_allowed if one.outcome == "start" else one.worst.share
+        yield Reading(share, f"{one.b} against {one.a} ({one.reason})", ())
+
+
 def _readings(
     claim: Claim, here: Restatement, metric: Metric, points: Sequence[PointRecord]
 ) -> Iterator[Reading]:
@@ -210,5 +225,6 @@ def _demand_no_doubt(here: Restatement, record: Record, terms: Terms, readings: 
             doubt = doubt_of([found], metric, record.gpu, per=found.per, tolerance=here.tolerance)
             if doubt:
                 raise _NotAskedError(f"at {one.place} {doubt}")
-        if not math.isfinite(one.value) or one.value <= 0:
+        # Curves may be equal; what rests on measurements is never zero.
+        if not math.isfinite(one.value) or one.value < 0 or (one.value == 0 and one.behind):
             raise _NotAskedError(f"{one.value:g} at {one.place} is no number to judge")

@@ -25,7 +25,7 @@ from twinrun.protocol.bench import (
     name_of,
 )
 from twinrun.train import device as devices
-from twinrun.train import ranks
+from twinrun.train import pulse, ranks
 from twinrun.train.clock import Clock, Function, TimedOn
 from twinrun.train.job_files import append_line
 
@@ -96,6 +96,7 @@ class Session:
         """
         labels = self._complete(labels)
         name = self._new_name(labels)
+        pulse.beat(name, step=len(self._calls) + 1)
         checked = [self._with_largest_errors(one) for one in (ours, *baselines)]
         self._refuse_wrong(name, checked[0].errors, allowed_error)
         self._refuse_traffic(name, traffic)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from composer import Callback, ComposerModel, DataSpec, Logger, State, Trainer
 from composer.algorithms import GradientClipping
+from composer.devices import Device, DeviceCPU, DeviceGPU
 from composer.utils import dist
 from torch import Tensor
 from torch.nn.functional import pad
@@ -75,7 +76,7 @@ def build_trainer(job: TrainingJob, *, model: Model, batches: DataLoader[Batch],
         optimizers=adamw(model, settings.optimizer),
         algorithms=[GradientClipping("norm", settings.optimizer.gradient_clip)],
         callbacks=[Steps(job, meter)],
-        device="gpu" if job.accelerator else "cpu",
+        device=_device(job),
         precision=PRECISIONS[settings.precision],
         device_train_microbatch_size=job.microbatch,
         seed=settings.seed,
@@ -104,6 +105,7 @@ def fit(trainer: Trainer, job: TrainingJob, *, model: Model, corpus: Corpus, met
         # Composer counts from 0 again: where training stands is ours to know.
         trainer.fit(duration=f"{job.training.steps - done}ba")
     saves.wait()
+    trainer.close()
 
 
 class Composed(ComposerModel):
@@ -173,6 +175,11 @@ class Steps(Callback):
         self._meter.end_step()
         if self._saves:
             self._saves.after_step(self._step)
+
+
+def _device(job: TrainingJob) -> Device:
+    """Return the kind of device; Composer would compute fp32 in TF32, with 10 bits of mantissa."""
+    return DeviceGPU(allow_tf32=job.training.precision != "fp32") if job.accelerator else DeviceCPU()
 
 
 def _count_samples(batch: Batch) -> int:

@@ -17,6 +17,7 @@ def train(job: TrainingJob) -> TrainingResult:
 
     kernel = worker.choose_attention(job, device)
     model = worker.build_model(job, device)
+    weights_hash = worker.digest_of(model)
     meter = Meter(job, device)
     trainer = composer_adapter.build_trainer(job, model=model, batches=load_batches(job, corpus), meter=meter)
     with attention.only(kernel):
@@ -29,4 +30,5 @@ def train(job: TrainingJob) -> TrainingResult:
         kernel=kernel,
         parallelism=composer_adapter.parallelism(job),
         data_hash=corpus.sha256,
+        weights_hash=weights_hash,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from pathlib import Path
@@ -58,13 +59,14 @@ def load_batches(job: TrainingJob, corpus: Corpus) -> DataLoader[dict[str, torch
         shuffle_seed=job.training.seed,
         num_canonical_nodes=CANONICAL_NODES,
         batch_size=job.device_batch,
+        replication=job.replicas if job.replicas > 1 else None,
         # Whole global batches: an epoch ends at the same step at every world size.
         epoch_size=corpus.samples // batch * batch,
     )
     return DataLoader(
         dataset,
         batch_size=job.device_batch,
-        collate_fn=collate,
+        collate_fn=functools.partial(collate, control=job.control),
         num_workers=2 if job.accelerator else 0,
         pin_memory=job.accelerator,
         drop_last=True,
@@ -89,8 +91,14 @@ def set_position(
         )
 
 
-def collate(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Stack samples and hash each; this runs in the loader's workers, beside the training."""
+def collate(samples: list[dict[str, Any]], *, control: int = 0) -> dict[str, torch.Tensor]:
+    """Stack samples and hash each; this runs in the loader's workers, beside the training.
+
+    Args:
+        control: a control run has the samples in another order, which changes in what order they are summed.
+    """
+    if control:
+        samples = [samples[place] for place in np.random.default_rng(control).permutation(len(samples))]
     tokens_BS = np.stack([sample[COLUMN].astype(np.int64) for sample in samples])
     hashes_B = [sample_hash(tokens_S) for tokens_S in tokens_BS]
     return {

@@ -13,7 +13,8 @@ from pydantic import BaseModel
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.allocation import RankReport
-from twinrun.protocol.job import Job, Result
+from twinrun.protocol.job import STOPPED_FILE, Job, Result, Stop
+from twinrun.protocol.metrics_lines import forget
 from twinrun.train.node import choose_interface, describe_node
 
 AnyJob = TypeVar("AnyJob", bound=Job)
@@ -43,6 +44,17 @@ def append_line(job: Job, line: BaseModel) -> None:
 def write_result(job: Job, result: Result) -> None:
     """Write the result of the job; for the first rank."""
     write_atomically(Path(job.out) / "result.json", result.model_dump_json(indent=1) + "\n")
+
+
+def start_over(job: Job) -> None:
+    """Take away what an earlier start of this attempt has said; for the first rank."""
+    (Path(job.out) / STOPPED_FILE).unlink(missing_ok=True)
+    forget(Path(job.metrics), job.point)
+
+
+def write_stop(job: Job, step: int) -> None:
+    """Say that all is saved up to `step`; for the first rank."""
+    write_atomically(Path(job.out) / STOPPED_FILE, Stop(step=step).model_dump_json() + "\n")
 
 
 def rank_variable(name: str, default: int) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from twinrun.foundation.errors import RunError
 from twinrun.protocol.training import StepMetrics, TrainingJob
-from twinrun.train import ranks
+from twinrun.train import pulse, ranks, stop
 from twinrun.train.device import synchronise
 from twinrun.train.job_files import append_line
 
@@ -32,6 +32,8 @@ class Meter:
         self._sums: list[int] = []
         self._untimed = job.training.warmup_steps
         self._began = 0.0
+        self.stopping = False
+        """Whether a rank was told to end, known to all at the end of the step."""
         self._clear()
 
     @property
@@ -43,14 +45,17 @@ class Meter:
         """Start the clock of the next step; a step includes the wait for its data."""
         synchronise(self._device)
         self._began = time.perf_counter()
+        pulse.beat("reads its samples", step=len(self.steps) + 1)
 
     def add_samples(self, hashes_B: Tensor) -> None:
         """Add the int64 hashes of this rank's samples; the sum may wrap, the order is free."""
-        self._hashes += hashes_B.sum()
+        self._hashes[0] += hashes_B.sum()
+        pulse.beat("forward")
 
     def add_loss(self, loss: Tensor, sequences: int) -> None:
         """Add the mean loss of a microbatch of `sequences`."""
         self._loss += loss.detach().double() * sequences
+        pulse.beat("backward and optimizer")
 
     def end_step(self) -> None:
         """Stop the clock, combine all ranks, and write the step's line from the first rank.
@@ -60,6 +65,8 @@ class Meter:
         """
         synchronise(self._device)
         seconds = time.perf_counter() - self._began
+        pulse.beat("sums the loss of all ranks")
+        self._hashes[1] = stop.wanted()
         if dist.is_initialized():
             dist.all_reduce(self._hashes)
             dist.all_reduce(self._loss)
@@ -69,7 +76,9 @@ class Meter:
             raise RunError("the loss is not finite", place=f"{self._job.point}, step {number}", found=loss)
         step = self._step(number, loss=loss, seconds=seconds, timed=number > self._untimed)
         self.steps.append(step)
-        self._add_order(int(self._hashes.item()))
+        total, stopping = self._hashes.tolist()
+        self._add_order(total)
+        self.stopping = bool(stopping)
         if ranks.rank() == 0:
             append_line(self._job, step)
         self._clear()
@@ -110,8 +119,10 @@ class Meter:
             loss=loss,
             seconds=seconds,
             timed=timed,
+            control=self._job.control,
         )
 
     def _clear(self) -> None:
-        self._hashes = torch.zeros((), dtype=torch.int64, device=self._device)
+        # Of the samples, and how many ranks were told to end.
+        self._hashes = torch.zeros(2, dtype=torch.int64, device=self._device)
         self._loss = torch.zeros((), dtype=torch.float64, device=self._device)

@@ -11,14 +11,16 @@ from torch import nn
 from twinrun.protocol.training import Optimizer, TokenSchedule
 
 
-def adamw(model: nn.Module, settings: Optimizer) -> torch.optim.AdamW:
+def adamw(
+    model: nn.Module, settings: Optimizer, *, groups: list[dict[str, Any]] | None = None
+) -> torch.optim.AdamW:
     """Return AdamW with its fused kernel where this device and PyTorch have one.
 
     Weight decay is multiplied by the learning rate, which Composer's decoupled AdamW does not do;
     at the published weight decay of 0 both are the same.
     """
     return torch.optim.AdamW(
-        _groups(model, settings),
+        groups or parameter_groups(model, settings),
         lr=settings.learning_rate,
         betas=settings.betas,
         eps=settings.epsilon,
@@ -27,10 +29,10 @@ def adamw(model: nn.Module, settings: Optimizer) -> torch.optim.AdamW:
     )
 
 
-def _groups(model: nn.Module, settings: Optimizer) -> Any:
+def parameter_groups(model: nn.Module, settings: Optimizer) -> list[dict[str, Any]]:
     """Return one group of all parameters, or the matrices that decay and the rest, which does not."""
     if settings.decayed == "all":
-        return list(model.parameters())
+        return [{"params": list(model.parameters())}]
     apart = getattr(model, "undecayed", ())
     named = [(one.dim() >= 2 and not name.endswith(apart), one) for name, one in model.named_parameters()]
     decayed, kept = ([one for chosen, one in named if chosen is wanted] for wanted in (True, False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch.nn.functional import cross_entropy, pad
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.training import TrainingJob, TrainingResult
 from twinrun.train import ranks, worker
+from twinrun.train.canonical import Batch, CanonicalGradients
 from twinrun.train.checkpoint.session import checkpoints_of
 from twinrun.train.data import load_batches, load_corpus, set_position
 from twinrun.train.device import device_of
@@ -24,19 +26,30 @@ from twinrun.train.sharding import OncePerStep, gradient_excess
 Loss = Callable[[Tensor], Tensor]
 
 
+class Gradients(Protocol):
+    """How a trainer comes to the gradients of a step."""
+
+    def of_step(self, batch: Batch, meter: Meter) -> None:
+        """Leave the mean gradients of a global batch in the parameters, and its loss in `meter`."""
+
+
 def train(job: TrainingJob) -> TrainingResult:
     """Train for the job's steps; return what was measured."""
-    if job.world_size > 1 and job.sharding == "none":
+    canonical = job.training.summation == "canonical"
+    if job.world_size > 1 and job.sharding == "none" and not canonical:
         raise InputError("the plain loop shards over ranks", place="--set sharding", allowed="full")
     device = device_of(job)
-    ranks.join(job, alone=job.sharding == "full")
+    ranks.join(job, alone=job.sharding == "full" and not canonical)
     corpus = load_corpus(job)
 
     model = initial_model(job, device)
-    loss_of = single(model, job) if job.sharding == "none" else sharded(model, job)
-    excess = 1.0 if job.sharding == "none" else gradient_excess(device)
+    weights_hash = worker.digest_of(model)
+    gradients: Gradients = (
+        CanonicalGradients(model, job, loss_of=single(model, job))
+        if canonical
+        else Running(model, job, device)
+    )
     optimizer = adamw(model, job.training.optimizer)
-    once = OncePerStep(model, microbatches=job.microbatches) if job.training.reduction == "step" else None
     batches = load_batches(job, corpus)
     epochs = itertools.repeat(batches)
 
@@ -49,13 +62,9 @@ def train(job: TrainingJob) -> TrainingResult:
     for step, batch in zip(steps, itertools.chain.from_iterable(epochs), strict=False):
         rate = learning_rate(step, job.training.optimizer, step_tokens=job.step_tokens)
         set_learning_rate(optimizer, rate)
-        meter.add_samples(batch["hashes"].to(device))
-        for tokens_BS in batch["tokens"].to(device, non_blocking=True).split(job.microbatch):
-            if once:
-                once.before_forward()
-            loss = loss_of(tokens_BS)
-            (loss * len(tokens_BS) / job.device_batch / excess).backward()
-            meter.add_loss(loss, len(tokens_BS))
+        here = {name: one.to(device, non_blocking=True) for name, one in batch.items()}
+        meter.add_samples(here["hashes"])
+        gradients.of_step(here, meter)
         nn.utils.clip_grad_norm_(model.parameters(), job.training.optimizer.gradient_clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -68,9 +77,37 @@ def train(job: TrainingJob) -> TrainingResult:
         meter=meter,
         device=device,
         kernel="chosen by PyTorch",
-        parallelism="single" if job.sharding == "none" else "fsdp2",
+        parallelism=_parallelism(job),
         data_hash=corpus.sha256,
+        weights_hash=weights_hash,
     )
+
+
+def _parallelism(job: TrainingJob) -> str:
+    if job.training.summation == "canonical":
+        return "replicated"
+    return "single" if job.sharding == "none" else "fsdp2"
+
+
+class Running:
+    """Adds up the gradients of one microbatch after the other, and lets FSDP2 sum over the ranks."""
+
+    def __init__(self, model: Model, job: TrainingJob, device: torch.device) -> None:
+        alone = job.sharding == "none"
+        self._job = job
+        self._loss_of = single(model, job) if alone else sharded(model, job)
+        self._excess = 1.0 if alone else gradient_excess(device)
+        once = job.training.reduction == "step"
+        self._once = OncePerStep(model, microbatches=job.microbatches) if once else None
+
+    def of_step(self, batch: Batch, meter: Meter) -> None:
+        """See Gradients."""
+        for tokens_BS in batch["tokens"].split(self._job.microbatch):
+            if self._once:
+                self._once.before_forward()
+            loss = self._loss_of(tokens_BS)
+            meter.add_loss(loss, len(tokens_BS))
+            (loss * len(tokens_BS) / self._job.device_batch / self._excess).backward()
 
 
 def initial_model(job: TrainingJob, device: torch.device) -> Model:

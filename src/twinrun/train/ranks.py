@@ -29,7 +29,7 @@ def join(job: Job, *, alone: bool = False) -> None:
         InputError: the launcher started another number of ranks than the job has.
     """
     check_world_size(job)
-    if job.world_size > 1 or alone:
+    if (job.world_size > 1 or alone) and not dist.is_initialized():
         dist.init_process_group("nccl" if job.accelerator else "gloo")
 
 

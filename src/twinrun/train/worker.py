@@ -2,40 +2,59 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+import hashlib
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
+from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from twinrun.foundation.errors import TwinrunError
-from twinrun.protocol.job import OUT_OF_MEMORY, Job, Result
+from twinrun.protocol.job import OUT_OF_MEMORY, STOPPED, Job, Result
 from twinrun.protocol.training import TrainingJob, TrainingResult
-from twinrun.train import attention, ranks
+from twinrun.train import attention, pulse, ranks
 from twinrun.train import device as devices
-from twinrun.train.job_files import read_job, report_rank, write_result
+from twinrun.train.job_files import read_job, report_rank, start_over, write_result, write_stop
 from twinrun.train.metrics import Meter
 from twinrun.train.models import DTYPES, Model, family_of
+from twinrun.train.stop import Stopped
 
 AnyJob = TypeVar("AnyJob", bound=Job)
 # Failed allocations that PyTorch reports as plain RuntimeErrors: host memory, driver, cuBLAS.
+# Integers of the size of a parameter, for its bits.
+WORDS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
+CHUNK = 1 << 24
 MEMORY_MESSAGES = ("can't allocate memory", "error: out of memory", "STATUS_ALLOC_FAILED")
 
 
 def main(train: Callable[[TrainingJob], TrainingResult]) -> None:
-    """Train the point whose job the command line names, see `run`."""
-    run(train, TrainingJob)
+    """Train the point whose job the command line names, and its control runs after it; see `run`."""
+    run(functools.partial(_with_controls, train), TrainingJob)
+
+
+def _with_controls(train: Callable[[TrainingJob], TrainingResult], job: TrainingJob) -> TrainingResult:
+    result = train(job)
+    controls = []
+    for number in range(1, job.training.controls + 1):
+        # The run before holds models and loaders in cycles.
+        gc.collect()
+        control = train(job.model_copy(update={"control": number, "checkpointing": None}))
+        controls.append(tuple(step.loss for step in control.steps))
+    return result.model_copy(update={"controls": tuple(controls)})
 
 
 def run(work: Callable[[AnyJob], Result], kind: type[AnyJob]) -> None:
     """Do `work` with the job named on the command line; the first rank writes its result.
 
-    Exits with OUT_OF_MEMORY when memory ran out, so that the host can try what needs less, and with
-    1 after any other failure, which stderr explains.
+    Exits with OUT_OF_MEMORY when memory ran out, so that the host can try what needs less, with STOPPED
+    where the ranks were told to end and have saved, and with 1 after any other failure, told on stderr.
     """
     # Composer handles SIGTERM by unwinding, which waits for collectives that never end.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -46,20 +65,34 @@ def run(work: Callable[[AnyJob], Result], kind: type[AnyJob]) -> None:
             sys.stderr.write(f"{error}\n")
         else:
             traceback.print_exc()
-        status = OUT_OF_MEMORY if is_out_of_memory(error) else 1
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # Exit handlers of the collectives would wait for the other ranks.
-        os._exit(status)
+        _leave(OUT_OF_MEMORY if is_out_of_memory(error) else 1)
 
 
 @record
 def _run(work: Callable[[AnyJob], Result], kind: type[AnyJob]) -> None:
     job = read_job(kind)
+    if ranks.rank() == 0:
+        # A scheduler may have started the ranks before, and ended them.
+        start_over(job)
     report_rank(job)
-    result = work(job)
+    pulse.watch(job)
+    try:
+        result = work(job)
+    except Stopped as stopped:
+        if ranks.rank() == 0:
+            write_stop(job, stopped.step)
+        pulse.end()
+        _leave(STOPPED)
     if ranks.rank() == 0:
         write_result(job, result)
+    pulse.end()
+
+
+def _leave(status: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Exit handlers of the collectives would wait for the other ranks.
+    os._exit(status)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -86,7 +119,8 @@ def build_model(job: TrainingJob, device: torch.device) -> Model:
         model = _build(job)
     model.initialise(job.training.seed)
     if job.training.compile:
-        model.compile_regions()
+        alone = job.world_size == 1 and job.sharding == "none"
+        model.compile_whole() if alone else model.compile_regions()
     return model
 
 
@@ -96,8 +130,30 @@ def count_parameters(job: TrainingJob) -> int:
         return sum(parameter.numel() for parameter in _build(job).parameters())
 
 
+def digest_of(model: nn.Module) -> str:
+    """Return a digest of the bits of all parameters of a whole model, summed where they are."""
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        words = parameter.detach().flatten().view(WORDS[parameter.dtype])
+        total = 0
+        for begin in range(0, len(words), CHUNK):
+            part = words[begin : begin + CHUNK].to(torch.int64)
+            # Each place has a factor of its own, so that values which change places count.
+            places = torch.arange(begin, begin + len(part), device=part.device)
+            total += int((part * (2 * places + 1)).sum().item())
+        digest.update(f"{name} {tuple(parameter.shape)} {total};".encode())
+    return digest.hexdigest()
+
+
 def collect(
-    job: TrainingJob, *, meter: Meter, device: torch.device, kernel: str, parallelism: str, data_hash: str
+    job: TrainingJob,
+    *,
+    meter: Meter,
+    device: torch.device,
+    kernel: str,
+    parallelism: str,
+    data_hash: str,
+    weights_hash: str,
 ) -> TrainingResult:
     """Return what this point measured; every rank must call it."""
     (peak,) = ranks.largest([devices.peak_memory_bytes(device)], device)
@@ -113,6 +169,7 @@ def collect(
         parallelism=parallelism,
         data_hash=data_hash,
         order_hash=meter.order_hash,
+        weights_hash=weights_hash,
         libraries=devices.libraries(device),
     )
 

@@ -20,6 +20,8 @@ def sizes(sweep: Sweep, *, requested: Any, devices: int) -> tuple[int, ...]:
         InputError: `requested` is not a list of counts, or the sweep counts nodes.
         MachineError: this machine has no GPU to sweep over, or too few.
     """
+    if sweep.layouts is not None:
+        raise InputError("only a training has layouts", place="sweep.layouts", found=sweep.layouts)
     if sweep.nodes is not None:
         if requested is not None:
             raise InputError("this scale counts nodes", place="--set devices", found=requested)

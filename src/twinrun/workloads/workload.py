@@ -69,6 +69,10 @@ class Hardware(Frozen):
     """GPUs of this machine, 0 on a processor."""
     cores: int
     """Processors that this process may run on."""
+    vendor: str = ""
+    """Folder of images/vendors, of what the run has."""
+    processor: str = ""
+    """That of the processor, which every machine has beside."""
 
 
 class PlanRequest(Frozen):
@@ -78,6 +82,8 @@ class PlanRequest(Frozen):
     scale: str
     overrides: dict[str, Any]
     """`--set` as parsed."""
+    leg: int | None = None
+    """The one leg to run; None: all that there is."""
     hardware: Hardware
 
 
@@ -121,6 +127,19 @@ class Factor(Frozen):
     because: str
 
 
+class Continued(Frozen):
+    """Where a point that is a leg stands in its run."""
+
+    number: int
+    """Counted from 1."""
+    previous: str | None
+    """The point from whose checkpoint it goes on; None for the first."""
+    begin: int
+    """Steps that are done when it starts."""
+    end: int
+    """Steps that are done when it ends."""
+
+
 class Run(Frozen):
     """The common part of a job, see `Job`."""
 
@@ -132,6 +151,7 @@ class Run(Frozen):
     metrics: str
     attempt: str
     checkpointing: Checkpointing | None = None
+    watchdog_seconds: float | None = None
 
 
 class PointRecord(Numbers):
@@ -146,6 +166,20 @@ class PointRecord(Numbers):
     part: SerializeAsAny[Part]
     attempts: tuple[str, ...] = ()
     """What was tried before, and did not fit into memory."""
+
+
+class Traced(Frozen):
+    """A curve, its control runs, and what it started from."""
+
+    name: str
+    values: tuple[float, ...]
+    controls: tuple[tuple[float, ...], ...] = ()
+    configuration: dict[str, str]
+    """Settings that decide the curve, rounding aside."""
+    origins: dict[str, str]
+    """Digests by name: of the initial weights, the data, and the order of the data over the whole curve."""
+    rounding: float
+    """What two kinds of hardware may be apart at the first step, relative; of the arithmetic's type."""
 
 
 class Recorded(Frozen):
@@ -206,8 +240,16 @@ class Workload(ABC):
     def plan(self, request: PlanRequest) -> Planned:
         """Turn a request into points; pure. Raises InputError, MachineError."""
 
-    def refuse(self, part: Part, *, scale: str, devices: int) -> None:
-        """Raise MachineError where `devices` GPUs cannot run a scale; a plan is still printed."""
+    def refuse(self, part: Part, points: Sequence[Point], *, scale: str, hardware: Hardware) -> None:
+        """Raise MachineError where the hardware cannot run a scale; a plan is still printed."""
+
+    def continued(self, point: Point) -> Continued | None:
+        """Return from which point's checkpoint a point goes on, None for one that starts by itself."""
+        return None
+
+    def identity(self, part: Part) -> dict[str, str]:
+        """Return what a checkpoint must have in common with a run that goes on from it, before any data."""
+        return {}
 
     def data(self, part: Part) -> DataRequest | None:
         """Return the data that the ranks read, None where there is none."""
@@ -266,6 +308,14 @@ class Workload(ABC):
         self, a: Recorded, b: Recorded, point_a: PointRecord, point_b: PointRecord
     ) -> str | None:
         """Return why series of two points cannot be held against each other, or None."""
+
+    def whole(self, points: Sequence[PointRecord]) -> tuple[PointRecord, ...]:
+        """Return the points whose curves are of a whole run, the undisturbed first."""
+        return tuple(points)
+
+    def traced(self, part: Part, point: PointRecord, metric: str) -> Traced | None:
+        """Return the curve of a point with all that decides it; None where it has none."""
+        return None
 
     def point_differences(
         self, point: PointRecord, published: dict[str, Any]

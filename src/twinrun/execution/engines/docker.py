@@ -15,6 +15,7 @@ from twinrun.execution.engine import PYTHON, Command, Engine, NodeCommand, Works
 from twinrun.foundation.errors import MachineError, RunError
 from twinrun.foundation.processes import GRACE_SECONDS, last_lines
 from twinrun.machine import daemon
+from twinrun.machine.abandoned import remove_abandoned
 from twinrun.machine.daemon import WORK_SECONDS, told
 from twinrun.machine.inventory import Vendor
 from twinrun.manifests.stack import LoadedStack
@@ -38,10 +39,10 @@ def unusable(*, stack: LoadedStack, vendor: Vendor) -> str | None:
     except MachineError as error:
         return error.message
     with contextlib.closing(client):
-        image = daemon.find_image(client, stack.image())
+        image = _find(client, stack)
         if image is None:
             return f"no image {stack.image()}"
-        if wrong := stack.wrong_image(image):
+        if wrong := stack.wrong_image(daemon.image_id(client, image)):
             return wrong
         return daemon.without_devices(client, vendor)
 
@@ -60,7 +61,9 @@ def open_engine(
         MachineError: no daemon answers, it does not have the image, or cannot pass the devices on.
     """
     client = daemon.connect()
-    image = daemon.find_image(client, stack.image())
+    for name in remove_abandoned(client):
+        say(f"removed the container {name}, which a killed run had left")
+    image = _find(client, stack)
     if image is None:
         client.close()
         command = f"invoke build --vendor {stack.stack.vendor} --stack {stack.stack.name}"
@@ -70,7 +73,7 @@ def open_engine(
             found=stack.image(),
             hint=f"`{command}` makes it; or use --engine venv",
         )
-    if wrong := stack.wrong_image(image):
+    if wrong := stack.wrong_image(daemon.image_id(client, image)):
         client.close()
         raise MachineError(
             "the image under this tag is not the one of the locks",
@@ -82,6 +85,12 @@ def open_engine(
         client.close()
         raise MachineError(reason, place="--engine docker", hint="use a Docker daemon, or --engine venv")
     return ContainerEngine(client=client, image=image, vendor=vendor, workspace=workspace)
+
+
+def _find(client: DockerClient, stack: LoadedStack) -> str | None:
+    """Return the image under the stack's tag, else the one with its ID: pulled by digest it has no tag."""
+    found = (daemon.find_image(client, name) for name in (stack.image(), *stack.known_ids()))
+    return next(filter(None, found), None)
 
 
 class ContainerCommand(NodeCommand):
@@ -130,6 +139,7 @@ class ContainerRenderer:
             groups=_groups(self._vendor),
             driver=self._vendor.container.driver,
             capabilities=self._vendor.container.capabilities,
+            resource=self._vendor.container.resource,
         )
         return ContainerCommand(
             arguments=container.run_arguments(),
@@ -175,7 +185,7 @@ class ContainerEngine(ContainerRenderer):
         rootless = daemon.is_rootless(client)
         super().__init__(image=image, vendor=vendor, workspace=workspace, rootless=rootless)
         self._client = client
-        self.image_digest: str | None = image
+        self.image_digest: str | None = daemon.image_id(client, image)
 
     def start(self, command: NodeCommand, *, log: Path) -> RunningContainer:
         """Start `command` in a new container; its output is in `log` when it has ended.

@@ -4,49 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import sha256_of_file
-from twinrun.images.building.dockerfile import ContainerConfig
-from twinrun.images.building.image_archive import Image, ImageLayer, image_archive
 from twinrun.images.building.plan import BuildPlan
-from twinrun.images.building.transfer import load
 from twinrun.images.root_filesystem import make_root
 from twinrun.manifests.apt_lock import AptLock
 from twinrun.manifests.stack import Stack
-
-if TYPE_CHECKING:
-    from docker import DockerClient
-
-
-def prepare_base(
-    client: DockerClient, plan: BuildPlan, *, root: Path, file: Path | None, say: Callable[[str], None]
-) -> str:
-    """Load the base into the engine and return its reference there.
-
-    Raises:
-        MachineError: the base cannot be made, or is not the locked one.
-    """
-    tar = file or _root_file_system(plan, root=root, say=say)
-    layer = ImageLayer(diff_id=f"sha256:{plan.base}", created_by=created_by(plan), file=tar)
-    image = Image(
-        platform=plan.stack.stack.platform,
-        epoch=plan.epoch,
-        container_config=ContainerConfig(env={}, user="", working_dir=""),
-        labels={},
-        layers=(layer,),
-    )
-    name = plan.base_reference()
-    load(client, image_archive(image, [name]), what="the base", name=name)
-    return name
-
-
-def created_by(plan: BuildPlan) -> str:
-    """Return the line of the image's history for the base."""
-    assert plan.stack.stack.base is not None
-    return f"base debian {plan.stack.stack.base.suite}"
 
 
 def check_base_file(file: Path, plan: BuildPlan) -> None:
@@ -74,8 +39,12 @@ def make_base(stack: Stack, system: AptLock, *, epoch: int) -> str:
     return digest
 
 
-def _root_file_system(plan: BuildPlan, *, root: Path, say: Callable[[str], None]) -> Path:
-    """Return the tar of the locked base packages, made here or cached."""
+def root_file_system(plan: BuildPlan, *, root: Path, say: Callable[[str], None]) -> Path:
+    """Return the tar of the locked base packages, made here or cached.
+
+    Raises:
+        MachineError: the base cannot be made, or is not the locked one.
+    """
     system = plan.stack.system_packages(root)
     assert system is not None
     tar = cache_root() / "bases" / f"{plan.base}.tar"

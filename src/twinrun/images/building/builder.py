@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from filelock import FileLock
 
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.manifest import Frozen
-from twinrun.images.building.base import created_by as created_by_base
-from twinrun.images.building.base import prepare_base
-from twinrun.images.building.context import fetch_artifacts, installed_bytes, write_context
+from twinrun.images.building.base import root_file_system
+from twinrun.images.building.context import fetch_artifacts, installed_bytes, write_context, write_wheelhouse
 from twinrun.images.building.image_archive import Image, ImageLayer, image_archive
 from twinrun.images.building.plan import BuildPlan
 from twinrun.images.building.progress import BuildProgress, megabytes
 from twinrun.images.building.stages import StageBuilder
-from twinrun.images.building.transfer import load
-from twinrun.manifests.image_identity import built_id, record_built
+from twinrun.images.building.transfer import load, save
+from twinrun.machine import daemon
+from twinrun.manifests.image_identity import record_built
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -40,7 +41,7 @@ class BuiltLayer(Frozen):
     name: str
     diff_id: str
     bytes: int | None = None
-    """Size of the uncompressed tar; None when the engine had the layer."""
+    """Size of the uncompressed tar; None when an earlier build has made it."""
 
 
 class BuiltImage(Frozen):
@@ -72,6 +73,7 @@ class Builder:
         wheelhouse: Path | None = None,
         base_file: Path | None = None,
         index: str | None = None,
+        save_to: Path | None = None,
         no_cache: bool = False,
     ) -> BuiltImage:
         """Build the image, unless the engine has the one that was built of these inputs.
@@ -80,6 +82,8 @@ class Builder:
             wheelhouse: folder with all packages; nothing is downloaded then.
             base_file: the base as a tar.
             index: a further package index, as `fetch_artifacts` takes it.
+            save_to: archive of the image to write; a name without `.tar` is a folder, which gets all that a
+                build needs too.
             no_cache: build it also when the engine has it.
 
         Raises:
@@ -93,32 +97,55 @@ class Builder:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(cache_root() / f"build-{self._plan.stack.stack.name}.lock"):
             existing = None if no_cache else self._find_existing()
-            if existing is not None:
-                self._tag(existing["Id"])
-                layers = [BuiltLayer(name="", diff_id=diff_id) for diff_id in _diff_ids(existing)]
-                return self._built_image(existing["Id"], layers, fresh=False)
+            if existing and not save_to:
+                return self._tag(existing)
             try:
                 with self._log.open("w", encoding="utf-8", buffering=1) as log:
-                    return self._build_all(log, wheelhouse=wheelhouse, base_file=base_file, index=index)
+                    files = self._fetch(wheelhouse=wheelhouse, base_file=base_file, index=index)
+                    image = self._build_image(log, files)
+                    if save_to:
+                        self._save(image, files, save_to)
+                    return self._tag(existing) if existing else self._load(image)
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
                 raise self._disk_full() from None
 
-    def _build_all(
-        self, log: IO[str], *, wheelhouse: Path | None, base_file: Path | None, index: str | None
-    ) -> BuiltImage:
+    def _fetch(
+        self, *, wheelhouse: Path | None, base_file: Path | None, index: str | None
+    ) -> dict[str, list[Path]]:
+        """Return the verified files of the image by folder of the context, with the base."""
         say, plan = self._progress.say, self._plan
         files = fetch_artifacts(plan, root=self._root, wheelhouse=wheelhouse, index=index, say=say)
         self._check_space(files)
-        base = prepare_base(self._client, plan, root=self._root, file=base_file, say=say)
-        bottom = ImageLayer(diff_id=f"sha256:{plan.base}", created_by=created_by_base(plan))
+        return files | {"base": [base_file or root_file_system(plan, root=self._root, say=say)]}
+
+    def _build_image(self, log: IO[str], files: dict[str, list[Path]]) -> Image:
+        """Build what the cache lacks; raises MachineError for an image that is not the committed one."""
+        plan, (base,) = self._plan, files["base"]
+        assert plan.stack.stack.base is not None
+        bottom = ImageLayer(
+            diff_id=f"sha256:{plan.base}", created_by=f"base debian {plan.stack.stack.base.suite}", file=base
+        )
         with self._context() as context:
             write_context(plan, context, root=self._root, files=files)
-            stages = StageBuilder(
-                self._client, plan, base=base, context=context, log=log, progress=self._progress
-            )
-            return self._load([bottom, *stages.build_layers(plan.stages)], context)
+            stages = StageBuilder(self._client, plan, context=context, log=log, progress=self._progress)
+            layers = stages.build_layers(bottom)
+        image = Image(
+            platform=plan.stack.stack.platform,
+            epoch=plan.epoch,
+            container_config=plan.dockerfile.container_config(),
+            labels=plan.labels,
+            layers=tuple(layers),
+        )
+        self._check_committed(image.id())
+        return image
+
+    def _save(self, image: Image, files: dict[str, list[Path]], target: Path) -> None:
+        if target.suffix != ".tar":
+            write_wheelhouse(files, target)
+            target = target / "image.tar"
+        save(image_archive(image, self._plan.image), target)
 
     @contextlib.contextmanager
     def _context(self) -> Iterator[Path]:
@@ -129,33 +156,26 @@ class Builder:
         with tempfile.TemporaryDirectory(dir=cache_root(), prefix=prefix) as name:
             yield Path(name)
 
-    def _load(self, layers: list[ImageLayer], context: Path) -> BuiltImage:
+    def _load(self, image: Image) -> BuiltImage:
         """Load the image into the engine; the one that had its tag is removed unless it is used."""
         plan = self._plan
-        image = Image(
-            platform=plan.stack.stack.platform,
-            epoch=plan.epoch,
-            container_config=plan.dockerfile.container_config({}),
-            labels=plan.labels,
-            layers=tuple(layers),
-        )
-        self._check_committed(image.id())
-        previous = self._tagged_id()
-        # Sizes are read before the archive deletes the files.
-        built = list(map(_built_layer, layers))
-        archive = image_archive(image, [plan.image], delete_below=context)
-        loaded = load(self._client, archive, what="the image", name=plan.image)
-        assert loaded == image.id(), "the engine has read another image than was written"
-        record_built(plan.image, loaded)
+        previous = daemon.find_image(self._client, self._plan.image)
+        loaded = load(self._client, image_archive(image, plan.image), what="the image", name=plan.image)
+        found = daemon.image_id(self._client, loaded)
+        assert found == image.id(), "the engine has read another image than was written"
+        record_built(plan.image, found)
         if previous is not None and previous != loaded:
             self._progress.say(f"{plan.image} was {previous}, is now {loaded}")
             self._remove_untagged(previous)
-        return self._built_image(loaded, built, fresh=True)
+        sizes = (None if layer.reused else layer.file.stat().st_size for layer in image.layers)
+        return self._built_image(found, [layer.diff_id for layer in image.layers], sizes, fresh=True)
 
-    def _built_image(self, image_id: str, layers: list[BuiltLayer], *, fresh: bool) -> BuiltImage:
-        names = [*["base"] * (len(layers) - len(self._plan.stages)), *self._plan.stages]
-        named = [layer.model_copy(update={"name": name}) for name, layer in zip(names, layers, strict=True)]
-        return BuiltImage(image=self._plan.image, id=image_id, fresh=fresh, layers=tuple(named))
+    def _built_image(
+        self, image_id: str, diff_ids: list[str], sizes: Iterable[int | None], *, fresh: bool
+    ) -> BuiltImage:
+        rows = zip(("base", *self._plan.stages), diff_ids, sizes, strict=False)
+        layers = tuple(BuiltLayer(name=name, diff_id=one, bytes=size) for name, one, size in rows)
+        return BuiltImage(image=self._plan.image, id=image_id, fresh=fresh, layers=layers)
 
     def _check_committed(self, found: str) -> None:
         """Refuse an image that differs from the committed one of the same inputs; raises MachineError."""
@@ -169,27 +189,26 @@ class Builder:
                 hint="another engine or file system has built other bytes; nothing was tagged",
             )
 
-    def _find_existing(self) -> dict[str, Any] | None:
-        """Return the attributes of the image that was built or is committed, if its labels are these."""
-        from docker.errors import ImageNotFound
-
-        for known in (built_id(self._plan.image), self._plan.stack.committed_id):
-            with contextlib.suppress(ImageNotFound):
-                found = dict(self._client.images.get(known).attrs) if known else None
-                if found and found["Config"]["Labels"] == self._plan.labels:
-                    return found
+    def _find_existing(self) -> str | None:
+        """Return what the engine calls the image that was built or is committed, if its labels are these."""
+        known = self._plan.stack.known_ids()
+        for name in (self._plan.image, *known):
+            found = daemon.find_image(self._client, name)
+            if found and daemon.image_id(self._client, found) in known:
+                labels = self._client.images.get(found).attrs["Config"]["Labels"]
+                return found if labels == self._plan.labels else None
         return None
 
-    def _tag(self, image: str) -> None:
+    def _tag(self, found: str) -> BuiltImage:
         """Give an image of the engine the plan's tag, and say which other one had it."""
-        previous = self._tagged_id()
-        if previous not in (None, image):
-            self._progress.say(f"{self._plan.image} was {previous}, is now {image}")
-        self._client.images.get(image).tag(*self._plan.image.rsplit(":", 1))
-
-    def _tagged_id(self) -> str | None:
-        ids = [image.id for image in self._client.images.list(name=self._plan.image)]
-        return str(ids[0]) if ids else None
+        previous = daemon.find_image(self._client, self._plan.image)
+        if previous not in (None, found):
+            self._progress.say(f"{self._plan.image} was {previous}, is now {found}")
+        image = self._client.images.get(found)
+        image.tag(*self._plan.image.rsplit(":", 1))
+        diff_ids: list[str] = image.attrs["RootFS"]["Layers"]
+        own = daemon.image_id(self._client, found)
+        return self._built_image(own, diff_ids, itertools.repeat(None), fresh=False)
 
     def _remove_untagged(self, image: str) -> None:
         from docker.errors import APIError
@@ -234,12 +253,3 @@ class Builder:
             allowed=f"about {megabytes(self._needed_bytes)} needed",
             hint="nothing was tagged; `docker builder prune` and `docker image prune` free space",
         )
-
-
-def _diff_ids(attributes: dict[str, Any]) -> list[str]:
-    return list(attributes["RootFS"]["Layers"])
-
-
-def _built_layer(layer: ImageLayer) -> BuiltLayer:
-    size = layer.file.stat().st_size if layer.file else None
-    return BuiltLayer(name="", diff_id=layer.diff_id, bytes=size)

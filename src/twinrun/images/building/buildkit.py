@@ -1,4 +1,4 @@
-"""BuildKit: one stage of the Dockerfile, built without a network, with its progress and its errors."""
+"""One stage of the Dockerfile, built without a network by BuildKit or Podman: its progress and errors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import IO
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, NamedTuple, NoReturn
 
 from twinrun.foundation.errors import MachineError, RunError
 from twinrun.foundation.processes import last_lines
 from twinrun.foundation.redaction import redacted
+from twinrun.machine import daemon
 
-_STEP = re.compile(r"#(?P<number>\d+) \[(?P<step>[^\]]*\d+/\d+)\] (?P<command>.*)")
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+# As BuildKit and as Podman write it.
+_STEP = re.compile(r"(?:#(?P<number>\d+) |(?=\[\d+/\d+\] STEP ))\[(?P<step>[^\]]*\d+/\d+)\] (?P<command>.*)")
 _LINE = re.compile(r"#(?P<number>\d+) (?:[0-9.]+ )?(?P<text>.*)")
 # Checksums, and the instruction that the Dockerfile has.
 _NOISE = re.compile(r"sha256:|\[[^\]]+\] ")
@@ -120,7 +126,7 @@ def build_stage(
 
 
 def build_arguments(*, stage: str, context: str, variables: dict[str, str], export_tar: bool) -> list[str]:
-    """Return the command that builds one stage.
+    """Return the options that build one stage, of every client.
 
     Args:
         export_tar: write the stage to stdout. Without it the stage becomes an image and its ID a file of the
@@ -129,23 +135,37 @@ def build_arguments(*, stage: str, context: str, variables: dict[str, str], expo
     output = ("--output", "type=tar,dest=-") if export_tar else ("--iidfile", f"{context}/{stage}.id")
     options = [part for name, value in variables.items() for part in ("--build-arg", f"{name}={value}")]
     return [
-        *("docker", "build", "--network", "none", "--progress", "plain", "--target", stage),
+        *("build", "--network", "none", "--target", stage),
         *(*output, *options, "--file", f"{context}/Dockerfile", context),
     ]
 
 
-def find_client() -> str:
-    """Return the first `docker` on the PATH that can build with BuildKit; raises MachineError."""
+class EngineClient(NamedTuple):
+    """Command-line client that builds on an engine."""
+
+    command: tuple[str, ...]
+    exports_tar: bool
+    """It can write a stage to stdout."""
+
+
+def find_client(client: DockerClient) -> EngineClient:
+    """Return what builds on the engine; raises MachineError."""
+    if daemon.is_podman(client):
+        # Its Docker-compatible socket has no BuildKit.
+        program = shutil.which("podman") or _no_client([], "install podman beside its service")
+        address = os.environ.get("DOCKER_HOST", f"unix://{daemon.SOCKET}")
+        return EngineClient((program, "--url", address), exports_tar=False)
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     found = [path for folder in folders if (path := shutil.which("docker", path=folder))]
     for program in found:
         if _can_build(program):
-            return program
+            return EngineClient((program,), exports_tar=True)
+    return _no_client(found, "install docker.io, or docker-ce-cli with docker-buildx-plugin")
+
+
+def _no_client(found: list[str], hint: str) -> NoReturn:
     raise MachineError(
-        "no command-line client of the engine that can build",
-        place="PATH",
-        found=found,
-        hint="install docker.io, or docker-ce-cli with docker-buildx-plugin",
+        "no command-line client of the engine that can build", place="PATH", found=found, hint=hint
     )
 
 
@@ -164,5 +184,10 @@ _INHERITED = re.compile(r"PATH|LANG|LC_ALL|DOCKER_HOST|DOCKER_TLS_VERIFY|DOCKER_
 
 def _environment(home: str) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
-    # The user's configuration, such as proxies, would reach every step.
-    return inherited | {"DOCKER_BUILDKIT": "1", "DOCKER_CONFIG": home, "HOME": home}
+    configuration = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
+    plugins = Path(home) / "cli-plugins"
+    if (configuration / "cli-plugins").is_dir() and not plugins.is_symlink():
+        plugins.symlink_to(configuration / "cli-plugins")
+    # The user's configuration, such as proxies, would reach every step; an attestation would be no layer.
+    own = {"DOCKER_BUILDKIT": "1", "BUILDKIT_PROGRESS": "plain", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
+    return inherited | own | {"DOCKER_CONFIG": home, "HOME": home}

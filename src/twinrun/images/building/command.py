@@ -13,7 +13,7 @@ from twinrun.images.building.builder import Builder, BuiltImage
 from twinrun.images.building.plan import BuildPlan, plan_build
 from twinrun.images.building.progress import BuildProgress
 from twinrun.images.building.selection import choose_stack
-from twinrun.images.building.transfer import push, save
+from twinrun.images.building.transfer import push
 from twinrun.images.inventory.inventory import ImageInventory
 from twinrun.machine import daemon
 
@@ -88,11 +88,14 @@ def run_build(root: Path, plan: BuildPlan, request: BuildRequest, progress: Buil
     client = daemon.connect()
     try:
         builder = Builder(client, plan, root=root, log=folder / "build.log", progress=progress)
-        built = builder.build(wheelhouse=request.wheelhouse, base_file=request.base, index=request.index)
+        built = builder.build(
+            wheelhouse=request.wheelhouse,
+            base_file=request.base,
+            index=request.index,
+            save_to=request.save,
+        )
         _write_inventory(client, built, plan, root=root, folder=folder)
         digest = push(client, plan.image, request.push, tag) if request.push else None
-        if request.save:
-            save(client, plan.image, request.save)
         pushed = f"{request.push}@{digest}" if digest else None
         return BuildResult(built=built, folder=folder, pushed=pushed, saved=request.save)
     finally:
@@ -109,4 +112,4 @@ def _write_inventory(
     # The libraries of the SBOM are slow to import.
     from twinrun.images.inventory.inspection import write_inventory
 
-    write_inventory(client=client, image=built.id, stack=plan.stack, root=root, folder=folder)
+    write_inventory(client=client, image=built.image, stack=plan.stack, root=root, folder=folder)

@@ -64,6 +64,7 @@ def installed_bytes(files: dict[str, list[Path]]) -> int:
 def write_context(plan: BuildPlan, folder: Path, *, root: Path, files: dict[str, list[Path]]) -> None:
     """Fill the build context: nothing else reaches a step of the Dockerfile."""
     shutil.copyfile(root / DOCKERFILE, folder / "Dockerfile")
+    _link_or_copy(files["base"][0], folder / "base.tar")
     for name in FOLDERS:
         (folder / name).mkdir(parents=True, exist_ok=True)
     for name, paths in files.items():
@@ -77,6 +78,14 @@ def write_context(plan: BuildPlan, folder: Path, *, root: Path, files: dict[str,
         _copy_tracked(root, kernels, folder / "kernels" / Path(kernels).parent.name)
 
 
+def write_wheelhouse(files: dict[str, list[Path]], folder: Path) -> None:
+    """Write all that a build of the image needs to a folder that `--wheelhouse` takes, with the base."""
+    (base,) = files["base"]
+    for path in {path for name, paths in files.items() if name != "base" for path in paths}:
+        _link_or_copy(path, folder / "packages" / path.name)
+    _link_or_copy(base, folder / "base.tar")
+
+
 def _with_digests(artifact: Artifact, files: list[Path]) -> Artifact:
     """Return the artifact with digests: pip takes none without, so an unknown one is that of its file."""
     digests = (sha256_of_file(path) for path in files if matches_name(path, artifact))
@@ -86,6 +95,7 @@ def _with_digests(artifact: Artifact, files: list[Path]) -> Artifact:
 def _link_or_copy(source: Path, target: Path) -> None:
     """Link a file to another path, or copy it where the file system cannot."""
     target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
     try:
         os.link(source.resolve(), target)
     except OSError:

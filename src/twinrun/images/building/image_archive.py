@@ -1,18 +1,21 @@
-"""Image as `docker load` takes it; the same layers and configuration have the same ID on every machine."""
+"""Image as an archive of an OCI layout; the same layers and configuration have the same ID everywhere."""
 
 from __future__ import annotations
 
-import datetime
 import json
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from twinrun.foundation.files import canonical_json, sha256_of_bytes
 from twinrun.foundation.manifest import Frozen
 from twinrun.images.building.dockerfile import ContainerConfig
+from twinrun.manifests.image_identity import image_configuration, rfc3339
 
 _CHUNK = 1 << 20
+_BLOBS = "blobs/sha256/"
+_MEDIA = "application/vnd.oci.image"
 
 
 class ImageLayer(Frozen):
@@ -22,8 +25,14 @@ class ImageLayer(Frozen):
     """`sha256:` and the checksum of the uncompressed tar."""
     created_by: str
     """Line of the image's history."""
-    file: Path | None = None
-    """The tar; None when the engine has the layer."""
+    file: Path
+    """The tar."""
+    reused: bool = False
+    """An earlier build has made it."""
+
+    def blob(self) -> str:
+        """Return its path in an OCI layout."""
+        return _BLOBS + self.diff_id.removeprefix("sha256:")
 
 
 class Image(Frozen):
@@ -37,60 +46,68 @@ class Image(Frozen):
 
     def configuration(self) -> bytes:
         """Return the image configuration; its checksum is the image ID."""
-        system, _, architecture = self.platform.partition("/")
         created, config = rfc3339(self.epoch), self.container_config
-        content = {
-            "architecture": architecture,
-            "os": system,
-            "created": created,
-            "config": {
+        return image_configuration(
+            platform=self.platform,
+            created=created,
+            config={
                 "Cmd": ["python3"],
                 "Env": [f"{name}={value}" for name, value in config.env.items()],
                 "Labels": self.labels,
                 "User": config.user,
                 "WorkingDir": config.working_dir,
             },
-            "history": [{"created": created, "created_by": layer.created_by} for layer in self.layers],
-            "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in self.layers]},
-        }
-        return canonical_json(content).encode()
+            history=[(created, layer.created_by) for layer in self.layers],
+            diff_ids=[layer.diff_id for layer in self.layers],
+        )
 
     def id(self) -> str:
         """Return the image ID."""
         return f"sha256:{sha256_of_bytes(self.configuration())}"
 
+    def manifest(self) -> bytes:
+        """Return the OCI manifest of the layers as they are, uncompressed."""
+        content = {
+            "schemaVersion": 2,
+            "mediaType": f"{_MEDIA}.manifest.v1+json",
+            "config": _descriptor("config.v1+json", self.id(), len(self.configuration())),
+            "layers": [
+                _descriptor("layer.v1.tar", layer.diff_id, layer.file.stat().st_size) for layer in self.layers
+            ],
+        }
+        return canonical_json(content).encode()
 
-def rfc3339(epoch: int) -> str:
-    """Return seconds since 1970 as an RFC 3339 time."""
-    return datetime.datetime.fromtimestamp(epoch, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
-
-def image_archive(image: Image, tags: list[str], *, delete_below: Path | None = None) -> Iterator[bytes]:
-    """Yield the archive that `docker load` takes, without the layers that the engine has.
-
-    An engine looks for a layer under its chain ID before it opens its file.
-
-    Args:
-        delete_below: folder whose layers are deleted once sent, so that the disk holds one copy less.
-    """
-    configuration = image.configuration()
-    name = f"{sha256_of_bytes(configuration)}.json"
-    files = [f"{layer.diff_id.removeprefix('sha256:')}.tar" for layer in image.layers]
-    manifest = [{"Config": name, "RepoTags": tags, "Layers": files}]
-    yield from _member(name, configuration)
-    yield from _member("manifest.json", json.dumps(manifest).encode())
-    for member, layer in zip(files, image.layers, strict=True):
-        if layer.file is not None:
-            yield from _file_member(member, layer.file)
-            if delete_below and layer.file.is_relative_to(delete_below):
-                layer.file.unlink()
+def image_archive(image: Image, name: str) -> Iterator[bytes]:
+    """Yield the image as a tar of an OCI layout, with the manifest.json that older engines read."""
+    configuration, manifest = image.configuration(), image.manifest()
+    files = {f"{_BLOBS}{sha256_of_bytes(content)}": content for content in (configuration, manifest)}
+    older = {"Config": next(iter(files)), "RepoTags": [name], "Layers": [one.blob() for one in image.layers]}
+    files |= {
+        "oci-layout": b'{"imageLayoutVersion":"1.0.0"}',
+        "index.json": canonical_json(_index(manifest, name)).encode(),
+        "manifest.json": json.dumps([older]).encode(),
+    }
+    for path, content in files.items():
+        yield _header(path, len(content)) + content + _padding(len(content))
+    for blob, layer in {layer.blob(): layer for layer in image.layers}.items():
+        yield from _file_member(blob, layer.file)
     yield tarfile.NUL * (2 * tarfile.BLOCKSIZE)
 
 
-def _member(name: str, content: bytes) -> Iterator[bytes]:
-    yield _header(name, len(content))
-    yield content
-    yield _padding(len(content))
+def _index(manifest: bytes, name: str) -> dict[str, Any]:
+    """Return the index of a layout; engines take the whole name, other tools the tag."""
+    digest = f"sha256:{sha256_of_bytes(manifest)}"
+    names = {
+        "io.containerd.image.name": f"docker.io/{name}",
+        "org.opencontainers.image.ref.name": name.rpartition(":")[2],
+    }
+    entry = _descriptor("manifest.v1+json", digest, len(manifest)) | {"annotations": names}
+    return {"schemaVersion": 2, "mediaType": f"{_MEDIA}.index.v1+json", "manifests": [entry]}
+
+
+def _descriptor(kind: str, digest: str, size: int) -> dict[str, Any]:
+    return {"mediaType": f"{_MEDIA}.{kind}", "digest": digest, "size": size}
 
 
 def _file_member(name: str, file: Path) -> Iterator[bytes]:

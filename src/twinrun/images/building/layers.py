@@ -7,8 +7,8 @@ import re
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import PurePosixPath
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple, cast
 
 # Files that differ from build to build, or that only the installation of packages needs.
@@ -16,9 +16,10 @@ _EXCLUDED = re.compile(
     r"(?:tmp|run|proc|sys|dev|var/tmp|var/log|var/cache/apt|var/cache/ldconfig|var/lib/apt/lists|root/\.cache)/.+"
     # Backups of package tools.
     r"|var/cache/debconf/.+-old|var/lib/dpkg/.+-old|etc/(?:passwd|group|shadow|gshadow|subuid|subgid)-"
-    # Mount points of the engine.
-    r"|etc/(?:resolv\.conf|hosts|hostname|machine-id)|\.dockerenv"
+    # Mount points of the engine, and its link to /proc.
+    r"|etc/(?:resolv\.conf|hosts|hostname|machine-id|mtab)|\.dockerenv"
 )
+_WHITEOUT = ".wh."
 _EXTENDED_ATTRIBUTE = "SCHILY.xattr."
 # tarfile joins and cuts its buffer for each piece that it reads or writes: a larger one costs more than it
 # saves.
@@ -51,8 +52,6 @@ class Layer(NamedTuple):
     """`sha256:` and the checksum of the tar."""
     size: int
     """Bytes of the tar."""
-    snapshot: Snapshot
-    """Root file system with this layer on top."""
     missing_targets: frozenset[str]
     """Unchanged targets of new hard links; a layer without them cannot be unpacked."""
 
@@ -62,21 +61,37 @@ def is_excluded(path: str) -> bool:
     return _EXCLUDED.fullmatch(path) is not None
 
 
-def read_snapshot(stream: IO[bytes]) -> Snapshot:
-    """Return the snapshot of a root file system from its tar; raises tarfile.TarError."""
+def read_snapshot(layers: Iterable[Path]) -> Snapshot:
+    """Return the snapshot of the root file system that layers make, the lowest first.
+
+    Raises:
+        tarfile.TarError: one is no tar.
+    """
     snapshot: dict[str, FileEntry] = {}
-    for name, member, content in _members(stream):
-        snapshot[name] = (
-            snapshot[_name(member.linkname)] if member.islnk() else _hashed_entry(member, content)
-        )
+    for layer in layers:
+        with layer.open("rb") as stream:
+            for name, member, content in _members(stream):
+                path = PurePosixPath(name)
+                if path.name.startswith(_WHITEOUT):
+                    _remove(snapshot, str(path.with_name(path.name.removeprefix(_WHITEOUT))))
+                else:
+                    if not member.isdir() and name in snapshot and snapshot[name].kind == tarfile.DIRTYPE:
+                        _remove(snapshot, name)
+                    link = snapshot[_name(member.linkname)] if member.islnk() else None
+                    snapshot[name] = link or _hashed_entry(member, content)
     return snapshot
+
+
+def _remove(snapshot: dict[str, FileEntry], top: str) -> None:
+    for name in [name for name in snapshot if name == top or name.startswith(f"{top}/")]:
+        del snapshot[name]
 
 
 def write_layer(
     stream: IO[bytes],
     out: IO[bytes],
     *,
-    parent: Snapshot,
+    parent: Snapshot | None,
     epoch: int,
     include: frozenset[str] = frozenset(),
     on_write: Callable[[int], object] = int,
@@ -85,6 +100,8 @@ def write_layer(
 
     Args:
         stream: a tar with parents before their children.
+        parent: None for a stage from nothing, whose layer has its files alone: empty folders are an engine's
+            mount points.
         epoch: modification time of every path, in seconds since 1970.
         include: unchanged files to write all the same.
         on_write: called with the number of bytes written so far.
@@ -101,22 +118,23 @@ def write_layer(
             writer.add(name, member, content)
         writer.write_whiteouts()
     digest = f"sha256:{hashed.digest.hexdigest()}"
-    return Layer(digest, hashed.size, writer.snapshot, frozenset(writer.missing_targets))
+    return Layer(digest, hashed.size, frozenset(writer.missing_targets))
 
 
 class _LayerWriter:
     """Writer of a layer; compares member by member, because a root file system does not fit into memory."""
 
     def __init__(
-        self, tar: tarfile.TarFile, *, parent: Snapshot, epoch: int, include: frozenset[str]
+        self, tar: tarfile.TarFile, *, parent: Snapshot | None, epoch: int, include: frozenset[str]
     ) -> None:
         self._tar = tar
-        self._parent = parent
+        self._parent = parent or {}
+        self._from_nothing = parent is None
         self._epoch = epoch
         self._include = include
         self._folders: dict[str, tarfile.TarInfo] = {}
         self._written: set[str] = set()
-        self.snapshot: dict[str, FileEntry] = {}
+        self._snapshot: dict[str, FileEntry] = {}
         self.missing_targets: set[str] = set()
 
     def add(self, name: str, member: tarfile.TarInfo, content: IO[bytes] | None) -> None:
@@ -124,10 +142,10 @@ class _LayerWriter:
         if member.islnk():
             self._link(name, member)
         elif content is None:
-            entry = self.snapshot[name] = _file_entry(member)
+            entry = self._snapshot[name] = _file_entry(member)
             if member.isdir():
                 self._folders[name] = member
-            if entry != self._parent.get(name):
+            if entry != self._parent.get(name) and not (member.isdir() and self._from_nothing):
                 self._write(name, member, None)
         else:
             self._file(name, member, content)
@@ -137,19 +155,19 @@ class _LayerWriter:
         if name in self._include or known is None or known.size != member.size:
             reader = _HashingReader(content)
             self._write(name, member, reader)
-            self.snapshot[name] = _file_entry(member, reader.digest.hexdigest())
+            self._snapshot[name] = _file_entry(member, reader.digest.hexdigest())
             return
         with tempfile.SpooledTemporaryFile(_BUFFER_BYTES) as buffer:
             reader = _HashingReader(content)
             shutil.copyfileobj(reader, buffer, _CHUNK)
-            entry = self.snapshot[name] = _file_entry(member, reader.digest.hexdigest())
+            entry = self._snapshot[name] = _file_entry(member, reader.digest.hexdigest())
             if entry != known:
                 buffer.seek(0)
                 self._write(name, member, buffer)
 
     def _link(self, name: str, member: tarfile.TarInfo) -> None:
         target = _name(member.linkname)
-        entry = self.snapshot[name] = self.snapshot[target]
+        entry = self._snapshot[name] = self._snapshot[target]
         if entry == self._parent.get(name) and name not in self._include:
             return
         if target not in self._written:
@@ -159,11 +177,11 @@ class _LayerWriter:
 
     def write_whiteouts(self) -> None:
         """Write a whiteout for each path that only the parent has; of a tree, for its top alone."""
-        for name in sorted(self._parent.keys() - self.snapshot.keys()):
+        for name in sorted(self._parent.keys() - self._snapshot.keys()):
             path = PurePosixPath(name)
             folder = "" if path.parent == PurePosixPath() else str(path.parent)
             if not folder or folder in self._folders:
-                self._write(str(path.with_name(f".wh.{path.name}")), tarfile.TarInfo(), None)
+                self._write(str(path.with_name(f"{_WHITEOUT}{path.name}")), tarfile.TarInfo(), None)
 
     def _write(self, name: str, member: tarfile.TarInfo, content: object) -> None:
         # Unpacking creates a folder that the layer lacks, with another mode.
@@ -233,7 +251,8 @@ def _hashed_entry(member: tarfile.TarInfo, content: IO[bytes] | None) -> FileEnt
 def _file_entry(member: tarfile.TarInfo, sha256: str = "") -> FileEntry:
     return FileEntry(
         kind=member.type,
-        mode=member.mode,
+        # Some engines repeat the kind of file in it.
+        mode=member.mode & 0o7777,
         owner=(member.uid, member.gid),
         target=member.linkname,
         device=(member.devmajor, member.devminor),

@@ -15,7 +15,7 @@ from twinrun.images.building.artifacts import (
 )
 from twinrun.images.building.buildkit import build_arguments
 from twinrun.images.building.dockerfile import Dockerfile, read_dockerfile
-from twinrun.images.building.image_archive import rfc3339
+from twinrun.manifests.image_identity import rfc3339
 from twinrun.manifests.stack import DOCKERFILE, Alternative, LoadedStack
 
 CONTEXT = "{context}"
@@ -42,25 +42,22 @@ class BuildPlan(Frozen):
     unverified: tuple[str, ...]
     labels: dict[str, str]
 
-    def command(self, stage: str, base: str) -> list[str]:
-        """Return the command that builds a stage on the base image called `base`."""
-        variables = {
-            "BASE": base,
+    def variables(self) -> dict[str, str]:
+        """Return the build arguments of the Dockerfile."""
+        return {
             "PYTHON": self.stack.stack.interpreter(),
             "ARCHS": " ".join(self.stack.stack.archs),
             "SOURCE_DATE_EPOCH": str(self.epoch),
         }
+
+    def command(self, stage: str, *, export_tar: bool = True) -> list[str]:
+        """Return the options of the engine's client that build a stage."""
         return build_arguments(
-            stage=stage, context=CONTEXT, variables=variables, export_tar=self.from_scratch(stage)
+            stage=stage,
+            context=CONTEXT,
+            variables=self.variables(),
+            export_tar=export_tar and self.dockerfile.from_scratch(stage),
         )
-
-    def from_scratch(self, stage: str) -> bool:
-        """Say whether a stage starts from scratch, so that its export holds the layer alone."""
-        return self.dockerfile.parents[stage] == "scratch"
-
-    def base_reference(self) -> str:
-        """Return the reference that the base has in the engine during the build."""
-        return f"twinrun/base:{self.base[:12]}"
 
     def summary(self) -> dict[str, object]:
         """Return what `--dry` prints."""
@@ -76,7 +73,7 @@ class BuildPlan(Frozen):
             "alternatives": [pin.requirement for pin in self.alternatives],
             "unverified": list(self.unverified),
             "labels": self.labels,
-            "commands": {stage: self.command(stage, self.base_reference()) for stage in self.stages},
+            "commands": {stage: ["docker", *self.command(stage)] for stage in self.stages},
         }
 
 

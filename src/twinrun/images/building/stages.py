@@ -1,4 +1,4 @@
-"""Stages of the Dockerfile, each built by the engine and written as one layer."""
+"""Stages of the Dockerfile, each built by the engine and written as one layer, which the cache keeps."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeVar
 
+from twinrun.foundation.cache import cache_root
+from twinrun.foundation.errors import InputError
+from twinrun.foundation.files import sha256_of_file, write_atomically
+from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.images.building.buildkit import StageBuild, build_stage, find_client
 from twinrun.images.building.image_archive import ImageLayer
 from twinrun.images.building.layers import Layer, Snapshot, read_snapshot, write_layer
@@ -20,59 +24,76 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 T = TypeVar("T")
+# Counts up when the same stage gives another layer than before.
+_FORMAT = 1
+
+
+class KeptLayer(Frozen):
+    """The layer of a stage in the cache, and what it was made of."""
+
+    key: str
+    diff_id: str
 
 
 class StageBuilder:
     """Builds stages of one plan from one build context."""
 
     def __init__(
-        self,
-        client: DockerClient,
-        plan: BuildPlan,
-        *,
-        base: str,
-        context: Path,
-        log: IO[str],
-        progress: BuildProgress,
+        self, client: DockerClient, plan: BuildPlan, *, context: Path, log: IO[str], progress: BuildProgress
     ) -> None:
         self._client = client
         self._plan = plan
-        self._base = base
-        self._program = find_client()
+        self._engine = find_client(client)
         self._context = context
         self._log = log
         self._progress = progress
         self._shown_steps: set[str] = set()
         self._home = ""
 
-    def build_layers(self, stages: tuple[str, ...]) -> list[ImageLayer]:
-        """Build the stages, each on the one before, and write their layers into the context.
+    def build_layers(self, base: ImageLayer) -> list[ImageLayer]:
+        """Return the layers of the image, each of the plan's stages built unless the cache has its layer.
 
         Raises:
             RunError: a step failed; names it and its last lines.
             OSError: a disk is full, this machine's or the engine's.
         """
-        snapshot: Snapshot = {}
-        layers = []
+        layers = [base]
+        keys = self._plan.dockerfile.stage_keys(context=self._context, variables=self._plan.variables())
+        folder = layer_folder(self._plan)
+        folder.mkdir(parents=True, exist_ok=True)
         # The client's own files, none of them the user's. By one of them the engine recognises the context of
         # the stage before, and is sent only what it does not have.
         with tempfile.TemporaryDirectory(prefix="twinrun-client-") as self._home:
-            if not all(map(self._plan.from_scratch, stages)):
-                with export_root(self._client, self._base) as stream:
-                    snapshot = read_snapshot(stream)
-            for stage in stages:
+            for stage in self._plan.stages:
+                key = f"{_FORMAT}-{self._plan.epoch}-{keys[stage]}"
                 self._progress.start_layer(stage)
-                file = self._context / f"{stage}.tar"
-                from_scratch = self._plan.from_scratch(stage)
-                layer = self._build_layer(stage, file, {} if from_scratch else snapshot)
-                snapshot = snapshot if from_scratch else layer.snapshot
-                self._progress.finish_layer(stage, size=layer.size, digest=layer.diff_id)
-                layers.append(ImageLayer(diff_id=layer.diff_id, created_by=created_by(stage), file=file))
+                file, record = folder / f"{stage}.tar", folder / f"{stage}.json"
+                kept = _kept_layer(file, record, key)
+                diff_id = kept or self._write_layer(stage, file, record, layers, key)
+                self._progress.finish_layer(stage, size=file.stat().st_size, digest=diff_id)
+                layers.append(
+                    ImageLayer(diff_id=diff_id, created_by=created_by(stage), file=file, reused=bool(kept))
+                )
         return layers
 
-    def _build_layer(self, stage: str, file: Path, parent: Snapshot) -> Layer:
+    def _write_layer(self, stage: str, file: Path, record: Path, below: list[ImageLayer], key: str) -> str:
+        """Build a stage and keep its layer; another build of the stack may have left one of other inputs."""
+        record.unlink(missing_ok=True)
+        from_scratch = self._plan.dockerfile.from_scratch(stage)
+        parent = None if from_scratch else read_snapshot([layer.file for layer in below])
+        partial_file = file.with_suffix(".new")
+        try:
+            layer = self._build_layer(stage, partial_file, parent)
+            partial_file.replace(file)
+        finally:
+            partial_file.unlink(missing_ok=True)
+        write_atomically(record, KeptLayer(key=key, diff_id=layer.diff_id).model_dump_json())
+        return layer.diff_id
+
+    def _build_layer(self, stage: str, file: Path, parent: Snapshot | None) -> Layer:
         """Build one stage and write its layer; again where a new hard link leads to an unchanged file."""
-        export = self._export_stage if self._plan.from_scratch(stage) else self._export_image
+        as_tar = parent is None and self._engine.exports_tar
+        export = self._export_stage if as_tar else self._export_image
         include: frozenset[str] = frozenset()
         while True:
 
@@ -94,8 +115,8 @@ class StageBuilder:
 
     def _export_image(self, stage: str, read: Callable[[IO[bytes]], T]) -> T:
         """Build a stage to an image of the engine and return what `read` makes of its root file system."""
-        self._export_stage(stage, lambda stream: stream.read())
-        image = (self._context / f"{stage}.id").read_text(encoding="utf-8")
+        self._export_stage(stage, lambda stream: stream.read(), as_tar=False)
+        image = (self._context / f"{stage}.id").read_text(encoding="utf-8").strip()
         try:
             with export_root(self._client, image) as stream:
                 return read(stream)
@@ -103,10 +124,10 @@ class StageBuilder:
             # The build cache keeps the steps for the next stage.
             self._client.api.remove_image(image, noprune=True)
 
-    def _export_stage(self, stage: str, read: Callable[[IO[bytes]], T]) -> T:
-        """Build a stage and return what `read` makes of the tar that it exports."""
-        _, *rest = self._plan.command(stage, self._base)
-        arguments = [self._program, *(part.replace(CONTEXT, str(self._context)) for part in rest)]
+    def _export_stage(self, stage: str, read: Callable[[IO[bytes]], T], *, as_tar: bool = True) -> T:
+        """Build a stage and return what `read` makes of what its build writes to stdout."""
+        options = self._plan.command(stage, export_tar=as_tar)
+        arguments = [*self._engine.command, *(part.replace(CONTEXT, str(self._context)) for part in options)]
         show = partial(self._show_step, stage)
         with build_stage(arguments, home=self._home, log=self._log, say=show) as running:
             return _read(running, read, stage)
@@ -118,9 +139,24 @@ class StageBuilder:
             self._progress.step(stage, step)
 
 
+def layer_folder(plan: BuildPlan) -> Path:
+    """Return where the cache keeps the layers that were last built of the plan's stack."""
+    return cache_root() / "layers" / plan.stack.stack.name
+
+
 def created_by(stage: str) -> str:
     """Return the line of the image's history for the layer of a stage."""
     return f"images/Dockerfile [{stage}]"
+
+
+def _kept_layer(file: Path, record: Path, key: str) -> str | None:
+    """Return the digest of the cached layer of a stage, if it was made of the same and is what it was."""
+    try:
+        kept = load_json(record, KeptLayer)
+    except InputError:
+        return None
+    whole = kept.key == key and file.is_file() and f"sha256:{sha256_of_file(file)}" == kept.diff_id
+    return kept.diff_id if whole else None
 
 
 def _read(running: StageBuild, read: Callable[[IO[bytes]], T], stage: str) -> T:

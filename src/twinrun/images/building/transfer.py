@@ -33,7 +33,7 @@ def _request(client: DockerClient, what: str) -> Iterator[None]:
         text = str(getattr(error, "explanation", None) or error)
         if "no space left" in text.lower():
             raise OSError(28, "No space left on device", "the engine") from None
-        raise MachineError(f"the engine cannot {what}", found=redacted(text)[:300]) from None
+        raise MachineError(f"the engine cannot {redacted(what)}", found=redacted(text)[:300]) from None
     finally:
         client.api.timeout = timeout
 
@@ -49,7 +49,11 @@ def _checked(events: Iterable[Any]) -> Iterator[dict[str, Any]]:
 
 
 def load(client: DockerClient, archive: Any, *, what: str, name: str) -> str:
-    """Load an archive, tag its image `name` and return its ID; raises MachineError or OSError."""
+    """Load an archive, tag its image `name` and return what the engine calls it.
+
+    Raises:
+        MachineError, OSError: the engine refused, or its disk is full.
+    """
     with _request(client, f"load {what}"):
         events = client.api.load_image(archive, quiet=True)  # type: ignore[no-untyped-call]
         lines = [str(event.get("stream", "")) for event in _checked(events)]
@@ -107,14 +111,13 @@ def push(client: DockerClient, image: str, repository: str, tag: str) -> str:
     return str(digests[-1])
 
 
-def save(client: DockerClient, image: str, file: Path) -> None:
-    """Write an image as an archive that any engine loads; raises MachineError."""
+def save(archive: Iterable[bytes], file: Path) -> None:
+    """Write an archive, whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor, partial = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     try:
-        with os.fdopen(descriptor, "wb") as stream, _request(client, f"save {image}"):
-            for chunk in client.api.get_image(image):
-                stream.write(chunk)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.writelines(archive)
         Path(partial).chmod(0o644)
         Path(partial).replace(file)
     finally:

@@ -8,7 +8,6 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from twinrun.images.building.base import created_by
 from twinrun.images.building.command import BuildResult
 from twinrun.images.building.plan import BuildPlan
 from twinrun.images.building.progress import megabytes
@@ -19,7 +18,7 @@ def plan_lines(plan: BuildPlan) -> list[str]:
     counts = Counter(artifact.folder.partition("/")[0] for artifact in plan.artifacts)
     lines = [
         f"image     {plan.image}  ({plan.stack.stack.platform})",
-        f"base      {created_by(plan).removeprefix('base ')}  {plan.base[:12]}",
+        f"base      {plan.stack.stack.base.suite if plan.stack.stack.base else ''}  {plan.base[:12]}",
         f"layers    {', '.join(plan.stages)}",
         f"files     {', '.join(f'{count} {folder}' for folder, count in counts.items())}",
     ]

@@ -18,6 +18,8 @@ ClusterName=local
 SlurmctldHost={controller}
 SlurmUser=slurm
 AuthType=auth/munge
+# A job that is requeued waits as long: by default two minutes.
+AuthInfo=cred_expire=10
 StateSaveLocation=/var/lib/slurm/slurmctld
 SlurmdSpoolDir=/var/lib/slurm/slurmd
 SlurmctldPidFile=/run/slurm/slurmctld.pid
@@ -41,7 +43,7 @@ JobAcctGatherType=jobacct_gather/linux
 SlurmdParameters=config_overrides
 ReturnToService=2
 SlurmdTimeout=15
-KillWait=10
+KillWait=30
 GresTypes={gres}
 NodeName=worker[1-{nodes}] CPUs={devices} RealMemory=1000 Gres={gres}:{devices} State=UNKNOWN
 PartitionName={partition} Nodes=ALL Default=YES MaxTime=60 State=UP

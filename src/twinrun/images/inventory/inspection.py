@@ -74,17 +74,16 @@ def inspect_image(
         attributes = client.images.get(image).attrs
     labels = attributes["Config"].get("Labels") or {}
     _check_labels(labels, stack, image)
-    digest = attributes["Id"] if attributes["Id"].startswith("sha256:") else f"sha256:{attributes['Id']}"
     return ImageInventory(
         stack=stack.stack.name,
         image=stack.image(),
-        digest=digest,
+        digest=daemon.image_id(client, attributes["Id"]),
         lock_sha256=stack.lock_sha256,
         platform=f"{attributes['Os']}/{attributes['Architecture']}",
         created=attributes["Created"],
         size_bytes=attributes["Size"],
         labels=dict(sorted(labels.items())),
-        measured=_run_program(client, image, root),
+        measured=_run_program(client, attributes["Id"], root),
     )
 
 

@@ -15,7 +15,7 @@ from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.processes import last_lines
 from twinrun.foundation.redaction import redacted
 from twinrun.manifests.lock_checksum import with_checksums
-from twinrun.manifests.stack import Alternative, Stack, matches, normalise, stamp
+from twinrun.manifests.stack import Alternative, Source, Stack, matches, normalise, stamp
 
 _ENTRY = re.compile(r"^(?=[A-Za-z0-9])", re.MULTILINE)
 _DIRECT = re.compile(
@@ -44,9 +44,11 @@ def resolve_python(
     text = requirements.read_text(encoding="utf-8")
     _check_requirements(requirements, text)
     options = ["--python-version", stack.interpreter()]
-    project = ""
+    options += [word for one in stack.source for word in ("--no-binary", one.package())]
+    project = _declared_metadata(stack.source)
     if index:
-        text, project = _with_local_versions(text, stack), _explicit_index(index, stack)
+        text = _with_local_versions(text, stack)
+        project += _explicit_index(index, stack)
     # uv copies the hashes of versions that it keeps from the existing lock file, also wrong ones.
     preferences = "" if upgrade else _HASH.sub("", existing).replace("\\", "")
     compiled = compile_requirements(text, options, preferences=preferences, project=project)
@@ -55,6 +57,8 @@ def resolve_python(
         entries = {pin: hashes for pin, hashes in entries.items() if not matches(_name(pin), stack.replaces)}
     for alternative in stack.alternative:
         entries = {pin: hashes | _alternative_hash(pin, alternative) for pin, hashes in entries.items()}
+    for source in stack.source:
+        entries = {pin: hashes | _built_hash(pin, source) for pin, hashes in entries.items()}
     before = _entries(existing)
     kept = {pin: _stable_hashes(before.get(pin, set()), hashes, stack) for pin, hashes in entries.items()}
     lines = (_format_entry(pin, hashes) for pin, hashes in kept.items())
@@ -95,6 +99,24 @@ def _alternative_hash(pin: str, alternative: Alternative) -> set[str]:
     public = version.partition("+")[0]
     same = pin.partition(" ")[0] == f"{normalise(name)}=={public}"
     return {alternative.sha256} if same else set()
+
+
+def _built_hash(pin: str, source: Source) -> set[str]:
+    """Return the hash of the wheel that is built of `source` if it is the pinned package."""
+    return {source.wheel} if pin.partition(" ")[0] == source.requirement else set()
+
+
+def _declared_metadata(sources: tuple[Source, ...]) -> str:
+    """Return uv's settings by which the requirements of `sources` are known without running their code."""
+    tables = []
+    for source in sources:
+        name, _, version = source.requirement.partition("==")
+        requires = json.dumps(source.requires)
+        tables.append(
+            "[[tool.uv.dependency-metadata]]\n"
+            f'name = "{name}"\nversion = "{version}"\nrequires-dist = {requires}\n'
+        )
+    return "".join(tables)
 
 
 def _name(pin: str) -> str:

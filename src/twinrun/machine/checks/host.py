@@ -13,6 +13,7 @@ from uv import find_uv_bin
 
 from twinrun.foundation.errors import MachineError
 from twinrun.machine import daemon
+from twinrun.machine.abandoned import remove_abandoned
 from twinrun.machine.checks import GIB, Check
 
 # Two ranks that import the framework, and the file cache; an estimate, so that less is only a warning.
@@ -67,12 +68,14 @@ def check_docker() -> Check:
         _connect(engine)
         with contextlib.closing(daemon.connect()) as client:
             version = client.version()["Version"]
+            removed = remove_abandoned(client)
     except (MachineError, OSError) as error:
         cause = error.found if isinstance(error, MachineError) else error.strerror or error
         found = f"{engine}: {cause}"
         hint = "start the engine, point DOCKER_HOST at it, join its socket's group, or use --engine venv"
         return Check(name=name, status="warn", found=found, needed=needed, hint=hint)
-    return Check(name=name, status="ok", found=f"engine {version}", needed=needed)
+    cleared = f"; removed what a killed run had left: {', '.join(removed)}" if removed else ""
+    return Check(name=name, status="ok", found=f"engine {version}{cleared}", needed=needed)
 
 
 def _connect(engine: str) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from twinrun.protocol.formulas import MODEL_FLOPS
 from twinrun.protocol.models.shape import Checkpointing, ModelShape, Positive
@@ -32,6 +32,8 @@ class Shape(ModelShape):
     layers: Positive
     expansion: Positive = 4
     """Width of the feed-forward layer over `width`."""
+    experts: Annotated[int, Field(ge=2)] | None = None
+    """Feed-forward layers of a block, one of which computes a token; where not given there is only one."""
 
     @model_validator(mode="after")
     def _whole_heads(self) -> Shape:
@@ -44,17 +46,27 @@ class Shape(ModelShape):
         """Return `model-flops/6N+12LDS`."""
         return MODEL_FLOPS
 
+    def attention_heads(self) -> int:
+        """Return the number of attention heads."""
+        return self.heads
+
     def parameters(self) -> int:
         """Count the parameters, norms and position rows included."""
         width, rows = self.width, self.vocabulary + self.sequence
         attention = 4 * width * width + 4 * width
         feed_forward = 2 * self.expansion * width * width + (self.expansion + 1) * width
         norms = 4 * width
-        return rows * width + self.layers * (attention + feed_forward + norms) + 2 * width
+        whole = rows * width + self.layers * (attention + feed_forward + norms) + 2 * width
+        others = (self.experts - 1) * feed_forward if self.experts else 0
+        return whole + self.layers * (others + self._router())
 
     def flops_per_token(self) -> int:
-        """Return the FLOP of a token, forward and backward, no causal discount."""
-        return 6 * self.parameters() + 12 * self.layers * self.width * self.sequence
+        """Return the FLOP of a token, forward and backward, no causal discount; one expert computes it."""
+        dense = self.model_copy(update={"experts": None}) if self.experts else self
+        return (
+            6 * (dense.parameters() + self.layers * self._router())
+            + 12 * self.layers * self.width * self.sequence
+        )
 
     def memory_bytes(
         self,
@@ -74,3 +86,7 @@ class Shape(ModelShape):
         # With checkpointing a block keeps its 16-bit input; one block at a time is whole.
         blocks = self.layers * 2 * self.width + kept if checkpointing else self.layers * kept
         return state + tokens * blocks
+
+    def _router(self) -> int:
+        """Return the weights of one router."""
+        return self.experts * self.width if self.experts else 0

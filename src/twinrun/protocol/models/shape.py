@@ -41,6 +41,10 @@ class ModelShape(Frozen):
     def flops_per_token(self) -> int:
         """Return the FLOP of a token by `formula`, forward and backward."""
 
+    def attention_heads(self) -> int:
+        """Return the number of attention heads, 0 without attention."""
+        return 0
+
     @abstractmethod
     def memory_bytes(
         self,

@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from twinrun.checkpoints.manifest import Manifest
-from twinrun.foundation.errors import InputError
-from twinrun.protocol.training import TrainingJob
+from twinrun.checkpoints.verification import demand_same
+from twinrun.protocol.training import TrainingJob, identity
 from twinrun.train.corpus import Corpus
 
 # Settings of a training that change how a step is computed, and at most its rounding.
-LAYOUT = ("reduction", "attention", "activation_checkpointing", "trainer", "compile")
+LAYOUT = ("reduction", "attention", "activation_checkpointing", "trainer", "compile", "summation")
+# What may differ all the same, by mode: a fixed tree of sums gives the same bits on any number of ranks.
+FREE: dict[str, tuple[str, ...]] = {"exact": (), "canonical": ("world_size", "sharding")}
 
 
 def identity_of(job: TrainingJob, corpus: Corpus) -> dict[str, str]:
     """Return what decides the loss: model, data, its order and the optimizer."""
-    training = job.training
     return {
-        **{f"shape.{name}": str(value) for name, value in job.shape.model_dump().items()},
-        **{f"optimizer.{name}": str(value) for name, value in training.optimizer.model_dump().items()},
-        "precision": training.precision,
-        "seed": str(training.seed),
-        "global_batch": str(training.global_batch),
+        **identity(job.shape, job.training),
         "data": corpus.sha256,
         "tokenizer": corpus.origin.tokenizer_sha256 or corpus.origin.source,
     }
@@ -34,6 +31,7 @@ def layout_of(job: TrainingJob) -> dict[str, str]:
         "sharding": job.sharding,
         "microbatch": str(job.microbatch),
         **{name: str(getattr(job.training, name)) for name in LAYOUT},
+        **({"layout": job.layout.model_dump_json(exclude_defaults=True)} if job.layout else {}),
     }
 
 
@@ -45,23 +43,12 @@ def check_allowed(
     Raises:
         InputError: names the first field that differs, and both sides.
     """
-    _demand_same(manifest.identity, identity, "the checkpoint is of another run", place, hint=None)
-    if mode == "exact":
-        hint = "`--resume-mode bounded` goes on with another layout, inside an envelope of the loss"
-        _demand_same(
-            manifest.layout, layout, "the checkpoint was saved with another layout", place, hint=hint
-        )
-
-
-def _demand_same(
-    theirs: Mapping[str, str], ours: Mapping[str, str], message: str, place: str, *, hint: str | None
-) -> None:
-    for name in sorted(theirs.keys() | ours.keys()):
-        if theirs.get(name) != ours.get(name):
-            raise InputError(
-                message,
-                place=f"{place}:{name}",
-                found=theirs.get(name, "nothing"),
-                allowed=f"{ours.get(name, 'nothing')}, that of this run",
-                hint=hint,
-            )
+    demand_same(manifest.identity, identity, "the checkpoint is of another run", place=place)
+    if mode == "bounded":
+        return
+    free = FREE[mode]
+    theirs, ours = (
+        {name: value for name, value in one.items() if name not in free} for one in (manifest.layout, layout)
+    )
+    hint = "`--checkpoint mode=bounded` goes on with another layout, inside an envelope of the loss"
+    demand_same(theirs, ours, "the checkpoint was saved with another layout", place=place, hint=hint)

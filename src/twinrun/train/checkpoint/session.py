@@ -21,9 +21,9 @@ from twinrun.checkpoints.places import store_at
 from twinrun.checkpoints.retention import retire
 from twinrun.checkpoints.store import Store
 from twinrun.checkpoints.verification import read_manifest
-from twinrun.foundation.errors import RunError, TwinrunError
+from twinrun.foundation.errors import InputError, RunError, TwinrunError
 from twinrun.protocol.training import TrainingJob
-from twinrun.train import ranks
+from twinrun.train import pulse, ranks, stop
 from twinrun.train.checkpoint import state
 from twinrun.train.checkpoint.identity import check_allowed, identity_of, layout_of
 from twinrun.train.checkpoint.storage import Publish, Reader, Writer
@@ -65,14 +65,13 @@ class Checkpoints:
         job: TrainingJob,
         *,
         corpus: Corpus,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        parts: state.Parts,
         meter: Meter,
     ) -> None:
-        """Take the parts of the run; the model and its optimizer as they are after sharding."""
+        """Take the parts of the run as they are after sharding."""
         assert job.checkpointing is not None
         self._job, self._settings = job, job.checkpointing
-        self._model, self._optimizer, self._meter = model, optimizer, meter
+        self._parts, self._meter = parts, meter
         self._identity, self._layout = identity_of(job, corpus), layout_of(job)
         # Saves run beside the training: their collectives need a group of their own, on CPUs.
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
@@ -83,6 +82,7 @@ class Checkpoints:
         self._saving: Future[Any] | None = None
         self._saved = -1
         self._token = self._claim()
+        stop.listen()
 
     def resume(self) -> int:
         """Go on from the newest good checkpoint, if there is one; return the steps that are done.
@@ -97,19 +97,47 @@ class Checkpoints:
             store = self._store if place == self._settings.place else place and store_at(place)
             steps = self._together(store.steps) if store else []
             if store and (steps or self._together(store.latest) is not None):
-                return self._resume_from(store, steps)
+                return self._resume_from(store, self._suitable(store, steps))
+        if self._settings.begin:
+            raise self._nothing_after(self._settings.source or self._settings.place, [])
         return 0
+
+    def _suitable(self, store: Store, steps: list[int]) -> list[int]:
+        """Return the steps to choose from: of what a leg goes on from the one after which it begins."""
+        begin = self._settings.begin
+        if begin is None:
+            return steps
+        found = [step for step in steps if (step >= begin if store is self._store else step == begin)]
+        if not found:
+            raise self._nothing_after(store.place, steps)
+        return found
+
+    def _nothing_after(self, place: str, steps: list[int]) -> InputError:
+        return InputError(
+            f"this leg goes on after step {self._settings.begin}",
+            place=place,
+            found=f"checkpoints after step {', '.join(map(str, steps))}" if steps else "no checkpoint",
+            allowed=f"one after step {self._settings.begin}, where the leg before it ends",
+        )
 
     def after_step(self, step: int) -> None:
         """Save when it is time; the state is copied here, and written beside the training.
 
         Raises:
+            Stopped: a rank was told to end, and what all have done is saved.
             TwinrunError: the save before this one failed, or another run writes here.
         """
-        if step % self._settings.steps and step != self._job.training.steps:
-            return
+        last, stopping = step == self._job.training.steps, self._meter.stopping
+        if stopping or last or step % self._settings.steps == 0:
+            self._save(step)
+        if stopping and not last:
+            self.wait()
+            raise stop.Stopped(step)
+
+    def _save(self, step: int) -> None:
         self.wait()
-        tensors = state.tensors_of(self._model, self._optimizer, self._meter)
+        pulse.beat("copies what it saves")
+        tensors = self._parts.tensors() | state.history(self._meter)
         writer = Writer(
             self._store, step=step, token=self._token, publish=self._publisher(step, len(tensors))
         )
@@ -120,6 +148,7 @@ class Checkpoints:
         """Wait until the last save is durable and published; raises TwinrunError where it failed."""
         if self._saving is None:
             return
+        pulse.beat("waits until it is saved")
         saving, self._saving = self._saving, None
         try:
             saving.result()
@@ -156,7 +185,7 @@ class Checkpoints:
             return fault
         place = store.file(step, MANIFEST)
         check_allowed(manifest, self._identity, self._layout, mode=self._settings.mode, place=place)
-        tensors = state.prepare(self._model, self._optimizer, manifest)
+        tensors = self._parts.prepare(manifest) | state.history_room(manifest)
         state.check_same(tensors, manifest, place=place)
         try:
             dcp.load(tensors, storage_reader=Reader(store, manifest), process_group=self._group)
@@ -165,6 +194,7 @@ class Checkpoints:
             if not isinstance(cause, DamagedError):
                 raise cause from None
             return str(cause)
+        self._parts.take(tensors)
         self._meter.go_on(state.history_of(tensors))
         self._previous = manifest.digest()
         return None
@@ -225,9 +255,14 @@ def checkpoints_of(
     job: TrainingJob, *, corpus: Corpus, model: nn.Module, optimizer: torch.optim.Optimizer, meter: Meter
 ) -> Saves:
     """Return the checkpoints of `job`, or what saves nothing where it keeps none; every rank calls it."""
+    return checkpoints_in(job, corpus=corpus, parts=state.InPlace(model, optimizer), meter=meter)
+
+
+def checkpoints_in(job: TrainingJob, *, corpus: Corpus, parts: state.Parts, meter: Meter) -> Saves:
+    """Return the same for a run whose tensors are not where a model and its optimizer have them."""
     if job.checkpointing is None:
         return Nothing()
-    return Checkpoints(job, corpus=corpus, model=model, optimizer=optimizer, meter=meter)
+    return Checkpoints(job, corpus=corpus, parts=parts, meter=meter)
 
 
 def _cause(error: BaseException) -> BaseException:

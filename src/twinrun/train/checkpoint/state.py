@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +18,59 @@ MODEL, OPTIMIZER, HISTORY = "model.", "optimizer.", "history."
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
 
-def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer, meter: Meter) -> dict[str, Tensor]:
+class Parts(Protocol):
+    """Weights and optimizer state of a run, whoever trains it; every rank calls each method."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what a run goes on from."""
+
+    def prepare(self, manifest: Manifest) -> dict[str, Tensor]:
+        """Return room for what `manifest` has of it."""
+
+    def take(self, tensors: dict[str, Tensor]) -> None:
+        """Go on from what was loaded into that room."""
+
+
+class InPlace:
+    """A model and its optimizer, whose own tensors are saved and loaded into."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors where they are; settings are no part of them."""
+        return tensors_of(self._model, self._optimizer)
+
+    def prepare(self, manifest: Manifest) -> dict[str, Tensor]:
+        """Make the optimizer state that `manifest` has, and return all tensors."""
+        return prepare(self._model, self._optimizer, manifest)
+
+    def take(self, tensors: dict[str, Tensor]) -> None:
+        """Do nothing: the tensors are the run's own."""
+
+
+def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return all that a run goes on from, in the memory where it is; settings are no part of it."""
     names = {parameter: _plain(name) for name, parameter in model.named_parameters()}
     state = {MODEL + _plain(name): tensor for name, tensor in model.state_dict().items()}
     for parameter, name in names.items():
         for key, value in optimizer.state.get(parameter, {}).items():
             state[f"{OPTIMIZER}{name}.{key}"] = value
-    return state | {HISTORY + name: values for name, values in meter.history().items()}
+    return state
+
+
+def history(meter: Meter) -> dict[str, Tensor]:
+    """Return the steps so far, by the names that they are saved under."""
+    return {HISTORY + name: values for name, values in meter.history().items()}
+
+
+def history_room(manifest: Manifest) -> dict[str, Tensor]:
+    """Return room for the steps that `manifest` has."""
+    return {
+        name: torch.empty(stored.shape, dtype=_dtype(stored))
+        for name, stored in manifest.tensors.items()
+        if name.startswith(HISTORY)
+    }
 
 
 def prepare(model: nn.Module, optimizer: torch.optim.Optimizer, manifest: Manifest) -> dict[str, Tensor]:
@@ -40,9 +85,6 @@ def prepare(model: nn.Module, optimizer: torch.optim.Optimizer, manifest: Manife
         fresh = {key: _empty(one, parameter, groups[parameter]) for key, one in found.items()}
         optimizer.state[parameter] = fresh
         state |= {prefix + key: value for key, value in fresh.items()}
-    for name, stored in manifest.tensors.items():
-        if name.startswith(HISTORY):
-            state[name] = torch.empty(stored.shape, dtype=_dtype(stored))
     return state
 
 

@@ -16,7 +16,7 @@ from twinrun.protocol.training import Training
 
 # Target that adds nothing to the loss; PyTorch's default.
 IGNORED = -100
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Model(nn.Module):
@@ -29,6 +29,10 @@ class Model(nn.Module):
 
     def initialise(self, seed: int) -> None:
         """Fill the parameters with values that follow from `seed`, the same at every world size."""
+        raise NotImplementedError
+
+    def compile_whole(self) -> None:
+        """Compile forward pass and loss as one graph, where no hook of DDP or FSDP stands between layers."""
         raise NotImplementedError
 
     def compile_regions(self) -> None:

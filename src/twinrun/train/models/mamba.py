@@ -194,11 +194,13 @@ class Mamba(Model):
                 raise InputError("not the device of the model", place=name, found=found, allowed=device)
         self.kernels.check(device)
 
-    def compile_regions(self) -> None:
-        """Compile each block's forward and the loss; call before or after sharding.
+    # What cannot be compiled as one graph is an error, but for upstream's kernels, which cannot be traced.
+    def compile_whole(self) -> None:
+        """Compile the model on one device."""
+        self.compile(dynamic=False, fullgraph=self.kernels.traced)
 
-        What cannot be compiled whole is an error, but for upstream's kernels, which cannot be traced.
-        """
+    def compile_regions(self) -> None:
+        """Compile each block's forward and the loss; call before or after sharding."""
         for block in self.blocks:
             block.forward = torch.compile(block.forward, dynamic=False, fullgraph=self.kernels.traced)
         self.final_loss = torch.compile(final_loss, dynamic=False, fullgraph=True)

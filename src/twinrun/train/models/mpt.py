@@ -23,6 +23,7 @@ from twinrun.foundation.errors import InputError
 from twinrun.protocol.models.mpt import Shape
 from twinrun.protocol.training import Training
 from twinrun.train.draws import normal
+from twinrun.train.experts import Experts
 from twinrun.train.gelu import shared_gelu
 from twinrun.train.head_loss import head_loss
 from twinrun.train.models import DTYPES, Model
@@ -102,7 +103,9 @@ class Block(nn.Module):
         self.norm_1 = LayerNorm(shape.width, eps=EPSILON)
         self.attention = Attention(shape, fused=fused)
         self.norm_2 = LayerNorm(shape.width, eps=EPSILON)
-        self.feed_forward = FeedForward(shape)
+        self.feed_forward: nn.Module = FeedForward(shape)
+        if shape.experts:
+            self.feed_forward = Experts(shape.width, (FeedForward(shape) for _ in range(shape.experts)))
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         x_BSD = x_BSD + self.attention(self.norm_1(x_BSD))
@@ -155,11 +158,15 @@ class MPT(Model):
             return linear(self.norm(x_BSD), weight_VD.to(self.dtype))
         return self.final_loss(x_BSD, self.norm.weight, self.norm.bias, weight_VD, targets_BS)
 
-    def compile_regions(self) -> None:
-        """Compile each block's forward and the loss; call before or after sharding.
+    # What cannot be compiled as one graph is an error: it would run, at half the speed.
+    def compile_whole(self) -> None:
+        """Compile the model on one device."""
+        for block in self.blocks:
+            block.feed_forward.gelu = shared_gelu
+        self.compile(dynamic=False, fullgraph=True)
 
-        What cannot be compiled whole is an error: it would run, at half the speed.
-        """
+    def compile_regions(self) -> None:
+        """Compile each block's forward and the loss; call before or after sharding."""
         for block in self.blocks:
             block.feed_forward.gelu = shared_gelu
             block.forward = torch.compile(block.forward, dynamic=False, fullgraph=True)
@@ -190,6 +197,8 @@ def build(shape: Shape, *, training: Training) -> MPT:
     whole = training.activation_checkpointing
     if isinstance(whole, str):
         raise InputError("MPT recomputes whole blocks", place="activation_checkpointing", found=whole)
+    if shape.experts and training.compile:
+        raise InputError("experts get other numbers of tokens in each step", place="compile", found=True)
     dtype = DTYPES[training.precision]
     return MPT(shape, dtype=dtype, attention=training.attention, checkpointing=whole)
 

@@ -20,6 +20,7 @@ from twinrun.workloads.settings import flat
 from twinrun.workloads.tables import Table
 from twinrun.workloads.workload import (
     Drawn,
+    Hardware,
     Part,
     Planned,
     PlanRequest,
@@ -66,8 +67,8 @@ class BenchWorkload(Workload):
     def plan(self, request: PlanRequest) -> Planned:
         return points.plan(request)
 
-    def refuse(self, part: Part, *, scale: str, devices: int) -> None:
-        points.demand_devices(scale, devices=devices)
+    def refuse(self, part: Part, _points: Sequence[Point], *, scale: str, hardware: Hardware) -> None:
+        points.demand_devices(scale, devices=hardware.devices)
 
     def attempts(self, part: Part, point: Point) -> tuple[str, ...]:
         return ("the case",)

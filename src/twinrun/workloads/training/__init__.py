@@ -10,16 +10,20 @@ from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.job import Job, Result
 from twinrun.protocol.measurements import Measurement, Numbers
-from twinrun.protocol.training import StepMetrics, TrainingJob, TrainingResult
+from twinrun.protocol.training import StepMetrics, TrainingJob, TrainingResult, identity
 from twinrun.workloads.charts import Chart
 from twinrun.workloads.settings import flat
 from twinrun.workloads.tables import Table
-from twinrun.workloads.training import hardware, numbers, points, report, version_1
-from twinrun.workloads.training.factors import FACTORS, ROUNDING_ONLY
+from twinrun.workloads.training import hardware, layout_tables, legs, numbers, points, report, version_1
+from twinrun.workloads.training.factors import FACTORS
+from twinrun.workloads.training.layouts import trained
 from twinrun.workloads.training.manifest import Tables, TrainingPlan, TrainingPoint, check_names, tables_of
+from twinrun.workloads.training.numbers import mathematics
 from twinrun.workloads.workload import (
+    Continued,
     DataRequest,
     Drawn,
+    Hardware,
     Part,
     Planned,
     PlanRequest,
@@ -28,12 +32,14 @@ from twinrun.workloads.workload import (
     Progress,
     Recorded,
     Run,
+    Traced,
     Workload,
 )
 
 METRICS = (
     *("step-time", "tokens-per-second", "model-flops", "model-flops-share"),
-    *("loss", "peak-memory", "sample-order"),
+    *("loss", "peak-memory", "sample-order", "envelope-share"),
+    *("state-memory", "state-of-formula", "traffic", "traffic-of-formula"),
 )
 
 
@@ -63,7 +69,7 @@ class TrainingWorkload(Workload):
     ) -> str | None:
         assert isinstance(tables, Tables)
         scales = [tables.scale(name) for name in ("smoke", "node", "paper")]
-        if point is not None and not any(scale.sweep.gives(point) for scale in scales):
+        if point is not None and not any(scale.gives(point) for scale in scales):
             return f"no scale has a point {point}"
         if metric not in METRICS:
             return f"a training point measures {', '.join(METRICS)}"
@@ -71,6 +77,16 @@ class TrainingWorkload(Workload):
 
     def plan(self, request: PlanRequest) -> Planned:
         return points.plan(request)
+
+    def refuse(self, part: Part, points: Sequence[Point], *, scale: str, hardware: Hardware) -> None:
+        legs.refuse_elsewhere(points, hardware)
+
+    def continued(self, point: Point) -> Continued | None:
+        return legs.continued(point)
+
+    def identity(self, part: Part) -> dict[str, str]:
+        plan = _plan(part)
+        return identity(plan.shape, plan.training)
 
     def data(self, part: Part) -> DataRequest | None:
         plan = _plan(part)
@@ -89,26 +105,32 @@ class TrainingWorkload(Workload):
 
     def job(self, part: Part, point: Point, *, attempt: int, run: Run) -> Job:
         plan, placed = _plan(part), _point(point.part)
+        leg = placed.leg
+        ends = {"controls": placed.controls} | ({"steps": leg.end} if leg else {})
+        shared = run.model_dump() | {"accelerator": run.accelerator and not (leg and leg.processor)}
         return TrainingJob(
-            **run.model_dump(),
+            **shared,
             point=point.id,
             world_size=point.world_size,
-            shape=plan.shape,
-            training=plan.training,
+            shape=placed.shape or plan.shape,
+            training=trained(plan.training, placed.layout).model_copy(update=ends),
+            layout=placed.layout,
             microbatch=placed.microbatches[attempt],
             sharding=placed.sharding or plan.training.sharding,
         )
 
     def steps(self, part: Part, point: Point) -> int:
-        return _plan(part).training.steps
+        leg = _point(point.part).leg
+        return leg.end if leg else _plan(part).training.steps
 
     def progress(self, line: bytes) -> Progress:
         step = StepMetrics.model_validate_json(line)
-        return Progress(done=step.step, status=f"loss {step.loss:.4f}  {step.seconds:.3f} s/step")
+        which = f"control run {step.control}  " if step.control else ""
+        return Progress(done=step.step, status=f"{which}loss {step.loss:.4f}  {step.seconds:.3f} s/step")
 
     def numbers(self, part: Part, point: Point, result: Result) -> Numbers:
         assert isinstance(result, TrainingResult)
-        return numbers.measured(_plan(part), result)
+        return numbers.measured(_plan(part), _point(point.part), result)
 
     def derived(self, part: Part, point: PointRecord, gpu: Gpu | None) -> tuple[Measurement, ...]:
         return numbers.derived(_plan(part), point, gpu)
@@ -117,10 +139,10 @@ class TrainingWorkload(Workload):
         return _plan(part).training.kernels == "ours"
 
     def is_measured(self, measurement: str) -> bool:
-        return measurement in ("step-time", "peak-memory")
+        return measurement in numbers.MEASURED
 
     def settings(self, part: Part, point: PointRecord) -> dict[str, str]:
-        plan = _plan(part)
+        plan, layout = _plan(part), _point(point.part).layout
         named = ("microbatch", "attention backend", "parallelism", "data hash", "order hash")
         return {
             "model": plan.training.model,
@@ -128,6 +150,7 @@ class TrainingWorkload(Workload):
             **{f"shape.{name}": value for name, value in flat(plan.shape).items()},
             **{f"training.{name}": value for name, value in flat(plan.training).items() if name != "model"},
             **{f"data.{name}": value for name, value in flat(plan.data).items()},
+            **{f"layout.{name}": value for name, value in (flat(layout) if layout else {}).items()},
         }
 
     def configuration(self, part: Part) -> tuple[tuple[str, dict[str, str]], ...]:
@@ -141,7 +164,7 @@ class TrainingWorkload(Workload):
     def incomparable(
         self, a: Recorded, b: Recorded, point_a: PointRecord, point_b: PointRecord
     ) -> str | None:
-        first, second = (_mathematics(_plan(record.part)) for record in (a, b))
+        first, second = (mathematics(_plan(record.part)) for record in (a, b))
         changed = [name for name in first if first[name] != second.get(name)]
         if changed:
             return f"another configuration ({', '.join(changed)})"
@@ -151,8 +174,14 @@ class TrainingWorkload(Workload):
             return "another order of batches (the order hashes differ)"
         return None
 
+    def whole(self, points: Sequence[PointRecord]) -> tuple[PointRecord, ...]:
+        return numbers.whole(points)
+
+    def traced(self, part: Part, point: PointRecord, metric: str) -> Traced | None:
+        return numbers.traced(_plan(part), point, metric)
+
     def point_tables(self, record: Recorded) -> tuple[Table, ...]:
-        return (report.points_table(record),)
+        return (report.points_table(record), *layout_tables.tables(record))
 
     def hardware_table(self, records: Sequence[Recorded], drawn: Drawn) -> Table | None:
         return hardware.hardware_table(records, drawn)
@@ -177,9 +206,3 @@ def _plan(part: Part) -> TrainingPlan:
 def _point(part: Part) -> TrainingPoint:
     assert isinstance(part, TrainingPoint)
     return part
-
-
-def _mathematics(plan: TrainingPlan) -> dict[str, str]:
-    """Return the settings that decide the loss, rounding aside."""
-    training = {name: value for name, value in flat(plan.training).items() if name not in ROUNDING_ONLY}
-    return training | {f"shape.{name}": value for name, value in flat(plan.shape).items()}

@@ -7,7 +7,7 @@ from twinrun.workloads.settings import factor
 # How a step is computed, not what: rounding aside, these leave the loss as it is.
 ROUNDING_ONLY = {
     *("microbatch", "sharding", "attention", "activation_checkpointing", "compile", "warmup_steps"),
-    *("reduction", "kernels", "layout"),
+    *("reduction", "kernels", "layout", "controls", "summation"),
 }
 
 FACTORS = (
@@ -22,6 +22,8 @@ FACTORS = (
     factor("training.parameter_type", "some", "large", "updates below 16 bits are lost"),
     factor("training.position_weighting", "none", "large", "another loss"),
     factor("training.trainer", "large", "small", "another training loop around the same model"),
+    factor("training.controls", "none", "none", "the run itself stays as it is"),
+    factor("training.summation", "large", "small", "a fixed tree instead of running sums and an all-reduce"),
     factor("training.compile", "large", "small", "compiled blocks fuse kernels"),
     factor("training.sharding", "some", "small", "gathers of parameters in every step"),
     factor("training.seed", "none", "large", "another initialisation and another order of the data"),
@@ -31,6 +33,7 @@ FACTORS = (
     factor("training.*", "small", "small", "length of the run and of its warm-up"),
     factor("microbatch", "some", "small", "size of one forward pass"),
     factor("attention backend", "some", "small", "another kernel for attention"),
+    factor("layout.*", "large", "small", "another way to share the work"),
     factor("parallelism", "some", "small", "another exchange of gradients and parameters"),
     factor("data hash", "none", "large", "other tokens"),
     factor("order hash", "none", "large", "other samples in a step"),

@@ -2,22 +2,49 @@
 
 from __future__ import annotations
 
-from pydantic import model_validator
+from typing import Annotated
+
+from pydantic import Field, model_validator
 
 from twinrun.foundation.errors import InputError, closest
 from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.recipe import LoadedRecipe, Scale, Sweep
+from twinrun.protocol.layout import Layout
 from twinrun.protocol.models import AnyShape
+from twinrun.protocol.models.shape import Positive
 from twinrun.protocol.training import DataSource, Sharding, Training
 from twinrun.workloads.workload import Part
+
+
+class Leg(Frozen):
+    """A stretch of one run: on which hardware, and for how many steps."""
+
+    vendor: str | None = None
+    """Folder of images/vendors; what the run has where not given. A processor is there on any machine."""
+    devices: Positive = 1
+    """Devices of one node, one rank each."""
+    steps: Positive
+    microbatch: Positive | None = None
+    """Sequences of one forward pass; as the recipe says where not given."""
+
+
+def leg_names(count: int) -> tuple[str, ...]:
+    """Return the points that `count` legs are; the last one has the whole curve."""
+    return (*(f"leg={number}" for number in range(1, count)), "leg=last") if count else ()
 
 
 class TrainingScale(Scale):
     """One size of a sweep over devices."""
 
     sweep: Sweep
+    legs: tuple[Leg, ...] = ()
+    """A further run in stretches, each of which goes on from the checkpoint of the one before."""
     models: tuple[str, ...] = ()
     """Candidates, largest first, where the machine decides."""
+
+    def gives(self, point: str) -> bool:
+        """Say whether `point` can be one of this scale."""
+        return self.sweep.gives(point) or point in leg_names(len(self.legs))
 
 
 class TrainingScales(Frozen):
@@ -37,6 +64,8 @@ class Tables(Frozen):
     data: dict[str, DataSource]
     training: Training
     """The published configuration."""
+    layouts: dict[str, Layout] = Field(default_factory=dict)
+    """Ways to share the work that a sweep goes through; their names are its points."""
     scales: TrainingScales
 
     def scale(self, name: str) -> TrainingScale:
@@ -59,6 +88,22 @@ class TrainingPlan(Part, extra="forbid"):
     data: DataSource
 
 
+class Stretch(Frozen):
+    """The leg that a point is."""
+
+    number: Positive
+    """Counted from 1."""
+    vendor: str
+    """Whose hardware it runs on."""
+    processor: bool
+    """Whether it leaves the GPUs of its machine alone."""
+    begin: Annotated[int, Field(ge=0)]
+    """Steps that are done when it starts."""
+    end: Positive
+    """Steps that are done when it ends."""
+    last: bool
+
+
 class TrainingPoint(Part, extra="forbid"):
     """What one placement adds."""
 
@@ -69,6 +114,14 @@ class TrainingPoint(Part, extra="forbid"):
 
     Null in records from before it was written down; the fact `parallelism` says what ran.
     """
+    layout: Layout | None = None
+    """Of a sweep over layouts."""
+    shape: AnyShape | None = None
+    """The model of a layout, which may be another than the sweep's."""
+    controls: int = 0
+    """Control runs after it."""
+    leg: Stretch | None = None
+    """Null for a run that nothing interrupts."""
 
 
 def tables_of(recipe: LoadedRecipe) -> Tables:
@@ -85,10 +138,14 @@ def check_names(recipe: LoadedRecipe) -> None:
     for name in ("smoke", "node", "paper"):
         for model in tables.scale(name).models:
             _demand(model, tables.models, f"{place}:scales.{name}.models")
+        for layout in tables.scale(name).sweep.layouts or ():
+            _demand(layout, tables.layouts, f"{place}:scales.{name}.sweep.layouts")
 
 
 def _demand(
-    name: str, allowed: dict[str, object] | dict[str, DataSource] | dict[str, AnyShape], place: str
+    name: str,
+    allowed: dict[str, object] | dict[str, DataSource] | dict[str, AnyShape] | dict[str, Layout],
+    place: str,
 ) -> None:
     if name not in allowed:
         choices = sorted(allowed)

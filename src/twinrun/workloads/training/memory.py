@@ -23,9 +23,18 @@ class Budget(Frozen):
     training: Training
     device_memory_bytes: int | None
     """None on a CPU, where the recipe names sizes that fit."""
+    state_bytes: int | None = None
+    """Of parameters, gradients and optimizer, where a layout says more of them than sharding does."""
 
     def needed(self, *, microbatch: int, world: int) -> int:
         """Estimate the bytes one of `world` devices needs."""
+        counted = self._counted(microbatch=microbatch, world=world)
+        if self.state_bytes is None:
+            return counted
+        # What more sequences add, beside the state that the layout has.
+        return self.state_bytes + counted - self._counted(microbatch=0, world=world)
+
+    def _counted(self, *, microbatch: int, world: int) -> int:
         return self.shape.memory_bytes(
             microbatch=microbatch,
             shards=world if self.training.sharding == "full" else 1,

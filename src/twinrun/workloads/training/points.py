@@ -11,7 +11,9 @@ from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import Training
 from twinrun.workloads.fingerprint import Fingerprint, differences
 from twinrun.workloads.sweep import placement, sizes
+from twinrun.workloads.training import layouts
 from twinrun.workloads.training.duration import SWEEP_SECONDS, estimated_seconds
+from twinrun.workloads.training.legs import leg_points, one_leg
 from twinrun.workloads.training.manifest import Tables, TrainingPlan, TrainingPoint, TrainingScale, tables_of
 from twinrun.workloads.training.memory import Budget
 from twinrun.workloads.workload import Choice, Hardware, Placement, Planned, PlanRequest, Point
@@ -26,16 +28,34 @@ def plan(request: PlanRequest) -> Planned:
     """
     recipe, tables = request.recipe, tables_of(request.recipe)
     scale, overrides = tables.scale(request.scale), dict(request.overrides)
-    counts = sizes(scale.sweep, requested=overrides.pop("devices", None), devices=request.hardware.devices)
-    places = [placement(scale.sweep, count) for count in counts]
+    requested, chosen = overrides.pop("devices", None), None
+    if scale.sweep.layouts:
+        chosen = layouts.names(tables, scale, overrides.pop("layouts", None))
     training = _training(tables, scale, overrides, recipe.manifest)
     because = "asked for" if "model" in overrides else "the recipe's for this scale"
-    if scale.models and "model" not in overrides:
-        training, because = _largest(tables, scale, training, places, request.hardware)
+    if chosen is None:
+        counts = sizes(scale.sweep, requested=requested, devices=request.hardware.devices)
+        places = [placement(scale.sweep, count) for count in counts]
+        if scale.models and "model" not in overrides:
+            training, because = _largest(tables, scale, training, places, request.hardware)
+        _refuse_precision(training)
     shape = tables.models[training.model]
     _refuse_foreign(shape, training)
     marks = fingerprint(shape, training)
-    points = _points(shape, training, places, scale, request.hardware)
+    legs = leg_points(
+        scale.legs,
+        shape,
+        training,
+        request.hardware,
+        place=f"{recipe.manifest}:scales.{request.scale}.legs",
+    )
+    if request.leg is not None:
+        points = one_leg(legs, request.leg, scale=request.scale)
+    elif chosen is None:
+        points = (*_points(shape, training, places, scale, request.hardware), *legs)
+    else:
+        given = {"wanted": chosen, "requested": requested, "manifest": recipe.manifest}
+        points = layouts.points(tables, training, scale, request.hardware, **given)
     ids = ", ".join(point.id for point in points)
     return Planned(
         script=_script(tables, recipe.recipe.script, training),
@@ -67,11 +87,11 @@ def fingerprint(shape: AnyShape, training: Training) -> Fingerprint:
 
 
 def _script(tables: Tables, script: str, training: Training) -> str:
-    if training.trainer == "composer":
+    if training.trainer != "plain":
         return script
     if tables.baseline is None:
         raise InputError(
-            "the recipe has no plain loop", place="--set trainer", found=training.trainer, allowed="composer"
+            "the recipe has no plain loop", place="--set trainer", found=training.trainer, allowed="its own"
         )
     return tables.baseline
 
@@ -87,7 +107,26 @@ def _training(tables: Tables, scale: TrainingScale, overrides: dict[str, Any], m
             found=f"{training.warmup_steps} of {training.steps} steps",
             allowed="fewer warm-up steps than steps",
         )
+    if training.summation == "canonical" and training.trainer == "composer":
+        raise InputError(
+            "Composer sums in its own order",
+            place="--set summation",
+            found=training.summation,
+            allowed="fast",
+            hint="--set trainer=plain can sum in a tree",
+        )
     return training
+
+
+def _refuse_precision(training: Training) -> None:
+    """Raise InputError for what only the trainer of layouts has."""
+    if training.precision == "fp16":
+        allowed = "fp32, bf16; DeepSpeed scales the loss, the other trainers do not"
+        raise InputError("fp16 needs a scaled loss", place="--set precision", found="fp16", allowed=allowed)
+    if training.trainer == "deepspeed":
+        raise InputError(
+            "this scale has no layouts", place="--set trainer", found="deepspeed", allowed="composer, plain"
+        )
 
 
 def _refuse_foreign(shape: AnyShape, training: Training) -> None:
@@ -129,6 +168,15 @@ def _largest(
     return candidates[-1], f"the smallest of the recipe{longer}"
 
 
+def _seconds(
+    shape: AnyShape, training: Training, hardware: Hardware, *, world: int, first: bool
+) -> float | None:
+    """Estimate the wall time of a point, that of the first with its control runs."""
+    runs = 1 + training.controls if first else 1
+    repeated = training.model_copy(update={"steps": training.steps * runs})
+    return estimated_seconds(shape, repeated, hardware, world=world)
+
+
 def _points(
     shape: AnyShape, training: Training, places: list[Placement], scale: TrainingScale, hardware: Hardware
 ) -> tuple[Point, ...]:
@@ -150,10 +198,11 @@ def _points(
             part=TrainingPoint(
                 microbatches=budget.microbatches(place.world_size),
                 sharding="none" if alone else training.sharding,
+                controls=0 if number else training.controls,
             ),
-            seconds=estimated_seconds(shape, training, hardware, world=place.world_size),
+            seconds=_seconds(shape, training, hardware, world=place.world_size, first=not number),
         )
-        for place in places
+        for number, place in enumerate(places)
         if budget.microbatches(place.world_size)
     )
     if not points:

@@ -8,12 +8,16 @@ from twinrun.foundation.text import number, plain
 from twinrun.manifests.claims import Published
 from twinrun.protocol.measurements import Measurement
 from twinrun.workloads.charts import Chart, Curve, LineChart, Spot
+from twinrun.workloads.parity import parity
+from twinrun.workloads.parity_charts import parity_charts
 from twinrun.workloads.series import curves_of, distance_in_words, distances
 from twinrun.workloads.tables import Column, Table, measured, text
 from twinrun.workloads.training.manifest import TrainingPlan, tables_of
+from twinrun.workloads.training.numbers import traced, whole
 from twinrun.workloads.training.published_curves import published_curves
 from twinrun.workloads.workload import Drawn, PointRecord, Recorded
 
+LOSS = "loss, nats/token"
 COLUMNS = (
     Column(title="point", numeric=False),
     Column(title="micro-\nbatch"),
@@ -193,15 +197,18 @@ def _other_model(records: Sequence[Recorded], published: Published) -> list[str]
 
 
 def _losses(record: Recorded, published: Published) -> list[Chart]:
-    points = [point for point in record.points if (curve := point.one_series("loss")) and curve.values]
+    points = [point for point in whole(record.points) if (curve := point.one_series("loss")) and curve.values]
     if not points:
         return []
     note = distance_in_words(points, "loss")
-    found: list[Chart] = [
-        curves_of(points, "loss", title="Loss at every point", label="loss, nats/token", note=note)
-    ]
-    allowed = [claim.tolerance for claim in published.claim if claim.is_distance and claim.metric == "loss"]
+    found: list[Chart] = [curves_of(points, "loss", title="Loss at every point", label=LOSS, note=note)]
+    claims = [claim for claim in published.claim if claim.is_distance and claim.metric == "loss"]
+    allowed = [claim.tolerance for claim in claims if claim.kind == "invariant"]
     if len(points) > 1 and allowed:
         apart = distances(points, "loss", limit=min(allowed), title="How far the losses are apart")
         found += [apart] if apart.curves[0].spots else []
+    if len(points) > 1 and any(claim.kind == "parity" for claim in claims):
+        first, last = (traced(part_of(record), point, "loss") for point in (points[0], points[-1]))
+        if first and last:
+            found += parity_charts(parity(first, last), first, last, metric="loss", label=LOSS)
     return found

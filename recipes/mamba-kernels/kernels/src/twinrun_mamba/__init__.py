@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from twinrun_mamba.conv import causal_conv1d_fn, causal_conv1d_update
     from twinrun_mamba.inner import mamba_inner_fn
+    from twinrun_mamba.installation import Installation, InstallError, install, uninstall
     from twinrun_mamba.launch import BACKENDS, describe
     from twinrun_mamba.packing import index_of
     from twinrun_mamba.registry import ArchitectureError
@@ -20,17 +21,22 @@ __all__ = [
     "ArchitectureError",
     "ArgumentError",
     "ArgumentTypeError",
+    "InstallError",
+    "Installation",
     "causal_conv1d_fn",
     "causal_conv1d_update",
     "describe",
     "index_of",
+    "install",
     "mamba_inner_fn",
     "selective_scan_fn",
     "selective_state_update",
+    "uninstall",
 ]
 _MODULES = {
     "conv": ("causal_conv1d_fn", "causal_conv1d_update"),
     "inner": ("mamba_inner_fn",),
+    "installation": ("InstallError", "Installation", "install", "uninstall"),
     "launch": ("BACKENDS", "describe"),
     "packing": ("index_of",),
     "registry": ("ArchitectureError",),

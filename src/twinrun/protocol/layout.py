@@ -1,0 +1,125 @@
+"""How the ranks of a point share a training: rows of a recipe's `[layouts]`, and what DeepSpeed refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from twinrun.foundation.manifest import Frozen
+from twinrun.protocol.models.shape import Positive
+
+Precision = Literal["fp32", "bf16", "fp16"]
+# A layout that names no number of ranks has as many on a processor.
+PROCESSOR_RANKS = 2
+FEATURES = ("ZeRO-1", "ZeRO-2", "ZeRO-3", "offload", "pipeline", "tensor", "experts")
+
+
+class Layout(Frozen):
+    """Who holds and computes what; ranks with the same part of the model are its data-parallel group."""
+
+    framework: Literal["torch", "deepspeed"] = "deepspeed"
+    """`torch` is PyTorch's own data parallelism, which the others are held against."""
+    devices: Positive | None = None
+    """Ranks; where not given all GPUs of the machine, or two processes of a processor."""
+    variant: str | None = None
+    """Of the training's model: `moe` trains MODEL-moe of the recipe's models in place of MODEL."""
+    precision: Precision | None = None
+    """Arithmetic, where not the training's."""
+    microbatch: Positive | None = None
+    """Sequences of one forward pass, where not the training's."""
+    zero: Annotated[int, Field(ge=0, le=3)] = 0
+    """What is split over the data-parallel ranks: 1 optimizer state, 2 gradients too, 3 parameters too."""
+    offload: Literal["none", "optimizer", "parameters"] = "none"
+    """What waits in the host's memory; `parameters` means both."""
+    storage: str | None = None
+    """Folder of an NVMe disk that what is offloaded waits on, in place of the host's memory."""
+    pipeline: Positive = 1
+    """Stages that the layers are cut into."""
+    tensor: Positive = 1
+    """Ranks that the matrices of a layer are cut into."""
+    experts: Positive | None = None
+    """Data-parallel ranks that the experts of a layer are spread over."""
+    settings: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    """Further keys of DeepSpeed's configuration, dotted names reach into its tables."""
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that read the same sequences."""
+        return self.pipeline * self.tensor
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Which of `FEATURES` it has."""
+        has = {
+            f"ZeRO-{self.zero}": True,
+            "offload": self.offload != "none",
+            "pipeline": self.pipeline > 1,
+            "tensor": self.tensor > 1,
+            "experts": self.experts is not None,
+        }
+        return tuple(name for name in FEATURES if has.get(name))
+
+    def least_devices(self) -> int:
+        """Return the fewest ranks that it needs."""
+        return self.replicas * (self.experts or 1)
+
+
+Refusal = tuple[str, str, str]
+"""A key of a layout, what it may be, and the reason."""
+
+
+def refusals(layout: Layout) -> Iterator[Refusal]:
+    """Yield what stands against a layout, whatever its model and its ranks."""
+    if layout.framework == "torch":
+        plain = Layout(framework="torch")
+        for key in ("zero", "offload", "storage", "pipeline", "tensor", "experts", "settings"):
+            if getattr(layout, key) != getattr(plain, key):
+                yield key, "nothing", "PyTorch's own data parallelism has no such setting"
+        return
+    yield from _by_deepspeed(layout)
+    yield from _not_offered(layout)
+
+
+def _by_deepspeed(layout: Layout) -> Iterator[Refusal]:
+    """Yield what DeepSpeed 0.19.8 itself refuses."""
+    if layout.replicas > 1 and layout.zero > 1:
+        yield "zero", "0 or 1", "DeepSpeed's pipeline engine adds gradients up, which ZeRO-2 and 3 split"
+    if layout.experts is not None and layout.zero == 3:
+        yield "zero", "0, 1 or 2", "DeepSpeed does not split the parameters of experts"
+    if layout.offload == "parameters" and layout.zero != 3:
+        yield "offload", "none or optimizer", "only ZeRO-3 takes parameters from where they are"
+    if layout.offload != "none" and not layout.zero:
+        yield "offload", "none", "only what ZeRO splits is offloaded"
+    if layout.storage is not None and (layout.offload == "none" or layout.zero != 3):
+        yield "storage", "nothing", "only ZeRO-3 that offloads writes to a disk"
+
+
+def _not_offered(layout: Layout) -> Iterator[Refusal]:
+    """Yield what this project's adapter does not put together."""
+    if layout.experts is not None and (layout.replicas > 1 or layout.offload != "none"):
+        yield "experts", "nothing", "experts are trained here with data parallelism and ZeRO-0 to 2 alone"
+    if layout.replicas > 1 and layout.offload != "none":
+        yield "offload", "none", "stages and cut matrices keep their optimizer on the device here"
+
+
+def refused_pair(one: str, other: str) -> str | None:
+    """Return why DeepSpeed refuses two of `FEATURES` together, None where it does not."""
+    if one == other or (one.startswith("ZeRO") and other.startswith("ZeRO")):
+        return None
+    both = _with(_with(Layout(), one), other)
+    return next((reason for _, _, reason in _by_deepspeed(both)), None)
+
+
+def _with(layout: Layout, feature: str) -> Layout:
+    if feature.startswith("ZeRO"):
+        return layout.model_copy(update={"zero": int(feature[-1])})
+    # What offloads needs a stage: the least, unless the other feature names one.
+    added: dict[str, dict[str, Any]] = {
+        "offload": {"offload": "optimizer", "zero": layout.zero or 1},
+        "pipeline": {"pipeline": 2},
+        "tensor": {"tensor": 2},
+        "experts": {"experts": 1},
+    }
+    return layout.model_copy(update=added[feature])

@@ -1,0 +1,91 @@
+"""The curves of two records, of one site or of two, held against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from twinrun.foundation.errors import InputError
+from twinrun.foundation.manifest import Frozen
+from twinrun.results.record import Record, hardware
+from twinrun.workloads.parity import WEIGHTS, Parity, differences, parity
+from twinrun.workloads.series import ORDER
+from twinrun.workloads.workload import PointRecord, Traced
+
+METRIC = "loss"
+
+
+class Held(Frozen):
+    """Two curves, and what became of holding them against each other."""
+
+    a: Traced
+    b: Traced
+    parity: Parity
+
+
+def held_between(
+    a: Record, b: Record, *, points: Sequence[str] = (), controls: Record | None = None
+) -> tuple[Held, ...]:
+    """Hold the whole curves of two records against each other.
+
+    Args:
+        points: one of A and one of B; all that have one name where empty, else the last of each.
+        controls: a record with further control runs; those of A and B always count.
+
+    Raises:
+        InputError: no such point, a record without curves, or control runs of another configuration.
+    """
+    found = []
+    for one, other in _pairs(a, b, points):
+        first, second = _traced(a, one, "A"), _traced(b, other, "B")
+        further = _controls(controls, first) if controls else ()
+        found.append(Held(a=first, b=second, parity=parity(first, second, further=further)))
+    return tuple(found)
+
+
+def _pairs(a: Record, b: Record, points: Sequence[str]) -> list[tuple[PointRecord, PointRecord]]:
+    if points:
+        if len(points) != 2:
+            raise InputError(
+                "expected two points", place="--points", found=points, allowed="one of A, one of B"
+            )
+        return [(_named(a, points[0]), _named(b, points[1]))]
+    whole_a, whole_b = (record.workload.whole(record.points) or record.points for record in (a, b))
+    same = [(one, other) for one in whole_a for other in whole_b if one.id == other.id]
+    if same or not (whole_a and whole_b):
+        return same
+    return [(whole_a[-1], whole_b[-1])]
+
+
+def _named(record: Record, name: str) -> PointRecord:
+    point = record.point(name)
+    if point is None:
+        known = [point.id for point in record.points]
+        raise InputError("no such point", place=record.run, found=name, allowed=known)
+    return point
+
+
+def _traced(record: Record, point: PointRecord, side: str) -> Traced:
+    found = record.workload.traced(record.plan.part, point, METRIC)
+    if found is None:
+        raise InputError(f"the record has no {METRIC} by step", place=record.run, found=point.id)
+    return found.model_copy(update={"name": f"{side}: {point.id}, {hardware(record)}"})
+
+
+def _controls(record: Record, run: Traced) -> tuple[Traced, ...]:
+    """Return the curves of `record` that have control runs, which must be of the same experiment as `run`."""
+    every = [record.workload.traced(record.plan.part, point, METRIC) for point in record.points]
+    found = tuple(one for one in every if one and one.controls)
+    if not found:
+        raise InputError(
+            "the record has no control runs", place=record.run, hint="run it with --set controls=5"
+        )
+    for one in found:
+        differs = differences(run, one)
+        if differs.keys() - {WEIGHTS, ORDER}:
+            raise InputError(
+                "control runs of another experiment",
+                place=record.run,
+                found="; ".join(f"{name} {sides}" for name, sides in differs.items()),
+                allowed=f"that of {run.name}",
+            )
+    return found

@@ -1,0 +1,182 @@
+"""A record that is sent in: one file without names of hosts and paths, and its way into the results."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from twinrun.foundation.errors import InputError
+from twinrun.foundation.files import write_atomically
+from twinrun.foundation.manifest import Frozen, validate
+from twinrun.planning.project import Project
+from twinrun.results.reading import read_content, read_record
+from twinrun.results.record import Record, content_digest, file_name
+
+FILE = "submission.json"
+# Lines of each log: versions, devices and the first warnings stand there.
+HEAD_LINES = 40
+MAX_BYTES = 32 << 20
+# An absolute path, of which the last name is kept; addresses of the network have their slashes elsewhere.
+_PATH = re.compile(r"(?<![\w.:/~-])/(?:[\w.+@~=-]+/)+")
+# What a record says of the hosts that it ran on; the rest follows from the recipe.
+_PRIVATE = ("machine", "allocation", "environment")
+
+
+class Submission(Frozen):
+    """submission.json."""
+
+    schema_version: Literal[1] = 1
+    run_sha256: str
+    """Digest of the record as the run wrote it."""
+    record: dict[str, Any]
+    """The record without names of hosts and paths, with a digest of its own."""
+    logs: dict[str, str]
+    """First lines of the logs of the run, by path inside its folder."""
+    doctor: dict[str, Any] | None
+    """What `invoke doctor` says of the machine; null where that is not the one that ran."""
+
+
+def write_submission(
+    path: Path, source: Path, project: Project, *, doctor: Mapping[str, Any] | None = None
+) -> None:
+    """Write the submission of a run folder, or of a single record, to `path`.
+
+    Raises:
+        InputError: not a record, or one that no results folder takes.
+    """
+    record = read_record(source, project)
+    _demand_takeable(record, str(source))
+    hide = _Names(record)
+    file = source / "record.json" if source.is_dir() else source
+    # As the run wrote it: fields that records have gained since are not of its digests.
+    content = json.loads(file.read_text(encoding="utf-8"))
+    submission = Submission(
+        run_sha256=content["sha256"],
+        record=_without_names(content, hide),
+        logs={name: hide.text(head) for name, head in _heads(source)},
+        doctor=hide.value(doctor) if doctor else None,
+    )
+    write_atomically(path, submission.model_dump_json(indent=1) + "\n")
+
+
+def add_submission(file: Path, recipe: str, project: Project) -> tuple[Path, Record]:
+    """Check a submission for `recipe` and add its record to the results; return file and record.
+
+    Raises:
+        InputError: not a submission, of another recipe, contradicting itself, or there already.
+    """
+    submission = _read(file)
+    place = f"{file}:record"
+    record = read_content(submission.record, project, place=place)
+    loaded = project.recipe(recipe)
+    _demand(record.plan.recipe, loaded.recipe.name, "a record of another recipe", f"{place}.plan.recipe")
+    _demand(
+        record.plan.recipe_version,
+        loaded.recipe.version,
+        "a record of another version of the recipe",
+        f"{place}.plan.recipe_version",
+    )
+    _demand(record.evidence, "as sent in", "a record that was not sent in", f"{place}.evidence")
+    _demand_takeable(record, place)
+    known = {read_record(one, project).run: one.name for one in project.results(loaded)}
+    if record.run in known:
+        raise InputError("the results have this run", place=f"{place}.run", found=known[record.run])
+    path = _free(project.root / loaded.folder / "results" / file_name(record))
+    write_atomically(path, json.dumps(submission.record, indent=1) + "\n")
+    return path, record
+
+
+class _Names:
+    """Hides hosts behind numbers, and folders of paths."""
+
+    def __init__(self, record: Record) -> None:
+        allocated = record.allocation.nodes if record.allocation else ()
+        hosts = dict.fromkeys([*allocated, *(host for one in record.points for host in one.hosts)])
+        hosts.setdefault(record.machine.host)
+        self._numbers = {host: f"node-{number}" for number, host in enumerate(hosts, 1)}
+        longest = sorted(filter(None, hosts), key=len, reverse=True)
+        self._hosts = re.compile(rf"(?<![\w.-])(?:{'|'.join(map(re.escape, longest))})(?![\w-])")
+
+    def text(self, text: str) -> str:
+        """Return a text without names of hosts and folders."""
+        return _PATH.sub("…/", self._hosts.sub(lambda found: self._numbers[found[0]], text))
+
+    def value(self, value: Any) -> Any:
+        """Return a JSON value whose texts and keys are without them."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return {self.text(key): self.value(one) for key, one in value.items()}
+        return [self.value(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+def _without_names(content: dict[str, Any], hide: _Names) -> dict[str, Any]:
+    """Return what a record's file says without names, with the digest of that."""
+    content |= {name: hide.value(content[name]) for name in _PRIVATE}
+    for device in content["machine"]["devices"]:
+        device["unique_id"] = None
+    for report in (content["allocation"] or {}).get("reports", {}).values():
+        for interface in report["interfaces"]:
+            interface["address"] = "removed"
+    for point in content["points"]:
+        point["hosts"] = hide.value(point["hosts"])
+    content["evidence"] = "as sent in"
+    content["sha256"] = content_digest(content)
+    return content
+
+
+def _heads(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield each log of a run folder with its first lines; a single record has none."""
+    for file in sorted((folder / "log").rglob("*.log")):
+        with file.open(encoding="utf-8", errors="replace") as lines:
+            head = "".join(line for line, _ in zip(lines, range(HEAD_LINES), strict=False))
+        if head:
+            yield file.relative_to(folder).as_posix(), head
+
+
+def _read(file: Path) -> Submission:
+    if not file.is_file():
+        raise InputError("no such submission", place=str(file), hint="invoke report RUN --form writes one")
+    if (size := file.stat().st_size) > MAX_BYTES:
+        raise InputError("too large for a submission", place=str(file), found=size, allowed=MAX_BYTES)
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"not a submission: {error}", place=str(file)) from None
+    if isinstance(content, dict) and "plan" in content:
+        hint = "`invoke report RECORD --form` makes what is sent in of it"
+        raise InputError("a record, and not a submission", place=str(file), hint=hint)
+    return validate(content, Submission, place=str(file))
+
+
+def _demand_takeable(record: Record, place: str) -> None:
+    """Raise InputError for a record that no results folder takes."""
+    if record.claims_sha256 is None:
+        hint = "records of version 1 are read, and no longer taken"
+        raise InputError("a record of an older version", place=place, hint=hint)
+    if not record.machine.devices:
+        raise InputError("no GPU ran", place=place, found=record.machine.cpu, allowed="a record of a GPU")
+    if record.plan.scale == "smoke":
+        raise InputError("a smoke run says nothing of the hardware", place=place, allowed="node or paper")
+    if record.revision.commit is None or record.revision.changes_sha256 is not None:
+        raise InputError(
+            "not the run of a clean commit",
+            place=place,
+            found="changes that no commit has" if record.revision.commit else "no commit",
+            allowed="a commit without changes",
+            hint="commit, run again and send that in",
+        )
+
+
+def _demand(found: object, allowed: object, message: str, place: str) -> None:
+    if found != allowed:
+        raise InputError(message, place=place, found=found, allowed=allowed)
+
+
+def _free(path: Path) -> Path:
+    """Return `path`, numbered where there is such a file."""
+    names = (path.with_stem(f"{path.stem}-{number}") if number > 1 else path for number in range(1, 1000))
+    return next(one for one in names if not one.exists())

@@ -1,0 +1,255 @@
+"""Our models, optimizer and data in DeepSpeed's engines; nothing else imports DeepSpeed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.moe.layer import MoE
+from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
+from deepspeed.pipe import PipelineModule, TiedLayerSpec
+from deepspeed.runtime.pipe.topology import ProcessTopology
+from deepspeed.utils import (
+    safe_get_full_fp32_param,
+    safe_get_full_optimizer_state,
+    safe_set_full_fp32_param,
+    safe_set_full_optimizer_state,
+)
+from torch import Tensor, nn
+
+from twinrun.checkpoints.manifest import Manifest
+from twinrun.foundation.errors import InputError
+from twinrun.foundation.files import write_atomically
+from twinrun.protocol.deepspeed import configuration
+from twinrun.protocol.layout import Layout
+from twinrun.protocol.training import TrainingJob
+from twinrun.train import compilation, ranks, stages, worker
+from twinrun.train.checkpoint.state import MODEL, OPTIMIZER, InPlace, Parts
+from twinrun.train.models import Model
+from twinrun.train.optimizer import adamw, parameter_groups, set_learning_rate
+
+CONFIG = "ds_config.json"
+# Of AdamW's state: two of the size of the parameter, and how many steps it took.
+MOMENTS, STEP = ("exp_avg", "exp_avg_sq"), "step"
+
+
+def start(job: TrainingJob) -> None:
+    """Join the ranks of `job`; nothing is compiled that the layout does not ask for.
+
+    Raises:
+        TwinrunError: see `compilation.check`.
+    """
+    # Ranks of one host would compile a shared-memory all-reduce when they join, for minutes; to find out what
+    # could be compiled at all, DeepSpeed starts compilers.
+    deepspeed.ops.__compatible_ops__ = {}
+    compilation.check(job)
+    ranks.join(job, alone=True)
+    deepspeed.init_distributed(verbose=False)
+
+
+def build(job: TrainingJob, device: torch.device) -> Sharded | Staged:
+    """Return the engine of a job that has a layout, and write its configuration beside the result."""
+    assert job.layout is not None
+    config = configuration(job)
+    if ranks.rank() == 0:
+        write_atomically(Path(job.out) / CONFIG, json.dumps(config, indent=1) + "\n")
+    model = worker.build_model(job, device)
+    if job.layout.replicas > 1:
+        return Staged(job, _pipeline(model, job), config)
+    if job.layout.experts is not None:
+        _spread_experts(model, job.layout)
+    return Sharded(job, model, config)
+
+
+class Sharded:
+    """Data parallelism with what ZeRO splits and offloads."""
+
+    def __init__(self, job: TrainingJob, model: Model, config: dict[str, Any]) -> None:
+        self._job = job
+        self.module: nn.Module = model
+        self.engine = _initialize(job, model, config)
+
+    def parts(self) -> Parts:
+        """Return what a checkpoint has of the run; raises InputError for experts, which are not gathered."""
+        if self._job.layout and self._job.layout.experts is not None:
+            raise _not_saved("experts")
+        if self._job.layout and self._job.layout.zero:
+            return Gathered(self.engine, self._warm_up)
+        return InPlace(self.module, self.engine.optimizer)
+
+    def _warm_up(self) -> None:
+        size_BS = (self._job.device_batch, self._job.shape.sequence)
+        self.step(torch.zeros(size_BS, dtype=torch.int64, device=self.engine.device), 0.0)
+
+    def step(self, tokens_BS: Tensor, rate: float) -> Tensor:
+        """Train one step on this rank's sequences; return their mean loss, in nats per token."""
+        set_learning_rate(self.engine.optimizer, rate)
+        total = torch.zeros((), dtype=torch.float64, device=tokens_BS.device)
+        for part_BS in tokens_BS.split(self._job.microbatch):
+            loss = self.engine(part_BS, stages.targets_of(part_BS))
+            self.engine.backward(loss)
+            self.engine.step()
+            total += loss.detach().double() * len(part_BS)
+        return total / len(tokens_BS)
+
+
+class Staged:
+    """Layers cut into stages, their matrices into tensor-parallel parts."""
+
+    def __init__(self, job: TrainingJob, model: nn.Module, config: dict[str, Any]) -> None:
+        self._job = job
+        self.module = model
+        self.engine = _initialize(job, model, config)
+
+    def parts(self) -> Parts:
+        """Raise InputError: a stage has its own layers, under other names."""
+        raise _not_saved("pipeline and tensor")
+
+    def step(self, tokens_BS: Tensor, rate: float) -> Tensor:
+        """Train one step; return the mean loss of the global batch, the same on every rank."""
+        set_learning_rate(self.engine.optimizer, rate)
+        loss: Tensor = self.engine.train_batch(self._parts(tokens_BS))
+        return loss.detach().double()
+
+    def _parts(self, tokens_BS: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        for part_BS in tokens_BS.split(self._job.microbatch):
+            yield part_BS, stages.targets_of(part_BS)
+
+
+class Gathered:
+    """Weights and moments whole on every rank, in fp32, as without ZeRO; loads of DeepSpeed's run code."""
+
+    def __init__(self, engine: Any, warm_up: Callable[[], None]) -> None:
+        """Take an engine with ZeRO, and what lets it take a step that changes no weight."""
+        self._module: nn.Module = engine.module
+        self._optimizer: torch.optim.Optimizer = engine.optimizer.optimizer
+        self._warm_up = warm_up
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what a run goes on from; every rank gathers all of it."""
+        found, (step, *_) = {}, self._steps()
+        for name, parameter in self._module.named_parameters():
+            found[MODEL + name] = safe_get_full_fp32_param(parameter)
+            for key in MOMENTS:
+                found[f"{OPTIMIZER}{name}.{key}"] = safe_get_full_optimizer_state(parameter, key)
+            found[f"{OPTIMIZER}{name}.{STEP}"] = step.cpu()
+        return {name: tensor.detach().clone() for name, tensor in found.items()}
+
+    def prepare(self, _manifest: Manifest) -> dict[str, Tensor]:
+        """Let the engine make its moments, which it does in its first step, and return room for all."""
+        self._warm_up()
+        return {name: torch.zeros_like(tensor) for name, tensor in self.tensors().items()}
+
+    def take(self, tensors: dict[str, Tensor]) -> None:
+        """Give each rank its part of weights, moments and the count of steps."""
+        for name, parameter in self._module.named_parameters():
+            whole = tensors[MODEL + name]
+            safe_set_full_fp32_param(parameter, whole)
+            _set_arithmetic(parameter, whole)
+            for key in MOMENTS:
+                safe_set_full_optimizer_state(parameter, tensors[f"{OPTIMIZER}{name}.{key}"], key)
+            for step in self._steps():
+                step.copy_(tensors[f"{OPTIMIZER}{name}.{STEP}"])
+
+    def _steps(self) -> Iterator[Tensor]:
+        return iter([state[STEP] for state in self._optimizer.state.values()])
+
+
+def _set_arithmetic(parameter: Any, whole: Tensor) -> None:
+    """Give the parameter that layers compute with, or this rank's part of it, the master's value."""
+    part = getattr(parameter, "ds_tensor", None)
+    if part is not None:
+        rank = dist.get_rank()
+        mine = whole.flatten()[part.numel() * rank : part.numel() * (rank + 1)]
+        part.data.flatten()[: mine.numel()].copy_(mine)
+    if parameter.data.shape == whole.shape:
+        parameter.data.copy_(whole)
+
+
+def _not_saved(what: str) -> InputError:
+    return InputError(
+        "no checkpoint is made of this layout",
+        place="--checkpoint",
+        found=what,
+        allowed="layouts of data parallelism and ZeRO",
+    )
+
+
+def _initialize(job: TrainingJob, model: nn.Module, config: dict[str, Any]) -> Any:
+    groups = parameter_groups(model, job.training.optimizer)
+    if job.layout and job.layout.experts is not None:
+        named = [{**group, "name": str(place)} for place, group in enumerate(groups)]
+        groups = split_params_into_different_moe_groups_for_optimizer(named)
+    optimizer = adamw(model, job.training.optimizer, groups=groups)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    return engine
+
+
+def _pipeline(model: Model, job: TrainingJob) -> PipelineModule:
+    """Return this rank's stage; ranks of one replica have consecutive numbers, as the data has it."""
+    assert job.layout is not None
+    layout = job.layout
+    dims = [job.world_size // layout.replicas, layout.pipeline, layout.tensor]
+    topology = ProcessTopology(axes=["data", "pipe", "model"], dims=dims)
+    if layout.tensor > 1:
+        stages.split_tensors(model, _tensor_group(topology), rank=ranks.rank() % layout.tensor)
+    tied = ("tokens", stages.Tokens, model.tokens)
+    embedding = TiedLayerSpec(*tied, tied_weight_attr=["weight"])
+    head = TiedLayerSpec(*tied, forward_fn=stages.with_weight, tied_weight_attr=["weight"])
+    return PipelineModule(
+        layers=[
+            embedding,
+            *stages.middle(model, recompute=bool(job.training.activation_checkpointing)),
+            head,
+        ],
+        topology=topology,
+        loss_fn=stages.loss,
+        partition_method="uniform",
+    )
+
+
+def _tensor_group(topology: ProcessTopology) -> dist.ProcessGroup:
+    """Return the group of the ranks that this rank shares matrices with; every rank makes all groups."""
+    lists = topology.get_axis_comm_lists("model")
+    groups = [dist.new_group(ranks=members) for members in lists]
+    return next(group for group, members in zip(groups, lists, strict=True) if dist.get_rank() in members)
+
+
+class Experts(nn.Module):
+    """DeepSpeed's layer of experts with the weights of ours: no token is dropped, the same is computed."""
+
+    def __init__(self, ours: Any, *, ranks_of_experts: int) -> None:
+        super().__init__()
+        count = len(ours.experts)
+        self.layer = MoE(
+            ours.router.in_features,
+            ours.experts[0],
+            num_experts=count,
+            ep_size=ranks_of_experts,
+            drop_tokens=False,
+            use_rts=False,
+            min_capacity=0,
+        )
+        local = count // ranks_of_experts
+        first = dist.get_rank() % ranks_of_experts * local
+        inner = self.layer.deepspeed_moe
+        inner.gate.wg.load_state_dict(ours.router.state_dict())
+        for place, expert in enumerate(inner.experts.deepspeed_experts):
+            expert.load_state_dict(ours.experts[first + place].state_dict())
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        """Return what the chosen expert of each token makes of it, times the router's share."""
+        y_BSD: Tensor = self.layer(x_BSD)[0]
+        return y_BSD
+
+
+def _spread_experts(model: Model, layout: Layout) -> None:
+    assert layout.experts is not None
+    device = next(model.parameters()).device
+    for block in model.blocks:
+        block.feed_forward = Experts(block.feed_forward, ranks_of_experts=layout.experts).to(device)

@@ -1,0 +1,57 @@
+"""PyTorch's own data parallelism: the model whole on every rank, what layouts are held against."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from twinrun.protocol.training import TrainingJob
+from twinrun.train import ranks, worker
+from twinrun.train.checkpoint.state import InPlace, Parts
+from twinrun.train.optimizer import adamw, set_learning_rate
+from twinrun.train.stages import targets_of
+
+
+def start(job: TrainingJob) -> None:
+    """Join the ranks of `job`."""
+    ranks.join(job, alone=True)
+
+
+def build(job: TrainingJob, device: torch.device) -> Replicated:
+    """Return what trains `job`."""
+    return Replicated(job, device)
+
+
+class Replicated:
+    """DistributedDataParallel and AdamW; gradients stay where they are reduced."""
+
+    def __init__(self, job: TrainingJob, device: torch.device) -> None:
+        self._job, self._clip = job, job.training.optimizer.gradient_clip
+        self.module: nn.Module = worker.build_model(job, device)
+        self.optimizer = adamw(self.module, job.training.optimizer)
+        self._parallel = DistributedDataParallel(self.module, gradient_as_bucket_view=True)
+        # In fp16 small gradients are lost unless the loss is scaled.
+        self._scaler = torch.amp.GradScaler(device.type, enabled=job.training.precision == "fp16")
+
+    def parts(self) -> Parts:
+        """Return what a checkpoint has of the run."""
+        return InPlace(self.module, self.optimizer)
+
+    def step(self, tokens_BS: Tensor, rate: float) -> Tensor:
+        """Train one step on this rank's sequences; return their mean loss, in nats per token."""
+        set_learning_rate(self.optimizer, rate)
+        total = torch.zeros((), dtype=torch.float64, device=tokens_BS.device)
+        parts = tokens_BS.split(self._job.microbatch)
+        for number, part_BS in enumerate(parts, start=1):
+            self._parallel.require_backward_grad_sync = number == len(parts)
+            loss = self._parallel(part_BS, targets_of(part_BS))
+            self._scaler.scale(loss * len(part_BS) / len(tokens_BS)).backward()
+            total += loss.detach().double() * len(part_BS)
+        self._scaler.unscale_(self.optimizer)
+        nn.utils.clip_grad_norm_(self.module.parameters(), self._clip)
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
+        # Kept, since the buckets that they are views of are kept.
+        self.optimizer.zero_grad(set_to_none=False)
+        return total / len(tokens_BS)

@@ -1,0 +1,164 @@
+"""The process beside each rank: it writes down what the rank does, and kills one that makes no progress.
+
+A process, for a thread does not run in one that is stopped or that computes without giving way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import select
+import signal
+import socket
+import statistics
+import threading
+import time
+import traceback
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NoReturn
+
+from twinrun.foundation.errors import MachineError
+from twinrun.foundation.files import write_atomically
+from twinrun.protocol.job import Job
+from twinrun.protocol.pulse import FOLDER, RankState
+from twinrun.train.job_files import rank_variable
+
+FAREWELL = "done\n"
+TICK_SECONDS = 0.25
+# An operation that is done for the first time may compile, read, or wait for a rank that does.
+FIRST_SECONDS = 1800.0
+# Later it may take so many times its median, and at least as long as file systems are known to stall.
+FACTOR, FLOOR_SECONDS = 10.0, 120.0
+REMEMBERED = 50
+# So many files are written in a second, whatever the number of ranks.
+WRITES_PER_SECOND = 64
+# A file system that hangs, or a host that does not answer, must not keep a rank that hangs.
+PATIENCE_SECONDS = 1.0
+
+
+def run(job: Job, *, watched: int, reader: int) -> NoReturn:
+    """Watch the process `watched`, which tells what it does through `reader`; end when it has ended."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # They are for the rank, which may go on to a step's end.
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        Watchdog(job, watched=watched, reader=reader).run()
+    except BaseException:
+        traceback.print_exc()
+    os._exit(0)
+
+
+class Watchdog:
+    """Watches one rank."""
+
+    def __init__(self, job: Job, *, watched: int, reader: int) -> None:
+        self._seconds = job.watchdog_seconds
+        self._reader = reader
+        self._state = RankState(
+            rank=rank_variable("RANK", 0), host=platform.node(), pid=watched, operation="starts"
+        )
+        # Now, for names are not resolved where nothing is reached.
+        self._first = _first_address()
+        self._file = Path(job.out) / FOLDER / f"{self._state.rank}.json"
+        self._every = max(1.0, job.world_size / WRITES_PER_SECOND)
+        self._spent: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+        self._silent = self._unwritten = 0.0
+        self._last = time.monotonic()
+
+    def run(self) -> None:
+        """Return when the rank has ended, by itself or by us."""
+        self._write()
+        while True:
+            ready, _, _ = select.select([self._reader], [], [], TICK_SECONDS)
+            self._count()
+            if ready:
+                told = os.read(self._reader, 1 << 16).decode()
+                if not told:
+                    break
+                self._hear(told.splitlines(keepends=True))
+            elif os.getppid() != self._state.pid:
+                # Others that the rank has started may hold its end of the pipe.
+                break
+            elif self._silent > self.limit():
+                self._end_rank()
+            if self._unwritten > self._every:
+                self._write()
+        if self._state.end is None:
+            self._state = self._state.model_copy(update={"end": "lost"})
+        self._write()
+
+    def limit(self) -> float:
+        """Return for how many seconds the rank may be silent now."""
+        spent = self._spent.get(self._state.operation)
+        if not spent or self._state.end:
+            return FIRST_SECONDS
+        return self._seconds or max(FLOOR_SECONDS, FACTOR * statistics.median(spent))
+
+    def _count(self) -> None:
+        """Add the time since the last call, but none in which this process was stopped as well."""
+        now = time.monotonic()
+        passed = min(now - self._last, 2 * TICK_SECONDS)
+        self._last = now
+        self._silent += passed
+        self._unwritten += passed
+
+    def _hear(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            if line == FAREWELL:
+                self._state = self._state.model_copy(update={"end": "done"})
+                continue
+            step, _, operation = line.rstrip("\n").partition("\t")
+            self._spent[self._state.operation].append(self._silent)
+            self._silent = 0.0
+            self._state = self._state.model_copy(
+                update={"step": int(step), "operation": operation, "since": time.time()}
+            )
+
+    def _end_rank(self) -> None:
+        found = {"end": "hung", "silent_seconds": self._silent, "process": _process(self._state.pid)}
+        self._state = self._state.model_copy(update=found | {"reaches_first": _reaches(self._first)})
+        writer = threading.Thread(target=self._write, daemon=True)
+        writer.start()
+        writer.join(PATIENCE_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._state.pid, signal.SIGKILL)
+
+    def _write(self) -> None:
+        self._unwritten = 0.0
+        # A full disk is the rank's to tell.
+        with contextlib.suppress(MachineError):
+            write_atomically(self._file, self._state.model_dump_json() + "\n")
+
+
+def _process(pid: int) -> str:
+    """Return the state of a process and the function of the kernel that it waits in, if any."""
+    with contextlib.suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+        (state,) = (line.partition(":")[2].strip() for line in status.splitlines() if line[:6] == "State:")
+        waits = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii", errors="replace").strip("0")
+        return f"{state} in {waits}" if waits else state
+    return ""
+
+
+def _first_address() -> tuple[str, int] | None:
+    """Return where the first rank answers, None where it has no name or nobody knows it."""
+    host, port = os.environ.get("MASTER_ADDR"), rank_variable("MASTER_PORT", 0)
+    with contextlib.suppress(OSError):
+        return (socket.gethostbyname(host), port) if host and port else None
+    return None
+
+
+def _reaches(address: tuple[str, int] | None) -> bool | None:
+    """Say whether the machine at `address` answers, if only to refuse."""
+    if address is None:
+        return None
+    try:
+        socket.create_connection(address, timeout=PATIENCE_SECONDS).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return True

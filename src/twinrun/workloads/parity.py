@@ -1,0 +1,188 @@
+"""Whether two curves are one but for rounding: inside what control runs show that rounding does, or not."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Literal
+
+from twinrun.foundation.files import canonical_json, sha256_of_bytes
+from twinrun.foundation.manifest import Frozen
+from twinrun.foundation.text import plural
+from twinrun.workloads.series import ORDER, largest_difference
+from twinrun.workloads.workload import Traced
+
+# A curve is held over all of its steps, and over the first ones, where rounding has not grown yet.
+FIRST = 100
+# Student's t at 99 %, one-sided, times the root of 1 + 1 / n, by the number n of control runs.
+REACH = {5: 4.10, 6: 3.64, 7: 3.36, 8: 3.18, 9: 3.05, 10: 2.96}
+LEAST_CONTROLS = min(REACH)
+# An origin that may differ in its last bits from one kind of hardware to another.
+WEIGHTS = "initial weights"
+# A loss is a sum in fp32: closer than this to each other, two are the same.
+RESOLUTION = 6e-8
+
+Outcome = Literal["inside", "outside", "start", "other-run", "no-envelope"]
+
+
+class Window(Frozen):
+    """Two curves over some first steps."""
+
+    name: str
+    steps: int
+    distance: float
+    """Largest relative difference."""
+    step: int
+    """Where that is."""
+    controls: tuple[float, ...]
+    """Largest relative difference of each control run to the run that it repeats."""
+    envelope: float
+    """What one further control run stays below, 99 times of 100."""
+
+    @property
+    def share(self) -> float:
+        """Distance over envelope: up to 1 the curves are no farther apart than a control run would be."""
+        return self.distance / self.envelope
+
+
+class Parity(Frozen):
+    """Two curves held against each other."""
+
+    a: str
+    b: str
+    outcome: Outcome
+    reason: str
+    start: float
+    """Relative difference at the first step."""
+    start_allowed: float
+    differs: dict[str, str]
+    """What the two started from that is not the same: by name, both sides."""
+    windows: tuple[Window, ...]
+    """The whole curve first."""
+
+    @property
+    def distance(self) -> float:
+        """Largest relative difference of the steps that were compared."""
+        return max((window.distance for window in self.windows), default=self.start)
+
+    @property
+    def worst(self) -> Window | None:
+        """The window that is nearest to its envelope, or farthest beyond it."""
+        return max(self.windows, key=lambda one: one.share, default=None)
+
+
+def envelope_of(distances: Sequence[float]) -> float:
+    """Return what a further control run stays below, 99 times of 100.
+
+    Distances grow by factors, so their logarithms are taken for normal.
+    """
+    logarithms = [math.log(max(one, RESOLUTION)) for one in distances]
+    reach = REACH[min(len(distances), max(REACH))]
+    return math.exp(statistics.mean(logarithms) + reach * statistics.stdev(logarithms))
+
+
+def parity(a: Traced, b: Traced, *, further: Sequence[Traced] = (), widest: float = math.inf) -> Parity:
+    """Hold two curves against each other over the steps that both have.
+
+    Args:
+        further: curves that are neither, for their control runs.
+        widest: an envelope that is wider tells nothing apart.
+    """
+    steps = min(len(a.values), len(b.values))
+    repeats = [(one.values, control) for one in (a, b, *further) for control in one.controls]
+    enough = len(repeats) >= LEAST_CONTROLS
+    sizes = {"whole curve": steps, f"first {FIRST} steps": min(FIRST, steps)}
+    first = [_largest(run, control, 1)[0] for run, control in repeats]
+    found = Parity(
+        a=a.name,
+        b=b.name,
+        outcome="inside",
+        reason="",
+        start=_largest(a.values, b.values, 1)[0],
+        start_allowed=max(a.rounding, b.rounding, envelope_of(first) if enough else 0.0),
+        differs=differences(a, b),
+        windows=tuple(_window(name, size, a, b, repeats) for name, size in sizes.items()) if enough else (),
+    )
+    outcome, reason = _judged(found, controls=len(repeats), widest=widest)
+    return found.model_copy(update={"outcome": outcome, "reason": reason})
+
+
+def differences(a: Traced, b: Traced) -> dict[str, str]:
+    """Return what two curves started from that is not the same, both sides by their digests."""
+    found = {}
+    names = sorted(a.configuration.keys() | b.configuration.keys())
+    sides = [(name, *(one.configuration.get(name, "nothing") for one in (a, b))) for name in names]
+    if changed := [f"{name} {ours} and {theirs}" for name, ours, theirs in sides if ours != theirs]:
+        digests = (sha256_of_bytes(canonical_json(one.configuration).encode())[:12] for one in (a, b))
+        found["configuration"] = f"{' and '.join(digests)} ({', '.join(changed)})"
+    # The order is that of a whole curve: a shorter one has another.
+    longer = {ORDER} if len(a.values) != len(b.values) else set()
+    for name in sorted((a.origins.keys() & b.origins.keys()) - longer):
+        if a.origins[name] != b.origins[name]:
+            found[name] = f"{a.origins[name][:12]} and {b.origins[name][:12]}"
+    return found
+
+
+def _window(
+    name: str,
+    steps: int,
+    a: Traced,
+    b: Traced,
+    repeats: Sequence[tuple[tuple[float, ...], tuple[float, ...]]],
+) -> Window:
+    distance, step = _largest(a.values, b.values, steps)
+    controls = tuple(_largest(run, control, steps)[0] for run, control in repeats)
+    return Window(
+        name=name,
+        steps=steps,
+        distance=distance,
+        step=step,
+        controls=controls,
+        envelope=envelope_of(controls),
+    )
+
+
+def _largest(a: Sequence[float], b: Sequence[float], steps: int) -> tuple[float, int]:
+    """Return the largest difference of the first steps and its step; infinite where a value is not finite."""
+    value, step = largest_difference([a[:steps], b[:steps]])
+    return (math.inf if math.isnan(value) else value), step
+
+
+def _judged(found: Parity, *, controls: int, widest: float) -> tuple[Outcome, str]:
+    differs = "; ".join(f"{name} {sides}" for name, sides in found.differs.items())
+    if found.start > found.start_allowed:
+        why = (
+            differs
+            or "configuration, weights and data have the same digests: the first step computes another thing"
+        )
+        return (
+            "start",
+            f"{found.start:.2g} apart at step 1, where rounding is {found.start_allowed:.2g}: {why}",
+        )
+    if found.differs.keys() - {WEIGHTS}:
+        return "other-run", f"two experiments: {differs}"
+    if not found.windows:
+        return "no-envelope", (
+            f"an envelope needs {plural(LEAST_CONTROLS, 'control run')}, there are {controls}:"
+            f" --set controls={LEAST_CONTROLS}"
+        )
+    over = ", ".join(_over(window) for window in found.windows)
+    if (envelope := max(window.envelope for window in found.windows)) > widest:
+        return "no-envelope", (
+            f"control runs may be {envelope:.2g} apart, over {widest:.2g}, and tell nothing apart; {over}"
+        )
+    begin = f"{found.start:.2g} apart at step 1, which is rounding"
+    if all(window.share <= 1 for window in found.windows):
+        return "inside", f"{begin}; {over}: no farther than {plural(controls, 'control run')} are"
+    return (
+        "outside",
+        f"{begin}; {over}: it grows beyond what rounding does to {plural(controls, 'control run')}",
+    )
+
+
+def _over(window: Window) -> str:
+    return (
+        f"over the {window.name} at most {window.distance:.2g}, at step {window.step} of {window.steps},"
+        f" envelope {window.envelope:.2g}"
+    )

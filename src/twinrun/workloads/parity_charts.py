@@ -1,0 +1,88 @@
+"""Pictures of two curves: both over each other, and their difference beside those of control runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from twinrun.foundation.text import plural
+from twinrun.workloads.charts import Curve, Kind, LineChart, Spot
+from twinrun.workloads.parity import Parity
+from twinrun.workloads.workload import Traced
+
+
+def parity_charts(found: Parity, a: Traced, b: Traced, *, metric: str, label: str) -> tuple[LineChart, ...]:
+    """Return for each window, the whole curve and its first steps, both curves and their difference.
+
+    Args:
+        label: of the vertical axis, with unit.
+    """
+    windows = {window.name: window for window in found.windows}
+    sizes = {name: window.steps for name, window in windows.items()} or {
+        "whole curve": min(len(a.values), len(b.values))
+    }
+    if len(set(sizes.values())) < len(sizes):
+        sizes = dict(list(sizes.items())[:1])
+    charts = []
+    for name, steps in sizes.items():
+        stem = f"{metric}-parity-{steps}"
+        charts.append(_both(a, b, steps, name=stem, title=f"{b.name} over {a.name}, {name}", label=label))
+        envelope = windows[name].envelope if name in windows else None
+        charts.append(_apart(a, b, steps, name=f"{stem}-apart", window=name, limit=envelope))
+    return tuple(charts)
+
+
+def _both(a: Traced, b: Traced, steps: int, *, name: str, title: str, label: str) -> LineChart:
+    return LineChart(
+        name=name,
+        title=title,
+        x_label="step",
+        x_scale="linear",
+        y_label=label,
+        y_scale="linear",
+        curves=tuple(
+            _curve(one.name, "measured", place, one.values[:steps]) for place, one in enumerate((a, b))
+        ),
+    )
+
+
+def _apart(a: Traced, b: Traced, steps: int, *, name: str, window: str, limit: float | None) -> LineChart:
+    controls = [(one, control) for one in (a, b) for control in one.controls]
+    others = [_relative(one.values, control, steps) for one, control in controls]
+    largest = [max(values) for values in zip(*others, strict=True)] if others else []
+    curves = [_curve(f"{b.name} against {a.name}", "measured", 0, _relative(a.values, b.values, steps))]
+    if largest:
+        label = f"the farthest of {plural(len(controls), 'control run')}"
+        curves.append(_curve(label, "baseline", 0, largest))
+    return LineChart(
+        name=name,
+        title=f"How far they are apart, {window}",
+        x_label="step",
+        x_scale="linear",
+        y_label="relative difference",
+        y_scale="log10",
+        curves=tuple(curves),
+        limit=limit,
+        notes=(
+            "A control run is the same run with the samples of a step summed in another order.",
+            *(
+                ["The line is the envelope: a further control run stays below it 99 times of 100."]
+                if limit
+                else []
+            ),
+            "Steps with equal values are left out.",
+        ),
+    )
+
+
+def _relative(a: Sequence[float], b: Sequence[float], steps: int) -> list[float]:
+    return [abs(one - other) / max(abs(one), 1e-12) for one, other in zip(a[:steps], b[:steps], strict=True)]
+
+
+def _curve(label: str, kind: Kind, place: int, values: Sequence[float]) -> Curve:
+    spots = (
+        Spot(x=step, value=value, low=value, high=value)
+        for step, value in enumerate(values, 1)
+        if math.isfinite(value) and value > 0
+    )
+    return Curve(label=label, kind=kind, place=place, spots=tuple(spots))

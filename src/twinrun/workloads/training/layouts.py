@@ -1,0 +1,207 @@
+"""A sweep over layouts: which ranks each has, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from twinrun.foundation.errors import InputError, MachineError, closest
+from twinrun.protocol.deepspeed import check_settings
+from twinrun.protocol.layout import PROCESSOR_RANKS, Layout, refusals
+from twinrun.protocol.models import AnyShape
+from twinrun.protocol.training import Training
+from twinrun.workloads.training.duration import estimated_seconds
+from twinrun.workloads.training.manifest import Tables, TrainingPoint, TrainingScale
+from twinrun.workloads.training.memory import Budget
+from twinrun.workloads.workload import Hardware, Point
+
+REDUCED = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+def names(tables: Tables, scale: TrainingScale, requested: Any) -> tuple[str, ...]:
+    """Return the layouts of a sweep, or those that `--set layouts=` asked for; raises InputError."""
+    if requested is None:
+        return scale.sweep.layouts or ()
+    wanted = requested if isinstance(requested, list) else str(requested).split(",")
+    for name in wanted:
+        if name not in tables.layouts:
+            known = list(tables.layouts)
+            raise InputError(
+                "no such layout",
+                place="--set layouts",
+                found=name,
+                allowed=known,
+                hint=closest(str(name), known),
+            )
+    return tuple(dict.fromkeys(str(name) for name in wanted))
+
+
+def points(
+    tables: Tables,
+    training: Training,
+    scale: TrainingScale,
+    hardware: Hardware,
+    *,
+    wanted: tuple[str, ...],
+    requested: Any,
+    manifest: str,
+) -> tuple[Point, ...]:
+    """Return a point for each layout that these devices can have.
+
+    Args:
+        requested: what `--set devices=` asked for, or None.
+
+    Raises:
+        InputError: a layout that DeepSpeed refuses, or that does not fit the model or the batch.
+        MachineError: there are too few devices for all of them.
+    """
+    if training.trainer != "deepspeed":
+        allowed = "deepspeed: it trains each layout, the plain one without DeepSpeed"
+        raise InputError(
+            "layouts have one trainer", place="--set trainer", found=training.trainer, allowed=allowed
+        )
+    found = []
+    for name in wanted:
+        layout = tables.layouts[name]
+        world = ranks_of(layout, scale, hardware, requested)
+        if hardware.devices and world > max(hardware.devices, scale.sweep.devices_per_node or 0):
+            continue
+        mine = trained(training, layout)
+        if mine.model not in tables.models:
+            found_, place = mine.model, f"{manifest}:layouts.{name}.variant"
+            raise InputError("no such model", place=place, found=found_, allowed=list(tables.models))
+        shape = tables.models[mine.model]
+        _check(layout, shape, mine, world=world, hardware=hardware, place=f"{manifest}:layouts.{name}")
+        sizes = _microbatches(layout, shape, mine, world=world, hardware=hardware)
+        if sizes:
+            # What the others are held against shows what rounding does.
+            controls = training.controls if layout.framework == "torch" else 0
+            part = TrainingPoint(
+                microbatches=sizes, sharding="none", layout=layout, shape=shape, controls=controls
+            )
+            once = estimated_seconds(shape, mine, hardware, world=world)
+            seconds = None if once is None else once * (1 + controls)
+            found.append(Point(id=name, nodes=1, devices_per_node=world, part=part, seconds=seconds))
+    if not found:
+        raise MachineError(
+            "no layout fits these devices",
+            found=f"{hardware.devices} device(s), layouts {', '.join(wanted)}",
+            hint="choose a smaller model, or --set layouts= for those that need fewer devices",
+        )
+    return tuple(found)
+
+
+def ranks_of(layout: Layout, scale: TrainingScale, hardware: Hardware, requested: Any) -> int:
+    """Return how many ranks a layout has; those of a processor share its cores."""
+    if layout.devices is not None:
+        return layout.devices
+    if scale.sweep.devices_per_node:
+        return scale.sweep.devices_per_node
+    if requested is not None:
+        text = str(requested[0] if isinstance(requested, list) and len(requested) == 1 else requested)
+        if not text.isdecimal() or not int(text):
+            raise InputError(
+                "expected a count of devices", place="--set devices", found=requested, allowed="1, 2, ..."
+            )
+        return int(text)
+    return hardware.devices or max(PROCESSOR_RANKS, layout.least_devices())
+
+
+def trained(training: Training, layout: Layout | None) -> Training:
+    """Return the training of a point, with the settings that its layout has of its own."""
+    if layout is None:
+        return training
+    own: dict[str, Any] = {name: getattr(layout, name) for name in ("precision", "microbatch")}
+    if layout.variant is not None:
+        own["model"] = f"{training.model}-{layout.variant}"
+    return training.model_copy(update={name: value for name, value in own.items() if value is not None})
+
+
+def _check(
+    layout: Layout, shape: AnyShape, training: Training, *, world: int, hardware: Hardware, place: str
+) -> None:
+    check_settings(layout, place=place)
+    for key, allowed, reason in (
+        *refusals(layout),
+        *_of_model(layout, shape, training),
+        *_of_arithmetic(layout, training, hardware),
+        *_of_batch(layout, training, world),
+    ):
+        found = world if key == "devices" else getattr(layout, key, None)
+        raise InputError(reason, place=f"{place}.{key}", found=found, allowed=allowed)
+
+
+def _of_model(layout: Layout, shape: AnyShape, training: Training) -> Iterator[tuple[str, str, str]]:
+    family = shape.family
+    experts: int = getattr(shape, "experts", None) or 0
+    if experts and layout.framework == "deepspeed" and layout.experts is None:
+        yield "experts", "1 or more ranks", "the model has experts, which DeepSpeed spreads over ranks"
+    if experts and training.compile:
+        yield "variant", "no experts with compile", "experts get other numbers of tokens in each step"
+    if layout.experts is not None and (not experts or experts % layout.experts):
+        yield "experts", f"a divisor of {experts}, the model's experts", "experts are whole"
+    if layout.replicas > 1 and (family != "mpt" or experts):
+        yield "variant", "an MPT without experts", "stages and matrices are cut of no other model"
+    elif layout.replicas > 1:
+        heads, layers = shape.attention_heads(), getattr(shape, "layers", 0)
+        if heads % layout.tensor:
+            yield "tensor", f"a divisor of {heads}, the model's heads", "heads are whole"
+        if layout.pipeline > layers:
+            yield "pipeline", f"1 to {layers}, the model's layers", "a stage has a layer"
+
+
+def _of_arithmetic(layout: Layout, training: Training, hardware: Hardware) -> Iterator[tuple[str, str, str]]:
+    if training.precision == "fp16" and hardware.device_memory_bytes is None:
+        yield "precision", "fp32, bf16", "DeepSpeed has no fp16 on a processor"
+    if training.precision == "fp16" and layout.framework == "deepspeed" and not layout.zero:
+        yield "zero", "1, 2, 3", "DeepSpeed's 16-bit optimizer without ZeRO takes a hidden step of its own"
+    if training.compile and layout.tensor > 1:
+        yield "tensor", "1 with compile", "the collectives between the parts of a matrix cannot be traced"
+
+
+def _of_batch(layout: Layout, training: Training, world: int) -> Iterator[tuple[str, str, str]]:
+    least = layout.least_devices()
+    if world % least:
+        yield "devices", f"a multiple of {least}", "a replica of the model has all its ranks"
+        return
+    copies = world // layout.replicas
+    if training.global_batch % copies:
+        yield (
+            "devices",
+            f"a divisor of the global batch, {training.global_batch}",
+            "every replica trains as much",
+        )
+        return
+    share = training.global_batch // copies
+    if training.microbatch != "auto" and share % training.microbatch:
+        yield (
+            "microbatch",
+            f"a divisor of {share}, the sequences of a replica",
+            "DeepSpeed's microbatches are equal",
+        )
+
+
+def _microbatches(
+    layout: Layout, shape: AnyShape, training: Training, *, world: int, hardware: Hardware
+) -> tuple[int, ...]:
+    """Return the microbatches to try, largest first."""
+    copies = world // layout.replicas
+    needed = Budget(
+        shape=shape,
+        training=training.model_copy(update={"sharding": "full" if layout.zero == 3 else "none"}),
+        device_memory_bytes=hardware.device_memory_bytes,
+        state_bytes=device_bytes(layout, shape, training.precision, copies=copies),
+    )
+    return needed.microbatches(copies)
+
+
+def device_bytes(layout: Layout, shape: AnyShape, precision: str, *, copies: int) -> int:
+    """Estimate the bytes of state that a device keeps, gradients of a step at their most included."""
+    count = shape.parameters() // layout.replicas
+    width = REDUCED[precision] if layout.zero else 4
+    if layout.framework == "torch" or not layout.zero:
+        return 16 * count
+    moments = 0 if layout.offload != "none" else 12 * count // copies
+    gradients = width * count // (copies if layout.zero > 1 else 1)
+    parameters = 0 if layout.offload == "parameters" else width * count // (copies if layout.zero == 3 else 1)
+    return moments + gradients + parameters

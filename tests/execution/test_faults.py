@@ -1,0 +1,296 @@
+"""Ranks that are preempted, killed, halted or cut off: who is named, what is left, and what goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("streaming")
+
+from tests.execution.clusters import ROOT, SECONDS, changed, cluster, container, docker, processes, until
+from tests.execution.placements import Ranked
+from tests.train.small import MakeJob
+from twinrun.execution.engine import Workspace
+from twinrun.execution.interpreter import Interpreter
+from twinrun.execution.last_words import rank_states
+from twinrun.execution.layout import point_folder
+from twinrun.execution.ranks import METRICS, Launch, Ranks
+from twinrun.foundation.errors import Interrupted, RunError
+from twinrun.images.cluster import containers
+from twinrun.manifests.cluster import LoadedSite
+from twinrun.protocol.job import Checkpointing
+from twinrun.protocol.training import TrainingJob
+
+pytestmark = pytest.mark.cluster
+
+# One of each for every change, five by night.
+TRIALS = [0, *(pytest.param(number, marks=pytest.mark.nightly) for number in range(1, 5))]
+WATCHDOG_SECONDS = 10.0
+# Beyond that: the watchdog's last words, and those who look for processes.
+OUT_SECONDS = WATCHDOG_SECONDS + 5
+STEPS, PLANTED_AT = 30, 8
+NODES = ("worker1", "worker2")
+POINT = Ranked(id="nodes=2", nodes=2)
+SCRIPT = "fault_ranks.py"
+# Ranks and what watches them, but not what has started them.
+RANK = rf"^[^ ]*python[^ ]* (-u )?[^ ]*/{SCRIPT}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture(scope="module")
+def site(folder: Path) -> Iterator[LoadedSite]:
+    with cluster(nodes=2, folder=folder) as site:
+        yield changed(site, watchdog_seconds=WATCHDOG_SECONDS, qos="low")
+
+
+@dataclass
+class Trial:
+    """A run on two nodes, into which a fault is planted at a step."""
+
+    site: LoadedSite
+    run: Path
+    job: TrainingJob
+    launcher: str = "srun"
+
+    def losses(self, fault: Callable[[], object] | None = None) -> list[float]:
+        """Run to the end and return the loss of each step."""
+        planted: list[bool] = []
+
+        def show(line: bytes) -> None:
+            if fault and not planted and json.loads(line)["step"] >= PLANTED_AT:
+                planted.append(True)
+                fault()
+
+        result = self._ranks().run(
+            Launch(placement=POINT, script=ROOT / "tests" / "execution" / SCRIPT, job=self.job), show=show
+        )
+        assert result is not None
+        assert bool(fault) == bool(planted)
+        lines = [json.loads(line) for line in (self.run / METRICS).read_text().splitlines()]
+        assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+        return [line["loss"] for line in lines]
+
+    def pid(self, rank: int) -> str:
+        return str(rank_states(point_folder(self.run, POINT.id))[rank].pid)
+
+    def _ranks(self) -> Ranks:
+        workspace = Workspace(root=ROOT, run=self.run, data=self.run, packages=(ROOT,))
+        return Ranks(
+            engine=Interpreter(python=sys.executable, workspace=workspace),
+            launcher=self.launcher,
+            scheduler="slurm",
+            workspace=workspace,
+            cores=1,
+            variables={"STEP_SECONDS": "0.2"},
+            site=self.site,
+        )
+
+
+Start = Callable[..., Trial]
+
+
+@pytest.fixture(scope="module")
+def start(site: LoadedSite, folder: Path, make_job: MakeJob) -> Start:
+    """Return what makes a trial of its own, with or without Slurm starting it again."""
+    made = make_job(world_size=2, steps=STEPS)
+    shutil.copytree(made.data, folder / "data")
+
+    def of(name: str, *, launcher: str = "srun", **keys: object) -> Trial:
+        run = folder / name
+        saving = Checkpointing(place=str(run / "saved"), steps=STEPS)
+        told: dict[str, object] = {"out": str(point_folder(run, POINT.id)), "point": POINT.id}
+        told |= {"metrics": str(run / METRICS), "data": str(folder / "data")}
+        told |= {"watchdog_seconds": WATCHDOG_SECONDS, "checkpointing": saving}
+        return Trial(
+            site=changed(site, **keys),
+            run=run,
+            job=made.model_copy(update=told),
+            launcher=launcher,
+        )
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def undisturbed(start: Start) -> list[float]:
+    """The loss of each step where nothing happens."""
+    return start("undisturbed").losses()
+
+
+class Gone:
+    """Measures, from a fault on, when the last rank of the nodes that can be asked is out."""
+
+    def __init__(self, nodes: tuple[str, ...] = NODES) -> None:
+        self._nodes = nodes
+        self._began = time.monotonic()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        self._seconds = float("inf")
+
+    def seconds(self) -> float:
+        self._thread.join()
+        return self._seconds
+
+    def _watch(self) -> None:
+        while any(processes(node, RANK) for node in self._nodes):
+            if time.monotonic() - self._began > SECONDS:
+                return
+            time.sleep(0.3)
+        self._seconds = time.monotonic() - self._began
+
+
+def jobs(site: LoadedSite) -> str:
+    """Return what Slurm has left of the jobs that ran."""
+    done = subprocess.run(
+        [*site.site.client, "squeue", "--noheader"], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def fails(
+    trial: Trial, fault: Callable[[], object], *, asked: tuple[str, ...] = NODES, within: float = OUT_SECONDS
+) -> str:
+    """Plant a fault that ends the run; return what is said of it, once nothing is left."""
+    gone: list[Gone] = []
+
+    def plant() -> None:
+        fault()
+        gone.append(Gone(asked))
+
+    with pytest.raises(RunError) as caught:
+        trial.losses(plant)
+    seconds = gone[0].seconds()
+    sys.stdout.write(f"{trial.run.name}: every rank out after {seconds:.1f} s; {caught.value}\n")
+    assert caught.value.exit_code == 4
+    assert seconds <= within
+    return str(caught.value)
+
+
+def goes_on(trial: Trial, undisturbed: list[float]) -> None:
+    """Wait until nothing is left and all nodes are there, and run the point again as `--resume` does."""
+    idle = [*trial.site.site.client, "sinfo", "--noheader", "--Node", "--states=idle", "--format=%N"]
+
+    def healthy() -> bool:
+        done = subprocess.run(idle, capture_output=True, text=True, check=False)
+        return set(done.stdout.split()) == set(NODES)
+
+    until(lambda: healthy() and not jobs(trial.site), pause=1)
+    assert not any(processes(node, RANK) for node in NODES)
+    assert trial.losses() == undisturbed
+
+
+@pytest.mark.parametrize("trial", TRIALS)
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_what_is_preempted_goes_on_by_itself(
+    start: Start, undisturbed: list[float], launcher: str, trial: int
+) -> None:
+    run = start(f"preempted-{launcher}-{trial}", launcher=launcher, requeue=True)
+    urgent = (
+        "sbatch",
+        "--qos=high",
+        "--account=research",
+        "--nodes=2",
+        "--ntasks-per-node=2",
+        "--gres=slot:2",
+    )
+    command = [*run.site.site.client, *urgent, "--output=/dev/null", "--wrap=true"]
+    assert run.losses(lambda: subprocess.run(command, check=True, capture_output=True)) == undisturbed
+    saved = sorted(path.name for path in (run.run / "saved").glob("step-*"))
+    assert len(saved) == 2, "saved when it was told to end, and at the end"
+    assert saved[-1] == f"step-{STEPS:08d}"
+    sys.stdout.write(f"preempted-{launcher}-{trial}: saved {saved[0]}, {STEPS} losses equal\n")
+
+
+def test_a_time_limit_that_nears_stops_at_a_step_that_is_saved(
+    start: Start, undisturbed: list[float]
+) -> None:
+    """As Slurm signals the steps of a job `signal_seconds` before its end."""
+    run = start("limit")
+    end = ("scancel", "--signal=TERM", "--name=twinrun-nodes=2")
+    with pytest.raises(Interrupted, match=r"told to end and have saved after step \d+") as caught:
+        run.losses(lambda: subprocess.run([*run.site.site.client, *end], check=True))
+    assert caught.value.exit_code == 5
+    goes_on(run, undisturbed)
+
+
+@pytest.mark.parametrize("trial", TRIALS)
+def test_a_rank_that_is_killed_is_named(start: Start, undisturbed: list[float], trial: int) -> None:
+    run = start(f"rank-killed-{trial}")
+    pid: list[str] = []
+
+    def kill() -> None:
+        pid.append(run.pid(1))
+        docker("exec", container("worker2"), "kill", "-KILL", *pid)
+
+    said = fails(run, kill)
+    assert re.search(rf"rank 1 of 2 failed with signal 9\n.*worker2, pid {pid[0]}, at step \d+: \w", said), (
+        said
+    )
+    goes_on(run, undisturbed)
+
+
+@pytest.mark.parametrize("trial", TRIALS)
+def test_a_rank_that_hangs_is_named(start: Start, undisturbed: list[float], trial: int) -> None:
+    run = start(f"halted-{trial}")
+    pid: list[str] = []
+
+    def halt() -> None:
+        pid.append(run.pid(1))
+        docker("exec", container("worker2"), "kill", "-STOP", *pid)
+
+    said = fails(run, halt)
+    assert "the ranks made no progress for 10 s and were killed" in said
+    assert re.search(rf"rank 1 on worker2, pid {pid[0]}, at step \d+: \w.*; its process was stopped", said), (
+        said
+    )
+    goes_on(run, undisturbed)
+
+
+@pytest.mark.parametrize("trial", TRIALS)
+def test_a_node_that_dies_is_named(start: Start, undisturbed: list[float], trial: int) -> None:
+    run = start(f"node-killed-{trial}")
+    pid: list[str] = []
+
+    def kill() -> None:
+        pid.append(run.pid(1))
+        docker("kill", container("worker2"))
+
+    try:
+        said = fails(run, kill, asked=("worker1",))
+    finally:
+        docker("start", container("worker2"))
+    assert re.search(rf"rank 1 on worker2, pid {pid[0]}, at step \d+: \w", said), said
+    goes_on(run, undisturbed)
+
+
+@pytest.mark.parametrize("trial", TRIALS)
+def test_a_node_that_is_cut_off_is_named(start: Start, undisturbed: list[float], trial: int) -> None:
+    run = start(f"cut-off-{trial}")
+    pid: list[str] = []
+
+    def cut() -> None:
+        pid.append(run.pid(1))
+        docker("network", "disconnect", containers.NAME, container("worker2"))
+
+    try:
+        said = fails(run, cut)
+    finally:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            docker("network", "connect", containers.NAME, container("worker2"))
+    assert re.search(rf"rank 1 on worker2, pid {pid[0]}, at step \d+: \w", said), said
+    goes_on(run, undisturbed)

@@ -1,0 +1,133 @@
+"""The JobSet of a point: golden, as its publishers' own model takes it, and deaf to its strings."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
+from pydantic import BaseModel
+
+from tests.execution.placements import SITE, Ranked
+from twinrun.execution.engine import Renderer, Workspace
+from twinrun.execution.engines.docker import ContainerRenderer
+from twinrun.execution.interpreter import Interpreter
+from twinrun.execution.ranks import Launch, RankCommands
+from twinrun.foundation.errors import InputError, MachineError
+from twinrun.manifests.cluster import LoadedSite
+from twinrun.manifests.vendor import load_vendors
+
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "tests" / "golden"
+NODES = ("node3", "node7.example.org")
+
+
+class Job(BaseModel):
+    """The least that a job has."""
+
+    out: str = "/run"
+
+
+@pytest.fixture(autouse=True)
+def user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 1234)
+    monkeypatch.setattr(os, "getgid", lambda: 1234)
+
+
+def changed(**keys: object) -> LoadedSite:
+    keys = {"scheduler": "kubernetes", "engine": "docker", "exclude": NODES} | keys
+    return SITE.model_copy(update={"site": SITE.site.model_copy(update=keys)})
+
+
+def job_set(
+    vendor: str = "cpu",
+    *,
+    site: LoadedSite | None = None,
+    nodes: int = 2,
+    told: str = "a 'quoted' text with $(HOME)\nand a line",
+    renderer: Renderer | None = None,
+) -> str:
+    workspace = Workspace(root=Path("/shared/project"), run=Path("/shared/run"), data=Path("/shared/data"))
+    made = load_vendors(ROOT)[vendor]
+    # The groups of device files are this machine's.
+    container = made.container.model_copy(update={"groups_of": ()})
+    made = made.model_copy(update={"container": container, "hidden_by": ()})
+    commands = RankCommands(
+        renderer=renderer
+        or ContainerRenderer(image="twinrun/stack:0123456789ab", vendor=made, workspace=workspace),
+        launcher="torchrun",
+        scheduler="kubernetes",
+        site=site or changed(),
+        workspace=workspace,
+        cores=64,
+        variables={"TOLD": told},
+    )
+    job: Any = Job()
+    placement = Ranked(id=f"nodes={nodes}", nodes=nodes, devices_per_node=8)
+    launch = Launch(placement=placement, script=workspace.root / "train.py", job=job)
+    text = commands.scheduler.script(
+        commands.task(launch, attempt="a1b2"), run="/shared/run", logs="/shared/log"
+    )
+    assert text is not None
+    return text
+
+
+@pytest.mark.parametrize("vendor", sorted(load_vendors(ROOT)))
+def test_the_job_set_is_the_golden_one(vendor: str) -> None:
+    text, file = job_set(vendor), GOLDEN / f"job-set-{vendor}.json"
+    if os.environ.get("WRITE_GOLDEN"):
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("vendor", sorted(load_vendors(ROOT)))
+def test_the_publishers_model_takes_all_of_it(vendor: str) -> None:
+    """It drops a key that it does not know, so what comes back shows each key to be known."""
+    given = json.loads(job_set(vendor))
+    model = JobsetV1alpha2JobSet.from_dict(given)
+    assert model is not None
+    assert json.loads(json.dumps(model.to_dict())) == given
+
+
+def test_a_key_that_no_job_set_has_is_found() -> None:
+    given = json.loads(job_set())
+    given["spec"]["replicatedJobs"][0]["template"]["spec"]["completionModus"] = "Indexed"
+    model = JobsetV1alpha2JobSet.from_dict(given)
+    assert model is not None
+    assert json.loads(json.dumps(model.to_dict())) != given
+
+
+def test_a_thousand_nodes_need_no_more_lines_than_two() -> None:
+    assert len(job_set(nodes=1024).splitlines()) == len(job_set().splitlines()) < 250
+
+
+def test_nothing_that_is_told_is_expanded() -> None:
+    told = "$(TWINRUN_NODE) $TWINRUN_NODES $$(HOME) `x`"
+    (container,) = pod(job_set(told=told))["containers"]
+    values = {one["name"]: one.get("value") for one in container["env"]}
+    assert values["TOLD"] == "$$(TWINRUN_NODE) $$TWINRUN_NODES $$$$(HOME) `x`"
+    assert values["TWINRUN_FIRST_NODE"] == "twinrun-nodes-2-node-0-0.twinrun-nodes-2"
+    assert "$(TWINRUN_FIRST_NODE):29400" in container["args"]
+
+
+def test_what_cannot_be_a_pod_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace = Workspace(root=Path("/shared/project"), run=Path("/shared/run"), data=Path("/shared/data"))
+    interpreter = Interpreter(python="/shared/python", workspace=workspace)
+    with pytest.raises(InputError, match="a pod is a container"):
+        job_set(renderer=interpreter)
+    with pytest.raises(InputError, match="leaves out single nodes") as caught:
+        job_set(site=changed(exclude=("node[7-9]",)))
+    assert caught.value.place == "cluster.toml:site.hpc.exclude"
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    with pytest.raises(MachineError, match="must not be root"):
+        job_set()
+
+
+def pod(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(text)["spec"]["replicatedJobs"][0]["template"]["spec"]["template"][
+        "spec"
+    ]
+    return found

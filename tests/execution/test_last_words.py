@@ -1,0 +1,60 @@
+"""Which rank is named when a run hangs or a machine falls silent."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from twinrun.execution.last_words import hang, rank_states, silent
+from twinrun.foundation.files import write_atomically
+from twinrun.protocol.pulse import FOLDER, RankState
+
+
+def state(rank: int, **known: object) -> RankState:
+    told = {"step": 12, "operation": "forward", "since": 100.0, "process": "S (sleeping)"}
+    return RankState.model_validate(
+        {"rank": rank, "host": f"node{rank // 2}", "pid": 4000 + rank} | told | known
+    )
+
+
+def hung(rank: int, **known: object) -> RankState:
+    return state(rank, end="hung", silent_seconds=10.2, reaches_first=True, **known)
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        ([hung(0), hung(1, process="T (stopped)")], "rank 1 on node0, pid 4001, .*; its process was stopped"),
+        ([hung(0), hung(1), state(2)], "rank 2 on node1, .*; its machine says nothing any more"),
+        (
+            [hung(0), hung(1), state(2, end="hung", reaches_first=False)],
+            "rank 2 on node1, .*; its machine does not reach that of rank 0",
+        ),
+        (
+            [hung(0), *(state(rank, end="hung", reaches_first=False) for rank in (2, 4))],
+            "rank 0 on node0, .*; its machine is not reached from node1, node2",
+        ),
+        ([hung(0), hung(1, step=11), hung(2)], "rank 1 .* at step 11: forward; it is the first of 3"),
+        ([hung(0), hung(1), hung(2, since=99.0)], "rank 2 .*; it is the first of 3 that fell silent"),
+    ],
+)
+def test_the_rank_that_the_others_waited_for_is_named(states: list[RankState], expected: str) -> None:
+    error = hang(states, point="nodes=2", logs=Path("/run/log"))
+    assert error is not None
+    assert error.message == "the ranks made no progress for 10 s and were killed"
+    assert re.search(expected, str(error.found)), error.found
+
+
+def test_ranks_that_ended_by_themselves_do_not_hang() -> None:
+    states = [state(0, end="lost"), state(1, end="done"), state(2)]
+    assert hang(states, point="nodes=2", logs=Path("/run/log")) is None
+    assert silent(states) == "rank 2 on node1, pid 4002, at step 12: forward"
+
+
+def test_what_is_known_of_ranks_is_read_in_their_order(tmp_path: Path) -> None:
+    for rank in (10, 2, 0):
+        write_atomically(tmp_path / FOLDER / f"{rank}.json", state(rank).model_dump_json())
+    assert [one.rank for one in rank_states(tmp_path)] == [0, 2, 10]
+    assert rank_states(tmp_path / "nowhere") == []

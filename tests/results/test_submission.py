@@ -1,0 +1,180 @@
+"""A record that is sent in says nothing of hosts and folders, and is taken once, whole and unforged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.records import PROJECT, ROOT
+from twinrun.cli import commands, sending
+from twinrun.foundation.errors import InputError
+from twinrun.planning.project import Project
+from twinrun.results.reading import read_record
+from twinrun.results.record import content_digest
+from twinrun.results.submission import add_submission, write_submission
+
+COMMITTED = next(iter(sorted((ROOT / "recipes/mpt-throughput/results").glob("*.json"))))
+RECIPE = "recipes/mpt-throughput"
+HOST = "gpu-17.cluster.example.org"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run folder as a volunteer has it: a committed record that ran on a named host, with a log."""
+    content = json.loads(COMMITTED.read_text(encoding="utf-8"))
+    text = json.dumps(content).replace(json.dumps(content["machine"]["host"]), json.dumps(HOST))
+    content = json.loads(text)
+    content["environment"]["variables"]["NCCL_TOPO_FILE"] = "/scratch/somebody/topology/node.xml"
+    content |= {"run": "20261123-171009-volunteer", "files": {}}
+    content["sha256"] = content_digest(content)
+    folder = tmp_path / "run"
+    (folder / "log").mkdir(parents=True)
+    (folder / "record.json").write_text(json.dumps(content), encoding="utf-8")
+    log = f"{HOST}: loading /scratch/somebody/data/shard-0\n" + "step\n" * 1000
+    (folder / "log/launcher.log").write_text(log, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A checkout whose recipe takes records, with all else of the project."""
+    root = tmp_path / "checkout"
+    shutil.copytree(
+        ROOT / "recipes", root / "recipes", ignore=shutil.ignore_patterns("__pycache__", "kernels")
+    )
+    (root / "images").symlink_to(ROOT / "images")
+    return Project(root)
+
+
+def sent_in(run: Path, **more: Any) -> Path:
+    write_submission(run / "submission.json", run, PROJECT, **more)
+    return run / "submission.json"
+
+
+def test_a_submission_names_no_host_and_no_folder(run: Path) -> None:
+    text = sent_in(run, doctor={"checks": [f"{HOST} has /scratch/somebody/venv/bin"]}).read_text()
+    content = json.loads(text)
+    for private in (HOST, "somebody", "GPU-", "192.0.2.2"):
+        assert private not in text
+    assert content["record"]["machine"]["host"] == "node-1"
+    assert content["record"]["environment"]["variables"]["NCCL_TOPO_FILE"] == "…/node.xml"
+    assert content["doctor"] == {"checks": ["node-1 has …/bin"]}
+    assert content["logs"]["log/launcher.log"].startswith("node-1: loading …/shard-0\nstep\n")
+    assert len(content["logs"]["log/launcher.log"].splitlines()) == 40
+    assert content["run_sha256"] == json.loads((run / "record.json").read_text())["sha256"]
+
+
+def test_a_submission_is_added_and_shown_as_sent_in(run: Path, project: Project) -> None:
+    sent = sent_in(run)
+    path, record = add_submission(sent, RECIPE, project)
+    assert path.name.startswith("h200x1_cuda12.6-torch2.7_2026-11-23")
+    assert read_record(path, project) == record
+    assert record.evidence == "as sent in"
+    page = path.parent / "page.html"
+    commands.report(project.root, RECIPE, out=page, form=False, add=None)
+    assert "as sent in" in page.read_text(encoding="utf-8")
+    with pytest.raises(InputError, match="the results have this run") as refused:
+        add_submission(sent, RECIPE, project)
+    assert refused.value.found == path.name
+
+
+def test_a_single_record_is_sent_from_where_the_caller_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert sending.send(ROOT, COMMITTED, out=None) == Path("submission.json")
+    assert json.loads(Path("submission.json").read_text())["logs"] == {}
+
+
+def edited(content: dict[str, Any], *path: str, to: object) -> None:
+    *parents, last = path
+    for name in parents:
+        content = content[name]
+    content[last] = to
+
+
+def sealed(content: dict[str, Any]) -> None:
+    content["record"]["sha256"] = content_digest(content["record"])
+
+
+def faster(content: dict[str, Any]) -> None:
+    for one in content["record"]["points"][0]["measurements"]:
+        if one["id"] == "tokens-per-second":
+            one |= {field: 1.2 * one[field] for field in ("median", "low", "high")}
+    sealed(content)
+
+
+def held(content: dict[str, Any]) -> None:
+    content["record"]["plan"]["part"]["training"]["global_batch"] = 96
+    sealed(content)
+
+
+def dirty(content: dict[str, Any]) -> None:
+    content["record"]["revision"]["changes_sha256"] = "0" * 64
+    sealed(content)
+
+
+def other_gpu(content: dict[str, Any]) -> None:
+    content["record"]["gpu"]["peak_bf16_tflops"] = 2000.0
+    sealed(content)
+
+
+def not_sent(content: dict[str, Any]) -> None:
+    content["record"]["evidence"] = "measured"
+    sealed(content)
+
+
+FAULTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+    "an edited record": (lambda c: edited(c, "record", "run", to="x"), "changed after it was written"),
+    "a forged rate": (faster, "contradicts itself: median of devices=1, tokens-per-second"),
+    "another plan": (held, "contradicts itself: the plan's hash"),
+    "another peak": (other_gpu, "contradicts itself: peak_bf16_tflops"),
+    "changes that no commit has": (dirty, "not the run of a clean commit"),
+    "a record that the project would have measured": (not_sent, "a record that was not sent in"),
+    "a newer form": (lambda c: edited(c, "schema_version", to=2), "schema_version"),
+    "no record": (lambda c: c.pop("record"), "record"),
+    "a record of nothing": (lambda c: edited(c, "record", to={}), "not a record"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_is_forged_is_refused(name: str, run: Path, project: Project) -> None:
+    sent = sent_in(run)
+    change, expected = FAULTS[name]
+    content = json.loads(sent.read_text())
+    change(content)
+    sent.write_text(json.dumps(content), encoding="utf-8")
+    before = sorted((project.root / RECIPE / "results").iterdir())
+    with pytest.raises(InputError) as refused:
+        add_submission(sent, RECIPE, project)
+    assert expected in str(refused.value)
+    assert sorted((project.root / RECIPE / "results").iterdir()) == before
+
+
+def test_a_foreign_or_truncated_file_is_refused(run: Path, project: Project) -> None:
+    sent = sent_in(run)
+    with pytest.raises(InputError, match="of another recipe"):
+        add_submission(sent, "recipes/mpt7b-scaling", project)
+    sent.write_text(sent.read_text()[:5000], encoding="utf-8")
+    with pytest.raises(InputError, match="not a submission"):
+        add_submission(sent, RECIPE, project)
+    with pytest.raises(InputError, match="a record, and not a submission"):
+        add_submission(COMMITTED, RECIPE, project)
+    with pytest.raises(InputError, match="no such submission"):
+        add_submission(run / "absent.json", RECIPE, project)
+
+
+def test_a_run_on_new_hardware_leaves_form_and_file(run: Path, project: Project) -> None:
+    for file in (project.root / RECIPE / "results").iterdir():
+        file.unlink()
+    record = read_record(run, project)
+    text = sending.offer(project, record, run)
+    assert "--add submission.json" in text
+    assert (run / "form.md").read_text() == text
+    assert add_submission(run / "submission.json", RECIPE, project)[1].run == record.run
+    assert sending.offer(project, record, run) == ""

@@ -1,0 +1,140 @@
+"""Layouts in the ranks: messages, cut matrices, experts, and what is found before a start."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the packages of a stack")
+pytest.importorskip("streaming", reason="needs the packages of a stack")
+
+import torch
+
+from tests.train.checkpoint_jobs import digests, saving
+from tests.train.small import ROOT, SHAPE, STEPS, MakeJob, environment, launch
+from twinrun.foundation.errors import InputError, MachineError
+from twinrun.foundation.manifest import load_json
+from twinrun.protocol.layout import Layout
+from twinrun.protocol.training import TrainingJob, TrainingResult
+from twinrun.train import compilation
+from twinrun.train.models import family_of
+
+SCRIPT = ROOT / "tests" / "train" / "layout_ranks.py"
+TRAIN = ROOT / "recipes" / "deepspeed-pretrain" / "train.py"
+EXPERTS = SHAPE.model_copy(update={"experts": 4})
+
+
+def test_ranks_find_nothing_wrong() -> None:
+    ended = subprocess.run(
+        [*(sys.executable, "-m", "torch.distributed.run", "--standalone"), "--nproc-per-node=2", str(SCRIPT)],
+        env=environment() | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+
+
+def test_experts_are_the_ones_that_their_router_chose(make_job: MakeJob) -> None:
+    job = make_job(shape=EXPERTS)
+    model = family_of(EXPERTS).build(EXPERTS, training=job.training)
+    model.initialise(5)
+    assert sum(one.numel() for one in model.parameters()) == EXPERTS.parameters()
+    layer, x_ND = model.blocks[0].feed_forward, torch.randn(24, SHAPE.width)
+    shares_NX = torch.softmax(x_ND @ layer.router.weight.T, dim=1)
+    expected = [
+        shares_X.max() * layer.experts[int(shares_X.argmax())](x_D)
+        for x_D, shares_X in zip(x_ND, shares_NX, strict=True)
+    ]
+    torch.testing.assert_close(layer(x_ND[None])[0], torch.stack(expected))
+    # No token for some experts, and yet every parameter has a gradient, as data parallelism needs it.
+    layer(x_ND[None, :1]).sum().backward()
+    assert all(one.grad is not None for one in layer.experts.parameters())
+
+
+def test_experts_cost_the_arithmetic_of_one() -> None:
+    dense = SHAPE.flops_per_token()
+    assert EXPERTS.flops_per_token() == dense + 6 * SHAPE.layers * 4 * SHAPE.width
+    assert EXPERTS.parameters() > SHAPE.parameters()
+
+
+def with_layout(job: TrainingJob, **layout: Any) -> TrainingJob:
+    return job.model_copy(update={"layout": Layout(**layout)})
+
+
+def test_what_an_offload_needs_is_found_before_the_start(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(compilation.VARIABLE, str(tmp_path / "extensions"))
+    absent = with_layout(make_job(), zero=3, offload="optimizer", storage=str(tmp_path / "disk"))
+    with pytest.raises(InputError, match="no folder that can be written") as caught:
+        compilation.check(absent)
+    assert str(tmp_path / "disk") in str(caught.value)
+    (tmp_path / "disk").mkdir()
+    compilation.check(absent)
+    huge = absent.model_copy(update={"shape": SHAPE.model_copy(update={"vocabulary": 10**15})})
+    with pytest.raises(MachineError, match="the disk is too small"):
+        compilation.check(huge)
+    lock = tmp_path / "extensions" / "py311_cpu" / "async_io" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    with pytest.raises(MachineError, match="killed and left its lock") as stale:
+        compilation.check(absent)
+    assert str(lock) in str(stale.value)
+    # What compiles nothing waits for nobody.
+    compilation.check(with_layout(make_job(), zero=3))
+
+
+def run(job: TrainingJob) -> TrainingResult:
+    done = launch(TRAIN, job)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return load_json(Path(job.out) / "result.json", TrainingResult)
+
+
+def losses(result: TrainingResult) -> list[float]:
+    return [step.loss for step in result.steps]
+
+
+@pytest.mark.nightly
+@pytest.mark.needs("deepspeed")
+@pytest.mark.parametrize(
+    ("saved", "resumed"),
+    [
+        ({"zero": 1}, {"zero": 3}),
+        ({"zero": 3}, {"framework": "torch"}),
+        ({"framework": "torch"}, {"zero": 2}),
+    ],
+    ids=("ZeRO-1 to ZeRO-3", "ZeRO-3 to DDP", "DDP to ZeRO-2"),
+)
+def test_a_run_goes_on_in_another_layout(
+    make_job: MakeJob, tmp_path: Path, saved: dict[str, Any], resumed: dict[str, Any]
+) -> None:
+    place = tmp_path / "place"
+    whole = losses(run(saving(with_layout(make_job(world_size=2, sharding="none"), **saved), place)))
+    shutil.rmtree(place / f"step-{STEPS:08d}")
+    other = with_layout(make_job(world_size=2, sharding="none"), **resumed)
+    found = losses(run(saving(other, place, mode="bounded")))
+    assert found == pytest.approx(whole, rel=2e-6)
+    assert found[: STEPS - 2] == whole[: STEPS - 2], "what was done before is kept as it was"
+
+
+@pytest.mark.nightly
+@pytest.mark.needs("deepspeed")
+def test_the_same_layout_goes_on_bit_for_bit(make_job: MakeJob, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    job = with_layout(make_job(world_size=2, sharding="none"), zero=1)
+    whole = losses(run(saving(job, place)))
+    last = digests(place, STEPS)
+    shutil.rmtree(place / f"step-{STEPS:08d}")
+    again = with_layout(make_job(world_size=2, sharding="none"), zero=1)
+    assert losses(run(saving(again, place))) == whole
+    assert digests(place, STEPS) == last
+    config = json.loads((Path(again.out) / "ds_config.json").read_text())
+    assert config["zero_optimization"]["stage"] == 1

@@ -1,0 +1,103 @@
+"""A rank that hangs is killed by the process beside it, and one that works, or ends, is left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.train.small import environment
+from twinrun.foundation.manifest import load_json
+from twinrun.protocol.job import Job
+from twinrun.protocol.pulse import FOLDER, RankState
+from twinrun.train.watchdog import FIRST_SECONDS, FLOOR_SECONDS, Watchdog
+
+SECONDS = 30
+# Two steps, of which the second hangs where it does what it has done before.
+HANGS = """
+import sys, time
+from twinrun.protocol.job import Job
+from twinrun.train import pulse
+job = Job.model_validate_json(sys.argv[1])
+pulse.watch(job)
+for step in (1, 2):
+    pulse.beat("forward", step=step)
+    if step == 2:
+        print("there", flush=True)
+        {hang}
+    pulse.beat("backward")
+pulse.end()
+"""
+
+
+def job(folder: Path, **fields: object) -> Job:
+    told = {"recipe": "small", "point": "small", "world_size": 1, "accelerator": False, "attempt": "1"}
+    files = {"out": str(folder), "metrics": str(folder / "metrics.jsonl")}
+    return Job.model_validate(told | files | fields)
+
+
+def start(folder: Path, hang: str, **fields: object) -> subprocess.Popen[str]:
+    variables = environment() | {"RANK": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
+    command = [sys.executable, "-c", HANGS.format(hang=hang), job(folder, **fields).model_dump_json()]
+    started = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True)
+    assert started.stdout is not None
+    assert started.stdout.readline() == "there\n"
+    return started
+
+
+def last_words(folder: Path, end: str) -> RankState:
+    deadline = time.monotonic() + SECONDS
+    file = folder / FOLDER / "3.json"
+    while not file.exists() or load_json(file, RankState).end != end:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return load_json(file, RankState)
+
+
+@pytest.mark.parametrize("halted", [False, True], ids=["sleeps", "stopped"])
+def test_a_rank_that_hangs_is_killed_and_says_where(tmp_path: Path, *, halted: bool) -> None:
+    with start(tmp_path, "time.sleep(600)", watchdog_seconds=0.5) as rank:
+        if halted:
+            os.kill(rank.pid, signal.SIGSTOP)
+        assert rank.wait(SECONDS) == -signal.SIGKILL
+    found = last_words(tmp_path, "hung")
+    assert (found.rank, found.pid, found.step, found.operation) == (3, rank.pid, 2, "forward")
+    assert 0.5 < found.silent_seconds < 5
+    assert found.process.startswith("T" if halted else "S")
+    # Port 9 refuses, and a machine that refuses is reached.
+    assert found.reaches_first is True
+
+
+def test_a_rank_that_is_killed_leaves_its_last_words(tmp_path: Path) -> None:
+    with start(tmp_path, "time.sleep(600)") as rank:
+        rank.kill()
+    found = last_words(tmp_path, "lost")
+    assert (found.step, found.operation, found.silent_seconds) == (2, "forward", 0)
+
+
+def test_a_rank_that_ends_well_is_left_alone(tmp_path: Path) -> None:
+    with start(tmp_path, "pass", watchdog_seconds=0.2) as rank:
+        assert rank.wait(SECONDS) == 0
+    assert last_words(tmp_path, "done").operation == "backward"
+
+
+def test_limits_are_learned_from_what_was_done_before(tmp_path: Path) -> None:
+    watchdog = Watchdog(job(tmp_path), watched=1, reader=0)
+    assert watchdog.limit() == FIRST_SECONDS
+    watchdog._hear(["1\tforward\n"])
+    assert watchdog.limit() == FIRST_SECONDS
+    for spent in (20.0, 40.0, 30.0):
+        watchdog._silent = spent
+        watchdog._hear(["1\tforward\n"])
+    assert watchdog.limit() == 10 * 30.0
+    watchdog._hear(["1\tbackward\n", "2\tforward\n", "2\tbackward\n"])
+    assert watchdog.limit() == FLOOR_SECONDS
+    told = Watchdog(job(tmp_path, watchdog_seconds=7), watched=1, reader=0)
+    assert told.limit() == FIRST_SECONDS
+    told._hear(["1\tforward\n", "2\tforward\n"])
+    assert told.limit() == 7

@@ -1,0 +1,206 @@
+"""Layouts: what is refused before anything starts, what they cost by formula, and what a report says."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.records import PROJECT, ROOT, hardware, plan
+from twinrun.foundation.errors import InputError, MachineError
+from twinrun.planning.project import Project
+from twinrun.protocol.deepspeed import OWNED, configuration
+from twinrun.protocol.layout import FEATURES, Layout, refused_pair
+from twinrun.protocol.training import TrainingJob
+from twinrun.workloads import load_workload
+from twinrun.workloads.training.formulas import state_bytes, traffic
+from twinrun.workloads.workload import Run
+
+RECIPE = "deepspeed-pretrain"
+SMOKE: dict[str, Any] = {"scale": "smoke", "gpu": None, "devices": 0}
+PAPER: dict[str, Any] = {"scale": "paper", "gpu": "mi210", "devices": 8}
+RUN = Run(recipe=RECIPE, accelerator=False, data="", out="", metrics="", attempt="0")
+
+
+def jobs(**choices: Any) -> dict[str, TrainingJob]:
+    made = plan(RECIPE, **choices)
+    workload = load_workload("training")
+    found = {point.id: workload.job(made.part, point, attempt=0, run=RUN) for point in made.points}
+    assert all(isinstance(job, TrainingJob) for job in found.values())
+    return found  # type: ignore[return-value]
+
+
+def changed(folder: Path, old: str, new: str) -> Project:
+    """Return a project whose recipe has `new` in place of `old`."""
+    shutil.copytree(ROOT / "recipes" / RECIPE, folder / "recipes" / RECIPE)
+    shutil.copy(ROOT / "recipes" / "metrics.toml", folder / "recipes")
+    shutil.copytree(ROOT / "images", folder / "images")
+    path = folder / "recipes" / RECIPE / "recipe.toml"
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    return Project(folder)
+
+
+@pytest.mark.parametrize("scale", [SMOKE, PAPER], ids=lambda one: str(one["scale"]))
+def test_the_batch_arithmetic_is_deepspeeds_own(scale: dict[str, Any]) -> None:
+    for name, job in jobs(**scale).items():
+        config = configuration(job)
+        copies = job.world_size // job.replicas
+        product = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * copies
+        assert product == config["train_batch_size"] == job.training.global_batch, name
+
+
+def test_the_published_configuration_is_rendered_as_published() -> None:
+    config = configuration(jobs(**PAPER)["tp2-pp2-dp2"])
+    assert config["zero_optimization"]["stage"] == 1
+    assert config["fp16"]["enabled"]
+    assert config["fp16"]["initial_scale_power"] == 11
+    assert (config["train_batch_size"], config["train_micro_batch_size_per_gpu"]) == (256, 2)
+    assert config["gradient_clipping"] == 1.0
+
+
+def test_a_layout_that_needs_more_devices_than_there_are_is_left_out() -> None:
+    made = plan(RECIPE, scale="smoke", gpu="h200", devices=2)
+    assert "tp2-pp2-dp2" not in {point.id for point in made.points}
+    with pytest.raises(MachineError, match="no layout fits"):
+        plan(RECIPE, scale="smoke", gpu="h200", devices=2, settings=("layouts=tp2-pp2-dp2",))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "why"),
+    [
+        (
+            "pp2 = { pipeline = 2, zero = 1 }",
+            "pp2 = { pipeline = 2, zero = 2 }",
+            "pp2.zero",
+            "ZeRO-2 and 3 split",
+        ),
+        ('"moe", zero = 1, experts = 2', '"moe", zero = 3, experts = 2', "moe-ep2.zero", "experts"),
+        ('"moe", zero = 1, experts = 2', '"moe", zero = 1', "moe-ep2.experts", "has experts"),
+        ('"moe", zero = 1, experts = 2', '"moe", zero = 1, experts = 3', "moe-ep2.experts", "whole"),
+        (
+            'ddp = { framework = "torch" }',
+            'ddp = { framework = "torch", zero = 1 }',
+            "ddp.zero",
+            "no such setting",
+        ),
+        (
+            'zero = 2, offload = "optimizer"',
+            'offload = "optimizer"',
+            "zero-2-offload.offload",
+            "is offloaded",
+        ),
+        (
+            'zero = 2, offload = "optimizer"',
+            'zero = 2, offload = "parameters"',
+            "offload.offload",
+            "only ZeRO-3",
+        ),
+        ("pp2 = { pipeline = 2, zero", "pp2 = { pipeline = 8, zero", "pp2.pipeline", "a stage has a layer"),
+        (
+            "tensor = 2, pipeline = 2, zero = 1, devices = 8",
+            "tensor = 3, zero = 1, devices = 3",
+            "tensor",
+            "heads",
+        ),
+        ("devices = 8", "devices = 6", "tp2-pp2-dp2.devices", "all its ranks"),
+        (
+            "pp2 = { pipeline = 2,",
+            "pp2 = { microbatch = 3, pipeline = 2,",
+            "pp2.microbatch",
+            "are equal",
+        ),
+        (
+            'use_multi_rank_bucket_allreduce" = false',
+            'stage" = 3',
+            "zero-1.settings",
+            "could only contradict",
+        ),
+    ],
+)
+def test_what_deepspeed_refuses_is_refused_in_planning(
+    tmp_path: Path, old: str, new: str, place: str, why: str
+) -> None:
+    project = changed(tmp_path, old, new)
+    with pytest.raises(InputError, match=why) as caught:
+        plan(RECIPE, project=project, **SMOKE)
+    assert place in str(caught.value)
+
+
+@pytest.mark.parametrize("key", OWNED)
+def test_a_second_value_for_what_the_recipe_says_is_refused(tmp_path: Path, key: str) -> None:
+    project = changed(tmp_path, '"zero_optimization.use_multi_rank_bucket_allreduce" = false', f'"{key}" = 2')
+    with pytest.raises(InputError, match="contradict"):
+        plan(RECIPE, project=project, **SMOKE)
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ("precision=fp16", "no fp16 on a processor"),
+        ("global_batch=3", "divisor of the global batch"),
+        ("microbatch=3", "divisor of 8"),
+        ("layouts=zero-4", "no such layout"),
+        ("trainer=composer", "one trainer"),
+        ("devices=none", "count of devices"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(setting: str, why: str) -> None:
+    with pytest.raises(InputError) as caught:
+        plan(RECIPE, **SMOKE, settings=(setting,))
+    assert why in str(caught.value)
+
+
+def test_a_sweep_over_sizes_has_neither_layouts_nor_a_scaled_loss() -> None:
+    for setting in ("trainer=deepspeed", "precision=fp16"):
+        with pytest.raises(InputError):
+            plan("mpt7b-scaling", scale="smoke", gpu=None, settings=(setting,))
+
+
+def facts(parameters: int, ranks: int, *, experts: int = 0, expert_ranks: int = 1) -> dict[str, Any]:
+    return {
+        "first rank's parameters": parameters,
+        "first rank's expert parameters": experts,
+        "first rank's data ranks": ranks,
+        "first rank's expert ranks": expert_ranks,
+    }
+
+
+def test_formulas_are_those_of_the_paper() -> None:
+    """Table 1 of the paper, 7.5 billion parameters on 64 ranks: 120 GB, and 1.9 GB with ZeRO-3.
+
+    Its 31.4 and 16.6 GB of ZeRO-1 and 2 have gradients, which between two steps are gone.
+    """
+    on_64 = facts(7_500_000_000, 64)
+    found = [state_bytes(Layout(zero=zero), on_64, "bf16") or 0 for zero in (1, 3)]
+    assert [round(7.5 * one, 1) for one in found] == [16.4, 1.9]
+    assert 7.5 * (state_bytes(Layout(framework="torch"), on_64, "bf16") or 0) == 120
+    sent = [traffic(Layout(zero=zero), on_64, microbatches=1) or 0 for zero in (0, 1, 2, 3)]
+    assert [one / sent[0] for one in sent] == [1, 1, 1, 1.5]
+
+
+def test_experts_are_split_over_the_ranks_that_have_the_same_ones() -> None:
+    held = state_bytes(Layout(zero=1, experts=2), facts(100, 4, experts=300, expert_ranks=2), "bf16")
+    assert held == (100 * (2 + 12 / 4) + 300 * (2 + 12 / 2)) / 400
+
+
+def test_pairs_that_deepspeed_refuses() -> None:
+    refused = {
+        (one, other) for one in FEATURES for other in FEATURES if one < other and refused_pair(one, other)
+    }
+    assert {("ZeRO-2", "pipeline"), ("ZeRO-3", "pipeline"), ("ZeRO-3", "experts")} <= refused
+    # What this project does not offer is nothing that DeepSpeed refuses.
+    assert all(refused_pair("offload", other) is None for other in ("pipeline", "experts", "ZeRO-1"))
+    assert refused_pair("ZeRO-1", "pipeline") is None
+    assert all(refused_pair(one, other) == refused_pair(other, one) for one in FEATURES for other in FEATURES)
+
+
+def test_a_device_of_139_gib_holds_what_the_budget_says() -> None:
+    made = plan(RECIPE, scale="node", gpu="h200", devices=1)
+    assert hardware("h200", 1).device_memory_bytes
+    assert PROJECT.gpus["h200"]
+    sizes = {point.id: point.part.microbatches for point in made.points}  # type: ignore[attr-defined]
+    assert all(sizes.values()), sizes

@@ -1,0 +1,123 @@
+"""Two curves are one inside what control runs show of rounding; else it is said what differs."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from twinrun.workloads.parity import FIRST, Parity, envelope_of, parity
+from twinrun.workloads.parity_charts import parity_charts
+from twinrun.workloads.workload import Traced
+
+STEPS = 200
+ORIGINS = {"initial weights": "a" * 64, "data": "b" * 64, "order hash": "c" * 64}
+
+
+def curve(seed: int, *, growth: float = 1e-7, start: float = 0.0) -> tuple[float, ...]:
+    """Return a falling loss with noise that grows as rounding does in training."""
+    draw = random.Random(seed)
+    return tuple(
+        (6 * math.exp(-step / 60) + 2) * (1 + start + growth * (1 + step / 10) * draw.gauss(0, 1))
+        for step in range(STEPS)
+    )
+
+
+def traced(name: str, values: tuple[float, ...], *, controls: int = 0, **changes: object) -> Traced:
+    fields = {
+        "name": name,
+        "values": values,
+        "controls": tuple(curve(100 + number) for number in range(controls)),
+        "configuration": {"seed": "17", "optimizer.learning_rate": "0.0002"},
+        "origins": ORIGINS,
+        "rounding": 1e-6,
+    }
+    return Traced.model_validate(fields | changes)
+
+
+def held(**changes: object) -> Parity:
+    values = changes.pop("values", curve(7))
+    return parity(traced("one", curve(1), controls=5), traced("other", values, **changes))  # type: ignore[arg-type]
+
+
+def test_rounding_stays_inside_the_envelope() -> None:
+    outcomes = [held(values=curve(seed)).outcome for seed in range(7, 107)]
+    assert outcomes.count("inside") >= 97
+
+
+@pytest.mark.parametrize("growth", [1e-6, 1e-5, 1e-3])
+def test_what_grows_beyond_rounding_is_outside(growth: float) -> None:
+    found = held(values=tuple(one + growth * place for place, one in enumerate(curve(7))))
+    assert (found.outcome, "grows beyond what rounding does" in found.reason) == ("outside", True)
+
+
+def test_a_jump_of_one_step_is_found() -> None:
+    values = list(curve(7))
+    values[120] *= 1.001
+    found = held(values=tuple(values))
+    assert found.outcome == "outside"
+    whole, first = found.windows
+    assert (whole.step, whole.share > 1, first.steps, first.share <= 1) == (121, True, FIRST, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (
+            {"origins": ORIGINS | {"initial weights": "d" * 64}},
+            "initial weights aaaaaaaaaaaa and dddddddddddd",
+        ),
+        ({"origins": ORIGINS | {"data": "d" * 64}}, "data bbbbbbbbbbbb and dddddddddddd"),
+        ({"origins": ORIGINS | {"order hash": "d" * 64}}, "order hash cccccccccccc and dddddddddddd"),
+        ({"configuration": {"seed": "18", "optimizer.learning_rate": "0.0002"}}, "seed 17 and 18"),
+        ({}, "the first step computes another thing"),
+    ],
+)
+def test_a_difference_at_step_1_names_its_cause(changes: dict[str, object], named: str) -> None:
+    found = held(values=curve(7, start=1e-3), **changes)
+    assert found.outcome == "start"
+    assert "apart at step 1" in found.reason
+    assert named in found.reason
+
+
+def test_another_configuration_is_another_experiment_even_where_curves_coincide() -> None:
+    changed = {"seed": "17", "optimizer.learning_rate": "0.0003"}
+    found = held(values=curve(1), configuration=changed)
+    assert found.outcome == "other-run"
+    assert "optimizer.learning_rate 0.0002 and 0.0003" in found.reason
+
+
+def test_weights_that_differ_in_their_last_bits_alone_are_rounding() -> None:
+    found = held(origins=ORIGINS | {"initial weights": "d" * 64})
+    assert found.outcome == "inside"
+
+
+@pytest.mark.parametrize("controls", [0, 4])
+def test_too_few_control_runs_decide_nothing(controls: int) -> None:
+    found = parity(traced("one", curve(1), controls=controls), traced("other", curve(7)))
+    assert (found.outcome, "--set controls=5" in found.reason) == ("no-envelope", True)
+
+
+def test_an_envelope_that_is_too_wide_decides_nothing() -> None:
+    found = parity(traced("one", curve(1), controls=5), traced("other", curve(7)), widest=1e-9)
+    assert (found.outcome, "tell nothing apart" in found.reason) == ("no-envelope", True)
+
+
+def test_a_shorter_curve_is_held_over_the_steps_it_has() -> None:
+    found = held(values=curve(7)[:60], origins=ORIGINS | {"order hash": "d" * 64})
+    assert (found.outcome, [window.steps for window in found.windows]) == ("inside", [60, 60])
+
+
+def test_more_control_runs_reach_less_far() -> None:
+    few = [1e-7, 1.1e-7, 1.2e-7, 0.9e-7, 1e-7]
+    assert max(few) < envelope_of(few + few) < envelope_of(few) < 2e-7
+
+
+def test_the_pictures_have_both_curves_and_the_envelope() -> None:
+    a, b = traced("one", curve(1), controls=5), traced("other", curve(7))
+    found = parity(a, b)
+    charts = parity_charts(found, a, b, metric="loss", label="loss")
+    assert [len(chart.curves) for chart in charts] == [2, 2, 2, 2]
+    assert [chart.limit for chart in charts[1::2]] == [window.envelope for window in found.windows]
+    assert {len(chart.curves[0].spots) for chart in charts[2:]} <= {FIRST - 1, FIRST}

@@ -1,0 +1,46 @@
+"""The sizes of a sweep, as the recipe and the machine allow them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.records import TRAINING, plan
+from twinrun.foundation.errors import InputError, MachineError
+from twinrun.manifests.recipe import Sweep
+from twinrun.workloads.sweep import sizes
+
+DEVICES, NODES = Sweep(devices="powers-of-two"), Sweep(nodes=(1, 2), devices_per_node=8)
+
+
+def test_a_machine_is_swept_up_to_all_it_has() -> None:
+    assert sizes(DEVICES, requested=None, devices=8) == (1, 2, 4, 8)
+    assert sizes(DEVICES, requested=None, devices=7) == (1, 2, 4)
+
+
+def test_what_is_asked_for_is_sorted_and_counts_once() -> None:
+    assert sizes(DEVICES, requested="4,1,4", devices=8) == (1, 4)
+    assert sizes(DEVICES, requested=[4, 1], devices=0) == (1, 4)
+
+
+def test_more_than_the_machine_has_is_refused() -> None:
+    with pytest.raises(MachineError, match="fewer devices"):
+        sizes(DEVICES, requested="1,4", devices=2)
+
+
+@pytest.mark.parametrize("requested", ["0", "a", "1,b", [], [1.5], True])
+def test_what_is_no_count_is_refused(requested: Any) -> None:
+    with pytest.raises(InputError, match="expected counts"):
+        sizes(DEVICES, requested=requested, devices=8)
+
+
+def test_a_scale_that_counts_nodes_has_no_devices() -> None:
+    assert sizes(NODES, requested=None, devices=8) == (1, 2)
+    with pytest.raises(InputError, match="counts nodes"):
+        sizes(NODES, requested="1", devices=8)
+
+
+def test_a_global_batch_that_does_not_divide_is_refused() -> None:
+    with pytest.raises(InputError, match="does not divide over the devices"):
+        plan(TRAINING, scale="smoke", gpu=None, settings=("devices=3", "global_batch=16"), devices=0)
