@@ -71,6 +71,12 @@ def test_what_is_known_keeps_its_code() -> None:
     assert block("pass").returncode == 0
 
 
+def test_a_second_stop_while_the_interpreter_ends_keeps_the_code() -> None:
+    # Deleted with the modules, when Python's own handler of the signal is gone.
+    late = "sys.late = type('', (), {'__del__': lambda _, kill=os.kill, me=os.getpid(): kill(me, 2)})()"
+    assert block(f"{late}; os.kill(os.getpid(), signal.SIGINT)").returncode == 5
+
+
 def test_a_full_disk_behind_standard_output() -> None:
     with Path("/dev/full").open("wb") as full:
         done = ended("-m", "invoke", *PLAN, stdout=full.fileno())

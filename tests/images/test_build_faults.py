@@ -67,6 +67,23 @@ def test_stopped_by_the_user(client: DockerClient, checkout: Checkout, tmp_path:
     assert not [image for image in images if "sleep" in json.dumps(image.history())]
 
 
+def test_what_a_killed_build_has_left_is_removed(
+    client: DockerClient, checkout: Checkout, tmp_path: Path
+) -> None:
+    image = json.loads(build(checkout, "--json").stdout)["built"]["image"]
+    program = (
+        "import docker, sys, time\nfrom twinrun.images.building.transfer import export_root\n"
+        "with export_root(docker.from_env(), sys.argv[1]):\n    print('open', flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, image], stdout=subprocess.PIPE) as killed:
+        assert killed.stdout is not None
+        assert killed.stdout.readline() == b"open\n"
+        killed.kill()
+    done = build(checkout, "--save", str(tmp_path / "image.tar"))
+    assert "which a killed command had left" in done.stderr
+    assert not client.containers.list(all=True, filters={"ancestor": image})
+
+
 def test_an_engine_out_of_reach(checkout: Checkout, tmp_path: Path) -> None:
     done = build(checkout, DOCKER_HOST=f"unix://{tmp_path}/none.sock")
     assert (done.returncode, "does not answer" in done.stderr) == (3, True)

@@ -51,6 +51,8 @@ def exit_on_error() -> Iterator[None]:
         error = _fault(unforeseen)
     else:
         return
+    # The interpreter's end takes handlers away: a second Ctrl-C would change the exit code.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Where stderr is full or closed too, the exit code is all there is.
     with contextlib.suppress(OSError):
         sys.stderr.write(f"{error}\n")

@@ -121,8 +121,16 @@ class StageBuilder:
             with export_root(self._client, image) as stream:
                 return read(stream)
         finally:
-            # The build cache keeps the steps for the next stage.
+            self._remove_stage_image(image)
+
+    def _remove_stage_image(self, image: str) -> None:
+        """Remove a stage's image, of which the build cache keeps the steps; one that is used stays."""
+        from docker.errors import APIError
+
+        try:
             self._client.api.remove_image(image, noprune=True)
+        except APIError as error:
+            self._progress.say(f"kept {image[:19]}: {error.explanation}")
 
     def _export_stage(self, stage: str, read: Callable[[IO[bytes]], T], *, as_tar: bool = True) -> T:
         """Build a stage and return what `read` makes of what its build writes to stdout."""

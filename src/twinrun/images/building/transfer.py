@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.redaction import redacted
+from twinrun.machine.abandoned import OWNER, owner
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -68,9 +69,15 @@ def export_root(client: DockerClient, image: str) -> Iterator[IO[bytes]]:
     """Stream the root file system of an image as a tar; raises MachineError or OSError."""
     with _request(client, f"export {image[:19]}"):
         # The container is never started, so the command need not exist.
-        container = client.api.create_container(image, command=["/"], network_disabled=True)["Id"]
+        container = client.api.create_container(
+            image, command=["/"], network_disabled=True, labels={OWNER: owner()}
+        )["Id"]
         try:
-            yield io.BufferedReader(_ChunkReader(client.api.export(container)), _CHUNK)
+            with io.BufferedReader(_ChunkReader(client.api.export(container)), _CHUNK) as stream:
+                yield stream
+                # Until the last byte is read, the engine holds the container's file system.
+                while stream.read(_CHUNK):
+                    pass
         finally:
             client.api.remove_container(container, v=True, force=True)
 
