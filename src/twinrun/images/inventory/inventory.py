@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pydantic import Field
+
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.images.building.artifacts import wheel_artifacts
 from twinrun.manifests.image_identity import COMMITTED
@@ -29,6 +31,10 @@ class PackageInventory(Frozen):
     python_packages: dict[str, str]
     system_packages: dict[str, str]
     """Package to version and architecture."""
+    python_licences: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Package to what its metadata names, an expression or names."""
+    system_licences: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Package to the short names in its copyright file; none where that file is free text."""
 
 
 class ImageInventory(Frozen):
