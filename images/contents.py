@@ -104,7 +104,8 @@ def collectives() -> dict[str, str]:
         import torch.distributed as dist
 
         if dist.is_available() and dist.is_gloo_available():
-            found["Gloo"] = f"of PyTorch {importlib.metadata.version('torch')}"
+            # It is part of PyTorch and has no version of its own.
+            found["Gloo"] = importlib.metadata.version("torch").partition("+")[0]
     return found
 
 

@@ -73,6 +73,16 @@ def test_every_package_has_a_url_and_the_locked_digests(name: str) -> None:
     assert bill["metadata"]["timestamp"] == "2026-11-20T02:11:10+00:00"
 
 
+def test_another_collective_library_than_declared_is_a_difference() -> None:
+    stack = STACKS["rocm-debian"]
+    contents = contents_of(stack)
+    ran = contents.measured.model_copy(update={"collectives": {"RCCL": "5.4.3"}})
+    found = lock_differences(contents.model_copy(update={"measured": ran}), stack, ROOT)
+    assert found == ["RCCL 5.4.3, stack.toml has 2.13.4"]
+    same = contents.measured.model_copy(update={"collectives": {"RCCL": "2.13.4"}})
+    assert lock_differences(contents.model_copy(update={"measured": same}), stack, ROOT) == []
+
+
 def test_licences_are_identifiers_expressions_or_names() -> None:
     contents = contents_of(STACKS["cpu"])
     named = {
