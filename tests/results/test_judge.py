@@ -9,6 +9,7 @@ import pytest
 
 from tests.records import BENCH, PROJECT, TRAINING, bench_record, replaced, training_record
 from twinrun.manifests.claims import Claim, Published
+from twinrun.protocol.bench import COPY
 from twinrun.protocol.measurements import Check, Series, sampled
 from twinrun.results.judge import claims_digest, judge
 from twinrun.results.record import Record, Verdict
@@ -154,6 +155,16 @@ def test_more_than_the_device_can_do_is_no_verdict() -> None:
     found = verdict(training_record({"nodes=1": 190.0}), "throughput-1-node")
     assert found.outcome == "not-comparable"
     assert "more than the 181" in found.reason
+
+
+@pytest.mark.parametrize(("share", "outcome"), [(0.9, "reproduced"), (1.1, "not-comparable")])
+def test_more_than_the_memory_gives_is_no_verdict(share: float, outcome: str) -> None:
+    moved = share * PROJECT.gpus["mi250"].device_bandwidth_bytes_s * 2e-3
+    record = bench_record({"scan": [2.0, 2.0]}, facts={f"scan work {COPY}": moved})
+    (point,) = record.points
+    fields = {"metric": "bandwidth", "unit": "GB/s", "per": "device", "value": 1000.0, "better": "higher"}
+    claim = claim_of(point=point.id, measurement="scan/bandwidth", **ABSOLUTE, **fields)
+    assert one_verdict(record, claim, BENCH).outcome == outcome
 
 
 @pytest.mark.parametrize(
