@@ -10,7 +10,20 @@ from itertools import pairwise
 import pytest
 from sources import KERNELS
 
-COLUMNS = "series measured kernel dtype shape idea before after unit hardware kept reason".split()
+COLUMNS = (
+    "series",
+    "measured",
+    "kernel",
+    "dtype",
+    "shape",
+    "idea",
+    "before",
+    "after",
+    "unit",
+    "hardware",
+    "kept",
+    "reason",
+)
 DTYPES = ("", "bf16", "fp16", "fp32")
 TIMES = ("ms", "us", "cycles", "times the time", "times upstream's speed", "slots a state element")
 COUNTS = ("bytes spilled", "instructions", "memory accesses", "flat accesses", "partial sums")
@@ -50,7 +63,7 @@ def faults(row: dict[str, str]) -> list[str]:
 
 
 def test_every_row_can_be_read() -> None:
-    assert READER.fieldnames == COLUMNS
+    assert READER.fieldnames == [*COLUMNS]
     wrong = [f"line {i}: {fault}" for i, row in enumerate(ROWS, start=2) for fault in faults(row)]
     assert not wrong, "\n".join(["", *wrong])
 
