@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from streaming.base.world import World
 from tests.train.small import GLOBAL_BATCH, SHAPE, MakeJob
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.training import TrainingJob
+from twinrun.train import data
 from twinrun.train.corpus import Corpus
 from twinrun.train.data import collate, load_batches, load_corpus, sample_hash
 
@@ -120,3 +122,9 @@ def global_batches(job: TrainingJob, corpus: Corpus, world: World, epoch: int) -
     in_order = work.transpose(3, 2, 0, 1, 4).reshape(-1, job.training.global_batch)
     whole = in_order[(in_order >= 0).all(axis=1)]
     return np.sort(whole, axis=1)
+
+
+def test_the_package_is_whole_where_somebody_imports_it_later() -> None:
+    package = importlib.import_module("streaming")
+    assert package.StreamingDataset is data.StreamingDataset
+    assert package.MDSWriter
