@@ -19,7 +19,6 @@ from streaming.base.world import World
 from tests.train.small import GLOBAL_BATCH, SHAPE, MakeJob
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.training import TrainingJob
-from twinrun.train import data
 from twinrun.train.corpus import Corpus
 from twinrun.train.data import collate, load_batches, load_corpus, sample_hash
 
@@ -124,7 +123,7 @@ def global_batches(job: TrainingJob, corpus: Corpus, world: World, epoch: int) -
     return np.sort(whole, axis=1)
 
 
-def test_the_package_is_whole_where_somebody_imports_it_later() -> None:
+def test_the_package_is_whole_where_somebody_imports_it_later(make_job: MakeJob, corpus: Corpus) -> None:
     package = importlib.import_module("streaming")
-    assert package.StreamingDataset is data.StreamingDataset
+    assert type(load_batches(make_job(), corpus).dataset) is package.StreamingDataset
     assert package.MDSWriter

@@ -92,6 +92,21 @@ def test_what_an_offload_needs_is_found_before_the_start(
     compilation.check(with_layout(make_job(), zero=3))
 
 
+@pytest.mark.needs("deepspeed")
+def test_ranks_name_the_lock_of_a_killed_compilation(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(compilation.VARIABLE, str(tmp_path))
+    lock = tmp_path / "py311_cpu" / "async_io" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    done = launch(TRAIN, with_layout(make_job(), zero=3, offload="optimizer", storage=str(tmp_path)))
+    assert done.returncode == 1
+    assert f"{lock}: a compilation is under way, or was killed and left its lock" in done.stderr
+    assert "remove this file if nothing compiles" in done.stderr
+    assert "compiling" not in done.stderr.lower()
+
+
 def run(job: TrainingJob) -> TrainingResult:
     done = launch(TRAIN, job)
     assert done.returncode == 0, done.stderr[-4000:]
