@@ -15,6 +15,7 @@ from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import sha256_of_file, write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.protocol.models.shape import Positive
+from twinrun.train.bare_imports import bare
 
 CORPUS = "corpus.json"
 INDEX = "index.json"
@@ -98,8 +99,9 @@ def _existing(folder: Path, origin: Origin) -> Corpus:
 
 
 def _write(folder: Path, origin: Origin, documents: Iterable[tuple[Tokens, int]]) -> Corpus:
-    # Takes seconds to import, which finding existing data should not.
-    from streaming import MDSWriter
+    # Takes a while to import, which finding existing data should not.
+    with bare("streaming", "streaming.base"):
+        from streaming.base.format.mds.writer import MDSWriter
 
     digest, samples, largest, size = hashlib.sha256(), 0, 0, _Total()
     columns = {COLUMN: f"ndarray:{TOKEN.name}:{origin.sequence}"}
