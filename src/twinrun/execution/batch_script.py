@@ -12,6 +12,7 @@ from twinrun.execution.layout import stop_file
 from twinrun.execution.schedulers import Task
 from twinrun.foundation.errors import MachineError
 from twinrun.manifests.cluster import LoadedSite, Site
+from twinrun.protocol.allocation import IMAGE_VARIABLE
 
 HOSTS = "TWINRUN_HOSTS"
 # Left to the shell, in every word of the script; the plan has no other way to reach it.
@@ -80,6 +81,10 @@ def _start(task: Task, command: NodeCommand, site: LoadedSite, logs: str) -> Ite
     variables = {**(chosen if task.nodes > 1 else {}), **command.variables}
     for name, value in variables.items():
         yield f"export {_variable(name)}={_word(value, site)}"
+    if command.container:
+        inspect = " ".join(_word(one, site) for one in command.container.inspect_arguments())
+        yield f'{IMAGE_VARIABLE}="$({inspect})"'
+        yield f"export {IMAGE_VARIABLE}"
     yield f"exec {' '.join(_word(one, site) for one in command.arguments)}"
 
 
