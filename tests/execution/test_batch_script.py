@@ -15,11 +15,12 @@ from pydantic import BaseModel
 from tests.execution.placements import SITE, Ranked
 from twinrun.execution.engine import Renderer, Workspace
 from twinrun.execution.engines.docker import ContainerRenderer
+from twinrun.execution.engines.pyxis import PyxisRenderer
 from twinrun.execution.interpreter import Interpreter
 from twinrun.execution.layout import log_folder
 from twinrun.execution.ranks import Launch, RankCommands
 from twinrun.execution.slurm_client import parse_job
-from twinrun.foundation.errors import InputError, RunError
+from twinrun.foundation.errors import InputError, MachineError, RunError
 from twinrun.foundation.manifest import validate
 from twinrun.machine.inventory import load_vendors
 from twinrun.manifests.cluster import ClusterTable, LoadedSite, Site
@@ -77,12 +78,16 @@ def script(
     python: str = "/shared/environment/bin/python",
     told: str = "a 'quoted' text with $HOME\nand a line",
     image: str | None = None,
+    pyxis: str | None = None,
 ) -> str:
     """Return the script of a placement."""
     workspace = Workspace(root=root, run=run, data=Path("/shared/data"))
     renderer: Renderer = Interpreter(python=python, workspace=workspace)
     if image:
         renderer = ContainerRenderer(image=image, vendor=load_vendors(ROOT)["cpu"], workspace=workspace)
+    if pyxis:
+        vendor = load_vendors(ROOT)[pyxis]
+        renderer = PyxisRenderer(file=Path("/shared/stack.sqsh"), vendor=vendor, workspace=workspace)
     commands = RankCommands(
         renderer=renderer,
         launcher=launcher,
@@ -100,9 +105,14 @@ def script(
     return made
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_the_script_is_the_golden_one(launcher: str) -> None:
-    text, file = script(launcher), GOLDEN / f"sbatch-{launcher}.sh"
+CASES = [(launcher, None) for launcher in LAUNCHERS]
+CASES += [("torchrun", vendor) for vendor in sorted(load_vendors(ROOT))]
+
+
+@pytest.mark.parametrize(("launcher", "pyxis"), CASES)
+def test_the_script_is_the_golden_one(launcher: str, pyxis: str | None) -> None:
+    text = script(launcher, pyxis=pyxis)
+    file = GOLDEN / (f"sbatch-pyxis-{pyxis}.sh" if pyxis else f"sbatch-{launcher}.sh")
     if os.environ.get("WRITE_GOLDEN"):
         file.write_text(text, encoding="utf-8")
     assert text == file.read_text(encoding="utf-8")
@@ -114,6 +124,14 @@ def test_a_thousand_nodes_need_no_more_lines_than_two(launcher: str) -> None:
     many = script(launcher, placement=Ranked(id="nodes=1024", nodes=1024, devices_per_node=8))
     assert len(many.splitlines()) == len(script(launcher).splitlines()) < 50
     assert len(many) < 4000
+
+
+def test_pyxis_starts_under_srun_alone() -> None:
+    with pytest.raises(MachineError, match="srun alone starts commands of this engine") as caught:
+        script("mpirun", pyxis="cpu")
+    assert "mpirun" in str(caught.value.found)
+    with pytest.raises(InputError, match="no mount of Pyxis can name this folder"):
+        script("srun", pyxis="cpu", root=Path("/shared/a,b"))
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -39,7 +39,7 @@ def batch_script(task: Task, *, site: LoadedSite, run: str, logs: str) -> str:
     lines += [f'{shell.FIRST_NODE}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)']
     body = (f"  {line}" for line in _start(task, command, site, logs))
     lines += [f"export RUN {shell.FIRST_NODE}", "start() {", *body, "}"]
-    starter = list(_begin(task, site, logs))
+    starter = list(_begin(task, command, site, logs))
     if site.site.requeue:
         return "\n".join([*lines, *_again(starter, _word(str(stop_file(Path(run), task.point)), site)), ""])
     return "\n".join([*lines, *starter[:-1], f"exec {starter[-1]}", ""])
@@ -88,7 +88,7 @@ def _start(task: Task, command: NodeCommand, site: LoadedSite, logs: str) -> Ite
     yield f"exec {' '.join(_word(one, site) for one in command.arguments)}"
 
 
-def _begin(task: Task, site: LoadedSite, logs: str) -> Iterator[str]:
+def _begin(task: Task, command: NodeCommand, site: LoadedSite, logs: str) -> Iterator[str]:
     """Yield what starts it everywhere."""
     starter = task.starter or (
         *("srun", f"--nodes={task.nodes}", f"--ntasks={task.nodes}", "--ntasks-per-node=1"),
@@ -98,7 +98,9 @@ def _begin(task: Task, site: LoadedSite, logs: str) -> Iterator[str]:
         yield f"{HOSTS}={_word(f'{logs}/hosts', site)}"
         slots = f"sed 's/$/ slots={task.ranks_per_node}/'"
         yield f'scontrol show hostnames "$SLURM_JOB_NODELIST" | {slots} > "${HOSTS}"'
-    words = " ".join(_word(one, site) for one in starter)
+    for name, value in command.srun_variables.items():
+        yield f"export {_variable(name)}={_word(value, site)}"
+    words = " ".join(_word(one, site) for one in (*starter, *command.srun_options))
     yield f'{words} bash -euc "$(declare -f start); start"'
 
 

@@ -94,14 +94,18 @@ class RankCommands:
         )
 
     def render(self, launch: Launch, *, attempt: str) -> tuple[NodeCommand, ...]:
-        """Return the command of each node of `launch`, or the one that all start; pure."""
+        """Return the command of each node of `launch`, or the one that all start; pure.
+
+        Raises:
+            MachineError: the stack is where srun alone leads.
+        """
         inside, point = self.renderer.inside, launch.placement.id
         job = job_file(self.workspace.run, point)
         command = Command(
             arguments=(PYTHON, inside(launch.script), "--job", inside(job)),
             variables=self._variables,
         )
-        return tuple(
+        rendered = tuple(
             self.launcher.render(
                 command,
                 placement=launch.placement,
@@ -113,6 +117,15 @@ class RankCommands:
             )
             for node in self.scheduler.node_names(launch.placement.nodes)
         )
+        others = [word for word in self.launcher.starter(launch.placement)[:1] if word != "srun"]
+        if rendered[0].srun_options and (self.scheduler_name != "slurm" or others):
+            raise MachineError(
+                "srun alone starts commands of this engine",
+                place=point,
+                found=", ".join([f"--scheduler {self.scheduler_name}", *others]),
+                hint="add --cluster SITE of Slurm, and the launcher srun or torchrun",
+            )
+        return rendered
 
 
 class Ranks:
