@@ -105,7 +105,7 @@ def script(
     return made
 
 
-CASES = [(launcher, None) for launcher in LAUNCHERS]
+CASES: list[tuple[str, str | None]] = [(launcher, None) for launcher in LAUNCHERS]
 CASES += [("torchrun", vendor) for vendor in sorted(load_vendors(ROOT))]
 
 

@@ -121,7 +121,7 @@ def test_a_node_that_is_lost_is_named(job: Submission, say: Say) -> None:
     assert "node2 Not responding" in str(caught.value)
 
 
-# As Slurm 24.11 prints them.
+# As Slurm and munge print them.
 DISTRUST = (
     "sbatch: error: Batch job submission failed: Protocol authentication error",
     "slurm_load_partitions: error: Munge decode failed: Invalid credential",
