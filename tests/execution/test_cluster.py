@@ -158,6 +158,25 @@ def test_a_run_that_stops_leaves_nothing(site: LoadedSite, folder: Path) -> None
     assert until(lambda: not waiting("worker1") and not waiting("worker2")) < 15
 
 
+def test_a_slurm_that_goes_in_the_middle_of_a_run_is_told(
+    site: LoadedSite, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twinrun.execution.schedulers.slurm.PATIENCE_SECONDS", 2)
+    job = submitted(site, folder / "gone")
+    docker("pause", container("controller"))
+    try:
+        error = ended(job)
+        job.cancel()
+    finally:
+        docker("unpause", container("controller"))
+    assert isinstance(error, RunError), error
+    assert error.exit_code == 4
+    assert "Slurm has not answered for 2 s" in str(error)
+    assert "may still run" in str(error)
+    subprocess.run([*site.site.client, "scancel", "--name=twinrun-nodes=2"], check=True)
+    assert until(lambda: not waiting("worker1") and not waiting("worker2")) < 30
+
+
 def test_two_nodes_train_and_leave_a_record(site: LoadedSite, folder: Path) -> None:
     options = ["--scheduler", "slurm", "--cluster", "local", "--out", str(folder), "--json"]
     sets = [word for pair in ("steps=4", "warmup_steps=1", "devices=2") for word in ("--set", pair)]
