@@ -12,7 +12,8 @@ from peers import host
 from twinrun.protocol.checks import ChecksJob
 from twinrun.train.checks import Failed, Unknown
 
-SECONDS = 10
+# A controller, or mpirun on a node whose processors are busy, may take its time.
+SECONDS = 25
 SLURM = "install Slurm's client programs on the node, and run this inside an allocation"
 # `gpu:8` and `gpu:h200:8`, with or without `(S:0-1)`.
 GRES = re.compile(r"\bgpu:(?:[\w.-]+:)?(\d+)")
