@@ -95,6 +95,16 @@ def test_every_architecture_lists_its_kernels(small: Path, tmp_path: Path, arch:
     assert entry.get("overlaps", False) == (arch == "sm_90")
 
 
+@pytest.mark.parametrize("arch", [arch for arch in compiler.ARCHS if arch.startswith("gfx")])
+def test_an_amd_code_object_is_the_same_in_every_folder(small: Path, tmp_path: Path, arch: str) -> None:
+    available(arch)
+    folders = [tmp_path / name for name in ("one", "another")]
+    for folder in folders:
+        built(small, [arch], folder)
+    first, second = ({file.name: file.read_bytes() for file in folder.iterdir()} for folder in folders)
+    assert first == second
+
+
 def test_what_is_up_to_date_is_kept(small: Path, tmp_path: Path) -> None:
     objects = tmp_path / "objects"
     assert "makes emulator.so" in built(small, ["cpu"], objects)[0]

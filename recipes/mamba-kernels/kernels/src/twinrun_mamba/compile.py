@@ -38,6 +38,8 @@ AMD_FLAGS = (
     *("-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib"),
     # Version 5 is what ROCm 5.7 and newer load.
     *("-mcode-object-version=5", "-std=c++17", "-O3"),
+    # A symbol of the code object would hold a hash of the output's path.
+    "-fuse-cuid=none",
 )
 CPU_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-Wno-unknown-pragmas")
 
