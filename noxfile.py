@@ -158,6 +158,14 @@ def faults(session: nox.Session) -> None:
     session.run(*ONE_BY_ONE, "-s", "-m", "cluster", "tests/execution/test_faults.py", *session.posargs)
 
 
+@nox.session(tags=["nightly"])
+def trials(session: nox.Session) -> None:
+    """Kill ranks and launchers, damage checkpoints and data, and fill disks, as often as the docs say."""
+    session.install("--require-hashes", "-r", LOCK, silent=False)
+    session.install("-e", ".[test,reference]")
+    session.run(*ONE_BY_ONE, "-m", "trials", "tests/train", *session.posargs)
+
+
 @nox.session(tags=["engine"])
 def images(session: nox.Session) -> None:
     """Build one image of each kind, and check and run inside it."""

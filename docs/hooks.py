@@ -12,6 +12,7 @@ from typing import Any
 from invoke.collection import Collection
 from invoke.loader import FilesystemLoader
 
+from tests.trials import ALL, bound
 from twinrun.cli.schemas import schema_of
 from twinrun.images.inventory.inventory import committed_inventory
 from twinrun.images.inventory.page import facts, table
@@ -36,6 +37,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         "images": images,
         "results": results,
         "stacks": stacks,
+        "trials": trials,
     }
     return MARK.sub(lambda mark: manifest(mark[2]) if mark[2] else parts[mark[1]](), markdown)
 
@@ -102,6 +104,21 @@ def given(key: str, field: dict[str, Any], model: dict[str, Any]) -> str:
         return "required"
     default = field.get("default")
     return "none" if default in (None, [], {}) else f"`{str(default).lower()}`"
+
+
+def trials() -> str:
+    """Return how often each fault is tried, and the rate of failures that this excludes."""
+    rows = (
+        (
+            one.fault,
+            one.promise,
+            f"{one.change} / {one.nightly}",
+            "every case" if one.seed is None else f"{one.seed} / {one.seed + 1}",
+            f"{bound(one.change):.2g} / {bound(one.nightly):.2g}",
+        )
+        for one in ALL
+    )
+    return table(("fault", "promise", "trials of a change / of a night", "seed", "95 % bound"), rows)
 
 
 def stacks() -> str:

@@ -102,7 +102,7 @@ def losses(result: TrainingResult) -> list[float]:
     return [step.loss for step in result.steps]
 
 
-@pytest.mark.nightly
+@pytest.mark.trials
 @pytest.mark.needs("deepspeed")
 @pytest.mark.parametrize(
     ("saved", "resumed"),
@@ -125,7 +125,7 @@ def test_a_run_goes_on_in_another_layout(
     assert found[: STEPS - 2] == whole[: STEPS - 2], "what was done before is kept as it was"
 
 
-@pytest.mark.nightly
+@pytest.mark.trials
 @pytest.mark.needs("deepspeed")
 def test_the_same_layout_goes_on_bit_for_bit(make_job: MakeJob, tmp_path: Path) -> None:
     place = tmp_path / "place"

@@ -113,7 +113,7 @@ def _write_weights(path: Path, store: Store, manifest: Manifest, pairs: list[Pai
         stream.write(header("0" * 64 for _ in pairs))
         for pair, one in zip(pairs, stored, strict=True):
             data = whole_tensor(store, manifest, one)
-            digests.append(sha256_of_bytes(data))
+            digests.append(sha256_of_bytes(bytes(data)))
             stream.write(turned(data, pair.shape, ITEM_BYTES[one.dtype]) if pair.transposed else data)
         stream.seek(0)
         stream.write(header(digests))
