@@ -12,7 +12,6 @@ from typing import Any
 from invoke.collection import Collection
 from invoke.loader import FilesystemLoader
 
-from tests.trials import ALL, bound
 from twinrun.cli.schemas import schema_of
 from twinrun.images.inventory.inventory import committed_inventory
 from twinrun.images.inventory.page import facts, table
@@ -108,15 +107,16 @@ def given(key: str, field: dict[str, Any], model: dict[str, Any]) -> str:
 
 def trials() -> str:
     """Return how often each fault is tried, and the rate of failures that this excludes."""
+    module, _ = FilesystemLoader(start=str(ROOT / "tests")).load("trials")
     rows = (
         (
             one.fault,
             one.promise,
             f"{one.change} / {one.nightly}",
             "every case" if one.seed is None else f"{one.seed} / {one.seed + 1}",
-            f"{bound(one.change):.2g} / {bound(one.nightly):.2g}",
+            f"{module.bound(one.change):.2g} / {module.bound(one.nightly):.2g}",
         )
-        for one in ALL
+        for one in module.ALL
     )
     return table(("fault", "promise", "trials of a change / of a night", "seed", "95 % bound"), rows)
 

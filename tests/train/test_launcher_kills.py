@@ -1,4 +1,4 @@
-"""Launchers that are killed: their ranks end too, and the run goes on from its last checkpoint bit for bit."""
+"""Launchers that are killed: their ranks end too, and the run goes on bit for bit."""
 
 from __future__ import annotations
 

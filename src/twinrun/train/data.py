@@ -50,7 +50,7 @@ def load_corpus(job: TrainingJob) -> Corpus:
     return corpus
 
 
-class Samples(StreamingDataset):  # type: ignore[misc]
+class Samples(StreamingDataset):
     """Prepared samples, each held against its hash at the moment when it is read."""
 
     def __init__(self, folder: str, corpus: Corpus, **options: Any) -> None:
