@@ -18,6 +18,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import PackageMetadata
 from pathlib import Path
 
 # Compiled code of GPUs inside a host binary: AMD's bundles name their targets, NVIDIA's have a header.
@@ -32,12 +33,14 @@ FATBIN_HEADER = struct.Struct("<IHHQ")
 # Kind, version, size of the header, size of the body, and at byte 28 the architecture as a number.
 FATBIN_ENTRY = struct.Struct("<HHIQ12xI")
 FATBIN_KINDS = {1: "compute_", 2: "sm_"}
+DOCUMENTS = Path("/usr/share/doc")
 TOOLKITS = {"hipcc": "--version", "nvcc": "--version", "gcc": "--version"}
 
 
 def main() -> None:
     """Print the contents."""
-    packages = {item.metadata["Name"]: item.version for item in importlib.metadata.distributions()}
+    distributions = [item for item in importlib.metadata.distributions() if item.metadata["Name"]]
+    system = system_packages()
     contents = {
         "system": platform.freedesktop_os_release()["PRETTY_NAME"],
         "distribution": platform.freedesktop_os_release()["ID"],
@@ -49,8 +52,10 @@ def main() -> None:
         "torch": torch_facts(),
         "collectives": collectives(),
         "kernels": kernels(),
-        "python_packages": {name: version for name, version in packages.items() if name},
-        "system_packages": system_packages(),
+        "python_packages": {item.metadata["Name"]: item.version for item in distributions},
+        "system_packages": system,
+        "python_licences": {item.metadata["Name"]: python_licence(item.metadata) for item in distributions},
+        "system_licences": {name: system_licences(DOCUMENTS / name / "copyright") for name in system},
     }
     json.dump(contents, sys.stdout)
 
@@ -99,7 +104,8 @@ def collectives() -> dict[str, str]:
         import torch.distributed as dist
 
         if dist.is_available() and dist.is_gloo_available():
-            found["Gloo"] = f"of PyTorch {importlib.metadata.version('torch')}"
+            # It is part of PyTorch and has no version of its own.
+            found["Gloo"] = importlib.metadata.version("torch").partition("+")[0]
     return found
 
 
@@ -167,6 +173,30 @@ def system_packages() -> dict[str, str]:
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     rows = [line.split("\t") for line in lines]
     return {name: f"{version} {arch}" for status, name, version, arch in rows if status.startswith("ii")}
+
+
+def python_licence(metadata: PackageMetadata) -> list[str]:
+    """Return the licence that a Python package names: an expression, a name, or its classifiers."""
+    for key in ("License-Expression", "License"):
+        text = (metadata[key] or "").strip()
+        # Some packages put the whole text there.
+        if text and "\n" not in text and text != "UNKNOWN":
+            return [text]
+    classifiers = metadata.get_all("Classifier") or []
+    found = [one.rpartition(" :: ")[2] for one in classifiers if one.startswith("License :: ")]
+    return sorted({one for one in found if one != "OSI Approved"})
+
+
+def system_licences(file: Path) -> list[str]:
+    """Return the licences that a package's copyright file names, if it has the form that machines read."""
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    if not text.lstrip().startswith("Format:"):
+        return []
+    named = {match[1].strip() for match in re.finditer(r"^License:(.*)$", text, re.MULTILINE)}
+    return sorted(named - {""})
 
 
 if __name__ == "__main__":

@@ -82,7 +82,9 @@ def test_a_wrong_cluster_toml_is_named(cluster: Path, old: str, new: str, said: 
     assert "Traceback" not in done.stderr
 
 
-def test_devices_must_fill_nodes(cluster: Path) -> None:
-    done = dry(cluster, "--set=devices=12", "--set=global_batch=192", "--set=model=mpt-1b")
+@pytest.mark.parametrize("devices", [9, 12])
+def test_devices_must_fill_nodes(cluster: Path, devices: int) -> None:
+    batch = f"--set=global_batch={16 * devices}"
+    done = dry(cluster, f"--set=devices={devices}", batch, "--set=model=mpt-1b")
     assert done.returncode == 2
     assert "the devices do not fill the nodes" in done.stderr

@@ -73,6 +73,36 @@ def test_every_package_has_a_url_and_the_locked_digests(name: str) -> None:
     assert bill["metadata"]["timestamp"] == "2026-11-20T02:11:10+00:00"
 
 
+def test_another_collective_library_than_declared_is_a_difference() -> None:
+    stack = STACKS["rocm-debian"]
+    contents = contents_of(stack)
+    ran = contents.measured.model_copy(update={"collectives": {"RCCL": "5.4.3"}})
+    found = lock_differences(contents.model_copy(update={"measured": ran}), stack, ROOT)
+    assert found == ["RCCL 5.4.3, stack.toml has 2.13.4"]
+    same = contents.measured.model_copy(update={"collectives": {"RCCL": "2.13.4"}})
+    assert lock_differences(contents.model_copy(update={"measured": same}), stack, ROOT) == []
+
+
+def test_licences_are_identifiers_expressions_or_names() -> None:
+    contents = contents_of(STACKS["cpu"])
+    named = {
+        "numpy": ("BSD-3-Clause AND 0BSD",),
+        "pydantic": ("MIT",),
+        "packaging": ("Apache Software License", "BSD-3-Clause"),
+    }
+    measured = contents.measured.model_copy(
+        update={"python_licences": named, "system_licences": {"bash": ("GPL-3+",)}}
+    )
+    bill = json.loads(sbom_json(contents.model_copy(update={"measured": measured}), STACKS["cpu"], ROOT))
+    found = {part["name"].lower(): part.get("licenses") for part in bill["components"]}
+    assert found["numpy"] == [{"expression": "BSD-3-Clause AND 0BSD"}]
+    assert found["pydantic"] == [{"license": {"id": "MIT"}}]
+    names = [{"license": {"id": "BSD-3-Clause"}}, {"license": {"name": "Apache Software License"}}]
+    assert sorted(found["packaging"], key=str) == sorted(names, key=str)
+    assert found["bash"] == [{"license": {"name": "GPL-3+"}}]
+    assert found["coreutils"] is None
+
+
 @pytest.mark.parametrize("name", STACKS)
 def test_an_image_as_locked_has_no_differences(name: str) -> None:
     stack = STACKS[name]

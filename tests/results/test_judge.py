@@ -9,6 +9,7 @@ import pytest
 
 from tests.records import BENCH, PROJECT, TRAINING, bench_record, replaced, training_record
 from twinrun.manifests.claims import Claim, Published
+from twinrun.protocol.bench import COPY
 from twinrun.protocol.measurements import Check, Series, sampled
 from twinrun.results.judge import claims_digest, judge
 from twinrun.results.record import Record, Verdict
@@ -71,6 +72,14 @@ def test_a_slower_time_never_passes() -> None:
         2.84: "not-reproduced",
         9.0: "not-reproduced",
     }
+
+
+def test_worse_by_exactly_the_tolerance_is_allowed() -> None:
+    (claim,) = (one for one in PROJECT.recipe(BENCH).published.claim if one.id == "scan-forward-mi250")
+    claim = claim.model_copy(update={"value": 2.0, "tolerance": 0.25})
+    for milliseconds, outcome in ((2.5, "reproduced"), (2.51, "not-reproduced")):
+        record = bench_record({"scan-forward-fp16": [milliseconds, milliseconds]})
+        assert one_verdict(record, claim, BENCH).outcome == outcome
 
 
 def test_other_hardware_is_not_comparable_and_says_what_is_known() -> None:
@@ -146,6 +155,16 @@ def test_more_than_the_device_can_do_is_no_verdict() -> None:
     found = verdict(training_record({"nodes=1": 190.0}), "throughput-1-node")
     assert found.outcome == "not-comparable"
     assert "more than the 181" in found.reason
+
+
+@pytest.mark.parametrize(("share", "outcome"), [(0.9, "reproduced"), (1.1, "not-comparable")])
+def test_more_than_the_memory_gives_is_no_verdict(share: float, outcome: str) -> None:
+    moved = share * PROJECT.gpus["mi250"].device_bandwidth_bytes_s * 2e-3
+    record = bench_record({"scan": [2.0, 2.0]}, facts={f"scan work {COPY}": moved})
+    (point,) = record.points
+    fields = {"metric": "bandwidth", "unit": "GB/s", "per": "device", "value": 1000.0, "better": "higher"}
+    claim = claim_of(point=point.id, measurement="scan/bandwidth", **ABSOLUTE, **fields)
+    assert one_verdict(record, claim, BENCH).outcome == outcome
 
 
 @pytest.mark.parametrize(
@@ -271,6 +290,23 @@ def test_a_ratio_works_on_times() -> None:
         better="lower",
     )
     assert one_verdict(record, claim, BENCH).outcome == "not-comparable"
+
+
+def test_an_invariant_works_on_facts() -> None:
+    (claim,) = (one for one in PUBLISHED.claim if one.metric == "sample-order")
+    for other, outcome in (("a", "reproduced"), ("b", "not-reproduced")):
+        record = training_record(HALF, orders={"nodes=1": "a", "nodes=32": other})
+        assert one_verdict(record, claim).outcome == outcome
+
+
+def test_every_curve_must_have_learned() -> None:
+    (claim,) = (one for one in PUBLISHED.claim if one.id == "same-loss-at-every-world-size")
+    claim = claim.model_copy(update={"tolerance": 0.05})
+    slow = (4.0, 3.96, 3.92, 3.88, 3.88)
+    faster = (4.0, 3.9, 3.8, 3.76, 3.76)
+    record = training_record(HALF, losses={"nodes=1": faster, "nodes=32": slow})
+    found = one_verdict(record, claim)
+    assert (found.outcome, "nothing was learned" in found.reason) == ("not-comparable", True)
 
 
 def test_an_invariant_works_on_values() -> None:

@@ -19,6 +19,15 @@ def test_a_machine_is_swept_up_to_all_it_has() -> None:
     assert sizes(DEVICES, requested=None, devices=7) == (1, 2, 4)
 
 
+def test_listed_sizes_are_cut_at_what_the_machine_has() -> None:
+    listed = Sweep(devices=(1, 2, 4))
+    assert sizes(listed, requested=None, devices=4) == (1, 2, 4)
+    assert sizes(listed, requested=None, devices=3) == (1, 2)
+    assert sizes(listed, requested=None, devices=0) == (1, 2, 4)
+    with pytest.raises(MachineError, match="fewer devices"):
+        sizes(Sweep(devices=(2, 4)), requested=None, devices=1)
+
+
 def test_what_is_asked_for_is_sorted_and_counts_once() -> None:
     assert sizes(DEVICES, requested="4,1,4", devices=8) == (1, 4)
     assert sizes(DEVICES, requested=[4, 1], devices=0) == (1, 4)

@@ -24,7 +24,6 @@ from twinrun.images.building.progress import BuildProgress, megabytes
 from twinrun.images.building.stages import StageBuilder
 from twinrun.images.building.transfer import load, save
 from twinrun.machine import daemon
-from twinrun.machine.abandoned import remove_abandoned
 from twinrun.manifests.image_identity import record_built
 
 if TYPE_CHECKING:
@@ -128,8 +127,6 @@ class Builder:
         bottom = ImageLayer(
             diff_id=f"sha256:{plan.base}", created_by=f"base debian {plan.stack.stack.base.suite}", file=base
         )
-        for name in remove_abandoned(self._client):
-            self._progress.say(f"removed the container {name}, which a killed command had left")
         with self._context() as context:
             write_context(plan, context, root=self._root, files=files)
             stages = StageBuilder(self._client, plan, context=context, log=log, progress=self._progress)

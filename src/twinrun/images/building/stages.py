@@ -19,6 +19,7 @@ from twinrun.images.building.layers import Layer, Snapshot, read_snapshot, write
 from twinrun.images.building.plan import CONTEXT, BuildPlan
 from twinrun.images.building.progress import BuildProgress
 from twinrun.images.building.transfer import export_root
+from twinrun.machine.abandoned import remove_abandoned
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -57,6 +58,8 @@ class StageBuilder:
             RunError: a step failed; names it and its last lines.
             OSError: a disk is full, this machine's or the engine's.
         """
+        for name in remove_abandoned(self._client):
+            self._progress.say(f"removed the container {name}, which a killed command had left")
         layers = [base]
         keys = self._plan.dockerfile.stage_keys(context=self._context, variables=self._plan.variables())
         folder = layer_folder(self._plan)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pydantic import Field
+
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.images.building.artifacts import wheel_artifacts
 from twinrun.manifests.image_identity import COMMITTED
@@ -29,6 +31,10 @@ class PackageInventory(Frozen):
     python_packages: dict[str, str]
     system_packages: dict[str, str]
     """Package to version and architecture."""
+    python_licences: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Package to what its metadata names, an expression or names."""
+    system_licences: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Package to the short names in its copyright file; none where that file is free text."""
 
 
 class ImageInventory(Frozen):
@@ -64,7 +70,7 @@ def installed_alternatives(inventory: ImageInventory, stack: LoadedStack) -> tup
 
 
 def lock_differences(inventory: ImageInventory, stack: LoadedStack, root: Path) -> list[str]:
-    """Return the packages of the image with another version than the locks have, absent or unknown ones too.
+    """Return what the image has in another version than locks and stack.toml, absent and unknown too.
 
     Kernels are in no lock of packages.
     """
@@ -77,7 +83,20 @@ def lock_differences(inventory: ImageInventory, stack: LoadedStack, root: Path) 
     installed = {normalise(name): version for name, version in inventory.measured.python_packages.items()}
     if stack.stack.kernels:
         installed = {name: version for name, version in installed.items() if name in locked}
-    return [*_version_differences(installed, locked), *_system_differences(inventory, stack, root)]
+    return [
+        *_version_differences(installed, locked),
+        *_system_differences(inventory, stack, root),
+        *_collective_differences(inventory, stack),
+    ]
+
+
+def _collective_differences(inventory: ImageInventory, stack: LoadedStack) -> list[str]:
+    """Hold the version that the collective library gives of itself against the declared one."""
+    declared = stack.stack.collectives
+    found = declared and inventory.measured.collectives.get(declared.library)
+    if declared is None or found in (None, declared.version):
+        return []
+    return [f"{declared.library} {found}, stack.toml has {declared.version}"]
 
 
 def _system_differences(inventory: ImageInventory, stack: LoadedStack, root: Path) -> list[str]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import datetime
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from cyclonedx.contrib.license.exceptions import InvalidSpdxLicenseException
+from cyclonedx.contrib.license.factories import LicenseFactory
 from cyclonedx.model import HashAlgorithm, HashType, Property
 from cyclonedx.model.bom import Bom, BomMetaData
 from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.model.license import License
 from cyclonedx.model.tool import ToolRepository
 from cyclonedx.output.json import JsonV1Dot6
 from cyclonedx.schema import SchemaVersion
@@ -73,7 +76,8 @@ def _system(inventory: ImageInventory, stack: LoadedStack, root: Path) -> Iterat
         qualifiers = {"arch": arch, "distro": f"{measured.distribution}-{measured.release}".rstrip("-")}
         purl = PackageURL("deb", measured.distribution, name, version, qualifiers)
         digest = digests.get(f"{name}={version}")
-        yield _component(name, version, purl, [digest] if digest else [])
+        licences = measured.system_licences.get(name, ())
+        yield _component(name, version, purl, [digest] if digest else [], licences)
 
 
 def _python(inventory: ImageInventory, stack: LoadedStack, root: Path) -> Iterator[Component]:
@@ -85,10 +89,13 @@ def _python(inventory: ImageInventory, stack: LoadedStack, root: Path) -> Iterat
     for name, version in sorted(inventory.measured.python_packages.items()):
         artifact = wheels.get(normalise(name))
         purl = PackageURL("pypi", None, normalise(name), version)
-        yield _component(name, version, purl, artifact.digests if artifact else ())
+        licences = inventory.measured.python_licences.get(name, ())
+        yield _component(name, version, purl, artifact.digests if artifact else (), licences)
 
 
-def _component(name: str, version: str, purl: PackageURL, digests: Iterable[str]) -> Component:
+def _component(
+    name: str, version: str, purl: PackageURL, digests: Iterable[str], licences: Sequence[str]
+) -> Component:
     hashes = [_sha256(digest) for digest in digests]
     properties = [Property(name=ANY_OF, value="one of them is installed")] if len(hashes) > 1 else []
     return Component(
@@ -99,7 +106,24 @@ def _component(name: str, version: str, purl: PackageURL, digests: Iterable[str]
         bom_ref=str(purl),
         hashes=hashes,
         properties=properties,
+        licenses=_licences(licences),
     )
+
+
+def _licences(names: Sequence[str]) -> list[License]:
+    """Return licences by their SPDX identifier or expression where they are one, else by name."""
+    factory = LicenseFactory()
+    if len(names) == 1:
+        return [factory.make_from_string(names[0])]
+    # An expression stands alone in CycloneDX.
+    return [_named(factory, name) for name in names]
+
+
+def _named(factory: LicenseFactory, name: str) -> License:
+    try:
+        return factory.make_with_id(name)
+    except InvalidSpdxLicenseException:
+        return factory.make_with_name(name)
 
 
 def _sha256(digest: str) -> HashType:

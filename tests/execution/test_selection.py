@@ -1,0 +1,72 @@
+"""What a run uses where the user leaves it open, on machines that are not this one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.records import PROJECT, RECIPE
+from twinrun.execution import selection
+from twinrun.execution.selection import Request, Selection, select
+from twinrun.machine.inventory import Device, Machine, processor
+
+GIB = 1 << 30
+H200, PUBLISHED = PROJECT.gpus["h200"], PROJECT.gpus["mi250"]
+
+
+def machine(*memories: int) -> Machine:
+    """Return a machine with an H200 for each number of bytes, or without a GPU."""
+    fields: dict[str, Any] = {"name": H200.name, "gpu": H200.id, "arch": H200.arch}
+    fields |= {"unique_id": None, "driver": "1"}
+    return Machine(
+        vendor=H200.vendor if memories else processor(PROJECT.root),
+        devices=tuple(
+            Device(index=index, memory_bytes=memory, **fields) for index, memory in enumerate(memories)
+        ),
+        driver="1" if memories else None,
+        host="a-host",
+        cpu="a processor",
+        cpu_count=8,
+        memory_bytes=64 * GIB,
+        kernel="6.1",
+        probe="no probe answered",
+    )
+
+
+def selected(patch: pytest.MonkeyPatch, there: Machine, **request: Any) -> Selection:
+    """Return what a request selects on a machine."""
+    patch.setattr(selection, "detect", lambda root, vendor=None: there)
+    return select(PROJECT, Request(recipe=RECIPE, engine="host", **request))
+
+
+def because(found: Selection, name: str) -> str:
+    return next(one.because for one in found.choices if one.name == name)
+
+
+def test_without_a_gpu_the_scale_is_smoke(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = selected(monkeypatch, machine())
+    assert (found.plan.scale, found.plan.gpu, found.accelerator) == ("smoke", None, False)
+    assert because(found, "scale") == "no GPU in use"
+
+
+def test_with_gpus_the_scale_is_node_and_the_smallest_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    choices = {"settings": ("model=mpt-7b", "devices=2"), "scale": None}
+    large = selected(monkeypatch, machine(140 * GIB, 140 * GIB), **choices).plan
+    mixed = selected(monkeypatch, machine(140 * GIB, 80 * GIB), **choices).plan
+    assert (large.scale, large.gpu, large.vendor) == ("node", "h200", H200.vendor)
+    first, second = (max(one.points[-1].part.microbatches) for one in (large, mixed))  # type: ignore[attr-defined]
+    assert first > second
+
+
+def test_a_plan_alone_is_for_the_published_hardware_where_there_is_no_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = selected(monkeypatch, machine(), scale="paper", dry=True)
+    assert (found.plan.vendor, found.plan.gpu) == (PUBLISHED.vendor, PUBLISHED.id)
+    assert "this is only a plan" in because(found, "vendor")
+
+
+def test_a_plan_alone_is_for_the_gpus_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = selected(monkeypatch, machine(140 * GIB), scale="paper", dry=True)
+    assert (found.plan.vendor, found.plan.gpu) == (H200.vendor, H200.id)
