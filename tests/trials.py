@@ -39,7 +39,7 @@ DAMAGED_CHECKPOINT = Trials(
     seed=20,
 )
 DAMAGED_DATA = Trials(
-    fault="the same of prepared data: fresh, cached, or while a run reads it",
+    fault="the same of prepared data, fresh or cached; all but a missing file also while a run reads it",
     promise="named before a step is made of it",
     change=100,
     nightly=600,

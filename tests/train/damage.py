@@ -8,11 +8,11 @@ from pathlib import Path
 KINDS = ("flip", "flip", "flip", "truncate", "zero", "swap", "missing")
 
 
-def damage(file: Path, other: Path, draw: random.Random) -> str:
+def damage(file: Path, other: Path, draw: random.Random, kinds: tuple[str, ...] = KINDS) -> str:
     """Damage `file`, perhaps by the content of `other`; return how, or nothing where it is as it was."""
     before = file.read_bytes()
     content = bytearray(before)
-    kind = draw.choice(KINDS)
+    kind = draw.choice(kinds)
     if kind == "flip":
         content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
     elif kind == "truncate":

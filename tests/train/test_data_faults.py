@@ -6,15 +6,16 @@ import hashlib
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 pytest.importorskip("streaming")
 
-from tests.train.damage import damage
+from tests.train.damage import KINDS, damage
 from tests.train.small import SHAPE, MakeJob
 from tests.trials import DAMAGED_DATA
 from twinrun.foundation.errors import InputError, RunError
@@ -50,60 +51,64 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return found[0], found[1]
 
 
-def read(job: TrainingJob, *, between: Callable[[], None] = lambda: None) -> bytes:
-    """Read every sample as a run does; `between` is called when the run has opened the data."""
-    corpus = load_corpus(job)
-    samples = load_batches(job, corpus).dataset
-    between()
-    return b"".join(samples.get_item(number)["tokens"].tobytes() for number in range(corpus.samples))
-
-
 def as_prepared(found: bytes, folder: Path) -> bool:
     """Say whether what was read is what was written."""
     tokens = np.frombuffer(found, np.int64).astype(TOKEN)
     return hashlib.sha256(tokens.tobytes()).hexdigest() == read_corpus(folder).sha256
 
 
-def one_trial(
-    prepared: tuple[Path, Path], job: TrainingJob, folder: Path, moment: str, draw: random.Random
+def strike(
+    folder: Path, other: Path, draw: random.Random, pattern: str = "*", kinds: tuple[str, ...] = KINDS
 ) -> str:
-    """Damage a copy at a moment of its use; return how, or nothing where it is as it was."""
-    shutil.copytree(prepared[0], folder)
-    job = job.model_copy(update={"data": str(folder)})
-    # After it was opened only samples are read.
-    files = sorted(folder.glob("shard.*" if moment == "reading" else "*"))
+    """Damage a file of a data set, perhaps by one of its kind; return how, or nothing if it is as it was."""
+    files = sorted(folder.glob(pattern))
     file = draw.choice(files)
-    others = [*(one for one in files if one.name[:5] == file.name[:5] and one != file)]
-    other = draw.choice([*others, prepared[1] / file.name])
-    if moment == "cached":
+    others = [one for one in files if one.name[:5] == file.name[:5] and one != file]
+    return damage(file, draw.choice([*others, other / file.name]), draw, kinds)
+
+
+def before_a_run(folder: Path, other: Path, job: TrainingJob, draw: random.Random, *, cached: bool) -> str:
+    """Damage data that no run has opened, or one has; return how, or nothing where it is as it was."""
+    if cached:
         load_corpus(job)
-    how: list[str] = []
+    if not (how := strike(folder, other, draw)):
+        return ""
+    with pytest.raises(InputError) as caught:
+        load_batches(job, load_corpus(job))
+    assert str(folder) in str(caught.value.place), how
+    return how
 
-    def strike() -> None:
-        how.append(damage(file, other, draw))
 
-    if moment != "reading":
-        strike()
+def beside_a_run(folder: Path, other: Path, samples: Any, count: int, draw: random.Random) -> str:
+    """Damage data that a run has opened: only samples are read from then on.
+
+    No shard is removed: streaming waits for one that it cannot fetch again, where the run would end.
+    """
+    how = strike(folder, other, draw, "shard.*", KINDS[:-1])
     try:
-        found = read(job, between=strike) if moment == "reading" else read(job)
-    except (InputError, RunError) as error:
-        # One index in place of another is refused by name, or names the shard that it does not fit.
-        known = str(folder) in str(error.place)
-        return f"{moment} {how[0]}" if known else f"unnamed: {error}"
+        found = b"".join(samples.get_item(number)["tokens"].tobytes() for number in range(count))
+    except RunError as error:
+        return how if f"{folder}:sample" in str(error.place) else ""
     # Not every byte of a shard is one of a sample.
-    assert as_prepared(found, prepared[0]), f"{moment}: {how[0]} was silent"
-    assert moment == "reading" or not how[0], f"{moment}: {how[0]} was silent"
+    assert as_prepared(found, folder), f"{how} was silent"
     return ""
 
 
 def trials(prepared: tuple[Path, Path], job: TrainingJob, place: Path, count: int, seed: int) -> None:
-    draw, found = random.Random(seed), Counter[str]()
+    draw, found, folder = random.Random(seed), Counter[str](), place / "data"
+    shutil.copytree(prepared[0], folder)
+    job = job.model_copy(update={"data": str(folder)})
+    corpus = load_corpus(job)
+    samples = load_batches(job, corpus).dataset
     for number in range(count):
-        folder = place / str(number)
-        found[one_trial(prepared, job, folder, MOMENTS[number % 3], draw).partition(" ")[0]] += 1
-        shutil.rmtree(folder)
-    assert found.keys() <= {"", *MOMENTS}
-    assert found[""] < count / 6
+        moment = MOMENTS[number % len(MOMENTS)]
+        if moment == "reading":
+            how = beside_a_run(folder, prepared[1], samples, corpus.samples, draw)
+        else:
+            how = before_a_run(folder, prepared[1], job, draw, cached=moment == "cached")
+        found[moment if how else "harmless"] += 1
+        shutil.copytree(prepared[0], folder, dirs_exist_ok=True)
+    assert found["harmless"] < count / 6, found
 
 
 def test_no_damage_is_trained_on(prepared: tuple[Path, Path], make_job: MakeJob, tmp_path: Path) -> None:
