@@ -11,7 +11,7 @@ import os
 import tarfile
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import quote
@@ -124,15 +124,16 @@ def small_stack(root: Path) -> Path:
     return folder
 
 
-def source_archive(index: Path, name: str, version: str) -> str:
+def source_archive(index: Path, name: str, version: str, files: Mapping[str, str] | None = None) -> str:
     """Write a source archive by hand, list it on its page and return its digest."""
     path = index / name / f"{name}-{version}.tar.gz"
     path.parent.mkdir(parents=True, exist_ok=True)
-    metadata = f"Metadata-Version: 2.2\nName: {name}\nVersion: {version}\n".encode()
+    metadata = f"Metadata-Version: 2.2\nName: {name}\nVersion: {version}\n"
     with tarfile.open(path, "w:gz") as archive:
-        entry = tarfile.TarInfo(f"{name}-{version}/PKG-INFO")
-        entry.size = len(metadata)
-        archive.addfile(entry, io.BytesIO(metadata))
+        for member, text in {"PKG-INFO": metadata, **(files or {})}.items():
+            entry = tarfile.TarInfo(f"{name}-{version}/{member}")
+            entry.size = len(text.encode())
+            archive.addfile(entry, io.BytesIO(text.encode()))
     page = path.parent / "index.html"
     links = (
         page.read_text(encoding="utf-8") if page.is_file() else "<!DOCTYPE html><html><body></body></html>"

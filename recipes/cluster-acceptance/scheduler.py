@@ -12,10 +12,13 @@ from peers import host
 from twinrun.protocol.checks import ChecksJob
 from twinrun.train.checks import Failed, Unknown
 
-SECONDS = 10
+# A controller, or mpirun on a node whose processors are busy, may take its time.
+SECONDS = 25
 SLURM = "install Slurm's client programs on the node, and run this inside an allocation"
 # `gpu:8` and `gpu:h200:8`, with or without `(S:0-1)`.
 GRES = re.compile(r"\bgpu:(?:[\w.-]+:)?(\d+)")
+# Variables in which Slurm, and an MPI that has started the ranks, describe their allocation.
+ALLOCATED = ("SLURM_", "PMI_", "PMIX_", "OMPI_", "PRTE_")
 ENFORCED = {"limits", "qos", "safe"}
 
 
@@ -36,8 +39,10 @@ def slurm_gres(_: ChecksJob) -> None:
 def mpi_launch(_: ChecksJob) -> None:
     """Start two processes that print a word each."""
     remedy = "install OpenMPI (package openmpi-bin)"
+    # In an allocation it would ask Slurm for other nodes, whose processors the ranks have, and wait for ever.
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(ALLOCATED)}
     # Root and fewer cores than processes are usual in a container, and refused by default.
-    variables = {
+    variables |= {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "PRTE_ALLOW_RUN_AS_ROOT": "1",
@@ -91,6 +96,9 @@ def setting(shown: str, key: str) -> str:
 def answer(command: list[str], *, remedy: str, variables: dict[str, str] | None = None) -> str:
     """Return what a program prints.
 
+    Args:
+        variables: its whole environment; that of this process if left out.
+
     Raises:
         Unknown: it is not installed.
         Failed: it hangs or ends with an error.
@@ -101,7 +109,7 @@ def answer(command: list[str], *, remedy: str, variables: dict[str, str] | None 
     try:
         done = subprocess.run(
             [program, *command[1:]],
-            env=os.environ | (variables or {}),
+            env=variables,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

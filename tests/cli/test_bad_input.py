@@ -17,6 +17,7 @@ from twinrun.machine.inventory import detect
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = "recipes/mpt7b-scaling"
+LAYOUTS = "recipes/deepspeed-pretrain"
 # The second line of its manifest.
 NAME = 'name = "mpt7b-scaling"\n'
 # A port that the system keeps unused: whoever asks there is refused at once.
@@ -118,6 +119,11 @@ def root(tmp_path: Path) -> Path:
         ([RECIPE, "--set", "model=mpt-2b"], ["--set model", "found: mpt-2b", "allowed: mpt-70b"]),
         ([RECIPE, "--set", "devices=none"], ["--set devices", "found: none", "1,2,4"]),
         ([RECIPE, "--set", "global_batch=33"], ["--set global_batch", "allowed: a multiple of 2"]),
+        (
+            [LAYOUTS, "--set", "precision=fp16"],
+            ["layouts.ddp.precision", "no fp16 on a processor", "found: fp16"],
+        ),
+        ([LAYOUTS, "--set", "microbatch=3"], ["layouts.ddp.microbatch", "a divisor of 8", "found: 3"]),
         ([RECIPE, "--resume"], ["no unfinished run of this plan", "hint: leave --resume out"]),
     ],
     ids=lambda value: " ".join(value) if "recipes" in value[0] else None,
@@ -146,6 +152,46 @@ def test_a_wrong_manifest_is_named_by_file_and_place(
 ) -> None:
     replace(root / RECIPE / "recipe.toml", old, new)
     message = refused(root, "run", RECIPE, "--vendor", "cpu", "--engine", "host")
+    for part in parts:
+        assert part in message
+
+
+OFFLOAD = 'zero-3-offload = { zero = 3, offload = "parameters"'
+SMALL = 'gpt-smoke = { family = "mpt", width = 64, heads = 4, layers = 4, vocabulary = '
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes", "code", "parts"),
+    [
+        (
+            "pp2",
+            {"pp2 = { pipeline = 2, zero = 1": "pp2 = { pipeline = 2, zero = 2"},
+            2,
+            ["recipe.toml:layouts.pp2.zero", "ZeRO-2 and 3 split", "found: 2", "allowed: 0 or 1"],
+        ),
+        (
+            "zero-3-offload",
+            {OFFLOAD: f'{OFFLOAD}, storage = "/absent/disk"'},
+            2,
+            ["layouts.zero-3-offload.storage", "no folder that can be written", "found: /absent/disk"],
+        ),
+        (
+            "zero-3-offload",
+            # Embeddings that no disk holds.
+            {OFFLOAD: f'{OFFLOAD}, storage = "/tmp"', f"{SMALL}320": f"{SMALL}1000000000000"},
+            3,
+            ["/tmp: the disk is too small", "GB free", "12 bytes for each parameter"],
+        ),
+    ],
+    ids=["stage with pipeline", "no disk", "small disk"],
+)
+def test_a_layout_that_cannot_be_trained(
+    root: Path, layout: str, changes: dict[str, str], code: int, parts: list[str]
+) -> None:
+    for old, new in changes.items():
+        replace(root / LAYOUTS / "recipe.toml", old, new)
+    chosen = ("--vendor", "cpu", "--engine", "host", "--scale", "smoke", "--set", f"layouts={layout}")
+    message = refused(root, "run", LAYOUTS, *chosen, code=code)
     for part in parts:
         assert part in message
 

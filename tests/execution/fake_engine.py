@@ -29,6 +29,8 @@ class Play:
     """Written as result.json at the end."""
     hosts: Sequence[str] = ()
     """What the ranks report."""
+    nodes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What the first rank of a host says of it."""
     log: str = ""
     """What the launcher prints."""
     status: int = 0
@@ -99,7 +101,8 @@ class FakeRunning:
         for rank, host in enumerate(self._play.hosts):
             report = Path(self._job["out"], "ranks", f"{rank}.json")
             report.parent.mkdir(parents=True, exist_ok=True)
-            report.write_text(json.dumps({"rank": rank, "host": host}), encoding="utf-8")
+            told = {"rank": rank, "host": host, "node": self._play.nodes.get(host)}
+            report.write_text(json.dumps(told), encoding="utf-8")
 
     def poll(self) -> int | None:
         if self._waiting:

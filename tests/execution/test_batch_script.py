@@ -13,16 +13,20 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from tests.execution.placements import SITE, Ranked
-from twinrun.execution.engine import Workspace
+from twinrun.execution.engine import Renderer, Workspace
+from twinrun.execution.engines.docker import ContainerRenderer
+from twinrun.execution.engines.pyxis import PyxisRenderer
 from twinrun.execution.interpreter import Interpreter
 from twinrun.execution.layout import log_folder
 from twinrun.execution.ranks import Launch, RankCommands
 from twinrun.execution.slurm_client import parse_job
-from twinrun.foundation.errors import InputError, RunError
+from twinrun.foundation.errors import InputError, MachineError, RunError
 from twinrun.foundation.manifest import validate
+from twinrun.machine.inventory import load_vendors
 from twinrun.manifests.cluster import ClusterTable, LoadedSite, Site
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "tests" / "golden"
 LAUNCHERS = ("mpirun", "srun", "torchrun")
 # Each makes a file where a shell obeys it.
 ATTACKS = (
@@ -50,10 +54,11 @@ ATTACKS = (
 # Stand-ins for what the script calls: they print what they are given, and start the body once.
 FAKES = """
 scontrol() { echo node1; }
+squeue() { echo RUNNING; }
 srun() { while [[ $1 != bash ]]; do shift; done; SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0 "$@"; }
 mpirun() { while [[ $1 != bash ]]; do shift; done; OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_LOCAL_RANK=0 "$@"; }
 exec() { if [[ $# -gt 0 ]]; then "$@"; exit; fi; builtin exec; }
-SLURM_JOB_NODELIST=node1
+SLURM_JOB_NODELIST=node1 SLURM_JOB_ID=1
 """
 
 
@@ -72,11 +77,19 @@ def script(
     run: Path = Path("/shared/run"),
     python: str = "/shared/environment/bin/python",
     told: str = "a 'quoted' text with $HOME\nand a line",
+    image: str | None = None,
+    pyxis: str | None = None,
 ) -> str:
     """Return the script of a placement."""
     workspace = Workspace(root=root, run=run, data=Path("/shared/data"))
+    renderer: Renderer = Interpreter(python=python, workspace=workspace)
+    if image:
+        renderer = ContainerRenderer(image=image, vendor=load_vendors(ROOT)["cpu"], workspace=workspace)
+    if pyxis:
+        vendor = load_vendors(ROOT)[pyxis]
+        renderer = PyxisRenderer(file=Path("/shared/stack.sqsh"), vendor=vendor, workspace=workspace)
     commands = RankCommands(
-        renderer=Interpreter(python=python, workspace=workspace),
+        renderer=renderer,
         launcher=launcher,
         scheduler="slurm",
         site=site,
@@ -92,9 +105,14 @@ def script(
     return made
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_the_script_is_the_golden_one(launcher: str) -> None:
-    text, file = script(launcher), GOLDEN / f"sbatch-{launcher}.sh"
+CASES: list[tuple[str, str | None]] = [(launcher, None) for launcher in LAUNCHERS]
+CASES += [("torchrun", vendor) for vendor in sorted(load_vendors(ROOT))]
+
+
+@pytest.mark.parametrize(("launcher", "pyxis"), CASES)
+def test_the_script_is_the_golden_one(launcher: str, pyxis: str | None) -> None:
+    text = script(launcher, pyxis=pyxis)
+    file = GOLDEN / (f"sbatch-pyxis-{pyxis}.sh" if pyxis else f"sbatch-{launcher}.sh")
     if os.environ.get("WRITE_GOLDEN"):
         file.write_text(text, encoding="utf-8")
     assert text == file.read_text(encoding="utf-8")
@@ -106,6 +124,45 @@ def test_a_thousand_nodes_need_no_more_lines_than_two(launcher: str) -> None:
     many = script(launcher, placement=Ranked(id="nodes=1024", nodes=1024, devices_per_node=8))
     assert len(many.splitlines()) == len(script(launcher).splitlines()) < 50
     assert len(many) < 4000
+
+
+def test_pyxis_starts_under_srun_alone() -> None:
+    with pytest.raises(MachineError, match="srun alone starts commands of this engine") as caught:
+        script("mpirun", pyxis="cpu")
+    assert "mpirun" in str(caught.value.found)
+    with pytest.raises(InputError, match="no mount of Pyxis can name this folder"):
+        script("srun", pyxis="cpu", root=Path("/shared/a,b"))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_each_node_says_which_image_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, known: bool
+) -> None:
+    """A program plays the engine: it knows the image or refuses, and shows what a container is told."""
+    monkeypatch.setattr(os, "getuid", lambda: 1234)
+    engine, told = tmp_path / "docker", tmp_path / "told"
+    answer = "echo sha256:0f1e" if known else "echo no such image >&2; exit 1"
+    engine.write_text(
+        f'#!/bin/bash\nif [[ $1 == image ]]; then {answer}; else env > {told}; echo "$@" >> {told}; fi\n',
+        encoding="utf-8",
+    )
+    engine.chmod(0o755)
+    made = script("torchrun", root=tmp_path, run=tmp_path / "run", image="twinrun/stack:a1b2")
+    done = subprocess.run(
+        ["bash"],
+        input=FAKES + made,
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=30,
+    )
+    assert (done.returncode == 0) is told.exists() is known, done.stderr
+    if known:
+        assert "TWINRUN_IMAGE=sha256:0f1e\n" in told.read_text(encoding="utf-8")
+        assert "--env TWINRUN_IMAGE " in told.read_text(encoding="utf-8")
+    else:
+        assert "no such image" in done.stderr
 
 
 payloads = st.builds(

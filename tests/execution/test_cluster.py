@@ -15,7 +15,7 @@ from tests.execution.clusters import ROOT, SECONDS, changed, cluster, container,
 from twinrun.execution.engine import NodeCommand
 from twinrun.execution.schedulers import Submission, Task, load_scheduler
 from twinrun.execution.site_checks import check_site
-from twinrun.foundation.errors import InputError, Interrupted, RunError, TwinrunError
+from twinrun.foundation.errors import InputError, Interrupted, MachineError, RunError, TwinrunError
 from twinrun.manifests.cluster import LoadedSite
 
 pytestmark = pytest.mark.cluster
@@ -25,6 +25,18 @@ MARK = "twinrun-waits"
 WAITS = NodeCommand(
     arguments=(sys.executable, "-c", "import time; time.sleep(600)", MARK), variables={}, folder=Path("/")
 )
+
+
+# A second munge with a key of its own, and a client that asks it.
+OTHER_KEY = """
+install --directory /tmp/other
+cd /tmp/other
+head --bytes=1024 /dev/urandom > key
+chmod 0400 key
+files="--key-file=/tmp/other/key --seed-file=/tmp/other/seed --log-file=/tmp/other/log"
+munged --force --socket=/tmp/other/socket --pid-file=/tmp/other/pid $files
+sed 's|^AuthInfo=.*|&,socket=/tmp/other/socket|' /etc/slurm/slurm.conf > slurm.conf
+"""
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +93,37 @@ def test_the_site_is_well(site: LoadedSite, folder: Path) -> None:
     assert "2 of the site are up" in str(scheduler.unusable(nodes=3))
 
 
-@pytest.mark.parametrize("key", ["partition", "account", "qos", "gres"])
+@pytest.mark.parametrize("key", ["partition", "account", "qos", "gres", "exclude"])
 def test_what_sbatch_refuses_is_the_sites_fault(site: LoadedSite, folder: Path, key: str) -> None:
+    value: object = ("nonsense",) if key == "exclude" else "nonsense"
     with pytest.raises(InputError, match="sbatch refuses the job") as caught:
-        submitted(changed(site, **{key: "nonsense"}), folder / f"refused-{key}")
+        submitted(changed(site, **{key: value}), folder / f"refused-{key}")
     assert str(caught.value.place).endswith("cluster.toml:site.local")
+    assert caught.value.exit_code == 2
+
+
+def test_a_machine_with_another_key_of_munge_is_refused(site: LoadedSite, folder: Path) -> None:
+    controller = container("controller")
+    docker("exec", controller, "bash", "-euc", OTHER_KEY)
+    try:
+        environment = ("docker", "exec", "--env", "SLURM_CONF=/tmp/other/slurm.conf")
+        other = changed(site, client=(*environment, *site.site.client[2:]))
+        for ask in (
+            lambda: load_scheduler("slurm", site=other).unusable(nodes=2),
+            lambda: submitted(other, folder / "other-key"),
+        ):
+            with pytest.raises(MachineError, match="does not accept the credentials") as caught:
+                ask()
+            assert caught.value.exit_code == 3
+            assert "Protocol authentication error" in str(caught.value)
+    finally:
+        docker(
+            "exec",
+            controller,
+            "bash",
+            "-euc",
+            "kill $(cat /tmp/other/pid)",
+        )
 
 
 def test_a_run_folder_that_nodes_do_not_see_is_refused(site: LoadedSite) -> None:
@@ -118,6 +156,25 @@ def test_a_run_that_stops_leaves_nothing(site: LoadedSite, folder: Path) -> None
     job = submitted(site, folder / "stopped")
     job.cancel()
     assert until(lambda: not waiting("worker1") and not waiting("worker2")) < 15
+
+
+def test_a_slurm_that_goes_in_the_middle_of_a_run_is_told(
+    site: LoadedSite, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twinrun.execution.schedulers.slurm.PATIENCE_SECONDS", 2)
+    job = submitted(site, folder / "gone")
+    docker("pause", container("controller"))
+    try:
+        error = ended(job)
+        job.cancel()
+    finally:
+        docker("unpause", container("controller"))
+    assert isinstance(error, RunError), error
+    assert error.exit_code == 4
+    assert "Slurm has not answered for 2 s" in str(error)
+    assert "may still run" in str(error)
+    subprocess.run([*site.site.client, "scancel", "--name=twinrun-nodes=2"], check=True)
+    assert until(lambda: not waiting("worker1") and not waiting("worker2")) < 30
 
 
 def test_two_nodes_train_and_leave_a_record(site: LoadedSite, folder: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from twinrun.execution.engine import Workspace
+from twinrun.execution.engine import PYTHON, Command, Workspace
 from twinrun.execution.environment import Installed, inspect, lock_differences, revision, steering_variables
 from twinrun.execution.interpreter import Interpreter
 from twinrun.manifests.lock_checksum import with_checksums
@@ -103,6 +103,24 @@ def test_passwords_in_values_are_left_out(monkeypatch: pytest.MonkeyPatch) -> No
         {"TORCH_HOME": "http://me:planted@host/cache", "NCCL_NET": "plugin?key=planted-key"}
     )
     assert found == {"TORCH_HOME": "http://***@host/cache", "NCCL_NET": "plugin?key=***"}
+
+
+def test_what_is_imported_is_compiled_once_and_leaves_the_checkout_clean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TWINRUN_CACHE", str(tmp_path / "cache"))
+    # Whatever the caller's interpreter does.
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    root = tmp_path / "project"
+    (root / "src").mkdir(parents=True)
+    (root / "src" / "imported.py").write_text("", encoding="utf-8")
+    workspace = Workspace(root=root, run=tmp_path, data=tmp_path)
+    interpreter = Interpreter(python=sys.executable, workspace=workspace)
+    code = "import imported; print(imported.__cached__)"
+    compiled = Path(interpreter.read(Command(arguments=(PYTHON, "-c", code), variables={})).strip())
+    assert compiled.is_relative_to(tmp_path / "cache")
+    assert compiled.is_file()
+    assert [path.name for path in root.rglob("*")] == ["src", "imported.py"]
 
 
 def test_the_interpreter_is_asked_for_what_is_installed(tmp_path: Path) -> None:

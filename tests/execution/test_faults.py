@@ -31,6 +31,7 @@ from twinrun.images.cluster import containers
 from twinrun.manifests.cluster import LoadedSite
 from twinrun.protocol.job import Checkpointing
 from twinrun.protocol.training import TrainingJob
+from twinrun.train import watchdog
 
 pytestmark = pytest.mark.cluster
 
@@ -44,7 +45,7 @@ NODES = ("worker1", "worker2")
 POINT = Ranked(id="nodes=2", nodes=2)
 SCRIPT = "fault_ranks.py"
 # Ranks and what watches them, but not what has started them.
-RANK = rf"^[^ ]*python[^ ]* (-u )?[^ ]*/{SCRIPT}"
+RANK = rf"^[^ ]*python[^ ]* (-u )?([^ ]*/{SCRIPT}|-m {watchdog.__name__})"
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from twinrun.execution import launchers
 from twinrun.execution.engine import PYTHON, Command
 from twinrun.execution.launchers import Launcher, Rendezvous, load_launcher, torchrun
 from twinrun.foundation.discovery import part_names
+from twinrun.foundation.processes import last_lines
 
 # What torchrun of PyTorch 2.7 printed for three ranks, shortened in the middle of the traceback. Rank 1
 # left with status 77, rank 2 raised under @record, rank 0 was killed by the kernel.
@@ -208,6 +209,28 @@ def test_the_cause_is_found_whichever_node_tells_of_it() -> None:
 
 def test_the_last_of_several_reports_counts() -> None:
     assert torchrun.culprit([LEFT + KILLED]) == (0, -9)
+
+
+# The hostfile is of the allocation; a node of it may have left the network, or its name the resolver.
+UNREACHED = """\
+ssh: Could not resolve hostname node18: Name or service not known
+--------------------------------------------------------------------------
+PRTE has lost communication with a remote daemon.
+
+  HNP daemon   : [prterun-node17-9961@0,0] on node node17
+  Remote daemon: [prterun-node17-9961@0,1] on node node18
+
+This is usually due to either a failure of the TCP network
+connection to the node, or possibly an internal failure of
+the daemon itself. We cannot recover from this failure, and
+therefore will terminate the job.
+--------------------------------------------------------------------------
+"""
+
+
+def test_a_host_that_mpirun_does_not_reach_is_no_rank_and_is_shown() -> None:
+    assert load_launcher("mpirun").culprit([UNREACHED]) is None
+    assert "on node node18" in last_lines(UNREACHED)
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,7 @@ CASES += [("venv", "cpu")]
 def test_two_nodes_are_the_golden_ones(engine: str, vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 1234)
     monkeypatch.setattr(os, "getgid", lambda: 1234)
+    monkeypatch.setenv("TWINRUN_CACHE", "/cache")
     monkeypatch.setattr("twinrun.execution.schedulers.local.Local.first_node", lambda self: "node17")
     text = two_nodes(engine, load_vendors(ROOT)[vendor])
     file = GOLDEN / f"two-nodes-{engine}-{vendor}.json"

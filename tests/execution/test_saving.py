@@ -168,12 +168,12 @@ def test_a_leg_of_another_vendor_is_for_another_machine() -> None:
         gpu=None, device_memory_bytes=None, devices=8, cores=2, vendor="cuda", processor="cpu"
     )
     with pytest.raises(MachineError, match="a leg for hardware of another vendor") as raised:
-        TRAINING.refuse(made.part, made.points, scale="paper", hardware=hardware)
+        TRAINING.refuse(made.part, made.points, scale="paper", hardware=hardware, here=True)
     assert (raised.value.found, raised.value.allowed) == ("cuda", "rocm")
     assert raised.value.hint is not None
     assert "--leg 2 --from" in raised.value.hint
     alone = plan(RECIPE, scale="paper", gpu="a100-40gb", devices=8, leg=3)
-    TRAINING.refuse(alone.part, alone.points, scale="paper", hardware=hardware)
+    TRAINING.refuse(alone.part, alone.points, scale="paper", hardware=hardware, here=True)
 
 
 def test_on_a_machine_with_a_gpu_a_leg_may_be_on_its_processor() -> None:

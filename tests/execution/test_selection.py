@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,10 +10,24 @@ import pytest
 from tests.records import PROJECT, RECIPE
 from twinrun.execution import selection
 from twinrun.execution.selection import Request, Selection, select
+from twinrun.execution.slurm_client import SlurmClient
+from twinrun.foundation.errors import InputError, MachineError
 from twinrun.machine.inventory import Device, Machine, processor
 
 GIB = 1 << 30
 H200, PUBLISHED = PROJECT.gpus["h200"], PROJECT.gpus["mi250"]
+
+SITE = f"""
+[site.big]
+scheduler = "slurm"
+engine = "venv"
+vendor = "{H200.vendor}"
+gpu = "h200"
+nodes = NODES
+devices_per_node = 8
+cores_per_node = 96
+shared = ["/shared"]
+"""
 
 
 def machine(*memories: int) -> Machine:
@@ -70,3 +85,25 @@ def test_a_plan_alone_is_for_the_published_hardware_where_there_is_no_gpu(
 def test_a_plan_alone_is_for_the_gpus_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     found = selected(monkeypatch, machine(140 * GIB), scale="paper", dry=True)
     assert (found.plan.vendor, found.plan.gpu) == (H200.vendor, H200.id)
+
+
+def test_a_stack_of_another_vendor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="the stack is for another vendor"):
+        selected(monkeypatch, machine(140 * GIB), stack="cpu")
+
+
+@pytest.mark.parametrize(("nodes", "fits"), [(32, True), (31, False)])
+def test_a_site_runs_what_its_jobs_get(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nodes: int, fits: bool
+) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(SITE.replace("NODES", str(nodes)), encoding="utf-8")
+    monkeypatch.setenv("TWINRUN_CLUSTER", str(file))
+    # More nodes are up than one job of the site gets.
+    monkeypatch.setattr(SlurmClient, "size", lambda self: 64)
+    request = {"cluster": "big", "scale": "paper", "settings": ("microbatch=1",)}
+    if fits:
+        assert max(point.nodes for point in selected(monkeypatch, machine(), **request).plan.points) == nodes
+        return
+    with pytest.raises(MachineError, match="no job gets so many nodes"):
+        selected(monkeypatch, machine(), **request)

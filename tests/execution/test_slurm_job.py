@@ -86,6 +86,7 @@ def test_a_slurm_that_is_gone_in_the_middle_of_a_run_is_told(
         ended(job)
     assert "Unable to contact slurm controller" in str(caught.value)
     assert "job 12 may still run" in str(caught.value)
+    assert caught.value.exit_code == 4
     job.cancel()
 
 
@@ -118,6 +119,36 @@ def test_a_node_that_is_lost_is_named(job: Submission, say: Say) -> None:
     with pytest.raises(RunError, match="job 12 lost a node") as caught:
         ended(job)
     assert "node2 Not responding" in str(caught.value)
+
+
+# As Slurm and munge print them.
+DISTRUST = (
+    "sbatch: error: Batch job submission failed: Protocol authentication error",
+    "slurm_load_partitions: error: Munge decode failed: Invalid credential",
+    'error: Munge encode failed: Failed to access "/run/munge/munge.socket.2": No such file or directory',
+)
+
+
+@pytest.mark.parametrize("text", DISTRUST)
+def test_a_machine_with_another_key_of_munge_is_told_so(tmp_path: Path, text: str) -> None:
+    refuses = (sys.executable, "-c", f"import sys; sys.exit({text!r})")
+    keys = {"client": refuses, "shared": (str(tmp_path),)}
+    scheduler = load_scheduler(
+        "slurm", site=SITE.model_copy(update={"site": SITE.site.model_copy(update=keys)})
+    )
+    command = NodeCommand(arguments=("true",), variables={}, folder=tmp_path)
+    task = Task(point="nodes=2", nodes=2, ranks_per_node=8, commands=(command,))
+    for ask in (
+        lambda: scheduler.unusable(nodes=2),
+        lambda: scheduler.submit(
+            task, run=tmp_path, logs=tmp_path / "log", start=lambda *_: pytest.fail("here")
+        ),
+    ):
+        with pytest.raises(MachineError, match="does not accept the credentials of this machine") as caught:
+            ask()
+        assert caught.value.exit_code == 3
+        assert text in str(caught.value)
+        assert "the controller's key" in str(caught.value)
 
 
 def test_a_client_that_is_not_there_is_the_machines_fault(site: LoadedSite) -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,12 +21,12 @@ from typing import Any, NamedTuple
 import pytest
 from docker import DockerClient
 
-from tests.indexes import serving_folder, wheel
+from tests.indexes import digest_of, serving_folder, source_archive, wheel
 from tests.tiny_build import SECONDS, open_engine
 from tests.tiny_image import loaded, make_root_file_system, write_image
 from tests.tiny_stack import ROOT, commit
 from twinrun.foundation.cache import cache_root
-from twinrun.manifests.stack import find_stacks, load_manifest, load_stack, pins
+from twinrun.manifests.stack import Source, find_stacks, load_manifest, load_stack, pins
 
 pytestmark = [pytest.mark.image, pytest.mark.needs("mirror")]
 
@@ -55,9 +57,24 @@ def build_wheel(folder, settings=None, metadata=None):
             archive.writestr(zipfile.ZipInfo(path), content)
     return "made-1.0-py3-none-any.whl"
 """
+# A package that the index has as source alone.
+SOURCE_BACKEND = """\
+import os, zipfile
+def build_wheel(folder, settings=None, metadata=None):
+    name, version = "{name}", "{version}"
+    information = f"{{name}}-{{version}}.dist-info"
+    files = {{f"{{name}}/__init__.py": f"__version__ = {{version!r}}\\n"}}
+    files[f"{{information}}/METADATA"] = f"Metadata-Version: 2.1\\nName: {{name}}\\nVersion: {{version}}\\n"
+    files[f"{{information}}/WHEEL"] = "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+    files[f"{{information}}/RECORD"] = "".join(f"{{path}},,\\n" for path in files)
+    with zipfile.ZipFile(os.path.join(folder, f"{{name}}-{{version}}-py3-none-any.whl"), "w") as archive:
+        for path, content in files.items():
+            archive.writestr(zipfile.ZipInfo(path), content)
+    return f"{{name}}-{{version}}-py3-none-any.whl"
+"""
+OWN_BACKEND = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
 KERNELS = {
-    "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
-    '[project]\nname = "made"\nversion = "1.0"\n',
+    "pyproject.toml": f'{OWN_BACKEND}[project]\nname = "made"\nversion = "1.0"\n',
     "backend.py": BACKEND,
     "src/made.txt": "",
     "kernel.hip": "__attribute__((global)) void one(float *x) { x[0] = 1; }\n",
@@ -93,7 +110,8 @@ def write_indexes(folder: Path) -> None:
     lines = (ROOT / STACK_FOLDER / "requirements.in", ROOT / STACK_FOLDER / "build.in")
     wanted = {name: version for path in lines for name, (version,) in pins(path.read_text("utf-8")).items()}
     local = {pin.package(): pin.requirement.partition("==")[2] for pin in STACK.unverified}
-    for name in wanted.keys() - local.keys():
+    sources = {source.package() for source in STACK.source}
+    for name in wanted.keys() - local.keys() - sources:
         requires = ("torch<2.7.1,>=2.4", "torchvision", "helper>=1") if name == "mosaicml" else ()
         wheel(general, name, wanted[name], *requires)
     # What another vendor needs.
@@ -114,6 +132,26 @@ def write_indexes(folder: Path) -> None:
     wheel(own, "torch", version, f"{triton}=={local[triton]} ; {LINUX}", tag=TAG, files=files)
     wheel(own, "torchvision", local["torchvision"], f"torch=={wanted['torch']}", tag=TAG)
     wheel(own, triton, local[triton], tag=TAG, files={"triton/__init__.py": ""})
+
+
+def write_source(index: Path, source: Source) -> str:
+    """Write a package that is there as source alone, and what it requires; return its wheel's digest."""
+    name, _, version = source.requirement.partition("==")
+    for requirement in source.requires:
+        required = re.split(r"[<>=]", requirement)[0]
+        if not (index / required).exists():
+            wheel(index, required, "99.0")
+    backend = SOURCE_BACKEND.format(name=name, version=version)
+    files = {
+        "pyproject.toml": f'{OWN_BACKEND}[project]\nname = "{name}"\nversion = "{version}"\n',
+        "backend.py": backend,
+    }
+    source_archive(index, name, version, files)
+    with tempfile.TemporaryDirectory() as folder:
+        program = f"{backend}\nbuild_wheel({folder!r})"
+        subprocess.run([sys.executable, "-c", program], check=True)
+        (built,) = Path(folder).iterdir()
+        return digest_of(built)
 
 
 STACK_FOLDER = f"images/stacks/{NAME}"
@@ -139,6 +177,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     # An image of this name would be the user's own.
     manifest = root / STACK_FOLDER / "stack.toml"
     text = manifest.read_text(encoding="utf-8").replace('image = "twinrun/', 'image = "twinrun-test/tiny/')
+    write_indexes(folder / "served")
+    for source in STACK.source:
+        text = text.replace(source.wheel, write_source(folder / "served/general", source))
     manifest.write_text(text, encoding="utf-8")
     for lock in (root / STACK_FOLDER).glob("*.lock"):
         lock.unlink()
@@ -147,7 +188,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     (cache_root() / "packages").mkdir(parents=True, exist_ok=True)
     (folder / "cache").mkdir()
     (folder / "cache/packages").symlink_to(cache_root() / "packages")
-    write_indexes(folder / "served")
     with serving_folder(folder / "served") as address:
         variables = {
             "PYTHONPATH": str(root / "src"),
@@ -181,6 +221,8 @@ def test_lock_and_build_lead_from_nothing_to_a_container(
     for pin in STACK.unverified:
         assert found[pin.package()] == (pin.requirement.partition("==")[2],)
     assert locked.unhashed(site.root) == ()
+    for one in STACK.source:
+        assert found[one.package()] == (one.requirement.partition("==")[2],)
     # Of the framework's index nothing is taken but what is named.
     assert found["helper"] == ("1.0",)
     assert not {"triton", "nvidia-nccl-cu12"} & found.keys()

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from twinrun.foundation.cache import bytecode_folder
 from twinrun.protocol.bench import BenchJob
 from twinrun.protocol.job import Job
 from twinrun.protocol.models.mpt import Shape
@@ -126,6 +127,9 @@ def environment() -> dict[str, str]:
     """Return the environment ranks are started in: one thread each, no network but this machine."""
     return os.environ | {
         "PYTHONPATH": str(ROOT / "src"),
+        # As under an engine: compiling what ranks import takes longer than importing it.
+        "PYTHONPYCACHEPREFIX": str(bytecode_folder()),
+        "PYTHONDONTWRITEBYTECODE": "",
         "OMP_NUM_THREADS": "1",
         "OMP_WAIT_POLICY": "PASSIVE",
         "GLOO_SOCKET_IFNAME": "lo",

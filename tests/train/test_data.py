@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -119,3 +120,9 @@ def global_batches(job: TrainingJob, corpus: Corpus, world: World, epoch: int) -
     in_order = work.transpose(3, 2, 0, 1, 4).reshape(-1, job.training.global_batch)
     whole = in_order[(in_order >= 0).all(axis=1)]
     return np.sort(whole, axis=1)
+
+
+def test_the_package_is_whole_where_somebody_imports_it_later(make_job: MakeJob, corpus: Corpus) -> None:
+    package = importlib.import_module("streaming")
+    assert type(load_batches(make_job(), corpus).dataset) is package.StreamingDataset
+    assert package.MDSWriter

@@ -92,6 +92,21 @@ def test_what_an_offload_needs_is_found_before_the_start(
     compilation.check(with_layout(make_job(), zero=3))
 
 
+@pytest.mark.needs("deepspeed")
+def test_ranks_name_the_lock_of_a_killed_compilation(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(compilation.VARIABLE, str(tmp_path))
+    lock = tmp_path / "py311_cpu" / "async_io" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    done = launch(TRAIN, with_layout(make_job(), zero=3, offload="optimizer", storage=str(tmp_path)))
+    assert done.returncode == 1
+    assert f"{lock}: a compilation is under way, or was killed and left its lock" in done.stderr
+    assert "remove this file if nothing compiles" in done.stderr
+    assert "compiling" not in done.stderr.lower()
+
+
 def run(job: TrainingJob) -> TrainingResult:
     done = launch(TRAIN, job)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -102,25 +117,43 @@ def losses(result: TrainingResult) -> list[float]:
     return [step.loss for step in result.steps]
 
 
-@pytest.mark.trials
+def other(before: tuple[int, dict[str, Any]], after: tuple[int, dict[str, Any]], **marks: Any) -> Any:
+    """Return a trial: ranks and layout of the run that saves, and of the one that goes on."""
+    (ranks, saved), (others, resumed) = before, after
+    named = [f"{count} of {_called(layout)}" for count, layout in (before, after)]
+    return pytest.param(ranks, saved, others, resumed, id=" to ".join(named), **marks)
+
+
+def _called(layout: dict[str, Any]) -> str:
+    return f"ZeRO-{layout['zero']}" if "zero" in layout else "DDP"
+
+
 @pytest.mark.needs("deepspeed")
 @pytest.mark.parametrize(
-    ("saved", "resumed"),
+    ("ranks", "saved", "others", "resumed"),
     [
-        ({"zero": 1}, {"zero": 3}),
-        ({"zero": 3}, {"framework": "torch"}),
-        ({"framework": "torch"}, {"zero": 2}),
+        other((2, {"zero": 3}), (1, {"zero": 1})),
+        other((2, {"zero": 1}), (4, {"zero": 3}), marks=pytest.mark.trials),
+        other((4, {"zero": 3}), (2, {"zero": 2}), marks=pytest.mark.trials),
+        other((2, {"zero": 2}), (4, {"zero": 1}), marks=pytest.mark.trials),
+        other((2, {"zero": 1}), (2, {"zero": 3}), marks=pytest.mark.trials),
+        other((2, {"zero": 3}), (2, {"framework": "torch"}), marks=pytest.mark.trials),
+        other((4, {"framework": "torch"}), (2, {"zero": 2}), marks=pytest.mark.trials),
     ],
-    ids=("ZeRO-1 to ZeRO-3", "ZeRO-3 to DDP", "DDP to ZeRO-2"),
 )
 def test_a_run_goes_on_in_another_layout(
-    make_job: MakeJob, tmp_path: Path, saved: dict[str, Any], resumed: dict[str, Any]
+    make_job: MakeJob,
+    tmp_path: Path,
+    ranks: int,
+    saved: dict[str, Any],
+    others: int,
+    resumed: dict[str, Any],
 ) -> None:
     place = tmp_path / "place"
-    whole = losses(run(saving(with_layout(make_job(world_size=2, sharding="none"), **saved), place)))
+    whole = losses(run(saving(with_layout(make_job(world_size=ranks, sharding="none"), **saved), place)))
     shutil.rmtree(place / f"step-{STEPS:08d}")
-    other = with_layout(make_job(world_size=2, sharding="none"), **resumed)
-    found = losses(run(saving(other, place, mode="bounded")))
+    job = with_layout(make_job(world_size=others, sharding="none"), **resumed)
+    found = losses(run(saving(job, place, mode="bounded")))
     assert found == pytest.approx(whole, rel=2e-6)
     assert found[: STEPS - 2] == whole[: STEPS - 2], "what was done before is kept as it was"
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from tests.train.small import environment
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.job import Job
-from twinrun.protocol.pulse import FOLDER, RankState
+from twinrun.protocol.pulse import FOLDER, RankState, Watched
 from twinrun.train.watchdog import FIRST_SECONDS, FLOOR_SECONDS, Watchdog
 
 SECONDS = 30
@@ -39,6 +40,10 @@ def job(folder: Path, **fields: object) -> Job:
     told = {"recipe": "small", "point": "small", "world_size": 1, "accelerator": False, "attempt": "1"}
     files = {"out": str(folder), "metrics": str(folder / "metrics.jsonl")}
     return Job.model_validate(told | files | fields)
+
+
+def watched(folder: Path, *, seconds: float | None = None) -> Watched:
+    return Watched(pid=1, out=str(folder), world_size=1, watchdog_seconds=seconds)
 
 
 def start(folder: Path, hang: str, **fields: object) -> subprocess.Popen[str]:
@@ -86,8 +91,59 @@ def test_a_rank_that_ends_well_is_left_alone(tmp_path: Path) -> None:
     assert last_words(tmp_path, "done").operation == "backward"
 
 
+# Needs torch, as all ranks do.
+RANK = """
+from twinrun.protocol.job import Job
+from twinrun.train import worker
+worker.run(lambda job: None, Job)
+"""
+
+
+def test_a_rank_is_watched_before_it_reads_or_writes_a_file(tmp_path: Path) -> None:
+    """Its metrics are a pipe that nobody writes to, so that the first rank hangs where it starts over."""
+    pytest.importorskip("torch")
+    told = job(tmp_path)
+    os.mkfifo(told.metrics)
+    (tmp_path / "job.json").write_text(told.model_dump_json())
+    command = [sys.executable, "-c", RANK, "--job", str(tmp_path / "job.json")]
+    file = tmp_path / FOLDER / "0.json"
+    with subprocess.Popen(command, env=environment()) as rank:
+        deadline = time.monotonic() + SECONDS
+        while not file.exists():
+            assert rank.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        state = load_json(file, RankState)
+        assert (state.pid, state.operation, state.end) == (rank.pid, "starts", None)
+        assert not (tmp_path / "ranks").exists()
+        rank.kill()
+
+
+def test_a_file_system_that_hangs_does_not_keep_the_watchdog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+    written: list[str] = []
+
+    def hang(_file: Path, text: str) -> None:
+        goes_on.wait(SECONDS)
+        written.append(text)
+
+    monkeypatch.setattr("twinrun.train.watchdog.write_atomically", hang)
+    dog = Watchdog(watched(tmp_path), reader=0)
+    began = time.monotonic()
+    for _ in range(3):
+        dog._write()
+    dog._write_last(patience=0.1)
+    assert time.monotonic() - began < 5
+    assert not written
+    goes_on.set()
+    dog._write_last(patience=None)
+    assert len(written) == 2
+
+
 def test_limits_are_learned_from_what_was_done_before(tmp_path: Path) -> None:
-    watchdog = Watchdog(job(tmp_path), watched=1, reader=0)
+    watchdog = Watchdog(watched(tmp_path), reader=0)
     assert watchdog.limit() == FIRST_SECONDS
     watchdog._hear(["1\tforward\n"])
     assert watchdog.limit() == FIRST_SECONDS
@@ -97,7 +153,7 @@ def test_limits_are_learned_from_what_was_done_before(tmp_path: Path) -> None:
     assert watchdog.limit() == 10 * 30.0
     watchdog._hear(["1\tbackward\n", "2\tforward\n", "2\tbackward\n"])
     assert watchdog.limit() == FLOOR_SECONDS
-    told = Watchdog(job(tmp_path, watchdog_seconds=7), watched=1, reader=0)
+    told = Watchdog(watched(tmp_path, seconds=7), reader=0)
     assert told.limit() == FIRST_SECONDS
     told._hear(["1\tforward\n", "2\tforward\n"])
     assert told.limit() == 7

@@ -54,6 +54,7 @@ def test_any_other_failure_shows_its_traceback(make_job: MakeJob, tmp_path: Path
         capture_output=True,
         text=True,
         check=False,
+        timeout=400,
     )
     assert ended.returncode == 1
     assert "ValueError: broken on purpose" in ended.stderr

@@ -191,6 +191,15 @@ def test_mpirun_that_starts_one_process_fails(scheduler: Any, tmp_path: Path) ->
         scheduler.mpi_launch(None)
 
 
+def test_mpirun_does_not_ask_the_scheduler_of_the_ranks(
+    scheduler: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an allocation it would wait for processors that the ranks have."""
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    program(tmp_path, "mpirun", 'test -z "$SLURM_JOB_ID" && echo here here')
+    scheduler.mpi_launch(None)
+
+
 def test_a_narrow_link_is_found(tmp_path: Path) -> None:
     for name, width in (("a", "16"), ("b", "8")):
         (tmp_path / name).mkdir()

@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 HAS_TORCH = find_spec("torch") is not None
 # Compiling needs no torch.
 if not HAS_TORCH:
-    standalone = {"test_budgets.py", "test_compile.py", "test_portable.py"}
+    standalone = {f"test_{name}.py" for name in ("budgets", "compile", "experiments", "portable", "readable")}
     collect_ignore = [path.name for path in HERE.glob("test_*.py") if path.name not in standalone]
 
 

@@ -12,6 +12,7 @@ from twinrun.execution.layout import stop_file
 from twinrun.execution.schedulers import Task
 from twinrun.foundation.errors import MachineError
 from twinrun.manifests.cluster import LoadedSite, Site
+from twinrun.protocol.allocation import IMAGE_VARIABLE
 
 HOSTS = "TWINRUN_HOSTS"
 # Left to the shell, in every word of the script; the plan has no other way to reach it.
@@ -38,7 +39,7 @@ def batch_script(task: Task, *, site: LoadedSite, run: str, logs: str) -> str:
     lines += [f'{shell.FIRST_NODE}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)']
     body = (f"  {line}" for line in _start(task, command, site, logs))
     lines += [f"export RUN {shell.FIRST_NODE}", "start() {", *body, "}"]
-    starter = list(_begin(task, site, logs))
+    starter = list(_begin(task, command, site, logs))
     if site.site.requeue:
         return "\n".join([*lines, *_again(starter, _word(str(stop_file(Path(run), task.point)), site)), ""])
     return "\n".join([*lines, *starter[:-1], f"exec {starter[-1]}", ""])
@@ -80,10 +81,14 @@ def _start(task: Task, command: NodeCommand, site: LoadedSite, logs: str) -> Ite
     variables = {**(chosen if task.nodes > 1 else {}), **command.variables}
     for name, value in variables.items():
         yield f"export {_variable(name)}={_word(value, site)}"
+    if command.container:
+        inspect = " ".join(_word(one, site) for one in command.container.inspect_arguments())
+        yield f'{IMAGE_VARIABLE}="$({inspect})"'
+        yield f"export {IMAGE_VARIABLE}"
     yield f"exec {' '.join(_word(one, site) for one in command.arguments)}"
 
 
-def _begin(task: Task, site: LoadedSite, logs: str) -> Iterator[str]:
+def _begin(task: Task, command: NodeCommand, site: LoadedSite, logs: str) -> Iterator[str]:
     """Yield what starts it everywhere."""
     starter = task.starter or (
         *("srun", f"--nodes={task.nodes}", f"--ntasks={task.nodes}", "--ntasks-per-node=1"),
@@ -93,7 +98,9 @@ def _begin(task: Task, site: LoadedSite, logs: str) -> Iterator[str]:
         yield f"{HOSTS}={_word(f'{logs}/hosts', site)}"
         slots = f"sed 's/$/ slots={task.ranks_per_node}/'"
         yield f'scontrol show hostnames "$SLURM_JOB_NODELIST" | {slots} > "${HOSTS}"'
-    words = " ".join(_word(one, site) for one in starter)
+    for name, value in command.srun_variables.items():
+        yield f"export {_variable(name)}={_word(value, site)}"
+    words = " ".join(_word(one, site) for one in (*starter, *command.srun_options))
     yield f'{words} bash -euc "$(declare -f start); start"'
 
 

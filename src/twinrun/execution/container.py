@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from twinrun.foundation.manifest import Frozen
 from twinrun.machine.abandoned import OWNER, owner
+from twinrun.protocol.allocation import IMAGE_VARIABLE
 
 # Ranks exchange batches and gradients through shared memory; the default of 64 MB ends in a bus error.
 SHARED_MEMORY = "16g"
@@ -51,6 +52,10 @@ class Container(Frozen):
         """Return the `docker run` of this container."""
         return ("docker", "run", "--rm", *self._options(), self.image, *self.arguments)
 
+    def inspect_arguments(self) -> tuple[str, ...]:
+        """Return the command that prints which image a node has under the name."""
+        return ("docker", "image", "inspect", "--format", "{{.Id}}", self.image)
+
     def _options(self) -> Iterator[str]:
         yield from ("--init", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
         yield from ("--user", self.user, "--shm-size", SHARED_MEMORY, "--label", f"{LABEL}=run")
@@ -58,7 +63,8 @@ class Container(Frozen):
         if self.host:
             yield from ("--network", "none", "--hostname", self.host, "--add-host", f"{self.host}:127.0.0.1")
         else:
-            yield from ("--network", "host")
+            # Without a value: the node's own, which only its script knows.
+            yield from ("--network", "host", "--env", IMAGE_VARIABLE)
         for mount in self.mounts:
             yield from ("--volume", f"{mount.host}:{mount.inside}:{mount.mode}")
         for path in self.devices:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from pydantic import Field
+
 from twinrun.execution.container import Container
 from twinrun.foundation.manifest import Frozen
 from twinrun.machine.inventory import Vendor
@@ -55,6 +57,10 @@ class NodeCommand(Frozen):
     """User and group that the run folder is handed to while it runs, if they are not the caller's."""
     container: Container | None = None
     """The same as data, of an engine that makes a container for each command."""
+    srun_options: tuple[str, ...] = ()
+    """With which srun starts it inside the stack; nothing else can start it then."""
+    srun_variables: dict[str, str] = Field(default_factory=dict)
+    """What srun then needs in its own environment."""
 
 
 class Running(Protocol):

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from twinrun.execution.engine import PYTHON, Command, NodeCommand, Workspace
+from twinrun.foundation.cache import bytecode_folder
 from twinrun.foundation.processes import LocalProcess, read_output
 
 
@@ -28,10 +29,11 @@ class Interpreter:
         """Return `command` under the interpreter, with the project on its search path."""
         assert command.arguments[0] == PYTHON
         own = (self._workspace.root / "src", *self._workspace.packages)
-        # Without bytecode files a read-only checkout works, and the checkout stays clean.
+        # Bytecode elsewhere: a read-only checkout works and stays clean, and not every rank compiles again.
         variables = {
             "PYTHONPATH": os.pathsep.join(filter(None, [*map(str, own), self._search_path])),
-            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPYCACHEPREFIX": str(bytecode_folder()),
+            "PYTHONDONTWRITEBYTECODE": "",
             **command.variables,
         }
         return NodeCommand(

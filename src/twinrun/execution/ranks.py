@@ -6,7 +6,7 @@ import shutil
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from twinrun.execution.last_words import described, hang, rank_states, silent
 from twinrun.execution.launchers import Launcher, Placement, Rendezvous, load_launcher, node_logs
 from twinrun.execution.layout import job_file, log_folder, point_folder, stop_file
 from twinrun.execution.schedulers import Scheduler, Submission, Task, load_scheduler
-from twinrun.foundation.errors import Interrupted, RunError
+from twinrun.foundation.errors import Interrupted, MachineError, RunError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.foundation.processes import last_lines
@@ -94,14 +94,18 @@ class RankCommands:
         )
 
     def render(self, launch: Launch, *, attempt: str) -> tuple[NodeCommand, ...]:
-        """Return the command of each node of `launch`, or the one that all start; pure."""
+        """Return the command of each node of `launch`, or the one that all start; pure.
+
+        Raises:
+            MachineError: the stack is where srun alone leads.
+        """
         inside, point = self.renderer.inside, launch.placement.id
         job = job_file(self.workspace.run, point)
         command = Command(
             arguments=(PYTHON, inside(launch.script), "--job", inside(job)),
             variables=self._variables,
         )
-        return tuple(
+        rendered = tuple(
             self.launcher.render(
                 command,
                 placement=launch.placement,
@@ -113,6 +117,15 @@ class RankCommands:
             )
             for node in self.scheduler.node_names(launch.placement.nodes)
         )
+        others = [word for word in self.launcher.starter(launch.placement)[:1] if word != "srun"]
+        if rendered[0].srun_options and (self.scheduler_name != "slurm" or others):
+            raise MachineError(
+                "srun alone starts commands of this engine",
+                place=point,
+                found=", ".join([f"--scheduler {self.scheduler_name}", *others]),
+                hint="add --cluster SITE of Slurm, and the launcher srun or torchrun",
+            )
+        return rendered
 
 
 class Ranks:
@@ -151,7 +164,7 @@ class Ranks:
 
         Raises:
             Interrupted: the ranks were told to end; says after which step they have saved.
-            MachineError: the nodes cannot be had, or the command cannot be started.
+            MachineError: the nodes cannot be had or differ in software, or the command cannot be started.
             RunError: a rank failed; names it and shows the end of its log.
         """
         point, attempt = launch.placement.id, uuid.uuid4().hex[:12]
@@ -167,7 +180,7 @@ class Ranks:
         )
         follower = Follower(self._run / METRICS, attempt=attempt, show=show)
         try:
-            status = _follow(submission, follower)
+            status = _follow(submission, follower, checked=lambda: self._checked(launch.placement))
         except RunError as error:
             raise self._told(error, point) from None
         if status:
@@ -176,18 +189,26 @@ class Ranks:
             return None
         return LaunchResult(attempt=attempt, allocation=self._allocation(launch.placement, submission))
 
+    def _checked(self, placement: Placement) -> bool:
+        """Say whether all ranks have reported; raises MachineError where the software of nodes differs."""
+        folder = point_folder(self._run, placement.id)
+        if len(list((folder / "ranks").glob("*.json"))) < placement.world_size:
+            return False
+        _demand_same_software(_described(rank_reports(folder)), placement.id)
+        return True
+
     def _allocation(self, placement: Placement, submission: Submission) -> Allocation:
-        """Return the nodes as their ranks report them; raises RunError where their software differs."""
+        """Return the nodes as their ranks report them; raises MachineError where their software differs."""
         reports = rank_reports(point_folder(self._run, placement.id))
         nodes = tuple(dict.fromkeys(report.host for report in reports)) or submission.nodes
-        described = {report.host: report.node for report in reports if report.node}
-        _demand_same_software(described, placement.id)
+        # Again: a job that was requeued may have got other nodes.
+        _demand_same_software(_described(reports), placement.id)
         site = self._commands.site
         return Allocation(
             scheduler=self._commands.scheduler_name,
             nodes=nodes,
             site=site.name if site else None,
-            reports=described,
+            reports=_described(reports),
         )
 
     def _told(self, error: RunError, point: str) -> RunError:
@@ -268,10 +289,16 @@ def _attempt_of(line: bytes) -> str | None:
         return None
 
 
-def _follow(submission: Submission, follower: Follower) -> int:
-    """Show lines until `submission` ends, and return its exit status; nothing outlives an interruption."""
+def _follow(submission: Submission, follower: Follower, *, checked: Callable[[], bool]) -> int:
+    """Show lines until `submission` ends, and return its exit status; nothing outlives an interruption.
+
+    Args:
+        checked: asked until it says yes; may raise.
+    """
+    done = False
     try:
         while (status := submission.poll()) is None:
+            done = done or checked()
             follower.follow()
             time.sleep(POLL_SECONDS)
         follower.follow()
@@ -291,20 +318,29 @@ def rank_reports(folder: Path) -> list[RankReport]:
     return sorted(reports, key=lambda one: one.rank)
 
 
+def _described(reports: Sequence[RankReport]) -> dict[str, NodeReport]:
+    return {report.host: report.node for report in reports if report.node}
+
+
 def _demand_same_software(nodes: Mapping[str, NodeReport], point: str) -> None:
-    """Raise RunError where a node has other software than most: its numbers would be nobody's."""
-    found = {host: node.software_sha256 for host, node in nodes.items()}
+    """Raise MachineError where a node has other software than most: its numbers would be nobody's."""
+    found = {host: _software(node) for host, node in nodes.items()}
     most, _ = Counter(found.values()).most_common(1)[0] if found else ("", 0)
     other = next((host for host, digest in found.items() if digest != most), None)
     if other:
         like = next(host for host, digest in found.items() if digest == most)
-        raise RunError(
+        raise MachineError(
             "the nodes have different software",
             place=point,
-            found=f"{other} has {found[other][:12]}, {like} has {most[:12]}",
+            found=f"{other} has {found[other]}, {like} has {most}",
             allowed="one environment or image on all nodes",
             hint=f"install it anew on {other}, or leave that node out with `exclude` of cluster.toml",
         )
+
+
+def _software(node: NodeReport) -> str:
+    packages = f"packages {node.software_sha256[:12]}"
+    return f"image {node.image[:19]}, {packages}" if node.image else packages
 
 
 def rank_logs(logs: Path, placement: Placement, rank: int) -> Iterator[Path]:

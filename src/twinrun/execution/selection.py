@@ -307,7 +307,8 @@ def _demand_startable(plan: Plan, request: Request, hardware: Hardware, site: Lo
     scheduler = load_scheduler(plan.scheduler, site=site)
     if request.dry:
         return
-    load_workload(plan.workload).refuse(plan.part, plan.points, scale=plan.scale, hardware=hardware)
+    workload = load_workload(plan.workload)
+    workload.refuse(plan.part, plan.points, scale=plan.scale, hardware=hardware, here=site is None)
     nodes = max(point.nodes for point in plan.points)
     reason = scheduler.unusable(nodes=nodes)
     if reason:

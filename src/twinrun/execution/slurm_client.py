@@ -13,6 +13,8 @@ from twinrun.manifests.cluster import LoadedSite
 
 _FIELD = re.compile(r"(\w+)=(\S*)")
 _ANSWER_SECONDS = 60
+# What Slurm and munge say of a key or a clock that is not the controller's, or of a munge that is not there.
+_DISTRUST = re.compile(r"authentication error|munge (en|de)code failed|invalid credential", re.IGNORECASE)
 # Where a job is in no state that it leaves by itself.
 ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
@@ -57,7 +59,12 @@ class SlurmClient:
         self.site = site
 
     def ask(self, *arguments: str) -> str:
-        """Return what a command prints; raises RunError with its message, MachineError without one."""
+        """Return what a command prints.
+
+        Raises:
+            RunError: Slurm refuses, in its own words, or does not answer.
+            MachineError: the command cannot be started, or Slurm does not know this machine.
+        """
         command = [*self.site.site.client, *arguments]
         try:
             done = subprocess.run(
@@ -79,6 +86,8 @@ class SlurmClient:
             ) from None
         if done.returncode:
             text = last_lines(done.stderr or done.stdout, 4)
+            if _DISTRUST.search(text):
+                raise _distrusted(arguments[0], text)
             raise RunError("Slurm refuses", place=" ".join(arguments[:1]), found=text)
         return done.stdout
 
@@ -110,6 +119,15 @@ class SlurmClient:
         states = "--states=idle,mixed,allocated,completing"
         listed = self.ask("sinfo", "--noheader", "--Node", states, "--format=%N", *wanted)
         return len(set(listed.split()))
+
+
+def _distrusted(command: str, text: str) -> MachineError:
+    return MachineError(
+        "Slurm does not accept the credentials of this machine",
+        place=command,
+        found=text,
+        hint="munge must run here with the controller's key, and the clocks must agree",
+    )
 
 
 def parse_job(line: str) -> JobState:

@@ -27,3 +27,8 @@ def cache_root() -> Path:
 def environment_folder(stack: str, lock_sha256: str) -> Path:
     """Return the virtual environment that belongs to one lock of `stack`."""
     return cache_root() / "environments" / f"{stack}-{lock_sha256[:12]}"
+
+
+def bytecode_folder() -> Path:
+    """Return where interpreters of this machine keep what they have compiled of Python."""
+    return cache_root() / "bytecode"

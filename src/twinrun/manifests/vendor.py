@@ -75,6 +75,8 @@ class Container(Frozen):
     """Under which name Kubernetes counts the devices of a node."""
     apptainer: tuple[str, ...] = ()
     """Options with which Apptainer passes the devices on."""
+    enroot: dict[str, str] = Field(default_factory=dict)
+    """Variables on which Enroot, under Pyxis, passes the devices on."""
 
 
 class Compiler(Frozen):

@@ -8,6 +8,9 @@ from pydantic import Field
 
 from twinrun.foundation.manifest import Frozen
 
+# Where a node tells its ranks which image they run in.
+IMAGE_VARIABLE = "TWINRUN_IMAGE"
+
 
 class Interface(Frozen):
     """A network interface of a node."""
@@ -36,6 +39,8 @@ class NodeReport(Frozen):
     """Variables that choose interfaces and transports of the collectives, as set when the rank started."""
     software_sha256: str
     """Digest over the interpreter's version, and name and version of every package that it finds."""
+    image: str | None = None
+    """ID that the node's engine has for the image; null without one, and where one machine is all."""
 
 
 class Allocation(Frozen):

@@ -32,3 +32,13 @@ class RankState(Frozen):
     """State of the process in the words of the kernel, of one that hung."""
     reaches_first: bool | None = None
     """Whether its machine reaches that of the first rank; null where nobody asked."""
+
+
+class Watched(Frozen):
+    """What the process beside a rank is told of it; a part of the rank's job."""
+
+    pid: int
+    out: str
+    """Folder of the point."""
+    world_size: Annotated[int, Field(gt=0)]
+    watchdog_seconds: Annotated[float, Field(gt=0)] | None

@@ -21,6 +21,8 @@ __all__ = ["Failed", "Function", "Unknown", "main"]
 Function = Callable[[ChecksJob], None]
 # Of the outcomes of all ranks together the first counts.
 SEVERITY = ("fail", "unknown", "pass")
+# On a file system that many nodes read at once.
+IMPORT_SECONDS = 120.0
 
 
 def main(functions: Mapping[str, Function]) -> None:
@@ -35,6 +37,7 @@ def main(functions: Mapping[str, Function]) -> None:
         job = read_job(ChecksJob)
         report_rank(job)
         _refuse_unknown(job, functions)
+        _import_torch()
         outcomes = Outcomes(job)
         found = [check for spec in job.checks for check in _run(job, spec, functions[spec.id], outcomes)]
         if outcomes.rank == 0:
@@ -42,6 +45,23 @@ def main(functions: Mapping[str, Function]) -> None:
     except TwinrunError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(1)
+
+
+def _import_torch() -> None:
+    """Import torch once for all checks, whose processes are forks of this one; it opens no device.
+
+    A process of its own tries first: a torch that hangs or crashes is the checks' to tell, one by one.
+    """
+    trial = CheckSpec(id="torch", title="torch can be imported", scope="node", timeout=IMPORT_SECONDS)
+    if run_check(trial, partial(_import, "torch"), place="", variables={}).outcome == "pass":
+        _import("torch")
+
+
+def _import(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        raise Unknown(str(error), remedy="install it") from None
 
 
 def _refuse_unknown(job: ChecksJob, functions: Mapping[str, Function]) -> None:

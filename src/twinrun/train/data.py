@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from streaming import StreamingDataset
 from torch.utils.data import DataLoader
 
 from twinrun.foundation.errors import InputError, RunError
 from twinrun.foundation.files import sha256_of_bytes, sha256_of_file
 from twinrun.protocol.training import TrainingJob
+from twinrun.train.bare_imports import bare
 from twinrun.train.corpus import (
     COLUMN,
     CORPUS,
@@ -27,6 +27,10 @@ from twinrun.train.corpus import (
     sample_hash,
 )
 from twinrun.train.job_files import rank_variable
+
+# The package loads readers of images and tokenizers, which take longer than everything that is needed.
+with bare("streaming", "streaming.base"):
+    from streaming.base.dataset import StreamingDataset
 
 # One canonical node divides any number of nodes, so the order of samples never depends on them.
 CANONICAL_NODES = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,9 +30,14 @@ from twinrun.protocol.deepspeed import configuration
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.training import TrainingJob
 from twinrun.train import compilation, ranks, stages, worker
+from twinrun.train.bare_imports import uncompiled
 from twinrun.train.checkpoint.state import MODEL, OPTIMIZER, InPlace, Parts
 from twinrun.train.models import Model
 from twinrun.train.optimizer import adamw, parameter_groups, set_learning_rate
+
+# DeepSpeed asks of every optimizer whether it is one of this module, in which a function is compiled.
+with uncompiled():
+    importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
 
 CONFIG = "ds_config.json"
 # Of AdamW's state: two of the size of the parameter, and how many steps it took.

@@ -14,7 +14,7 @@ import struct
 import sys
 from pathlib import Path
 
-from twinrun.protocol.allocation import Interface, NodeReport
+from twinrun.protocol.allocation import IMAGE_VARIABLE, Interface, NodeReport
 
 # Gloo takes the first; NCCL, and RCCL after it, the second.
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -76,6 +76,7 @@ def describe_node() -> NodeReport:
             if _TRANSPORT.match(name) and not _SECRET.search(name)
         },
         software_sha256=software_digest(),
+        image=os.environ.get(IMAGE_VARIABLE),
     )
 
 

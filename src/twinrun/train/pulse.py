@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import sys
 
 from twinrun.protocol.job import Job
+from twinrun.protocol.pulse import Watched
 from twinrun.train import watchdog
 
 # The end of the pipe that `beat` writes to; none where nobody watches.
@@ -14,14 +17,29 @@ _step = 0
 
 
 def watch(job: Job) -> None:
-    """Start the process that watches this one; to be called once, before anything that may hang."""
+    """Start the process that watches this one; to be called once, before anything that may hang.
+
+    A program of its own and no fork: libraries have started threads by then, and a lock that one of them
+    holds stays locked in a fork for ever.
+    """
     reader, writer = os.pipe()
     # A watchdog that is stopped must not stop what it watches.
     os.set_blocking(writer, False)
-    watched = os.getpid()
-    if os.fork() == 0:
-        os.close(writer)
-        watchdog.run(job, watched=watched, reader=reader)
+    watched = Watched(
+        pid=os.getpid(),
+        out=job.out,
+        world_size=job.world_size,
+        watchdog_seconds=job.watchdog_seconds,
+    )
+    os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-m", watchdog.__name__, watched.model_dump_json()],
+        os.environ,
+        # Who reads what the rank prints to its end must not wait for the watchdog's too.
+        file_actions=[(os.POSIX_SPAWN_DUP2, reader, 0), (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)],
+        # They are for the rank, which may go on to a step's end.
+        setsigmask=(signal.SIGTERM, signal.SIGINT, signal.SIGHUP),
+    )
     os.close(reader)
     _told.append(writer)
 

@@ -12,18 +12,16 @@ import select
 import signal
 import socket
 import statistics
+import sys
 import threading
 import time
-import traceback
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NoReturn
 
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.files import write_atomically
-from twinrun.protocol.job import Job
-from twinrun.protocol.pulse import FOLDER, RankState
+from twinrun.protocol.pulse import FOLDER, RankState, Watched
 from twinrun.train.job_files import rank_variable
 
 FAREWELL = "done\n"
@@ -39,34 +37,23 @@ WRITES_PER_SECOND = 64
 PATIENCE_SECONDS = 1.0
 
 
-def run(job: Job, *, watched: int, reader: int) -> NoReturn:
-    """Watch the process `watched`, which tells what it does through `reader`; end when it has ended."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        # They are for the rank, which may go on to a step's end.
-        signal.signal(number, signal.SIG_IGN)
-    try:
-        Watchdog(job, watched=watched, reader=reader).run()
-    except BaseException:
-        traceback.print_exc()
-    os._exit(0)
-
-
 class Watchdog:
     """Watches one rank."""
 
-    def __init__(self, job: Job, *, watched: int, reader: int) -> None:
-        self._seconds = job.watchdog_seconds
+    def __init__(self, watched: Watched, *, reader: int) -> None:
+        self._seconds = watched.watchdog_seconds
         self._reader = reader
         self._state = RankState(
-            rank=rank_variable("RANK", 0), host=platform.node(), pid=watched, operation="starts"
+            rank=rank_variable("RANK", 0), host=platform.node(), pid=watched.pid, operation="starts"
         )
         # Now, for names are not resolved where nothing is reached.
         self._first = _first_address()
-        self._file = Path(job.out) / FOLDER / f"{self._state.rank}.json"
-        self._every = max(1.0, job.world_size / WRITES_PER_SECOND)
+        self._file = Path(watched.out) / FOLDER / f"{self._state.rank}.json"
+        self._every = max(1.0, watched.world_size / WRITES_PER_SECOND)
         self._spent: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
         self._silent = self._unwritten = 0.0
         self._last = time.monotonic()
+        self._writer = threading.Thread()
 
     def run(self) -> None:
         """Return when the rank has ended, by itself or by us."""
@@ -88,7 +75,8 @@ class Watchdog:
                 self._write()
         if self._state.end is None:
             self._state = self._state.model_copy(update={"end": "lost"})
-        self._write()
+        # Nobody waits for it now but those who want its last words.
+        self._write_last(patience=None)
 
     def limit(self) -> float:
         """Return for how many seconds the rank may be silent now."""
@@ -120,17 +108,29 @@ class Watchdog:
     def _end_rank(self) -> None:
         found = {"end": "hung", "silent_seconds": self._silent, "process": _process(self._state.pid)}
         self._state = self._state.model_copy(update=found | {"reaches_first": _reaches(self._first)})
-        writer = threading.Thread(target=self._write, daemon=True)
-        writer.start()
-        writer.join(PATIENCE_SECONDS)
+        self._write_last(patience=PATIENCE_SECONDS)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._state.pid, signal.SIGKILL)
 
     def _write(self) -> None:
+        """Write the state beside the watching, unless the last one is still being written."""
         self._unwritten = 0.0
-        # A full disk is the rank's to tell.
-        with contextlib.suppress(MachineError):
-            write_atomically(self._file, self._state.model_dump_json() + "\n")
+        if not self._writer.is_alive():
+            self._writer = threading.Thread(target=_store, args=(self._file, self._state), daemon=True)
+            self._writer.start()
+
+    def _write_last(self, *, patience: float | None) -> None:
+        """Write the state after what is being written; return without it where that takes too long."""
+        if self._writer.ident:
+            self._writer.join(patience)
+        self._write()
+        self._writer.join(patience)
+
+
+def _store(file: Path, state: RankState) -> None:
+    # A full disk is the rank's to tell.
+    with contextlib.suppress(MachineError):
+        write_atomically(file, state.model_dump_json() + "\n")
 
 
 def _process(pid: int) -> str:
@@ -162,3 +162,9 @@ def _reaches(address: tuple[str, int] | None) -> bool | None:
     except OSError:
         return False
     return True
+
+
+if __name__ == "__main__":
+    Watchdog(Watched.model_validate_json(sys.argv[1]), reader=sys.stdin.fileno()).run()
+    # A write that hangs is not waited for.
+    os._exit(0)

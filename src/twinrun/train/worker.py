@@ -74,11 +74,12 @@ def run(work: Callable[[AnyJob], Result], kind: type[AnyJob]) -> None:
 @record
 def _run(work: Callable[[AnyJob], Result], kind: type[AnyJob]) -> None:
     job = read_job(kind)
+    # First of all: file systems and drivers, which the next lines ask, may hang.
+    pulse.watch(job)
     if ranks.rank() == 0:
         # A scheduler may have started the ranks before, and ended them.
         start_over(job)
     report_rank(job)
-    pulse.watch(job)
     try:
         result = work(job)
     except Stopped as stopped:

@@ -240,8 +240,14 @@ class Workload(ABC):
     def plan(self, request: PlanRequest) -> Planned:
         """Turn a request into points; pure. Raises InputError, MachineError."""
 
-    def refuse(self, part: Part, points: Sequence[Point], *, scale: str, hardware: Hardware) -> None:
-        """Raise MachineError where the hardware cannot run a scale; a plan is still printed."""
+    def refuse(
+        self, part: Part, points: Sequence[Point], *, scale: str, hardware: Hardware, here: bool
+    ) -> None:
+        """Raise a TwinrunError where the hardware cannot run a scale; a plan is still printed.
+
+        Args:
+            here: ranks run on this machine, whose disks can be looked at.
+        """
 
     def continued(self, point: Point) -> Continued | None:
         """Return from which point's checkpoint a point goes on, None for one that starts by itself."""

@@ -2,6 +2,11 @@
 // rows start on 16 bytes and are whole vectors of eight elements, backward of 16 bytes; token-major, tokens start on 16
 // bytes and channels are whole vectors of four. Kernels of their own: unused code costs instruction fetches, and code
 // in one kernel shares its registers.
+// Equation: out[t] = silu(bias + sum over k of weight[k] x[t - width + 1 + k]), and its gradients as in
+//   conv_backward.h.
+// Tiling: forward 32 lanes on a piece of a row (fp32 128), eight times a lane; backward 128 threads side by side, 1024
+//   times a step, from the last time to the first; token-major a lane has four channels for some steps.
+// Alone: pytest recipes/mamba-kernels/tests/test_conv.py -k emulated
 #pragma once
 
 #include "conv_backward_token_major.h"
@@ -345,34 +350,86 @@ struct BlockRange {
   }
 };
 
+// Stores g at the first times of a vector.
+template <int PAST, int COUNT>
+DEVICE void store_halo(float (&to)[4], const float (&g)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < PAST; ++i) to[i] = g[i];
+}
+
+// Appends the first times of the lane to the right to g, through `halo` where that is another warp's; `now` is the
+// step's buffer, on return the next one's.
+template <int PAST>
+DEVICE void append_right(float (&g)[8 + PAST], Halo& halo, int& now, const ReverseCursor& at, int lane, int warp) {
+  if (lane == 0) store_halo<PAST>(halo.g[now][warp], g);
+  barrier();
+  const bool last = warp == ALIGNED_WARPS - 1, row_ends = last && at.time + 8 >= at.row_times;
+  const float* right = last ? halo.g[now == 0 ? 2 : now - 1][0] : halo.g[now][warp + 1];
+  now = now == 2 ? 0 : now + 1;
+#pragma unroll
+  for (int i = 0; i < PAST; ++i) {
+    const float neighbour = shuffle(g[i], (lane + 1) % WARP_SIZE);
+    g[8 + i] = lane < WARP_SIZE - 1 ? neighbour : row_ends ? 0.0f : right[i];
+  }
+}
+
+// Adds a step to the gradients of bias and weight; `inside` says which times the row has.
+template <int TAPS, class Inside>
+DEVICE void add_step(Gradients<TAPS>& gradients, const float (&g)[7 + TAPS], const float (&inputs)[7 + TAPS],
+                     const Inside& inside) {
+  gradients.bias += pairwise_sum8(g);
+#pragma unroll
+  for (int k = 0; k < TAPS; ++k) {
+    float terms = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      if (inside(i)) terms += g[i] * inputs[i + k];
+    gradients.weight[k] += terms;
+  }
+}
+
+template <int TAPS>
+DEVICE void gradient_of_x(float (&x_gradient)[8], const float (&g)[7 + TAPS], const Filter<TAPS>& filter) {
+  constexpr int PAST = TAPS - 1;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    x_gradient[i] = filter.weight[PAST] * g[i];
+#pragma unroll
+    for (int k = 0; k < PAST; ++k) x_gradient[i] += filter.weight[k] * g[i + PAST - k];
+  }
+}
+
+// Loads the inputs of the cursor's step and advances it, and the rows where that is into another.
+template <bool SILU_FULL_STEPS, class T, int TAPS>
+DEVICE void fetch_step(BackwardInputs<T, TAPS>& to, ReverseCursor& loading, const T*& x, const T*& gradient,
+                       const ConvBackward& p, int length, int lane) {
+  if (loading.left <= 0) return;
+  const auto in_row = [&](int time) { return SILU_FULL_STEPS ? time : minimum(time, length - ACCESS_TIMES<T>); };
+  const int time = in_row(loading.time), before = in_row(maximum(loading.time - lane * 8 - 4, 0));
+  to.fetch(x + before, x + time, gradient + time, in_row(loading.time + 4) - time);
+  if (!loading.next()) return;
+  x -= p.x.batch;
+  gradient -= p.out_gradient.batch;
+}
+
 // SILU_FULL_STEPS: silu follows, and rows are whole steps.
 template <class T, int TAPS, bool SILU_FULL_STEPS>
 DEVICE void backward_aligned(const ConvBackward& p, float* sums, Halo& halo) {
-  constexpr int PAST = TAPS - 1, PREFETCH = BACKWARD_PREFETCH<T, TAPS, false>;
-  const int lane = thread_index() % WARP_SIZE, warp = thread_index() / WARP_SIZE,
-            length = static_cast<int>(p.sizes.length);
+  constexpr int PAST = TAPS - 1, PREFETCH = BACKWARD_PREFETCH<T, TAPS, false>, ACCESS = ACCESS_TIMES<T>;
+  const int lane = thread_index() % WARP_SIZE, warp = thread_index() / WARP_SIZE;
+  const int length = static_cast<int>(p.sizes.length);
   const BlockRange range(p);
   const T* x = row_of<T>(p.x, range.batch, range.channel);
   const T* gradient = row_of<T>(p.out_gradient, range.batch, range.channel);
   T* out = row_of<T>(p.x_gradient, range.batch, range.channel);
-
-  ReverseCursor at{range.left, range.after - ALIGNED_TIMES + thread_index() * 8, range.steps * ALIGNED_TIMES},
-      loading = at;
+  ReverseCursor at{range.left, range.after - ALIGNED_TIMES + thread_index() * 8, range.steps * ALIGNED_TIMES};
+  ReverseCursor loading = at;
   BackwardInputs<T, TAPS> loads[PREFETCH];
-  const auto fetch = [&](BackwardInputs<T, TAPS>& to) {
-    if (loading.left <= 0) return;
-    const auto in_row = [&](int time) { return SILU_FULL_STEPS ? time : minimum(time, length - ACCESS_TIMES<T>); };
-    const int time = in_row(loading.time), before = in_row(maximum(loading.time - lane * 8 - 4, 0));
-    to.fetch(x + before, x + time, gradient + time, in_row(loading.time + 4) - time);
-    if (!loading.next()) return;
-    x -= p.x.batch;
-    gradient -= p.out_gradient.batch;
-  };
+  const auto fetch = [&](auto& to) { fetch_step<SILU_FULL_STEPS>(to, loading, x, gradient, p, length, lane); };
 #pragma unroll
   for (int i = 0; i < PREFETCH; ++i) fetch(loads[i]);
 
-  // Constructed after the loads are issued, because it waits for its own. The filter before silu is scaled by
-  // SILU_SCALE and g divided by it: their product is unscaled.
+  // Behind the loads, because it waits for its own. Scaled by SILU_SCALE before silu, and g divided by it.
   const bool silu = SILU_FULL_STEPS || p.sizes.silu;
   const float scale = silu ? SILU_SCALE<T> : 1.0f;
   const Filter<TAPS> filter = Filter<TAPS>(p.weight, p.bias, TAPS, range.channel).scaled(scale);
@@ -386,10 +443,8 @@ DEVICE void backward_aligned(const ConvBackward& p, float* sums, Halo& halo) {
       load<4>(row_of<T>(p.out_gradient, range.batch, range.channel) + range.after).to_floats(g);
       if (silu) apply_silu_derivative<T>(g, inputs, filter);
     }
-#pragma unroll
-    for (int i = 0; i < PAST; ++i) halo.g[2][0][i] = g[i];
+    store_halo<PAST>(halo.g[2][0], g);
   }
-
   Gradients<TAPS> gradients;
   int now = 0;
   // Returns whether there are more steps.
@@ -398,41 +453,14 @@ DEVICE void backward_aligned(const ConvBackward& p, float* sums, Halo& halo) {
     loaded.to_floats(inputs, own, at.time >= WARP_SIZE * 8);
     if (silu) apply_silu_derivative<T>(own, inputs, filter);
     // Beyond the row's end g is 0; its product with an infinite input would not be.
-    const auto inside = [&](int i) {
-      return SILU_FULL_STEPS || at.time + i / ACCESS_TIMES<T> * ACCESS_TIMES<T> < length;
-    };
+    const auto inside = [&](int i) { return SILU_FULL_STEPS || at.time + i / ACCESS * ACCESS < length; };
 #pragma unroll
     for (int i = 0; i < 8; ++i) g[i] = inside(i) ? own[i] : 0.0f;
     // Issued before silu, this takes 5 % more time.
     fetch(loaded);
-    if (lane == 0) {
-#pragma unroll
-      for (int i = 0; i < PAST; ++i) halo.g[now][warp][i] = g[i];
-    }
-    barrier();
-    const bool last = warp == ALIGNED_WARPS - 1, row_ends = last && at.time + 8 >= at.row_times;
-    const float* right = last ? halo.g[now == 0 ? 2 : now - 1][0] : halo.g[now][warp + 1];
-    now = now == 2 ? 0 : now + 1;
-#pragma unroll
-    for (int i = 0; i < PAST; ++i) {
-      const float neighbour = shuffle(g[i], (lane + 1) % WARP_SIZE);
-      g[8 + i] = lane < WARP_SIZE - 1 ? neighbour : row_ends ? 0.0f : right[i];
-    }
-    gradients.bias += pairwise_sum8(g);
-#pragma unroll
-    for (int k = 0; k < TAPS; ++k) {
-      float terms = 0.0f;
-#pragma unroll
-      for (int i = 0; i < 8; ++i)
-        if (inside(i)) terms += g[i] * inputs[i + k];
-      gradients.weight[k] += terms;
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      x_gradient[i] = filter.weight[PAST] * g[i];
-#pragma unroll
-      for (int k = 0; k < PAST; ++k) x_gradient[i] += filter.weight[k] * g[i + PAST - k];
-    }
+    append_right<PAST>(g, halo, now, at, lane, warp);
+    add_step(gradients, g, inputs, inside);
+    gradient_of_x(x_gradient, g, filter);
     store_full_sectors(out, at.time, SILU_FULL_STEPS ? at.row_times : length, x_gradient);
     if (at.next()) out -= p.x_gradient.batch;
     return at.left > 0;

@@ -1,6 +1,9 @@
 // Causal convolution, backward. The result before silu is recomputed; its gradient g = out_gradient silu'(result) gives
 // x_gradient[t] = sum over j of weight[width - 1 - j] g[t + j] and the gradients of weight and bias, which blocks sum
 // over their range of all times and sequences of a channel.
+// Equation: those of the lines above.
+// Tiling: a block of 64 threads has a channel and a split of all times of its sequences, 8 times a lane.
+// Alone: pytest recipes/mamba-kernels/tests/test_conv.py -k emulated
 #pragma once
 
 #include "conv_common.h"

@@ -1,6 +1,9 @@
 // Common parts of the causal convolution: y[t] = bias + sum over k of weight[k] x[t - width + 1 + k], then silu if
 // asked for. The kernels are bound by memory: a lane has several independent loads in flight, rereads its neighbours'
 // times from the cache, and waits for no other lane.
+// Equation: y[t] as above; its silu is y[t] / (1 + exp(-y[t])).
+// Tiling: blocks of 128 threads; 32 lanes are a logical warp on every GPU.
+// Alone: pytest recipes/mamba-kernels/tests/test_conv.py -k emulated
 #pragma once
 
 #include <type_traits>

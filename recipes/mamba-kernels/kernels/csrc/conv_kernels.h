@@ -1,6 +1,9 @@
 // The convolution's kernels: widths up to 4, or 5 to 8 (wide); channel-first, or token-major. For the inputs of
 // `aligned`, see conv_aligned.h.
 // launch: conv_forward threads=128 shared_base=0 shared_per_state_tile=0
+// Equation: that of conv_forward.h, conv_backward.h and conv_update.h.
+// Tiling: a kernel for every type, layout and, where aligned, width.
+// Alone: pytest recipes/mamba-kernels/tests/test_conv.py -k emulated
 #pragma once
 
 #include "conv_aligned.h"

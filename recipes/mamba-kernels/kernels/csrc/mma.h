@@ -5,6 +5,9 @@
 //   d: (row, 2 column), (row, 2 column + 1), (row + 8, 2 column), (row + 8, 2 column + 1)
 // The hardware reads the first 10 mantissa bits of a and b. Undefined where HAS_MMA_TF32 is false, so that use is an
 // error.
+// Equation: d += a b.
+// Tiling: 16 x k by k x 8 over a warp, as above.
+// Alone: pytest recipes/mamba-kernels/tests/test_portable.py -k matrix
 #pragma once
 
 #if defined(__CUDACC__)

@@ -1,5 +1,8 @@
 // The kernels' parameters: plain structs of pointers, strides and sizes, eight bytes a field. Strides count elements. A
 // null pointer stands for a tensor that was not given.
+// Equation: none, DESIGN.md has those of the kernels.
+// Tiling: the grids are those of the kernels that take a struct, written beside it.
+// Alone: pytest recipes/mamba-kernels/tests/test_launch.py -k handed
 #pragma once
 
 #include <cstdint>

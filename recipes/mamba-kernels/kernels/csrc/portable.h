@@ -5,6 +5,9 @@
 // A kernel sees blocks of threads along x, warps of WARP_SIZE lanes (AMD's wavefronts), a barrier, shuffles and
 // exponentials. No floating-point atomics: gfx90a turns them into compare-and-swap loops unless a flag permits the
 // unsafe form, and a sum made of them does not repeat bit for bit.
+// Equation: none, what each function returns stands beside it.
+// Tiling: blocks along x of whole warps.
+// Alone: pytest recipes/mamba-kernels/tests/test_portable.py
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,8 @@
 // Tiles, thread items and global memory access of the scan, outside the recurrence.
+// Equation: none, scan_forward.h and scan_backward.h have theirs.
+// Tiling: a block has a tile of 32 channels, chunks of 32 steps and 16 states at once; a thread has 8 items of a
+//   chunk.
+// Alone: pytest recipes/mamba-kernels/tests/test_scan.py -k emulated
 #pragma once
 
 #include "device_math.h"

@@ -10,6 +10,9 @@
 // launch on gfx: scan_forward threads=128 shared_base=21392 shared_per_state_tile=0
 // launch on gfx: scan_backward_multi_tile threads=128 shared_base=60896 shared_per_state_tile=0
 // launch on gfx: scan_backward threads=128 shared_base=56288 shared_per_state_tile=0
+// Equation: DESIGN.md has those of both passes.
+// Tiling: a kernel for every type, layout, number of state tiles, and with or without segments.
+// Alone: pytest recipes/mamba-kernels/tests/test_scan.py -k emulated
 #pragma once
 
 #include "scan_backward.h"

@@ -4,6 +4,9 @@
 // contraction over states, y; their operands alone would take all 128 bytes a clock of shared memory. With tensor cores
 // both are mma instructions whose operands are read once for four steps: one operand of the outer product is masked to
 // the step, and one column of y's result counts.
+// Equation: h += dt u (x) B, y = sum over states of C h.
+// Tiling: as above; four steps share the operands of an mma.
+// Alone: pytest recipes/mamba-kernels/tests/test_scan.py -k emulated
 #pragma once
 
 #include "scan_splits.h"

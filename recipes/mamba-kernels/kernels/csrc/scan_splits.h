@@ -2,6 +2,9 @@
 // the carry that enters a split: h forward, a_{t+1} g_{t+1} backward. A first kernel (scan_split_state.h) computes each
 // split's aggregate: the carry that leaves it when none enters, and its sum of dt. Each block of the pass then computes
 // its split's exclusive prefix (scan_prefix.h), in order.
+// Equation: the carry that leaves a split is exp(A sum of dt) times the one that enters, plus its aggregate.
+// Tiling: a split is an equal run of chunks, the last the remainder; blocks count channels, then batch, then splits.
+// Alone: pytest recipes/mamba-kernels/tests/test_scan.py -k emulated
 #pragma once
 
 #include "scan_common.h"

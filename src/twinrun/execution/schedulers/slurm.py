@@ -10,7 +10,7 @@ from twinrun.execution import shell
 from twinrun.execution.batch_script import batch_script
 from twinrun.execution.schedulers import Start, Task
 from twinrun.execution.slurm_client import JobState, SlurmClient
-from twinrun.foundation.errors import InputError, Interrupted, MachineError, RunError
+from twinrun.foundation.errors import InputError, Interrupted, MachineError, RunError, TwinrunError
 from twinrun.foundation.files import write_atomically
 from twinrun.manifests.cluster import LoadedSite
 
@@ -69,6 +69,7 @@ class Slurm:
 
         Raises:
             InputError: sbatch refuses what cluster.toml says, or nodes do not see the run folder.
+            MachineError: Slurm does not know this machine.
         """
         self._demand_shared(run)
         file = logs / SCRIPT
@@ -127,7 +128,7 @@ class SlurmJob:
         self._asked = now
         try:
             state = self._last = self._client.job(self._number)
-        except RunError as error:
+        except (RunError, MachineError) as error:
             if now - self._answered > PATIENCE_SECONDS:
                 raise self._silent(error) from None
             return None
@@ -179,7 +180,7 @@ class SlurmJob:
             return error.message
         return ", ".join(dict.fromkeys(listed.splitlines())) or "no node is down any more"
 
-    def _silent(self, error: RunError) -> RunError:
+    def _silent(self, error: TwinrunError) -> RunError:
         return RunError(
             f"Slurm has not answered for {PATIENCE_SECONDS:.0f} s",
             place=self._point,

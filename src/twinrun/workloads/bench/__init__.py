@@ -67,7 +67,9 @@ class BenchWorkload(Workload):
     def plan(self, request: PlanRequest) -> Planned:
         return points.plan(request)
 
-    def refuse(self, part: Part, _points: Sequence[Point], *, scale: str, hardware: Hardware) -> None:
+    def refuse(
+        self, part: Part, _points: Sequence[Point], *, scale: str, hardware: Hardware, here: bool
+    ) -> None:
         points.demand_devices(scale, devices=hardware.devices)
 
     def attempts(self, part: Part, point: Point) -> tuple[str, ...]:

@@ -14,9 +14,17 @@ from twinrun.protocol.training import StepMetrics, TrainingJob, TrainingResult, 
 from twinrun.workloads.charts import Chart
 from twinrun.workloads.settings import flat
 from twinrun.workloads.tables import Table
-from twinrun.workloads.training import hardware, layout_tables, legs, numbers, points, report, version_1
+from twinrun.workloads.training import (
+    hardware,
+    layout_tables,
+    layouts,
+    legs,
+    numbers,
+    points,
+    report,
+    version_1,
+)
 from twinrun.workloads.training.factors import FACTORS
-from twinrun.workloads.training.layouts import trained
 from twinrun.workloads.training.manifest import Tables, TrainingPlan, TrainingPoint, check_names, tables_of
 from twinrun.workloads.training.numbers import mathematics
 from twinrun.workloads.workload import (
@@ -78,8 +86,12 @@ class TrainingWorkload(Workload):
     def plan(self, request: PlanRequest) -> Planned:
         return points.plan(request)
 
-    def refuse(self, part: Part, points: Sequence[Point], *, scale: str, hardware: Hardware) -> None:
+    def refuse(
+        self, part: Part, points: Sequence[Point], *, scale: str, hardware: Hardware, here: bool
+    ) -> None:
         legs.refuse_elsewhere(points, hardware)
+        if here:
+            layouts.refuse_storage(points)
 
     def continued(self, point: Point) -> Continued | None:
         return legs.continued(point)
@@ -113,7 +125,7 @@ class TrainingWorkload(Workload):
             point=point.id,
             world_size=point.world_size,
             shape=placed.shape or plan.shape,
-            training=trained(plan.training, placed.layout).model_copy(update=ends),
+            training=layouts.trained(plan.training, placed.layout).model_copy(update=ends),
             layout=placed.layout,
             microbatch=placed.microbatches[attempt],
             sharding=placed.sharding or plan.training.sharding,

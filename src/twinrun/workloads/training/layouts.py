@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from twinrun.foundation.errors import InputError, MachineError, closest
 from twinrun.protocol.deepspeed import check_settings
 from twinrun.protocol.layout import PROCESSOR_RANKS, Layout, refusals
 from twinrun.protocol.models import AnyShape
+from twinrun.protocol.storage import check_storage
 from twinrun.protocol.training import Training
 from twinrun.workloads.training.duration import estimated_seconds
 from twinrun.workloads.training.manifest import Tables, TrainingPoint, TrainingScale
@@ -117,6 +118,16 @@ def trained(training: Training, layout: Layout | None) -> Training:
     return training.model_copy(update={name: value for name, value in own.items() if value is not None})
 
 
+def refuse_storage(points: Sequence[Point]) -> None:
+    """Refuse layouts whose disk this machine does not have, or not enough of; raises a TwinrunError."""
+    for point in points:
+        part = point.part
+        assert isinstance(part, TrainingPoint)
+        if part.layout and part.layout.storage and part.shape:
+            place = f"layouts.{point.id}.storage"
+            check_storage(part.layout.storage, parameters=part.shape.parameters(), place=place)
+
+
 def _check(
     layout: Layout, shape: AnyShape, training: Training, *, world: int, hardware: Hardware, place: str
 ) -> None:
@@ -127,7 +138,9 @@ def _check(
         *_of_arithmetic(layout, training, hardware),
         *_of_batch(layout, training, world),
     ):
-        found = world if key == "devices" else getattr(layout, key, None)
+        # Of the training, where the layout has none of its own.
+        chosen = {"devices": world, "precision": training.precision, "microbatch": training.microbatch}
+        found = chosen.get(key, getattr(layout, key, None))
         raise InputError(reason, place=f"{place}.{key}", found=found, allowed=allowed)
 
 
