@@ -124,5 +124,5 @@ def global_batches(job: TrainingJob, corpus: Corpus, world: World, epoch: int) -
 
 def test_the_package_is_whole_where_somebody_imports_it_later(make_job: MakeJob, corpus: Corpus) -> None:
     package = importlib.import_module("streaming")
-    assert type(load_batches(make_job(), corpus).dataset) is package.StreamingDataset
+    assert isinstance(load_batches(make_job(), corpus).dataset, package.StreamingDataset)
     assert package.MDSWriter
