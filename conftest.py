@@ -26,7 +26,7 @@ IMPLIED = {
     "gpu": ("gpu",),
 }
 # Tests with these markers take minutes: they run where `-m` names the marker.
-LONG = ("cluster", "image", "nightly")
+LONG = ("cluster", "image", "nightly", "trials")
 
 
 def _engine() -> str:

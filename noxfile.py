@@ -159,6 +159,14 @@ def faults(session: nox.Session) -> None:
 
 
 @nox.session(tags=["nightly"])
+def trials(session: nox.Session) -> None:
+    """Kill ranks and launchers, damage checkpoints and data, and fill disks, as often as the docs say."""
+    session.install("--require-hashes", "-r", LOCK, silent=False)
+    session.install("-e", ".[test,reference]")
+    session.run(*ONE_BY_ONE, "-m", "trials", "tests/train", *session.posargs)
+
+
+@nox.session(tags=["nightly"])
 def mutations(session: nox.Session) -> None:
     """Hold the unit tests against faults made by hand in judge, units, selection, plan and flow."""
     session.install("-e", ".[test]")

@@ -36,6 +36,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         "images": images,
         "results": results,
         "stacks": stacks,
+        "trials": trials,
     }
     return MARK.sub(lambda mark: manifest(mark[2]) if mark[2] else parts[mark[1]](), markdown)
 
@@ -102,6 +103,22 @@ def given(key: str, field: dict[str, Any], model: dict[str, Any]) -> str:
         return "required"
     default = field.get("default")
     return "none" if default in (None, [], {}) else f"`{str(default).lower()}`"
+
+
+def trials() -> str:
+    """Return how often each fault is tried, and the rate of failures that this excludes."""
+    module, _ = FilesystemLoader(start=str(ROOT / "tests")).load("trials")
+    rows = (
+        (
+            one.fault,
+            one.promise,
+            f"{one.change} / {one.nightly}",
+            "every case" if one.seed is None else f"{one.seed} / {one.seed + 1}",
+            f"{module.bound(one.change):.2g} / {module.bound(one.nightly):.2g}",
+        )
+        for one in module.ALL
+    )
+    return table(("fault", "promise", "trials of a change / of a night", "seed", "95 % bound"), rows)
 
 
 def stacks() -> str:

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints.writing import VALUES, write
-from twinrun.checkpoints.conversion import export
 from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.retention import retire
-from twinrun.checkpoints.safetensors import LENGTH_BYTES, parse_header
 from twinrun.checkpoints.verification import verify
+from twinrun.checkpoints.whole import whole_tensor
 from twinrun.cli.checkpoint import checkpoint
 from twinrun.foundation.errors import InputError, TwinrunError
 
@@ -75,16 +74,9 @@ def test_a_place_is_verified(store: FolderStore, capsys: pytest.CaptureFixture[s
     assert "\n  allowed: " in said
 
 
-def test_weights_become_one_file(store: FolderStore, tmp_path: Path) -> None:
-    out = tmp_path / "model.safetensors"
-    assert export(store, 6, out) == out
-    content = out.read_bytes()
-    length = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES], "little")
-    entry = parse_header(content[:length], place="out")["weight"]
-    assert entry.shape == (2, 3)
-    assert content[length:] == VALUES
-    with pytest.raises(InputError, match="there already"):
-        export(store, 6, out)
+def test_parts_of_ranks_become_one_tensor(store: FolderStore) -> None:
+    manifest = verify(store, 6)
+    assert whole_tensor(store, manifest, manifest.tensors["model.weight"]) == VALUES
 
 
 def test_a_newer_format_is_refused(store: FolderStore) -> None:
@@ -98,5 +90,5 @@ def test_a_newer_format_is_refused(store: FolderStore) -> None:
 @pytest.mark.parametrize("action", ["verify", "list", "convert", "verfy"])
 def test_a_folder_that_holds_none_is_named(tmp_path: Path, action: str) -> None:
     with pytest.raises(TwinrunError) as caught:
-        checkpoint(action, str(tmp_path / "nothing"), step=None, out=None, as_json=False)
+        checkpoint(action, str(tmp_path / "nothing"), step=None, out=str(tmp_path / "out"), as_json=False)
     assert caught.value.exit_code == 2

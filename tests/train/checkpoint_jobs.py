@@ -49,7 +49,7 @@ def start(job: TrainingJob, **variables: object) -> Ended:
     context.set_forkserver_preload(["tests.train.checkpoint_run"])
     shared = {name: str(value) for name, value in variables.items()}
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(job.world_size)}
-    with _environment():
+    with rank_environment():
         processes = [
             context.Process(
                 target=run_rank,
@@ -73,7 +73,7 @@ def start(job: TrainingJob, **variables: object) -> Ended:
 
 
 @contextlib.contextmanager
-def _environment() -> Iterator[None]:
+def rank_environment() -> Iterator[None]:
     """Let the process that forks ranks find what they import, and use one thread each."""
     before = dict(os.environ)
     os.environ.update(environment())

@@ -29,7 +29,7 @@ from twinrun.protocol.training import TrainingJob
 from twinrun.train import ranks
 from twinrun.train.canonical import CanonicalGradients
 from twinrun.train.checkpoint.session import checkpoints_of
-from twinrun.train.corpus import Corpus
+from twinrun.train.corpus import Corpus, read_corpus
 from twinrun.train.metrics import Meter
 from twinrun.train.optimizer import adamw, learning_rate, set_learning_rate
 from twinrun.train.sharding import gradient_excess, settle_buckets
@@ -141,7 +141,7 @@ def run_rank(job_file: str, log: str, variables: dict[str, str]) -> None:
     os.dup2(descriptor, 2)
     torch.set_num_threads(1)
     job = TrainingJob.model_validate_json(Path(job_file).read_text())
-    corpus = Corpus.model_validate_json(Path(job.data, "corpus.json").read_text())
+    corpus = read_corpus(Path(job.data))
     if is_doomed() and "KILL_CALL" in os.environ:
         die_at_call(int(os.environ["KILL_CALL"]))
     if limit := int(os.environ.get("FILE_BYTES", "0")):

@@ -16,7 +16,7 @@ from twinrun.protocol.bench import BenchJob
 from twinrun.protocol.job import Job
 from twinrun.protocol.models.mpt import Shape
 from twinrun.protocol.training import Optimizer, Training, TrainingJob
-from twinrun.train.corpus import TOKEN, Corpus, Origin, Tokens, write_corpus
+from twinrun.train.corpus import TOKEN, Corpus, Origin, Tokens, read_corpus, write_corpus
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "mpt7b-scaling"
@@ -45,7 +45,7 @@ def corpus_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def corpus(corpus_folder: Path) -> Corpus:
-    return Corpus.model_validate_json((corpus_folder / "corpus.json").read_text())
+    return read_corpus(corpus_folder)
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ def result_of(job: TrainingJob, script: str) -> TrainingResult:
     [
         ("train_plain", 1, "none"),
         ("train", 1, "none"),
-        pytest.param("train_plain", 2, "full", marks=pytest.mark.nightly),
+        pytest.param("train_plain", 2, "full", marks=pytest.mark.trials),
         ("train", 2, "none"),
         ("train", 2, "full"),
     ],

@@ -13,14 +13,15 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.train.checkpoint_jobs import digests, saving, start
+from tests.train.damage import damage
 from tests.train.small import STEPS, MakeJob
+from tests.trials import DAMAGED_CHECKPOINT, FULL_DISK
 from twinrun.checkpoints.faults import DamagedError
 from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.verification import verify
 from twinrun.protocol.training import TrainingJob
 
-CORRUPTIONS = 300
-SEED = 20
+SEED = DAMAGED_CHECKPOINT.seed or 0
 NEWEST, OLDER = f"step-{STEPS:08d}", f"step-{STEPS - 2:08d}"
 
 
@@ -36,34 +37,15 @@ def saved(make_job: MakeJob, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 def corrupt(place: Path, draw: random.Random) -> str:
     """Damage one file of the newest checkpoint, and return how."""
-    files = sorted((place / NEWEST).iterdir())
-    file = draw.choice(files)
-    content = bytearray(file.read_bytes())
-    kind = draw.choice(["flip", "flip", "flip", "truncate", "zero", "swap", "missing"])
-    if kind == "flip":
-        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
-    elif kind == "truncate":
-        del content[draw.randrange(len(content)) :]
-    elif kind == "zero":
-        begin = draw.randrange(len(content))
-        size = min(draw.choice([64, 4096]), len(content) - begin)
-        content[begin : begin + size] = bytes(size)
-    elif kind == "swap":
-        content = bytearray((place / OLDER / file.name).read_bytes())
-    changed = content != file.read_bytes()
-    if kind == "missing":
-        file.unlink()
-    else:
-        file.write_bytes(content)
-    # A block that was zero before is as it was.
-    return f"{kind} {file.name}" if changed or kind == "missing" else ""
+    file = draw.choice(sorted((place / NEWEST).iterdir()))
+    return damage(file, place / OLDER / file.name, draw)
 
 
-def test_no_corruption_is_silent(saved: tuple[TrainingJob, Path], tmp_path: Path) -> None:
-    draw, found, harmless = random.Random(SEED), 0, 0
-    for number in range(CORRUPTIONS):
-        place = tmp_path / str(number)
-        shutil.copytree(saved[1], place)
+def corruptions(saved: Path, folder: Path, count: int, seed: int) -> None:
+    draw, found, harmless = random.Random(seed), 0, 0
+    for number in range(count):
+        place = folder / str(number)
+        shutil.copytree(saved, place)
         how = corrupt(place, draw)
         if not how:
             harmless += 1
@@ -74,8 +56,17 @@ def test_no_corruption_is_silent(saved: tuple[TrainingJob, Path], tmp_path: Path
         assert caught.value.found is not None, how
         found += 1
         shutil.rmtree(place)
-    assert found + harmless == CORRUPTIONS
-    assert harmless < CORRUPTIONS / 20
+    assert found + harmless == count
+    assert harmless < count / 20
+
+
+def test_no_corruption_is_silent(saved: tuple[TrainingJob, Path], tmp_path: Path) -> None:
+    corruptions(saved[1], tmp_path, DAMAGED_CHECKPOINT.change, SEED)
+
+
+@pytest.mark.trials
+def test_no_corruption_is_ever_silent(saved: tuple[TrainingJob, Path], tmp_path: Path) -> None:
+    corruptions(saved[1], tmp_path, DAMAGED_CHECKPOINT.nightly, SEED + 1)
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -145,7 +136,14 @@ def test_no_pickle_is_executed(saved: tuple[TrainingJob, Path], tmp_path: Path, 
     assert mark.exists(), "the attack works where a pickle is read"
 
 
-@pytest.mark.parametrize("limit", [100, 700, 1500, 2000, 2500, 3000, 4000, 5000])
+LIMITS = (100, 700, 1500, 2000, 2500, 3000, 4000, 5000)
+assert len(LIMITS) == FULL_DISK.change
+OTHER_LIMITS = random.Random(FULL_DISK.seed).sample(range(5000), FULL_DISK.nightly - len(LIMITS))
+
+
+@pytest.mark.parametrize(
+    "limit", [*LIMITS, *(pytest.param(limit, marks=pytest.mark.trials) for limit in OTHER_LIMITS)]
+)
 def test_a_full_disk_leaves_the_checkpoint_before(
     saved: tuple[TrainingJob, Path], tmp_path: Path, limit: int
 ) -> None:

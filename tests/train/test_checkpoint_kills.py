@@ -11,13 +11,14 @@ pytest.importorskip("torch")
 
 from tests.train.checkpoint_jobs import Ended, digests, saving, start
 from tests.train.small import STEPS, MakeJob
+from tests.trials import INSIDE_SAVES, KILLED_RANK
 from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.verification import verify
 
-SEED = 20
 LAYOUTS = ((2, "none"), (2, "full"), (4, "none"), (4, "full"))
 # System calls of a rank's saves in a run: more than it makes.
 CALLS = 36
+RANKS = (0, 1)
 
 
 @pytest.fixture(scope="module")
@@ -52,21 +53,23 @@ def kill_and_resume(
 def test_a_killed_rank_changes_nothing(
     undisturbed: dict[object, object], make_job: MakeJob, tmp_path: Path
 ) -> None:
-    kill_and_resume(undisturbed, make_job, tmp_path, random.Random(SEED), 8)
+    kill_and_resume(undisturbed, make_job, tmp_path, random.Random(KILLED_RANK.seed), KILLED_RANK.change)
 
 
-@pytest.mark.nightly
+@pytest.mark.trials
 def test_no_killed_rank_changes_anything(
     undisturbed: dict[object, object], make_job: MakeJob, tmp_path: Path
 ) -> None:
-    kill_and_resume(undisturbed, make_job, tmp_path, random.Random(SEED + 1), 200)
+    kill_and_resume(
+        undisturbed, make_job, tmp_path, random.Random((KILLED_RANK.seed or 0) + 1), KILLED_RANK.nightly
+    )
 
 
 def kill_inside_saves(
     undisturbed: dict[object, object], make_job: MakeJob, place: Path, calls: range
 ) -> None:
     """Kill each rank at each system call of its saves; what is published then must be whole."""
-    for rank in (0, 1):
+    for rank in RANKS:
         died = 0
         for call in calls:
             here = place / f"{rank}-{call}"
@@ -84,14 +87,18 @@ def kill_inside_saves(
 def test_a_kill_inside_a_save_tears_nothing(
     undisturbed: dict[object, object], make_job: MakeJob, tmp_path: Path
 ) -> None:
-    kill_inside_saves(undisturbed, make_job, tmp_path, range(1, CALLS, 6))
+    calls = range(1, CALLS, 6)
+    assert len(calls) * len(RANKS) == INSIDE_SAVES.change
+    kill_inside_saves(undisturbed, make_job, tmp_path, calls)
 
 
-@pytest.mark.nightly
+@pytest.mark.trials
 def test_no_kill_inside_a_save_tears_anything(
     undisturbed: dict[object, object], make_job: MakeJob, tmp_path: Path
 ) -> None:
-    kill_inside_saves(undisturbed, make_job, tmp_path, range(1, CALLS))
+    calls = range(1, CALLS)
+    assert len(calls) * len(RANKS) == INSIDE_SAVES.nightly
+    kill_inside_saves(undisturbed, make_job, tmp_path, calls)
 
 
 def test_other_numbers_of_ranks_go_on_inside_an_envelope(make_job: MakeJob, tmp_path: Path) -> None:

@@ -11,10 +11,11 @@ pytest.importorskip("torch")
 
 from tests.train.checkpoint_jobs import Ended, digests, saving, start
 from tests.train.small import STEPS, MakeJob
+from tests.trials import OTHER_RANKS
 from twinrun.protocol.training import TrainingJob
 
 CHAIN = (4, 2, 1, 2, 4)
-SEED = 20
+SEED = OTHER_RANKS.seed
 
 
 def canonical(
@@ -49,11 +50,11 @@ def test_the_tree_has_the_same_bits_on_other_numbers_of_ranks(make_job: MakeJob,
     assert digests(tmp_path / "chain", STEPS) == digests(tmp_path / "whole", STEPS)
 
 
-@pytest.mark.nightly
+@pytest.mark.trials
 def test_any_order_of_numbers_of_ranks_has_the_same_bits(make_job: MakeJob, tmp_path: Path) -> None:
     whole = whole_run(make_job, tmp_path / "whole", ranks=2)
     draw = random.Random(SEED)
-    for number in range(10):
+    for number in range(OTHER_RANKS.nightly):
         chain = tuple(draw.choice((1, 2, 4, 8)) for _ in range(draw.randrange(2, STEPS)))
         assert chained(make_job, tmp_path / str(number), chain).losses == whole.losses, chain
         assert digests(tmp_path / str(number), STEPS) == digests(tmp_path / "whole", STEPS)

@@ -44,7 +44,7 @@ def trials() -> list[Any]:
         name: [pytest.mark.needs("deepspeed")] if layout.framework == "deepspeed" else []
         for name, layout in LAYOUTS.items()
     }
-    nightly = [pytest.mark.nightly]
+    nightly = [pytest.mark.trials]
     return [
         pytest.param(layout, id=name, marks=marks[name] + ([] if name in QUICK else nightly))
         for name, layout in LAYOUTS.items()

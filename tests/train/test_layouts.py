@@ -133,12 +133,12 @@ def _called(layout: dict[str, Any]) -> str:
     ("ranks", "saved", "others", "resumed"),
     [
         other((2, {"zero": 3}), (1, {"zero": 1})),
-        other((2, {"zero": 1}), (4, {"zero": 3}), marks=pytest.mark.nightly),
-        other((4, {"zero": 3}), (2, {"zero": 2}), marks=pytest.mark.nightly),
-        other((2, {"zero": 2}), (4, {"zero": 1}), marks=pytest.mark.nightly),
-        other((2, {"zero": 1}), (2, {"zero": 3}), marks=pytest.mark.nightly),
-        other((2, {"zero": 3}), (2, {"framework": "torch"}), marks=pytest.mark.nightly),
-        other((4, {"framework": "torch"}), (2, {"zero": 2}), marks=pytest.mark.nightly),
+        other((2, {"zero": 1}), (4, {"zero": 3}), marks=pytest.mark.trials),
+        other((4, {"zero": 3}), (2, {"zero": 2}), marks=pytest.mark.trials),
+        other((2, {"zero": 2}), (4, {"zero": 1}), marks=pytest.mark.trials),
+        other((2, {"zero": 1}), (2, {"zero": 3}), marks=pytest.mark.trials),
+        other((2, {"zero": 3}), (2, {"framework": "torch"}), marks=pytest.mark.trials),
+        other((4, {"framework": "torch"}), (2, {"zero": 2}), marks=pytest.mark.trials),
     ],
 )
 def test_a_run_goes_on_in_another_layout(
@@ -158,7 +158,7 @@ def test_a_run_goes_on_in_another_layout(
     assert found[: STEPS - 2] == whole[: STEPS - 2], "what was done before is kept as it was"
 
 
-@pytest.mark.nightly
+@pytest.mark.trials
 @pytest.mark.needs("deepspeed")
 def test_the_same_layout_goes_on_bit_for_bit(make_job: MakeJob, tmp_path: Path) -> None:
     place = tmp_path / "place"

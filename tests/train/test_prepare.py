@@ -23,7 +23,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from tests.train.small import documents
 from twinrun.foundation.errors import InputError
-from twinrun.train.corpus import Corpus, Origin, Tokens, write_corpus
+from twinrun.train.corpus import Origin, Tokens, read_corpus, write_corpus
 from twinrun.train.prepare import END_OF_TEXT, SEPARATOR, main, prepare_texts
 
 ORIGIN = Origin(source="test", sequence=16)
@@ -53,7 +53,7 @@ def test_standard_library_is_bytes_and_separators(library: Path) -> None:
 
 
 def test_corpus_describes_what_was_written(library: Path) -> None:
-    corpus = Corpus.model_validate_json((library / "corpus.json").read_text())
+    corpus = read_corpus(library)
     tokens = stream(library)
     assert corpus.sha256 == hashlib.sha256(tokens.astype("<u2").tobytes()).hexdigest()
     assert corpus.tokens == len(tokens) == corpus.samples * 2048

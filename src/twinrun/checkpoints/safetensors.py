@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from twinrun.checkpoints.faults import DamagedError
@@ -43,9 +43,13 @@ class Entry:
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
-def header_of(entries: Iterable[Entry]) -> bytes:
+# Key of what a header says beside its tensors: texts by name.
+METADATA = "__metadata__"
+
+
+def header_of(entries: Iterable[Entry], metadata: Mapping[str, str] | None = None) -> bytes:
     """Return the first bytes of a file that holds `entries` one after the other."""
-    described: dict[str, object] = {}
+    described: dict[str, object] = {METADATA: metadata} if metadata else {}
     offset = 0
     for entry in entries:
         end = offset + entry.bytes
@@ -75,11 +79,17 @@ def parse_header(header: bytes, *, place: str) -> dict[str, Entry]:
     """Return the tensors that a whole header describes; raises DamagedError."""
     try:
         described = json.loads(header[LENGTH_BYTES:])
-        described.pop("__metadata__", None)
+        described.pop(METADATA, None)
         entries = {name: _entry(name, one, len(header)) for name, one in described.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedError("no safetensors header", place=place, found=repr(error)) from None
     return entries
+
+
+def metadata_of(header: bytes) -> dict[str, str]:
+    """Return what a header, which `parse_header` takes, says beside its tensors."""
+    found = json.loads(header[LENGTH_BYTES:]).get(METADATA)
+    return found if isinstance(found, dict) else {}
 
 
 def _entry(name: str, described: dict[str, object], start: int) -> Entry:

@@ -1,4 +1,4 @@
-"""`invoke checkpoint`: what a place holds, whether it is whole, and its weights as one file."""
+"""`invoke checkpoint`: what a place holds, whether it is whole, and its weights in Hugging Face format."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 import sys
 from pathlib import Path
 
-from twinrun.checkpoints.conversion import export
 from twinrun.checkpoints.faults import DamagedError
+from twinrun.checkpoints.hugging_face.reading import is_folder_of_weights, read_folder
+from twinrun.checkpoints.hugging_face.writing import write_folder
 from twinrun.checkpoints.manifest import Manifest
-from twinrun.checkpoints.places import store_at
+from twinrun.checkpoints.places import is_remote, store_at
 from twinrun.checkpoints.store import Store
 from twinrun.checkpoints.verification import read_manifest, verify
 from twinrun.foundation.errors import InputError, TwinrunError, closest
@@ -18,23 +19,35 @@ from twinrun.foundation.text import number
 ACTIONS = ("verify", "list", "convert")
 
 
-def checkpoint(action: str, place: str, *, step: int | None, out: Path | None, as_json: bool) -> int:
+def checkpoint(action: str, place: str, *, step: int | None, out: str | None, as_json: bool) -> int:
     """Do `action` on the checkpoints of `place` and return the exit code: 4 where one is damaged."""
     if action not in ACTIONS:
         raise InputError("no such action", found=action, allowed=ACTIONS, hint=closest(action, ACTIONS))
+    if action == "convert":
+        sys.stdout.write(f"{_convert(place, step, out)}\n")
+        return 0
     store = store_at(place)
     steps = _steps(store, step)
-    if action == "convert":
-        if out is None:
-            raise InputError(
-                "a conversion needs a file to write", place="--out", hint="--out model.safetensors"
-            )
-        sys.stdout.write(f"{export(store, steps[-1], out)}\n")
-        return 0
     rows = [_row(store, one, complete=action == "verify") for one in steps]
     text = json.dumps(rows, indent=1) if as_json else "\n".join(_line(row) for row in rows)
     sys.stdout.write(f"{text}\n")
     return DamagedError.exit_code if any(row["damage"] for row in rows) else 0
+
+
+def _convert(place: str, step: int | None, out: str | None) -> str:
+    """Write what lies at `place` in the other format and return where: which one it has is seen there."""
+    if out is None:
+        raise InputError("a conversion needs a place to write", place="--out", hint="--out FOLDER")
+    if is_folder_of_weights(Path(place)):
+        if step is not None:
+            raise InputError("weights of transformers have no steps", place="--step", found=step)
+        read_folder(Path(place), store_at(out))
+        return out
+    store = store_at(place)
+    newest = _steps(store, step)[-1]
+    if is_remote(out):
+        raise InputError("transformers reads folders", place="--out", found=out, allowed="a folder")
+    return str(write_folder(store, newest, Path(out)))
 
 
 def _steps(store: Store, step: int | None) -> list[int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
@@ -14,10 +12,10 @@ from twinrun.cli.options import count
 
 @task(
     help={
-        "action": "verify (every byte against its digest), list, or convert (weights to one file)",
-        "place": "folder or s3://bucket/prefix with the checkpoints of a run",
+        "action": "verify (every byte against its digest), list, or convert (to or from Hugging Face format)",
+        "place": "folder or s3://bucket/prefix with the checkpoints of a run, or a folder of transformers",
         "step": "one checkpoint; all when left out, and the newest to convert",
-        "out": "file that a conversion writes",
+        "out": "where a conversion writes: a folder, or s3://bucket/prefix for a checkpoint",
         "json": "print JSON",
     }
 )
@@ -34,6 +32,6 @@ def checkpoint(
         # A command pays only for what it imports.
         from twinrun.cli import checkpoint as command
 
-        file = Path(out) if out else None
-        code = command.checkpoint(action, place, step=count(step, "--step"), out=file, as_json=json)
+        steps = count(step, "--step")
+        code = command.checkpoint(action, place, step=steps, out=out or None, as_json=json)
     raise Exit(code=code)

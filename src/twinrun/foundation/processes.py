@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import os
 import signal
 import subprocess
@@ -18,8 +20,21 @@ GRACE_SECONDS = 10.0
 _MARK = "TWINRUN_PROCESS"
 
 
+# The process's own C library, loaded before anything is forked; the number is that of <linux/prctl.h>.
+_LIBRARY = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent(number: signal.Signals) -> None:
+    """Let the kernel send this process a signal when the one that started it ends, however it ends."""
+    _LIBRARY.prctl(_PR_SET_PDEATHSIG, number)
+
+
 class LocalProcess:
-    """A process with its own group; what it prints goes to one file."""
+    """A process with its own group; what it prints goes to one file.
+
+    Where this process is killed, the other one is told to end.
+    """
 
     def __init__(
         self, arguments: Sequence[str], *, variables: Mapping[str, str], folder: Path, log: Path
@@ -36,6 +51,8 @@ class LocalProcess:
                     stdout=stream,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
+                    # Ours alone, and a single system call.
+                    preexec_fn=functools.partial(end_with_parent, signal.SIGTERM),  # noqa: PLW1509
                 )
         except OSError as error:
             raise MachineError(f"cannot start: {error.strerror}", place=arguments[0]) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -12,13 +13,16 @@ from typing import Any
 import numpy as np
 
 from twinrun.foundation.errors import InputError, MachineError
-from twinrun.foundation.files import sha256_of_file, write_atomically
-from twinrun.foundation.manifest import Frozen, load_json
+from twinrun.foundation.files import canonical_json, sha256_of_bytes, sha256_of_file, write_atomically
+from twinrun.foundation.manifest import Frozen, validate
 from twinrun.protocol.models.shape import Positive
 from twinrun.train.bare_imports import bare
 
 CORPUS = "corpus.json"
 INDEX = "index.json"
+# A hash of each sample, little-endian.
+HASHES = "hashes.bin"
+HASH = np.dtype("<i8")
 COLUMN = "tokens"
 SHARD_BYTES = 1 << 26
 # Two bytes hold every vocabulary we train with.
@@ -53,7 +57,47 @@ class Corpus(Frozen):
     sha256: str
     """SHA-256 of all tokens as little-endian 16-bit numbers."""
     index_sha256: str
-    """SHA-256 of `index.json`, which in turn holds an xxh64 of every shard."""
+    """SHA-256 of `index.json`, which in turn holds one of every shard."""
+    hashes_sha256: str
+    """SHA-256 of `hashes.bin`, against which each sample is held when it is read."""
+
+    def text(self) -> str:
+        """Return the content of corpus.json: its own digest and one canonical form."""
+        content = self.model_dump(mode="json")
+        return canonical_json({"content": content, "sha256": _digest(content)}) + "\n"
+
+
+def read_corpus(folder: Path) -> Corpus:
+    """Return what `folder` holds; raises InputError where its corpus.json is not what was written."""
+    path = folder / CORPUS
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text)["content"]
+        sealed = canonical_json({"content": content, "sha256": _digest(content)}) + "\n" == text
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        sealed = False
+    if not sealed:
+        raise damaged(path)
+    return validate(content, Corpus, place=str(path))
+
+
+def damaged(path: Path) -> InputError:
+    """Return what to say of a file that is not what was prepared."""
+    return InputError(
+        "this file of the prepared data is missing or damaged",
+        place=str(path),
+        hint="delete the folder and prepare the data again",
+    )
+
+
+def sample_hash(tokens_S: np.ndarray[Any, np.dtype[np.int64]]) -> int:
+    """Return 64 bits of BLAKE2b over little-endian int64 tokens, as a signed number."""
+    content = tokens_S.astype("<i8").tobytes()
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
+
+
+def _digest(content: object) -> str:
+    return sha256_of_bytes(canonical_json(content).encode())
 
 
 def write_corpus(folder: Path, origin: Origin, documents: Iterable[tuple[Tokens, int]]) -> Corpus:
@@ -72,7 +116,7 @@ def write_corpus(folder: Path, origin: Origin, documents: Iterable[tuple[Tokens,
     try:
         partial.parent.mkdir(parents=True, exist_ok=True)
         corpus = _write(partial, origin, documents)
-        write_atomically(partial / CORPUS, corpus.model_dump_json(indent=1) + "\n")
+        write_atomically(partial / CORPUS, corpus.text())
         partial.replace(folder)
     except OSError as error:
         if (folder / CORPUS).is_file():
@@ -86,7 +130,7 @@ def write_corpus(folder: Path, origin: Origin, documents: Iterable[tuple[Tokens,
 
 
 def _existing(folder: Path, origin: Origin) -> Corpus:
-    corpus = load_json(folder / CORPUS, Corpus)
+    corpus = read_corpus(folder)
     if corpus.origin != origin:
         raise InputError(
             "this folder holds data prepared otherwise",
@@ -103,25 +147,27 @@ def _write(folder: Path, origin: Origin, documents: Iterable[tuple[Tokens, int]]
     with bare("streaming", "streaming.base"):
         from streaming.base.format.mds.writer import MDSWriter
 
-    digest, samples, largest, size = hashlib.sha256(), 0, 0, _Total()
+    digest, hashes, largest, size = hashlib.sha256(), list[int](), 0, _Total()
     columns = {COLUMN: f"ndarray:{TOKEN.name}:{origin.sequence}"}
-    with MDSWriter(out=str(folder), columns=columns, hashes=["xxh64"], size_limit=SHARD_BYTES) as writer:
+    with MDSWriter(out=str(folder), columns=columns, hashes=["sha256"], size_limit=SHARD_BYTES) as writer:
         for sample in _cut(size.over(documents), origin.sequence):
             writer.write({COLUMN: sample})
             digest.update(sample.tobytes())
             largest = max(largest, int(sample.max()))
-            samples += 1
-    if not samples:
+            hashes.append(sample_hash(sample.astype(np.int64)))
+    if not hashes:
         raise InputError("the documents do not fill one sample", found=f"{size.bytes} bytes")
+    (folder / HASHES).write_bytes(np.array(hashes, HASH).tobytes())
     return Corpus(
         origin=origin,
         sequence=origin.sequence,
-        samples=samples,
-        tokens=samples * origin.sequence,
+        samples=len(hashes),
+        tokens=len(hashes) * origin.sequence,
         bytes=size.bytes,
         largest_token=largest,
         sha256=digest.hexdigest(),
         index_sha256=sha256_of_file(folder / INDEX),
+        hashes_sha256=sha256_of_file(folder / HASHES),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,22 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
-from xxhash import xxh64
 
-from twinrun.foundation.errors import InputError
-from twinrun.foundation.files import sha256_of_file
-from twinrun.foundation.manifest import load_json
+from twinrun.foundation.errors import InputError, RunError
+from twinrun.foundation.files import sha256_of_bytes, sha256_of_file
 from twinrun.protocol.training import TrainingJob
 from twinrun.train.bare_imports import bare
-from twinrun.train.corpus import COLUMN, CORPUS, INDEX, Corpus
+from twinrun.train.corpus import (
+    COLUMN,
+    CORPUS,
+    HASH,
+    HASHES,
+    INDEX,
+    Corpus,
+    damaged,
+    read_corpus,
+    sample_hash,
+)
 from twinrun.train.job_files import rank_variable
 
 # The package loads readers of images and tokenizers, which take longer than everything that is needed.
@@ -36,15 +43,41 @@ def load_corpus(job: TrainingJob) -> Corpus:
         InputError: a file is missing or changed, or the data does not suit the job.
     """
     folder = Path(job.data)
-    corpus = load_json(folder / CORPUS, Corpus)
+    corpus = read_corpus(folder)
     _check_suitable(corpus, job)
     index = folder / INDEX
     if not index.is_file() or sha256_of_file(index) != corpus.index_sha256:
-        raise _damaged(index)
+        raise damaged(index)
     rank, ranks = rank_variable("LOCAL_RANK", 0), rank_variable("LOCAL_WORLD_SIZE", 1)
     for shard in json.loads(index.read_text())["shards"][rank::ranks]:
         _verify(folder, shard)
     return corpus
+
+
+class Samples(StreamingDataset):
+    """Prepared samples, each held against its hash at the moment when it is read."""
+
+    def __init__(self, folder: str, corpus: Corpus, **options: Any) -> None:
+        """Read the hashes; raises InputError where they are not those of `corpus`."""
+        path = Path(folder) / HASHES
+        content = path.read_bytes() if path.is_file() else b""
+        if sha256_of_bytes(content) != corpus.hashes_sha256:
+            raise damaged(path)
+        self._folder, self._hashes = folder, np.frombuffer(content, HASH)
+        super().__init__(local=folder, remote=None, **options)
+
+    def get_item(self, sample_id: int, retry: int = 7) -> dict[str, Any]:
+        """Return the tokens of a sample and their hash; raises RunError where they are not as prepared."""
+        place = f"{self._folder}:sample {sample_id}"
+        try:
+            tokens_S = super().get_item(sample_id, retry)[COLUMN].astype(np.int64)
+        except (IndexError, MemoryError, OSError, OverflowError, RuntimeError, ValueError) as error:
+            raise RunError("cannot be read", place=place, found=repr(error)) from None
+        found, allowed = sample_hash(tokens_S), int(self._hashes[sample_id])
+        if found != allowed:
+            message = "this sample was changed since the run began"
+            raise RunError(message, place=place, found=found, allowed=allowed)
+        return {"tokens": tokens_S, "hash": found}
 
 
 def load_batches(job: TrainingJob, corpus: Corpus) -> DataLoader[dict[str, torch.Tensor]]:
@@ -55,9 +88,9 @@ def load_batches(job: TrainingJob, corpus: Corpus) -> DataLoader[dict[str, torch
     their number; removing them could break a run of somebody else on this machine.
     """
     batch = job.training.global_batch
-    dataset = StreamingDataset(
-        local=job.data,
-        remote=None,
+    dataset = Samples(
+        job.data,
+        corpus,
         shuffle=True,
         shuffle_algo="py1s",
         shuffle_seed=job.training.seed,
@@ -96,25 +129,17 @@ def set_position(
 
 
 def collate(samples: list[dict[str, Any]], *, control: int = 0) -> dict[str, torch.Tensor]:
-    """Stack samples and hash each; this runs in the loader's workers, beside the training.
+    """Stack samples and their hashes; this runs in the loader's workers, beside the training.
 
     Args:
         control: a control run has the samples in another order, which changes in what order they are summed.
     """
     if control:
         samples = [samples[place] for place in np.random.default_rng(control).permutation(len(samples))]
-    tokens_BS = np.stack([sample[COLUMN].astype(np.int64) for sample in samples])
-    hashes_B = [sample_hash(tokens_S) for tokens_S in tokens_BS]
     return {
-        "tokens": torch.from_numpy(tokens_BS),
-        "hashes": torch.tensor(hashes_B, dtype=torch.int64),
+        "tokens": torch.from_numpy(np.stack([sample["tokens"] for sample in samples])),
+        "hashes": torch.tensor([sample["hash"] for sample in samples], dtype=torch.int64),
     }
-
-
-def sample_hash(tokens_S: np.ndarray[Any, np.dtype[np.int64]]) -> int:
-    """Return 64 bits of BLAKE2b over little-endian int64 tokens, as a signed number."""
-    content = tokens_S.astype("<i8").tobytes()
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
 
 
 def _check_suitable(corpus: Corpus, job: TrainingJob) -> None:
@@ -143,18 +168,6 @@ def _verify(folder: Path, shard: dict[str, Any]) -> None:
     raw = shard["raw_data"]
     path = folder / raw["basename"]
     if not path.is_file() or path.stat().st_size != raw["bytes"]:
-        raise _damaged(path)
-    digest = xxh64()
-    with path.open("rb") as stream:
-        while chunk := stream.read(1 << 22):
-            digest.update(chunk)
-    if digest.hexdigest() != raw["hashes"]["xxh64"]:
-        raise _damaged(path)
-
-
-def _damaged(path: Path) -> InputError:
-    return InputError(
-        "this file of the prepared data is missing or damaged",
-        place=str(path),
-        hint="delete the folder and prepare the data again",
-    )
+        raise damaged(path)
+    if sha256_of_file(path) != raw["hashes"].get("sha256"):
+        raise damaged(path)

@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from twinrun.foundation.errors import TwinrunError
+from twinrun.foundation.processes import end_with_parent
 from twinrun.protocol.job import OUT_OF_MEMORY, STOPPED, Job, Result
 from twinrun.protocol.training import TrainingJob, TrainingResult
 from twinrun.train import attention, pulse, ranks
@@ -56,6 +57,8 @@ def run(work: Callable[[AnyJob], Result], kind: type[AnyJob]) -> None:
     Exits with OUT_OF_MEMORY when memory ran out, so that the host can try what needs less, with STOPPED
     where the ranks were told to end and have saved, and with 1 after any other failure, told on stderr.
     """
+    # Ranks whose launcher was killed must not train on: who resumes the run would train beside them.
+    end_with_parent(signal.SIGKILL)
     # Composer handles SIGTERM by unwinding, which waits for collectives that never end.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:

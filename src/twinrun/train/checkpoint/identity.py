@@ -24,6 +24,11 @@ def identity_of(job: TrainingJob, corpus: Corpus) -> dict[str, str]:
     }
 
 
+def weights_alone(manifest: Manifest) -> bool:
+    """Say whether a checkpoint has no state of an optimizer and no steps that are done."""
+    return manifest.step == 0
+
+
 def layout_of(job: TrainingJob) -> dict[str, str]:
     """Return how the work is split over ranks and passes."""
     return {
@@ -40,9 +45,15 @@ def check_allowed(
 ) -> None:
     """Refuse to go on from the checkpoint of another run, or of another layout where that must be the same.
 
+    Weights alone, which a conversion has made, only must be of the same model.
+
     Raises:
         InputError: names the first field that differs, and both sides.
     """
+    if weights_alone(manifest):
+        ours = {name: identity.get(name, "nothing") for name in manifest.identity}
+        demand_same(manifest.identity, ours, "the weights are of another model", place=place)
+        return
     demand_same(manifest.identity, identity, "the checkpoint is of another run", place=place)
     if mode == "bounded":
         return

@@ -25,7 +25,7 @@ from twinrun.foundation.errors import InputError, RunError, TwinrunError
 from twinrun.protocol.training import TrainingJob
 from twinrun.train import pulse, ranks, stop
 from twinrun.train.checkpoint import state
-from twinrun.train.checkpoint.identity import check_allowed, identity_of, layout_of
+from twinrun.train.checkpoint.identity import check_allowed, identity_of, layout_of, weights_alone
 from twinrun.train.checkpoint.storage import Publish, Reader, Writer
 from twinrun.train.corpus import Corpus
 from twinrun.train.metrics import Meter
@@ -195,7 +195,8 @@ class Checkpoints:
                 raise cause from None
             return str(cause)
         self._parts.take(tensors)
-        self._meter.go_on(state.history_of(tensors))
+        if not weights_alone(manifest):
+            self._meter.go_on(state.history_of(tensors))
         self._previous = manifest.digest()
         return None
 

@@ -1,56 +1,19 @@
-"""The weights of a checkpoint as one safetensors file, the form that model hubs take."""
+"""A tensor of a checkpoint, put together from the parts that ranks wrote."""
 
 from __future__ import annotations
 
 import math
-import os
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 from twinrun.checkpoints.faults import DamagedError
 from twinrun.checkpoints.manifest import Manifest, StoredTensor
-from twinrun.checkpoints.safetensors import ITEM_BYTES, Entry, header_of
+from twinrun.checkpoints.safetensors import ITEM_BYTES
 from twinrun.checkpoints.store import Store
-from twinrun.checkpoints.verification import read_chunk, read_entries, verify
-from twinrun.foundation.errors import InputError
-from twinrun.foundation.files import cannot_write
-
-MODEL = "model."
+from twinrun.checkpoints.verification import read_chunk, read_entries
 
 
-def export(store: Store, step: int, out: Path) -> Path:
-    """Write the model's tensors, whole and by their own names, to `out`; the optimizer is left out.
-
-    Raises:
-        DamagedError: the checkpoint is not what was written.
-        InputError: `out` is there already.
-    """
-    if out.exists():
-        raise InputError("this file is there already", place=str(out), hint="choose another name")
-    manifest = verify(store, step)
-    names = sorted(name for name in manifest.tensors if name.startswith(MODEL))
-    header = header_of(
-        Entry(name=name.removeprefix(MODEL), dtype=one.dtype, shape=one.shape)
-        for name in names
-        for one in (manifest.tensors[name],)
-    )
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=out.parent, prefix=f".{out.name}.") as stream:
-            stream.write(header)
-            for name in names:
-                stream.write(_whole(store, manifest, manifest.tensors[name]))
-            stream.flush()
-            os.fsync(stream.fileno())
-            os.link(stream.name, out)
-    except OSError as error:
-        raise cannot_write(error, out, kept="nothing was left behind") from None
-    return out
-
-
-def _whole(store: Store, manifest: Manifest, tensor: StoredTensor) -> bytearray:
-    """Return a tensor put together from its parts."""
+def whole_tensor(store: Store, manifest: Manifest, tensor: StoredTensor) -> bytearray:
+    """Return the bytes of a tensor, put together from its parts; raises DamagedError."""
     item = ITEM_BYTES[tensor.dtype]
     whole = bytearray(math.prod(tensor.shape) * item)
     files = {file.name: file for file in manifest.files}

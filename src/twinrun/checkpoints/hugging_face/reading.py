@@ -1,0 +1,215 @@
+"""From a folder of transformers to a checkpoint: the weights alone, from which a run can begin."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from twinrun.checkpoints.faults import DamagedError
+from twinrun.checkpoints.hugging_face.form import Form, Pair, form_of_config
+from twinrun.checkpoints.hugging_face.writing import CONFIG, MODEL, SEAL, WEIGHTS, turned
+from twinrun.checkpoints.manifest import FORMAT, Chunk, Manifest, StoredFile, StoredTensor
+from twinrun.checkpoints.safetensors import (
+    ITEM_BYTES,
+    LENGTH_BYTES,
+    Entry,
+    header_bytes,
+    header_of,
+    metadata_of,
+    parse_header,
+)
+from twinrun.checkpoints.store import Store
+from twinrun.checkpoints.verification import demand_same
+from twinrun.foundation.errors import InputError, MachineError
+
+INDEX = f"{WEIGHTS}.index.json"
+FILE = "rank-00000.safetensors"
+RUN = "a conversion"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A tensor, and the file that has it."""
+
+    file: Path
+    entry: Entry
+
+
+@dataclass(frozen=True)
+class Seal:
+    """What our own conversion says of the tensors: the model's shape, and their digests."""
+
+    identity: dict[str, str]
+    sha256: dict[str, str]
+
+
+def is_folder_of_weights(place: Path) -> bool:
+    """Say whether transformers would look for a model here."""
+    return (place / CONFIG).is_file()
+
+
+def read_folder(folder: Path, store: Store) -> int:
+    """Write the weights in `folder` to `store` as a checkpoint after step 0; return the step.
+
+    Raises:
+        DamagedError: a file is cut short, or is not what our conversion wrote.
+        InputError: no family of ours holds the model, or `store` has checkpoints already.
+    """
+    if store.steps():
+        raise InputError(
+            "checkpoints are here already",
+            place=store.place,
+            found=store.steps(),
+            hint="choose another place",
+        )
+    form, sizes = form_of_config(_json(folder / CONFIG), place=str(folder / CONFIG))
+    tensors, seal = _tensors(folder)
+    pairs = list(form.pairs(sizes))
+    _demand_held(tensors, pairs, form, folder)
+    identity = form.identity(sizes)
+    if seal:
+        known = {name: seal.identity.get(name, "nothing") for name in identity}
+        demand_same(known, identity, "the weights were of another model", place=str(folder / CONFIG))
+        identity = seal.identity
+    _write(store, pairs, tensors, seal, identity)
+    return 0
+
+
+def _write(
+    store: Store, pairs: list[Pair], tensors: dict[str, Found], seal: Seal | None, identity: dict[str, str]
+) -> None:
+    entries = {
+        pair.ours: Entry(
+            name=f"{MODEL}{pair.ours}@{','.join('0' * len(pair.shape))}",
+            dtype=tensors[pair.theirs].entry.dtype,
+            shape=pair.shape,
+        )
+        for pair in pairs
+    }
+    header = header_of(entries.values())
+    needed = len(header) + sum(entry.bytes for entry in entries.values())
+    token = store.claim(RUN)
+    store.begin(0, token, needed=needed)
+    stored: dict[str, StoredTensor] = {}
+    try:
+        with store.create(0, token, FILE) as sink:
+            sink.write(header)
+            for pair in pairs:
+                data, entry = _data(pair, tensors[pair.theirs]), entries[pair.ours]
+                digest = hashlib.sha256(data).hexdigest()
+                if seal and digest != seal.sha256.get(pair.ours):
+                    raise DamagedError(
+                        f"{pair.theirs} was changed since it was converted",
+                        place=str(tensors[pair.theirs].file),
+                        found=digest,
+                        allowed=seal.sha256.get(pair.ours, "no such tensor"),
+                    )
+                sink.write(data)
+                chunk = Chunk(
+                    file=FILE, key=entry.name, offsets=(0,) * len(pair.shape), sizes=pair.shape, sha256=digest
+                )
+                stored[MODEL + pair.ours] = StoredTensor(dtype=entry.dtype, shape=pair.shape, chunks=(chunk,))
+        file = StoredFile(name=FILE, bytes=needed, header_sha256=hashlib.sha256(header).hexdigest())
+        manifest = Manifest(
+            format=FORMAT,
+            step=0,
+            samples=0,
+            token=token,
+            previous=None,
+            identity=identity,
+            layout={},
+            files=(file,),
+            tensors=dict(sorted(stored.items())),
+        )
+        store.commit(0, token, manifest.text())
+    except BaseException:
+        store.abandon(0, token)
+        raise
+
+
+def _data(pair: Pair, found: Found) -> bytes:
+    """Return a tensor as we have it."""
+    with found.file.open("rb") as stream:
+        stream.seek(found.entry.begin)
+        data = stream.read(found.entry.bytes)
+    item = ITEM_BYTES[found.entry.dtype]
+    return turned(data, pair.their_shape, item) if pair.transposed else data
+
+
+def _tensors(folder: Path) -> tuple[dict[str, Found], Seal | None]:
+    """Return every tensor of the folder by its name, and what our own conversion says of them."""
+    found: dict[str, Found] = {}
+    seal = None
+    for path in _files(folder):
+        header = _header(path)
+        entries = parse_header(header, place=str(path))
+        _demand_whole(path, entries, len(header))
+        found |= {name: Found(path, entry) for name, entry in entries.items()}
+        seal = _seal(metadata_of(header), path) or seal
+    return found, seal
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files with the weights: one, or those that an index names."""
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if not (folder / INDEX).is_file():
+        raise InputError(
+            "no weights that can be read without executing them",
+            place=str(folder),
+            found=sorted(path.name for path in folder.iterdir()),
+            allowed=(WEIGHTS, INDEX),
+        )
+    named = _json(folder / INDEX).get("weight_map")
+    names = {Path(str(name)).name for name in named.values()} if isinstance(named, dict) else set()
+    missing = sorted(name for name in names if not (folder / name).is_file())
+    if missing or not names:
+        raise DamagedError("files are missing", place=str(folder / INDEX), found=missing or "none named")
+    return [folder / name for name in sorted(names)]
+
+
+def _header(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        length = header_bytes(stream.read(LENGTH_BYTES), place=str(path))
+        stream.seek(0)
+        return stream.read(length)
+
+
+def _demand_whole(path: Path, entries: dict[str, Entry], header: int) -> None:
+    needed = max((entry.begin + entry.bytes for entry in entries.values()), default=header)
+    size = path.stat().st_size
+    if size != needed:
+        raise DamagedError("another size", place=str(path), found=f"{size} bytes", allowed=f"{needed} bytes")
+
+
+def _demand_held(tensors: dict[str, Found], pairs: list[Pair], form: Form, folder: Path) -> None:
+    """Refuse tensors that our model has no place for."""
+    theirs = {name: str(list(one.entry.shape)) for name, one in tensors.items()}
+    ours = {pair.theirs: str(list(pair.their_shape)) for pair in pairs}
+    message = f"our {form.family} of this config.json has other tensors"
+    demand_same(theirs, ours, message, place=str(folder))
+
+
+def _seal(metadata: dict[str, str], path: Path) -> Seal | None:
+    if SEAL not in metadata:
+        return None
+    try:
+        content = json.loads(metadata[SEAL])
+        return Seal(identity=dict(content["identity"]), sha256=dict(content["sha256"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedError("no digests of a conversion", place=str(path), found=repr(error)) from None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise MachineError(f"cannot read: {error.strerror}", place=str(path)) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"not JSON: {error}", place=str(path)) from None
+    if not isinstance(found, dict):
+        raise InputError("not an object of JSON", place=str(path))
+    return found

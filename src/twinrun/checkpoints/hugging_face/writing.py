@@ -1,0 +1,134 @@
+"""From a checkpoint to a folder that transformers loads: config.json and model.safetensors."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+from twinrun.checkpoints.hugging_face.form import SHAPE, Form, Pair, form_of
+from twinrun.checkpoints.manifest import MANIFEST, Manifest
+from twinrun.checkpoints.safetensors import ITEM_BYTES, Entry, header_of
+from twinrun.checkpoints.store import Store
+from twinrun.checkpoints.verification import verify
+from twinrun.checkpoints.whole import whole_tensor
+from twinrun.foundation.errors import InputError
+from twinrun.foundation.files import cannot_write, canonical_json, sha256_of_bytes
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+MODEL = "model."
+# What transformers calls the types.
+TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+# Types of Python's arrays with that many bytes an element.
+CODES: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
+# Key of the header's metadata with the digest of each tensor, as we have it.
+SEAL = "twinrun"
+
+
+def write_folder(store: Store, step: int, out: Path) -> Path:
+    """Write the weights of a checkpoint as transformers has them to the folder `out`.
+
+    The optimizer is left out.
+
+    Raises:
+        DamagedError: the checkpoint is not what was written.
+        InputError: `out` is there already, or transformers has no class that holds the model.
+    """
+    if out.exists():
+        raise InputError("this folder is there already", place=str(out), hint="choose another name")
+    manifest = verify(store, step)
+    place = store.file(step, MANIFEST)
+    form, sizes = form_of(manifest.identity, place=place)
+    pairs = list(form.pairs(sizes))
+    dtype = _demand_held(manifest, pairs, form, place)
+    described = {
+        "architectures": [form.architecture],
+        "model_type": form.model_type,
+        "torch_dtype": TYPES[dtype],
+        **form.config(sizes),
+        **{key: value for key, (value, _) in form.fixed.items()},
+    }
+    draft = None
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+        _write(draft / CONFIG, [json.dumps(described, indent=2, sort_keys=True).encode() + b"\n"])
+        _write_weights(draft / WEIGHTS, store, manifest, pairs)
+        # mkdtemp makes the folder private; weights are meant to be read by others.
+        draft.chmod(0o755)
+        draft.rename(out)
+    except OSError as error:
+        raise cannot_write(error, out, kept="nothing was left behind") from None
+    finally:
+        if draft:
+            shutil.rmtree(draft, ignore_errors=True)
+    return out
+
+
+def _demand_held(manifest: Manifest, pairs: list[Pair], form: Form, place: str) -> str:
+    """Refuse a model with tensors that have no place in the target; return the type that all have."""
+    stored = {name: one for name, one in manifest.tensors.items() if name.startswith(MODEL)}
+    theirs = {name: str(list(one.shape)) for name, one in stored.items()}
+    ours = {MODEL + pair.ours: str(list(pair.shape)) for pair in pairs}
+    for name in sorted(theirs.keys() | ours.keys()):
+        if theirs.get(name) != ours.get(name):
+            raise InputError(
+                f"{form.architecture} of transformers cannot hold it",
+                place=f"{place}:{name}",
+                found=theirs.get(name, "no such tensor"),
+                allowed=ours.get(name, "no such tensor"),
+            )
+    found = sorted({one.dtype for one in stored.values()})
+    if len(found) != 1 or found[0] not in TYPES:
+        raise InputError(
+            "config.json has one type for all weights",
+            place=place,
+            found=found,
+            allowed=tuple(TYPES),
+        )
+    return found[0]
+
+
+def _write_weights(path: Path, store: Store, manifest: Manifest, pairs: list[Pair]) -> None:
+    shape = {name: one for name, one in manifest.identity.items() if name.startswith(SHAPE)}
+    stored = [manifest.tensors[MODEL + pair.ours] for pair in pairs]
+    entries = [
+        Entry(name=pair.theirs, dtype=one.dtype, shape=pair.their_shape)
+        for pair, one in zip(pairs, stored, strict=True)
+    ]
+
+    def header(digests: Iterable[str]) -> bytes:
+        named = dict(zip((pair.ours for pair in pairs), digests, strict=True))
+        seal = canonical_json({"identity": shape, "sha256": named})
+        # transformers refuses a file that does not say which library has made it.
+        return header_of(entries, {"format": "pt", SEAL: seal})
+
+    digests: list[str] = []
+    with path.open("xb") as stream:
+        # Digests are known when everything is written, and all of one length.
+        stream.write(header("0" * 64 for _ in pairs))
+        for pair, one in zip(pairs, stored, strict=True):
+            data = whole_tensor(store, manifest, one)
+            digests.append(sha256_of_bytes(bytes(data)))
+            stream.write(turned(data, pair.shape, ITEM_BYTES[one.dtype]) if pair.transposed else data)
+        stream.seek(0)
+        stream.write(header(digests))
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _write(path: Path, parts: Iterable[bytes]) -> None:
+    with path.open("xb") as stream:
+        stream.writelines(parts)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def turned(data: bytes | bytearray, shape: tuple[int, ...], item: int) -> bytes:
+    """Return the bytes of a matrix of that shape, transposed."""
+    rows = memoryview(data).cast(CODES[item])
+    return b"".join(rows[column :: shape[1]].tobytes() for column in range(shape[1]))

@@ -1,0 +1,31 @@
+"""What disks and people do to files."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+KINDS = ("flip", "flip", "flip", "truncate", "zero", "swap", "missing")
+
+
+def damage(file: Path, other: Path, draw: random.Random, kinds: tuple[str, ...] = KINDS) -> str:
+    """Damage `file`, perhaps by the content of `other`; return how, or nothing where it is as it was."""
+    before = file.read_bytes()
+    content = bytearray(before)
+    kind = draw.choice(kinds)
+    if kind == "flip":
+        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    elif kind == "truncate":
+        del content[draw.randrange(len(content)) :]
+    elif kind == "zero":
+        begin = draw.randrange(len(content))
+        size = min(draw.choice([64, 4096]), len(content) - begin)
+        content[begin : begin + size] = bytes(size)
+    elif kind == "swap":
+        content = bytearray(other.read_bytes())
+    if kind == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(content)
+    # A block that was zero before is as it was.
+    return f"{kind} {file.name}" if kind == "missing" or content != before else ""

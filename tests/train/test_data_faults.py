@@ -1,0 +1,120 @@
+"""Prepared data that is damaged before a run opens it, fresh or cached, and while the run reads it."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("streaming")
+
+from tests.train.damage import KINDS, damage
+from tests.train.small import SHAPE, MakeJob
+from tests.trials import DAMAGED_DATA
+from twinrun.foundation.errors import InputError, RunError
+from twinrun.protocol.training import TrainingJob
+from twinrun.train import corpus as corpora
+from twinrun.train.corpus import TOKEN, Origin, Tokens, read_corpus, write_corpus
+from twinrun.train.data import load_batches, load_corpus
+
+# Several shards in a small data set.
+SHARD_BYTES = 2048
+# What streaming computes with the places of samples in a damaged shard.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered")
+MOMENTS = ("fresh", "cached", "reading")
+
+
+def documents(seed: int) -> Iterator[tuple[Tokens, int]]:
+    draw = np.random.default_rng(seed)
+    for _ in range(40):
+        tokens: Tokens = draw.integers(0, 64, size=100).astype(TOKEN)
+        yield tokens, len(tokens)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two data sets whose files have the same names."""
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpora, "SHARD_BYTES", SHARD_BYTES)
+        for number in (1, 2):
+            folder = tmp_path_factory.mktemp("prepared") / str(number)
+            write_corpus(folder, Origin(source="test", sequence=SHAPE.sequence), documents(number))
+            found.append(folder)
+    return found[0], found[1]
+
+
+def as_prepared(found: bytes, folder: Path) -> bool:
+    """Say whether what was read is what was written."""
+    tokens = np.frombuffer(found, np.int64).astype(TOKEN)
+    return hashlib.sha256(tokens.tobytes()).hexdigest() == read_corpus(folder).sha256
+
+
+def strike(
+    folder: Path, other: Path, draw: random.Random, pattern: str = "*", kinds: tuple[str, ...] = KINDS
+) -> str:
+    """Damage a file of a data set, perhaps by one of its kind; return how, or nothing if it is as it was."""
+    files = sorted(folder.glob(pattern))
+    file = draw.choice(files)
+    others = [one for one in files if one.name[:5] == file.name[:5] and one != file]
+    return damage(file, draw.choice([*others, other / file.name]), draw, kinds)
+
+
+def before_a_run(folder: Path, other: Path, job: TrainingJob, draw: random.Random, *, cached: bool) -> str:
+    """Damage data that no run has opened, or one has; return how, or nothing where it is as it was."""
+    if cached:
+        load_corpus(job)
+    if not (how := strike(folder, other, draw)):
+        return ""
+    with pytest.raises(InputError) as caught:
+        load_batches(job, load_corpus(job))
+    assert str(folder) in str(caught.value.place), how
+    return how
+
+
+def beside_a_run(folder: Path, other: Path, samples: Any, count: int, draw: random.Random) -> str:
+    """Damage data that a run has opened: only samples are read from then on.
+
+    No shard is removed: streaming waits for one that it cannot fetch again, where the run would end.
+    """
+    how = strike(folder, other, draw, "shard.*", KINDS[:-1])
+    try:
+        found = b"".join(samples.get_item(number)["tokens"].tobytes() for number in range(count))
+    except RunError as error:
+        return how if f"{folder}:sample" in str(error.place) else ""
+    # Not every byte of a shard is one of a sample.
+    assert as_prepared(found, folder), f"{how} was silent"
+    return ""
+
+
+def trials(prepared: tuple[Path, Path], job: TrainingJob, place: Path, count: int, seed: int) -> None:
+    draw, found, folder = random.Random(seed), Counter[str](), place / "data"
+    shutil.copytree(prepared[0], folder)
+    job = job.model_copy(update={"data": str(folder)})
+    corpus = load_corpus(job)
+    samples = load_batches(job, corpus).dataset
+    for number in range(count):
+        moment = MOMENTS[number % len(MOMENTS)]
+        if moment == "reading":
+            how = beside_a_run(folder, prepared[1], samples, corpus.samples, draw)
+        else:
+            how = before_a_run(folder, prepared[1], job, draw, cached=moment == "cached")
+        found[moment if how else "harmless"] += 1
+        shutil.copytree(prepared[0], folder, dirs_exist_ok=True)
+    assert found["harmless"] < count / 6, found
+
+
+def test_no_damage_is_trained_on(prepared: tuple[Path, Path], make_job: MakeJob, tmp_path: Path) -> None:
+    trials(prepared, make_job(), tmp_path, DAMAGED_DATA.change, DAMAGED_DATA.seed or 0)
+
+
+@pytest.mark.trials
+def test_no_damage_is_ever_trained_on(prepared: tuple[Path, Path], make_job: MakeJob, tmp_path: Path) -> None:
+    trials(prepared, make_job(), tmp_path, DAMAGED_DATA.nightly, (DAMAGED_DATA.seed or 0) + 1)

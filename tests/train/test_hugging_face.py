@@ -1,0 +1,228 @@
+"""Checkpoints of our models as transformers loads them, and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from tests.checkpoints.writing import write
+from tests.train.checkpoint_jobs import saving
+from tests.train.small import SHAPE as MPT_SHAPE
+from tests.train.small import MakeJob
+from twinrun.checkpoints.faults import DamagedError
+from twinrun.checkpoints.folder import FolderStore
+from twinrun.checkpoints.hugging_face.writing import turned
+from twinrun.checkpoints.verification import verify
+from twinrun.checkpoints.whole import whole_tensor
+from twinrun.cli.checkpoint import checkpoint
+from twinrun.foundation.errors import InputError
+from twinrun.protocol.models.mamba import Shape as MambaShape
+from twinrun.protocol.training import TrainingJob
+from twinrun.train.checkpoint.session import Saves, checkpoints_of
+from twinrun.train.corpus import Corpus
+from twinrun.train.metrics import Meter
+from twinrun.train.models.mamba import Mamba
+from twinrun.train.models.mpt import MPT
+
+MAMBA_SHAPE = MambaShape(width=32, layers=2, vocabulary=64, sequence=16, states=4, convolution=3, rank=5)
+TOLERANCE = 1e-5
+
+
+def built(shape: Any) -> Any:
+    """Return a model with no two tensors alike, norms and biases included."""
+    model = MPT(shape) if shape.family == "mpt" else Mamba(shape, kernels="reference")
+    model.initialise(3)
+    draw = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=draw) * 0.1)
+    return model
+
+
+def session(job: TrainingJob, model: Any, corpus: Corpus) -> Saves:
+    """Return the checkpoints of a run of one rank whose first step was taken."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    assert job.checkpointing
+    if not job.checkpointing.source:
+        sum(parameter.sum() for parameter in model.parameters()).backward()
+        optimizer.step()
+    meter = Meter(job, torch.device("cpu"))
+    return checkpoints_of(job, corpus=corpus, model=model, optimizer=optimizer, meter=meter)
+
+
+@pytest.fixture(scope="module", params=[MPT_SHAPE, MAMBA_SHAPE], ids=["mpt", "mamba"])
+def saved(
+    request: pytest.FixtureRequest,
+    make_job: MakeJob,
+    corpus: Corpus,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Any, TrainingJob]:
+    """A model and the job that saved it."""
+    shape = request.param
+    settings = {"kernels": "reference", "layout": "token-major"} if shape.family == "mamba" else {}
+    job = saving(make_job(shape=shape, steps=2, **settings), tmp_path_factory.mktemp("saved") / "place")
+    model = built(shape)
+    saves = session(job, model, corpus)
+    saves.after_step(2)
+    saves.wait()
+    return model, job
+
+
+def place_of(job: TrainingJob) -> str:
+    assert job.checkpointing
+    return job.checkpointing.place
+
+
+def convert(place: Path | str, out: Path) -> Path:
+    assert checkpoint("convert", str(place), step=None, out=str(out), as_json=False) == 0
+    return out
+
+
+@pytest.fixture
+def converted(saved: tuple[Any, TrainingJob], tmp_path: Path) -> Path:
+    """The model as a folder of transformers."""
+    return convert(place_of(saved[1]), tmp_path / "converted")
+
+
+def weights(place: Path | str, step: int) -> dict[str, bytes]:
+    """Return the bytes of every tensor of the model."""
+    store = FolderStore(Path(place))
+    manifest = verify(store, step)
+    return {
+        name: bytes(whole_tensor(store, manifest, one))
+        for name, one in manifest.tensors.items()
+        if name.startswith("model.")
+    }
+
+
+def test_transformers_computes_the_same_logits(saved: tuple[Any, TrainingJob], converted: Path) -> None:
+    loaded, notes = transformers.AutoModelForCausalLM.from_pretrained(
+        converted, torch_dtype="auto", output_loading_info=True
+    )
+    assert not any(notes.values()), notes
+    assert type(loaded).__name__ == json.loads((converted / "config.json").read_text())["architectures"][0]
+    tokens_BS = torch.randint(64, (3, 16), generator=torch.Generator().manual_seed(7))
+    with torch.no_grad():
+        ours, theirs = saved[0](tokens_BS), loaded.eval()(tokens_BS).logits
+    torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0)
+
+
+def test_weights_come_back_bit_for_bit(
+    saved: tuple[Any, TrainingJob], converted: Path, tmp_path: Path
+) -> None:
+    before = weights(place_of(saved[1]), 2)
+    assert weights(convert(converted, tmp_path / "back"), 0) == before
+    # What transformers writes itself, in several files and without our digests.
+    model = transformers.AutoModelForCausalLM.from_pretrained(converted)
+    model.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
+    assert (tmp_path / "theirs" / "model.safetensors.index.json").is_file()
+    assert weights(convert(tmp_path / "theirs", tmp_path / "again"), 0) == before
+
+
+def test_a_run_begins_from_converted_weights(
+    saved: tuple[Any, TrainingJob], converted: Path, corpus: Corpus, tmp_path: Path
+) -> None:
+    model, job = saved
+    source = convert(converted, tmp_path / "back")
+    own = saving(job, tmp_path / "own", source=str(source))
+    fresh = built(job.shape)
+    assert session(own, fresh, corpus).resume() == 0
+    for name, parameter in fresh.named_parameters():
+        assert torch.equal(parameter, model.get_parameter(name)), name
+    other = job.model_copy(update={"shape": job.shape.model_copy(update={"layers": 1})})
+    with pytest.raises(InputError, match=r"shape\.layers: the weights are of another model"):
+        session(saving(other, tmp_path / "other", source=str(source)), fresh, corpus).resume()
+
+
+def test_a_flipped_bit_is_found_on_the_way_back(converted: Path, tmp_path: Path) -> None:
+    file = converted / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(DamagedError, match="was changed since it was converted"):
+        convert(converted, tmp_path / "back")
+    assert not FolderStore(tmp_path / "back").steps()
+    file.write_bytes(content[:-1])
+    with pytest.raises(DamagedError, match="another size"):
+        convert(converted, tmp_path / "back")
+
+
+CHANGES = {
+    "mpt": ("activation_function", "gelu_new"),
+    "gpt2": ("activation_function", "gelu_new"),
+    "mamba": ("tie_word_embeddings", True),
+}
+
+
+def test_what_our_models_cannot_hold_is_refused(converted: Path, tmp_path: Path) -> None:
+    file = converted / "config.json"
+    config = json.loads(file.read_text())
+    key, value = CHANGES[config["model_type"]]
+    for changed, said in (
+        ({key: value}, f"{key}: our "),
+        ({"model_type": "bert"}, "model_type: no family of ours is such a model"),
+        ({"vocab_size": 65}, "has other tensors"),
+        ({"vocab_size": None}, "not the sizes of a"),
+    ):
+        file.write_text(json.dumps(config | changed))
+        with pytest.raises(InputError, match=said):
+            convert(converted, tmp_path / "back")
+    file.write_text(json.dumps(config))
+    tensors = load_file(converted / "model.safetensors")
+    save_file(tensors | {"adapter": torch.zeros(2)}, converted / "model.safetensors")
+    with pytest.raises(InputError, match=r"adapter: our .* has other tensors"):
+        convert(converted, tmp_path / "back")
+    (converted / "model.safetensors").rename(converted / "pytorch_model.bin")
+    with pytest.raises(InputError, match="no weights that can be read without executing them"):
+        convert(converted, tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.parametrize(
+    ("identity", "said"),
+    [
+        ({"seed": "17"}, "shape.family: this family has no Hugging Face format"),
+        ({"shape.family": "mpt", "shape.experts": "4"}, "shape.experts: GPT2LMHeadModel of transformers"),
+        (
+            {f"shape.{name}": "2" for name in ("vocabulary", "sequence", "width", "layers", "expansion")}
+            | {"shape.family": "mpt", "shape.heads": "1"},
+            "GPT2LMHeadModel of transformers cannot hold it",
+        ),
+    ],
+)
+def test_what_transformers_cannot_hold_is_refused(
+    tmp_path: Path, identity: dict[str, str], said: str
+) -> None:
+    store = FolderStore(tmp_path / "place")
+    write(store, step=2, token=store.claim("run"), identity=identity)
+    with pytest.raises(InputError, match=said):
+        convert(store.place, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_is_overwritten(saved: tuple[Any, TrainingJob], converted: Path, tmp_path: Path) -> None:
+    place = place_of(saved[1])
+    with pytest.raises(InputError, match="this folder is there already"):
+        convert(place, converted)
+    with pytest.raises(InputError, match="checkpoints are here already"):
+        convert(converted, Path(place))
+
+
+@pytest.mark.parametrize("item", [1, 2, 4, 8])
+def test_a_matrix_is_transposed(item: int) -> None:
+    rows, columns = 3, 5
+    data = bytes(range(rows * columns * item))
+    whole = [data[at * item :][:item] for at in range(rows * columns)]
+    expected = b"".join(whole[row * columns + column] for column in range(columns) for row in range(rows))
+    assert turned(data, (rows, columns), item) == expected
+    assert turned(expected, (columns, rows), item) == data

@@ -1,0 +1,85 @@
+"""How many times each fault is tried, and from which seed: tests take it from here, and the docs show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trials:
+    """One class of faults; a single failure fails the tests."""
+
+    fault: str
+    promise: str
+    change: int
+    """Trials of every change."""
+    nightly: int
+    """Trials of every night, from the next seed."""
+    seed: int | None
+    """None where every case is tried."""
+
+
+def bound(trials: int) -> float:
+    """Return the rate of failures that trials without any exclude with 95 % confidence."""
+    return float(1 - 0.05 ** (1 / trials))
+
+
+SAME = "every loss and every final weight as without it"
+KILLED_RANK = Trials(
+    fault="kill -9 of a random rank before a random step", promise=SAME, change=16, nightly=200, seed=20
+)
+KILLED_LAUNCHER = Trials(
+    fault="kill -9 of the launcher at a random moment", promise=SAME, change=4, nightly=40, seed=22
+)
+DAMAGED_CHECKPOINT = Trials(
+    fault="a flipped bit, cut end, zeroed block, swapped or missing file of a checkpoint",
+    promise="named before it is used",
+    change=300,
+    nightly=1000,
+    seed=20,
+)
+DAMAGED_DATA = Trials(
+    fault="the same of prepared data, fresh or cached; all but a missing file also while a run reads it",
+    promise="named before a step is made of it",
+    change=100,
+    nightly=600,
+    seed=24,
+)
+FULL_DISK = Trials(
+    fault="a disk that is full after a number of bytes of a save",
+    promise="the checkpoint before is whole",
+    change=8,
+    nightly=40,
+    seed=26,
+)
+PICKLES = Trials(
+    fault="a pickle in place of each file that a run loads",
+    promise="not executed",
+    change=30,
+    nightly=30,
+    seed=None,
+)
+INSIDE_SAVES = Trials(
+    fault="kill -9 of each rank at a system call of its saves",
+    promise="the newest published checkpoint is whole; then as without it",
+    change=12,
+    nightly=70,
+    seed=None,
+)
+OTHER_RANKS = Trials(
+    fault="a chain of runs on 1, 2, 4 or 8 ranks, mode `canonical`",
+    promise="every loss as on one number of ranks",
+    change=1,
+    nightly=10,
+    seed=20,
+)
+ALL = (
+    KILLED_RANK,
+    KILLED_LAUNCHER,
+    INSIDE_SAVES,
+    DAMAGED_CHECKPOINT,
+    DAMAGED_DATA,
+    FULL_DISK,
+    PICKLES,
+    OTHER_RANKS,
+)
