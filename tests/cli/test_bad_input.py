@@ -103,7 +103,7 @@ def root(tmp_path: Path) -> Path:
     [
         (["recipes/mpt7b-scalign"], ["unknown recipe", "mpt7b-scalign", "allowed:", "mpt7b-scaling`?"]),
         ([RECIPE, "--vendor", "cudaa"], ["--vendor", "cudaa", "cpu, cuda, rocm", "did you mean `cuda`?"]),
-        ([RECIPE, "--engine", "vnev"], ["--engine: unknown engine", "docker, host, venv", "`venv`?"]),
+        ([RECIPE, "--engine", "vnev"], ["--engine: unknown engine", "docker, host, pyxis, venv", "`venv`?"]),
         (
             [RECIPE, "--launcher", "slrm"],
             ["--launcher: unknown launcher", "slrm", "allowed: mpirun, srun, torchrun"],

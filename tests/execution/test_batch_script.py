@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,14 @@ mpirun() { while [[ $1 != bash ]]; do shift; done; OMPI_COMM_WORLD_RANK=0 OMPI_C
 exec() { if [[ $# -gt 0 ]]; then "$@"; exit; fi; builtin exec; }
 SLURM_JOB_NODELIST=node1 SLURM_JOB_ID=1
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache() -> Iterator[None]:
+    """Golden files have no place of one machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TWINRUN_CACHE", "/shared/cache")
+        yield
 
 
 class Job(BaseModel):

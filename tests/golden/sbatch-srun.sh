@@ -23,7 +23,8 @@ start() {
   export GLOO_SOCKET_IFNAME=ib0,ib1
   export NCCL_SOCKET_IFNAME=ib0,ib1
   export PYTHONPATH=/shared/project/src
-  export PYTHONDONTWRITEBYTECODE=1
+  export PYTHONPYCACHEPREFIX=/shared/cache/bytecode
+  export PYTHONDONTWRITEBYTECODE=''
   export OMP_NUM_THREADS=8
   export OMP_WAIT_POLICY=PASSIVE
   export RANK="$TWINRUN_RANK"
