@@ -53,7 +53,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def as_prepared(found: bytes, folder: Path) -> bool:
     """Say whether what was read is what was written."""
-    tokens = np.frombuffer(found, np.int64).astype(TOKEN)
+    tokens: Any = np.frombuffer(found, np.int64).astype(TOKEN)
     return hashlib.sha256(tokens.tobytes()).hexdigest() == read_corpus(folder).sha256
 
 

@@ -14,12 +14,14 @@ from twinrun.protocol.training import DataSource
 INDEX = "corpus.json"
 # The module that prepares data where the ranks run.
 PREPARE = "twinrun.train.prepare"
+# Counts up when ranks ask for files that preparation did not write before; older folders are made anew.
+_FORMAT = 2
 
 
 def data_folder(*, data: Path, source: DataSource, name: str, sequence: int, python: str) -> Path:
     """Return where the prepared data stands; the standard library differs between interpreters."""
     pinned = source.model_dump(mode="json", exclude={"source"})
-    mark = sha256_of_bytes(canonical_json([pinned, sequence]).encode())[:12]
+    mark = sha256_of_bytes(canonical_json([_FORMAT, pinned, sequence]).encode())[:12]
     kind = f"{name}-python{python}" if source.kind == "standard-library" else name
     return data / f"{kind}-{sequence}-{mark}"
 

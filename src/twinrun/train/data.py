@@ -63,7 +63,8 @@ class Samples(StreamingDataset):
         content = path.read_bytes() if path.is_file() else b""
         if sha256_of_bytes(content) != corpus.hashes_sha256:
             raise damaged(path)
-        self._folder, self._hashes = folder, np.frombuffer(content, HASH)
+        self._folder = folder
+        self._hashes: Any = np.frombuffer(content, HASH)
         super().__init__(local=folder, remote=None, **options)
 
     def get_item(self, sample_id: int, retry: int = 7) -> dict[str, Any]:
