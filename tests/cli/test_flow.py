@@ -212,6 +212,41 @@ def test_what_was_mended_goes_on_with_the_points_that_are_left(site: Site) -> No
     assert site.record().points[-1].id == last
 
 
+def test_a_finished_run_is_not_resumed(trained: Site) -> None:
+    assert trained.invoke() == 0
+    with pytest.raises(InputError, match="no unfinished run of this plan"):
+        trained.invoke(resume=True)
+
+
+def test_the_newest_unfinished_run_goes_on(trained: Site) -> None:
+    trained.script.opening = REFUSED
+    for _ in range(2):
+        with pytest.raises(MachineError):
+            trained.invoke()
+    first = trained.folders()[0]
+    stamp = len("20260101-000000")
+    first.rename(first.with_name("20200101-000000" + first.name[stamp:]))
+    older, newer = trained.folders()
+    trained.script.opening = None
+    assert trained.invoke(resume=True) == 0
+    assert (newer / "record.json").is_file()
+    assert not (older / "record.json").exists()
+
+
+def test_a_run_that_is_alive_is_not_joined(trained: Site) -> None:
+    refused = []
+
+    def joined(job: Job) -> Play:
+        with pytest.raises(InputError, match="this run is alive") as caught:
+            trained.invoke(resume=True)
+        refused.append(caught.value)
+        return trained.play(job)
+
+    trained.script.play = joined
+    assert trained.invoke() == 0
+    assert refused
+
+
 def test_a_changed_option_is_another_run(trained: Site) -> None:
     trained.script.opening = REFUSED
     with pytest.raises(MachineError):

@@ -10,6 +10,8 @@ from tests.records import TRAINING, plan
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.manifests.recipe import Sweep
 from twinrun.workloads.sweep import sizes
+from twinrun.workloads.training.manifest import TrainingPlan
+from twinrun.workloads.training.memory import Budget
 
 DEVICES, NODES = Sweep(devices="powers-of-two"), Sweep(nodes=(1, 2), devices_per_node=8)
 
@@ -53,3 +55,15 @@ def test_a_scale_that_counts_nodes_has_no_devices() -> None:
 def test_a_global_batch_that_does_not_divide_is_refused() -> None:
     with pytest.raises(InputError, match="does not divide over the devices"):
         plan(TRAINING, scale="smoke", gpu=None, settings=("devices=3", "global_batch=16"), devices=0)
+
+
+def test_sharding_alone_divides_the_state_of_a_model() -> None:
+    part = plan(TRAINING, scale="node", gpu="h200", settings=("model=mpt-1b",)).part
+    assert isinstance(part, TrainingPlan)
+    needed = {}
+    for sharding in ("full", "none"):
+        training = part.training.model_copy(update={"sharding": sharding})
+        budget = Budget(shape=part.shape, training=training, device_memory_bytes=None)
+        needed[sharding] = [budget.needed(microbatch=1, world=world) for world in (1, 8)]
+    assert needed["none"][0] == needed["none"][1]
+    assert needed["full"][1] < needed["full"][0]
