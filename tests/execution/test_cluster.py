@@ -131,10 +131,23 @@ def test_a_run_folder_that_nodes_do_not_see_is_refused(site: LoadedSite) -> None
         submitted(site, Path("/srv/elsewhere"))
 
 
+# srun ends the other node's process when one fails, and the highest status counts: both fail at once.
+TOGETHER = """
+import os, pathlib, sys, time
+there = pathlib.Path(sys.argv[1])
+(there / os.environ["TWINRUN_NODE"]).touch()
+while len(list(there.iterdir())) < 2:
+    time.sleep(0.01)
+print(os.environ["TWINRUN_FIRST_NODE"])
+sys.exit(7)
+"""
+
+
 def test_exit_statuses_and_logs_come_back(site: LoadedSite, folder: Path) -> None:
-    program = "import os, sys; print(os.environ['TWINRUN_FIRST_NODE']); sys.exit(7)"
-    command = NodeCommand(arguments=(sys.executable, "-c", program), variables={}, folder=Path("/"))
-    job = submitted(site, folder / "fails", command)
+    there = folder / "there"
+    there.mkdir()
+    arguments = (sys.executable, "-c", TOGETHER, str(there))
+    job = submitted(site, folder / "fails", NodeCommand(arguments=arguments, variables={}, folder=Path("/")))
     assert ended(job) == 7
     assert {path.name for path in job.logs()} >= {"launcher-0.log", "launcher.log"}
     assert (folder / "fails" / "log" / "launcher-0.log").read_text(encoding="utf-8") == "worker1\n"
