@@ -120,6 +120,8 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="copies that run side by side")
     options = parser.parse_args()
+    if options.jobs < 1:
+        parser.error(f"argument --jobs: found {options.jobs}, allowed: 1 or more")
     if unknown := sorted(set(options.areas) - set(faults.tests)):
         parser.error(f"no such area: {', '.join(unknown)}; allowed: {', '.join(faults.tests)}")
     chosen = [fault for fault in faults.fault if fault.area in (options.areas or faults.tests)]
@@ -141,4 +143,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        # The copies are gone; the checkout was never changed.
+        sys.exit("stopped")

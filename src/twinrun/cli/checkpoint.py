@@ -53,7 +53,12 @@ def _convert(place: str, step: int | None, out: str | None) -> str:
 def _steps(store: Store, step: int | None) -> list[int]:
     steps = store.steps()
     if not steps:
-        raise InputError("no checkpoint here", place=store.place, found="no folder `step-...`")
+        raise InputError(
+            "no checkpoint here",
+            place=store.place,
+            found="no folder `step-...`",
+            hint="name a folder such as runs/RECIPE/RUN/checkpoints/POINT",
+        )
     if step is not None and step not in steps:
         raise InputError("no such checkpoint", place=store.place, found=step, allowed=steps)
     return steps if step is None else [step]

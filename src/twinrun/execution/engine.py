@@ -31,6 +31,11 @@ class Workspace(Frozen):
     packages: tuple[Path, ...] = ()
     """Folders of the project that ranks import from, beside its own package."""
 
+    @property
+    def search_path(self) -> tuple[Path, ...]:
+        """Return all folders of the project that ranks import from."""
+        return (self.root / "src", *self.packages)
+
 
 class Command(Frozen):
     """One process of a stack: an argument list, never a shell string."""

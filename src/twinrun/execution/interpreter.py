@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from twinrun.execution.engine import PYTHON, Command, NodeCommand, Workspace
+from twinrun.execution.local_commands import LocalCommands
 from twinrun.foundation.cache import bytecode_folder
-from twinrun.foundation.processes import LocalProcess, read_output
 
 
-class Interpreter:
+class Interpreter(LocalCommands):
     """An engine whose commands run under one interpreter of this machine."""
 
     image_digest: str | None = None
@@ -21,14 +20,10 @@ class Interpreter:
         self._workspace = workspace
         self._search_path = search_path
 
-    def inside(self, path: Path) -> str:
-        """Return `path` itself: nothing is mounted."""
-        return str(path)
-
     def render(self, command: Command) -> NodeCommand:
         """Return `command` under the interpreter, with the project on its search path."""
         assert command.arguments[0] == PYTHON
-        own = (self._workspace.root / "src", *self._workspace.packages)
+        own = self._workspace.search_path
         # Bytecode elsewhere: a read-only checkout works and stays clean, and not every rank compiles again.
         variables = {
             "PYTHONPATH": os.pathsep.join(filter(None, [*map(str, own), self._search_path])),
@@ -39,12 +34,3 @@ class Interpreter:
         return NodeCommand(
             arguments=(self._python, *command.arguments[1:]), variables=variables, folder=self._workspace.root
         )
-
-    def start(self, command: NodeCommand, *, log: Path) -> LocalProcess:
-        """Start `command` with its output in `log`."""
-        return LocalProcess(command.arguments, variables=command.variables, folder=command.folder, log=log)
-
-    def read(self, command: Command) -> str:
-        """Run a short `command` and return its standard output."""
-        rendered = self.render(command)
-        return read_output(rendered.arguments, variables=rendered.variables, folder=rendered.folder)

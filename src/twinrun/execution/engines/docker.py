@@ -174,8 +174,7 @@ class ContainerRenderer:
         return {name: os.environ[name] for name in names if name in os.environ}
 
     def _search_path(self) -> str:
-        own = (self._workspace.root / "src", *self._workspace.packages)
-        return ":".join(self.inside(folder) for folder in own)
+        return ":".join(self.inside(folder) for folder in self._workspace.search_path)
 
 
 class ContainerEngine(ContainerRenderer):

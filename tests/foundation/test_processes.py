@@ -1,0 +1,39 @@
+"""Processes that twinrun starts end with it, however it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PATIENCE_SECONDS = 10
+PROGRAM = """
+import pathlib, sys, time
+from twinrun.foundation.processes import LocalProcess
+folder = pathlib.Path(sys.argv[1])
+started = LocalProcess(("sleep", "600"), variables={}, folder=folder, log=folder / "log")
+print(started._process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_was_started_ends_when_twinrun_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None
+        started = Path("/proc") / killed.stdout.readline().strip()
+        assert "sleep" in (started / "cmdline").read_text(encoding="utf-8")
+        killed.kill()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while is_running(started):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_running(process: Path) -> bool:
+    """Say whether a process has not ended; one that nobody waits for stays as a zombie."""
+    try:
+        return (process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
