@@ -30,7 +30,7 @@ def ended(
         stdout=stdout,
         stderr=subprocess.PIPE,
         check=False,
-        timeout=120,
+        timeout=600,
     )
     assert b"Traceback" not in done.stderr
     assert b"Exception ignored" not in done.stderr
