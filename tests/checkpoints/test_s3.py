@@ -128,7 +128,8 @@ def test_a_damaged_writer_hands_no_token_out_again(store: Store, text: bytes) ->
 
 
 @pytest.mark.parametrize(
-    ("place", "endpoint"), [("s3://", None), ("s3:///prefix", None), ("s3://runs", "nowhere")]
+    ("place", "endpoint"),
+    [("s3://", None), ("s3:/runs", None), ("s3:///prefix", None), ("s3://runs", "nowhere")],
 )
 def test_no_store_at_all_is_wrong_input(
     place: str, endpoint: str | None, monkeypatch: pytest.MonkeyPatch

@@ -28,11 +28,9 @@ class ObjectStore:
     """A bucket and a prefix; files of a save lie under its fencing token, so that two writers never mix."""
 
     def __init__(self, place: str) -> None:
-        """Take `s3://bucket/prefix`; raises InputError for a place without a bucket."""
+        """Take `s3://bucket/prefix`; raises InputError, MachineError where no client can be made."""
         self.place = place
         bucket, _, prefix = place.removeprefix("s3://").partition("/")
-        if not bucket:
-            raise InputError("no bucket is named", found=place, allowed="s3://bucket/prefix")
         self._bucket, self._prefix = bucket, f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._client = _client()
 

@@ -46,7 +46,7 @@ def checkpointing_of(texts: Sequence[str], *, plan: Plan, source: str | None = N
     if found:
         values = {"steps": max(one.end for one in found), "mode": "bounded"} | values
     asked = validate(values, Checkpointing, place=OPTION)
-    if asked.place and not is_remote(asked.place):
+    if asked.place and not is_remote(asked.place, option=f"{OPTION} place"):
         raise InputError(
             "a folder is always that of the run",
             place=f"{OPTION} place",
@@ -79,7 +79,7 @@ def _check_source(plan: Plan, legs: Sequence[Continued], source: str | None) -> 
 
 
 def _with_source(asked: Checkpointing, source: str | None, *, engine: str) -> Checkpointing:
-    if source is None or is_remote(source):
+    if source is None or is_remote(source, option=FROM):
         return asked.model_copy(update={"source": source})
     # A container sees the folders of its own run alone.
     if load_part(engines, engine).RUNS_IMAGES:

@@ -90,7 +90,9 @@ def parity(a: Traced, b: Traced, *, further: Sequence[Traced] = (), widest: floa
         widest: an envelope that is wider tells nothing apart.
     """
     steps = min(len(a.values), len(b.values))
-    repeats = [(one.values, control) for one in (a, b, *further) for control in one.controls]
+    # Runs that are the same bit for bit, such as a record and itself, show rounding once.
+    runs = dict.fromkeys((one.values, one.controls) for one in (a, b, *further))
+    repeats = [(values, control) for values, controls in runs for control in controls]
     enough = len(repeats) >= LEAST_CONTROLS
     sizes = {"whole curve": steps, f"first {FIRST} steps": min(FIRST, steps)}
     first = [_largest(run, control, 1)[0] for run, control in repeats]
