@@ -99,6 +99,13 @@ def test_too_few_control_runs_decide_nothing(controls: int) -> None:
     assert (found.outcome, "--set controls=5" in found.reason) == ("no-envelope", True)
 
 
+def test_control_runs_that_are_the_run_itself_decide_nothing() -> None:
+    same = traced("one", curve(1)).model_copy(update={"controls": (curve(1),) * 5})
+    found = parity(same, traced("other", curve(7)))
+    assert (found.outcome, found.windows) == ("no-envelope", ())
+    assert "5 control runs and the run are the same bit for bit" in found.reason
+
+
 def test_an_envelope_that_is_too_wide_decides_nothing() -> None:
     found = parity(traced("one", curve(1), controls=5), traced("other", curve(7)), widest=1e-9)
     assert (found.outcome, "tell nothing apart" in found.reason) == ("no-envelope", True)

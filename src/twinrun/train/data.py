@@ -136,7 +136,9 @@ def collate(samples: list[dict[str, Any]], *, control: int = 0) -> dict[str, tor
         control: a control run has the samples in another order, which changes in what order they are summed.
     """
     if control:
-        samples = [samples[place] for place in np.random.default_rng(control).permutation(len(samples))]
+        # In each step another one: few samples have few orders, of which one is the run's own.
+        draw = np.random.default_rng([control, *(sample["hash"] % 2**32 for sample in samples)])
+        samples = [samples[place] for place in draw.permutation(len(samples))]
     return {
         "tokens": torch.from_numpy(np.stack([sample["tokens"] for sample in samples])),
         "hashes": torch.tensor([sample["hash"] for sample in samples], dtype=torch.int64),

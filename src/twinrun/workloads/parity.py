@@ -93,7 +93,8 @@ def parity(a: Traced, b: Traced, *, further: Sequence[Traced] = (), widest: floa
     # Runs that are the same bit for bit, such as a record and itself, show rounding once.
     runs = dict.fromkeys((one.values, one.controls) for one in (a, b, *further))
     repeats = [(values, control) for values, controls in runs for control in controls]
-    enough = len(repeats) >= LEAST_CONTROLS
+    same = all(values == control for values, control in repeats)
+    enough = len(repeats) >= LEAST_CONTROLS and not same
     sizes = {"whole curve": steps, f"first {FIRST} steps": min(FIRST, steps)}
     first = [_largest(run, control, 1)[0] for run, control in repeats]
     found = Parity(
@@ -106,7 +107,7 @@ def parity(a: Traced, b: Traced, *, further: Sequence[Traced] = (), widest: floa
         differs=differences(a, b),
         windows=tuple(_window(name, size, a, b, repeats) for name, size in sizes.items()) if enough else (),
     )
-    outcome, reason = _judged(found, controls=len(repeats), widest=widest)
+    outcome, reason = _judged(found, controls=len(repeats), same=same, widest=widest)
     return found.model_copy(update={"outcome": outcome, "reason": reason})
 
 
@@ -151,7 +152,7 @@ def _largest(a: Sequence[float], b: Sequence[float], steps: int) -> tuple[float,
     return (math.inf if math.isnan(value) else value), step
 
 
-def _judged(found: Parity, *, controls: int, widest: float) -> tuple[Outcome, str]:
+def _judged(found: Parity, *, controls: int, same: bool, widest: float) -> tuple[Outcome, str]:
     differs = "; ".join(f"{name} {sides}" for name, sides in found.differs.items())
     if found.start > found.start_allowed:
         why = (
@@ -165,10 +166,7 @@ def _judged(found: Parity, *, controls: int, widest: float) -> tuple[Outcome, st
     if found.differs.keys() - {WEIGHTS}:
         return "other-run", f"two experiments: {differs}"
     if not found.windows:
-        return "no-envelope", (
-            f"an envelope needs {plural(LEAST_CONTROLS, 'control run')}, there are {controls}:"
-            f" --set controls={LEAST_CONTROLS}"
-        )
+        return "no-envelope", _without_envelope(controls, same=same)
     over = ", ".join(_over(window) for window in found.windows)
     if (envelope := max(window.envelope for window in found.windows)) > widest:
         return "no-envelope", (
@@ -180,6 +178,16 @@ def _judged(found: Parity, *, controls: int, widest: float) -> tuple[Outcome, st
     return (
         "outside",
         f"{begin}; {over}: it grows beyond what rounding does to {plural(controls, 'control run')}",
+    )
+
+
+def _without_envelope(controls: int, *, same: bool) -> str:
+    told = plural(controls, "control run")
+    if controls >= LEAST_CONTROLS and same:
+        return f"{told} and the run are the same bit for bit: nothing was summed in another order"
+    return (
+        f"an envelope needs {plural(LEAST_CONTROLS, 'control run')}, there are {controls}:"
+        f" --set controls={LEAST_CONTROLS}"
     )
 
 
