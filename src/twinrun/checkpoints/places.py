@@ -10,6 +10,12 @@ from twinrun.checkpoints.s3 import ObjectStore
 from twinrun.checkpoints.store import Store
 from twinrun.foundation.errors import InputError
 
+# What says where the object store is, and who asks; boto3 reads them.
+VARIABLES = (
+    *("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION"),
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+)
+
 
 def store_at(place: str) -> Store:
     """Return the store at `place`: `s3://bucket/prefix`, or a folder; raises InputError, MachineError."""
