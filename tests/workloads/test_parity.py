@@ -117,8 +117,15 @@ def test_a_shorter_curve_is_held_over_the_steps_it_has() -> None:
 
 
 def test_more_control_runs_reach_less_far() -> None:
-    few = [1e-7, 1.1e-7, 1.2e-7, 0.9e-7, 1e-7]
-    assert max(few) < envelope_of(few + few) < envelope_of(few) < 2e-7
+    few = [1e-6, 1.1e-6, 1.2e-6, 0.9e-6, 1e-6]
+    assert max(few) < envelope_of(few + few) < envelope_of(few) < 2e-6
+
+
+def test_units_in_the_last_place_are_not_told_apart() -> None:
+    """Losses of fp32 around 2.8 are a multiple of 2.4e-7 apart: relatively 0, 8.5e-8, 1.7e-7, ..."""
+    unit = 2**-22 / 2.8
+    assert envelope_of([unit] * 5) > 2 * unit
+    assert envelope_of([unit] * 5) < 3 * unit
 
 
 def test_the_pictures_have_both_curves_and_the_envelope() -> None:

@@ -22,6 +22,9 @@ LEAST_CONTROLS = min(REACH)
 WEIGHTS = "initial weights"
 # A loss is a sum in fp32: closer than this to each other, two are the same.
 RESOLUTION = 6e-8
+# Two units in the last place of fp32, where a loss is at its coarsest: distances below are 0, 1 or 2 units,
+# and that control runs had one of them says nothing of the next.
+FINEST = 2**-22
 
 Outcome = Literal["inside", "outside", "start", "other-run", "no-envelope"]
 
@@ -75,11 +78,11 @@ class Parity(Frozen):
 def envelope_of(distances: Sequence[float]) -> float:
     """Return what a further control run stays below, 99 times of 100.
 
-    Distances grow by factors, so their logarithms are taken for normal.
+    Distances grow by factors, so their logarithms are taken for normal; no envelope is below FINEST.
     """
     logarithms = [math.log(max(one, RESOLUTION)) for one in distances]
     reach = REACH[min(len(distances), max(REACH))]
-    return math.exp(statistics.mean(logarithms) + reach * statistics.stdev(logarithms))
+    return max(math.exp(statistics.mean(logarithms) + reach * statistics.stdev(logarithms)), FINEST)
 
 
 def parity(a: Traced, b: Traced, *, further: Sequence[Traced] = (), widest: float = math.inf) -> Parity:

@@ -169,10 +169,11 @@ class Checkpoints:
             # What another run wrote is left where it is.
             ours = store is self._store
             kept = self._together(functools.partial(store.quarantine, step)) if ours else "left in place"
-            self._say(f"{fault}\n  put aside: {kept}; using the checkpoint before it")
-        raise RunError(
-            "no checkpoint is good", place=store.place, hint="choose an empty place to start from step 0"
-        )
+            before = "there is none before it" if step == steps[0] else "using the checkpoint before it"
+            self._say(f"{fault}\n  put aside: {kept}; {before}")
+        anew = "choose an empty place to start from step 0"
+        hint = anew if store is self._store else "bring it again from where it was saved"
+        raise RunError("no checkpoint is good", place=store.place, hint=hint)
 
     def _try(self, store: Store, step: int) -> str | None:
         """Load a checkpoint; return what is damaged, the same on every rank."""
