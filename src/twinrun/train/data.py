@@ -23,6 +23,7 @@ from twinrun.train.corpus import (
     INDEX,
     Corpus,
     damaged,
+    encoding_of,
     read_corpus,
     sample_hash,
 )
@@ -49,7 +50,10 @@ def load_corpus(job: TrainingJob) -> Corpus:
     if not index.is_file() or sha256_of_file(index) != corpus.index_sha256:
         raise damaged(index)
     rank, ranks = rank_variable("LOCAL_RANK", 0), rank_variable("LOCAL_WORLD_SIZE", 1)
-    for shard in json.loads(index.read_text())["shards"][rank::ranks]:
+    shards = json.loads(index.read_text())["shards"]
+    if any(shard["column_encodings"] != [encoding_of(corpus.sequence)] for shard in shards):
+        raise damaged(index)
+    for shard in shards[rank::ranks]:
         _verify(folder, shard)
     return corpus
 
