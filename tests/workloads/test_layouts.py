@@ -88,14 +88,14 @@ def test_a_layout_that_needs_more_devices_than_there_are_is_left_out() -> None:
             "no such setting",
         ),
         (
-            'zero = 2, offload = "optimizer"',
+            'zero = 2\noffload = "optimizer"',
             'offload = "optimizer"',
             "zero-2-offload.offload",
             "is offloaded",
         ),
         (
-            'zero = 2, offload = "optimizer"',
-            'zero = 2, offload = "parameters"',
+            'zero = 2\noffload = "optimizer"',
+            'zero = 2\noffload = "parameters"',
             "offload.offload",
             "only ZeRO-3",
         ),
