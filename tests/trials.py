@@ -55,8 +55,8 @@ FULL_DISK = Trials(
 PICKLES = Trials(
     fault="a pickle in place of each file that a run loads",
     promise="not executed",
-    change=30,
-    nightly=30,
+    change=60,
+    nightly=60,
     seed=None,
 )
 INSIDE_SAVES = Trials(

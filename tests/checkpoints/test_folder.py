@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.checkpoints.writing import VALUES, write
-from twinrun.checkpoints.folder import FolderStore
+from twinrun.checkpoints.faults import DamagedError
+from twinrun.checkpoints.folder import FolderStore, _File
 from twinrun.checkpoints.retention import retire
+from twinrun.checkpoints.safetensors import parse_header
 from twinrun.checkpoints.verification import verify
 from twinrun.checkpoints.whole import whole_tensor
 from twinrun.cli.checkpoint import checkpoint
-from twinrun.foundation.errors import InputError, TwinrunError
+from twinrun.foundation.errors import InputError, RunError, TwinrunError
+from twinrun.foundation.files import canonical_json, sha256_of_bytes
 
 
 @pytest.fixture
@@ -77,6 +81,81 @@ def test_a_place_is_verified(store: FolderStore, capsys: pytest.CaptureFixture[s
 def test_parts_of_ranks_become_one_tensor(store: FolderStore) -> None:
     manifest = verify(store, 6)
     assert whole_tensor(store, manifest, manifest.tensors["model.weight"]) == VALUES
+
+
+def test_a_disk_that_cannot_read_is_damage(store: FolderStore) -> None:
+    with Path("/proc/self/mem").open("rb", buffering=0) as stream:
+        # Nothing is mapped at its begin: the kernel answers as a disk does with a bad sector.
+        source = _File(stream, place="a file")
+        source.size = 12
+        with pytest.raises(DamagedError, match="cannot be read") as caught:
+            source.read_at(0, 12)
+    assert caught.value.found == "Input/output error at byte 0"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"dtype": "F9"}, "no such type"),
+        ({"shape": (6,)}, "other dimensions"),
+        ({"shape": (1, 3)}, "lies outside"),
+        ({"shape": (3, 3)}, "do not make up"),
+    ],
+)
+def test_a_manifest_of_no_tensor_is_damage(store: FolderStore, change: dict[str, object], said: str) -> None:
+    """Its own digest is right: whoever wrote it computed that too."""
+    manifest = verify(store, 6)
+    content = json.loads(manifest.text())["content"]
+    content["tensors"]["model.weight"] |= change
+    sealed = {"content": content, "sha256": sha256_of_bytes(canonical_json(content).encode())}
+    Path(store.file(6, "manifest.json")).write_bytes(canonical_json(sealed).encode())
+    with pytest.raises(DamagedError, match="no manifest of a checkpoint") as caught:
+        verify(store, 6)
+    assert "tensors.model.weight" in str(caught.value.place)
+    assert said in str(caught.value.found)
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        {"shape": [1, -3], "data_offsets": [0, -12]},
+        {"shape": [1, 3], "data_offsets": [-12, 0]},
+        {"shape": [1, 3], "data_offsets": [0]},
+        {"shape": [1, 1e999], "data_offsets": [0, 12]},
+        {"shape": [1, 3], "data_offsets": [0, 12], "dtype": "F9"},
+    ],
+)
+def test_a_header_of_no_tensor_is_damage(described: dict[str, object]) -> None:
+    text = json.dumps({"a": {"dtype": "F32"} | described}).encode()
+    with pytest.raises(DamagedError, match="no safetensors header"):
+        parse_header(len(text).to_bytes(8, "little") + text, place="a file")
+
+
+def test_a_run_that_another_has_replaced_is_told_so_at_every_step(tmp_path: Path) -> None:
+    """Not that a file is missing: the other run has removed the draft."""
+    old, new = FolderStore(tmp_path), FolderStore(tmp_path)
+    token = old.claim("first")
+    old.begin(2, token, needed=10)
+    with old.create(2, token, "rank-00000.safetensors") as sink:
+        sink.write(b"whole")
+    new.claim("second")
+    for call in (
+        lambda: old.begin(4, token, needed=10),
+        lambda: old.create(2, token, "rank-00001.safetensors").__enter__(),
+        lambda: old.commit(2, token, b"{}"),
+    ):
+        with pytest.raises(RunError, match="another run writes its checkpoints here") as caught:
+            call()
+        assert (caught.value.found, caught.value.allowed) == ("writer 2 (second)", "this run, writer 1")
+    assert old.steps() == []
+
+
+def test_a_place_that_is_gone_is_named(store: FolderStore) -> None:
+    shutil.rmtree(store.place)
+    with pytest.raises(RunError, match="was emptied, or is gone") as caught:
+        write(store, step=8, token=1)
+    assert caught.value.place == store.place
+    assert not Path(store.place).exists()
 
 
 def test_a_newer_format_is_refused(store: FolderStore) -> None:

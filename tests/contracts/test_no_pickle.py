@@ -10,22 +10,42 @@ from tests.contracts.tree import project_files, shown
 
 MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 # Functions that unpickle, with the name that their module has in code.
-CALLS = {"torch.load", "torch.save", "np.load", "numpy.load", "pandas.read_pickle", "pd.read_pickle"}
+CALLS = {
+    *("torch.load", "torch.save", "torch.serialization.load", "torch.serialization.save", "torch.jit.load"),
+    *("torch.hub.load", "torch.hub.load_state_dict_from_url", "np.load", "numpy.load", "yaml.load"),
+}
+# The same under any name: of PyTorch's distributed checkpoint, of DeepSpeed, of pandas.
+NAMES = {"FileSystemReader", "FileSystemWriter", "load_checkpoint", "read_pickle", "load_pickle"}
+# Switches that let a reader execute what it reads.
+SWITCHES = {"allow_pickle", "allow_unsafe_types", "trust_remote_code", "weights_only"}
+IMPORTERS = {"import_module", "__import__"}
 LOADING = [path for path in project_files("src/*.py", "recipes/*.py", "images/*.py") if path.suffix == ".py"]
 
 
 def unpickling(text: str) -> list[str]:
     """Return what in a module can unpickle."""
-    found = []
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names if alias.name.partition(".")[0] in MODULES]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found += [node.module] if node.module.partition(".")[0] in MODULES else sorted(names & CALLS)
-        elif isinstance(node, ast.Attribute) and ast.unparse(node) in CALLS:
-            found.append(ast.unparse(node))
-    return found
+    return [name for node in ast.walk(ast.parse(text)) for name in _unpickling(node)]
+
+
+def _unpickling(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names if _is_module(alias.name)]
+    if isinstance(node, ast.ImportFrom) and node.module:
+        whole = [f"{node.module}.{alias.name}" for alias in node.names]
+        found = [name for name in whole if name in CALLS or name.rpartition(".")[2] in NAMES]
+        return [node.module] if _is_module(node.module) else found
+    if isinstance(node, ast.Attribute) and (ast.unparse(node) in CALLS or node.attr in NAMES):
+        return [ast.unparse(node)]
+    if isinstance(node, ast.keyword) and node.arg in SWITCHES:
+        return [node.arg]
+    if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in IMPORTERS:
+        named = [one.value for one in node.args if isinstance(one, ast.Constant)]
+        return [name for name in named if isinstance(name, str) and _is_module(name)]
+    return []
+
+
+def _is_module(name: str) -> bool:
+    return name.partition(".")[0] in MODULES
 
 
 def test_nothing_unpickles() -> None:
@@ -35,7 +55,23 @@ def test_nothing_unpickles() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["import pickle", "from torch import load", "import torch\ntorch.load('a')", "import dill.source"]
+    "text",
+    [
+        "import pickle",
+        "from torch import load",
+        "import torch\ntorch.load('a')",
+        "import dill.source",
+        "from torch.serialization import load",
+        "import torch\ntorch.jit.load('a')",
+        "from torch.distributed.checkpoint import FileSystemReader",
+        "import torch.distributed.checkpoint as dcp\ndcp.FileSystemReader('a')",
+        "engine.load_checkpoint('a')",
+        "import pandas\npandas.read_pickle('a')",
+        "np.fromfile('a')\nread('a', allow_pickle=True)",
+        "StreamingDataset(allow_unsafe_types=True)",
+        "import importlib\nimportlib.import_module('pickle')",
+        "__import__('marshal')",
+    ],
 )
 def test_what_unpickles_is_found(text: str) -> None:
     assert unpickling(text)

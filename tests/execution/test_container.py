@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,31 @@ def test_several_nodes_share_the_hosts_network(workspace: Workspace, cpu: Vendor
     arguments = renderer.render(command).arguments
     assert arguments[arguments.index("--network") + 1] == "host"
     assert "--hostname" not in arguments
+
+
+def test_who_saves_in_an_object_store_has_a_network_and_the_callers_credentials(
+    workspace: Workspace, cpu: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
+    monkeypatch.delenv("AWS_SESSION_TOKEN", raising=False)
+    renderer = ContainerRenderer(image="image", vendor=cpu, workspace=workspace)
+    container = renderer.render(python("pass").model_copy(update={"reaches_store": True})).container
+    arguments = container.run_arguments()
+    assert arguments[arguments.index("--network") + 1] == "host"
+    assert ("--env", "AWS_SECRET_ACCESS_KEY") in pairwise(arguments)
+    # The plan, the record and what is printed name them alone.
+    assert "hidden" not in str(arguments)
+    assert "hidden" not in container.model_dump_json()
+    environment = container.sdk_arguments()["environment"]
+    assert environment["AWS_SECRET_ACCESS_KEY"] == "hidden"
+    assert "AWS_SESSION_TOKEN" not in environment
+    assert not rendered(cpu, workspace).passed
+
+
+def test_checkpoints_of_another_run_are_seen_and_not_written(workspace: Workspace, cpu: Vendor) -> None:
+    source = workspace.run.parent / "other"
+    with_source = workspace.model_copy(update={"source": source})
+    renderer = ContainerRenderer(image="image", vendor=cpu, workspace=with_source)
+    container = renderer.render(python("pass")).container
+    assert [one.mode for one in container.mounts if one.host == str(source)] == ["ro"]
+    assert renderer.inside(source / "checkpoints" / "leg=1") == "/twinrun/source/checkpoints/leg=1"

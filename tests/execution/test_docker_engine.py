@@ -207,7 +207,7 @@ def test_a_project_that_the_container_cannot_read_is_told(
     if os.getuid():
         pytest.skip("only callers who are root run containers as somebody else")
     workspace.root.chmod(0o700)
-    with pytest.raises(MachineError, match="cannot read the project") as caught:
+    with pytest.raises(MachineError, match="cannot read this folder") as caught:
         engine.read(python("pass"))
     assert "chmod -R go+rX" in str(caught.value)
 

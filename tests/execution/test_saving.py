@@ -11,7 +11,13 @@ from tests.records import plan
 from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.manifest import FORMAT
 from twinrun.execution import saving
-from twinrun.execution.saving import check_legs, checkpointing_of, checkpoints_of_point
+from twinrun.execution.saving import (
+    check_legs,
+    checkpointing_of,
+    checkpoints_of_point,
+    reaches_store,
+    source_folder,
+)
 from twinrun.foundation.errors import InputError, MachineError, TwinrunError
 from twinrun.planning.plan import Plan
 from twinrun.protocol.job import Checkpointing
@@ -48,7 +54,8 @@ def test_a_run_in_legs_is_one_of_points_that_go_on_from_each_other(tmp_path: Pat
             point=point.id,
             continued=TRAINING.continued(point),
             known=[one.id for one in made.points],
-            folder_of=lambda name: f"folder/{name}",
+            folder=Path("folder"),
+            inside=str,
         )
         for point in made.points
     }
@@ -59,6 +66,31 @@ def test_a_run_in_legs_is_one_of_points_that_go_on_from_each_other(tmp_path: Pat
         "leg=2": ("folder/leg=2", "folder/leg=1", 20),
         "leg=last": ("folder/leg=last", "folder/leg=2", 40),
     }
+
+
+@pytest.mark.parametrize("engine", ["host", "docker"])
+def test_a_folder_of_another_run_is_seen_by_every_engine(tmp_path: Path, engine: str) -> None:
+    made = legs(2).model_copy(update={"engine": engine})
+    asked = checkpointing_of((), plan=made, source=str(saved(tmp_path)))
+    assert (source_folder(asked), reaches_store(asked)) == (tmp_path, False)
+    (point,) = made.points
+    found = checkpoints_of_point(
+        asked,
+        point=point.id,
+        continued=TRAINING.continued(point),
+        known=[point.id],
+        folder=Path("run"),
+        inside=lambda path: f"seen/{path.name}",
+    )
+    assert found
+    assert (found.place, found.source, found.begin) == ("seen/leg=2", "seen/leg=1", 20)
+
+
+@pytest.mark.parametrize(
+    "asked", [Checkpointing(steps=1, place="s3://bucket"), Checkpointing(steps=1, source="s3://bucket/one")]
+)
+def test_an_object_store_is_reached_and_not_mounted(asked: Checkpointing) -> None:
+    assert (source_folder(asked), reaches_store(asked)) == (None, True)
 
 
 @pytest.mark.parametrize("inside", ["", "checkpoints", "checkpoints/leg=1"])
@@ -117,7 +149,7 @@ def test_half_a_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_a_leg_given_twice_overwrites_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A folder stands in for the object store.
-    monkeypatch.setattr(saving, "is_remote", lambda place: place.startswith(str(tmp_path)))
+    monkeypatch.setattr(saving, "is_remote", lambda place, **_: place.startswith(str(tmp_path)))
     made, place = legs(1), saved(tmp_path) / "checkpoints"
     asked = checkpointing_of((f"place={place}",), plan=made)
     with pytest.raises(InputError, match="leg 1 was run before; nothing is overwritten") as raised:

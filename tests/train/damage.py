@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from pathlib import Path
 
+PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
+# Files of prepared data, and last a shard whose encoding says that it is a pickle.
+DATA_PLACES = ("corpus.json", "index.json", "hashes.bin", "shard.00000.mds", "encoding")
 KINDS = ("flip", "flip", "flip", "truncate", "zero", "swap", "missing")
+
+
+class Attack:
+    """Executes a command when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return Path.touch, (self._mark,)  # type: ignore[return-value]
 
 
 def damage(file: Path, other: Path, draw: random.Random, kinds: tuple[str, ...] = KINDS) -> str:

@@ -20,7 +20,7 @@ from tests.train.small import GLOBAL_BATCH, SHAPE, MakeJob
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.training import TrainingJob
 from twinrun.train.corpus import Corpus, sample_hash
-from twinrun.train.data import load_batches, load_corpus
+from twinrun.train.data import collate, load_batches, load_corpus
 
 
 @pytest.fixture
@@ -85,6 +85,21 @@ def test_batches_hold_whole_samples_and_their_hashes(make_job: MakeJob, corpus: 
         assert batch["tokens"].dtype == batch["hashes"].dtype == torch.int64
     hashes = torch.cat([batch["hashes"] for batch in batches])
     assert len(hashes.unique()) == len(hashes)
+
+
+def test_a_control_run_has_each_batch_in_an_order_of_its_own() -> None:
+    steps = [
+        [{"tokens": np.array([one]), "hash": one} for one in range(-3 * step, 3)] for step in (1, 2, 3, 4)
+    ]
+    runs = [
+        [collate(step, control=control)["tokens"].flatten().tolist() for step in steps]
+        for control in range(6)
+    ]
+    for run in runs:
+        assert [sorted(order) for order in run] == runs[0], "the samples are those of the run"
+    assert len({str(run) for run in runs}) == 6
+    again = collate(steps[3], control=5)
+    assert again["tokens"].flatten().tolist() == again["hashes"].tolist() == runs[5][3]
 
 
 def test_a_hash_is_that_of_the_tokens_in_their_order() -> None:

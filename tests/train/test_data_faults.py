@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 import random
 import shutil
 from collections import Counter
@@ -15,13 +16,26 @@ import pytest
 
 pytest.importorskip("streaming")
 
-from tests.train.damage import KINDS, damage
+from streaming.base.format.mds.writer import MDSWriter
+
+from tests.train.damage import DATA_PLACES, KINDS, PROTOCOLS, Attack, damage
 from tests.train.small import SHAPE, MakeJob
 from tests.trials import DAMAGED_DATA
 from twinrun.foundation.errors import InputError, RunError
+from twinrun.foundation.files import sha256_of_file
 from twinrun.protocol.training import TrainingJob
 from twinrun.train import corpus as corpora
-from twinrun.train.corpus import TOKEN, Origin, Tokens, read_corpus, write_corpus
+from twinrun.train.corpus import (
+    COLUMN,
+    CORPUS,
+    HASHES,
+    INDEX,
+    TOKEN,
+    Origin,
+    Tokens,
+    read_corpus,
+    write_corpus,
+)
 from twinrun.train.data import load_batches, load_corpus
 
 # Several shards in a small data set.
@@ -109,6 +123,43 @@ def trials(prepared: tuple[Path, Path], job: TrainingJob, place: Path, count: in
         found[moment if how else "harmless"] += 1
         shutil.copytree(prepared[0], folder, dirs_exist_ok=True)
     assert found["harmless"] < count / 6, found
+
+
+def encoded_as_pickle(folder: Path, attack: bytes) -> None:
+    """Let the shards of a data set be `attack`, and every digest be right: who forges data computes them."""
+    corpus = read_corpus(folder)
+    for file in folder.iterdir():
+        file.unlink()
+    with MDSWriter(out=str(folder), columns={COLUMN: "bytes"}, hashes=["sha256"]) as writer:
+        for _ in range(corpus.samples):
+            writer.write({COLUMN: attack})
+    index = folder / INDEX
+    index.write_text(index.read_text().replace('"bytes"]', '"pkl"]'))
+    assert '"pkl"' in index.read_text()
+    (folder / HASHES).write_bytes(bytes(8 * corpus.samples))
+    digests = {"index_sha256": sha256_of_file(index), "hashes_sha256": sha256_of_file(folder / HASHES)}
+    (folder / CORPUS).write_text(corpus.model_copy(update=digests).text())
+
+
+@pytest.mark.parametrize("name", DATA_PLACES)
+def test_no_pickle_in_data_is_executed(
+    prepared: tuple[Path, Path], make_job: MakeJob, tmp_path: Path, name: str
+) -> None:
+    mark = tmp_path / "executed"
+    for protocol in PROTOCOLS:
+        folder = tmp_path / str(protocol)
+        shutil.copytree(prepared[0], folder)
+        attack = pickle.dumps(Attack(mark), protocol=protocol)
+        if name == "encoding":
+            encoded_as_pickle(folder, attack)
+        else:
+            (folder / name).write_bytes(attack)
+        job = make_job().model_copy(update={"data": str(folder)})
+        with pytest.raises(InputError, match="missing or damaged"):
+            load_batches(job, load_corpus(job)).dataset.get_item(0)
+        assert not mark.exists(), protocol
+    pickle.loads(attack)
+    assert mark.exists(), "the attack works where a pickle is read"
 
 
 def test_no_damage_is_trained_on(prepared: tuple[Path, Path], make_job: MakeJob, tmp_path: Path) -> None:

@@ -87,3 +87,18 @@ def test_a_leg_goes_on_from_the_end_of_the_one_before(
     assert ended.statuses == ((2,) if told else (0,)), ended.said
     assert told in ended.said
     assert "after step 1" in ended.said
+
+
+def test_a_damaged_source_is_named_and_left_as_it_is(make_job: MakeJob, tmp_path: Path) -> None:
+    source = tmp_path / "leg=1"
+    assert set(start(canonical(make_job, source, ranks=1, steps=1)).statuses) == {0}
+    file = source / "step-00000001" / "rank-00000.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    ended = start(canonical(make_job, tmp_path / "leg=2", ranks=1, steps=2, source=str(source), begin=1))
+    assert ended.statuses == (4,)
+    assert "put aside: left in place; there is none before it" in ended.said
+    assert "bring it again from where it was saved" in ended.said
+    assert file.read_bytes() == content
+    assert not list((tmp_path / "leg=2").glob("step-*"))

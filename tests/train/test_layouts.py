@@ -107,6 +107,16 @@ def test_ranks_name_the_lock_of_a_killed_compilation(
     assert "compiling" not in done.stderr.lower()
 
 
+@pytest.mark.needs("deepspeed")
+def test_a_setting_that_deepspeed_does_not_have_is_named(make_job: MakeJob) -> None:
+    typo = {"zero_optimization.stage3_max_live_paramters": 0}
+    done = launch(TRAIN, with_layout(make_job(), zero=3, settings=typo))
+    assert done.returncode == 1
+    assert "settings: DeepSpeed refuses a setting: Extra inputs are not permitted" in done.stderr
+    assert "found: stage3_max_live_paramters" in done.stderr
+    assert "pydantic" not in done.stderr
+
+
 def run(job: TrainingJob) -> TrainingResult:
     done = launch(TRAIN, job)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -53,6 +53,15 @@ def test_the_batch_arithmetic_is_deepspeeds_own(scale: dict[str, Any]) -> None:
         assert product == config["train_batch_size"] == job.training.global_batch, name
 
 
+def test_a_setting_inside_a_value_is_refused() -> None:
+    job = jobs(**SMOKE)["zero-1"]
+    assert job.layout
+    layout = job.layout.model_copy(update={"settings": {"steps_per_print.every": 1}})
+    with pytest.raises(InputError, match="no table") as caught:
+        configuration(job.model_copy(update={"layout": layout}))
+    assert caught.value.found == "steps_per_print.every: steps_per_print"
+
+
 def test_the_published_configuration_is_rendered_as_published() -> None:
     config = configuration(jobs(**PAPER)["tp2-pp2-dp2"])
     assert config["zero_optimization"]["stage"] == 1
@@ -88,14 +97,14 @@ def test_a_layout_that_needs_more_devices_than_there_are_is_left_out() -> None:
             "no such setting",
         ),
         (
-            'zero = 2, offload = "optimizer"',
+            'zero = 2\noffload = "optimizer"',
             'offload = "optimizer"',
             "zero-2-offload.offload",
             "is offloaded",
         ),
         (
-            'zero = 2, offload = "optimizer"',
-            'zero = 2, offload = "parameters"',
+            'zero = 2\noffload = "optimizer"',
+            'zero = 2\noffload = "parameters"',
             "offload.offload",
             "only ZeRO-3",
         ),

@@ -99,6 +99,13 @@ def test_too_few_control_runs_decide_nothing(controls: int) -> None:
     assert (found.outcome, "--set controls=5" in found.reason) == ("no-envelope", True)
 
 
+def test_control_runs_that_are_the_run_itself_decide_nothing() -> None:
+    same = traced("one", curve(1)).model_copy(update={"controls": (curve(1),) * 5})
+    found = parity(same, traced("other", curve(7)))
+    assert (found.outcome, found.windows) == ("no-envelope", ())
+    assert "5 control runs and the run are the same bit for bit" in found.reason
+
+
 def test_an_envelope_that_is_too_wide_decides_nothing() -> None:
     found = parity(traced("one", curve(1), controls=5), traced("other", curve(7)), widest=1e-9)
     assert (found.outcome, "tell nothing apart" in found.reason) == ("no-envelope", True)
@@ -110,8 +117,15 @@ def test_a_shorter_curve_is_held_over_the_steps_it_has() -> None:
 
 
 def test_more_control_runs_reach_less_far() -> None:
-    few = [1e-7, 1.1e-7, 1.2e-7, 0.9e-7, 1e-7]
-    assert max(few) < envelope_of(few + few) < envelope_of(few) < 2e-7
+    few = [1e-6, 1.1e-6, 1.2e-6, 0.9e-6, 1e-6]
+    assert max(few) < envelope_of(few + few) < envelope_of(few) < 2e-6
+
+
+def test_units_in_the_last_place_are_not_told_apart() -> None:
+    """Losses of fp32 around 2.8 are a multiple of 2.4e-7 apart: relatively 0, 8.5e-8, 1.7e-7, ..."""
+    unit = 2**-22 / 2.8
+    assert envelope_of([unit] * 5) > 2 * unit
+    assert envelope_of([unit] * 5) < 3 * unit
 
 
 def test_the_pictures_have_both_curves_and_the_envelope() -> None:

@@ -15,7 +15,7 @@ from filelock import FileLock
 
 from twinrun.checkpoints.faults import DamagedError
 from twinrun.checkpoints.manifest import MANIFEST
-from twinrun.checkpoints.store import STEP, fenced_off
+from twinrun.checkpoints.store import STEP, fenced_off, newest_token
 from twinrun.foundation.errors import MachineError, RunError
 from twinrun.foundation.files import write_atomically
 
@@ -35,9 +35,7 @@ class FolderStore:
 
     def claim(self, run: str) -> int:
         with self._refusals(), self._locked():
-            # A damaged file must not hand out a token again.
-            known = [self._state(name).get("token") for name in (WRITER, LATEST)]
-            token = max([0, *(one for one in known if isinstance(one, int))]) + 1
+            token = newest_token(self._state(WRITER), self._state(LATEST)) + 1
             write_atomically(self._root / WRITER, json.dumps({"token": token, "run": run}) + "\n")
             for left in self._root.glob(".step-*"):
                 shutil.rmtree(left, ignore_errors=True)
@@ -45,8 +43,9 @@ class FolderStore:
 
     def begin(self, step: int, token: int, *, needed: int) -> None:
         self._needed = needed
-        with self._refusals():
-            self._root.mkdir(parents=True, exist_ok=True)
+        # Earlier than where it must be: a save may take minutes.
+        self._refuse_fenced(token)
+        with self._refusals(token=token):
             free = shutil.disk_usage(self._root).free
             if free < needed:
                 raise _full(self._root, needed=needed, free=free)
@@ -55,14 +54,14 @@ class FolderStore:
     @contextlib.contextmanager
     def create(self, step: int, token: int, name: str) -> Iterator[IO[bytes]]:
         path = self._draft(step, token) / name
-        with self._refusals(path), path.open("xb", buffering=0) as raw:
+        with self._refusals(path, token=token), path.open("xb", buffering=0) as raw:
             stream = _Whole(raw)
             yield stream  # type: ignore[misc]
             os.fsync(raw.fileno())
 
     def commit(self, step: int, token: int, manifest: bytes) -> None:
         draft, final = self._draft(step, token), self._folder(step)
-        with self._refusals(draft):
+        with self._refusals(draft, token=token):
             with (draft / MANIFEST).open("xb") as stream:
                 stream.write(manifest)
                 stream.flush()
@@ -102,7 +101,7 @@ class FolderStore:
         with self._reading(path):
             stream = path.open("rb", buffering=0)
         with stream:
-            yield _File(stream)
+            yield _File(stream, place=str(path))
 
     def file(self, step: int, name: str) -> str:
         return str(self._folder(step) / name)
@@ -132,9 +131,8 @@ class FolderStore:
         return self._root / f".{STEP.format(step)}.{token}.partial"
 
     def _refuse_fenced(self, token: int) -> None:
-        writer = self._state(WRITER)
-        if writer.get("token") != token:
-            raise fenced_off(self.place, found=f"{writer.get('token')} ({writer.get('run')})", ours=token)
+        if (writer := self._state(WRITER)).get("token") != token:
+            raise fenced_off(self.place, writer, ours=token)
 
     def _state(self, name: str) -> dict[str, Any]:
         """Return a small file of ours; empty where it is not there, or not whole."""
@@ -149,10 +147,13 @@ class FolderStore:
         return FileLock(self._root / ".lock", timeout=60)
 
     @contextlib.contextmanager
-    def _refusals(self, path: Path | None = None) -> Iterator[None]:
+    def _refusals(self, path: Path | None = None, *, token: int | None = None) -> Iterator[None]:
         try:
             yield
         except OSError as error:
+            # Who takes a place over removes what others were writing.
+            if token is not None:
+                self._refuse_fenced(token)
             raise _refused(error, path or self._root, needed=self._needed) from None
 
     @contextlib.contextmanager
@@ -178,15 +179,19 @@ class _Whole:
 
 
 class _File:
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._descriptor = stream.fileno()
+    def __init__(self, stream: IO[bytes], *, place: str) -> None:
+        self._descriptor, self._place = stream.fileno(), place
         self.size = os.fstat(self._descriptor).st_size
 
     def read_at(self, begin: int, size: int) -> bytearray:
         buffer = bytearray(max(0, min(size, self.size - begin)))
         done = 0
         while done < len(buffer):
-            got = os.preadv(self._descriptor, [memoryview(buffer)[done:]], begin + done)
+            try:
+                got = os.preadv(self._descriptor, [memoryview(buffer)[done:]], begin + done)
+            except OSError as error:
+                found = f"{error.strerror} at byte {begin + done}"
+                raise DamagedError("cannot be read", place=self._place, found=found) from None
             if not got:
                 break
             done += got

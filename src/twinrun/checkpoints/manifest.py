@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+import math
+from typing import Annotated, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from twinrun.checkpoints.faults import DamagedError
+from twinrun.checkpoints.safetensors import ITEM_BYTES
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import canonical_json, sha256_of_bytes
 from twinrun.foundation.manifest import Frozen
@@ -37,6 +39,20 @@ class StoredTensor(Frozen):
     """As safetensors calls it."""
     shape: tuple[Count, ...]
     chunks: tuple[Chunk, ...]
+
+    @model_validator(mode="after")
+    def _is_made_of_its_parts(self) -> Self:
+        if self.dtype not in ITEM_BYTES:
+            raise ValueError(f"no such type: {self.dtype}")
+        for chunk in self.chunks:
+            if not len(self.shape) == len(chunk.offsets) == len(chunk.sizes):
+                raise ValueError(f"{chunk.key} has other dimensions")
+            ends = (begin + size for begin, size in zip(chunk.offsets, chunk.sizes, strict=True))
+            if any(end > size for end, size in zip(ends, self.shape, strict=True)):
+                raise ValueError(f"{chunk.key} lies outside")
+        if sum(math.prod(chunk.sizes) for chunk in self.chunks) != math.prod(self.shape):
+            raise ValueError("parts do not make up the tensor")
+        return self
 
 
 class StoredFile(Frozen):
@@ -99,7 +115,9 @@ def parse_manifest(text: bytes, *, place: str) -> Manifest:
     try:
         manifest = Manifest.model_validate_json(json.dumps(content))
     except ValidationError as error:
-        raise DamagedError("no manifest of a checkpoint", place=place, found=error.errors()[0]) from None
+        fault = error.errors(include_url=False)[0]
+        where = f"{place}:{'.'.join(map(str, fault['loc']))}"
+        raise DamagedError("no manifest of a checkpoint", place=where, found=fault["msg"]) from None
     if manifest.text() != text:
         raise DamagedError("the manifest was changed", place=place, found="another form", allowed="canonical")
     return manifest

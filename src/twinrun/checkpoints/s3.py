@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from twinrun.checkpoints.faults import DamagedError
-from twinrun.checkpoints.manifest import MANIFEST
-from twinrun.checkpoints.store import STEP, fenced_off
-from twinrun.foundation.errors import MachineError, RunError
+from twinrun.checkpoints.manifest import MANIFEST, parse_manifest
+from twinrun.checkpoints.store import STEP, fenced_off, newest_token
+from twinrun.foundation.errors import InputError, MachineError, RunError
 
 LATEST = "latest.json"
 WRITER = "writer.json"
-# An object that says: this checkpoint is bad. Objects cannot be moved.
-QUARANTINED = "quarantined.json"
+# Where the manifest of a bad checkpoint goes; its files stay, and no save takes their names.
+QUARANTINE = "quarantine"
 _STEP = re.compile(r"step-(\d{8,})/manifest\.json")
 _ABSENT = {"NoSuchKey", "404", "NotFound"}
 _CHANGED = {"PreconditionFailed", "412", "ConditionalRequestConflict"}
@@ -28,6 +28,7 @@ class ObjectStore:
     """A bucket and a prefix; files of a save lie under its fencing token, so that two writers never mix."""
 
     def __init__(self, place: str) -> None:
+        """Take `s3://bucket/prefix`; raises InputError, MachineError where no client can be made."""
         self.place = place
         bucket, _, prefix = place.removeprefix("s3://").partition("/")
         self._bucket, self._prefix = bucket, f"{prefix.strip('/')}/" if prefix.strip("/") else ""
@@ -36,15 +37,16 @@ class ObjectStore:
     def claim(self, run: str) -> int:
         for _attempt in range(_ATTEMPTS):
             content, tag = self._state(WRITER)
-            token = int(content.get("token", 0)) + 1
+            token = newest_token(content, self._state(LATEST)[0]) + 1
             condition = {"IfMatch": tag} if tag else {"IfNoneMatch": "*"}
             if self._put_if(WRITER, {"token": token, "run": run}, condition):
                 self._sweep()
                 return token
         raise MachineError("too many runs claim this place at once", place=self.place)
 
-    def begin(self, step: int, token: int, *, needed: int) -> None:
-        """Nothing to prepare: a bucket has no folders, and its space is not ours to know."""
+    def begin(self, step: int, token: int, *, needed: int) -> None:  # noqa: ARG002
+        """Look who writes here; a bucket has no folders, and its space is not ours to know."""
+        self._refuse_fenced(token)
 
     @contextlib.contextmanager
     def create(self, step: int, token: int, name: str) -> Iterator[IO[bytes]]:
@@ -54,9 +56,7 @@ class ObjectStore:
             self._client.upload_fileobj(stream, self._bucket, self._key(step, str(token), name))
 
     def commit(self, step: int, token: int, manifest: bytes) -> None:
-        writer, _tag = self._state(WRITER)
-        if writer.get("token") != token:
-            raise fenced_off(self.place, found=f"{writer.get('token')} ({writer.get('run')})", ours=token)
+        self._refuse_fenced(token)
         place = self._key(step, MANIFEST)
         with self._refusals():
             try:
@@ -68,17 +68,18 @@ class ObjectStore:
         latest, tag = self._state(LATEST)
         condition = {"IfMatch": tag} if tag else {"IfNoneMatch": "*"}
         content = {"step": step, "checkpoint": STEP.format(step), "token": token}
-        if not self._put_if(LATEST, content, condition):
-            raise fenced_off(self.place, found=latest.get("token"), ours=token)
+        # Another run may have become the writer, and have published, since the check above.
+        if newest_token(latest) > token or not self._put_if(LATEST, content, condition):
+            with self._refusals():
+                self._client.delete_object(Bucket=self._bucket, Key=place)
+            raise fenced_off(self.place, self._state(WRITER)[0], ours=token)
 
     def abandon(self, step: int, token: int) -> None:
         self._delete(self._key(step, str(token), ""))
 
     def steps(self) -> list[int]:
         keys = {key.removeprefix(self._prefix) for key in self._keys(f"{self._prefix}step-")}
-        matches = [match for key in keys if (match := _STEP.fullmatch(key))]
-        steps = (int(match[1]) for match in matches)
-        return sorted(step for step in steps if f"{STEP.format(step)}/{QUARANTINED}" not in keys)
+        return sorted(int(match[1]) for key in keys if (match := _STEP.fullmatch(key)))
 
     def latest(self) -> int | None:
         step = self._state(LATEST)[0].get("step")
@@ -92,7 +93,7 @@ class ObjectStore:
 
     @contextlib.contextmanager
     def open(self, step: int, name: str) -> Iterator[_Object]:
-        key = self._key(step, str(json.loads(self.manifest(step))["content"]["token"]), name)
+        key = f"{self._files(step)}{name}"
         with self._reading(key):
             size = self._client.head_object(Bucket=self._bucket, Key=key)["ContentLength"]
         yield _Object(self, key, size)
@@ -107,24 +108,43 @@ class ObjectStore:
         return f"s3://{self._bucket}/{self._key(step, name)}"
 
     def quarantine(self, step: int) -> str:
-        key = self._key(step, QUARANTINED)
+        stem = f"{self._prefix}{QUARANTINE}/{STEP.format(step)}"
+        key = f"{stem}.{len(self._keys(f'{stem}.')) + 1}.json"
+        manifest = {"Bucket": self._bucket, "Key": self._key(step, MANIFEST)}
         with self._refusals():
-            self._client.put_object(Bucket=self._bucket, Key=key, Body=b"{}")
-        return f"marked by s3://{self._bucket}/{key}"
+            self._client.copy_object(Bucket=self._bucket, Key=key, CopySource=manifest)
+            self._client.delete_object(**manifest)
+        return f"s3://{self._bucket}/{key}"
 
     def remove(self, step: int) -> None:
+        files = None
+        # A damaged manifest does not say whose files they are: the next writer of the place removes them.
+        with contextlib.suppress(DamagedError, InputError):
+            files = self._files(step)
         # The manifest first: what is half removed is not published.
         with self._refusals():
             self._client.delete_object(Bucket=self._bucket, Key=self._key(step, MANIFEST))
-        self._delete(self._key(step, ""))
+        if files:
+            self._delete(files)
 
     def _sweep(self) -> None:
-        """Remove uploads that were never published."""
+        """Remove files that no manifest is of, neither one that is published nor one that was put aside."""
         keys = self._keys(f"{self._prefix}step-")
-        published = {key.rpartition("/")[0] for key in keys if key.endswith(f"/{MANIFEST}")}
+        known = {key.rpartition("/")[0] for key in keys if key.endswith(f"/{MANIFEST}")}
+        aside = self._keys(f"{self._prefix}{QUARANTINE}/step-")
+        known |= {self._prefix + key.rpartition("/")[2].partition(".")[0] for key in aside}
         folders = {self._prefix + key.removeprefix(self._prefix).partition("/")[0] for key in keys}
-        for folder in folders - published:
+        for folder in folders - known:
             self._delete(f"{folder}/")
+
+    def _refuse_fenced(self, token: int) -> None:
+        if (writer := self._state(WRITER)[0]).get("token") != token:
+            raise fenced_off(self.place, writer, ours=token)
+
+    def _files(self, step: int) -> str:
+        """Return what the names of a published checkpoint's files begin with."""
+        manifest = parse_manifest(self.manifest(step), place=self.file(step, MANIFEST))
+        return self._key(step, str(manifest.token), "")
 
     def _key(self, step: int, *parts: str) -> str:
         return f"{self._prefix}{'/'.join((STEP.format(step), *parts))}"
@@ -206,7 +226,13 @@ def _client() -> Any:
         raise MachineError(
             "checkpoints in an object store need boto3", hint='pip install "twinrun[s3]"'
         ) from None
-    return boto3.client("s3")
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        return boto3.client("s3")
+    except (BotoCoreError, ValueError) as error:
+        hint = "AWS_ENDPOINT_URL and AWS_DEFAULT_REGION say where the store is"
+        raise InputError(f"no object store to talk to: {error}", hint=hint) from None
 
 
 def _code(error: Any) -> str:

@@ -81,7 +81,7 @@ def parse_header(header: bytes, *, place: str) -> dict[str, Entry]:
         described = json.loads(header[LENGTH_BYTES:])
         described.pop(METADATA, None)
         entries = {name: _entry(name, one, len(header)) for name, one in described.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise DamagedError("no safetensors header", place=place, found=repr(error)) from None
     return entries
 
@@ -102,6 +102,6 @@ def _entry(name: str, described: dict[str, object], start: int) -> Entry:
         shape=tuple(int(size) for size in shape),
         begin=start + int(offsets[0]),
     )
-    if entry.bytes != int(offsets[1]) - int(offsets[0]):
+    if min(entry.begin - start, *entry.shape, 0) < 0 or entry.bytes != int(offsets[1]) - int(offsets[0]):
         raise ValueError(f"{name}: shape and offsets differ")
     return entry

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 from twinrun.foundation.errors import RunError
 
@@ -39,7 +40,7 @@ class Store(Protocol):
         """Make `run` the writer of this place and return its fencing token; remove what dead writers left."""
 
     def begin(self, step: int, token: int, *, needed: int) -> None:
-        """Prepare a save of `needed` bytes; refuse where they do not fit."""
+        """Prepare a save of `needed` bytes; refuse where they do not fit. Raises RunError when fenced off."""
 
     def create(self, step: int, token: int, name: str) -> AbstractContextManager[Sink]:
         """Write one file of a save, durable at the end of the block."""
@@ -72,12 +73,26 @@ class Store(Protocol):
         """Remove a checkpoint."""
 
 
-def fenced_off(place: str, *, found: object, ours: object) -> RunError:
-    """Return what to say when another run has become the writer of a place."""
+def newest_token(*known: Mapping[str, Any]) -> int:
+    """Return the newest token of what a place says, 0 where nothing of it says one: files may be damaged."""
+    tokens = (one.get("token") for one in known)
+    return max([0, *(token for token in tokens if isinstance(token, int))])
+
+
+def fenced_off(place: str, writer: Mapping[str, Any], *, ours: int) -> RunError:
+    """Return what to say when a run is no longer the writer of a place, which says that `writer` is."""
+    if "token" not in writer:
+        return RunError(
+            "this place was emptied, or is gone, since this run began; nothing was written",
+            place=place,
+            found="no writer",
+            allowed=f"this run, writer {ours}",
+            hint="bring it back; the same command with --resume goes on",
+        )
     return RunError(
         "another run writes its checkpoints here; nothing was overwritten",
         place=place,
-        found=f"writer {found}",
+        found=f"writer {writer['token']} ({writer.get('run', 'unknown')})",
         allowed=f"this run, writer {ours}",
         hint="give each run a place of its own",
     )

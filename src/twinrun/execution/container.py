@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -47,6 +48,8 @@ class Container(Frozen):
     """What the driver is asked for."""
     resource: str | None = None
     """Under which name Kubernetes counts the devices."""
+    passed: tuple[str, ...] = ()
+    """Variables that it is given as the caller has them; their values, which may be secret, stand nowhere."""
 
     def run_arguments(self) -> tuple[str, ...]:
         """Return the `docker run` of this container."""
@@ -75,6 +78,8 @@ class Container(Frozen):
             # The command line is split at commas, and a list inside it is quoted.
             yield from ("--gpus", f'driver={self.driver},count=all,"capabilities={self._asked()}"')
         yield from _flags("--env", self.variables, between="=")
+        for name in self.passed:
+            yield from ("--env", name)
         yield from ("--workdir", WORKING_FOLDER, "--entrypoint", "python3")
 
     def _asked(self) -> str:
@@ -87,7 +92,8 @@ class Container(Frozen):
             "image": self.image,
             "entrypoint": ["python3"],
             "command": list(self.arguments),
-            "environment": self.variables,
+            "environment": self.variables
+            | {name: os.environ[name] for name in self.passed if name in os.environ},
             "working_dir": WORKING_FOLDER,
             "user": self.user,
             "volumes": {mount.host: {"bind": mount.inside, "mode": mount.mode} for mount in self.mounts},

@@ -30,6 +30,8 @@ class Workspace(Frozen):
     """Prepared data sets."""
     packages: tuple[Path, ...] = ()
     """Folders of the project that ranks import from, beside its own package."""
+    source: Path | None = None
+    """Checkpoints of another run, or a run folder with them, that ranks go on from."""
 
     @property
     def search_path(self) -> tuple[Path, ...]:
@@ -48,6 +50,8 @@ class Command(Frozen):
     """Whether it prepares data sets; all others only read them."""
     reaches_nodes: bool = False
     """Whether it talks to other nodes; all others are without a network where the engine can do that."""
+    reaches_store: bool = False
+    """Whether it talks to an object store, as the caller, whose variables say how."""
 
 
 class NodeCommand(Frozen):

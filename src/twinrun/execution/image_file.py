@@ -47,3 +47,5 @@ class ImageFile:
         workspace = self._workspace
         data = "rw" if command.writes_data else "ro"
         yield from ((workspace.root, "ro"), (workspace.data, data), (workspace.run, "rw"))
+        if workspace.source:
+            yield workspace.source, "ro"

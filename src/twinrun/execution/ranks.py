@@ -38,6 +38,8 @@ class Launch:
     script: Path
     job: Job
     """Its paths are as the ranks see them."""
+    reaches_store: bool = False
+    """Whether the ranks talk to an object store."""
 
 
 class LaunchResult(Frozen):
@@ -104,6 +106,7 @@ class RankCommands:
         command = Command(
             arguments=(PYTHON, inside(launch.script), "--job", inside(job)),
             variables=self._variables,
+            reaches_store=launch.reaches_store,
         )
         rendered = tuple(
             self.launcher.render(

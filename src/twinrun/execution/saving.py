@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from twinrun.checkpoints.manifest import MANIFEST
 from twinrun.checkpoints.places import is_remote, store_at
 from twinrun.checkpoints.verification import demand_same, read_manifest
-from twinrun.execution import engines
-from twinrun.foundation.discovery import load_part
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import validate
 from twinrun.planning.plan import Plan
@@ -46,14 +44,17 @@ def checkpointing_of(texts: Sequence[str], *, plan: Plan, source: str | None = N
     if found:
         values = {"steps": max(one.end for one in found), "mode": "bounded"} | values
     asked = validate(values, Checkpointing, place=OPTION)
-    if asked.place and not is_remote(asked.place):
+    if asked.place and not is_remote(asked.place, option=f"{OPTION} place"):
         raise InputError(
             "a folder is always that of the run",
             place=f"{OPTION} place",
             found=asked.place,
             allowed="s3://...",
         )
-    return _with_source(asked, source or asked.source, engine=plan.engine)
+    source = source or asked.source
+    if source and not is_remote(source, option=FROM):
+        source = str(Path(source).absolute())
+    return asked.model_copy(update={"source": source})
 
 
 def _check_source(plan: Plan, legs: Sequence[Continued], source: str | None) -> None:
@@ -78,18 +79,14 @@ def _check_source(plan: Plan, legs: Sequence[Continued], source: str | None) -> 
         )
 
 
-def _with_source(asked: Checkpointing, source: str | None, *, engine: str) -> Checkpointing:
-    if source is None or is_remote(source):
-        return asked.model_copy(update={"source": source})
-    # A container sees the folders of its own run alone.
-    if load_part(engines, engine).RUNS_IMAGES:
-        raise InputError(
-            "a container does not see this folder",
-            place=FROM,
-            found=source,
-            hint="use s3://..., or --engine venv",
-        )
-    return asked.model_copy(update={"source": str(Path(source).absolute())})
+def source_folder(asked: Checkpointing | None) -> Path | None:
+    """Return the folder of another run that the ranks go on from; None for none, or one in a store."""
+    return Path(asked.source) if asked and asked.source and not is_remote(asked.source) else None
+
+
+def reaches_store(asked: Checkpointing | None) -> bool:
+    """Say whether ranks with these checkpoints talk to an object store."""
+    return asked is not None and any(is_remote(one) for one in (asked.place, asked.source) if one)
 
 
 def checkpoints_of_point(
@@ -97,29 +94,39 @@ def checkpoints_of_point(
     *,
     point: str,
     continued: Continued | None,
-    known: Iterable[str],
-    folder_of: Callable[[str], str],
+    known: Collection[str],
+    folder: Path,
+    inside: Callable[[Path], str],
 ) -> Checkpointing | None:
     """Return where one point saves and goes on from.
 
     Args:
         known: points of the run, a leg goes on from one of them or from the source that was asked for.
-        folder_of: the folder of a point's checkpoints in the run folder.
+        folder: of the run's checkpoints, where no other place is asked for.
+        inside: says how the ranks see a folder.
     """
     if asked is None:
         return None
 
     def place_of(name: str) -> str:
-        return f"{asked.place.rstrip('/')}/{name}" if asked.place else folder_of(name)
+        return f"{asked.place.rstrip('/')}/{name}" if asked.place else inside(folder / name)
 
-    if continued is None:
-        return asked.model_copy(update={"place": place_of(point)})
-    source = place_of(continued.previous) if continued.previous in set(known) else asked.source
-    if continued.previous is None or source is None:
-        return asked.model_copy(update={"place": place_of(point), "source": None, "begin": continued.begin})
-    if continued.previous not in set(known):
-        source = inside_of(source, continued)
-    return asked.model_copy(update={"place": place_of(point), "source": source, "begin": continued.begin})
+    if continued and continued.previous is not None and continued.previous in known:
+        source: str | None = place_of(continued.previous)
+    else:
+        source = _left_by_another(asked.source, continued, inside)
+    begin = continued.begin if continued else None
+    return asked.model_copy(update={"place": place_of(point), "source": source, "begin": begin})
+
+
+def _left_by_another(
+    source: str | None, continued: Continued | None, inside: Callable[[Path], str]
+) -> str | None:
+    """Return the place of another run's checkpoints as the ranks see it; the first leg needs none."""
+    if source is None or (continued and continued.previous is None):
+        return None
+    place = inside_of(source, continued) if continued else source
+    return place if is_remote(place) else inside(Path(place))
 
 
 def inside_of(source: str, continued: Continued) -> str:

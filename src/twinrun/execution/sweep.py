@@ -9,7 +9,7 @@ from twinrun.execution.engine import Workspace
 from twinrun.execution.layout import point_folder
 from twinrun.execution.progress import Display
 from twinrun.execution.ranks import Launch, LaunchResult, Ranks
-from twinrun.execution.saving import checkpoints_of_point
+from twinrun.execution.saving import checkpoints_of_point, reaches_store
 from twinrun.foundation.errors import InputError, MachineError, RunError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
@@ -110,11 +110,17 @@ class Sweep:
             continued=workload.continued(point),
             known=[one.id for one in self.plan.points],
             # Not in the folder of the point, which each start makes anew.
-            folder_of=lambda name: self.ranks.inside(run / "checkpoints" / name),
+            folder=run / "checkpoints",
+            inside=self.ranks.inside,
         )
         shared = self.run.model_copy(update={"out": out, "checkpointing": settings})
         job = workload.job(part, point, attempt=place, run=shared)
-        launch = Launch(placement=point, script=self.workspace.root / self.plan.script, job=job)
+        launch = Launch(
+            placement=point,
+            script=self.workspace.root / self.plan.script,
+            job=job,
+            reaches_store=reaches_store(settings),
+        )
         return self.ranks.run(launch, show=lambda line: self.display.step(point.id, workload.progress(line)))
 
 

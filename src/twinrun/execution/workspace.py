@@ -7,6 +7,7 @@ from pathlib import Path
 from twinrun.execution import engines
 from twinrun.execution.engine import EngineModule, Workspace
 from twinrun.execution.kernels import package_folders
+from twinrun.execution.saving import source_folder
 from twinrun.execution.selection import Selection
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.discovery import load_part
@@ -22,4 +23,10 @@ def workspace_of(project: Project, selection: Selection, run: Path) -> Workspace
     wanted = selection.recipe.recipe.kernels if load_workload(plan.workload).uses_kernels(plan.part) else ()
     carried = [name for name in wanted if name not in baked]
     packages = package_folders(project.root, carried)
-    return Workspace(root=project.root, run=run, data=cache_root() / "data", packages=packages)
+    return Workspace(
+        root=project.root,
+        run=run,
+        data=cache_root() / "data",
+        packages=packages,
+        source=source_folder(selection.checkpointing),
+    )

@@ -29,7 +29,7 @@ NEVER = 1_000_000_000
 
 
 def configuration(job: TrainingJob) -> dict[str, Any]:
-    """Return the configuration of a job that has a layout."""
+    """Return the configuration of a job that has a layout; raises InputError for a setting inside a value."""
     assert job.layout is not None
     training, layout = job.training, job.layout
     # DeepSpeed's 16-bit optimizer without ZeRO takes a step of Adam of its own before the first.
@@ -88,4 +88,8 @@ def _set(config: dict[str, Any], name: str, value: object) -> None:
     *tables, key = name.split(".")
     for table in tables:
         config = config.setdefault(table, {})
+        if not isinstance(config, dict):
+            raise InputError(
+                "no table of DeepSpeed's configuration", place="settings", found=f"{name}: {table}"
+            )
     config[key] = value

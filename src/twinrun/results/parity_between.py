@@ -29,7 +29,7 @@ def held_between(
 
     Args:
         points: one of A and one of B; all that have one name where empty, else the last of each.
-        controls: a record with further control runs; those of A and B always count.
+        controls: a record with further control runs; those of A and B always count, of whichever point.
 
     Raises:
         InputError: no such point, a record without curves, or control runs of another configuration.
@@ -37,7 +37,11 @@ def held_between(
     found = []
     for one, other in _pairs(a, b, points):
         first, second = _traced(a, one, "A"), _traced(b, other, "B")
-        further = _controls(controls, first) if controls else ()
+        further = (
+            *_repeated(a, first, but=one)[0],
+            *_repeated(b, first, but=other)[0],
+            *(_controls(controls, first) if controls else ()),
+        )
         found.append(Held(a=first, b=second, parity=parity(first, second, further=further)))
     return tuple(found)
 
@@ -73,19 +77,35 @@ def _traced(record: Record, point: PointRecord, side: str) -> Traced:
 
 def _controls(record: Record, run: Traced) -> tuple[Traced, ...]:
     """Return the curves of `record` that have control runs, which must be of the same experiment as `run`."""
-    every = [record.workload.traced(record.plan.part, point, METRIC) for point in record.points]
-    found = tuple(one for one in every if one and one.controls)
+    found, others = _repeated(record, run)
+    if others:
+        raise InputError(
+            "control runs of another experiment",
+            place=record.run,
+            found=others[0],
+            allowed=f"that of {run.name}",
+        )
     if not found:
         raise InputError(
             "the record has no control runs", place=record.run, hint="run it with --set controls=5"
         )
-    for one in found:
+    return found
+
+
+def _repeated(
+    record: Record, run: Traced, *, but: PointRecord | None = None
+) -> tuple[tuple[Traced, ...], tuple[str, ...]]:
+    """Return the curves of `record` with control runs that repeat `run`, and how others differ from it."""
+    points = [point for point in record.points if point is not but]
+    every = (record.workload.traced(record.plan.part, point, METRIC) for point in points)
+    found: list[Traced] = []
+    others: list[str] = []
+    for one in every:
+        if one is None or not one.controls:
+            continue
         differs = differences(run, one)
         if differs.keys() - {WEIGHTS, ORDER}:
-            raise InputError(
-                "control runs of another experiment",
-                place=record.run,
-                found="; ".join(f"{name} {sides}" for name, sides in differs.items()),
-                allowed=f"that of {run.name}",
-            )
-    return found
+            others.append("; ".join(f"{name} {sides}" for name, sides in differs.items()))
+        else:
+            found.append(one)
+    return tuple(found), tuple(others)

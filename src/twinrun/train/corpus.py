@@ -81,6 +81,11 @@ def read_corpus(folder: Path) -> Corpus:
     return validate(content, Corpus, place=str(path))
 
 
+def encoding_of(sequence: int) -> str:
+    """Return how shards encode a sample; the format has an encoding that is executed when it is read."""
+    return f"ndarray:{TOKEN.name}:{sequence}"
+
+
 def damaged(path: Path) -> InputError:
     """Return what to say of a file that is not what was prepared."""
     return InputError(
@@ -148,7 +153,7 @@ def _write(folder: Path, origin: Origin, documents: Iterable[tuple[Tokens, int]]
         from streaming.base.format.mds.writer import MDSWriter
 
     digest, hashes, largest, size = hashlib.sha256(), list[int](), 0, _Total()
-    columns = {COLUMN: f"ndarray:{TOKEN.name}:{origin.sequence}"}
+    columns = {COLUMN: encoding_of(origin.sequence)}
     with MDSWriter(out=str(folder), columns=columns, hashes=["sha256"], size_limit=SHARD_BYTES) as writer:
         for sample in _cut(size.over(documents), origin.sequence):
             writer.write({COLUMN: sample})

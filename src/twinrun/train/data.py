@@ -23,6 +23,7 @@ from twinrun.train.corpus import (
     INDEX,
     Corpus,
     damaged,
+    encoding_of,
     read_corpus,
     sample_hash,
 )
@@ -49,7 +50,10 @@ def load_corpus(job: TrainingJob) -> Corpus:
     if not index.is_file() or sha256_of_file(index) != corpus.index_sha256:
         raise damaged(index)
     rank, ranks = rank_variable("LOCAL_RANK", 0), rank_variable("LOCAL_WORLD_SIZE", 1)
-    for shard in json.loads(index.read_text())["shards"][rank::ranks]:
+    shards = json.loads(index.read_text())["shards"]
+    if any(shard["column_encodings"] != [encoding_of(corpus.sequence)] for shard in shards):
+        raise damaged(index)
+    for shard in shards[rank::ranks]:
         _verify(folder, shard)
     return corpus
 
@@ -136,7 +140,9 @@ def collate(samples: list[dict[str, Any]], *, control: int = 0) -> dict[str, tor
         control: a control run has the samples in another order, which changes in what order they are summed.
     """
     if control:
-        samples = [samples[place] for place in np.random.default_rng(control).permutation(len(samples))]
+        # In each step another one: few samples have few orders, of which one is the run's own.
+        draw = np.random.default_rng([control, *(sample["hash"] % 2**32 for sample in samples)])
+        samples = [samples[place] for place in draw.permutation(len(samples))]
     return {
         "tokens": torch.from_numpy(np.stack([sample["tokens"] for sample in samples])),
         "hashes": torch.tensor([sample["hash"] for sample in samples], dtype=torch.int64),

@@ -21,6 +21,7 @@ from deepspeed.utils import (
     safe_set_full_fp32_param,
     safe_set_full_optimizer_state,
 )
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from twinrun.checkpoints.manifest import Manifest
@@ -192,7 +193,12 @@ def _initialize(job: TrainingJob, model: nn.Module, config: dict[str, Any]) -> A
         named = [{**group, "name": str(place)} for place, group in enumerate(groups)]
         groups = split_params_into_different_moe_groups_for_optimizer(named)
     optimizer = adamw(model, job.training.optimizer, groups=groups)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    try:
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        place, found = f"layouts.{job.point}.settings", ".".join(map(str, fault["loc"]))
+        raise InputError(f"DeepSpeed refuses a setting: {fault['msg']}", place=place, found=found) from None
     return engine
 
 

@@ -22,6 +22,9 @@ LEAST_CONTROLS = min(REACH)
 WEIGHTS = "initial weights"
 # A loss is a sum in fp32: closer than this to each other, two are the same.
 RESOLUTION = 6e-8
+# Two units in the last place of fp32, where a loss is at its coarsest: distances below are 0, 1 or 2 units,
+# and that control runs had one of them says nothing of the next.
+FINEST = 2**-22
 
 Outcome = Literal["inside", "outside", "start", "other-run", "no-envelope"]
 
@@ -75,11 +78,11 @@ class Parity(Frozen):
 def envelope_of(distances: Sequence[float]) -> float:
     """Return what a further control run stays below, 99 times of 100.
 
-    Distances grow by factors, so their logarithms are taken for normal.
+    Distances grow by factors, so their logarithms are taken for normal; no envelope is below FINEST.
     """
     logarithms = [math.log(max(one, RESOLUTION)) for one in distances]
     reach = REACH[min(len(distances), max(REACH))]
-    return math.exp(statistics.mean(logarithms) + reach * statistics.stdev(logarithms))
+    return max(math.exp(statistics.mean(logarithms) + reach * statistics.stdev(logarithms)), FINEST)
 
 
 def parity(a: Traced, b: Traced, *, further: Sequence[Traced] = (), widest: float = math.inf) -> Parity:
@@ -90,8 +93,11 @@ def parity(a: Traced, b: Traced, *, further: Sequence[Traced] = (), widest: floa
         widest: an envelope that is wider tells nothing apart.
     """
     steps = min(len(a.values), len(b.values))
-    repeats = [(one.values, control) for one in (a, b, *further) for control in one.controls]
-    enough = len(repeats) >= LEAST_CONTROLS
+    # Runs that are the same bit for bit, such as a record and itself, show rounding once.
+    runs = dict.fromkeys((one.values, one.controls) for one in (a, b, *further))
+    repeats = [(values, control) for values, controls in runs for control in controls]
+    same = all(values == control for values, control in repeats)
+    enough = len(repeats) >= LEAST_CONTROLS and not same
     sizes = {"whole curve": steps, f"first {FIRST} steps": min(FIRST, steps)}
     first = [_largest(run, control, 1)[0] for run, control in repeats]
     found = Parity(
@@ -104,7 +110,7 @@ def parity(a: Traced, b: Traced, *, further: Sequence[Traced] = (), widest: floa
         differs=differences(a, b),
         windows=tuple(_window(name, size, a, b, repeats) for name, size in sizes.items()) if enough else (),
     )
-    outcome, reason = _judged(found, controls=len(repeats), widest=widest)
+    outcome, reason = _judged(found, controls=len(repeats), same=same, widest=widest)
     return found.model_copy(update={"outcome": outcome, "reason": reason})
 
 
@@ -149,7 +155,7 @@ def _largest(a: Sequence[float], b: Sequence[float], steps: int) -> tuple[float,
     return (math.inf if math.isnan(value) else value), step
 
 
-def _judged(found: Parity, *, controls: int, widest: float) -> tuple[Outcome, str]:
+def _judged(found: Parity, *, controls: int, same: bool, widest: float) -> tuple[Outcome, str]:
     differs = "; ".join(f"{name} {sides}" for name, sides in found.differs.items())
     if found.start > found.start_allowed:
         why = (
@@ -163,10 +169,7 @@ def _judged(found: Parity, *, controls: int, widest: float) -> tuple[Outcome, st
     if found.differs.keys() - {WEIGHTS}:
         return "other-run", f"two experiments: {differs}"
     if not found.windows:
-        return "no-envelope", (
-            f"an envelope needs {plural(LEAST_CONTROLS, 'control run')}, there are {controls}:"
-            f" --set controls={LEAST_CONTROLS}"
-        )
+        return "no-envelope", _without_envelope(controls, same=same)
     over = ", ".join(_over(window) for window in found.windows)
     if (envelope := max(window.envelope for window in found.windows)) > widest:
         return "no-envelope", (
@@ -178,6 +181,16 @@ def _judged(found: Parity, *, controls: int, widest: float) -> tuple[Outcome, st
     return (
         "outside",
         f"{begin}; {over}: it grows beyond what rounding does to {plural(controls, 'control run')}",
+    )
+
+
+def _without_envelope(controls: int, *, same: bool) -> str:
+    told = plural(controls, "control run")
+    if controls >= LEAST_CONTROLS and same:
+        return f"{told} and the run are the same bit for bit: nothing was summed in another order"
+    return (
+        f"an envelope needs {plural(LEAST_CONTROLS, 'control run')}, there are {controls}:"
+        f" --set controls={LEAST_CONTROLS}"
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from twinrun.checkpoints.places import VARIABLES
 from twinrun.execution.container import Container, Mount
 from twinrun.execution.engine import PYTHON, Command, Engine, NodeCommand, Workspace
 from twinrun.foundation.errors import MachineError, RunError
@@ -113,6 +114,8 @@ class ContainerRenderer:
             workspace.data: "/twinrun/data",
             workspace.root: "/twinrun/project",
         }
+        if workspace.source:
+            self._mounts[workspace.source] = "/twinrun/source"
 
     def inside(self, path: Path) -> str:
         """Return where `path`, in one of the workspace's folders, is mounted."""
@@ -134,7 +137,8 @@ class ContainerRenderer:
             | command.variables,
             user="{}:{}".format(*user),
             mounts=self._volumes(command),
-            host=None if command.reaches_nodes else platform.node() or "localhost",
+            host=None if command.reaches_nodes or command.reaches_store else platform.node() or "localhost",
+            passed=VARIABLES if command.reaches_store else (),
             devices=self._vendor.container.devices,
             groups=_groups(self._vendor),
             driver=self._vendor.container.driver,
@@ -237,12 +241,13 @@ class ContainerEngine(ContainerRenderer):
         """Let the container's user, if that is not the caller, write the run folder and nothing else."""
         if command.writer is None:
             return
-        if self._workspace.root.stat().st_mode & 0o005 != 0o005:
-            raise MachineError(
-                "the user in the container cannot read the project",
-                place=str(self._workspace.root),
-                hint="run twinrun as another user than root, or `chmod -R go+rX` the project",
-            )
+        for folder in filter(None, (self._workspace.root, self._workspace.source)):
+            if folder.stat().st_mode & 0o005 != 0o005:
+                raise MachineError(
+                    "the user in the container cannot read this folder",
+                    place=str(folder),
+                    hint="run twinrun as another user than root, or `chmod -R go+rX` it",
+                )
         change_owner(self._workspace.run, giver=os.getuid(), taker=command.writer)
 
     def _give_back(self, command: NodeCommand) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import warnings
@@ -24,7 +25,7 @@ from twinrun.checkpoints.verification import read_manifest
 from twinrun.foundation.errors import InputError, RunError, TwinrunError
 from twinrun.protocol.training import TrainingJob
 from twinrun.train import pulse, ranks, stop
-from twinrun.train.checkpoint import state
+from twinrun.train.checkpoint import agreement, state
 from twinrun.train.checkpoint.identity import check_allowed, identity_of, layout_of, weights_alone
 from twinrun.train.checkpoint.storage import Publish, Reader, Writer
 from twinrun.train.corpus import Corpus
@@ -168,10 +169,11 @@ class Checkpoints:
             # What another run wrote is left where it is.
             ours = store is self._store
             kept = self._together(functools.partial(store.quarantine, step)) if ours else "left in place"
-            self._say(f"{fault}\n  put aside: {kept}; using the checkpoint before it")
-        raise RunError(
-            "no checkpoint is good", place=store.place, hint="choose an empty place to start from step 0"
-        )
+            before = "there is none before it" if step == steps[0] else "using the checkpoint before it"
+            self._say(f"{fault}\n  put aside: {kept}; {before}")
+        anew = "choose an empty place to start from step 0"
+        hint = anew if store is self._store else "bring it again from where it was saved"
+        raise RunError("no checkpoint is good", place=store.place, hint=hint)
 
     def _try(self, store: Store, step: int) -> str | None:
         """Load a checkpoint; return what is damaged, the same on every rank."""
@@ -180,11 +182,11 @@ class Checkpoints:
             manifest = read_manifest(store, step)
         except DamagedError as error:
             fault = str(error)
-        fault = self._first(fault)
+        fault = agreement.first(fault, self._group)
         if fault is not None or manifest is None:
             return fault
         place = store.file(step, MANIFEST)
-        check_allowed(manifest, self._identity, self._layout, mode=self._settings.mode, place=place)
+        self._check_allowed(manifest, place)
         tensors = self._parts.prepare(manifest) | state.history_room(manifest)
         state.check_same(tensors, manifest, place=place)
         try:
@@ -222,30 +224,27 @@ class Checkpoints:
         return publish
 
     def _claim(self) -> int:
-        token: int = self._together(lambda: self._store.claim(self._job.attempt))
+        """Become the writer of the place; a run that may not go on there leaves it to whoever writes."""
+
+        def claim() -> int:
+            self._refuse_foreign()
+            return self._store.claim(self._job.attempt)
+
+        token: int = self._together(claim)
         return token
 
-    def _together(self, work: Callable[[], Any]) -> Any:
-        """Do `work` on the first rank; return its result, or raise its error, on all."""
-        found: list[Any] = [None, None]
-        if ranks.rank() == 0:
-            try:
-                found[0] = work()
-            except TwinrunError as error:
-                found[1] = error
-        if self._group is not None:
-            dist.broadcast_object_list(found, src=0, group=self._group)
-        if found[1] is not None:
-            raise found[1]
-        return found[0]
+    def _refuse_foreign(self) -> None:
+        for step in reversed(self._store.steps()):
+            with contextlib.suppress(DamagedError):
+                manifest = read_manifest(self._store, step)
+                self._check_allowed(manifest, self._store.file(step, MANIFEST))
+                return
 
-    def _first(self, fault: str | None) -> str | None:
-        """Return the fault of the lowest rank that has one."""
-        found: list[str | None] = [fault]
-        if self._group is not None:
-            found = [None] * dist.get_world_size()
-            dist.all_gather_object(found, fault, group=self._group)
-        return next((one for one in found if one is not None), None)
+    def _check_allowed(self, manifest: Manifest, place: str) -> None:
+        check_allowed(manifest, self._identity, self._layout, mode=self._settings.mode, place=place)
+
+    def _together(self, work: Callable[[], Any]) -> Any:
+        return agreement.together(work, self._group)
 
     def _say(self, text: str) -> None:
         if ranks.rank() == 0:

@@ -1,0 +1,99 @@
+"""Curves of two records, as of two sites, held against each other: the command's verdict, table and page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.records import committed
+from twinrun.foundation.errors import InputError
+from twinrun.report.parity import parity_view, windows_table, write_parity_page
+from twinrun.results.parity_between import held_between
+from twinrun.results.record import Record
+from twinrun.workloads.workload import PointRecord
+
+HERE = committed("mpt1b-convergence", "h200x1_cuda12.6-torch2.7_2026-11-23")
+ANOTHER = committed("mpt-throughput", "h200x1_cuda12.6-torch2.7_2026-11-23-1")
+
+
+def elsewhere(*, apart: float, controls: bool = True, data: str | None = None) -> Record:
+    """Return the record as another site would have it, its losses `apart` from those here."""
+
+    facts = {"data hash": data} if data else {}
+
+    def moved(point: PointRecord) -> PointRecord:
+        series = tuple(
+            one.model_copy(update={"values": tuple(value * (1 + apart) for value in one.values)})
+            for one in point.series
+            if controls or one.id == "loss"
+        )
+        return point.model_copy(update={"series": series, "facts": point.facts | facts})
+
+    machine = HERE.machine.model_copy(update={"host": "elsewhere"})
+    points = tuple(moved(point) for point in HERE.points)
+    return HERE.model_copy(update={"machine": machine, "points": points, "run": "elsewhere"})
+
+
+def test_two_sites_have_one_curve_inside_the_control_runs_of_both() -> None:
+    found = held_between(HERE, elsewhere(apart=3e-7))
+    assert [one.parity.outcome for one in found] == ["inside", "inside"]
+    assert [(one.a.name[:13], one.b.name[:13]) for one in found] == [
+        ("A: devices=1,", "B: devices=1,"),
+        ("A: leg=last, ", "B: leg=last, "),
+    ]
+    # Those of the undisturbed runs, which the legs repeat too.
+    assert {len(window.controls) for one in found for window in one.parity.windows} == {10}
+    assert [window.steps for window in found[0].parity.windows] == [120, 100]
+
+
+def test_runs_that_are_the_same_bit_for_bit_show_rounding_once() -> None:
+    for one in held_between(HERE, HERE):
+        assert {len(window.controls) for window in one.parity.windows} == {5}
+
+
+def test_a_curve_that_leaves_the_envelope_is_another() -> None:
+    (_, legs) = held_between(HERE, elsewhere(apart=0.0, controls=False))
+    assert legs.parity.outcome == "inside"
+    (undisturbed, _) = held_between(HERE, elsewhere(apart=1e-5, controls=False))
+    assert undisturbed.parity.outcome == "start"
+    (switched,) = held_between(HERE, HERE, points=("devices=1", "leg=last"))
+    assert (switched.parity.outcome, switched.parity.windows[0].step) == ("outside", 40)
+
+
+def test_a_first_step_that_differs_names_what_it_started_from() -> None:
+    (one, _) = held_between(HERE, elsewhere(apart=1e-2, data="e" * 64))
+    assert one.parity.outcome == "start"
+    assert f"data {str(HERE.points[0].facts['data hash'])[:12]} and {'e' * 12}" in one.parity.reason
+
+
+def test_control_runs_of_another_experiment_do_not_count() -> None:
+    with pytest.raises(InputError, match="no control runs"):
+        held_between(HERE, HERE, controls=elsewhere(apart=0.0, controls=False))
+    other = elsewhere(apart=0.0, data="e" * 64)
+    with pytest.raises(InputError, match="of another experiment") as caught:
+        held_between(HERE, HERE, controls=other)
+    assert "data " in str(caught.value.found)
+    (one, *_) = held_between(HERE, ANOTHER)
+    assert one.parity.outcome == "start"
+    assert {len(window.controls) for window in one.parity.windows} == {5}
+
+
+@pytest.mark.parametrize("points", [("devices=1",), ("devices=1", "leg=7"), ("a", "b", "c")])
+def test_points_that_are_not_there_are_refused(points: tuple[str, ...]) -> None:
+    with pytest.raises(InputError):
+        held_between(HERE, HERE, points=points)
+
+
+def test_the_page_draws_curves_difference_and_envelope_whole_and_at_first(tmp_path: Path) -> None:
+    other = elsewhere(apart=3e-7)
+    found = held_between(HERE, other)
+    write_parity_page(tmp_path / "page.html", found, a=HERE, b=other)
+    text = (tmp_path / "page.html").read_text()
+    # Two pairs, two windows, two pictures each.
+    assert text.count("<svg") == 8
+    for words in ("whole curve", "first 100 steps", "How far they are apart", "elsewhere"):
+        assert words in text
+    assert "<script" not in text
+    assert len(windows_table(found[0]).rows) == 2
+    assert parity_view(found).renderables
