@@ -26,6 +26,8 @@ from twinrun_mamba.validation import KERNEL_TYPES
 # ConvForward, ConvBackward, ConvReduce and ConvUpdate of params.h.
 FORWARD, BACKWARD, REDUCE, UPDATE = Struct("=27q2Q"), Struct("=37q"), Struct("=7q"), Struct("=23q")
 THREADS = 128
+# What models are trained with: only this width has kernels of its own for aligned, small and unaligned rows.
+ALIGNED_WIDTH = 4
 # Bytes of a row that a team of conv_forward_small* has, times of a lane of conv_forward_tokens_small*, bytes
 # of a step that a block of conv_backward_tokens_* has, and places of a block of conv_reduce.
 SMALL_BYTES, SMALL_ROWS, COLUMN_BYTES, REDUCE_PLACES = 512, 4, 256, 16
@@ -53,7 +55,7 @@ def forward(launch: Launcher, inputs: tuple[Any, ...], *, silu: bool, last: bool
     special = last or initial_states is not None or seq_idx is not None
     variant = _variant(width, x, out, time_adjacent=time_adjacent, special=special, times=8)
     # Rows that start anywhere, or of any length.
-    variant = variant or ("" if special else f"_unaligned{width}")
+    variant = variant or ("_unaligned" if width == ALIGNED_WIDTH and not special else "")
     name, blocks, pieces, sizes = _forward_plan(x.dtype, x.shape, width, variant)
     states = empty_like(x, (*x.shape[:2], width - 1) if last else (0,))
     params = FORWARD.pack(
@@ -173,17 +175,17 @@ def _reduce(launch: Launcher, weight_partial: Tensor, bias_partial: Tensor) -> t
 
 
 def _variant(width: int, *sequences: Tensor, time_adjacent: bool, special: bool, times: int) -> str:
-    """Return the variant of kernels: plain as conv_plain.h has it, with no state or segment.
+    """Return the variant of kernels: aligned as conv_aligned.h has it, with no state or segment.
 
     Rows are then whole vectors of `times`.
     """
     variant = ("" if time_adjacent else "_token_major") + ("_wide" if width > 4 else "")
     _, channels, length = sequences[0].shape
-    if width > 4 or special or (length % times if time_adjacent else channels % 4):
+    if width != ALIGNED_WIDTH or special or (length % times if time_adjacent else channels % 4):
         return variant
     fields = sum(map(sequence, sequences), ())
     aligned = is_aligned(fields, time_adjacent, sequences[0].element_size())
-    return f"{variant}_aligned{width}" if aligned else variant
+    return f"{variant}_aligned" if aligned else variant
 
 
 @lru_cache(4096)
@@ -211,7 +213,7 @@ def _forward_plan(
         steps = SMALL_BYTES // dtype.itemsize
     else:
         steps = 2048 if large else 256
-    # Rows of a block, as PLAIN_LANES of conv_plain.h has it, or columns of a lane.
+    # Rows of a block, as ALIGNED_LANES of conv_aligned.h has it, or columns of a lane.
     rows = 1 if large and aligned and is_fp32 else 4
     # What starts before a row may be one vector more.
     groups, pieces = -(-channels // rows), -(-(length + 7 * unaligned) // steps)
