@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from struct import Struct
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from twinrun_mamba.launch import Launcher
+from twinrun_mamba.launch_constants import Timing, timing
 from twinrun_mamba.layout import (
     Fields,
+    Parameters,
     address,
     contiguous,
     contiguous_along,
@@ -24,7 +25,10 @@ from twinrun_mamba.memory import empty_like
 from twinrun_mamba.validation import KERNEL_TYPES
 
 # ConvForward, ConvBackward, ConvReduce and ConvUpdate of params.h.
-FORWARD, BACKWARD, REDUCE, UPDATE = Struct("=27q2Q"), Struct("=37q"), Struct("=7q"), Struct("=23q")
+FORWARD = Parameters("n" * 6 + "ssss" + "aaa" + "nn" + "uu")
+BACKWARD = Parameters("n" * 6 + "s" * 6 + "aaa" + "nn" + "aa")
+REDUCE = Parameters("aaaa" + "nnn")
+UPDATE = Parameters("n" * 6 + "sss" + "n" + "aaaa")
 THREADS = 128
 # What models are trained with: only this width has kernels of its own for aligned, small and unaligned rows.
 ALIGNED_WIDTH = 4
@@ -32,11 +36,8 @@ ALIGNED_WIDTH = 4
 # of a step that a block of conv_backward_tokens_* has, and places of a block of conv_reduce.
 SMALL_BYTES, SMALL_ROWS, COLUMN_BYTES, REDUCE_PLACES = 512, 4, 256, 16
 # Blocks of a backward that keep every GPU busy, and vectors of 256 times that are worth a block and the sum
-# over splits. Not the device's own numbers, nor are those below: sums must not depend on it.
+# over splits. Like those below the same for every device, see launch_constants.py.
 BLOCKS, SPLIT = 1024, 32
-# Elements from which a lane does many steps, which is less work; fewer make enough blocks of a small tensor.
-# Plain rows must be LONG, too, and of 16 bits five times as many.
-MEDIUM, LARGE, LONG = 2**21, 2**22, 2048
 # Steps of a lane back through tokens: of fewer than SHORT elements, at least; twice as many of more; and the
 # most, since longer sums are further off. Blocks that an H200 has at once, and a share that is enough.
 SHORT, SHORT_STEPS, MOST_STEPS = 2**19, 4, 128
@@ -56,7 +57,9 @@ def forward(launch: Launcher, inputs: tuple[Any, ...], *, silu: bool, last: bool
     variant = _variant(width, x, out, time_adjacent=time_adjacent, special=special, times=8)
     # Rows that start anywhere, or of any length.
     variant = variant or ("_unaligned" if width == ALIGNED_WIDTH and not special else "")
-    name, blocks, pieces, sizes = _forward_plan(x.dtype, x.shape, width, variant)
+    name, blocks, pieces, sizes = _forward_plan(
+        x.dtype, x.shape, width, variant, timing(launch.code_object.arch)
+    )
     states = empty_like(x, (*x.shape[:2], width - 1) if last else (0,))
     params = FORWARD.pack(
         *sizes,
@@ -190,7 +193,7 @@ def _variant(width: int, *sequences: Tensor, time_adjacent: bool, special: bool,
 
 @lru_cache(4096)
 def _forward_plan(
-    dtype: torch.dtype, shape: tuple[int, ...], width: int, variant: str
+    dtype: torch.dtype, shape: tuple[int, ...], width: int, variant: str, of: Timing
 ) -> tuple[str, int, Fields, Fields]:
     """Return the kernel, its blocks, how it cuts rows into pieces, and the sizes."""
     batch, channels, length = shape
@@ -198,11 +201,11 @@ def _forward_plan(
     token_major, aligned, unaligned = (
         variant.startswith(word) for word in ("_token_major", "_aligned", "_unaligned")
     )
-    large = elements >= LARGE * (5 if aligned and not is_fp32 else 1)
-    large = large and (length >= LONG or not (aligned or unaligned))
+    large = elements >= of.large_elements * (5 if aligned and not is_fp32 else 1)
+    large = large and (length >= of.long_row or not (aligned or unaligned))
     if unaligned and large and not is_fp32:
         variant, unaligned = "", False
-    small = unaligned or (elements < MEDIUM if token_major else aligned and not large)
+    small = unaligned or (elements < of.medium_elements if token_major else aligned and not large)
     variant = variant.replace("_aligned", "_small") if small else variant
     # Steps of a lane through tokens, else of a team of 32 lanes.
     if "_token_major_small" in variant:
