@@ -75,7 +75,7 @@ def launcher(backend: str, device: torch.device) -> Launcher | None:
 
 
 def describe(device: torch.device | str, backend: str | None = None) -> dict[str, str]:
-    """Return what serves a device, for a run's record: backend, architecture, code object and way of calls."""
+    """Return what serves a device, for a run's record: backend, architecture, code object, way of calls."""
     device = torch.empty(0, device=device).device
     chosen, reason = _chosen(backend or "", device)
     made = launcher(backend or "", device)
