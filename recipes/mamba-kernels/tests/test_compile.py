@@ -311,6 +311,7 @@ def test_one_command_builds_what_a_fresh_environment_installs(package: Path, tmp
         "import json, twinrun_mamba.compile as made\n"
         "index = json.loads((made.OBJECTS / 'kernels.json').read_text())['archs']\n"
         "assert all((made.OBJECTS / entry['object']).is_file() for entry in index.values())\n"
+        "assert (made.OBJECTS.parent / 'entry.cpp').is_file()\n"
         "print(*index)"
     )
     done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True)
