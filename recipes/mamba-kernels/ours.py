@@ -47,10 +47,11 @@ def function(operation: str, backend: str) -> Function:
 
 
 def implementation(device: torch.device, backend: str) -> str:
-    """Return the name in records: package, backend, code object and the start of its SHA-256."""
-    name = describe(device, backend)["object"]
+    """Return the name in records: package, backend, code object, the start of its SHA-256, and the entry."""
+    found = describe(device, backend)
+    name, calls = found["object"], ("entry",) if found["calls"] == "entry" else ()
     code = (name, sha256_of_file(folder() / name)[:12]) if name else ()
-    return " ".join(("twinrun-mamba", backend, *code))
+    return " ".join(("twinrun-mamba", backend, *code, *calls))
 
 
 def version() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
+from twinrun_mamba import compile as compiler
+from twinrun_mamba.launch import launcher
 
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.manifest import validate
@@ -149,6 +152,53 @@ class Calls(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.counts[func] += 1
         return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run the kernels of the recipes in their emulation."""
+    if missing := compiler.build(["cpu"], say=lambda _: None):
+        pytest.skip(missing["cpu"])
+    monkeypatch.setenv("TWINRUN_MAMBA_BACKEND", "emulated-32")
+    launcher.cache_clear()
+    yield
+    launcher.cache_clear()
+
+
+OURS: list[dict[str, Any]] = [
+    {"layout": layout, "checkpointing": checkpointing}
+    for layout in LAYOUTS
+    for checkpointing in (False, True, "selective")
+]
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("options", OURS, ids=str)
+def test_our_kernels_give_the_gradients_of_the_reference(options: dict[str, Any]) -> None:
+    expected = gradients(small())
+    for name, gradient in gradients(small(kernels="ours", **options)).items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-3, atol=1e-5)
+
+
+# Of torch's own making.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("options", [OURS[0], OURS[2], OURS[3]], ids=str)
+def test_a_model_with_our_kernels_is_one_graph(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As compile_whole and compile_regions ask for, but for the code that a compiler would make of it."""
+    torch._dynamo.reset()
+    made = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda *given, **how: made(*given, **how, backend="aot_eager"))
+    expected, model = gradients(small()), small(kernels="ours", **options)
+    model.compile_regions()
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-3, atol=1e-5)
+    whole = small(kernels="ours", **options)
+    whole.compile_whole()
+    for name, gradient in gradients(whole).items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-3, atol=1e-5)
 
 
 def test_selective_checkpointing_keeps_products_alone() -> None:

@@ -23,30 +23,21 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(KERNELS / "src")}
 SMALL = """
 #include "portable.h"
 struct Small { float* out; };
-// Starts with the prefix that a line above must describe.
+// Other sizes on AMD, as the kernels have.
+constexpr LaunchSizes MANY = {128, 0, 16, HAS_MMA_TF32 ? 2048 : 1024};
 KERNEL(small_plain, 64, 4, Small) {
   SHARED float tile[256];
   tile[thread_index()] = 1.0f;
   barrier();
   p.out[thread_index()] = tile[63 - thread_index()];
 }
-KERNEL(small_many_kernel, 128, 2, Small) { dynamic_shared()[0] = 1.0f; }
-"""
-LINES = """
-// launch: small threads=64 shared_base=0 shared_per_state_tile=0
-// launch: small_many threads=128 shared_base=16 shared_per_state_tile=2048
-// launch on gfx: small_many threads=128 shared_base=16 shared_per_state_tile=1024
+KERNEL(small_many_kernel, MANY, 2, Small) { dynamic_shared()[0] = 1.0f; }
 """
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    folder = copy_sources(tmp_path, SMALL)
-    for header in folder.glob("*.h"):
-        text = header.read_text(encoding="utf-8")
-        header.write_text(text.replace("// launch:", "// was:"), encoding="utf-8")
-    (folder / "lines.h").write_text(LINES, encoding="utf-8")
-    return folder
+    return copy_sources(tmp_path, SMALL)
 
 
 @pytest.fixture
@@ -126,16 +117,10 @@ def test_a_source_that_does_not_compile_changes_nothing(small: Path, tmp_path: P
     assert {path.name: path.read_bytes() for path in objects.iterdir()} == before
 
 
-def test_launch_lines_must_agree_with_the_launch_bounds(small: Path, tmp_path: Path) -> None:
-    (small / "lines.h").write_text(LINES.replace("threads=128", "threads=256"), encoding="utf-8")
-    words = "small_many_kernel is compiled for 128 threads, `// launch: small_many` says 256"
-    with pytest.raises(compiler.CompileError, match=words):
-        compiler.build(["cpu"], sources=small, objects=tmp_path / "objects")
-
-
 def test_registers_that_are_handed_on_must_be_there(small: Path, tmp_path: Path) -> None:
-    (small / "lines.h").write_text(LINES.replace("threads=128", "threads=128 registers=80"), encoding="utf-8")
-    words = "small_many_kernel is compiled with 0 registers, `// launch: small_many` says 80"
+    source = small / "kernels.cpp"
+    source.write_text(SMALL.replace("{128, 0, 16", "{128, 80, 16"), encoding="utf-8")
+    words = "small_many_kernel is compiled with 0 registers, needs 80, as its LaunchSizes say"
     with pytest.raises(compiler.CompileError, match=words):
         compiler.build(["cpu"], sources=small, objects=tmp_path / "objects")
 
@@ -156,10 +141,6 @@ def test_a_full_stop_leaves_what_was_there(tmp_path: Path) -> None:
     assert errors.startswith(f"{tmp_path}: stopped; ")
     assert "Traceback" not in errors
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_longest_prefix_describes_a_kernel(small: Path) -> None:
-    assert [launch.prefix for launch in compiler.launches(small, "cpu")] == ["small_many", "small"]
 
 
 def test_unknown_architectures_are_named(tmp_path: Path) -> None:
@@ -260,7 +241,10 @@ def test_amd_metadata_is_what_llvm_reads(small: Path, tmp_path: Path) -> None:
 
 
 def test_spills_are_read_from_the_assembler() -> None:
-    ptx = ".visible .entry one(\n.param .align 8 .b8 one_param_0[8]\n)\n.maxntid 128, 1, 1\n"
+    ptx = (
+        ".global .align 4 .b8 one_launch[12] = {96, 0, 0, 0, 16, 1};\n"
+        ".visible .entry one(\n.param .align 8 .b8 one_param_0[8]\n)\n.maxntid 128, 1, 1\n"
+    )
     log = """ptxas info    : Compiling entry function 'one' for 'sm_90'
 ptxas info    : Function properties for one
     160 bytes stack frame, 448 bytes spill stores, 432 bytes spill loads
@@ -268,6 +252,7 @@ ptxas info    : Used 96 registers, used 1 barriers, 160 bytes cumulative stack s
 """
     usage = resources.usage_of_cubin(ptx, log)["one"]
     assert (usage.threads, usage.registers, usage.spills, usage.shared_static) == (128, 96, 880, 80)
+    assert (usage.registers_needed, usage.shared_base, usage.shared_per_state_tile) == (96, 272, 0)
 
 
 def wheel(folder: Path, out: Path, **environment: str) -> tuple[str, zipfile.ZipFile]:
@@ -326,6 +311,7 @@ def test_one_command_builds_what_a_fresh_environment_installs(package: Path, tmp
         "import json, twinrun_mamba.compile as made\n"
         "index = json.loads((made.OBJECTS / 'kernels.json').read_text())['archs']\n"
         "assert all((made.OBJECTS / entry['object']).is_file() for entry in index.values())\n"
+        "assert (made.OBJECTS.parent / 'entry.cpp').is_file()\n"
         "print(*index)"
     )
     done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True)

@@ -20,6 +20,7 @@ from cases import (
 from hypothesis import given
 from hypothesis import strategies as st
 from twinrun_mamba import causal_conv1d_fn, causal_conv1d_update, conv_kernels
+from twinrun_mamba.launch_constants import Timing
 
 GRID = list(conv_grid(TESTED_LENGTHS))
 
@@ -33,8 +34,8 @@ def test_emulated(case: ConvCase, backend: str) -> None:
 def large(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Treat every tensor as a large one, and the GPU as one that is full with a block."""
     plans = (conv_kernels._forward_plan, conv_kernels._backward_plan)
-    for name in ("MEDIUM", "LARGE", "LONG", "RESIDENT_BLOCKS"):
-        monkeypatch.setattr(conv_kernels, name, 1)
+    monkeypatch.setattr(conv_kernels, "timing", lambda arch: Timing(1, 1, 1, 1, 1))
+    monkeypatch.setattr(conv_kernels, "RESIDENT_BLOCKS", 1)
     for plan in plans:
         plan.cache_clear()
     yield

@@ -15,7 +15,7 @@ import checks
 import pytest
 import torch
 import twinrun_mamba
-from cases import EMULATED_BACKENDS, ScanCase
+from cases import EMULATED_BACKENDS, TRAINING_OPTIONS, Case, ConvCase, ScanCase, results
 from twinrun_mamba import (
     ArchitectureError,
     conv_kernels,
@@ -27,6 +27,8 @@ from twinrun_mamba import (
 )
 from twinrun_mamba.drivers import Emulator, LaunchError, driver
 from twinrun_mamba.launch import Launcher
+from twinrun_mamba.launch_constants import Timing
+from twinrun_mamba.layout import LAYOUTS, Parameters
 from twinrun_mamba.registry import CodeObject, Kernel, compatible
 from twinrun_mamba.validation import Sizes
 
@@ -43,21 +45,50 @@ PACKED = {
 GPU_CHECKS = [checks.graph, checks.streams]
 
 
-def fields(source: str) -> dict[str, int]:
-    """Return how many fields of eight bytes each struct of a header has, those of inner structs too."""
-    found: dict[str, int] = {}
+def kinds(source: str) -> dict[str, str]:
+    """Return a letter for each field of eight bytes of each struct of a header, as Parameters has them."""
+    found: dict[str, str] = {}
     for name, body in re.findall(r"^struct (\w+) \{$(.*?)^\};$", source, re.MULTILINE | re.DOTALL):
-        found[name] = 0
-        for kind, names in re.findall(r"^  (?:const )?(\w+)\*? ([\w, ]+);", body, re.MULTILINE):
-            found[name] += found.get(kind, 1) * len(names.split(","))
+        found[name] = ""
+        for kind, pointer, names in re.findall(r"^  (?:const )?(\w+)(\*?) ([\w, ]+);", body, re.MULTILINE):
+            number = "u" if kind == "uint64_t" else "n"
+            found[name] += ("a" if pointer else found.get(kind, number)) * len(names.split(","))
     return found
 
 
 def test_kernels_are_handed_what_their_structs_hold() -> None:
-    counted = fields(PARAMS.read_text(encoding="utf-8"))
-    assert {name: struct.size for name, struct in PACKED.items()} == {
-        name: 8 * counted[name] for name in PACKED
+    counted = kinds(PARAMS.read_text(encoding="utf-8"))
+    assert {name: struct.fields for name, struct in PACKED.items()} == {
+        name: counted[name] for name in PACKED
     }
+    assert all(struct.size == 8 * len(struct.fields) for struct in PACKED.values())
+    assert PACKED["ScanReduce"].addresses[:9] == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_two_structs_of_one_size_are_an_error() -> None:
+    with pytest.raises(ValueError, match="aannnnn: another struct has 56 bytes, too"):
+        Parameters("aannnnn")
+
+
+TIMINGS = (Timing(1, 1, 1, 1, 1), Timing(2**40, 2**40, 2**40, 2**40, 2**40), Timing(1, 1, 2**40, 1, 1))
+
+
+@pytest.mark.parametrize("of", TIMINGS, ids=str)
+def test_what_is_by_architecture_changes_no_bit(of: Timing, monkeypatch: pytest.MonkeyPatch) -> None:
+    convolutions = (
+        ConvCase(torch.bfloat16, length=length, options=TRAINING_OPTIONS, layout=layout)
+        for length in (520, 2309)
+        for layout in LAYOUTS
+    )
+    cases: tuple[Case, ...] = (ScanCase(torch.bfloat16, 1, 32, 200), *convolutions)
+    for case in cases:
+        tensors = case.inputs(torch.Generator().manual_seed(0))
+        expected = results(case, tensors, EMULATED_BACKENDS[0], None, 0)
+        with monkeypatch.context() as changed:
+            for module in (scan_kernels, conv_kernels):
+                changed.setattr(module, "timing", lambda _: of)
+            found = results(case, tensors, EMULATED_BACKENDS[0], None, 0)
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items()), case
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-// The convolution as training calls it: at most four taps, no segments, no states, and aligned rows. Channel-first,
+// The convolution as training calls it: four taps, no segments, no states, and aligned rows. Channel-first,
 // rows start on 16 bytes and are whole vectors of eight elements, backward of 16 bytes; token-major, tokens start on 16
 // bytes and channels are whole vectors of four. Kernels of their own: unused code costs instruction fetches, and code
 // in one kernel shares its registers.
@@ -13,6 +13,8 @@
 #include "conv_forward.h"
 
 namespace conv {
+
+constexpr int ALIGNED_TAPS = 4;
 
 // COUNT times of a row and the four times before them, of which TAPS - 1 count; all as loaded.
 template <class T, int TAPS, int COUNT = 8>

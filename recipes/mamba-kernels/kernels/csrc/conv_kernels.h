@@ -1,8 +1,7 @@
 // The convolution's kernels: widths up to 4, or 5 to 8 (wide); channel-first, or token-major. For the inputs of
 // `aligned`, see conv_aligned.h.
-// launch: conv_forward threads=128 shared_base=0 shared_per_state_tile=0
 // Equation: that of conv_forward.h, conv_backward.h and conv_update.h.
-// Tiling: a kernel for every type, layout and, where aligned, width.
+// Tiling: a kernel for every type, layout and kind of rows.
 // Alone: pytest recipes/mamba-kernels/tests/test_conv.py -k emulated
 #pragma once
 
@@ -45,40 +44,41 @@ CONV_KERNELS(bf16, wide_, 8, 4, 3, 4, 1)
 CONV_KERNELS(fp16, wide_, 8, 4, 3, 4, 1)
 CONV_KERNELS(fp32, wide_, 8, 4, 3, 4, 1)
 
-// A kernel for each width: one for all of them would have too few registers for any.
-#define CONV_ALIGNED(type, taps, forward)                                                                          \
-  KERNEL(conv_forward_aligned##taps##_##type, conv::THREADS, forward, ConvForward) {                               \
-    conv::forward_aligned<type, taps>(p);                                                                          \
-  }                                                                                                                \
-  KERNEL(conv_forward_small##taps##_##type, conv::THREADS, 8, ConvForward) { conv::forward_small<type, taps>(p); } \
-  KERNEL(conv_forward_unaligned##taps##_##type, conv::THREADS, 8, ConvForward) {                                   \
-    conv::forward_unaligned<type, taps>(p);                                                                        \
-  }                                                                                                                \
-  KERNEL(conv_forward_token_major_aligned##taps##_##type, conv::THREADS, 4, ConvForward) {                         \
-    conv::forward_token_major_aligned<type, taps>(p);                                                              \
-  }                                                                                                                \
-  KERNEL(conv_forward_token_major_small##taps##_##type, conv::THREADS, 6, ConvForward) {                           \
-    conv::forward_token_major_small<type, taps>(p);                                                                \
-  }                                                                                                                \
-  KERNEL(conv_backward_token_major_aligned##taps##_##type, conv::THREADS, 3, ConvBackward) {                       \
-    SHARED float sums[conv::CHANNEL_SUMS<type, taps>];                                                             \
-    launch_dependent_grids();                                                                                      \
-    conv::backward_along_channels<type, taps, false, true>(p, sums);                                               \
-  }                                                                                                                \
-  KERNEL(conv_backward_aligned##taps##_##type, conv::THREADS, 7, ConvBackward) {                                   \
-    SHARED float sums[conv::TIME_SUMS<taps, conv::ALIGNED_WARPS>];                                                 \
-    SHARED conv::Halo halo;                                                                                        \
-    launch_dependent_grids();                                                                                      \
-    p.sizes.silu&& p.sizes.length % conv::ALIGNED_TIMES == 0                                                       \
-        ? conv::backward_aligned<type, taps, true>(p, sums, halo)                                                  \
-        : conv::backward_aligned<type, taps, false>(p, sums, halo);                                                \
+// The width that models are trained with; narrower filters go by the kernels above. One kernel for several widths would
+// have too few registers for any.
+#define CONV_ALIGNED(type, forward)                                                  \
+  KERNEL(conv_forward_aligned_##type, conv::THREADS, forward, ConvForward) {         \
+    conv::forward_aligned<type, conv::ALIGNED_TAPS>(p);                              \
+  }                                                                                  \
+  KERNEL(conv_forward_small_##type, conv::THREADS, 8, ConvForward) {                 \
+    conv::forward_small<type, conv::ALIGNED_TAPS>(p);                                \
+  }                                                                                  \
+  KERNEL(conv_forward_unaligned_##type, conv::THREADS, 8, ConvForward) {             \
+    conv::forward_unaligned<type, conv::ALIGNED_TAPS>(p);                            \
+  }                                                                                  \
+  KERNEL(conv_forward_token_major_aligned_##type, conv::THREADS, 4, ConvForward) {   \
+    conv::forward_token_major_aligned<type, conv::ALIGNED_TAPS>(p);                  \
+  }                                                                                  \
+  KERNEL(conv_forward_token_major_small_##type, conv::THREADS, 6, ConvForward) {     \
+    conv::forward_token_major_small<type, conv::ALIGNED_TAPS>(p);                    \
+  }                                                                                  \
+  KERNEL(conv_backward_token_major_aligned_##type, conv::THREADS, 3, ConvBackward) { \
+    SHARED float sums[conv::CHANNEL_SUMS<type, conv::ALIGNED_TAPS>];                 \
+    launch_dependent_grids();                                                        \
+    conv::backward_along_channels<type, conv::ALIGNED_TAPS, false, true>(p, sums);   \
+  }                                                                                  \
+  KERNEL(conv_backward_aligned_##type, conv::THREADS, 7, ConvBackward) {             \
+    SHARED float sums[conv::TIME_SUMS<conv::ALIGNED_TAPS, conv::ALIGNED_WARPS>];     \
+    SHARED conv::Halo halo;                                                          \
+    launch_dependent_grids();                                                        \
+    p.sizes.silu&& p.sizes.length % conv::ALIGNED_TIMES == 0                         \
+        ? conv::backward_aligned<type, conv::ALIGNED_TAPS, true>(p, sums, halo)      \
+        : conv::backward_aligned<type, conv::ALIGNED_TAPS, false>(p, sums, halo);    \
   }
-#define CONV_ALIGNED_WIDTHS(type, forward) \
-  CONV_ALIGNED(type, 2, forward) CONV_ALIGNED(type, 3, forward) CONV_ALIGNED(type, 4, forward)
 
-CONV_ALIGNED_WIDTHS(bf16, 5)
-CONV_ALIGNED_WIDTHS(fp16, 8)
-CONV_ALIGNED_WIDTHS(fp32, 8)
+CONV_ALIGNED(bf16, 5)
+CONV_ALIGNED(fp16, 8)
+CONV_ALIGNED(fp32, 8)
 
 #define CONV_UPDATE(type)                                                     \
   KERNEL(conv_update_##type, conv::THREADS, 6, ConvUpdate) {                  \

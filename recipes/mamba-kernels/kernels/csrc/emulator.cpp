@@ -316,8 +316,8 @@ std::string& listed() {
   return lines;
 }
 
-Listed::Listed(const char* kernel, int warp, int threads) {
-  if (warp == 32) listed() += format("%s %d\n", kernel, threads);
+Listed::Listed(const char* kernel, int threads, const int32_t (&launch)[3]) {
+  listed() += format("%s %d %d %d %d\n", kernel, threads, launch[0], launch[1], launch[2]);
 }
 
 int thread_index() { return current->thread; }

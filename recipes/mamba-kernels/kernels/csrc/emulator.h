@@ -36,9 +36,9 @@ struct Lane {
 // Returns 0, or 1 for a wrong kernel; emulator_message() then says how.
 int launch(const Launch& launch);
 
-// Registers a kernel for emulator_kernels().
+// Registers a kernel for emulator_kernels(); `launch` as in launch_sizes.h.
 struct Listed {
-  Listed(const char* kernel, int warp, int threads);
+  Listed(const char* kernel, int threads, const int32_t (&launch)[3]);
 };
 
 int thread_index();
@@ -51,7 +51,7 @@ const Lane* exchange(Operation operation, const float* values, int count);
 
 }  // namespace emulator
 
-// A line `kernel threads` for every kernel.
+// A line `kernel threads registers shared_base shared_per_state_tile` for every kernel and size of warps.
 extern "C" __attribute__((visibility("default"))) const char* emulator_kernels();
 // What was wrong with the last launch.
 extern "C" __attribute__((visibility("default"))) const char* emulator_message();

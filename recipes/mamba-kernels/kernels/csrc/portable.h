@@ -13,18 +13,25 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "launch_sizes.h"
 #include "params.h"
 
 #if defined(__CUDACC__)
 
 #define DEVICE __device__ __forceinline__
-// `threads` is the block size, `blocks` the number of blocks that must be resident on a multiprocessor.
-#define KERNEL(name, threads, blocks, Params) \
-  extern "C" __global__ void __launch_bounds__(threads, blocks) name(const Params p)
+// `sizes` are LaunchSizes, or the threads of a block; `blocks` must be resident on a multiprocessor.
+#define KERNEL(name, sizes, blocks, Params)                                   \
+  extern "C" __device__ const int32_t name##_launch[3] = LAUNCH_ARRAY(sizes); \
+  extern "C" __global__ void __launch_bounds__(LaunchSizes{sizes}.threads, blocks) name(const Params p)
 // 16-byte alignment, as everywhere below.
 #define SHARED __shared__ __align__(16)
 constexpr int WARP_SIZE = 32;
 constexpr bool HAS_MMA_TF32 = true;
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+constexpr bool REALLOCATES_REGISTERS = true;
+#else
+constexpr bool REALLOCATES_REGISTERS = false;
+#endif
 
 DEVICE int thread_index() { return threadIdx.x; }
 // Reads the thread index again: a spilled copy in local memory would take longer to come.
@@ -118,14 +125,18 @@ DEVICE float reciprocal(float x) {
 #endif
 #define DEVICE __attribute__((device, always_inline)) inline
 // HIP's second launch bound counts wavefronts per SIMD; a compute unit has four SIMDs.
-#define KERNEL(name, threads, blocks, Params)                                           \
-  extern "C" __attribute__((global, amdgpu_flat_work_group_size(threads, threads),      \
-                            amdgpu_waves_per_eu(((blocks) * (((threads) + 63) / 64) + 3) / 4))) void \
-  name(const Params p)
+#define KERNEL(name, sizes, blocks, Params)                                                                      \
+  extern "C" __attribute__((device, used, visibility("default")))                                                \
+  const int32_t name##_launch[3] = LAUNCH_ARRAY(sizes);                                                          \
+  extern "C" __attribute__((global,                                                                              \
+                            amdgpu_flat_work_group_size(LaunchSizes{sizes}.threads, LaunchSizes{sizes}.threads), \
+                            amdgpu_waves_per_eu(((blocks) * ((LaunchSizes{sizes}.threads + 63) / 64) + 3) / 4))) \
+  void name(const Params p)
 #define SHARED __attribute__((shared, aligned(16)))
 // warpSize is no compile-time constant since ROCm 7.
 constexpr int WARP_SIZE = 64;
 constexpr bool HAS_MMA_TF32 = false;
+constexpr bool REALLOCATES_REGISTERS = false;
 
 DEVICE int thread_index() { return __builtin_amdgcn_workitem_id_x(); }
 DEVICE int reload_thread_index() { return thread_index(); }
@@ -218,20 +229,23 @@ DEVICE float reciprocal(float x) { return __builtin_amdgcn_rcpf(x); }
 #define DEVICE inline
 #define EMULATED_NAME_(name, warp) name##_w##warp
 #define EMULATED_NAME(name, warp) EMULATED_NAME_(name, warp)
-#define KERNEL(name, threads, blocks, Params)                                                         \
-  static void name##_thread(const Params& p);                                                         \
-  static const emulator::Listed name##_listed(#name, EMULATED_WARP_SIZE, (threads));                       \
+#define KERNEL(name, sizes, blocks, Params)                                                                \
+  static void name##_thread(const Params& p);                                                              \
+  static const int32_t name##_launch[3] = LAUNCH_ARRAY(sizes);                                             \
+  static const emulator::Listed name##_listed(#name, LaunchSizes{sizes}.threads, name##_launch);           \
   extern "C" __attribute__((visibility("default"))) int EMULATED_NAME(name, EMULATED_WARP_SIZE)(           \
-      const Params* p, int64_t grid, int size, size_t dynamic_shared_bytes) {                         \
-    const auto body = [](const void* params) { name##_thread(*static_cast<const Params*>(params)); }; \
-    return emulator::launch(                                                                          \
-        {#name, EMULATED_WARP_SIZE, (threads), body, p, grid, size ? size : (threads), dynamic_shared_bytes});                \
-  }                                                                                                   \
+      const Params* p, int64_t grid, int size, size_t dynamic_shared_bytes) {                              \
+    const auto body = [](const void* params) { name##_thread(*static_cast<const Params*>(params)); };      \
+    const int threads = LaunchSizes{sizes}.threads;                                                        \
+    return emulator::launch(                                                                               \
+        {#name, EMULATED_WARP_SIZE, threads, body, p, grid, size ? size : threads, dynamic_shared_bytes}); \
+  }                                                                                                        \
   static void name##_thread(const Params& p)
 // Thread-local: every worker has its block's shared memory, and can find it to poison it.
 #define SHARED alignas(16) static thread_local
 constexpr int WARP_SIZE = EMULATED_WARP_SIZE;
 constexpr bool HAS_MMA_TF32 = WARP_SIZE == 32;
+constexpr bool REALLOCATES_REGISTERS = false;
 
 DEVICE int thread_index() { return emulator::thread_index(); }
 DEVICE int reload_thread_index() { return thread_index(); }

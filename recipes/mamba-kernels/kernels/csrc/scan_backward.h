@@ -447,6 +447,8 @@ DEVICE void store_gradients(const ScanBackward& p, BackwardShared& s, int64_t ch
 }
 
 enum CarryKind { CARRY, A_GRADIENT };
+// Slots of a state tile: each kind by the chunk's parity.
+constexpr int CARRIES = 4;
 
 // Whether carries have no registers between chunks.
 template <bool MULTI_TILE>

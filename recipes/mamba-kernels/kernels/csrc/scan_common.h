@@ -13,6 +13,8 @@ constexpr int CHUNK = 32;
 constexpr int THREADS = 128;
 // A state tile: the states of one pass over a chunk. More states take several passes.
 constexpr int STATE_TILE = 16;
+// A state tile of a block's channels in shared memory, four states a thread.
+constexpr int STATES_BYTES = THREADS * 4 * sizeof(float);
 
 // Row strides of shared arrays, in floats, free of bank conflicts. Per channel: elementwise threads write 16 bytes, mma
 // operands are read word by word.

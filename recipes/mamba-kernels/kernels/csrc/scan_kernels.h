@@ -1,15 +1,5 @@
 // The scan's kernels. `multi_tile`: more than 16 states; `token_major`: the channel stride is 1, not the time stride;
 // `packed`: with segments. Each variant is a kernel of its own, because code in one kernel shares its registers.
-// launch: scan_forward_multi_tile threads=256 shared_base=50704 shared_per_state_tile=4096
-// launch: scan_forward threads=256 shared_base=50704 shared_per_state_tile=0
-// launch: scan_backward_multi_tile threads=128 shared_base=72160 shared_per_state_tile=8192
-// launch: scan_backward threads=128 shared_base=67552 shared_per_state_tile=8192
-// launch on sm_90: scan_forward_multi_tile threads=256 registers=80 shared_base=50704 shared_per_state_tile=4096
-// launch on sm_90: scan_forward threads=256 registers=80 shared_base=50704 shared_per_state_tile=0
-// launch on gfx: scan_forward_multi_tile threads=128 shared_base=21392 shared_per_state_tile=2048
-// launch on gfx: scan_forward threads=128 shared_base=21392 shared_per_state_tile=0
-// launch on gfx: scan_backward_multi_tile threads=128 shared_base=60896 shared_per_state_tile=0
-// launch on gfx: scan_backward threads=128 shared_base=56288 shared_per_state_tile=0
 // Equation: DESIGN.md has those of both passes.
 // Tiling: a kernel for every type, layout, number of state tiles, and with or without segments.
 // Alone: pytest recipes/mamba-kernels/tests/test_scan.py -k emulated
@@ -17,10 +7,6 @@
 
 #include "scan_backward.h"
 #include "scan_reduce.h"
-
-static_assert(sizeof(ForwardShared) == (WARP_SPECIALIZED ? 50704 : 21392), "as the lines above say");
-static_assert(sizeof(BackwardShared) == (HAS_MMA_TF32 ? 67552 : 56288),
-              "as the lines above say; several state tiles 4608 more");
 
 // Blocks that must be resident on a multiprocessor. Backward: at batch 2 the published shape has 2.5 blocks for each
 // multiprocessor of an H200, and 168 registers fit three; several state tiles need more registers.
@@ -31,13 +17,23 @@ constexpr int BACKWARD_BLOCKS = HAS_MMA_TF32 ? 3 : 1;
 constexpr int BACKWARD_MULTI_TILE_BLOCKS = HAS_MMA_TF32 ? 2 : 1;
 constexpr int SPLIT_BLOCKS = HAS_MMA_TF32 ? 6 : 2;
 
-#define SCAN_KERNEL(name, type, multi_tile, along_time, segmented)                                           \
-  KERNEL(scan_forward##name##_##type, FORWARD_THREADS, FORWARD_BLOCKS, ScanForward) {                        \
-    scan_forward<type, multi_tile, along_time, segmented>(p);                                                \
-  }                                                                                                          \
-  KERNEL(scan_backward##name##_##type, THREADS, (multi_tile) ? BACKWARD_MULTI_TILE_BLOCKS : BACKWARD_BLOCKS, \
-         ScanBackward) {                                                                                     \
-    scan_backward<type, multi_tile, along_time, segmented>(p);                                               \
+// Behind a block's shared memory lie what state tiles leave for each other: forward their states, backward dt u of the
+// chunk and, with tensor cores, carries and gradients of A.
+template <bool MULTI_TILE>
+constexpr LaunchSizes FORWARD_LAUNCH = {FORWARD_THREADS, REALLOCATES_REGISTERS ? FORWARD_REGISTERS : 0,
+                                        sizeof(ForwardShared), MULTI_TILE ? FORWARD_COPIES * STATES_BYTES : 0};
+template <bool MULTI_TILE>
+constexpr LaunchSizes BACKWARD_LAUNCH = {THREADS, 0,
+                                         sizeof(BackwardShared) + (MULTI_TILE ? TILED_INPUT * sizeof(float) : 0),
+                                         HAS_MMA_TF32 ? CARRIES * STATES_BYTES : 0};
+
+#define SCAN_KERNEL(name, type, multi_tile, along_time, segmented)                               \
+  KERNEL(scan_forward##name##_##type, FORWARD_LAUNCH<multi_tile>, FORWARD_BLOCKS, ScanForward) { \
+    scan_forward<type, multi_tile, along_time, segmented>(p);                                    \
+  }                                                                                              \
+  KERNEL(scan_backward##name##_##type, BACKWARD_LAUNCH<multi_tile>,                              \
+         (multi_tile) ? BACKWARD_MULTI_TILE_BLOCKS : BACKWARD_BLOCKS, ScanBackward) {            \
+    scan_backward<type, multi_tile, along_time, segmented>(p);                                   \
   }
 
 #define SPLIT_KERNEL(name, type, along_time, segmented)                             \

@@ -175,6 +175,9 @@ class Mamba(Model):
     def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None) -> Tensor:
         """Return logits (B, S, V), or with targets their cross entropy in fp32, a scalar."""
         self._check(tokens_BS, targets_BS)
+        return self._decode(tokens_BS, targets_BS)
+
+    def _decode(self, tokens_BS: Tensor, targets_BS: Tensor | None) -> Tensor:
         hidden_BSD, residual_BSD = self.tokens(tokens_BS).to(self.dtype), None
         for block in self.blocks:
             hidden_BSD, residual_BSD = block(hidden_BSD, residual_BSD)
@@ -196,8 +199,9 @@ class Mamba(Model):
 
     # What cannot be compiled as one graph is an error, but for upstream's kernels, which cannot be traced.
     def compile_whole(self) -> None:
-        """Compile the model on one device."""
-        self.compile(dynamic=False, fullgraph=self.kernels.traced)
+        """Compile the model on one device, but for what is checked: that reads files and raises."""
+        compiled = torch.compile(self._decode, dynamic=False, fullgraph=self.kernels.traced)
+        self._decode = compiled  # type: ignore[method-assign]
 
     def compile_regions(self) -> None:
         """Compile each block's forward and the loss; call before or after sharding."""

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from twinrun_mamba import resources
 from twinrun_mamba.resources import Usage, usage_of_cubin, usage_of_hsaco, usage_of_ptx
 
 SOURCES = Path(__file__).resolve().parents[2] / "csrc"
@@ -153,12 +154,17 @@ def _build_emulator(cxx: Compiler, flags: Sequence[str], sources: Path, out: Pat
 
 
 def usage_of_emulator(path: Path) -> dict[str, Usage]:
-    """Return the emulator's kernels: it lists each with the size of its blocks."""
+    """Return the emulator's kernels: it lists each for both sizes of warps, the larger ones serve both."""
     library = ctypes.CDLL(str(path))
     library.emulator_kernels.restype = ctypes.c_char_p
-    lines = library.emulator_kernels().decode().split("\n")
-    pairs = (line.split() for line in lines if line)
-    return {name: Usage(threads=int(threads)) for name, threads in pairs}
+    found: dict[str, tuple[int, ...]] = {}
+    for line in library.emulator_kernels().decode().splitlines():
+        name, *sizes = line.split()
+        found[name] = tuple(map(max, map(int, sizes), found.get(name, (0, 0, 0, 0))))
+    return {
+        name: Usage(threads, registers_needed=needed, shared_base=base, shared_per_state_tile=a_tile)
+        for name, (threads, needed, base, a_tile) in found.items()
+    }
 
 
 def _build_targets() -> dict[str, BuildTarget]:
@@ -185,58 +191,13 @@ def _build_targets() -> dict[str, BuildTarget]:
 TARGETS = _build_targets()
 
 
-@dataclass(frozen=True)
-class Launch:
-    """How kernels whose names start with a prefix are launched; dynamic shared memory in bytes.
-
-    `registers` is set where warps hand registers to each other: with fewer they would wait for ever.
-    """
-
-    prefix: str
-    threads: int
-    registers: int | None
-    shared_base: int
-    shared_per_state_tile: int
-
-
-_LAUNCH = re.compile(
-    r"^// launch(?: on (\w+))?: (\w+) threads=(\d+)(?: registers=(\d+))?"
-    r" shared_base=(\d+) shared_per_state_tile=(\d+)$",
-    re.MULTILINE,
-)
-
-
-def launches(sources: Path, arch: str) -> list[Launch]:
-    """Return what the headers' lines `// launch [on <arch>]: <prefix> threads=... ...` say for `arch`.
-
-    The longest prefix comes first, and before one of the same length the one that names the architecture.
-    """
-    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(sources.glob("*.h")))
-    lines = [line for line in _LAUNCH.findall(text) if arch.startswith(line[0])]
-    found = [
-        Launch(name, int(threads), int(registers) if registers else None, *map(int, shared))
-        for _, name, threads, registers, *shared in sorted(lines, reverse=True)
-    ]
-    return sorted(found, key=lambda launch: -len(launch.prefix))
-
-
-def _described(kernels: dict[str, Usage], known: list[Launch]) -> dict[str, dict[str, int]]:
-    """Return the kernels as kernels.json lists them; CompileError where source and code object disagree."""
-    described = {}
-    for name, usage in sorted(kernels.items()):
-        launch = next((one for one in known if name.startswith(one.prefix + "_")), None)
-        if launch and launch.threads != usage.threads:
-            said = f"`// launch: {launch.prefix}` says {launch.threads}"
-            raise CompileError(f"{name} is compiled for {usage.threads} threads, {said}")
-        if launch and launch.registers not in (None, usage.registers):
-            said = f"`// launch: {launch.prefix}` says {launch.registers}"
-            raise CompileError(f"{name} is compiled with {usage.registers} registers, {said}")
-        shared = {
-            "shared_base": launch.shared_base if launch else 0,
-            "shared_per_state_tile": launch.shared_per_state_tile if launch else 0,
-        }
-        described[name] = {**usage.as_dict(), **shared}
-    return described
+def _described(kernels: dict[str, Usage]) -> dict[str, dict[str, int]]:
+    """Return the kernels as kernels.json lists them; CompileError where one lacks registers it needs."""
+    for name, usage in kernels.items():
+        if usage.registers_needed not in (0, usage.registers):
+            needed = f"needs {usage.registers_needed}, as its LaunchSizes say"
+            raise CompileError(f"{name} is compiled with {usage.registers} registers, {needed}")
+    return {name: usage.as_dict() for name, usage in sorted(kernels.items())}
 
 
 def build(
@@ -313,7 +274,7 @@ def _make(
 ) -> dict[str, object]:
     scratch.mkdir()
     kernels = target.build(compiler, target.flags, sources, scratch / target.object)
-    described = _described(kernels, launches(sources, scratch.name))
+    described = _described(kernels)
     return {
         "object": target.object,
         **target.entry,
@@ -324,9 +285,9 @@ def _make(
 
 
 def _key(target: BuildTarget, compiler: Compiler, sources: Path) -> str:
-    """Return a hash of all that a code object is made from."""
+    """Return a hash of all that a code object and what is listed of it are made from."""
     digest = hashlib.sha256()
-    for path in (*sorted(sources.iterdir()), Path(__file__)):
+    for path in (*sorted(sources.iterdir()), Path(__file__), Path(resources.__file__)):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     digest.update("\0".join((target.arch, *target.flags, compiler.version)).encode())
     return digest.hexdigest()

@@ -9,14 +9,18 @@ import torch
 from torch import Tensor
 
 from twinrun_mamba import conv_kernels, reference_conv, validation
+from twinrun_mamba.entry import Operation
 from twinrun_mamba.launch import launcher
 from twinrun_mamba.layout import LAYOUTS, cast, channel_first, copied_into, is_time_adjacent, new_sequence
 from twinrun_mamba.memory import empty
 from twinrun_mamba.ops import define, define_differentiable
 from twinrun_mamba.packing import check_rows, sequence_index
+from twinrun_mamba.recording import local
 from twinrun_mamba.reference import compute_type
 
 ACTIVATIONS = (None, "silu", "swish")
+# Of causal_conv1d_fn.
+ARGUMENTS = 11
 Tensors = tuple[Tensor, ...]
 _SCHEMA = "Tensor x, Tensor weight, Tensor? bias, Tensor? initial_states, Tensor? seq_idx, bool silu"
 
@@ -48,14 +52,15 @@ def causal_conv1d_fn(
         another sequence than the last step.
     Raises ArgumentError, a ValueError, that names the argument.
     """
-    given = (("x", x, (3,)), ("weight", weight, (2,)), ("bias", bias, (1,)))
-    validation.ranks(*given, ("initial_states", initial_states, (3,)), required=2)
-    validation.one_of("activation", activation, ACTIVATIONS)
-    validation.one_of("layout", layout, LAYOUTS)
-    x = channel_first(x, layout)
-    index = sequence_index(seq_idx, cu_seqlens, x)
-    kind = compute_type(x)
-    inputs = (x, cast(weight, kind), cast(bias, kind), initial_states, index)
+    given = (x, weight, bias, seq_idx, initial_states, return_final_states, final_states_out, activation)
+    return _CONVOLUTION(*given, cu_seqlens, layout, backend)
+
+
+def _convolution(*arguments: Any) -> Any:
+    """Return what causal_conv1d_fn does."""
+    *_, return_final_states, final_states_out, activation, _, layout, backend = arguments
+    inputs = _prepared(*arguments)
+    x, weight = inputs[:2]
     if final_states_out is not None:
         shape, dims = (*x.shape[:2], weight.shape[1] - 1), ("batch", "channels", "width - 1")
         validation.like("final_states_out", final_states_out, x.dtype, x.device, shape, dims)
@@ -64,7 +69,35 @@ def causal_conv1d_fn(
     out = channel_first(out, layout)
     if final_states_out is not None:
         last = final_states_out.copy_(last)
+        if local.active is not None:
+            local.active.once = True
     return (out, last) if return_final_states else out
+
+
+def _prepared(*arguments: Any) -> tuple[Any, ...]:
+    """Return the tensors of a call as the operations take them: channel-first."""
+    x, weight, bias, seq_idx, initial_states, _, _, activation, cu_seqlens, layout, _ = arguments
+    given = (("x", x, (3,)), ("weight", weight, (2,)), ("bias", bias, (1,)))
+    validation.ranks(*given, ("initial_states", initial_states, (3,)), required=2)
+    validation.one_of("activation", activation, ACTIVATIONS)
+    validation.one_of("layout", layout, LAYOUTS)
+    x = channel_first(x, layout)
+    index = sequence_index(seq_idx, cu_seqlens, x)
+    kind = compute_type(x)
+    return x, cast(weight, kind), cast(bias, kind), initial_states, index
+
+
+def _convolution_gradients(*given: Any) -> tuple[Any, ...]:
+    """Return the gradients of the arguments of causal_conv1d_fn, from those of its results."""
+    gradients, arguments = given[:-ARGUMENTS], given[-ARGUMENTS:]
+    *_, activation, _, layout, backend = arguments
+    inputs = _prepared(*arguments)
+    out_gradient, last_gradient = (*gradients, None)[:2]
+    laid = torch.zeros_like(inputs[0]) if out_gradient is None else channel_first(out_gradient, layout)
+    found = conv_backward(laid, last_gradient, *inputs, activation is not None, backend or "")
+    gx, gweight, gbias, ginitial = found
+    made = (channel_first(gx, layout), gweight, gbias, None, ginitial)
+    return tuple(None if tensor is None else gradient for tensor, gradient in zip(arguments, made))
 
 
 def causal_conv1d_update(
@@ -86,6 +119,14 @@ def causal_conv1d_update(
         at t % state_length.
     conv_state_indices: (batch), int32, which state is whose; negative: nobody's, and the output is zero.
     """
+    given = (x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices, backend)
+    out: Tensor = _UPDATE(*given)
+    return out
+
+
+def _updated(*arguments: Any) -> Tensor:
+    """Return what causal_conv1d_update does."""
+    x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices, backend = arguments
     given = (
         ("x", x, (2, 3)),
         ("conv_state", conv_state, (3,)),
@@ -99,7 +140,7 @@ def causal_conv1d_update(
     steps = x.unsqueeze(-1) if x.dim() == 2 else x
     kind = compute_type(x)
     rest = (cache_seqlens, conv_state_indices, activation is not None, backend or "")
-    out = conv_update(steps, conv_state, cast(weight, kind), cast(bias, kind), *rest)
+    out: Tensor = conv_update(steps, conv_state, cast(weight, kind), cast(bias, kind), *rest)
     return out.squeeze(-1) if x.dim() == 2 else out
 
 
@@ -195,3 +236,5 @@ conv_update = define(
     _update,
     _fake_update,
 )
+_CONVOLUTION = Operation(_convolution, _convolution_gradients)
+_UPDATE = Operation(_updated)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from struct import Struct
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from twinrun_mamba.launch import Launcher
+from twinrun_mamba.launch_constants import Timing, timing
 from twinrun_mamba.layout import (
     Fields,
+    Parameters,
     address,
     contiguous,
     contiguous_along,
@@ -24,17 +25,19 @@ from twinrun_mamba.memory import empty_like
 from twinrun_mamba.validation import KERNEL_TYPES
 
 # ConvForward, ConvBackward, ConvReduce and ConvUpdate of params.h.
-FORWARD, BACKWARD, REDUCE, UPDATE = Struct("=27q2Q"), Struct("=37q"), Struct("=7q"), Struct("=23q")
+FORWARD = Parameters("n" * 6 + "ssss" + "aaa" + "nn" + "uu")
+BACKWARD = Parameters("n" * 6 + "s" * 6 + "aaa" + "nn" + "aa")
+REDUCE = Parameters("aaaa" + "nnn")
+UPDATE = Parameters("n" * 6 + "sss" + "n" + "aaaa")
 THREADS = 128
+# What models are trained with: only this width has kernels of its own for aligned, small and unaligned rows.
+ALIGNED_WIDTH = 4
 # Bytes of a row that a team of conv_forward_small* has, times of a lane of conv_forward_tokens_small*, bytes
 # of a step that a block of conv_backward_tokens_* has, and places of a block of conv_reduce.
 SMALL_BYTES, SMALL_ROWS, COLUMN_BYTES, REDUCE_PLACES = 512, 4, 256, 16
 # Blocks of a backward that keep every GPU busy, and vectors of 256 times that are worth a block and the sum
-# over splits. Not the device's own numbers, nor are those below: sums must not depend on it.
+# over splits. Like those below the same for every device, see launch_constants.py.
 BLOCKS, SPLIT = 1024, 32
-# Elements from which a lane does many steps, which is less work; fewer make enough blocks of a small tensor.
-# Plain rows must be LONG, too, and of 16 bits five times as many.
-MEDIUM, LARGE, LONG = 2**21, 2**22, 2048
 # Steps of a lane back through tokens: of fewer than SHORT elements, at least; twice as many of more; and the
 # most, since longer sums are further off. Blocks that an H200 has at once, and a share that is enough.
 SHORT, SHORT_STEPS, MOST_STEPS = 2**19, 4, 128
@@ -53,8 +56,10 @@ def forward(launch: Launcher, inputs: tuple[Any, ...], *, silu: bool, last: bool
     special = last or initial_states is not None or seq_idx is not None
     variant = _variant(width, x, out, time_adjacent=time_adjacent, special=special, times=8)
     # Rows that start anywhere, or of any length.
-    variant = variant or ("" if special else f"_unaligned{width}")
-    name, blocks, pieces, sizes = _forward_plan(x.dtype, x.shape, width, variant)
+    variant = variant or ("_unaligned" if width == ALIGNED_WIDTH and not special else "")
+    name, blocks, pieces, sizes = _forward_plan(
+        x.dtype, x.shape, width, variant, timing(launch.code_object.arch)
+    )
     states = empty_like(x, (*x.shape[:2], width - 1) if last else (0,))
     params = FORWARD.pack(
         *sizes,
@@ -173,22 +178,22 @@ def _reduce(launch: Launcher, weight_partial: Tensor, bias_partial: Tensor) -> t
 
 
 def _variant(width: int, *sequences: Tensor, time_adjacent: bool, special: bool, times: int) -> str:
-    """Return the variant of kernels: plain as conv_plain.h has it, with no state or segment.
+    """Return the variant of kernels: aligned as conv_aligned.h has it, with no state or segment.
 
     Rows are then whole vectors of `times`.
     """
     variant = ("" if time_adjacent else "_token_major") + ("_wide" if width > 4 else "")
     _, channels, length = sequences[0].shape
-    if width > 4 or special or (length % times if time_adjacent else channels % 4):
+    if width != ALIGNED_WIDTH or special or (length % times if time_adjacent else channels % 4):
         return variant
     fields = sum(map(sequence, sequences), ())
     aligned = is_aligned(fields, time_adjacent, sequences[0].element_size())
-    return f"{variant}_aligned{width}" if aligned else variant
+    return f"{variant}_aligned" if aligned else variant
 
 
 @lru_cache(4096)
 def _forward_plan(
-    dtype: torch.dtype, shape: tuple[int, ...], width: int, variant: str
+    dtype: torch.dtype, shape: tuple[int, ...], width: int, variant: str, of: Timing
 ) -> tuple[str, int, Fields, Fields]:
     """Return the kernel, its blocks, how it cuts rows into pieces, and the sizes."""
     batch, channels, length = shape
@@ -196,11 +201,11 @@ def _forward_plan(
     token_major, aligned, unaligned = (
         variant.startswith(word) for word in ("_token_major", "_aligned", "_unaligned")
     )
-    large = elements >= LARGE * (5 if aligned and not is_fp32 else 1)
-    large = large and (length >= LONG or not (aligned or unaligned))
+    large = elements >= of.large_elements * (5 if aligned and not is_fp32 else 1)
+    large = large and (length >= of.long_row or not (aligned or unaligned))
     if unaligned and large and not is_fp32:
         variant, unaligned = "", False
-    small = unaligned or (elements < MEDIUM if token_major else aligned and not large)
+    small = unaligned or (elements < of.medium_elements if token_major else aligned and not large)
     variant = variant.replace("_aligned", "_small") if small else variant
     # Steps of a lane through tokens, else of a team of 32 lanes.
     if "_token_major_small" in variant:
@@ -211,7 +216,7 @@ def _forward_plan(
         steps = SMALL_BYTES // dtype.itemsize
     else:
         steps = 2048 if large else 256
-    # Rows of a block, as PLAIN_LANES of conv_plain.h has it, or columns of a lane.
+    # Rows of a block, as ALIGNED_LANES of conv_aligned.h has it, or columns of a lane.
     rows = 1 if large and aligned and is_fp32 else 4
     # What starts before a row may be one vector more.
     groups, pieces = -(-channels // rows), -(-(length + 7 * unaligned) // steps)

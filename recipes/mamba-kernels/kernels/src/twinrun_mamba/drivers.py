@@ -24,6 +24,10 @@ _Pointers = c_char_p * 1
 _LAUNCH_TYPES: Sequence[Any] = (c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p)
 
 
+# In the order of entry.cpp's.
+KINDS = ("emulator", "cuda", "hip")
+
+
 class LaunchError(RuntimeError):
     """The driver refused a kernel; says what was asked and what it answered."""
 
@@ -52,6 +56,13 @@ class Driver(Protocol):
         """Start a kernel on torch's current stream of the device, if `overlap` while the one before may run.
 
         Where a driver cannot, the kernel starts when the one before has ended.
+        """
+
+    def described(self, index: int, function: Handle) -> tuple[Any, ...]:
+        """Return what entry.cpp starts a kernel by: a kind of KINDS, then its fields of Driver and of Launch.
+
+        That is: addresses of the functions that start it, that start it early, that enter the device's
+        context and that leave it, of the context, a function that raises what a status means, and the kernel.
         """
 
 
@@ -124,6 +135,21 @@ class Cuda:
             self._check(
                 status, f"{blocks} blocks of {threads} threads with {shared_bytes} bytes of shared memory"
             )
+
+    def described(self, index: int, function: Handle) -> tuple[Any, ...]:
+        """Return what entry.cpp starts a kernel by."""
+        called = (self._launch, self._launch_overlapping, self._push, self._pop)
+
+        def refused(status: int, blocks: int) -> None:
+            self._check(status, f"{blocks} blocks")
+
+        return (
+            KINDS.index("cuda"),
+            *map(_address, called),
+            self._contexts[index].value,
+            refused,
+            function.value,
+        )
 
     def _load(self, image: Path) -> Handle:
         module, code = c_void_p(), image.read_bytes()
@@ -208,6 +234,14 @@ class Hip:
         if status:
             self._check(status, f"{blocks} blocks of {threads} threads with {shared_bytes} bytes of LDS")
 
+    def described(self, index: int, function: Handle) -> tuple[Any, ...]:
+        """Return what entry.cpp starts a kernel by."""
+
+        def refused(status: int, blocks: int) -> None:
+            self._check(status, f"{blocks} blocks")
+
+        return (KINDS.index("hip"), _address(self._launch), 0, 0, 0, 0, refused, function.value)
+
     def _check(self, status: int, doing: str) -> None:
         if status:
             raise LaunchError(f"{doing}: {self.library.hipGetErrorString(status).decode()} ({status})")
@@ -245,6 +279,19 @@ class Emulator:
         """Run a kernel to its end, with as many threads as it was compiled for: warps of 32 may need more."""
         if function(params, blocks, 0, shared_bytes):
             raise LaunchError(function.message().decode())
+
+    def described(self, index: int, function: Handle) -> tuple[Any, ...]:
+        """Return what entry.cpp starts a kernel by."""
+
+        def refused(*_: int) -> None:
+            raise LaunchError(function.message().decode())
+
+        return (KINDS.index("emulator"), 0, 0, 0, 0, 0, refused, _address(function))
+
+
+def _address(function: Any) -> int:
+    """Return where a function of a library lies, 0 for none."""
+    return (ctypes.cast(function, c_void_p).value or 0) if function else 0
 
 
 @cache

@@ -9,7 +9,9 @@ from functools import cache
 
 import torch
 
+from twinrun_mamba import entry
 from twinrun_mamba.drivers import Driver, Handle, LaunchError, driver
+from twinrun_mamba.recording import Start, local
 from twinrun_mamba.registry import ArchitectureError, CodeObject, code_object_of, code_objects, folder
 from twinrun_mamba.validation import ArgumentError, one_of
 
@@ -40,6 +42,10 @@ class Launcher:
             most = min(self.driver.most_blocks, self.driver.most_threads // threads)
             raise LaunchError(f"{name}: {blocks} blocks of {threads} threads, at most {most} blocks")
         overlap = overlap and self.code_object.overlaps
+        if local.active is not None:
+            *described, address = self.driver.described(self.index, function)
+            start = Start(tuple(described), address, blocks, threads, shared, overlap, params)
+            local.active.starts.append(start)
         self.driver.launch(self.index, function, blocks, threads, shared, params, overlap=overlap)
 
     def _prepare(self, name: str, states: int) -> tuple[Handle, int, int]:
@@ -69,12 +75,13 @@ def launcher(backend: str, device: torch.device) -> Launcher | None:
 
 
 def describe(device: torch.device | str, backend: str | None = None) -> dict[str, str]:
-    """Return what serves a device, for a run's record: backend, architecture and code object."""
+    """Return what serves a device, for a run's record: backend, architecture, code object, way of calls."""
     device = torch.empty(0, device=device).device
     chosen, reason = _chosen(backend or "", device)
     made = launcher(backend or "", device)
     arch, path = ("", "") if made is None else (made.code_object.arch, made.code_object.path.name)
-    return {"backend": chosen, "reason": reason, "arch": arch, "object": path}
+    calls = "python" if entry.in_use.native is None else "entry"
+    return {"backend": chosen, "reason": reason, "arch": arch, "object": path, "calls": calls}
 
 
 def _chosen(backend: str, device: torch.device) -> tuple[str, str]:

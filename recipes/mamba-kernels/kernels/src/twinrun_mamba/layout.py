@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from struct import Struct
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from twinrun_mamba.memory import empty_like
+from twinrun_mamba.recording import local
 
 Fields = tuple[int, ...]
 LAYOUTS = ("channel-first", "token-major")
 ABSENT_SEQUENCE = (0, 0, 0, 0)
+
+
+class Parameters:
+    """A struct of params.h, of fields of eight bytes: its size, and which of them hold addresses.
+
+    kinds: a letter for each member: `s` a Sequence, `p` a Projection, `a` an address, `n` a number, `u` one
+        without a sign.
+    """
+
+    # No two structs are of one size.
+    by_size: ClassVar[dict[int, Parameters]] = {}
+
+    def __init__(self, kinds: str) -> None:
+        fields = kinds.replace("s", "annn").replace("p", "annnn")
+        struct = Struct("=" + fields.translate({ord("a"): "q", ord("n"): "q", ord("u"): "Q"}))
+        self.fields, self.size, self.pack = fields, struct.size, struct.pack
+        self.addresses = [place for place, kind in enumerate(fields) if kind == "a"]
+        if self.by_size.setdefault(self.size, self) is not self:
+            raise ValueError(f"{kinds}: another struct has {self.size} bytes, too")
 
 
 def is_time_adjacent(sequence: Tensor) -> bool:
@@ -24,6 +45,8 @@ def contiguous_along(sequence: Tensor, time_adjacent: bool) -> Tensor:
     """Return (batch, channels, length) with adjacent times or channels, copied where they are not."""
     if sequence.stride(2 if time_adjacent else 1) == 1:
         return sequence
+    if local.active is not None:
+        local.active.once = True
     # Not contiguous(), which leaves the stride of a dimension of size one as it is.
     return new_sequence(sequence, time_adjacent).copy_(sequence)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from twinrun_mamba.ops import is_compiling
+from twinrun_mamba.recording import local
 from twinrun_mamba.validation import ArgumentError, ArgumentTypeError, like, rank
 
 INTEGERS = (torch.int32, torch.int64)
@@ -99,4 +100,7 @@ def may_look(tensor: Tensor) -> bool:
     """Say whether values may be looked at: on the CPU, or when it is asked for; never by a compiler."""
     if is_compiling():
         return False
-    return tensor.device.type == "cpu" or os.environ.get("TWINRUN_MAMBA_CHECK") == "1"
+    may = tensor.device.type == "cpu" or os.environ.get("TWINRUN_MAMBA_CHECK") == "1"
+    if may and local.active is not None:
+        local.active.once = True
+    return may

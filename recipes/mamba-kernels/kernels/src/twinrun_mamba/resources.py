@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,15 @@ class Usage:
     spills: int = 0
     # Bytes a block, besides the dynamic ones.
     shared_static: int = 0
+    # What the kernel itself says of its launches, see launch_sizes.h; 0 registers stand for any.
+    registers_needed: int = 0
+    shared_base: int = 0
+    shared_per_state_tile: int = 0
+
+    def launched(self, array: bytes) -> Usage:
+        """Return the same with what `<kernel>_launch` holds."""
+        needed, base, a_tile = _LAUNCH.unpack_from(array)
+        return replace(self, registers_needed=needed, shared_base=base, shared_per_state_tile=a_tile)
 
     def as_dict(self) -> dict[str, int]:
         """Return the fields by name."""
@@ -29,20 +38,30 @@ class Usage:
 
 
 _PTX_ENTRY = re.compile(r"\.entry (\w+)\(.*?\.maxntid (\d+)", re.DOTALL)
+_PTX_LAUNCH = re.compile(r"\.b8 (\w+)_launch\[12\](?: = \{([\d, ]+)\})?;")
 _PTXAS_ENTRY = re.compile(r"Compiling entry function '(\w+)'(.*?)(?=Compiling entry function|\Z)", re.DOTALL)
+# `<kernel>_launch` of launch_sizes.h.
+_LAUNCH = struct.Struct("<3i")
 
 
 def usage_of_ptx(text: str) -> dict[str, Usage]:
     """Return the kernels of PTX; only its assembler knows their registers."""
-    return {name: Usage(threads=int(threads)) for name, threads in _PTX_ENTRY.findall(text)}
+    # Zeros at the end are left out.
+    bytes_of = {
+        name: bytes(map(int, filter(None, listed.split(", ")))) for name, listed in _PTX_LAUNCH.findall(text)
+    }
+    return {
+        name: Usage(int(threads)).launched(bytes_of[name].ljust(_LAUNCH.size, b"\0"))
+        for name, threads in _PTX_ENTRY.findall(text)
+    }
 
 
 def usage_of_cubin(ptx: str, log: str) -> dict[str, Usage]:
     """Return the kernels of a cubin from the PTX it was made of and what `ptxas -v` printed."""
     found = usage_of_ptx(ptx)
     for name, text in _PTXAS_ENTRY.findall(log):
-        found[name] = Usage(
-            threads=found[name].threads,
+        found[name] = replace(
+            found[name],
             registers=_number(r"Used (\d+) registers", text),
             spills=_number(r"(\d+) bytes spill stores", text) + _number(r"(\d+) bytes spill loads", text),
             shared_static=_number(r"(\d+) bytes smem", text),
@@ -51,8 +70,9 @@ def usage_of_cubin(ptx: str, log: str) -> dict[str, Usage]:
 
 
 def usage_of_hsaco(path: Path) -> dict[str, Usage]:
-    """Return the kernels of an AMD code object from its metadata note."""
-    kernels = _amd_metadata(path.read_bytes())["amdhsa.kernels"]
+    """Return the kernels of an AMD code object from its metadata note and its symbols."""
+    image = path.read_bytes()
+    launch = {name.removesuffix("_launch"): at for name, at in _symbols(image) if name.endswith("_launch")}
     return {
         kernel[".name"]: Usage(
             threads=kernel[".max_flat_workgroup_size"],
@@ -60,8 +80,8 @@ def usage_of_hsaco(path: Path) -> dict[str, Usage]:
             # Into scratch, or into accumulators.
             spills=max(kernel[".private_segment_fixed_size"], 4 * kernel[".vgpr_spill_count"]),
             shared_static=kernel[".group_segment_fixed_size"],
-        )
-        for kernel in kernels
+        ).launched(image[launch[kernel[".name"]] :])
+        for kernel in _amd_metadata(image)["amdhsa.kernels"]
     }
 
 
@@ -89,6 +109,23 @@ def _notes(image: bytes) -> Iterator[tuple[bytes, int, bytes]]:
             content = at + 12 + -(-name_size // 4) * 4
             yield image[at + 12 : at + 12 + name_size], note, image[content : content + content_size]
             at = content + -(-content_size // 4) * 4
+
+
+def _symbols(image: bytes) -> Iterator[tuple[str, int]]:
+    """Return the dynamic symbols of a 64-bit ELF file that lie in a section, and where in the file."""
+    (start,) = struct.unpack_from("<Q", image, 0x28)
+    size, count = struct.unpack_from("<HH", image, 0x3A)
+    # Of a section: type, address, offset, length, and the section of its names.
+    sections = [struct.unpack_from("<4xI8xQQQI", image, start + index * size) for index in range(count)]
+    for kind, _, offset, length, strings in sections:
+        for at in range(offset, offset + length, 24) if kind == 11 else ():  # SHT_DYNSYM
+            name, section, value = struct.unpack_from("<IxxHQ", image, at)
+            text = sections[strings][2] + name
+            if 0 < section < count:
+                yield (
+                    image[text : image.index(b"\0", text)].decode(),
+                    value - sections[section][1] + sections[section][2],
+                )
 
 
 # MessagePack: the first byte says what follows, and its low bits or the next bytes how much of it.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from twinrun_mamba import reference, scan_kernels, validation
+from twinrun_mamba.entry import Operation
 from twinrun_mamba.launch import launcher
 from twinrun_mamba.layout import (
     LAYOUTS,
@@ -21,6 +22,7 @@ from twinrun_mamba.layout import (
 from twinrun_mamba.memory import empty
 from twinrun_mamba.ops import define, define_differentiable, is_compiling, wants_gradient
 from twinrun_mamba.packing import sequence_index
+from twinrun_mamba.recording import local
 from twinrun_mamba.validation import ArgumentError
 
 Tensors = tuple[Tensor, ...]
@@ -70,8 +72,29 @@ def selective_scan_fn(
     Raises ArgumentError, a ValueError, that names the argument; ArchitectureError on a GPU without kernels.
     """
     given = (u, delta, A, B, C, D, z, delta_bias, initial_state)
+    return _SCAN(*given, seq_idx, cu_seqlens, delta_softplus, return_last_state, layout, backend)
+
+
+def _scan(*arguments: Any) -> Any:
+    """Return what selective_scan_fn does."""
+    *_, softplus, return_last_state, layout, backend = arguments
+    inputs = _prepared(*arguments)
+    if inputs[2].is_complex():
+        out, last = _complex(inputs, softplus)
+    else:
+        out, last, states = scan_forward(*inputs, softplus, wants_gradient(inputs), backend or "")
+        if local.active is not None:
+            local.active.kept = (states,) if states.numel() else ()
+    out = channel_first(out, layout)
+    return (out, last) if return_last_state else out
+
+
+def _prepared(*arguments: Any) -> tuple[Any, ...]:
+    """Return the tensors of a call as the operations take them: channel-first, B and C with groups."""
+    *given, seq_idx, cu_seqlens, _, _, layout, backend = arguments
     validation.ranks(*zip(GIVEN, given, RANKS), required=5)
     validation.one_of("layout", layout, LAYOUTS)
+    u, delta, A, B, C, D, z, delta_bias, initial_state = given
     token_major = layout != LAYOUTS[0]
     u, delta = channel_first(u, layout), channel_first(delta, layout)
     z = None if z is None else channel_first(z, layout)
@@ -79,17 +102,37 @@ def selective_scan_fn(
     B, C = _projections(u, A, B, C, token_major, backend or "")
     weight = reference.compute_type(u)
     D, delta_bias, initial_state = cast(D, weight), cast(delta_bias, weight), cast(initial_state, weight)
-    if A.is_complex():
-        rest = (D, z, delta_bias, initial_state, index)
-        validation.scan(
-            u, delta, A.real.to(weight), B.real.to(u.dtype), C.real.to(u.dtype), *rest, native=False
-        )
-        out, last = reference.selective_scan(u, delta, A, B, C, *rest, softplus=delta_softplus)
-    else:
-        given = (u, delta, cast(A, weight), B, C, D, z, delta_bias, initial_state)
-        out, last, _ = scan_forward(*given, index, delta_softplus, wants_gradient(given), backend or "")
-    out = channel_first(out, layout)
-    return (out, last) if return_last_state else out
+    A = A if A.is_complex() else cast(A, weight)
+    return u, delta, A, B, C, D, z, delta_bias, initial_state, index
+
+
+def _complex(inputs: tuple[Any, ...], softplus: bool) -> tuple[Tensor, Tensor]:
+    """Return output and last state of a scan with complex A, which torch computes."""
+    u, delta, A, B, C, *rest = inputs
+    weight = reference.compute_type(u)
+    validation.scan(u, delta, A.real.to(weight), B.real.to(u.dtype), C.real.to(u.dtype), *rest, native=False)
+    return reference.selective_scan(*inputs, softplus=softplus)
+
+
+def _scan_gradients(*given: Any) -> tuple[Any, ...]:
+    """Return the gradients of the arguments of selective_scan_fn, from those of its results."""
+    arguments = given[-len(GIVEN) - 6 :]
+    (*gradients, states), (B, C) = given[: -len(arguments)], arguments[3:5]
+    *_, softplus, _, layout, backend = arguments
+    inputs = _prepared(*arguments)
+    out_gradient, last_gradient = (*gradients, None)[:2]
+    laid = torch.zeros_like(inputs[0]) if out_gradient is None else channel_first(out_gradient, layout)
+    found = scan_backward(laid, last_gradient, states, *inputs, softplus, backend or "")
+    gu, gdelta, ga, gb, gc, gd, gz, *rest = found
+    made = (
+        *(channel_first(gradient, layout) for gradient in (gu, gdelta)),
+        ga,
+        *(_ungrouped(gradient, given_as.dim(), layout) for gradient, given_as in ((gb, B), (gc, C))),
+        gd,
+        channel_first(gz, layout) if arguments[6] is not None else gz,
+        *rest,
+    )
+    return tuple(None if tensor is None else gradient for tensor, gradient in zip(arguments, made))
 
 
 def selective_state_update(
@@ -161,6 +204,13 @@ def _grouped(projection: Tensor, A: Tensor, token_major: bool) -> Tensor:
         dtype = reference.compute_type(projection)
         projection = torch.view_as_complex(projection.to(dtype).unflatten(-1, (-1, 2)).contiguous())
     return projection if projection.dim() == 4 else projection.unsqueeze(1)
+
+
+def _ungrouped(projection: Tensor, dims: int, layout: str) -> Tensor:
+    """Return (batch, groups, states, length) as B and C were given: the other way round of _grouped."""
+    if layout != LAYOUTS[0]:
+        projection = projection.permute(0, 3, 1, 2)
+    return projection if dims == 4 else projection.squeeze(2 if layout != LAYOUTS[0] else 1)
 
 
 def _per_channel(projection: Tensor, u: Tensor) -> Tensor:
@@ -257,3 +307,4 @@ scan_forward = define_differentiable(
     _setup,
     _gradients,
 )
+_SCAN = Operation(_scan, _scan_gradients)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from struct import Struct
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from twinrun_mamba.launch import Launcher
+from twinrun_mamba.launch_constants import MEASURED, Timing, timing
 from twinrun_mamba.layout import (
+    Parameters,
     address,
     contiguous,
     contiguous_along,
@@ -28,19 +29,19 @@ from twinrun_mamba.validation import KERNEL_TYPES, Sizes
 # Steps between two saved states; channels of a block; states that a block handles at once.
 CHUNK, CHANNELS, STATE_TILE = 32, 32, 16
 THREADS = 128
+# What decides the order of sums is the same for every device, see launch_constants.py.
 # Resident blocks of an H200, of the backward pass with several state tiles, and the occupancy that is
-# enough. Not the device's own numbers: results must not depend on it.
+# enough.
 RESIDENT_BLOCKS, MULTI_TILE_RESIDENT_BLOCKS, ENOUGH_OCCUPANCY = 396, 264, 0.95
 # Blocks from which time is not split, and most parts of it: each part goes through those before it.
 ENOUGH_BLOCKS, MOST_SPLITS = 320, 64
 ENOUGH_FORWARD_BLOCKS, MOST_FORWARD_SPLITS = 64, 32
 # Chunks that the forward pass does sooner than it starts a second kernel, and than one that overlaps.
 FEW_CHUNKS, VERY_FEW_CHUNKS = 4, 2
-# An H200's multiprocessors. While a first kernel has blocks on some, those of one that overlaps it gather on
-# the others, which takes longer than it saves unless there is room for all, or MANY are everywhere.
-MULTIPROCESSORS, MANY = 132, 330
 # ScanForward, ScanBackward and ScanReduce of params.h.
-FORWARD, BACKWARD, REDUCE = Struct("=44q"), Struct("=61q"), Struct("=25q")
+FORWARD = Parameters("n" * 8 + "ssss" + "pp" + "a" * 7 + "naa")
+BACKWARD = Parameters("n" * 8 + "s" * 7 + "pp" + "a" * 7 + "a" * 5 + "naa")
+REDUCE = Parameters("a" * 8 + "pp" + "n" * 7)
 
 
 def forward(
@@ -167,7 +168,7 @@ def _launch_pass(
         first = _name(kernels[0], dtype, 0, token_major=token_major, packed=packed)
         launch(first, _split_kernel_blocks(sizes, splits), params)
     name = _name(kernels[1], dtype, sizes.states, token_major=token_major, packed=packed)
-    overlap = splits > 1 and _should_overlap(sizes, splits)
+    overlap = splits > 1 and _should_overlap(sizes, splits, timing(launch.code_object.arch))
     launch(name, _pass_blocks(sizes) * splits, params, sizes.states, overlap=overlap)
 
 
@@ -209,7 +210,8 @@ def _forward_splits(sizes: Sizes) -> int:
     if _pass_blocks(sizes) >= ENOUGH_FORWARD_BLOCKS:
         return 1
     splits = _splits(sizes, [RESIDENT_BLOCKS], MOST_FORWARD_SPLITS)
-    few = VERY_FEW_CHUNKS if _should_overlap(sizes, splits) else FEW_CHUNKS
+    # The same parts where nothing overlaps, too.
+    few = VERY_FEW_CHUNKS if _should_overlap(sizes, splits, MEASURED) else FEW_CHUNKS
     return splits if _chunks(sizes) > few else 1
 
 
@@ -259,7 +261,7 @@ def _split_kernel_blocks(sizes: Sizes, splits: int) -> int:
     return _pass_blocks(sizes) * (splits - 1) * -(-sizes.states // STATE_TILE)
 
 
-def _should_overlap(sizes: Sizes, splits: int) -> bool:
+def _should_overlap(sizes: Sizes, splits: int, of: Timing) -> bool:
     """Return whether a pass in parts should start while the kernel before it runs."""
     blocks = _pass_blocks(sizes) * splits
-    return _split_kernel_blocks(sizes, splits) + blocks <= MULTIPROCESSORS or blocks >= MANY
+    return _split_kernel_blocks(sizes, splits) + blocks <= of.overlap_room or blocks >= of.overlap_many
