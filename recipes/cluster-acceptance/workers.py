@@ -15,7 +15,6 @@ from twinrun.train.checks import Failed, Unknown
 NETWORK = Path("/sys/class/net")
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 ROUTES = Path("/proc/net/route")
-VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 SKEW_SECONDS = 1.0
 
 
@@ -42,17 +41,13 @@ def enumerate_workers(job: ChecksJob) -> None:
 
 def network_interfaces(job: ChecksJob) -> None:
     """Hold the interface that each node's ranks use against those of its peers."""
+    variable = variable_of(job)
+    demand_interface(variable)
     device = join(job)
-    told = dict(gathered([host(), interface()], device))
-    absent = {name: one for name, one in told.items() if not one["exists"]}
-    if absent:
-        shown = ", ".join(f"{name} has no {one['name'] or 'default route'}" for name, one in absent.items())
-        if any(one["name"] for one in absent.values()):
-            raise Failed(shown, remedy=f"correct {' or '.join(VARIABLES)}", nodes=list(absent))
-        raise Unknown(shown, remedy=f"name the interface in {' or '.join(VARIABLES)}")
-    down = [name for name, one in told.items() if one["state"] not in ("up", "unknown")]
-    if down:
-        raise Failed(f"the interface is down on {', '.join(down)}", remedy="ip link set DEV up", nodes=down)
+    told = dict(gathered([host(), interface(variable)], device))
+    unnamed = [name for name, one in told.items() if not one["exists"]]
+    if unnamed:
+        raise Unknown(f"no default route on {', '.join(unnamed)}", remedy=f"name the interface in {variable}")
     odd = unlike({name: one["mtu"] for name, one in told.items()})
     if odd:
         shown = ", ".join(f"{name} has {mtu}" for name, mtu in odd.items())
@@ -61,15 +56,28 @@ def network_interfaces(job: ChecksJob) -> None:
         )
 
 
+def variable_of(job: ChecksJob) -> str:
+    """Return the variable that tells the collectives of this run their interface."""
+    return "NCCL_SOCKET_IFNAME" if job.accelerator else "GLOO_SOCKET_IFNAME"
+
+
+def demand_interface(variable: str) -> None:
+    """Raise Failed where this node's interface is absent or down, which it could tell nobody over it."""
+    own, nodes = interface(variable), [host()]
+    if own["name"] and not own["exists"]:
+        raise Failed(f"{host()} has no {own['name']}", remedy=f"correct {variable}", nodes=nodes)
+    if own["exists"] and own["state"] not in ("up", "unknown"):
+        raise Failed(f"{own['name']} is down on {host()}", remedy="ip link set DEV up", nodes=nodes)
+
+
 def clock() -> float:
     """Return this node's time."""
     return time.time()
 
 
-def interface() -> dict[str, Any]:
+def interface(variable: str) -> dict[str, Any]:
     """Return the interface that ranks are told to use, else that of the default route."""
-    name = next((os.environ[key].strip("=^").split(",")[0] for key in VARIABLES if os.environ.get(key)), "")
-    name = name or _default_route()
+    name = os.environ.get(variable, "").strip("=^").split(",")[0] or _default_route()
     folder = NETWORK / name
     exists = bool(name) and folder.is_dir()
     return {
