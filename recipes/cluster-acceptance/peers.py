@@ -12,12 +12,14 @@ from typing import Any
 from twinrun.protocol.checks import ChecksJob
 from twinrun.train.checks import Unknown
 
-LEAST_NODES = 4
+LEAST_NODES = 3
 # Deviations from the median that pass; for normal samples 1.4826 x MAD is a standard deviation.
 DEVIATIONS = 5
 NORMAL = 1.4826
 # Nodes that are all alike have a MAD near 0: what differs by no more than this share is alike too.
 LEAST_SHARE = 0.15
+# Two peers say little about how much alike nodes differ.
+FEW_PEERS, FEW_SHARE = 2, 0.5
 TEXT_BYTES = 4096
 
 
@@ -57,20 +59,25 @@ def unlike(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if json.dumps(value) != usual}
 
 
-def slow(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the nodes whose value is below those of their peers, by the median absolute deviation."""
+def slow(values: Mapping[str, float], *, share: float = LEAST_SHARE) -> dict[str, float]:
+    """Return the nodes whose value is below those of their peers, by the median absolute deviation.
+
+    Args:
+        share: of the peers' median, by which alike nodes may differ; more where there are few.
+    """
     return {
         name: value
         for name, value in values.items()
         # Of the others: a slow node among few would widen its own allowance.
-        if value < _least([other for peer, other in values.items() if peer != name])
+        if value < _least([other for peer, other in values.items() if peer != name], share)
     }
 
 
-def _least(peers: Sequence[float]) -> float:
+def _least(peers: Sequence[float], share: float) -> float:
     median = statistics.median(peers)
     deviation = NORMAL * statistics.median(abs(value - median) for value in peers)
-    return median - max(DEVIATIONS * deviation, LEAST_SHARE * median)
+    allowed = max(share, FEW_SHARE) if len(peers) <= FEW_PEERS else share
+    return median - max(DEVIATIONS * deviation, allowed * median)
 
 
 def demand_peers(values: Mapping[str, float], what: str) -> None:

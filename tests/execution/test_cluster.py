@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.execution.clusters import ROOT, SECONDS, changed, cluster, container, docker, processes, until
+from twinrun.cli import sites
 from twinrun.execution.engine import NodeCommand
 from twinrun.execution.schedulers import Submission, Task, load_scheduler
 from twinrun.execution.site_checks import check_site
@@ -131,26 +132,31 @@ def test_a_run_folder_that_nodes_do_not_see_is_refused(site: LoadedSite) -> None
         submitted(site, Path("/srv/elsewhere"))
 
 
-# srun ends the other node's process when one fails, and the highest status counts: both fail at once.
-TOGETHER = """
-import os, pathlib, sys, time
-there = pathlib.Path(sys.argv[1])
-(there / os.environ["TWINRUN_NODE"]).touch()
-while len(list(there.iterdir())) < 2:
+# srun ends the processes that are left when one fails, and the highest status counts. So the second node
+# fails when the first can have no other status any more: locks of a process are given away after it is set.
+ONE_AFTER_THE_OTHER = """
+import fcntl, os, pathlib, sys, time
+there, lock = (pathlib.Path(sys.argv[1], name) for name in ("there", "lock"))
+second = os.environ["TWINRUN_NODE"] == "1"
+while second and not there.exists():
     time.sleep(0.01)
+stream = lock.open("w")
+fcntl.flock(stream, fcntl.LOCK_EX)
+there.touch()
 print(os.environ["TWINRUN_FIRST_NODE"])
-sys.exit(7)
+sys.exit(7 if second else 0)
 """
 
 
 def test_exit_statuses_and_logs_come_back(site: LoadedSite, folder: Path) -> None:
     there = folder / "there"
     there.mkdir()
-    arguments = (sys.executable, "-c", TOGETHER, str(there))
+    arguments = (sys.executable, "-c", ONE_AFTER_THE_OTHER, str(there))
     job = submitted(site, folder / "fails", NodeCommand(arguments=arguments, variables={}, folder=Path("/")))
     assert ended(job) == 7
-    assert {path.name for path in job.logs()} >= {"launcher-0.log", "launcher.log"}
-    assert (folder / "fails" / "log" / "launcher-0.log").read_text(encoding="utf-8") == "worker1\n"
+    logs = {path.name: path.read_text(encoding="utf-8") for path in job.logs()}
+    assert logs.keys() == {"launcher.log", "launcher-0.log", "launcher-1.log"}
+    assert logs["launcher-0.log"] == logs["launcher-1.log"] == "worker1\n"
 
 
 @pytest.mark.parametrize("trial", range(5))
@@ -163,6 +169,29 @@ def test_a_job_that_is_cancelled_can_be_resumed(site: LoadedSite, folder: Path, 
     assert "CANCELLED" in str(error)
     job.cancel()
     assert until(lambda: not waiting("worker1") and not waiting("worker2")) < 15
+
+
+def test_jobs_are_listed_followed_and_cancelled(
+    site: LoadedSite, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def newest() -> list[str]:
+        sites.jobs(ROOT, "local", follow=None, cancel=None)
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+        return max(lines, key=lambda line: int(line[0]))
+
+    says = (sys.executable, "-c", "print('said')")
+    submitted(site, folder / "said", NodeCommand(arguments=says, variables={}, folder=Path("/")))
+    number = newest()[0]
+    sites.jobs(ROOT, "local", follow=number, cancel=None)
+    assert capsys.readouterr().out.splitlines() == ["said", "said", f"{number} COMPLETED"]
+    job = submitted(site, folder / "listed")
+    number, state, *_ = found = newest()
+    assert (state, *found[-2:]) == ("RUNNING", "twinrun-nodes=2", "worker[1-2]")
+    sites.jobs(ROOT, "local", follow=None, cancel=number)
+    assert isinstance(ended(job), Interrupted)
+    capsys.readouterr()
+    sites.jobs(ROOT, "local", follow=number, cancel=None)
+    assert capsys.readouterr().out.splitlines()[-1] == f"{number} CANCELLED"
 
 
 def test_a_run_that_stops_leaves_nothing(site: LoadedSite, folder: Path) -> None:
@@ -190,8 +219,10 @@ def test_a_slurm_that_goes_in_the_middle_of_a_run_is_told(
     assert until(lambda: not waiting("worker1") and not waiting("worker2")) < 30
 
 
-def test_two_nodes_train_and_leave_a_record(site: LoadedSite, folder: Path) -> None:
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun"])
+def test_two_nodes_train_and_leave_a_record(site: LoadedSite, folder: Path, launcher: str) -> None:
     options = ["--scheduler", "slurm", "--cluster", "local", "--out", str(folder), "--json"]
+    options += ["--launcher", launcher]
     sets = [word for pair in ("steps=4", "warmup_steps=1", "devices=2") for word in ("--set", pair)]
     done = subprocess.run(
         [sys.executable, "-m", "invoke", "run", "recipes/mpt7b-scaling", *options, *sets],
@@ -203,6 +234,7 @@ def test_two_nodes_train_and_leave_a_record(site: LoadedSite, folder: Path) -> N
     )
     assert done.returncode == 0, done.stderr
     record = json.loads(Path(json.loads(done.stdout)["record"]).read_text(encoding="utf-8"))
+    assert record["plan"]["launcher"] == launcher
     allocation = record["allocation"]
     assert (allocation["scheduler"], allocation["site"]) == ("slurm", "local")
     assert allocation["nodes"] == ["worker1", "worker2"]

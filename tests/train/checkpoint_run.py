@@ -2,7 +2,8 @@
 
 What goes wrong, and when, is said by variables of the environment: KILL_RANK with KILL_STEP, the step before
 which a rank dies, with TOLD_STEP, the one in which it is told to end, or with KILL_CALL, the system call of
-its saves at which it dies. STEP_SECONDS slows steps down.
+its saves at which it dies. STEP_SECONDS slows steps down. In HOLD_STEP ranks go on living, and no further,
+until the file HOLD_UNTIL is there or they are told to end: who plants a fault has all the time for it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch.distributed.fsdp import fully_shard
 from twinrun.foundation.errors import TwinrunError
 from twinrun.protocol.job import STOPPED
 from twinrun.protocol.training import TrainingJob
-from twinrun.train import ranks
+from twinrun.train import pulse, ranks, stop
 from twinrun.train.canonical import CanonicalGradients
 from twinrun.train.checkpoint.session import checkpoints_of
 from twinrun.train.corpus import Corpus, read_corpus
@@ -61,6 +62,8 @@ def train(job: TrainingJob, corpus: Corpus) -> list[float]:
         rate = learning_rate(step, job.training.optimizer, step_tokens=job.step_tokens)
         set_learning_rate(optimizer, rate)
         time.sleep(float(os.environ.get("STEP_SECONDS", "0")))
+        if step == int(os.environ.get("HOLD_STEP", "-1")):
+            hold(Path(os.environ["HOLD_UNTIL"]))
         if tree:
             share = interleaved(job, step)
             meter.add_samples(share["hashes"])
@@ -110,6 +113,13 @@ def batch(job: TrainingJob, step: int) -> Tensor:
     draw = torch.Generator().manual_seed(job.training.seed + step)
     whole = torch.randn(job.training.global_batch, WIDTH, generator=draw)
     return whole.chunk(job.world_size)[ranks.rank()]
+
+
+def hold(until: Path) -> None:
+    while not until.exists() and not stop.wanted():
+        # As a reader that is slow but not stuck; the watchdog knows by now how long that takes.
+        pulse.beat("reads its samples")
+        time.sleep(0.05)
 
 
 def is_doomed() -> bool:

@@ -16,6 +16,7 @@ from tests.train.small import ROOT, launch
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.checks import CheckLine, ChecksJob, ChecksResult
 from twinrun.protocol.measurements import Check
+from twinrun.train.check_process import OTHERS_SECONDS
 
 SCRIPT = """
 import os, subprocess, sys, time
@@ -45,6 +46,9 @@ def hang(job):
     print("sleeps in", child.pid, flush=True)
     time.sleep(300)
 
+def hang_on_0(job):
+    hang(job) if os.environ["RANK"] == "0" else bad(job)
+
 def slow_on_0(job):
     time.sleep(1.5 if os.environ["RANK"] == "0" else 0)
 
@@ -56,7 +60,7 @@ def together(job):
     if total.item() != job.world_size:
         raise Failed(f"the sum is {total.item()}")
 
-names = {"slow-on-0": slow_on_0, "bad-on-1": bad_on_1, "together-again": together}
+names = {"slow-on-0": slow_on_0, "hang-on-0": hang_on_0, "bad-on-1": bad_on_1, "together-again": together}
 for one in (good, bad, broken, crash, leave, hang, together):
     names[one.__name__] = one
 if __name__ == "__main__":
@@ -140,12 +144,12 @@ def test_a_check_passes_fails_or_finds_out_nothing(tmp_path: Path) -> None:
 
 
 def test_a_check_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
-    job = job_of(tmp_path, ["hang", "good"], timeout=1.0)
+    job = job_of(tmp_path, ["hang", "good"], timeout=3.0)
     done = subprocess.run(
         command(job), env=variables(tmp_path), capture_output=True, text=True, timeout=60, check=True
     )
     hung, good = load_json(tmp_path / "result.json", ChecksResult).checks
-    assert (hung.outcome, hung.reason) == ("fail", "timed out after 1 s")
+    assert (hung.outcome, hung.reason) == ("fail", "timed out after 3 s")
     assert good.outcome == "pass"
     assert ends(int(done.stdout.split("sleeps in ")[1].split()[0]))
 
@@ -186,6 +190,14 @@ def test_each_scope_has_its_ranks_and_its_place(tmp_path: Path) -> None:
         ("bad-on-1", f"{host}, device 1", "fail"),
     ]
     assert (found[3].reason, found[3].remedy) == ("rank 1: the link is down", "reseat the cable")
+
+
+def test_a_rank_does_not_wait_for_one_that_gave_up(tmp_path: Path) -> None:
+    found, good = run(job_of(tmp_path, ["hang-on-0/allocation", "good/node"], world_size=2, timeout=50))
+    assert (found.outcome, found.reason) == ("fail", "rank 1: the link is down")
+    assert found.seconds is not None
+    assert OTHERS_SECONDS <= found.seconds < 30
+    assert good.outcome == "pass"
 
 
 @pytest.mark.needs("torch")

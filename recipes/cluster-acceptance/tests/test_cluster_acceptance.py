@@ -213,8 +213,12 @@ def test_the_slow_one_of_alike_peers_is_found() -> None:
     alike = {f"node-{place}": 10 + place / 100 for place in range(8)}
     assert not peers.slow(alike)
     assert set(peers.slow(alike | {"node-3": 8.0})) == {"node-3"}
-    with pytest.raises(Unknown, match="3 of the 4 nodes"):
-        peers.demand_peers({"a": 1.0, "b": 1.0, "c": 1.0}, "GB/s")
+    # Two peers say little, so that it takes half of what they have.
+    assert not peers.slow({"a": 1.0, "b": 1.0, "c": 0.6})
+    assert set(peers.slow({"a": 1.0, "b": 1.1, "c": 0.4})) == {"c"}
+    peers.demand_peers({"a": 1.0, "b": 1.0, "c": 1.0}, "GB/s")
+    with pytest.raises(Unknown, match="2 of the 3 nodes"):
+        peers.demand_peers({"a": 1.0, "b": 1.0}, "GB/s")
 
 
 def test_the_checks_are_those_of_the_publication() -> None:

@@ -16,6 +16,10 @@ from typing import Any, NoReturn
 from twinrun.protocol.checks import CheckSpec
 from twinrun.protocol.measurements import Check
 
+# Ranks of one check find the same at about the same time; to wait longer for one that gave up is in vain.
+OTHERS_SECONDS = 10.0
+_POLL_SECONDS = 0.2
+
 
 class Failed(Exception):  # noqa: N818 - what a check finds is no error of the program
     """What a check found wrong, and what to do about it."""
@@ -37,10 +41,20 @@ class Unknown(Exception):  # noqa: N818 - as above
 
 
 def run_check(
-    spec: CheckSpec, function: Callable[[], None], *, place: str, variables: Mapping[str, str]
+    spec: CheckSpec,
+    function: Callable[[], None],
+    *,
+    place: str,
+    variables: Mapping[str, str],
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Check:
-    """Run `function` in a forked process with `variables` in its environment; return its outcome."""
+    """Run `function` in a forked process with `variables` in its environment; return its outcome.
+
+    Args:
+        is_over: says whether another rank has ended this check without passing it; it is not waited for long.
+    """
     began = time.monotonic()
+    deadline = began + spec.timeout
     reader, writer = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -53,13 +67,15 @@ def run_check(
         # Here too: whichever process is first, the group is there before anything is killed.
         os.setpgid(process, process)
     try:
-        answer = _read_line(reader, deadline=began + spec.timeout)
+        answer = _read_line(reader, deadline=deadline, is_over=is_over)
     finally:
         os.close(reader)
         status = _end(process)
     finding: dict[str, Any] = {"outcome": "fail", "reason": f"timed out after {spec.timeout:g} s"}
     if answer is not None:
         finding = json.loads(answer) if answer else {"outcome": "unknown", "reason": _describe(status)}
+    elif time.monotonic() < deadline:
+        finding = {"outcome": "unknown", "reason": "not ended: another rank has, without passing"}
     told = {"id": spec.id, "place": place, "seconds": time.monotonic() - began, **finding}
     # As JSON, in which a list is a tuple.
     return Check.model_validate_json(json.dumps(told))
@@ -92,17 +108,21 @@ def _answer(function: Callable[[], None]) -> dict[str, Any]:
     return {"outcome": "pass", "reason": ""}
 
 
-def _read_line(reader: int, *, deadline: float) -> bytes | None:
+def _read_line(reader: int, *, deadline: float, is_over: Callable[[], bool]) -> bytes | None:
     """Return the line, empty when the process ended without one, None when there is none in time."""
-    line = b""
+    line, over = b"", False
     while not line.endswith(b"\n"):
-        ready, _, _ = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
+        left = deadline - time.monotonic()
+        ready, _, _ = select.select([reader], [], [], min(max(0.0, left), _POLL_SECONDS))
+        if ready:
+            part = os.read(reader, 1 << 16)
+            if not part:
+                return b""
+            line += part
+        elif left <= 0:
             return None
-        part = os.read(reader, 1 << 16)
-        if not part:
-            return b""
-        line += part
+        elif not over and is_over():
+            over, deadline = True, min(deadline, time.monotonic() + OTHERS_SECONDS)
     return line
 
 

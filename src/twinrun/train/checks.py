@@ -85,7 +85,10 @@ def _run(job: ChecksJob, spec: CheckSpec, function: Function, outcomes: Outcomes
         outcome = _check(spec, "unknown", f"not run: without rank {ranks}")
     elif spec.scope != "node" or rank_variable("LOCAL_RANK", 0) == 0:
         variables = _rendezvous(outcomes.share_port()) if together and outcomes.ranks > 1 else {}
-        outcome = run_check(spec, partial(function, job), place=_place(spec), variables=variables)
+        is_over = outcomes.is_over if together else lambda: False
+        outcome = run_check(
+            spec, partial(function, job), place=_place(spec), variables=variables, is_over=is_over
+        )
         if outcome.outcome == "fail" and not together:
             outcome = outcome.model_copy(update={"nodes": (platform.node(),)})
     outcomes.post(spec, outcome)

@@ -40,6 +40,11 @@ class Outcomes:
         """The check that this rank has ended last; 0 is its start."""
         return f"check-{self._ended}"
 
+    @property
+    def _over(self) -> Path:
+        """One file of all ranks: asked often, by each."""
+        return self._folder / f"over-{self._ended}"
+
     def meet(self) -> list[int]:
         """Wait until every rank has ended the check before; return the ranks that did not."""
         return self._missing()
@@ -53,8 +58,14 @@ class Outcomes:
         self._wait_for(name, {0})
         return int(self._file(name, 0).read_text())
 
+    def is_over(self) -> bool:
+        """Say whether a rank has ended the check that this one is at without passing it."""
+        return self._over.exists()
+
     def post(self, spec: CheckSpec, outcome: Check | None) -> None:
         """Say what this rank found, None where it takes no part."""
+        if outcome and outcome.outcome != "pass":
+            write_atomically(self._over, "")
         self._ended += 1
         self._write(self._name, outcome.model_dump_json() if outcome else "")
         self._patience += spec.timeout

@@ -1,7 +1,4 @@
-"""The stack's image as one file under Apptainer, for clusters without a daemon, as the user who starts it.
-
-Its commands are rendered and held by golden files; no machine of ours has run it.
-"""
+"""The stack's image as one file under Apptainer, for clusters without a daemon, as the user who starts it."""
 
 from __future__ import annotations
 
@@ -50,25 +47,34 @@ def open_engine(
 
 
 class ApptainerRenderer(ImageFile):
-    """Writes each command as an `apptainer exec`; nothing in it is writable but the run folder and /tmp."""
+    """Writes each command as an `apptainer exec`, which may write to the run folder, /tmp and /dev/shm."""
 
     def render(self, command: Command) -> NodeCommand:
         """Return the `apptainer exec` of `command`."""
         variables = self._variables(command)
         return NodeCommand(
             arguments=(*self._start(command), str(self._file), "python3", *command.arguments[1:]),
-            # Any text is a value there, while the option that sets variables splits at commas.
+            # With --no-eval any text is a value there, while the option that sets variables splits at commas.
             variables={f"APPTAINERENV_{name}": value for name, value in variables.items()},
             folder=self._workspace.root,
         )
 
     def _start(self, command: Command) -> Iterator[str]:
-        yield from (PROGRAM, "exec")
+        # Else the container's shell replaces variables in the values of variables, and runs what is in $( ).
+        yield from (PROGRAM, "exec", "--no-eval")
         # That of the node; the user's own may not be there, and what is installed in it is not the stack's.
-        yield from ("--home", TEMPORARY_FOLDER, "--no-mount", "cwd", *self._vendor.container.apptainer)
+        # As the home it is mounted by itself; as `tmp` it would bring /var/tmp along.
+        yield from ("--home", TEMPORARY_FOLDER, "--no-mount", "cwd,tmp", *self._vendor.container.apptainer)
         for folder, mode in self._mounts(command):
-            yield from ("--bind", f"{folder}:{folder}:{mode}")
+            # In quotes, for --bind splits paths at colons and commas.
+            ends = (_quoted(f"{end}={folder}") for end in ("src", "dst"))
+            yield from ("--mount", ",".join(("type=bind", *ends, *(["ro"] if mode == "ro" else []))))
         yield from ("--pwd", str(self._workspace.root))
+
+
+def _quoted(field: str) -> str:
+    """Return a field of comma-separated values."""
+    return '"' + field.replace('"', '""') + '"'
 
 
 class ApptainerEngine(ApptainerRenderer, LocalCommands):

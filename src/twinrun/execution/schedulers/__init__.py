@@ -38,7 +38,7 @@ class Submission(Protocol):
         """Host names of the nodes, in the order of the commands; empty while it waits for them."""
 
     def poll(self) -> int | None:
-        """Return the exit status, of the first command that failed if one did; None until all have ended."""
+        """Return the exit status, of a command that failed if one did; None until all have ended."""
 
     def logs(self) -> tuple[Path, ...]:
         """Return the file that the command of each node prints to, as far as they are there."""

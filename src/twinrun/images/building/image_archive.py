@@ -88,6 +88,9 @@ def image_archive(image: Image, name: str) -> Iterator[bytes]:
         "index.json": canonical_json(_index(manifest, name)).encode(),
         "manifest.json": json.dumps([older]).encode(),
     }
+    # Not every tool makes a folder that no member names.
+    for folder in ("blobs", _BLOBS.rstrip("/")):
+        yield _folder(folder)
     for path, content in files.items():
         yield _header(path, len(content)) + content + _padding(len(content))
     for blob, layer in {layer.blob(): layer for layer in image.layers}.items():
@@ -117,6 +120,12 @@ def _file_member(name: str, file: Path) -> Iterator[bytes]:
         while chunk := stream.read(_CHUNK):
             yield chunk
     yield _padding(size)
+
+
+def _folder(name: str) -> bytes:
+    header = tarfile.TarInfo(name)
+    header.type, header.mode = tarfile.DIRTYPE, 0o755
+    return header.tobuf(tarfile.GNU_FORMAT)
 
 
 def _header(name: str, size: int) -> bytes:
