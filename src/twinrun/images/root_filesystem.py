@@ -12,18 +12,21 @@ from twinrun.foundation.errors import MachineError
 from twinrun.foundation.processes import last_lines
 from twinrun.foundation.redaction import redacted
 from twinrun.images.apt_archive import fetch_packages, write_repository
+from twinrun.images.building.layers import write_layer
 from twinrun.manifests.apt_lock import AptLock
 
-# Names of this machine, its package sources, and caches and backups that package tools recreate.
-_EXCLUDED = (
-    *("etc/hostname", "etc/resolv.conf", "etc/apt/sources.list", "etc/apt/apt.conf.d/99mmdebstrap"),
-    *("var/lib/apt/lists/*", "var/cache/apt/*", "var/log/*", "var/cache/debconf/*-old", "var/lib/dpkg/*-old"),
-    "etc/*-",
+# What some releases of mmdebstrap add of their own.
+_ADDED = (
+    *("etc/apt/sources.list", "etc/apt/apt.conf.d/99mmdebstrap", "var/lib/apt/extended_states"),
+    *("lib32", "libx32", "usr/lib32", "usr/libx32"),
 )
 
 
 def make_root(out: Path, *, lock: AptLock, suite: str, architecture: str, epoch: int) -> None:
     """Write the root file system of exactly the base packages of apt.lock to the tar `out`.
+
+    It is written as a layer is, so that releases of mmdebstrap give the same bytes: they leave other times on
+    folders, and other things of the machine and of package tools.
 
     Args:
         epoch: modification time of every file, in seconds since 1970.
@@ -31,9 +34,9 @@ def make_root(out: Path, *, lock: AptLock, suite: str, architecture: str, epoch:
     Raises:
         MachineError: the packages cannot be downloaded, or mmdebstrap is missing or failed.
     """
-    files = fetch_packages(lock.base, suite=suite, architecture=architecture)
+    files = fetch_packages(lock.base, suite=suite, architecture=architecture, epoch=epoch)
     with tempfile.TemporaryDirectory(prefix="twinrun-root-") as folder:
-        repository = Path(folder)
+        repository, made = Path(folder) / "packages", Path(folder) / "root.tar"
         write_repository(files.values(), repository, suite=suite)
         _mmdebstrap(
             *(f"--architectures={architecture}", "--variant=apt", "--format=tar"),
@@ -44,10 +47,12 @@ def make_root(out: Path, *, lock: AptLock, suite: str, architecture: str, epoch:
             "--hook-dir=/usr/share/mmdebstrap/hooks/maybe-merged-usr",
             # mmdebstrap's cleanup runs apt once more, which leaves files of its own.
             "--skip=cleanup/apt",
-            *(f'--customize-hook=rm -rf "$1"/{name}' for name in _EXCLUDED),
-            *(suite, str(out), f"deb [trusted=yes] copy:{urllib.parse.quote(str(repository))} ./"),
+            *(f'--customize-hook=rm -rf "$1"/{name}' for name in _ADDED),
+            *(suite, str(made), f"deb [trusted=yes] copy:{urllib.parse.quote(str(repository))} ./"),
             epoch=epoch,
         )
+        with made.open("rb") as stream, out.open("wb") as tar:
+            write_layer(stream, tar, parent={}, epoch=epoch)
 
 
 def _mmdebstrap(*arguments: str, epoch: int) -> None:

@@ -27,6 +27,7 @@ from twinrun.manifests.stack_manifest import (
 __all__ = ["Alternative", "Base", "LoadedStack", "Source", "Stack", "Unverified"]
 
 DOCKERFILE = "images/Dockerfile"
+INPUTS_LABEL = "dev.twinrun.inputs-sha256"
 # Counts up when the same inputs give another image than before.
 _FORMAT = 2
 _PIN = re.compile(r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;\\]+)", re.MULTILINE)
@@ -79,6 +80,10 @@ class LoadedStack(Frozen):
     def image(self) -> str:
         """Return the reference of the image that is made of exactly these inputs."""
         return f"{self.stack.image}:{self.inputs_sha256[:12]}"
+
+    def inputs_label(self) -> str:
+        """Return the label of an image of these inputs, which anybody can put on another one too."""
+        return f"{INPUTS_LABEL}={self.inputs_sha256}"
 
     def known_ids(self) -> list[str]:
         """Return the IDs of images of these inputs: the committed one, and the one that was built here."""

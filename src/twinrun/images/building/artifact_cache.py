@@ -116,9 +116,18 @@ def _is_cached(index: FileIndex, artifact: Artifact) -> bool:
 
 
 def fetch_debs(
-    packages: tuple[SystemPackage, ...], *, wheelhouse: Path | None, stack: Stack, say: Callable[[str], None]
+    packages: tuple[SystemPackage, ...],
+    *,
+    wheelhouse: Path | None,
+    stack: Stack,
+    epoch: int,
+    say: Callable[[str], None],
 ) -> dict[SystemPackage, Path]:
-    """Return the verified .deb file of each package; raises as `fetch_wheels`."""
+    """Return the verified .deb file of each package; raises as `fetch_wheels`.
+
+    Args:
+        epoch: when they were published, as `apt_archive.fetch_packages` takes it.
+    """
     folder = cache_root() / "packages"
     folder.mkdir(parents=True, exist_ok=True)
     if wheelhouse is not None:
@@ -127,7 +136,9 @@ def fetch_debs(
     absent = [one for one in packages if not (folder / f"{one.sha256}.deb").is_file()]
     if absent:
         say(f"fetching {len(absent)} system package(s): {', '.join(map(str, absent[:6]))}"[:160])
-    return apt_archive.fetch_packages(packages, suite=stack.base.suite, architecture=stack.architecture())
+    return apt_archive.fetch_packages(
+        packages, suite=stack.base.suite, architecture=stack.architecture(), epoch=epoch
+    )
 
 
 def _copy_to_cache(packages: Iterable[SystemPackage], wheelhouse: Path, folder: Path, stack: Stack) -> None:

@@ -17,20 +17,20 @@ from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.manifest import Frozen
 from twinrun.images.building.base import root_file_system
-from twinrun.images.building.context import fetch_artifacts, installed_bytes, write_context, write_wheelhouse
+from twinrun.images.building.context import fetch_artifacts, write_context, write_wheelhouse
 from twinrun.images.building.image_archive import Image, ImageLayer, image_archive
 from twinrun.images.building.plan import BuildPlan
-from twinrun.images.building.progress import BuildProgress, megabytes
+from twinrun.images.building.progress import BuildProgress
+from twinrun.images.building.space import Space
 from twinrun.images.building.stages import StageBuilder
-from twinrun.images.building.transfer import load, save
+from twinrun.images.building.transfer import load, pull, save
 from twinrun.machine import daemon
 from twinrun.manifests.image_identity import record_built
+from twinrun.manifests.stack import INPUTS_LABEL
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
-# Unpacked by a stage, read in as finished layers, and those unpacked.
-_COPIES_IN_ENGINE = 3
 # Machine names of engines to Debian's architectures.
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -65,7 +65,7 @@ class Builder:
         self._root = root
         self._log = log
         self._progress = progress
-        self._needed_bytes = 0
+        self._space = Space(client)
 
     def build(
         self,
@@ -109,7 +109,28 @@ class Builder:
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
-                raise self._disk_full() from None
+                raise self._space.exhausted() from None
+
+    def adopt(self, reference: str) -> BuiltImage:
+        """Take the image from a registry, `repository@sha256:...`: whoever names the digest vouches for it.
+
+        Raises:
+            MachineError: it cannot be pulled, or is not of these inputs; nothing was tagged.
+        """
+        found = pull(self._client, reference)
+        labels = self._client.images.get(found).attrs["Config"]["Labels"]
+        if labels != self._plan.labels:
+            raise MachineError(
+                "the image is of other inputs than this checkout's",
+                place=reference,
+                found=(labels or {}).get(INPUTS_LABEL),
+                allowed=self._plan.stack.inputs_sha256,
+                hint="check the commit out that it was built of",
+            )
+        own = daemon.image_id(self._client, found)
+        self._check_committed(own, hint="somebody else's build; nothing was tagged")
+        record_built(self._plan.image, own)
+        return self._tag(found)
 
     def _fetch(
         self, *, wheelhouse: Path | None, base_file: Path | None, index: str | None
@@ -117,7 +138,7 @@ class Builder:
         """Return the verified files of the image by folder of the context, with the base."""
         say, plan = self._progress.say, self._plan
         files = fetch_artifacts(plan, root=self._root, wheelhouse=wheelhouse, index=index, say=say)
-        self._check_space(files)
+        self._space.require(files)
         return files | {"base": [base_file or root_file_system(plan, root=self._root, say=say)]}
 
     def _build_image(self, log: IO[str], files: dict[str, list[Path]]) -> Image:
@@ -138,7 +159,9 @@ class Builder:
             labels=plan.labels,
             layers=tuple(layers),
         )
-        self._check_committed(image.id())
+        self._check_committed(
+            image.id(), hint="another engine or file system has built other bytes; nothing was tagged"
+        )
         return image
 
     def _save(self, image: Image, files: dict[str, list[Path]], target: Path) -> None:
@@ -177,26 +200,25 @@ class Builder:
         layers = tuple(BuiltLayer(name=name, diff_id=one, bytes=size) for name, one, size in rows)
         return BuiltImage(image=self._plan.image, id=image_id, fresh=fresh, layers=layers)
 
-    def _check_committed(self, found: str) -> None:
+    def _check_committed(self, found: str, *, hint: str) -> None:
         """Refuse an image that differs from the committed one of the same inputs; raises MachineError."""
         committed = self._plan.stack.committed_id
         if committed and not self._plan.unverified and found != committed:
             raise MachineError(
-                "what was built is not the committed image of the same inputs",
+                "this is not the committed image of the same inputs",
                 place=f"{self._plan.stack.folder}/contents.json: digest",
                 found=found,
                 allowed=committed,
-                hint="another engine or file system has built other bytes; nothing was tagged",
+                hint=hint,
             )
 
     def _find_existing(self) -> str | None:
         """Return what the engine calls the image that was built or is committed, if its labels are these."""
         known = self._plan.stack.known_ids()
-        for name in (self._plan.image, *known):
-            found = daemon.find_image(self._client, name)
-            if found and daemon.image_id(self._client, found) in known:
-                labels = self._client.images.get(found).attrs["Config"]["Labels"]
-                return found if labels == self._plan.labels else None
+        for found in daemon.labelled_images(self._client, self._plan.stack.inputs_label()) if known else ():
+            labels = self._client.images.get(found).attrs["Config"]["Labels"]
+            if labels == self._plan.labels and daemon.image_id(self._client, found) in known:
+                return found
         return None
 
     def _tag(self, found: str) -> BuiltImage:
@@ -231,25 +253,3 @@ class Builder:
                 allowed=expected,
                 hint="build on a machine of that kind and carry the image over with --save",
             )
-
-    def _check_space(self, files: dict[str, list[Path]]) -> None:
-        packed = sum(path.stat().st_size for paths in files.values() for path in paths)
-        self._needed_bytes = packed + (_COPIES_IN_ENGINE + 1) * installed_bytes(files)
-        if min(self._free_bytes().values()) < self._needed_bytes:
-            raise self._disk_full()
-
-    def _free_bytes(self) -> dict[Path, int]:
-        """Return the free space at the engine's folder, where this machine can see it, and at the cache."""
-        engine = Path(self._client.info()["DockerRootDir"])
-        folders = [*([engine] if engine.is_dir() else []), cache_root()]
-        return {folder: shutil.disk_usage(folder).free for folder in folders}
-
-    def _disk_full(self) -> MachineError:
-        free = self._free_bytes()
-        return MachineError(
-            "not enough space on the disk",
-            place=str(min(free, key=lambda folder: free[folder])),
-            found=", ".join(f"{megabytes(size)} free in {folder}" for folder, size in free.items()),
-            allowed=f"about {megabytes(self._needed_bytes)} needed",
-            hint="nothing was tagged; `docker builder prune` and `docker image prune` free space",
-        )

@@ -40,7 +40,7 @@ def fetch_artifacts(
     loaded = plan.stack
     system = loaded.system_packages(root)
     assert system is not None
-    debs = fetch_debs(system.all(), wheelhouse=wheelhouse, stack=loaded.stack, say=say)
+    debs = fetch_debs(system.all(), wheelhouse=wheelhouse, stack=loaded.stack, epoch=plan.epoch, say=say)
     files: dict[str, list[Path]] = {
         "packages/base": [debs[one] for one in system.base],
         "packages/runtime": [debs[one] for one in system.runtime],

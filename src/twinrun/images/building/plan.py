@@ -16,7 +16,7 @@ from twinrun.images.building.artifacts import (
 from twinrun.images.building.buildkit import build_arguments
 from twinrun.images.building.dockerfile import Dockerfile, read_dockerfile
 from twinrun.manifests.image_identity import rfc3339
-from twinrun.manifests.stack import DOCKERFILE, Alternative, LoadedStack
+from twinrun.manifests.stack import DOCKERFILE, INPUTS_LABEL, Alternative, LoadedStack
 
 CONTEXT = "{context}"
 
@@ -130,7 +130,7 @@ def _labels(loaded: LoadedStack, *, epoch: int, unverified: tuple[str, ...]) -> 
         "dev.twinrun.stack": loaded.stack.name,
         "dev.twinrun.archs": " ".join(loaded.stack.archs),
         "dev.twinrun.lock-sha256": loaded.lock_sha256,
-        "dev.twinrun.inputs-sha256": loaded.inputs_sha256,
+        INPUTS_LABEL: loaded.inputs_sha256,
         "dev.twinrun.unverified": ", ".join(unverified),
     }
     return {name: value for name, value in sorted(labels.items()) if value}
