@@ -80,15 +80,10 @@ def build_tool_artifacts(root: Path, loaded: LoadedStack) -> tuple[Artifact, ...
     return tuple(_read_lock(path, loaded.stack, lock=f"{loaded.folder}/build.lock", folder="tools"))
 
 
-def deb_artifacts(
-    loaded: LoadedStack, packages: tuple[SystemPackage, ...], folder: str
-) -> tuple[Artifact, ...]:
-    """Return packages of apt.lock as artifacts."""
-    lock = f"{loaded.folder}/apt.lock"
-    return tuple(
-        Artifact(lock=lock, entry=str(package), kind="deb", folder=folder, digests=(package.sha256,))
-        for package in packages
-    )
+def deb_artifact(stack: str, package: SystemPackage, folder: str) -> Artifact:
+    """Return a package of the apt.lock of a stack."""
+    lock = f"images/stacks/{stack}/apt.lock"
+    return Artifact(lock=lock, entry=str(package), kind="deb", folder=folder, digests=(package.sha256,))
 
 
 def _read_lock(path: Path, stack: Stack, *, lock: str, folder: str) -> Iterator[Artifact]:

@@ -10,7 +10,7 @@ from twinrun.foundation.tracked import tracked_files
 from twinrun.images.building.artifacts import (
     Artifact,
     build_tool_artifacts,
-    deb_artifacts,
+    deb_artifact,
     wheel_artifacts,
 )
 from twinrun.images.building.buildkit import build_arguments
@@ -113,9 +113,11 @@ def _artifacts(
     system = loaded.system_packages(root)
     assert system is not None
     return (
-        *deb_artifacts(loaded, system.base, "packages/base"),
-        *deb_artifacts(loaded, system.runtime, "packages/runtime"),
-        *deb_artifacts(loaded, system.build, "packages/build"),
+        *(
+            deb_artifact(loaded.stack.name, package, f"packages/{stage}")
+            for stage, packages in system
+            for package in packages
+        ),
         *wheel_artifacts(root, loaded, alternatives=alternatives),
         *(build_tool_artifacts(root, loaded) if loaded.stack.kernels else ()),
     )
