@@ -44,7 +44,7 @@ _MIRROR = "http://deb.debian.org/{archive}"
 _SNAPSHOT = "http://snapshot.debian.org/archive/{archive}/{time}"
 # Four times a day it takes what was published.
 _SNAPSHOT_HOURS = 6
-_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 
 def own_mirror() -> str:
@@ -68,7 +68,7 @@ def sources_list(suite: str, mirror: str) -> str:
     # A snapshot has the archives side by side, each with its times below it.
     security = mirror.replace("{archive}", "debian-security") if archive != mirror else f"{mirror}-security"
     places = (f"{archive} {suite}", f"{archive} {suite}-updates", f"{security} {suite}-security")
-    return "".join(f"deb [signed-by={_KEYRING}] {place} main\n" for place in places)
+    return "".join(f"deb [signed-by={KEYRING}] {place} main\n" for place in places)
 
 
 class AptArchive:
@@ -162,10 +162,10 @@ def open_archive(suite: str, architecture: str, *, mirror: str | None = None) ->
     Args:
         mirror: address as `own_mirror` has it, which is the default.
     """
-    if not Path(_KEYRING).is_file():
+    if not Path(KEYRING).is_file():
         raise MachineError(
             "the keys of Debian are missing",
-            place=_KEYRING,
+            place=KEYRING,
             hint="install the package debian-archive-keyring",
         )
     with tempfile.TemporaryDirectory(prefix="twinrun-apt-") as folder:

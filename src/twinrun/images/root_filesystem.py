@@ -38,7 +38,7 @@ def make_root(out: Path, *, lock: AptLock, suite: str, architecture: str, epoch:
     with tempfile.TemporaryDirectory(prefix="twinrun-root-") as folder:
         repository, made = Path(folder) / "packages", Path(folder) / "root.tar"
         write_repository(files.values(), repository, suite=suite)
-        _mmdebstrap(
+        mmdebstrap(
             *(f"--architectures={architecture}", "--variant=apt", "--format=tar"),
             # apt's own user may have no access to the folder of the packages.
             '--aptopt=APT::Sandbox::User "root"',
@@ -55,7 +55,8 @@ def make_root(out: Path, *, lock: AptLock, suite: str, architecture: str, epoch:
             write_layer(stream, tar, parent={}, epoch=epoch)
 
 
-def _mmdebstrap(*arguments: str, epoch: int) -> None:
+def mmdebstrap(*arguments: str, epoch: int, hint: str | None = None) -> None:
+    """Run mmdebstrap, no file newer than `epoch`; raises MachineError when it is missing or has failed."""
     variables = os.environ | {"SOURCE_DATE_EPOCH": str(epoch), "LC_ALL": "C", "TZ": "UTC"}
     try:
         done = subprocess.run(
@@ -78,4 +79,5 @@ def _mmdebstrap(*arguments: str, epoch: int) -> None:
             "the root file system cannot be made",
             place="mmdebstrap",
             found=redacted(last_lines(done.stderr, 8)),
+            hint=hint,
         )
