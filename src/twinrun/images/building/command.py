@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.images.building.artifact_cache import find_alternatives
-from twinrun.images.building.attachments import attach, check_signer
+from twinrun.images.building.attachments import SBOM, attach, check_signer
 from twinrun.images.building.base import check_base_file
 from twinrun.images.building.builder import Builder, BuiltImage
 from twinrun.images.building.plan import BuildPlan, plan_build
@@ -139,7 +139,8 @@ def _write_inventory(
 ) -> None:
     """Write the package inventory, once for an image."""
     manifest = folder / "manifest.json"
-    if manifest.is_file() and load_json(manifest, ImageInventory).digest == built.id:
+    whole = manifest.is_file() and (folder / SBOM).is_file()
+    if whole and load_json(manifest, ImageInventory).digest == built.id:
         return
     # The libraries of the SBOM are slow to import.
     from twinrun.images.inventory.inspection import write_inventory
