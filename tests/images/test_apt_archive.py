@@ -25,10 +25,9 @@ from twinrun.images.apt_archive import (
     open_archive,
     own_mirror,
     sources_list,
-    write_repository,
 )
 from twinrun.images.locking.system import resolve_system
-from twinrun.images.root_filesystem import make_root
+from twinrun.images.root_filesystem import make_root, write_repository
 from twinrun.manifests.apt_lock import AptLock, SystemPackage
 from twinrun.manifests.stack import Base, Stack
 
@@ -186,7 +185,7 @@ import os, sys
 from pathlib import Path
 from typing import Literal
 from twinrun.manifests.apt_lock import AptLock
-from twinrun.images.root_filesystem import make_root
+from twinrun.images.root_filesystem import make_root, write_repository
 os.umask(0o077)
 lock = AptLock.model_validate_json(sys.argv[1])
 make_root(Path(sys.argv[2]), lock=lock, suite=sys.argv[3], architecture=sys.argv[4], epoch=int(sys.argv[5]))

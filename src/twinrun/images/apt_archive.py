@@ -8,7 +8,6 @@ import email.utils
 import functools
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -229,30 +228,6 @@ def _download(
         archive.download(packages, Path(partial))
         for file in Path(partial).glob("*.deb"):
             file.rename(folder / f"{sha256_of_file(file)}.deb")
-
-
-def write_repository(files: Iterable[Path], folder: Path, *, suite: str) -> None:
-    """Make `folder` an apt repository of exactly these files: `deb [trusted=yes] file:FOLDER ./`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    stanzas = []
-    for file in sorted(files):
-        copy = folder / file.name
-        shutil.copyfile(file, copy)
-        # apt reads it as its own user.
-        copy.chmod(0o644)
-        fields = subprocess.run(
-            ["dpkg-deb", "--field", os.fspath(file)], capture_output=True, text=True, check=True
-        ).stdout
-        location = f"Filename: ./{file.name}\nSize: {file.stat().st_size}\nSHA256: {sha256_of_file(file)}\n"
-        stanzas.append(f"{fields.rstrip()}\n{location}")
-    index = folder / "Packages"
-    index.write_text("\n".join(stanzas), encoding="utf-8")
-    # mmdebstrap 1.5 takes essential packages from the suite that it was told alone.
-    release = folder / "Release"
-    checksum = f" {sha256_of_file(index)} {index.stat().st_size} Packages"
-    release.write_text(f"Suite: {suite}\nCodename: {suite}\nSHA256:\n{checksum}\n", encoding="utf-8")
-    for file in (index, release):
-        file.chmod(0o644)
 
 
 def _has_checksum(file: Path, package: SystemPackage) -> bool:

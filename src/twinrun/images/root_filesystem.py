@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import tempfile
 import urllib.parse
+from collections.abc import Iterable
 from pathlib import Path
 
 from twinrun.foundation.errors import MachineError
+from twinrun.foundation.files import sha256_of_file
 from twinrun.foundation.processes import last_lines
 from twinrun.foundation.redaction import redacted
-from twinrun.images.apt_archive import fetch_packages, write_repository
+from twinrun.images.apt_archive import fetch_packages
 from twinrun.images.building.layers import write_layer
 from twinrun.manifests.apt_lock import AptLock
 
@@ -53,6 +56,30 @@ def make_root(out: Path, *, lock: AptLock, suite: str, architecture: str, epoch:
         )
         with made.open("rb") as stream, out.open("wb") as tar:
             write_layer(stream, tar, parent={}, epoch=epoch)
+
+
+def write_repository(files: Iterable[Path], folder: Path, *, suite: str) -> None:
+    """Make `folder` an apt repository of exactly these files: `deb [trusted=yes] file:FOLDER ./`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stanzas = []
+    for file in sorted(files):
+        copy = folder / file.name
+        shutil.copyfile(file, copy)
+        # apt reads it as its own user.
+        copy.chmod(0o644)
+        fields = subprocess.run(
+            ["dpkg-deb", "--field", os.fspath(file)], capture_output=True, text=True, check=True
+        ).stdout
+        location = f"Filename: ./{file.name}\nSize: {file.stat().st_size}\nSHA256: {sha256_of_file(file)}\n"
+        stanzas.append(f"{fields.rstrip()}\n{location}")
+    index = folder / "Packages"
+    index.write_text("\n".join(stanzas), encoding="utf-8")
+    # mmdebstrap 1.5 takes essential packages from the suite that it was told alone.
+    release = folder / "Release"
+    checksum = f" {sha256_of_file(index)} {index.stat().st_size} Packages"
+    release.write_text(f"Suite: {suite}\nCodename: {suite}\nSHA256:\n{checksum}\n", encoding="utf-8")
+    for file in (index, release):
+        file.chmod(0o644)
 
 
 def mmdebstrap(*arguments: str, epoch: int, hint: str | None = None) -> None:
