@@ -88,6 +88,24 @@ def test_another_folder_name_mask_and_zone_give_the_same_image(
     assert again["built"]["id"] == built["built"]["id"]
 
 
+def test_another_image_than_the_committed_one_is_refused(
+    client: DockerClient, checkout: Checkout, built: dict[str, Any], tmp_path: Path
+) -> None:
+    other = another(checkout, tmp_path / "elsewhere" / "project")
+    layers = [layer["diff_id"] for layer in built["built"]["layers"]]
+    committed = {"image": built["built"]["image"], "digest": f"sha256:{'0' * 64}"}
+    committed |= {"layers": [*layers[:-1], f"sha256:{'1' * 64}"]}
+    file = other.root / "images/stacks" / STACK / "contents.json"
+    file.write_text(json.dumps(committed), encoding="utf-8")
+    client.images.remove(built["built"]["id"], force=True)
+    refused = build(other)
+    assert refused.returncode == 3, refused.stderr
+    for told in (built["built"]["id"], committed["digest"], "layers that differ: python"):
+        assert told in refused.stderr
+    assert not client.images.list(name=built["built"]["image"])
+    answer(build(checkout, "--json"))
+
+
 def package(name: str) -> dict[str, str]:
     """Return a package that builds itself with nothing but the standard library."""
     backend = f"""\

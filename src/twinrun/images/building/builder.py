@@ -19,14 +19,14 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.images.building.base import root_file_system
 from twinrun.images.building.context import fetch_artifacts, write_context, write_wheelhouse
 from twinrun.images.building.image_archive import Image, ImageLayer, image_archive
+from twinrun.images.building.known_images import check_committed, find_known, pull_known
 from twinrun.images.building.plan import BuildPlan
 from twinrun.images.building.progress import BuildProgress
 from twinrun.images.building.space import Space
 from twinrun.images.building.stages import StageBuilder
-from twinrun.images.building.transfer import load, pull, save
+from twinrun.images.building.transfer import load, save
 from twinrun.machine import daemon
 from twinrun.manifests.image_identity import record_built
-from twinrun.manifests.stack import INPUTS_LABEL
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -96,7 +96,7 @@ class Builder:
         cache_root().mkdir(parents=True, exist_ok=True)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(cache_root() / f"build-{self._plan.stack.stack.name}.lock"):
-            existing = None if no_cache else self._find_existing()
+            existing = None if no_cache else find_known(self._client, self._plan)
             if existing and not save_to:
                 return self._tag(existing)
             try:
@@ -112,25 +112,8 @@ class Builder:
                 raise self._space.exhausted() from None
 
     def adopt(self, reference: str) -> BuiltImage:
-        """Take the image from a registry, `repository@sha256:...`: whoever names the digest vouches for it.
-
-        Raises:
-            MachineError: it cannot be pulled, or is not of these inputs; nothing was tagged.
-        """
-        found = pull(self._client, reference)
-        labels = self._client.images.get(found).attrs["Config"]["Labels"]
-        if labels != self._plan.labels:
-            raise MachineError(
-                "the image is of other inputs than this checkout's",
-                place=reference,
-                found=(labels or {}).get(INPUTS_LABEL),
-                allowed=self._plan.stack.inputs_sha256,
-                hint="check the commit out that it was built of",
-            )
-        own = daemon.image_id(self._client, found)
-        self._check_committed(own, hint="somebody else's build; nothing was tagged")
-        record_built(self._plan.image, own)
-        return self._tag(found)
+        """Take the image from a registry instead of building it; raises as `pull_known`."""
+        return self._tag(pull_known(self._client, self._plan, reference))
 
     def _fetch(
         self, *, wheelhouse: Path | None, base_file: Path | None, index: str | None
@@ -159,9 +142,8 @@ class Builder:
             labels=plan.labels,
             layers=tuple(layers),
         )
-        self._check_committed(
-            image.id(), hint="another engine or file system has built other bytes; nothing was tagged"
-        )
+        hint = "another engine or file system has built other bytes; nothing was tagged"
+        check_committed(plan, image.id(), [layer.diff_id for layer in layers], hint=hint)
         return image
 
     def _save(self, image: Image, files: dict[str, list[Path]], target: Path) -> None:
@@ -199,27 +181,6 @@ class Builder:
         rows = zip(("base", *self._plan.stages), diff_ids, sizes, strict=False)
         layers = tuple(BuiltLayer(name=name, diff_id=one, bytes=size) for name, one, size in rows)
         return BuiltImage(image=self._plan.image, id=image_id, fresh=fresh, layers=layers)
-
-    def _check_committed(self, found: str, *, hint: str) -> None:
-        """Refuse an image that differs from the committed one of the same inputs; raises MachineError."""
-        committed = self._plan.stack.committed_id
-        if committed and not self._plan.unverified and found != committed:
-            raise MachineError(
-                "this is not the committed image of the same inputs",
-                place=f"{self._plan.stack.folder}/contents.json: digest",
-                found=found,
-                allowed=committed,
-                hint=hint,
-            )
-
-    def _find_existing(self) -> str | None:
-        """Return what the engine calls the image that was built or is committed, if its labels are these."""
-        known = self._plan.stack.known_ids()
-        for found in daemon.labelled_images(self._client, self._plan.stack.inputs_label()) if known else ():
-            labels = self._client.images.get(found).attrs["Config"]["Labels"]
-            if labels == self._plan.labels and daemon.image_id(self._client, found) in known:
-                return found
-        return None
 
     def _tag(self, found: str) -> BuiltImage:
         """Give an image of the engine the plan's tag, and say which other one had it."""
