@@ -65,7 +65,7 @@ def attach(
     else:
         say(f"{', '.join(TYPES)}: not attached, oras is not installed")
     if key:
-        _run(*SIGN, key, reference, folder=root)
+        _run(*SIGN, key, reference, folder=Path())
 
 
 def provenance(reference: str, plan: BuildPlan, root: Path) -> dict[str, object]:
