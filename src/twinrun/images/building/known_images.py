@@ -9,7 +9,6 @@ from twinrun.images.building.plan import BuildPlan
 from twinrun.images.building.transfer import pull
 from twinrun.machine import daemon
 from twinrun.manifests.image_identity import record_built
-from twinrun.manifests.stack import INPUTS_LABEL
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -33,13 +32,13 @@ def pull_known(client: DockerClient, plan: BuildPlan, reference: str) -> str:
     """
     found = pull(client, reference)
     attributes = client.images.get(found).attrs
-    labels = attributes["Config"]["Labels"]
+    labels = attributes["Config"]["Labels"] or {}
     if labels != plan.labels:
         raise MachineError(
             "the image is of other inputs than this checkout's",
             place=reference,
-            found=(labels or {}).get(INPUTS_LABEL),
-            allowed=plan.stack.inputs_sha256,
+            found=[f"{name}={value}" for name, value in sorted(labels.items() - plan.labels.items())],
+            allowed=[f"{name}={value}" for name, value in sorted(plan.labels.items() - labels.items())],
             hint="check the commit out that it was built of",
         )
     own, hint = daemon.image_id(client, found), "somebody else's build; nothing was tagged"
