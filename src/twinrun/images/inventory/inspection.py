@@ -80,7 +80,7 @@ def inspect_image(
         platform=f"{attributes['Os']}/{attributes['Architecture']}",
         created=attributes["Created"],
         size_bytes=attributes["Size"],
-        layers=attributes["RootFS"]["Layers"],
+        layers=tuple(attributes["RootFS"]["Layers"]),
         labels=dict(sorted(labels.items())),
         measured=_run_program(client, attributes["Id"], root),
     )
