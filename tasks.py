@@ -82,7 +82,9 @@ def run(
         "stack": "folder of images/stacks",
         "vendor": "folder of images/vendors; alone it means the stack that the recipes use there",
         "dry": "print the plan and stop",
-        "push": "repository of a registry to push the image to",
+        "pull": "repository@sha256:DIGEST of a registry to take the image from instead",
+        "push": "repository of a registry to push the image to; oras attaches SBOM and provenance",
+        "sign": "cosign's key that signs what is pushed",
         "save": "FILE.tar to write the image to, or a folder for it and all that a build needs",
         "base": "tar of the locked root file system, where mmdebstrap cannot make it",
         "wheelhouse": "folder with all packages; nothing is downloaded then",
@@ -96,7 +98,9 @@ def build(
     stack: str = "",
     vendor: str = "",
     dry: bool = False,
+    pull: str = "",
     push: str = "",
+    sign: str = "",
     save: str = "",
     base: str = "",
     wheelhouse: str = "",
@@ -108,8 +112,9 @@ def build(
     with exit_on_error():
         from twinrun.cli import commands
 
-        texts = {"vendor": vendor, "stack": stack, "push": push, "index": index}
+        texts = {"vendor": vendor, "stack": stack, "pull": pull, "push": push, "sign": sign}
         paths = {"save": save, "base": base, "wheelhouse": wheelhouse}
+        texts["index"] = index
         options: dict[str, object] = {name: text or None for name, text in texts.items()}
         options |= {name: Path(path).absolute() if path else None for name, path in paths.items()}
         commands.build(ROOT, options | {"allow_unverified": allow_unverified}, dry=dry, as_json=json)

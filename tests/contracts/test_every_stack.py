@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,3 +41,17 @@ def test_the_name_of_a_stack_says_its_torch() -> None:
         locked = {f"torch=={one}" for one in stack.locked(ROOT).get("torch", ())}
         wanted = f"torch=={version}."
         assert not marked or any(one.startswith(wanted) for one in found | locked), name
+
+
+def test_the_development_container_is_the_image_of_a_stack() -> None:
+    settings = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text(encoding="utf-8"))
+    command, image = settings["initializeCommand"], settings["image"]
+    name = re.search(r"invoke build --stack (\S+)", command)
+    assert name
+    assert image.partition(":")[0] == STACKS[name[1]].stack.image
+    assert command.endswith(f" {image}")
+    dockerfile = (ROOT / "images/Dockerfile").read_text(encoding="utf-8")
+    folder, user = settings["workspaceFolder"], settings["remoteUser"]
+    assert f"WORKDIR {folder}\n" in dockerfile
+    assert f"target={folder}," in settings["workspaceMount"]
+    assert f"'{user}:x:1000:1000:" in dockerfile

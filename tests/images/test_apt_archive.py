@@ -5,30 +5,35 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import pytest
 
+from tests.indexes import Quiet
 from tests.records import ROOT
-from tests.registries import free_port
+from tests.registries import free_port, serve
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import sha256_of_file
 from twinrun.images.apt_archive import (
     AptArchive,
     fetch_packages,
     open_archive,
+    own_mirror,
     sources_list,
-    write_repository,
 )
 from twinrun.images.locking.system import resolve_system
-from twinrun.images.root_filesystem import make_root
+from twinrun.images.root_filesystem import make_root, write_repository
 from twinrun.manifests.apt_lock import AptLock, SystemPackage
 from twinrun.manifests.stack import Base, Stack
 
 SUITE: Literal["bookworm"] = "bookworm"
 PROCESSOR = "amd64"
+MIRROR = own_mirror()
 
 pytestmark = pytest.mark.needs("mirror")
 
@@ -99,11 +104,8 @@ def test_a_mirror_out_of_reach_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         ("http://at.invalid/{archive}/2026", "at.invalid/debian/2026", "at.invalid/debian-security/2026"),
     ],
 )
-def test_a_snapshot_has_its_archives_side_by_side(
-    monkeypatch: pytest.MonkeyPatch, mirror: str, archive: str, security: str
-) -> None:
-    monkeypatch.setenv("TWINRUN_DEBIAN_MIRROR", mirror)
-    places = [line.partition("http://")[2] for line in sources_list(SUITE).splitlines()]
+def test_a_snapshot_has_its_archives_side_by_side(mirror: str, archive: str, security: str) -> None:
+    places = [line.partition("http://")[2] for line in sources_list(SUITE, mirror).splitlines()]
     assert places == [
         f"{archive} bookworm main",
         f"{archive} bookworm-updates main",
@@ -138,15 +140,63 @@ def test_a_version_that_is_gone_is_told_with_the_way_out() -> None:
     assert "snapshot" in str(caught.value)
 
 
+class Proxy(Quiet):
+    """Passes requests on to the mirror, but has no package of the name `hostname` beside its snapshot."""
+
+    seen: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:  # noqa: N802 - named so by the library
+        self.seen.append(self.path)
+        _, kind, archive, *path = self.path.split("/")
+        gone = kind == "mirror" and "hostname_" in self.path
+        address = "/".join([MIRROR.replace("{archive}", archive), *path[kind == "snapshot" :]])
+        try:
+            with urllib.request.urlopen(f"{address}{'.gone' * gone}") as answer:
+                content, status = answer.read(), 200
+        except urllib.error.HTTPError as error:
+            content, status = b"", error.code
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+def test_what_the_mirror_has_dropped_comes_from_its_snapshot(
+    archive: AptArchive, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (package,) = (one for one in archive.resolve(["hostname"]) if one.name == "hostname")
+    monkeypatch.setenv("TWINRUN_CACHE", str(tmp_path))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with serve(ThreadingHTTPServer(("127.0.0.1", 0), Proxy)) as port:
+        monkeypatch.setenv("TWINRUN_DEBIAN_MIRROR", f"http://127.0.0.1:{port}/mirror/{{archive}}")
+        with pytest.raises(MachineError, match="cannot be fetched"):
+            fetch_packages([package], suite=SUITE, architecture=PROCESSOR, epoch=1_700_000_000)
+        address = f"http://127.0.0.1:{port}/snapshot/{{archive}}/{{time}}"
+        monkeypatch.setenv("TWINRUN_DEBIAN_SNAPSHOT", address)
+        found = fetch_packages([package], suite=SUITE, architecture=PROCESSOR, epoch=1_700_000_000)
+    assert sha256_of_file(found[package]) == package.sha256
+    # Six hours later: a snapshot is taken four times a day.
+    assert any(path.startswith("/snapshot/debian/20231115T041320Z/pool/") for path in Proxy.seen)
+    assert any(path.startswith("/snapshot/debian-security/20231115T041320Z/") for path in Proxy.seen)
+
+
 _ELSEWHERE = """
 import os, sys
 from pathlib import Path
 from typing import Literal
 from twinrun.manifests.apt_lock import AptLock
-from twinrun.images.root_filesystem import make_root
+from twinrun.images.root_filesystem import make_root, write_repository
 os.umask(0o077)
 lock = AptLock.model_validate_json(sys.argv[1])
 make_root(Path(sys.argv[2]), lock=lock, suite=sys.argv[3], architecture=sys.argv[4], epoch=int(sys.argv[5]))
+"""
+
+
+# Another host name, and Debian 13's mmdebstrap with its hooks.
+_OTHERWISE = """
+hostname elsewhere
+mount --bind "$0/usr/share/mmdebstrap" /usr/share/mmdebstrap
+PATH="$0/usr/bin:$PATH" exec "$@"
 """
 
 
@@ -157,15 +207,20 @@ def test_the_root_file_system_is_the_same_wherever_it_is_made(archive: AptArchiv
     here, there = tmp_path / "here.tar", tmp_path / "a folder" / "there.tar"
     there.parent.mkdir()
     make_root(here, lock=lock, suite=SUITE, architecture=PROCESSOR, epoch=1_700_000_000)
+    with open_archive("trixie", PROCESSOR) as newer:
+        found = {package.name: package for package in newer.resolve(["mmdebstrap"])}["mmdebstrap"]
+    (file,) = fetch_packages([found], suite="trixie", architecture=PROCESSOR).values()
+    other = tmp_path / "mmdebstrap"
+    subprocess.run(["dpkg-deb", "--extract", str(file), str(other)], check=True)
     text = lock.model_dump_json()
     program = [sys.executable, "-c", _ELSEWHERE, text, str(there), SUITE, PROCESSOR, "1700000000"]
-    rename = ["unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', "sh"]
     variables = os.environ | {
         "PYTHONPATH": str(ROOT / "src"),
         "TMPDIR": str(there.parent),
         "TZ": "Asia/Tokyo",
     }
-    subprocess.run([*rename, *program], env=variables, check=True, timeout=300)
+    wrap = ["unshare", "--uts", "--mount", "sh", "-ec", _OTHERWISE, str(other)]
+    subprocess.run([*wrap, *program], env=variables, check=True, timeout=300)
     assert sha256_of_file(here) == sha256_of_file(there)
 
 

@@ -7,18 +7,21 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from docker import DockerClient
 
-from tests.registries import RunningRegistry
+from tests.registries import RunningRegistry, wire
 from tests.tiny_build import another, answer, arguments, build, carried_checkout, environment, open_engine
 from tests.tiny_stack import STACK, Checkout
+from twinrun.images.building.attachments import PROVENANCE, SBOM, TYPES
 from twinrun.manifests.stack import load_stack
 
 pytestmark = pytest.mark.image
@@ -85,6 +88,24 @@ def test_another_folder_name_mask_and_zone_give_the_same_image(
     assert again["built"]["id"] == built["built"]["id"]
 
 
+def test_another_image_than_the_committed_one_is_refused(
+    client: DockerClient, checkout: Checkout, built: dict[str, Any], tmp_path: Path
+) -> None:
+    other = another(checkout, tmp_path / "elsewhere" / "project")
+    layers = [layer["diff_id"] for layer in built["built"]["layers"]]
+    committed = {"image": built["built"]["image"], "digest": f"sha256:{'0' * 64}"}
+    committed |= {"layers": [*layers[:-1], f"sha256:{'1' * 64}"]}
+    file = other.root / "images/stacks" / STACK / "contents.json"
+    file.write_text(json.dumps(committed), encoding="utf-8")
+    client.images.remove(built["built"]["id"], force=True)
+    refused = build(other)
+    assert refused.returncode == 3, refused.stderr
+    for told in (built["built"]["id"], committed["digest"], "layers that differ: python"):
+        assert told in refused.stderr
+    assert not client.images.list(name=built["built"]["image"])
+    answer(build(checkout, "--json"))
+
+
 def package(name: str) -> dict[str, str]:
     """Return a package that builds itself with nothing but the standard library."""
     backend = f"""\
@@ -142,6 +163,86 @@ def test_push_and_save(
         refused = build(checkout, "--push", f"127.0.0.1:{probe.getsockname()[1]}/none")
     assert refused.returncode == 3, refused.stderr
     assert "the engine cannot push" in refused.stderr
+
+
+def test_two_builds_at_once_give_one_image(
+    client: DockerClient, checkout: Checkout, built: dict[str, Any]
+) -> None:
+    client.images.remove(built["built"]["id"], force=True)
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(build, checkout, "--json") for _ in range(2)]
+    found = [answer(one.result())["built"] for one in both]
+    assert {one["id"] for one in found} == {built["built"]["id"]}
+    assert sorted(one["fresh"] for one in found) == [False, True]
+
+
+@pytest.mark.needs("docker-registry")
+@pytest.mark.parametrize("answers", [1, 4])
+def test_a_registry_that_dies_in_the_middle_leaves_nothing(
+    client: DockerClient, checkout: Checkout, built: dict[str, Any], tmp_path: Path, answers: int
+) -> None:
+    def spoil(number: int, answer: bytes) -> bytes:
+        return answer if number < answers else answer[:20]
+
+    before = sorted(client.images.get(built["built"]["id"]).tags)
+    with RunningRegistry(tmp_path) as registry, wire(registry, spoil) as host:
+        refused = build(checkout, "--push", f"{host}/stacks/tiny")
+        assert (refused.returncode, "cannot push" in refused.stderr) == (3, True), refused.stderr
+        assert sorted(client.images.get(built["built"]["id"]).tags) == before
+        refused = pull(checkout, f"{host}/stacks/tiny@sha256:{'0' * 64}")
+        assert (refused.returncode, "cannot pull" in refused.stderr) == (3, True), refused.stderr
+        assert sorted(client.images.get(built["built"]["id"]).tags) == before
+
+
+@pytest.mark.needs("docker-registry", "oras", "cosign")
+def test_what_is_pushed_is_described_signed_and_taken_by_its_digest(
+    client: DockerClient, checkout: Checkout, built: dict[str, Any], tmp_path: Path
+) -> None:
+    variables = {"COSIGN_PASSWORD": "", "DOCKER_CONFIG": str(tmp_path / "no-login")}
+
+    def told(*command: str) -> str:
+        return subprocess.run(
+            command, cwd=tmp_path, env=os.environ | variables, check=True, capture_output=True, text=True
+        ).stdout
+
+    told("cosign", "generate-key-pair")
+    with RunningRegistry(tmp_path) as registry:
+        repository = f"localhost:{registry.host.partition(':')[2]}/stacks/tiny"
+        push = ("--push", repository, "--sign", str(tmp_path / "cosign.key"), "--json")
+        reference = answer(build(checkout, *push, **variables))["pushed"]
+        # Once more is not one more.
+        assert answer(build(checkout, *push, **variables))["pushed"] == reference
+        found = json.loads(told("oras", "discover", "--format", "json", reference))["manifests"]
+        assert sorted(one["artifactType"] for one in found) == sorted(TYPES.values())
+        for one in found:
+            told("oras", "pull", one["reference"])
+        bill = json.loads((tmp_path / SBOM).read_text(encoding="utf-8"))
+        assert bill["metadata"]["component"]["hashes"][0]["content"] in built["built"]["id"]
+        statement = json.loads((tmp_path / PROVENANCE).read_text(encoding="utf-8"))
+        assert statement["subject"] == [
+            {"name": repository, "digest": {"sha256": reference.rpartition(":")[2]}}
+        ]
+        dependencies = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
+        assert {"images/Dockerfile", "small==1.0"} <= {one["name"] for one in dependencies}
+        told("cosign", "verify", "--key", "cosign.pub", "--insecure-ignore-tlog=true", reference)
+        # Where nothing was built yet.
+        client.images.remove(built["built"]["id"], force=True)
+        other = another(checkout, tmp_path / "there" / "checkout")._replace(wheelhouse=tmp_path / "empty")
+        end = "USER 1000:1000\n"
+        stranger = another(checkout, tmp_path / "else" / "checkout", instead=(end, f"{end}# another\n"))
+        pulled = answer(pull(other, reference))["built"]
+        assert (pulled["id"], pulled["image"]) == (built["built"]["id"], built["built"]["image"])
+        refused = pull(stranger, reference)
+        assert (refused.returncode, "of other inputs" in refused.stderr) == (3, True), refused.stderr
+        refused = pull(other, f"{repository}:{built['built']['image'].rpartition(':')[2]}")
+        assert (refused.returncode, "by its digest" in refused.stderr) == (2, True), refused.stderr
+
+
+def pull(checkout: Checkout, reference: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "invoke", "build", "--stack", STACK, "--pull", reference, "--json"]
+    return subprocess.run(
+        command, cwd=checkout.root, env=environment(checkout), capture_output=True, text=True, check=False
+    )
 
 
 # Secrets

@@ -170,12 +170,16 @@ def test_a_stage_is_known_by_all_that_it_is_made_of(tmp_path: Path) -> None:
         (tmp_path / folder / "file").write_text(folder, encoding="utf-8")
     (tmp_path / "base.tar").write_bytes(b"base")
     variables = {"PYTHON": "3.11", "ARCHS": "sm_90", "SOURCE_DATE_EPOCH": "7"}
-    before = dockerfile.stage_keys(context=tmp_path, variables=variables)
+
+    def keys(**more: str) -> dict[str, str]:
+        return dockerfile.stage_keys(trees=dockerfile.file_trees(tmp_path), variables=variables | more)
+
+    before = keys()
 
     def changed(path: str) -> set[str]:
         kept = (tmp_path / path).read_bytes()
         (tmp_path / path).write_bytes(b"changed")
-        now = dockerfile.stage_keys(context=tmp_path, variables=variables)
+        now = keys()
         (tmp_path / path).write_bytes(kept)
         return {stage for stage in before if before[stage] != now[stage]}
 
@@ -184,5 +188,5 @@ def test_a_stage_is_known_by_all_that_it_is_made_of(tmp_path: Path) -> None:
     assert changed("python/file") == {"python", "compiled", "kernels", "runtime"}
     assert changed("packages/build/file") == {"tools", "python", "compiled", "kernels", "runtime"}
     assert changed("base.tar") == before.keys()
-    other = dockerfile.stage_keys(context=tmp_path, variables=variables | {"ARCHS": "sm_80"})
+    other = keys(ARCHS="sm_80")
     assert {stage for stage in before if before[stage] != other[stage]} == {"compiled", "kernels", "runtime"}

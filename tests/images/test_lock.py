@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 from tests.indexes import MANIFEST, digest_of, forget, serving, small_stack, source_archive, wheel
 from twinrun.cli import commands
 from twinrun.foundation.errors import InputError, MachineError
+from twinrun.images.building.artifacts import wheel_artifacts
+from twinrun.images.building.download import download_wheels
 from twinrun.images.locking.check import Finding, check, exit_code
 from twinrun.images.locking.effects import likely_effect
 from twinrun.images.locking.refresh import refresh, stack_names
@@ -98,6 +101,41 @@ def test_a_release_that_the_index_has_no_longer_is_gone(folder: Path, tmp_path: 
     assert states(found) == [("gone", "requirements.lock: beta")]
     assert "2.0 -> 2.1" in found[0].detail
     assert exit_code(found) == 1
+
+
+def test_a_release_that_was_yanked_stays_locked_and_is_fetched(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refresh(tmp_path, "small")
+    before = text_of(folder)
+    page = tmp_path / "served/general/beta/index.html"
+    wheel(tmp_path / "served/general", "beta", "2.1")
+    yanked = page.read_text(encoding="utf-8").replace('">beta-2.0', '" data-yanked="broken">beta-2.0')
+    page.write_text(yanked, encoding="utf-8")
+    forget(tmp_path)
+    assert check(tmp_path, "small", only=["python"]) == ()
+    refresh(tmp_path, "small")
+    assert text_of(folder) == before
+    fetched = tmp_path / "fetched"
+    fetched.mkdir()
+    stack = load_stack(tmp_path, "small")
+    monkeypatch.setenv("PIP_INDEX_URL", os.environ["UV_DEFAULT_INDEX"])
+    download_wheels(wheel_artifacts(tmp_path, stack), fetched, stack=stack.stack)
+    assert "beta-2.0-py3-none-any.whl" in {path.name for path in fetched.iterdir()}
+
+
+def test_another_file_under_a_locked_name_is_refused_and_not_kept(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refresh(tmp_path, "small")
+    stack, fetched = load_stack(tmp_path, "small"), tmp_path / "fetched"
+    fetched.mkdir()
+    wheel(tmp_path / "served/general", "beta", "2.0", files={"beta.py": "planted = True\n"})
+    monkeypatch.setenv("PIP_INDEX_URL", os.environ["UV_DEFAULT_INDEX"])
+    with pytest.raises(MachineError, match="cannot be fetched") as caught:
+        download_wheels(wheel_artifacts(tmp_path, stack), fetched, stack=stack.stack)
+    assert "beta" in str(caught.value.found)
+    assert list(fetched.iterdir()) == []
 
 
 def test_a_changed_hash_is_told_and_repaired(folder: Path, tmp_path: Path) -> None:

@@ -73,6 +73,18 @@ def test_every_package_has_a_url_and_the_locked_digests(name: str) -> None:
     assert bill["metadata"]["timestamp"] == "2026-11-20T02:11:10+00:00"
 
 
+def test_of_several_files_the_one_that_was_used_is_named() -> None:
+    stack = STACKS["cpu"]
+    wheels = wheel_artifacts(ROOT, stack)
+    used = [artifact.digests[-1] for artifact in wheels]
+    bill = json.loads(sbom_json(contents_of(stack), stack, ROOT, used=used))
+    parts = [part for part in bill["components"] if part["purl"].startswith("pkg:pypi/")]
+    assert [entry["content"] for part in parts for entry in part["hashes"]] == [
+        artifact.digests[-1] for artifact in sorted(wheels, key=lambda one: one.name())
+    ]
+    assert not [part for part in parts if "properties" in part]
+
+
 def test_another_collective_library_than_declared_is_a_difference() -> None:
     stack = STACKS["rocm-debian"]
     contents = contents_of(stack)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import email.utils
+import functools
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -38,17 +39,35 @@ Acquire::Retries "3";
 
 
 _MIRROR = "http://deb.debian.org/{archive}"
-_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+# It keeps every version that there was.
+_SNAPSHOT = "http://snapshot.debian.org/archive/{archive}/{time}"
+# Four times a day it takes what was published.
+_SNAPSHOT_HOURS = 6
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 
-def sources_list(suite: str) -> str:
+def own_mirror() -> str:
+    """Return the address that all packages come from, with `{archive}` where a path follows the archive."""
+    return os.environ.get("TWINRUN_DEBIAN_MIRROR", _MIRROR)
+
+
+def snapshot(epoch: int) -> str | None:
+    """Return the address of the archives as they were at a time; None where a mirror is named alone."""
+    named = os.environ.get("TWINRUN_DEBIAN_SNAPSHOT")
+    if not named and "TWINRUN_DEBIAN_MIRROR" in os.environ:
+        return None
+    time = datetime.datetime.fromtimestamp(epoch, datetime.UTC) + datetime.timedelta(hours=_SNAPSHOT_HOURS)
+    return (named or _SNAPSHOT).replace("{time}", time.strftime("%Y%m%dT%H%M%SZ"))
+
+
+def sources_list(suite: str, mirror: str) -> str:
     """Return sources.list for `suite` with its updates."""
-    mirror = os.environ.get("TWINRUN_DEBIAN_MIRROR", _MIRROR).rstrip("/")
+    mirror = mirror.rstrip("/")
     archive = mirror.replace("{archive}", "debian")
     # A snapshot has the archives side by side, each with its times below it.
     security = mirror.replace("{archive}", "debian-security") if archive != mirror else f"{mirror}-security"
     places = (f"{archive} {suite}", f"{archive} {suite}-updates", f"{security} {suite}-security")
-    return "".join(f"deb [signed-by={_KEYRING}] {place} main\n" for place in places)
+    return "".join(f"deb [signed-by={KEYRING}] {place} main\n" for place in places)
 
 
 class AptArchive:
@@ -98,7 +117,7 @@ class AptArchive:
                 place="apt-get download",
                 found=redacted(last_lines(done.stderr, 6)),
                 hint="check the network; a mirror drops old versions, a snapshot of it keeps them:"
-                " name one in TWINRUN_DEBIAN_MIRROR, or run `invoke lock`",
+                " name one in TWINRUN_DEBIAN_SNAPSHOT, or run `invoke lock`",
             )
 
     def _lists(self) -> Path:
@@ -136,12 +155,16 @@ class AptArchive:
 
 
 @contextlib.contextmanager
-def open_archive(suite: str, architecture: str) -> Iterator[AptArchive]:
-    """Open the archive of a suite; raises MachineError when it is out of reach."""
-    if not Path(_KEYRING).is_file():
+def open_archive(suite: str, architecture: str, *, mirror: str | None = None) -> Iterator[AptArchive]:
+    """Open the archive of a suite; raises MachineError when it is out of reach.
+
+    Args:
+        mirror: address as `own_mirror` has it, which is the default.
+    """
+    if not Path(KEYRING).is_file():
         raise MachineError(
             "the keys of Debian are missing",
-            place=_KEYRING,
+            place=KEYRING,
             hint="install the package debian-archive-keyring",
         )
     with tempfile.TemporaryDirectory(prefix="twinrun-apt-") as folder:
@@ -149,7 +172,9 @@ def open_archive(suite: str, architecture: str) -> Iterator[AptArchive]:
         for part in ("etc/apt/preferences.d", "var/lib/apt/lists/partial", "var/cache/apt/archives/partial"):
             (root / part).mkdir(parents=True)
         (root / "status").touch()
-        (root / "etc/apt/sources.list").write_text(sources_list(suite), encoding="utf-8")
+        (root / "etc/apt/sources.list").write_text(
+            sources_list(suite, mirror or own_mirror()), encoding="utf-8"
+        )
         configuration = _CONFIGURATION.format(root=root, architecture=architecture)
         (root / "apt.conf").write_text(configuration, encoding="utf-8")
         archive = AptArchive(root)
@@ -158,22 +183,32 @@ def open_archive(suite: str, architecture: str) -> Iterator[AptArchive]:
 
 
 def fetch_packages(
-    packages: Iterable[SystemPackage], *, suite: str, architecture: str
+    packages: Iterable[SystemPackage], *, suite: str, architecture: str, epoch: int | None = None
 ) -> dict[SystemPackage, Path]:
-    """Return the file of every package from the cache or the mirror, verified by checksum.
+    """Return the file of every package from the cache, the mirror or its snapshot, verified by checksum.
+
+    Args:
+        epoch: when the packages were published, in seconds since 1970, for what the mirror has dropped.
 
     Raises:
-        MachineError: the mirror has one no longer, or another file under its version.
+        MachineError: nobody has one any more, or all have another file under its version.
     """
     folder = cache_root() / "packages"
     folder.mkdir(parents=True, exist_ok=True)
     files = {package: folder / f"{package.sha256}.deb" for package in packages}
     absent = [package for package, file in files.items() if not _has_checksum(file, package)]
     if absent:
-        with open_archive(suite, architecture) as archive, tempfile.TemporaryDirectory(dir=folder) as partial:
-            archive.download(absent, Path(partial))
-            for file in Path(partial).glob("*.deb"):
-                file.rename(folder / f"{sha256_of_file(file)}.deb")
+        open_suite = functools.partial(open_archive, suite, architecture)
+        try:
+            _download(absent, folder, open_suite())
+        except MachineError as error:
+            older = snapshot(epoch) if epoch else None
+            if older is None:
+                raise
+            try:
+                _download(absent, folder, open_suite(mirror=older))
+            except MachineError:
+                raise error from None
     for package, file in files.items():
         if not _has_checksum(file, package):
             raise MachineError(
@@ -185,28 +220,14 @@ def fetch_packages(
     return files
 
 
-def write_repository(files: Iterable[Path], folder: Path, *, suite: str) -> None:
-    """Make `folder` an apt repository of exactly these files: `deb [trusted=yes] file:FOLDER ./`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    stanzas = []
-    for file in sorted(files):
-        copy = folder / file.name
-        shutil.copyfile(file, copy)
-        # apt reads it as its own user.
-        copy.chmod(0o644)
-        fields = subprocess.run(
-            ["dpkg-deb", "--field", os.fspath(file)], capture_output=True, text=True, check=True
-        ).stdout
-        location = f"Filename: ./{file.name}\nSize: {file.stat().st_size}\nSHA256: {sha256_of_file(file)}\n"
-        stanzas.append(f"{fields.rstrip()}\n{location}")
-    index = folder / "Packages"
-    index.write_text("\n".join(stanzas), encoding="utf-8")
-    # mmdebstrap 1.5 takes essential packages from the suite that it was told alone.
-    release = folder / "Release"
-    checksum = f" {sha256_of_file(index)} {index.stat().st_size} Packages"
-    release.write_text(f"Suite: {suite}\nCodename: {suite}\nSHA256:\n{checksum}\n", encoding="utf-8")
-    for file in (index, release):
-        file.chmod(0o644)
+def _download(
+    packages: list[SystemPackage], folder: Path, opened: contextlib.AbstractContextManager[AptArchive]
+) -> None:
+    """Download packages to `folder`, each under its checksum; raises MachineError."""
+    with opened as archive, tempfile.TemporaryDirectory(dir=folder) as partial:
+        archive.download(packages, Path(partial))
+        for file in Path(partial).glob("*.deb"):
+            file.rename(folder / f"{sha256_of_file(file)}.deb")
 
 
 def _has_checksum(file: Path, package: SystemPackage) -> bool:

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import tempfile
 import urllib.parse
+from collections.abc import Iterable
 from pathlib import Path
 
 from twinrun.foundation.errors import MachineError
+from twinrun.foundation.files import sha256_of_file
 from twinrun.foundation.processes import last_lines
 from twinrun.foundation.redaction import redacted
-from twinrun.images.apt_archive import fetch_packages, write_repository
+from twinrun.images.apt_archive import fetch_packages
+from twinrun.images.building.layers import write_layer
 from twinrun.manifests.apt_lock import AptLock
 
-# Names of this machine, its package sources, and caches and backups that package tools recreate.
-_EXCLUDED = (
-    *("etc/hostname", "etc/resolv.conf", "etc/apt/sources.list", "etc/apt/apt.conf.d/99mmdebstrap"),
-    *("var/lib/apt/lists/*", "var/cache/apt/*", "var/log/*", "var/cache/debconf/*-old", "var/lib/dpkg/*-old"),
-    "etc/*-",
+# What some releases of mmdebstrap add of their own.
+_ADDED = (
+    *("etc/apt/sources.list", "etc/apt/apt.conf.d/99mmdebstrap", "var/lib/apt/extended_states"),
+    *("lib32", "libx32", "usr/lib32", "usr/libx32"),
 )
 
 
 def make_root(out: Path, *, lock: AptLock, suite: str, architecture: str, epoch: int) -> None:
     """Write the root file system of exactly the base packages of apt.lock to the tar `out`.
+
+    It is written as a layer is, so that releases of mmdebstrap give the same bytes: they leave other times on
+    folders, and other things of the machine and of package tools.
 
     Args:
         epoch: modification time of every file, in seconds since 1970.
@@ -31,11 +37,11 @@ def make_root(out: Path, *, lock: AptLock, suite: str, architecture: str, epoch:
     Raises:
         MachineError: the packages cannot be downloaded, or mmdebstrap is missing or failed.
     """
-    files = fetch_packages(lock.base, suite=suite, architecture=architecture)
+    files = fetch_packages(lock.base, suite=suite, architecture=architecture, epoch=epoch)
     with tempfile.TemporaryDirectory(prefix="twinrun-root-") as folder:
-        repository = Path(folder)
+        repository, made = Path(folder) / "packages", Path(folder) / "root.tar"
         write_repository(files.values(), repository, suite=suite)
-        _mmdebstrap(
+        mmdebstrap(
             *(f"--architectures={architecture}", "--variant=apt", "--format=tar"),
             # apt's own user may have no access to the folder of the packages.
             '--aptopt=APT::Sandbox::User "root"',
@@ -44,13 +50,40 @@ def make_root(out: Path, *, lock: AptLock, suite: str, architecture: str, epoch:
             "--hook-dir=/usr/share/mmdebstrap/hooks/maybe-merged-usr",
             # mmdebstrap's cleanup runs apt once more, which leaves files of its own.
             "--skip=cleanup/apt",
-            *(f'--customize-hook=rm -rf "$1"/{name}' for name in _EXCLUDED),
-            *(suite, str(out), f"deb [trusted=yes] copy:{urllib.parse.quote(str(repository))} ./"),
+            *(f'--customize-hook=rm -rf "$1"/{name}' for name in _ADDED),
+            *(suite, str(made), f"deb [trusted=yes] copy:{urllib.parse.quote(str(repository))} ./"),
             epoch=epoch,
         )
+        with made.open("rb") as stream, out.open("wb") as tar:
+            write_layer(stream, tar, parent={}, epoch=epoch)
 
 
-def _mmdebstrap(*arguments: str, epoch: int) -> None:
+def write_repository(files: Iterable[Path], folder: Path, *, suite: str) -> None:
+    """Make `folder` an apt repository of exactly these files: `deb [trusted=yes] file:FOLDER ./`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stanzas = []
+    for file in sorted(files):
+        copy = folder / file.name
+        shutil.copyfile(file, copy)
+        # apt reads it as its own user.
+        copy.chmod(0o644)
+        fields = subprocess.run(
+            ["dpkg-deb", "--field", os.fspath(file)], capture_output=True, text=True, check=True
+        ).stdout
+        location = f"Filename: ./{file.name}\nSize: {file.stat().st_size}\nSHA256: {sha256_of_file(file)}\n"
+        stanzas.append(f"{fields.rstrip()}\n{location}")
+    index = folder / "Packages"
+    index.write_text("\n".join(stanzas), encoding="utf-8")
+    # mmdebstrap 1.5 takes essential packages from the suite that it was told alone.
+    release = folder / "Release"
+    checksum = f" {sha256_of_file(index)} {index.stat().st_size} Packages"
+    release.write_text(f"Suite: {suite}\nCodename: {suite}\nSHA256:\n{checksum}\n", encoding="utf-8")
+    for file in (index, release):
+        file.chmod(0o644)
+
+
+def mmdebstrap(*arguments: str, epoch: int, hint: str | None = None) -> None:
+    """Run mmdebstrap, no file newer than `epoch`; raises MachineError when it is missing or has failed."""
     variables = os.environ | {"SOURCE_DATE_EPOCH": str(epoch), "LC_ALL": "C", "TZ": "UTC"}
     try:
         done = subprocess.run(
@@ -73,4 +106,5 @@ def _mmdebstrap(*arguments: str, epoch: int) -> None:
             "the root file system cannot be made",
             place="mmdebstrap",
             found=redacted(last_lines(done.stderr, 8)),
+            hint=hint,
         )

@@ -76,6 +76,12 @@ def find_image(client: DockerClient, name: str) -> str | None:
 
 
 @told("containers")
+def labelled_images(client: DockerClient, label: str) -> list[str]:
+    """Return the digests of the images with a label, `name=value`: one pulled by digest has no tag."""
+    return list(client.api.images(quiet=True, filters={"label": label}))
+
+
+@told("containers")
 def image_id(client: DockerClient, image: str) -> str:
     """Return the checksum of an image's configuration, which is its ID in every engine but one.
 

@@ -19,11 +19,12 @@ COMMITTED = "contents.json"
 _ID = re.compile(r"sha256:[0-9a-f]{64}")
 
 
-class _Committed(BaseModel):
-    """The keys of a package inventory that identify the image."""
+class Committed(BaseModel):
+    """The keys of a committed package inventory that identify the image."""
 
     image: str
     digest: str
+    layers: tuple[str, ...] = ()
 
 
 def image_configuration(
@@ -58,11 +59,11 @@ def rfc3339(epoch: int) -> str:
     return datetime.datetime.fromtimestamp(epoch, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def committed_id(folder: Path, image: str) -> str | None:
-    """Return the ID that the stack in `folder` has committed for the reference `image`."""
+def committed(folder: Path, image: str) -> Committed | None:
+    """Return what the stack in `folder` has committed for the reference `image`."""
     path = folder / COMMITTED
-    found = load_json(path, _Committed) if path.is_file() else None
-    return found.digest if found and found.image == image else None
+    found = load_json(path, Committed) if path.is_file() else None
+    return found if found and found.image == image else None
 
 
 def built_id(image: str) -> str | None:

@@ -12,7 +12,7 @@ from twinrun.foundation.files import canonical_json, is_file_in, sha256_of_bytes
 from twinrun.foundation.manifest import Frozen, load_toml
 from twinrun.foundation.tracked import tree_sha256
 from twinrun.manifests import apt_lock as apt
-from twinrun.manifests.image_identity import built_id, committed_id
+from twinrun.manifests.image_identity import Committed, built_id, committed
 from twinrun.manifests.image_lock import ImageLock, load_image_lock
 from twinrun.manifests.lock_checksum import first_changed_entry
 from twinrun.manifests.stack_manifest import (
@@ -27,6 +27,7 @@ from twinrun.manifests.stack_manifest import (
 __all__ = ["Alternative", "Base", "LoadedStack", "Source", "Stack", "Unverified"]
 
 DOCKERFILE = "images/Dockerfile"
+INPUTS_LABEL = "dev.twinrun.inputs-sha256"
 # Counts up when the same inputs give another image than before.
 _FORMAT = 2
 _PIN = re.compile(r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;\\]+)", re.MULTILINE)
@@ -41,8 +42,8 @@ class LoadedStack(Frozen):
     """Over all lock files, and over the keys of stack.toml that the image depends on beside them."""
     inputs_sha256: str
     """Over all that goes into the image: the locks, the Dockerfile and the kernels of this checkout."""
-    committed_id: str | None = None
-    """ID of the image of these inputs, where it is committed beside the locks."""
+    committed: Committed | None = None
+    """Image of these inputs, where it is committed beside the locks."""
 
     def lock(self, root: Path) -> Path:
         """Return the path of the hashed Python lock."""
@@ -80,9 +81,13 @@ class LoadedStack(Frozen):
         """Return the reference of the image that is made of exactly these inputs."""
         return f"{self.stack.image}:{self.inputs_sha256[:12]}"
 
+    def inputs_label(self) -> str:
+        """Return the label of an image of these inputs, which anybody can put on another one too."""
+        return f"{INPUTS_LABEL}={self.inputs_sha256}"
+
     def known_ids(self) -> list[str]:
         """Return the IDs of images of these inputs: the committed one, and the one that was built here."""
-        return [one for one in (self.committed_id, built_id(self.image())) if one]
+        return [one for one in (self.committed and self.committed.digest, built_id(self.image())) if one]
 
     def wrong_image(self, found: str) -> str | None:
         """Return why the image with the ID `found` is not the stack's, or None; both IDs are named."""
@@ -116,7 +121,7 @@ def load_stack(root: Path, name: str) -> LoadedStack:
         lock_sha256=lock_sha256,
         inputs_sha256=_inputs_sha256(root, stack, lock_sha256),
     )
-    return loaded.model_copy(update={"committed_id": committed_id(folder, loaded.image())})
+    return loaded.model_copy(update={"committed": committed(folder, loaded.image())})
 
 
 def load_manifest(root: Path, name: str) -> Stack:

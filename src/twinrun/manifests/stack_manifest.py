@@ -11,6 +11,8 @@ from twinrun.foundation.files import canonical_json, sha256_of_bytes
 from twinrun.foundation.manifest import Frozen
 
 STAMP = "# {} sha256: "
+# Counts up when the same packages give another root file system than before.
+_ROOT_FORMAT = 2
 
 
 # What a name may be: nothing that a shell, an option parser or a path reads as more than a name.
@@ -137,7 +139,10 @@ class Stack(Frozen):
 
     def image_stamp(self) -> str:
         """Return the line that ties image.lock to what it was resolved from."""
-        return _stamped("suite", {"suite": self.base and self.base.suite, "platform": self.platform})
+        return _stamped(
+            "suite",
+            {"suite": self.base and self.base.suite, "platform": self.platform, "format": _ROOT_FORMAT},
+        )
 
 
 def _stamped(what: str, data: object) -> str:

@@ -90,8 +90,9 @@ def open_engine(
 
 def _find(client: DockerClient, stack: LoadedStack) -> str | None:
     """Return the image under the stack's tag, else the one with its ID: pulled by digest it has no tag."""
-    found = (daemon.find_image(client, name) for name in (stack.image(), *stack.known_ids()))
-    return next(filter(None, found), None)
+    tagged, known = daemon.find_image(client, stack.image()), stack.known_ids()
+    others = daemon.labelled_images(client, stack.inputs_label()) if known and not tagged else []
+    return tagged or next((one for one in others if daemon.image_id(client, one) in known), None)
 
 
 class ContainerCommand(NodeCommand):

@@ -11,7 +11,7 @@ from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import sha256_of_file
 from twinrun.images import apt_archive
-from twinrun.images.building.artifacts import Artifact
+from twinrun.images.building.artifacts import Artifact, deb_artifact
 from twinrun.images.building.download import download_wheels
 from twinrun.images.building.wheel_tags import is_compatible
 from twinrun.manifests.apt_lock import SystemPackage
@@ -116,9 +116,18 @@ def _is_cached(index: FileIndex, artifact: Artifact) -> bool:
 
 
 def fetch_debs(
-    packages: tuple[SystemPackage, ...], *, wheelhouse: Path | None, stack: Stack, say: Callable[[str], None]
+    packages: tuple[SystemPackage, ...],
+    *,
+    wheelhouse: Path | None,
+    stack: Stack,
+    epoch: int,
+    say: Callable[[str], None],
 ) -> dict[SystemPackage, Path]:
-    """Return the verified .deb file of each package; raises as `fetch_wheels`."""
+    """Return the verified .deb file of each package; raises as `fetch_wheels`.
+
+    Args:
+        epoch: when they were published, as `apt_archive.fetch_packages` takes it.
+    """
     folder = cache_root() / "packages"
     folder.mkdir(parents=True, exist_ok=True)
     if wheelhouse is not None:
@@ -127,40 +136,29 @@ def fetch_debs(
     absent = [one for one in packages if not (folder / f"{one.sha256}.deb").is_file()]
     if absent:
         say(f"fetching {len(absent)} system package(s): {', '.join(map(str, absent[:6]))}"[:160])
-    return apt_archive.fetch_packages(packages, suite=stack.base.suite, architecture=stack.architecture())
+    return apt_archive.fetch_packages(
+        packages, suite=stack.base.suite, architecture=stack.architecture(), epoch=epoch
+    )
 
 
 def _copy_to_cache(packages: Iterable[SystemPackage], wheelhouse: Path, folder: Path, stack: Stack) -> None:
     """Copy .deb files into the cache, so that no mirror is asked for them; raises InputError."""
-    debs = FileIndex(wheelhouse, stack).debs()
+    index = FileIndex(wheelhouse, stack)
+    found = index.debs()
     for package in packages:
-        if package.sha256 not in debs:
-            _refuse_absent_deb(package, wheelhouse, stack)
-        cached = folder / f"{package.sha256}.deb"
+        source, cached = found.get(package.sha256), folder / f"{package.sha256}.deb"
+        if source is None:
+            (source,) = index.require(deb_artifact(stack.name, package, "packages"))
         if not cached.is_file() or sha256_of_file(cached) != package.sha256:
-            shutil.copyfile(debs[package.sha256], cached)
-
-
-def _refuse_absent_deb(package: SystemPackage, wheelhouse: Path, stack: Stack) -> NoReturn:
-    artifact = Artifact(
-        lock=f"images/stacks/{stack.name}/apt.lock",
-        entry=str(package),
-        kind="deb",
-        folder="packages",
-        digests=(package.sha256,),
-    )
-    patterns = (f"{package.name}_*.deb", f"{package.sha256}.deb")
-    candidates = sorted({path for pattern in patterns for path in wheelhouse.rglob(pattern)})
-    if candidates:
-        raise _checksum_mismatch(artifact, candidates[0], sha256_of_file(candidates[0]))
-    _missing(artifact, wheelhouse)
+            shutil.copyfile(source, cached)
 
 
 def matches_name(path: Path, artifact: Artifact) -> bool:
-    """Say whether a file name has the name and version of an artifact, with any local version label."""
+    """Say whether a file has the name of an artifact, a wheel with any local version label."""
+    if artifact.kind == "deb":
+        return path.name.startswith(f"{artifact.entry.partition('=')[0]}_") or path.stem in artifact.digests
     name, version = [*path.name.split("-", 2), ""][:2] if path.suffix == ".whl" else ("", "")
-    versions = (version, version.partition("+")[0])
-    return normalise(name) == artifact.name() and artifact.version() in versions
+    return normalise(name) == artifact.name() and artifact.version() in (version, version.partition("+")[0])
 
 
 def _checksum_mismatch(artifact: Artifact, path: Path, digest: str) -> InputError:

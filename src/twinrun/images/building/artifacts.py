@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -10,19 +9,11 @@ from typing import Literal
 from packaging.markers import Marker
 from pydantic import Field
 
-from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen
 from twinrun.images.building.wheel_tags import machine
 from twinrun.manifests.apt_lock import SystemPackage
+from twinrun.manifests.python_lock import parse_python_lock
 from twinrun.manifests.stack import Alternative, LoadedStack, Stack, matches, normalise
-
-_ENTRY = re.compile(r"^(?=[A-Za-z0-9])", re.MULTILINE)
-_COMMENT = re.compile(r"^#.*", re.MULTILINE)
-_REQUIREMENT = re.compile(
-    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9.+!-]+)(?: ; (?P<marker>[^\\\n]+?))?"
-    r"(?P<hashes>(?:\s*\\\n\s+--hash=sha256:[0-9a-f]{64})*)\s*"
-)
-_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class Artifact(Frozen):
@@ -89,35 +80,26 @@ def build_tool_artifacts(root: Path, loaded: LoadedStack) -> tuple[Artifact, ...
     return tuple(_read_lock(path, loaded.stack, lock=f"{loaded.folder}/build.lock", folder="tools"))
 
 
-def deb_artifacts(
-    loaded: LoadedStack, packages: tuple[SystemPackage, ...], folder: str
-) -> tuple[Artifact, ...]:
-    """Return packages of apt.lock as artifacts."""
-    lock = f"{loaded.folder}/apt.lock"
-    return tuple(
-        Artifact(lock=lock, entry=str(package), kind="deb", folder=folder, digests=(package.sha256,))
-        for package in packages
-    )
+def deb_artifact(stack: str, package: SystemPackage, folder: str) -> Artifact:
+    """Return a package of the apt.lock of a stack."""
+    lock = f"images/stacks/{stack}/apt.lock"
+    return Artifact(lock=lock, entry=str(package), kind="deb", folder=folder, digests=(package.sha256,))
 
 
 def _read_lock(path: Path, stack: Stack, *, lock: str, folder: str) -> Iterator[Artifact]:
     """Yield the entries of a hashed lock whose marker holds in the image; raises InputError."""
     environment = _marker_environment(stack)
-    text = _COMMENT.sub("", path.read_text(encoding="utf-8"))
-    for part in filter(str.strip, _ENTRY.split(text)):
-        entry = _REQUIREMENT.fullmatch(part)
-        if entry is None:
-            line = text[: text.index(part)].count("\n") + 1
-            raise InputError(
-                "not a locked package",
-                place=f"{path}:{line}",
-                found=part.strip().partition("\n")[0][:120],
-                hint=f"run `invoke lock --stack {stack.name}`",
+    for pin, digests in parse_python_lock(path.read_text(encoding="utf-8"), place=str(path)).items():
+        entry, _, marker = pin.partition(" ; ")
+        name, _, version = entry.partition("==")
+        if not marker or Marker(marker).evaluate(environment):
+            yield Artifact(
+                lock=lock,
+                entry=f"{normalise(name)}=={version}",
+                kind="wheel",
+                folder=folder,
+                digests=tuple(sorted(digests)),
             )
-        if entry["marker"] is None or Marker(entry["marker"]).evaluate(environment):
-            pin = f"{normalise(entry['name'])}=={entry['version']}"
-            digests = tuple(_HASH.findall(entry["hashes"]))
-            yield Artifact(lock=lock, entry=pin, kind="wheel", folder=folder, digests=digests)
 
 
 def _marker_environment(stack: Stack) -> dict[str, str]:

@@ -17,10 +17,12 @@ from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.manifest import Frozen
 from twinrun.images.building.base import root_file_system
-from twinrun.images.building.context import fetch_artifacts, installed_bytes, write_context, write_wheelhouse
+from twinrun.images.building.context import fetch_artifacts, write_context, write_wheelhouse
 from twinrun.images.building.image_archive import Image, ImageLayer, image_archive
+from twinrun.images.building.known_images import check_committed, find_known, pull_known
 from twinrun.images.building.plan import BuildPlan
-from twinrun.images.building.progress import BuildProgress, megabytes
+from twinrun.images.building.progress import BuildProgress
+from twinrun.images.building.space import Space
 from twinrun.images.building.stages import StageBuilder
 from twinrun.images.building.transfer import load, save
 from twinrun.machine import daemon
@@ -29,8 +31,6 @@ from twinrun.manifests.image_identity import record_built
 if TYPE_CHECKING:
     from docker import DockerClient
 
-# Unpacked by a stage, read in as finished layers, and those unpacked.
-_COPIES_IN_ENGINE = 3
 # Machine names of engines to Debian's architectures.
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -65,7 +65,7 @@ class Builder:
         self._root = root
         self._log = log
         self._progress = progress
-        self._needed_bytes = 0
+        self._space = Space(client)
 
     def build(
         self,
@@ -96,7 +96,7 @@ class Builder:
         cache_root().mkdir(parents=True, exist_ok=True)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(cache_root() / f"build-{self._plan.stack.stack.name}.lock"):
-            existing = None if no_cache else self._find_existing()
+            existing = None if no_cache else find_known(self._client, self._plan)
             if existing and not save_to:
                 return self._tag(existing)
             try:
@@ -109,7 +109,11 @@ class Builder:
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
-                raise self._disk_full() from None
+                raise self._space.exhausted() from None
+
+    def adopt(self, reference: str) -> BuiltImage:
+        """Take the image from a registry instead of building it; raises as `pull_known`."""
+        return self._tag(pull_known(self._client, self._plan, reference))
 
     def _fetch(
         self, *, wheelhouse: Path | None, base_file: Path | None, index: str | None
@@ -117,7 +121,7 @@ class Builder:
         """Return the verified files of the image by folder of the context, with the base."""
         say, plan = self._progress.say, self._plan
         files = fetch_artifacts(plan, root=self._root, wheelhouse=wheelhouse, index=index, say=say)
-        self._check_space(files)
+        self._space.require(files)
         return files | {"base": [base_file or root_file_system(plan, root=self._root, say=say)]}
 
     def _build_image(self, log: IO[str], files: dict[str, list[Path]]) -> Image:
@@ -138,7 +142,8 @@ class Builder:
             labels=plan.labels,
             layers=tuple(layers),
         )
-        self._check_committed(image.id())
+        hint = "another engine or file system has built other bytes; nothing was tagged"
+        check_committed(plan, image.id(), [layer.diff_id for layer in layers], hint=hint)
         return image
 
     def _save(self, image: Image, files: dict[str, list[Path]], target: Path) -> None:
@@ -177,28 +182,6 @@ class Builder:
         layers = tuple(BuiltLayer(name=name, diff_id=one, bytes=size) for name, one, size in rows)
         return BuiltImage(image=self._plan.image, id=image_id, fresh=fresh, layers=layers)
 
-    def _check_committed(self, found: str) -> None:
-        """Refuse an image that differs from the committed one of the same inputs; raises MachineError."""
-        committed = self._plan.stack.committed_id
-        if committed and not self._plan.unverified and found != committed:
-            raise MachineError(
-                "what was built is not the committed image of the same inputs",
-                place=f"{self._plan.stack.folder}/contents.json: digest",
-                found=found,
-                allowed=committed,
-                hint="another engine or file system has built other bytes; nothing was tagged",
-            )
-
-    def _find_existing(self) -> str | None:
-        """Return what the engine calls the image that was built or is committed, if its labels are these."""
-        known = self._plan.stack.known_ids()
-        for name in (self._plan.image, *known):
-            found = daemon.find_image(self._client, name)
-            if found and daemon.image_id(self._client, found) in known:
-                labels = self._client.images.get(found).attrs["Config"]["Labels"]
-                return found if labels == self._plan.labels else None
-        return None
-
     def _tag(self, found: str) -> BuiltImage:
         """Give an image of the engine the plan's tag, and say which other one had it."""
         previous = daemon.find_image(self._client, self._plan.image)
@@ -231,25 +214,3 @@ class Builder:
                 allowed=expected,
                 hint="build on a machine of that kind and carry the image over with --save",
             )
-
-    def _check_space(self, files: dict[str, list[Path]]) -> None:
-        packed = sum(path.stat().st_size for paths in files.values() for path in paths)
-        self._needed_bytes = packed + (_COPIES_IN_ENGINE + 1) * installed_bytes(files)
-        if min(self._free_bytes().values()) < self._needed_bytes:
-            raise self._disk_full()
-
-    def _free_bytes(self) -> dict[Path, int]:
-        """Return the free space at the engine's folder, where this machine can see it, and at the cache."""
-        engine = Path(self._client.info()["DockerRootDir"])
-        folders = [*([engine] if engine.is_dir() else []), cache_root()]
-        return {folder: shutil.disk_usage(folder).free for folder in folders}
-
-    def _disk_full(self) -> MachineError:
-        free = self._free_bytes()
-        return MachineError(
-            "not enough space on the disk",
-            place=str(min(free, key=lambda folder: free[folder])),
-            found=", ".join(f"{megabytes(size)} free in {folder}" for folder, size in free.items()),
-            allowed=f"about {megabytes(self._needed_bytes)} needed",
-            hint="nothing was tagged; `docker builder prune` and `docker image prune` free space",
-        )

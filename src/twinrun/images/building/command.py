@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.images.building.artifact_cache import find_alternatives
+from twinrun.images.building.attachments import SBOM, attach, check_signer
 from twinrun.images.building.base import check_base_file
 from twinrun.images.building.builder import Builder, BuiltImage
 from twinrun.images.building.plan import BuildPlan, plan_build
 from twinrun.images.building.progress import BuildProgress
 from twinrun.images.building.selection import choose_stack
+from twinrun.images.building.stages import files_of
 from twinrun.images.building.transfer import push
 from twinrun.images.inventory.inventory import ImageInventory
 from twinrun.machine import daemon
@@ -21,13 +24,20 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 
+_BY_DIGEST = re.compile(r"[a-z0-9][a-z0-9._:/-]*@sha256:[0-9a-f]{64}")
+
+
 class BuildRequest(Frozen):
     """Options of `invoke build`."""
 
     vendor: str | None = None
     stack: str | None = None
+    pull: str | None = None
+    """Image of a registry to take instead of building it, `repository@sha256:...`."""
     push: str | None = None
     """Repository of a registry."""
+    sign: str | None = None
+    """Key of cosign that signs what is pushed: a file, or the address of a key service."""
     save: Path | None = None
     base: Path | None = None
     wheelhouse: Path | None = None
@@ -61,11 +71,30 @@ def plan_request(root: Path, request: BuildRequest) -> BuildPlan:
     for option, (path, hint) in given.items():
         if path is not None and not path.exists():
             raise InputError("no such file or folder", place=option, found=str(path), hint=hint)
+    _check_registry_options(request)
     alternatives = find_alternatives(loaded.stack, request.wheelhouse)
     plan = plan_build(root, loaded, alternatives=alternatives)
     if request.base is not None:
         check_base_file(request.base, plan)
     return plan
+
+
+def _check_registry_options(request: BuildRequest) -> None:
+    """Refuse what would be left out without a word; raises InputError, or MachineError without a signer."""
+    if request.pull and (request.save or request.base or request.wheelhouse):
+        raise InputError("nothing is built", place="--pull", hint="leave --save, --base and --wheelhouse out")
+    if request.pull and not _BY_DIGEST.fullmatch(request.pull):
+        raise InputError(
+            "an image is taken by its digest",
+            place="--pull",
+            found=request.pull,
+            allowed="repository@sha256:...",
+            hint="a tag can be put on anything; whoever pushed the image was told its digest",
+        )
+    if request.sign and not request.push:
+        raise InputError("what is signed is in a registry", place="--sign", hint="add --push REPOSITORY")
+    if request.sign:
+        check_signer()
 
 
 def check_verified(plan: BuildPlan, request: BuildRequest) -> None:
@@ -88,15 +117,18 @@ def run_build(root: Path, plan: BuildPlan, request: BuildRequest, progress: Buil
     client = daemon.connect()
     try:
         builder = Builder(client, plan, root=root, log=folder / "build.log", progress=progress)
-        built = builder.build(
+        adopted = builder.adopt(request.pull) if request.pull else None
+        built = adopted or builder.build(
             wheelhouse=request.wheelhouse,
             base_file=request.base,
             index=request.index,
             save_to=request.save,
         )
         _write_inventory(client, built, plan, root=root, folder=folder)
-        digest = push(client, plan.image, request.push, tag) if request.push else None
-        pushed = f"{request.push}@{digest}" if digest else None
+        pushed = None
+        if request.push:
+            pushed = f"{request.push}@{push(client, plan.image, request.push, tag)}"
+            attach(pushed, folder, plan=plan, root=root, key=request.sign, say=progress.say)
         return BuildResult(built=built, folder=folder, pushed=pushed, saved=request.save)
     finally:
         client.close()
@@ -107,9 +139,11 @@ def _write_inventory(
 ) -> None:
     """Write the package inventory, once for an image."""
     manifest = folder / "manifest.json"
-    if manifest.is_file() and load_json(manifest, ImageInventory).digest == built.id:
+    whole = manifest.is_file() and (folder / SBOM).is_file()
+    if whole and load_json(manifest, ImageInventory).digest == built.id:
         return
     # The libraries of the SBOM are slow to import.
     from twinrun.images.inventory.inspection import write_inventory
 
-    write_inventory(client=client, image=built.image, stack=plan.stack, root=root, folder=folder)
+    used = files_of(plan, [layer.diff_id for layer in built.layers])
+    write_inventory(client=client, image=built.image, stack=plan.stack, root=root, folder=folder, used=used)

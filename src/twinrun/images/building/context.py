@@ -40,12 +40,8 @@ def fetch_artifacts(
     loaded = plan.stack
     system = loaded.system_packages(root)
     assert system is not None
-    debs = fetch_debs(system.all(), wheelhouse=wheelhouse, stack=loaded.stack, say=say)
-    files: dict[str, list[Path]] = {
-        "packages/base": [debs[one] for one in system.base],
-        "packages/runtime": [debs[one] for one in system.runtime],
-        "packages/build": [debs[one] for one in system.build],
-    }
+    debs = fetch_debs(system.all(), wheelhouse=wheelhouse, stack=loaded.stack, epoch=plan.epoch, say=say)
+    files = {f"packages/{stage}": [debs[package] for package in packages] for stage, packages in system}
     wheels = [artifact for artifact in plan.artifacts if artifact.kind == "wheel"]
     fetched = fetch_wheels(wheels, wheelhouse=wheelhouse, stack=loaded.stack, index_url=index, say=say)
     for artifact, paths in fetched.items():

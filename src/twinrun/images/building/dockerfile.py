@@ -76,15 +76,27 @@ class Dockerfile(Frozen):
         """Say whether a stage starts from nothing."""
         return self.stages[stage].parent == "scratch"
 
-    def stage_keys(self, *, context: Path, variables: Mapping[str, str]) -> dict[str, str]:
-        """Return for each stage the digest of all that it is made of: the same key means the same files."""
+    def file_trees(self, context: Path) -> dict[str, dict[str, str]]:
+        """Return the digests of the files by each file or folder of the context that a stage takes."""
+        return {
+            source: _tree(context / source) for stage in self.stages.values() for source in stage.sources()
+        }
+
+    def stage_keys(
+        self, *, trees: Mapping[str, Mapping[str, str]], variables: Mapping[str, str]
+    ) -> dict[str, str]:
+        """Return for each stage the digest of all that it is made of: the same key means the same files.
+
+        Args:
+            trees: as `file_trees` returns them.
+        """
         keys: dict[str, str] = {}
         for name, stage in self.stages.items():
             content = {
                 "instructions": stage.instructions,
                 "arguments": {argument: variables[argument] for argument in stage.arguments()},
                 "stages": {one: keys[one] for one in (*stage.stages(), stage.parent) if one != "scratch"},
-                "files": {source: _tree(context / source) for source in stage.sources()},
+                "files": {source: trees[source] for source in stage.sources()},
             }
             keys[name] = sha256_of_bytes(canonical_json(content).encode())
         return keys

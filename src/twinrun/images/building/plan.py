@@ -10,13 +10,13 @@ from twinrun.foundation.tracked import tracked_files
 from twinrun.images.building.artifacts import (
     Artifact,
     build_tool_artifacts,
-    deb_artifacts,
+    deb_artifact,
     wheel_artifacts,
 )
 from twinrun.images.building.buildkit import build_arguments
 from twinrun.images.building.dockerfile import Dockerfile, read_dockerfile
 from twinrun.manifests.image_identity import rfc3339
-from twinrun.manifests.stack import DOCKERFILE, Alternative, LoadedStack
+from twinrun.manifests.stack import DOCKERFILE, INPUTS_LABEL, Alternative, LoadedStack
 
 CONTEXT = "{context}"
 
@@ -113,9 +113,11 @@ def _artifacts(
     system = loaded.system_packages(root)
     assert system is not None
     return (
-        *deb_artifacts(loaded, system.base, "packages/base"),
-        *deb_artifacts(loaded, system.runtime, "packages/runtime"),
-        *deb_artifacts(loaded, system.build, "packages/build"),
+        *(
+            deb_artifact(loaded.stack.name, package, f"packages/{stage}")
+            for stage, packages in system
+            for package in packages
+        ),
         *wheel_artifacts(root, loaded, alternatives=alternatives),
         *(build_tool_artifacts(root, loaded) if loaded.stack.kernels else ()),
     )
@@ -130,7 +132,7 @@ def _labels(loaded: LoadedStack, *, epoch: int, unverified: tuple[str, ...]) -> 
         "dev.twinrun.stack": loaded.stack.name,
         "dev.twinrun.archs": " ".join(loaded.stack.archs),
         "dev.twinrun.lock-sha256": loaded.lock_sha256,
-        "dev.twinrun.inputs-sha256": loaded.inputs_sha256,
+        INPUTS_LABEL: loaded.inputs_sha256,
         "dev.twinrun.unverified": ", ".join(unverified),
     }
     return {name: value for name, value in sorted(labels.items()) if value}

@@ -7,7 +7,6 @@ from pathlib import Path
 from twinrun.foundation.errors import InputError, closest
 from twinrun.manifests.stack import LoadedStack, find_stacks, load_stack
 from twinrun.manifests.vendor import load_vendors
-from twinrun.planning.project import Project
 
 
 def choose_stack(root: Path, vendor: str | None, stack: str | None) -> LoadedStack:
@@ -46,6 +45,9 @@ def _check_vendor(root: Path, vendor: str) -> None:
 
 
 def _recipes_stack(root: Path, vendor: str) -> LoadedStack:
+    # Every workload's models are slow to import, and `--stack` needs none of them.
+    from twinrun.planning.project import Project
+
     names = {recipe.recipe.stacks.current.get(vendor) for recipe in Project(root).recipes().values()} - {None}
     if len(names) != 1:
         raise InputError("which stack?", place="--stack", allowed=_with_image(root, vendor))

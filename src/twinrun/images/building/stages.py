@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeVar
@@ -34,6 +35,8 @@ class KeptLayer(Frozen):
 
     key: str
     diff_id: str
+    files: tuple[str, ...] = ()
+    """Checksums of the files of the context that the stage takes, sorted."""
 
 
 class StageBuilder:
@@ -50,6 +53,7 @@ class StageBuilder:
         self._progress = progress
         self._shown_steps: set[str] = set()
         self._home = ""
+        self._trees: dict[str, dict[str, str]] = {}
 
     def build_layers(self, base: ImageLayer) -> list[ImageLayer]:
         """Return the layers of the image, each of the plan's stages built unless the cache has its layer.
@@ -61,7 +65,9 @@ class StageBuilder:
         for name in remove_abandoned(self._client):
             self._progress.say(f"removed the container {name}, which a killed command had left")
         layers = [base]
-        keys = self._plan.dockerfile.stage_keys(context=self._context, variables=self._plan.variables())
+        dockerfile = self._plan.dockerfile
+        self._trees = dockerfile.file_trees(self._context)
+        keys = dockerfile.stage_keys(trees=self._trees, variables=self._plan.variables())
         folder = layer_folder(self._plan)
         folder.mkdir(parents=True, exist_ok=True)
         # The client's own files, none of them the user's. By one of them the engine recognises the context of
@@ -90,7 +96,10 @@ class StageBuilder:
             partial_file.replace(file)
         finally:
             partial_file.unlink(missing_ok=True)
-        write_atomically(record, KeptLayer(key=key, diff_id=layer.diff_id).model_dump_json())
+        sources = self._plan.dockerfile.stages[stage].sources()
+        files = tuple(sorted(digest for source in sources for digest in self._trees[source].values()))
+        kept = KeptLayer(key=key, diff_id=layer.diff_id, files=files)
+        write_atomically(record, kept.model_dump_json())
         return layer.diff_id
 
     def _build_layer(self, stage: str, file: Path, parent: Snapshot | None) -> Layer:
@@ -158,6 +167,16 @@ def layer_folder(plan: BuildPlan) -> Path:
 def created_by(stage: str) -> str:
     """Return the line of the image's history for the layer of a stage."""
     return f"images/Dockerfile [{stage}]"
+
+
+def files_of(plan: BuildPlan, diff_ids: Collection[str]) -> frozenset[str]:
+    """Return the checksums of the files that layers were made of, as far as the cache still knows it."""
+    found: set[str] = set()
+    for record in layer_folder(plan).glob("*.json"):
+        with contextlib.suppress(InputError):
+            kept = load_json(record, KeptLayer)
+            found.update(kept.files if kept.diff_id in diff_ids else ())
+    return frozenset(found)
 
 
 def _kept_layer(file: Path, record: Path, key: str) -> str | None:

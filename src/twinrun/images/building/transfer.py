@@ -118,6 +118,12 @@ def push(client: DockerClient, image: str, repository: str, tag: str) -> str:
     return str(digests[-1])
 
 
+def pull(client: DockerClient, reference: str) -> str:
+    """Pull an image, `repository@sha256:...`, and return what the engine calls it; raises MachineError."""
+    with _request(client, f"pull {reference}"):
+        return str(client.images.pull(reference).id)
+
+
 def save(archive: Iterable[bytes], file: Path) -> None:
     """Write an archive, whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)

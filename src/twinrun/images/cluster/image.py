@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twinrun.foundation.errors import MachineError
-from twinrun.foundation.processes import last_lines
+from twinrun.images.apt_archive import KEYRING, own_mirror
+from twinrun.images.root_filesystem import mmdebstrap
 from twinrun.machine.daemon import find_image, told
 
 if TYPE_CHECKING:
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 
 REPOSITORY = "twinrun/cluster"
 SUITE = "trixie"
-MIRROR = "http://deb.debian.org/debian"
-KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 # An engine compresses and unpacks the whole root before it answers.
 _IMPORT_SECONDS = 600
 
@@ -54,25 +51,13 @@ def ensure_image(client: DockerClient, root: Path, *, architecture: str, say: Ca
 
 
 def _write_root(tar: Path, packages: list[str], architecture: str) -> None:
-    mirror = os.environ.get("TWINRUN_DEBIAN_MIRROR", MIRROR).rstrip("/")
-    command = [
-        *("mmdebstrap", "--quiet", "--variant=minbase", f"--architectures={architecture}"),
-        *(f"--include={','.join(packages)}", f"--keyring={KEYRING}"),
-        *(SUITE, str(tar), f"deb {mirror} {SUITE} main"),
-    ]
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, umask=0o022, check=False
-        )
-    except OSError as error:
-        raise MachineError(f"cannot start: {error.strerror}", place="mmdebstrap", hint="install it") from None
-    if done.returncode:
-        raise MachineError(
-            "the root file system cannot be made",
-            place="mmdebstrap",
-            found=last_lines(done.stderr, 8),
-            hint=f"check the network and {KEYRING}, or name a mirror in TWINRUN_DEBIAN_MIRROR",
-        )
+    mirror = own_mirror().replace("{archive}", "debian").rstrip("/")
+    mmdebstrap(
+        *("--variant=minbase", f"--architectures={architecture}", f"--keyring={KEYRING}"),
+        *(f"--include={','.join(packages)}", SUITE, str(tar), f"deb {mirror} {SUITE} main"),
+        epoch=round(time.time()),
+        hint="check the network, or name a mirror in TWINRUN_DEBIAN_MIRROR",
+    )
 
 
 def _import(client: DockerClient, tar: Path, name: str) -> None:

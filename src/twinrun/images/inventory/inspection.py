@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 _PROGRAM = Path("images") / "contents.py"
-_OCI_LABELS = "org.opencontainers.image"
-_OWN_LABELS = "dev.twinrun"
 
 
 def write_inventory(
@@ -34,11 +33,12 @@ def write_inventory(
     stack: LoadedStack,
     root: Path,
     folder: Path,
-) -> dict[str, Path]:
+    used: Collection[str] = (),
+) -> None:
     """Inspect `image` and write manifest.json, manifest.md and sbom.cdx.json into `folder`.
 
-    Returns:
-        The three paths by file name.
+    Args:
+        used: checksums of the files that it was made of, where they are known.
 
     Raises:
         MachineError: the engine refused to run a container of it.
@@ -51,11 +51,10 @@ def write_inventory(
     texts = {
         "manifest.json": inventory.model_dump_json(indent=1) + "\n",
         "manifest.md": inventory_page(inventory),
-        "sbom.cdx.json": sbom_json(inventory, stack, root),
+        "sbom.cdx.json": sbom_json(inventory, stack, root, used=used),
     }
     for name, text in texts.items():
         write_atomically(folder / name, text)
-    return {name: folder / name for name in texts}
 
 
 def inspect_image(
@@ -73,7 +72,6 @@ def inspect_image(
     with daemon.told("containers"):
         attributes = client.images.get(image).attrs
     labels = attributes["Config"].get("Labels") or {}
-    _check_labels(labels, stack, image)
     return ImageInventory(
         stack=stack.stack.name,
         image=stack.image(),
@@ -82,6 +80,7 @@ def inspect_image(
         platform=f"{attributes['Os']}/{attributes['Architecture']}",
         created=attributes["Created"],
         size_bytes=attributes["Size"],
+        layers=tuple(attributes["RootFS"]["Layers"]),
         labels=dict(sorted(labels.items())),
         measured=_run_program(client, attributes["Id"], root),
     )
@@ -100,23 +99,3 @@ def _run_program(client: DockerClient, image: str, root: Path) -> PackageInvento
         return validate(json.loads(printed), PackageInventory, place=str(_PROGRAM))
     except (ValueError, InputError) as error:
         raise RunError("the image does not say what is in it", place=image, found=str(error)) from None
-
-
-def _check_labels(labels: dict[str, str], stack: LoadedStack, image: str) -> None:
-    """Compare the labels with the stack; raises RunError for the first that differs."""
-    expected = {
-        f"{_OWN_LABELS}.inputs-sha256": stack.inputs_sha256,
-        f"{_OWN_LABELS}.stack": stack.stack.name,
-        f"{_OWN_LABELS}.archs": " ".join(stack.stack.archs),
-    }
-    for name, value in expected.items():
-        if labels.get(name, "") != value:
-            raise RunError(
-                "the image is not labelled as this stack's",
-                place=f"{image}: {name}",
-                found=labels.get(name),
-                allowed=value,
-                hint=f"`invoke build --stack {stack.stack.name}` makes it",
-            )
-    if not labels.get(f"{_OCI_LABELS}.title"):
-        raise RunError("the image lacks a label", place=f"{image}: {_OCI_LABELS}.title")

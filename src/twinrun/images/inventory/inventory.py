@@ -48,6 +48,8 @@ class ImageInventory(Frozen):
     created: str
     size_bytes: int
     """Of all layers, uncompressed."""
+    layers: tuple[str, ...] = ()
+    """`sha256:` and the checksum of each layer's tar, the lowest first."""
     labels: dict[str, str]
     measured: PackageInventory
 

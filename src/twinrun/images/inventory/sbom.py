@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from cyclonedx.contrib.license.exceptions import InvalidSpdxLicenseException
@@ -25,17 +25,23 @@ from twinrun.images.building.artifacts import wheel_artifacts
 from twinrun.images.inventory.inventory import ImageInventory, installed_alternatives
 from twinrun.manifests.stack import LoadedStack, normalise
 
-# Marks a component with the checksums of all files that the lock allows: which was installed is not recorded.
+# Marks a component with the checksums of all files that the lock allows: which is in an image that was not
+# built here is not known.
 ANY_OF = "twinrun:hashes"
 
 
-def sbom_json(inventory: ImageInventory, stack: LoadedStack, root: Path) -> str:
-    """Return the SBOM of an image; it depends on the inventory and the locks alone.
+def sbom_json(
+    inventory: ImageInventory, stack: LoadedStack, root: Path, *, used: Collection[str] = ()
+) -> str:
+    """Return the SBOM of an image; it depends on the inventory, the locks and the files used alone.
+
+    Args:
+        used: checksums of the files that the image was made of, where they are known.
 
     Raises:
         RunError: the SBOM does not validate against CycloneDX's schema.
     """
-    text: str = JsonV1Dot6(_bom(inventory, stack, root)).output_as_string(indent=1)
+    text: str = JsonV1Dot6(_bom(inventory, stack, root, used)).output_as_string(indent=1)
     fault = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
     if fault:
         raise RunError(
@@ -44,7 +50,7 @@ def sbom_json(inventory: ImageInventory, stack: LoadedStack, root: Path) -> str:
     return text + "\n"
 
 
-def _bom(inventory: ImageInventory, stack: LoadedStack, root: Path) -> Bom:
+def _bom(inventory: ImageInventory, stack: LoadedStack, root: Path, used: Collection[str]) -> Bom:
     purl = PackageURL("oci", None, inventory.stack, inventory.digest, {"tag": inventory.tag()})
     image = Component(
         type=ComponentType.CONTAINER,
@@ -60,7 +66,7 @@ def _bom(inventory: ImageInventory, stack: LoadedStack, root: Path) -> Bom:
     created = datetime.datetime.fromisoformat(inventory.created)
     tool = Component(type=ComponentType.APPLICATION, name="twinrun", version=__version__)
     metadata = BomMetaData(component=image, timestamp=created, tools=ToolRepository(components=[tool]))
-    components = [*_system(inventory, stack, root), *_python(inventory, stack, root)]
+    components = [*_system(inventory, stack, root), *_python(inventory, stack, root, used)]
     bom = Bom(components=components, serial_number=serial, metadata=metadata)
     bom.register_dependency(image, components)
     return bom
@@ -80,7 +86,9 @@ def _system(inventory: ImageInventory, stack: LoadedStack, root: Path) -> Iterat
         yield _component(name, version, purl, [digest] if digest else [], licences)
 
 
-def _python(inventory: ImageInventory, stack: LoadedStack, root: Path) -> Iterator[Component]:
+def _python(
+    inventory: ImageInventory, stack: LoadedStack, root: Path, used: Collection[str]
+) -> Iterator[Component]:
     """Yield the Python packages: locked wheels with their checksums, kernels of the project without."""
     alternatives = installed_alternatives(inventory, stack)
     wheels = {
@@ -90,7 +98,9 @@ def _python(inventory: ImageInventory, stack: LoadedStack, root: Path) -> Iterat
         artifact = wheels.get(normalise(name))
         purl = PackageURL("pypi", None, normalise(name), version)
         licences = inventory.measured.python_licences.get(name, ())
-        yield _component(name, version, purl, artifact.digests if artifact else (), licences)
+        locked = artifact.digests if artifact else ()
+        installed = [digest for digest in locked if digest in used] or locked
+        yield _component(name, version, purl, installed, licences)
 
 
 def _component(

@@ -8,9 +8,9 @@ from pathlib import Path
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen
 from twinrun.images.locking.effects import likely_effect
-from twinrun.images.locking.python import package_hashes
 from twinrun.manifests.apt_lock import parse_apt_lock
-from twinrun.manifests.stack import pins
+from twinrun.manifests.python_lock import parse_python_lock
+from twinrun.manifests.stack import normalise
 
 
 class Change(Frozen):
@@ -53,10 +53,13 @@ def _entries(name: str, text: str) -> _Entries:
 
 
 def _python(text: str) -> _Entries:
-    hashes = package_hashes(text)
+    found: dict[str, list[tuple[str, frozenset[str]]]] = {}
+    for pin, hashes in parse_python_lock(text, place="requirements.lock").items():
+        name, _, version = pin.partition(" ")[0].partition("==")
+        found.setdefault(normalise(name), []).append((version, hashes))
     return {
-        name: (" or ".join(versions), "".join(sorted(hashes.get(name, ()))))
-        for name, versions in pins(text).items()
+        name: (" or ".join(version for version, _ in entries), str([sorted(hashes) for _, hashes in entries]))
+        for name, entries in found.items()
     }
 
 

@@ -9,22 +9,11 @@ from typing import Literal
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.manifest import Frozen
 from twinrun.images.apt_archive import open_archive
-from twinrun.images.locking.changes import changes
-from twinrun.images.locking.effects import likely_effect
-from twinrun.images.locking.refresh import (
-    existing_apt_lock,
-    python_locks,
-    selected_parts,
-)
+from twinrun.images.locking.changes import Change, changes
+from twinrun.images.locking.refresh import existing_apt_lock, python_locks, selected_parts
 from twinrun.images.locking.system import resolve_system
-from twinrun.manifests.apt_lock import AptLock
-from twinrun.manifests.stack import (
-    Stack,
-    expected_stamps,
-    first_line,
-    load_manifest,
-    pins,
-)
+from twinrun.manifests.apt_lock import AptLock, apt_lock_text
+from twinrun.manifests.stack import Stack, expected_stamps, first_line, load_manifest, pins
 
 State = Literal["stale", "gone", "unverified", "out of reach"]
 # Lock file to its part; every other one has Python packages.
@@ -62,9 +51,9 @@ def check(
     system = existing_apt_lock(folder)
     found = [*_stamps(folder, stack, parts)]
     if "python" in parts:
-        found += _python(folder, stack, index)
+        found += _query("requirements.lock", lambda: _python(folder, stack, index))
     if "system" in parts and stack.base and system:
-        found += _query("apt.lock", lambda: _system(stack, system))
+        found += _query("apt.lock", lambda: _system(folder, stack, system))
     if "python" in parts:
         found += _unverified_packages(folder, stack)
     return tuple(found)
@@ -89,10 +78,10 @@ def _stamps(folder: Path, stack: Stack, parts: Collection[str]) -> Iterator[Find
             yield Finding(pin=path.name, state="stale", detail=f"does not belong to {what}")
 
 
-def _query(pin: str, find: Callable[[], list[Finding]]) -> list[Finding]:
+def _query(pin: str, find: Callable[[], Iterator[Finding]]) -> list[Finding]:
     """Return the findings of `find`: an InputError means gone, a MachineError out of reach."""
     try:
-        return find()
+        return list(find())
     except InputError as error:
         return [Finding(pin=pin, state="gone", detail=f"{error.message}: {error.place or error.found}")]
     except MachineError as error:
@@ -100,37 +89,26 @@ def _query(pin: str, find: Callable[[], list[Finding]]) -> list[Finding]:
         return [Finding(pin=pin, state="out of reach", detail=f"{error.message}: {' '.join(lines[:4])}")]
 
 
-def _python(folder: Path, stack: Stack, index: str | None) -> list[Finding]:
+def _python(folder: Path, stack: Stack, index: str | None) -> Iterator[Finding]:
     """Versions change only when they must: the requirements changed, or the index has them no longer."""
-
-    def find() -> list[Finding]:
-        return [
-            Finding(pin=f"{path.name}: {change.name}", state=state(path), detail=str(change))
-            for path, text in python_locks(folder, stack, index=index).items()
-            for change in changes(path, text)
-        ]
-
-    def state(path: Path) -> State:
+    for path, text in python_locks(folder, stack, index=index).items():
         current = path.is_file() and first_line(path) == expected_stamps(folder, stack)[path]
-        return "gone" if current else "stale"
+        for change in changes(path, text):
+            yield _moved(change, gone=current)
 
-    return _query("requirements.lock", find)
 
-
-def _system(stack: Stack, lock: AptLock) -> list[Finding]:
+def _system(folder: Path, stack: Stack, lock: AptLock) -> Iterator[Finding]:
     assert stack.base is not None
     with open_archive(stack.base.suite, stack.architecture()) as archive:
-        available, new = set(archive.available(lock.all())), resolve_system(stack, archive)
-    now = {package.name: package.version for package in new.all()}
-    return [
-        Finding(
-            pin=f"apt.lock: {package.name}",
-            state="stale" if package in available else "gone",
-            detail=f"{package.version} -> {now.get(package.name, 'absent')} ({likely_effect(package.name)})",
-        )
-        for package in lock.all()
-        if package not in set(new.all())
-    ]
+        available = {package.name for package in archive.available(lock.all())}
+        text = apt_lock_text(stack.system_stamp(), resolve_system(stack, archive))
+    for change in changes(folder / "apt.lock", text):
+        yield _moved(change, gone=change.old != "absent" and change.name not in available)
+
+
+def _moved(change: Change, *, gone: bool) -> Finding:
+    pin = f"{change.lock}: {change.name}"
+    return Finding(pin=pin, state="gone" if gone else "stale", detail=str(change))
 
 
 def _unverified_packages(folder: Path, stack: Stack) -> Iterator[Finding]:

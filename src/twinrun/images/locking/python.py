@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -14,14 +15,12 @@ from uv import find_uv_bin
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.processes import last_lines
 from twinrun.foundation.redaction import redacted
-from twinrun.manifests.lock_checksum import with_checksums
-from twinrun.manifests.stack import Alternative, Source, Stack, matches, normalise, stamp
+from twinrun.manifests.python_lock import PythonLock, parse_python_lock, python_lock_text
+from twinrun.manifests.stack import Source, Stack, matches, normalise, stamp
 
-_ENTRY = re.compile(r"^(?=[A-Za-z0-9])", re.MULTILINE)
 _DIRECT = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9,._-]+\])?==[A-Za-z0-9.+!_-]+( *;[ A-Za-z0-9_.'\"<>=!()]+)?"
 )
-_HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})\b")
 
 
 def resolve_python(
@@ -39,71 +38,51 @@ def resolve_python(
     Raises:
         MachineError: the packages cannot be resolved.
     """
-    lock = requirements.with_suffix(".lock")
-    existing = lock.read_text(encoding="utf-8") if lock.is_file() else ""
     text = requirements.read_text(encoding="utf-8")
     _check_requirements(requirements, text)
+    before = existing_lock(requirements.with_suffix(".lock"))
     options = ["--python-version", stack.interpreter()]
     options += [word for one in stack.source for word in ("--no-binary", one.package())]
     project = _declared_metadata(stack.source)
     if index:
         text = _with_local_versions(text, stack)
         project += _explicit_index(index, stack)
-    # uv copies the hashes of versions that it keeps from the existing lock file, also wrong ones.
-    preferences = "" if upgrade else _HASH.sub("", existing).replace("\\", "")
-    compiled = compile_requirements(text, options, preferences=preferences, project=project)
-    entries = _entries(compiled)
+    # Without hashes: uv would copy those of versions that it keeps, also wrong ones.
+    preferences = [] if upgrade else list(before)
+    entries = compile_requirements(text, options, preferences=preferences, project=project)
     if not index:
         entries = {pin: hashes for pin, hashes in entries.items() if not matches(_name(pin), stack.replaces)}
-    for alternative in stack.alternative:
-        entries = {pin: hashes | _alternative_hash(pin, alternative) for pin, hashes in entries.items()}
-    for source in stack.source:
-        entries = {pin: hashes | _built_hash(pin, source) for pin, hashes in entries.items()}
-    before = _entries(existing)
-    kept = {pin: _stable_hashes(before.get(pin, set()), hashes, stack) for pin, hashes in entries.items()}
-    lines = (_format_entry(pin, hashes) for pin, hashes in kept.items())
-    return with_checksums("\n".join([stamp(requirements), *lines, ""]))
-
-
-def package_hashes(lock: str) -> dict[str, set[str]]:
-    """Return the hashes of every package, those of all its versions together."""
-    found: dict[str, set[str]] = {}
-    for pin, hashes in _entries(lock).items():
-        found.setdefault(_name(pin), set()).update(hashes)
-    return found
-
-
-def _entries(lock: str) -> dict[str, set[str]]:
-    """Return the hashes of every entry by its pin: name, version and marker."""
-    parts = _ENTRY.split(lock)
-    return {
-        part.partition("\\")[0].partition("\n")[0].strip(): set(_HASH.findall(part))
-        for part in parts
-        if "==" in part.partition("\n")[0] and not part.startswith("#")
+    kept = {
+        pin: _stable_hashes(before.get(pin, frozenset()), hashes | _own_hashes(pin, stack), stack)
+        for pin, hashes in entries.items()
     }
+    return python_lock_text(stamp(requirements), kept)
 
 
-def _format_entry(pin: str, hashes: set[str]) -> str:
-    return " \\\n    ".join([pin, *(f"--hash=sha256:{digest}" for digest in sorted(hashes))])
+def existing_lock(lock: Path) -> PythonLock:
+    """Return the entries of a lock file, none when it is absent or broken."""
+    text = lock.read_text(encoding="utf-8", errors="replace") if lock.is_file() else ""
+    with contextlib.suppress(InputError):
+        return parse_python_lock(text, place=str(lock))
+    return {}
 
 
-def _stable_hashes(before: set[str], now: set[str], stack: Stack) -> set[str]:
+def _stable_hashes(before: frozenset[str], now: frozenset[str], stack: Stack) -> frozenset[str]:
     """Return the hashes of before if the index has all of them now, else all that it has."""
     alternatives = {alternative.sha256 for alternative in stack.alternative}
     return before | (now & alternatives) if before - alternatives and before <= now else now
 
 
-def _alternative_hash(pin: str, alternative: Alternative) -> set[str]:
-    """Return the hash of the alternative wheel if its public version is the pinned one."""
-    name, _, version = alternative.requirement.partition("==")
-    public = version.partition("+")[0]
-    same = pin.partition(" ")[0] == f"{normalise(name)}=={public}"
-    return {alternative.sha256} if same else set()
+def _own_hashes(pin: str, stack: Stack) -> frozenset[str]:
+    """Return the hashes in stack.toml: of an alternative of the same public version, and of what is built."""
+    entry = pin.partition(" ")[0]
+    alternatives = {one.sha256 for one in stack.alternative if _public(one.requirement) == entry}
+    return frozenset(alternatives | {one.wheel for one in stack.source if one.requirement == entry})
 
 
-def _built_hash(pin: str, source: Source) -> set[str]:
-    """Return the hash of the wheel that is built of `source` if it is the pinned package."""
-    return {source.wheel} if pin.partition(" ")[0] == source.requirement else set()
+def _public(requirement: str) -> str:
+    name, _, version = requirement.partition("==")
+    return f"{normalise(name)}=={version.partition('+')[0]}"
 
 
 def _declared_metadata(sources: tuple[Source, ...]) -> str:
@@ -154,17 +133,17 @@ def _explicit_index(index: str, stack: Stack) -> str:
 
 
 def compile_requirements(
-    requirements: str, options: list[str], *, preferences: str = "", project: str = ""
-) -> str:
+    requirements: str, options: list[str], *, preferences: list[str], project: str
+) -> PythonLock:
     """Run `uv pip compile`, which runs no code of a package.
 
     Args:
-        preferences: a lock file whose versions stay where the requirements allow.
+        preferences: entries of a lock whose versions stay where the requirements allow.
         project: further tables of pyproject.toml.
     """
     with tempfile.TemporaryDirectory() as folder:
         lock, source = Path(folder) / "requirements.lock", Path(folder) / "pyproject.toml"
-        lock.write_text(preferences, encoding="utf-8")
+        lock.write_text("\n".join(preferences), encoding="utf-8")
         wanted = [line for line in requirements.splitlines() if line.strip() and not line.startswith("#")]
         header = f'[project]\nname = "stack"\nversion = "0"\ndependencies = {json.dumps(wanted)}\n'
         source.write_text(f"{header}\n{project}", encoding="utf-8")
@@ -181,4 +160,4 @@ def compile_requirements(
                 found=redacted(last_lines(done.stderr, 8)),
                 hint="check the network and the requirement; the old lock stays",
             )
-        return lock.read_text(encoding="utf-8")
+        return parse_python_lock(lock.read_text(encoding="utf-8"), place="uv pip compile")

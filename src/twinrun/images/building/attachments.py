@@ -1,0 +1,115 @@
+"""What goes to a registry beside an image: SBOM and provenance as its referrers, and a signature."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from twinrun import __version__
+from twinrun.foundation.errors import MachineError
+from twinrun.foundation.files import sha256_of_file
+from twinrun.foundation.processes import last_lines
+from twinrun.foundation.redaction import redacted
+from twinrun.foundation.tracked import tree_sha256
+from twinrun.images.building.artifacts import Artifact
+from twinrun.images.building.plan import BuildPlan
+from twinrun.manifests.image_identity import rfc3339
+from twinrun.manifests.stack import DOCKERFILE
+
+SBOM = "sbom.cdx.json"
+PROVENANCE = "provenance.json"
+# File to the media type that tools look for.
+TYPES = {SBOM: "application/vnd.cyclonedx+json", PROVENANCE: "application/vnd.in-toto+json"}
+# Nothing goes to a public log of signatures: whoever verifies has the public key.
+SIGN = ("cosign", "sign", "--yes", "--tlog-upload=false", "--key")
+
+
+def check_signer() -> None:
+    """Refuse to begin what would end without a signature; raises MachineError."""
+    if not shutil.which(SIGN[0]):
+        raise MachineError("cannot be signed", place="--sign", hint=f"install {SIGN[0]}")
+
+
+def attach(
+    reference: str,
+    folder: Path,
+    *,
+    plan: BuildPlan,
+    root: Path,
+    key: str | None,
+    say: Callable[[str], None],
+) -> None:
+    """Attach the SBOM in `folder` and the provenance to an image in a registry, and sign the image.
+
+    Args:
+        reference: `repository@sha256:...`.
+        key: file or address of cosign's key; None: no signature.
+
+    Raises:
+        MachineError: the registry refused, or the key is of no use.
+    """
+    if shutil.which("oras"):
+        with tempfile.TemporaryDirectory() as parts:
+            shutil.copyfile(folder / SBOM, Path(parts) / SBOM)
+            text = json.dumps(provenance(reference, plan, root), indent=1)
+            (Path(parts) / PROVENANCE).write_text(f"{text}\n", encoding="utf-8")
+            # Otherwise each attempt would leave another one.
+            created = f"org.opencontainers.image.created={rfc3339(plan.epoch)}"
+            for name, kind in TYPES.items():
+                options = ("--annotation", created, "--artifact-type", kind)
+                _run("oras", "attach", *options, reference, f"{name}:{kind}", folder=Path(parts))
+    else:
+        say(f"{', '.join(TYPES)}: not attached, oras is not installed")
+    if key:
+        _run(*SIGN, key, reference, folder=Path())
+
+
+def provenance(reference: str, plan: BuildPlan, root: Path) -> dict[str, object]:
+    """Return the SLSA provenance of an image: a function of the inputs, without a name of this machine."""
+    name, _, digest = reference.partition("@sha256:")
+    files = [DOCKERFILE, *(f"{plan.stack.folder}/{one}" for one in ("stack.toml", "image.lock"))]
+    inputs = {one: sha256_of_file(root / one) for one in files}
+    inputs |= {folder: tree_sha256(root, folder) for folder in plan.kernels}
+    definition = {
+        "buildType": "urn:twinrun:build",
+        "externalParameters": {"stack": plan.stack.stack.name, "unverified": plan.unverified},
+        "internalParameters": plan.variables(),
+        "resolvedDependencies": [
+            *({"name": one, "digest": {"sha256": value}} for one, value in inputs.items()),
+            *map(_dependency, plan.artifacts),
+        ],
+    }
+    return {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [{"name": name, "digest": {"sha256": digest}}],
+        "predicateType": "https://slsa.dev/provenance/v1",
+        "predicate": {
+            "buildDefinition": definition,
+            "runDetails": {"builder": {"id": "urn:twinrun", "version": {"twinrun": __version__}}},
+        },
+    }
+
+
+def _dependency(artifact: Artifact) -> dict[str, object]:
+    """Return a locked package; one of several files that may satisfy its entry has no digest of its own."""
+    found: dict[str, object] = {"name": artifact.entry}
+    if len(artifact.digests) == 1:
+        found["digest"] = {"sha256": artifact.digests[0]}
+    return found
+
+
+def _run(*arguments: str, folder: Path) -> None:
+    done = subprocess.run(
+        arguments, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise MachineError(
+            "the image is in the registry, but not what belongs to it",
+            place=" ".join(arguments[:2]),
+            found=redacted(last_lines(done.stderr or done.stdout, 6)),
+            hint="the same command tries again",
+        )
