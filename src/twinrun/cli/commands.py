@@ -186,15 +186,21 @@ def parity(
 def _compare_claims(root: Path, a: Path, b: Path, *, as_json: bool) -> int:
     """Judge the claims between records of A and of B; 1 when one is not reproduced."""
     from twinrun.report.tables import verdict_table
+    from twinrun.report.words import sentence
     from twinrun.results.between import judge_between, read_records
+    from twinrun.results.record import FAILURES, hardware
 
     project = Project(root)
-    verdicts = judge_between(read_records([a, b], project), project)
+    records = read_records([a, b], project)
+    verdicts = judge_between(records, project)
+    said = sentence(" and ".join(dict.fromkeys(map(hardware, records))), verdicts)
     if as_json:
-        _print([verdict.model_dump(mode="json") for verdict in verdicts])
+        shown = [verdict.model_dump(mode="json") | {"final": verdict.final} for verdict in verdicts]
+        _print({"headline": said, "verdicts": shown})
     else:
+        print(said)
         _view(verdict_table(verdicts))
-    return int(any(verdict.outcome == "not-reproduced" for verdict in verdicts))
+    return int(any(verdict.final in FAILURES for verdict in verdicts))
 
 
 def report(root: Path, what: str, *, out: Path | None, form: bool, add: Path | None) -> None:

@@ -10,6 +10,7 @@ from twinrun.manifests.metrics import RATIO
 from twinrun.manifests.record_claims import RecordClaim, Side
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement
+from twinrun.results.between_restated import restated_between
 from twinrun.results.reading import read_record
 from twinrun.results.record import AsPublished, Record, Verdict
 
@@ -48,6 +49,13 @@ def judge_between(records: Sequence[Record], project: Project) -> tuple[Verdict,
 
 
 def _judged(claim: RecordClaim, records: Sequence[Record], project: Project) -> Verdict:
+    verdict = _as_published(claim, records, project)
+    if claim.here is None or verdict.outcome not in ("not-comparable", "config-mismatch"):
+        return verdict
+    return verdict.model_copy(update={"here": restated_between(claim, claim.here, records, project)})
+
+
+def _as_published(claim: RecordClaim, records: Sequence[Record], project: Project) -> Verdict:
     over, under = (_of_side(claim, side, records) for side in (claim.over, claim.under))
     for side, found in ((claim.over, over), (claim.under, under)):
         if doubt := _doubt(claim, side, found):
