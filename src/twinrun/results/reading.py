@@ -46,7 +46,7 @@ def read_content(content: Any, project: Project, *, place: str) -> Record:
     _check_schema(content, place)
     _check_digest(content, place)
     older = content.get("schema_version") == 1
-    demand_same("the plan's hash", _plan_hash(content, older=older), content.get("plan_sha256"), place)
+    demand_same("the plan's hash", plan_hash(content, older=older), content.get("plan_sha256"), place)
     if older:
         content = version_1.converted(content, place=place)
     record = validate(content, Record, place=place)
@@ -87,7 +87,7 @@ def _check_digest(content: dict[str, Any], place: str) -> None:
         )
 
 
-def _plan_hash(content: dict[str, Any], *, older: bool) -> str:
+def plan_hash(content: dict[str, Any], *, older: bool) -> str:
     """Return the hash of the plan as the file has it: fields that plans have gained since do not count."""
     plan = content["plan"]
     if not older and isinstance(plan, dict) and isinstance(plan.get("points"), list):
