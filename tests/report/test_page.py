@@ -11,7 +11,8 @@ import pytest
 
 from tests.report.committed import PROJECT, RECIPES, as_published, changed, committed, judged, newest, verdict
 from twinrun.foundation.errors import InputError, MachineError
-from twinrun.report.page import write_recipe_report, write_report
+from twinrun.report.page import hardware_tables, write_recipe_report, write_report
+from twinrun.results.between import judge_between
 from twinrun.results.record import Record
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
@@ -81,7 +82,12 @@ def run_page(folder: Path, record: Record) -> Page:
 def recipe_page(folder: Path, name: str, *records: Record) -> Page:
     path = folder / "report.html"
     write_recipe_report(
-        path, records=records, recipe=PROJECT.recipe(name), gpus=PROJECT.gpus, metrics=PROJECT.metrics
+        path,
+        records=records,
+        recipe=PROJECT.recipe(name),
+        gpus=PROJECT.gpus,
+        metrics=PROJECT.metrics,
+        between=judge_between(records, PROJECT),
     )
     return Page(path.read_text(encoding="utf-8"))
 
@@ -299,3 +305,23 @@ def test_records_are_folded_newest_first(tmp_path: Path) -> None:
 
 def test_a_recipe_without_records_says_so(tmp_path: Path) -> None:
     assert "No run of this recipe has been recorded." in recipe_page(tmp_path, RECIPES[0]).words()
+
+
+def test_claims_between_records_open_the_page_of_their_recipe() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        page = recipe_page(Path(folder), "mpt-throughput", *committed("mpt-throughput"))
+    claims = PROJECT.recipe("mpt-throughput").published.between_records
+    assert f"0 of {len(claims)} claims reproduced as published" in page.words()
+    for claim in claims:
+        assert claim.statement in page.words()
+        assert claim.here is None or claim.here.statement in page.words()
+
+
+def test_the_table_of_hardware_is_of_what_was_measured_first() -> None:
+    (first, folded) = hardware_tables(
+        committed("mpt-throughput"), PROJECT.recipe("mpt-throughput"), PROJECT.gpus
+    )
+    measured = {record.plan.part.training.model for record in committed("mpt-throughput")}  # type: ignore[attr-defined]
+    assert {row[1].text for row in first.rows} == measured
+    assert len(folded.rows) > 100
+    assert not measured & {row[1].text for row in folded.rows}

@@ -186,14 +186,14 @@ def parity(
 def _compare_claims(root: Path, a: Path, b: Path, *, as_json: bool) -> int:
     """Judge the claims between records of A and of B; 1 when one is not reproduced."""
     from twinrun.report.tables import verdict_table
-    from twinrun.report.words import sentence
+    from twinrun.report.words import headline_of_all
     from twinrun.results.between import judge_between, read_records
-    from twinrun.results.record import FAILURES, hardware
+    from twinrun.results.record import FAILURES
 
     project = Project(root)
     records = read_records([a, b], project)
     verdicts = judge_between(records, project)
-    said = sentence(" and ".join(dict.fromkeys(map(hardware, records))), verdicts)
+    said = headline_of_all(records, verdicts)
     if as_json:
         shown = [verdict.model_dump(mode="json") | {"final": verdict.final} for verdict in verdicts]
         _print({"headline": said, "verdicts": shown})
@@ -233,6 +233,7 @@ def report(root: Path, what: str, *, out: Path | None, form: bool, add: Path | N
 
 def _recipe_report(project: Project, name: str, out: Path | None) -> Path:
     from twinrun.report.page import write_recipe_report
+    from twinrun.results.between import judge_between
     from twinrun.results.reading import read_record
 
     loaded = project.recipe(name)
@@ -246,7 +247,14 @@ def _recipe_report(project: Project, name: str, out: Path | None) -> Path:
     page = out or project.root / "runs" / loaded.recipe.name / "report.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     records = [read_record(file, project) for file in files]
-    write_recipe_report(page, records=records, recipe=loaded, gpus=project.gpus, metrics=project.metrics)
+    write_recipe_report(
+        page,
+        records=records,
+        recipe=loaded,
+        gpus=project.gpus,
+        metrics=project.metrics,
+        between=judge_between(records, project),
+    )
     return page
 
 

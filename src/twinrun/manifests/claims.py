@@ -120,6 +120,8 @@ class Reference(Frozen):
     unit: str
     per: Per
     formula: str | None = None
+    precision: str = "bf16"
+    """Of the matrix products; a share of the bf16 peak is given of bf16 alone."""
     gpu: str
     source: Source
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -27,6 +27,9 @@ class Side(Frozen):
 class RecordClaim(Frozen):
     """A published mean of ratios that no one run can give: of two GPUs, or of two stacks."""
 
+    kind: ClassVar[str] = "between records"
+    hardware: ClassVar[None] = None
+    """Each side has its own."""
     id: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
     statement: str
     """The claim in one sentence."""

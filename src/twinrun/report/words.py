@@ -83,6 +83,11 @@ def headline(record: Record) -> str:
     return sentence(hardware(record), record.verdicts)
 
 
+def headline_of_all(records: Sequence[Record], between: Sequence[Verdict]) -> str:
+    """Say in one sentence what became of the claims between `records`."""
+    return sentence(" and ".join(dict.fromkeys(map(hardware, records))), between)
+
+
 def sentence(place: str, verdicts: Sequence[Verdict]) -> str:
     """Count the claims that reproduced as published, those that hold here, and the rest."""
     if not verdicts:

@@ -44,6 +44,8 @@ def _files(path: Path) -> list[Path]:
 
 def judge_between(records: Sequence[Record], project: Project) -> tuple[Verdict, ...]:
     """Judge the claims between records of the recipe that `records` are of, in the published order."""
+    if not records:
+        return ()
     published = project.recipe(records[0].plan.recipe).published
     return tuple(_judged(claim, records, project) for claim in published.between_records)
 

@@ -341,9 +341,9 @@ class Workload(ABC):
     def point_tables(self, record: Recorded) -> tuple[Table, ...]:
         """Return the measured numbers as tables."""
 
-    def hardware_table(self, records: Sequence[Recorded], drawn: Drawn) -> Table | None:
-        """Return published and measured hardware side by side, None where a workload has no such table."""
-        return None
+    def hardware_tables(self, records: Sequence[Recorded], drawn: Drawn) -> tuple[Table, ...]:
+        """Return published and measured hardware side by side; those after the first table are folded."""
+        return ()
 
     def files(self, record: Recorded) -> dict[str, str]:
         """Return further files of the run's folder by name, for other programs."""

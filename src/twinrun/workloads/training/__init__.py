@@ -209,8 +209,8 @@ class TrainingWorkload(Workload):
     def point_tables(self, record: Recorded) -> tuple[Table, ...]:
         return (report.points_table(record), *layout_tables.tables(record))
 
-    def hardware_table(self, records: Sequence[Recorded], drawn: Drawn) -> Table | None:
-        return hardware.hardware_table(records, drawn)
+    def hardware_tables(self, records: Sequence[Recorded], drawn: Drawn) -> tuple[Table, ...]:
+        return hardware.hardware_tables(records, drawn)
 
     def charts(self, records: Sequence[Recorded], drawn: Drawn) -> tuple[Chart, ...]:
         return report.charts(records, drawn)

@@ -20,17 +20,19 @@ def published_curves(drawn: Drawn, formula: str, models: Sequence[str], *, share
         share: of the dense peak, instead of TFLOP/s of a card.
     """
     claims = absolute_claims(drawn, formula)
-    chosen = [
-        one
-        for model in models
-        for one in drawn.recipe.published.reference
-        if (one.formula, one.model) == (formula, model)
-    ]
+    chosen = [one for model in models for one in references(drawn, formula) if one.model == model]
     model = tables_of(drawn.recipe).training.model
     return [
         *(_claimed(drawn.gpus[gpu], group, place, model, share) for place, (gpu, group) in enumerate(claims)),
         *(_reference(one, drawn.gpus[one.gpu], place, share) for place, one in enumerate(chosen)),
     ]
+
+
+def references(drawn: Drawn, formula: str) -> list[Reference]:
+    """Return the references in a formula and in the precision of the published configuration."""
+    precision = tables_of(drawn.recipe).training.precision
+    published = drawn.recipe.published.reference
+    return [one for one in published if (one.formula, one.precision) == (formula, precision)]
 
 
 def absolute_claims(drawn: Drawn, formula: str) -> list[tuple[str, list[Claim]]]:
