@@ -11,9 +11,10 @@ import pytest
 
 from tests.report.committed import PROJECT, RECIPES, as_published, changed, committed, judged, newest, verdict
 from twinrun.foundation.errors import InputError, MachineError
-from twinrun.report.page import hardware_tables, write_recipe_report, write_report
+from twinrun.report.page import charts, hardware_tables, write_recipe_report, write_report
 from twinrun.results.between import judge_between
 from twinrun.results.record import Record
+from twinrun.workloads.charts import LineChart
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 EVIL = '<script>alert("$x$")</script>&amp;{{ 7 * 7 }}'
@@ -325,3 +326,17 @@ def test_the_table_of_hardware_is_of_what_was_measured_first() -> None:
     assert {row[1].text for row in first.rows} == measured
     assert len(folded.rows) > 100
     assert not measured & {row[1].text for row in folded.rows}
+
+
+def test_a_picture_has_one_curve_of_each_published_gpu() -> None:
+    recipe, records = PROJECT.recipe("mpt-throughput"), committed("mpt-throughput")
+    (chart,) = [one for one in charts(records, recipe, PROJECT.gpus) if one.name == "per-card"]
+    assert isinstance(chart, LineChart)
+    published = [curve for curve in chart.curves if curve.kind == "reference"]
+    assert [curve.label for curve in published] == [
+        f"published elsewhere: {name}, mpt-7b"
+        for name in ("NVIDIA A100 80GB SXM", "NVIDIA A100 40GB", "NVIDIA H100 80GB SXM")
+    ]
+    for curve in published:
+        sizes = [spot.x for spot in curve.spots]
+        assert sizes == sorted(set(sizes))

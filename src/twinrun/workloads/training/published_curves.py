@@ -4,28 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from twinrun.foundation.text import number, percent
+from twinrun.foundation.text import number, percent, plural
 from twinrun.manifests.claims import Claim, Reference
 from twinrun.manifests.vendor import Gpu
 from twinrun.workloads.charts import Curve, Spot
 from twinrun.workloads.training.manifest import tables_of
 from twinrun.workloads.workload import Drawn
 
+# More curves than these tell nothing apart.
+MAX_REFERENCES = 8
+
 
 def published_curves(drawn: Drawn, formula: str, models: Sequence[str], *, share: bool) -> list[Curve]:
     """Return the claims and the references in a formula.
 
     Args:
-        models: whose references are drawn.
+        models: whose references are drawn; of the published one alone where there are many.
         share: of the dense peak, instead of TFLOP/s of a card.
     """
     claims = absolute_claims(drawn, formula)
-    chosen = [one for model in models for one in references(drawn, formula) if one.model == model]
     model = tables_of(drawn.recipe).training.model
+    others = _grouped(references(drawn, formula), models)
+    if len(others) > MAX_REFERENCES:
+        others = {key: group for key, group in others.items() if key[1] == model}
     return [
         *(_claimed(drawn.gpus[gpu], group, place, model, share) for place, (gpu, group) in enumerate(claims)),
-        *(_reference(one, drawn.gpus[one.gpu], place, share) for place, one in enumerate(chosen)),
+        *(
+            _reference(drawn.gpus[gpu], group, place, share)
+            for place, ((gpu, _), group) in enumerate(others.items())
+        ),
     ]
+
+
+def _grouped(
+    published: Sequence[Reference], models: Sequence[str]
+) -> dict[tuple[str, str], tuple[Reference, ...]]:
+    """Return the references of each GPU and model, in the order of `models`: the fastest of each size."""
+    found: dict[tuple[str, str], dict[int, Reference]] = {}
+    for model in models:
+        for one in published:
+            if one.model == model:
+                sizes = found.setdefault((one.gpu, model), {})
+                if one.cards not in sizes or one.value > sizes[one.cards].value:
+                    sizes[one.cards] = one
+    return {key: tuple(one for _, one in sorted(sizes.items())) for key, sizes in found.items()}
 
 
 def references(drawn: Drawn, formula: str) -> list[Reference]:
@@ -65,17 +87,19 @@ def _claimed(gpu: Gpu, claims: Sequence[Claim], place: int, model: str, share: b
     )
 
 
-def _reference(reference: Reference, gpu: Gpu, place: int, share: bool) -> Curve:
-    shown = percent(_value(reference, gpu, True))
+def _reference(gpu: Gpu, group: Sequence[Reference], place: int, share: bool) -> Curve:
+    shares = [_value(one, gpu, True) for one in group]
+    ends = " to ".join(dict.fromkeys(percent(one) for one in (min(shares), max(shares))))
+    tables = dict.fromkeys(f"{one.source.document}, {one.source.where}" for one in group)
+    further = f", and {plural(len(tables) - 1, 'more row')}" if len(tables) > 1 else ""
     return Curve(
-        label=f"published elsewhere: {reference.label}, {reference.model}",
+        label=f"published elsewhere: {gpu.name}, {group[0].model}",
         kind="reference",
         place=place,
-        spots=(_exact(reference.cards * gpu.devices_per_card, _value(reference, gpu, share)),),
+        spots=tuple(_exact(one.cards * gpu.devices_per_card, _value(one, gpu, share)) for one in group),
         detail=(
-            f"{shown}: {number(reference.value)} {reference.unit} per {reference.per},"
-            f" {number(gpu.peak_bf16_tflops)} TFLOP/s dense bf16 per card;"
-            f" {reference.source.document}, {reference.source.where}"
+            f"{ends} of {number(gpu.peak_bf16_tflops)} TFLOP/s dense bf16 per card;"
+            f" {next(iter(tables))}{further}"
         ),
     )
 
