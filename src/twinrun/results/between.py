@@ -11,6 +11,7 @@ from twinrun.manifests.record_claims import RecordClaim, Side
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement
 from twinrun.results.between_restated import restated_between
+from twinrun.results.evidence import counted
 from twinrun.results.reading import read_record
 from twinrun.results.record import AsPublished, Record, Verdict
 
@@ -107,13 +108,10 @@ def _difference(record: Record) -> str:
 
 def _value(claim: RecordClaim, record: Record, project: Project) -> float:
     """Return what one record measured, per what the claim counts."""
-    one, metric = _measured(claim, record), project.metrics[claim.metric]
+    point, one = record.point(claim.point), _measured(claim, record)
+    assert point is not None
     assert one is not None
-    assert record.gpu is not None
-    value = metric.canonical(one.median, one.unit)
-    if (one.per, claim.per) == ("device", "card"):
-        return metric.per_card(value, devices_per_card=record.gpu.devices_per_card)
-    return value
+    return counted(point, one, project.metrics[claim.metric], record.gpu, per=claim.per)
 
 
 def _measured(claim: RecordClaim, record: Record) -> Measurement | None:
