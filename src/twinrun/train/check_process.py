@@ -60,9 +60,9 @@ def run_check(
     finding: dict[str, Any] = {"outcome": "fail", "reason": f"timed out after {spec.timeout:g} s"}
     if answer is not None:
         finding = json.loads(answer) if answer else {"outcome": "unknown", "reason": _describe(status)}
-    told = {"id": spec.id, "place": place, "seconds": time.monotonic() - began, **finding}
+    content = {"id": spec.id, "place": place, "seconds": time.monotonic() - began, **finding}
     # As JSON, in which a list is a tuple.
-    return Check.model_validate_json(json.dumps(told))
+    return Check.model_validate_json(json.dumps(content))
 
 
 def _child(function: Callable[[], None], writer: int) -> NoReturn:

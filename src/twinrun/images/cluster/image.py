@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.processes import last_lines
-from twinrun.machine.daemon import find_image, told
+from twinrun.machine.daemon import daemon_errors, find_image
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -79,7 +79,7 @@ def _import(client: DockerClient, tar: Path, name: str) -> None:
     repository, _, tag = name.partition(":")
     patience, client.api.timeout = client.api.timeout, _IMPORT_SECONDS
     try:
-        with told("this image"):
+        with daemon_errors("this image"):
             client.api.import_image_from_file(str(tar), repository=repository, tag=tag)
     finally:
         client.api.timeout = patience
