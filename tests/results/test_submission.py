@@ -104,6 +104,17 @@ def test_a_submission_is_added_and_shown_as_sent_in(run: Path, project: Project)
     assert refused.value.found == path.name
 
 
+def test_the_page_of_a_single_record_is_not_among_the_results(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = project.root / RECIPE / "results" / COMMITTED.name
+    commands.report(project.root, str(file), out=None, form=False, add=None)
+    page = Path(capsys.readouterr().out.strip())
+    assert page == project.root / "runs" / "mpt-throughput" / f"{COMMITTED.stem}.html"
+    assert page.is_file()
+    assert not list(file.parent.glob("*.html"))
+
+
 def test_a_single_record_is_sent_from_where_the_caller_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

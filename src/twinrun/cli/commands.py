@@ -195,7 +195,7 @@ def _compare_claims(root: Path, a: Path, b: Path, *, as_json: bool) -> int:
     verdicts = judge_between(records, project)
     said = headline_of_all(records, verdicts)
     if as_json:
-        shown = [verdict.model_dump(mode="json") | {"final": verdict.final} for verdict in verdicts]
+        shown = [one.model_dump(mode="json") | {"final": one.final, "why": one.why} for one in verdicts]
         _print({"headline": said, "verdicts": shown})
     else:
         print(said)
@@ -225,10 +225,20 @@ def report(root: Path, what: str, *, out: Path | None, form: bool, add: Path | N
     if add:
         print("\n".join(sending.add(root, what, add)))
     if of_one:
-        folder = path if path.is_dir() else path.parent
-        print(_write_run_report(project, read_record(path, project), out or folder / "report.html"))
+        record = read_record(path, project)
+        print(_write_run_report(project, record, out or _page_of(project, path, record)))
     else:
         print(_recipe_report(project, what, out))
+
+
+def _page_of(project: Project, path: Path, record: Record) -> Path:
+    """Return the page of a run, in its folder; of a single record, among the runs."""
+    folder = path if path.is_dir() else path.parent
+    if (folder / "record.json").is_file():
+        return folder / "report.html"
+    page = project.root / "runs" / record.plan.recipe / f"{path.stem}.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    return page
 
 
 def _recipe_report(project: Project, name: str, out: Path | None) -> Path:
