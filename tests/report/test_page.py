@@ -341,3 +341,18 @@ def test_a_picture_has_one_curve_of_each_published_gpu() -> None:
     for curve in published:
         sizes = [spot.x for spot in curve.spots]
         assert sizes == sorted(set(sizes))
+
+
+def test_published_tokens_of_a_node_are_drawn_as_flops_of_a_card() -> None:
+    recipe, records = PROJECT.recipe("mamba-throughput"), committed("mamba-throughput")
+    (chart,) = [one for one in charts(records, recipe, PROJECT.gpus) if one.name == "per-card"]
+    assert isinstance(chart, LineChart)
+    (curve,) = [one for one in chart.curves if one.kind == "published"]
+    # 5,500 tokens/s of a die are 47.8 TFLOP/s.
+    (spot,) = curve.spots
+    assert spot.x == 8
+    assert spot.value == pytest.approx(95.6, rel=2e-3)
+    (table, *_) = hardware_tables(records, recipe, PROJECT.gpus)
+    row = next(row for row in table.rows if "AMD" in row[0].text)
+    assert [one.text for one in row[3:5]] == ["26.4%", "11,000"]
+    assert "44,000 tokens/s per node" in row[0].detail

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from twinrun.foundation.text import number, percent, plural
 from twinrun.manifests.claims import Claim, Reference
@@ -11,6 +12,9 @@ from twinrun.workloads.charts import Curve, Spot
 from twinrun.workloads.training.manifest import tables_of
 from twinrun.workloads.workload import Drawn
 
+Number = TypeVar("Number", Claim, Reference)
+TOKENS = ("tokens-per-second", "tokens/s")
+TERA = 1e12
 # More curves than these tell nothing apart.
 MAX_REFERENCES = 8
 
@@ -53,17 +57,39 @@ def _grouped(
 def references(drawn: Drawn, formula: str) -> list[Reference]:
     """Return the references in a formula and in the precision of the published configuration."""
     precision = tables_of(drawn.recipe).training.precision
-    published = drawn.recipe.published.reference
-    return [one for one in published if (one.formula, one.precision) == (formula, precision)]
+    found = (_in_flops(one, one.model, one.cards, 1, drawn) for one in drawn.recipe.published.reference)
+    return [one for one in found if (one.formula, one.precision) == (formula, precision)]
 
 
 def absolute_claims(drawn: Drawn, formula: str) -> list[tuple[str, list[Claim]]]:
     """Return by GPU model the absolute claims in a formula."""
     claims: dict[str, list[Claim]] = {}
-    for claim in drawn.recipe.published.claim:
-        if claim.kind == "absolute" and claim.formula == formula and claim.hardware:
-            claims.setdefault(claim.hardware.gpu, []).append(claim)
+    model = tables_of(drawn.recipe).training.model
+    for one in drawn.recipe.published.claim:
+        if one.kind == "absolute" and one.hardware:
+            claim = _in_flops(one, model, one.hardware.cards, one.hardware.nodes, drawn)
+            if claim.formula == formula:
+                claims.setdefault(one.hardware.gpu, []).append(claim)
     return list(claims.items())
+
+
+def _in_flops(published: Number, model: str, cards: int, nodes: int, drawn: Drawn) -> Number:
+    """Return a published number of tokens/s as model FLOP/s of a card, and any other as it is."""
+    shape, gpu = tables_of(drawn.recipe).models.get(model), drawn.gpus.get(_gpu_of(published))
+    if shape is None or gpu is None or (published.metric, published.unit) != TOKENS:
+        return published
+    per_card = {"device": gpu.devices_per_card, "card": 1, "node": nodes / cards, "run": 1 / cards}
+    rate = published.value * per_card[published.per] * shape.flops_per_token() / TERA
+    where = f"{published.source.where}: {number(published.value)} {published.unit} per {published.per}"
+    source = published.source.model_copy(update={"where": where})
+    changed = {"metric": "model-flops", "unit": "TFLOP/s", "per": "card", "formula": shape.formula}
+    return published.model_copy(update={**changed, "value": rate, "source": source})
+
+
+def _gpu_of(published: Claim | Reference) -> str:
+    if isinstance(published, Reference):
+        return published.gpu
+    return published.hardware.gpu if published.hardware else ""
 
 
 def of_a_card(value: float, per: str, gpu: Gpu) -> float:
