@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -20,7 +20,15 @@ from twinrun.manifests.stack import find_stacks
 from twinrun.planning.project import Project
 from twinrun.report.page import excerpt, write_recipe_report
 from twinrun.report.ranking import best_of, software
-from twinrun.report.words import headline, measured_value, outcome, published_neutral, published_value
+from twinrun.report.words import (
+    headline,
+    headline_of_all,
+    measured_value,
+    outcome,
+    published_neutral,
+    published_value,
+)
+from twinrun.results.between import judge_between
 from twinrun.results.reading import read_record
 from twinrun.results.record import Record, Verdict, hardware
 
@@ -47,7 +55,12 @@ def on_post_build(config: Any, **_: Any) -> None:
         if records := committed(loaded.recipe.name):
             page = Path(config["site_dir"]) / "results" / f"{name}.html"
             write_recipe_report(
-                page, records=records, recipe=loaded, gpus=PROJECT.gpus, metrics=PROJECT.metrics
+                page,
+                records=records,
+                recipe=loaded,
+                gpus=PROJECT.gpus,
+                metrics=PROJECT.metrics,
+                between=judge_between(records, PROJECT),
             )
 
 
@@ -188,6 +201,8 @@ def section(name: str, loaded: LoadedRecipe) -> str:
     origin = f"{recipe.publication.figure} of “{recipe.publication.title}”, {recipe.publication.by}."
     link = f'<a href="{name}.html">All records, their pictures, and which hardware to choose</a>'
     shown = [record_results(record) for record in best_of(records, PROJECT.metrics) if record.verdicts]
+    if between := judge_between(records, PROJECT):
+        shown.append(folded(f"<strong>{escape(headline_of_all(records, between))}</strong>", between))
     if not records:
         return "\n\n".join(
             [f"## {recipe.title}", f"`{loaded.folder}`: {origin}", "No record is committed yet."]
@@ -199,13 +214,17 @@ def section(name: str, loaded: LoadedRecipe) -> str:
 def record_results(record: Record) -> str:
     """Return the sentence of a record, and its claims folded below."""
     subject = record.workload.subject(record.plan.part)
+    said = f"<strong>{escape(headline(record))}</strong> {escape(subject)}, {escape(software(record))}"
+    return folded(said, record.verdicts)
+
+
+def folded(said: str, verdicts: Sequence[Verdict]) -> str:
+    """Return a sentence, HTML, with a row for each verdict below it."""
     rows = "".join(
-        f"<tr><th>{escape(one.statement)}</th>{''.join(map(cell, cells(one)))}</tr>"
-        for one in record.verdicts
+        f"<tr><th>{escape(one.statement)}</th>{''.join(map(cell, cells(one)))}</tr>" for one in verdicts
     )
     heads = "".join(f"<th>{head}</th>" for head in ("claim", *CELLS))
     table = f'<table class="verdicts"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
-    said = f"<strong>{escape(headline(record))}</strong> {escape(subject)}, {escape(software(record))}"
     return f"<details><summary>{said}</summary>{table}</details>"
 
 

@@ -111,7 +111,7 @@ def training_record(
             ),
             series=(Series(id="loss", metric="loss", unit="nats/token", per="run", values=tuple(curve)),),
             facts={
-                "microbatch": 8,
+                "microbatch": point.part.microbatches[-1],  # type: ignore[attr-defined]
                 "parameters": shape.parameters(),
                 "parallelism": "fsdp2",
                 "attention backend": "flash",

@@ -106,6 +106,18 @@ def test_a_workload_is_named_in_its_own_folder_alone() -> None:
         assert not wrong, f"{module} imports {sorted(wrong)}"
 
 
+def test_no_module_asks_which_workload_it_has() -> None:
+    """What differs between workloads is a method of theirs; none is asked for by its name elsewhere."""
+    for module, path in host_modules().items():
+        if WORKLOAD.fullmatch(module):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.Compare, ast.MatchValue)):
+                texts = {one.value for one in ast.walk(node) if isinstance(one, ast.Constant)}
+                named = [name for name in workload_names() if name in texts]
+                assert not named, f"{module}:{node.lineno} asks for {named}"
+
+
 PARTS_OF_EXECUTION = ("engines", "launchers", "schedulers")
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.contracts.tree import ROOT, shown
+from twinrun.planning.project import Project
 
 RECORDS = sorted(ROOT.glob("recipes/*/results/*.json"))
 
@@ -20,3 +22,18 @@ def test_the_record_is_of_a_clean_commit(path: Path) -> None:
         return
     assert record["revision"]["commit"], "commit, then run again"
     assert record["revision"]["changes_sha256"] is None, "commit what was changed, then run again"
+
+
+def test_every_claim_stands_among_the_statements() -> None:
+    page = (ROOT / "docs/results/statements.md").read_text(encoding="utf-8")
+    listed = {
+        (recipe, claim)
+        for recipe, claims in re.findall(r"`([\w-]+)`: ((?:`[\w-]+`(?:, )?)+)", page)
+        for claim in re.findall(r"[\w-]+", claims)
+    }
+    claimed = set()
+    for name, loaded in Project(ROOT).recipes().items():
+        published = loaded.published
+        claimed |= {(name, claim.id) for claim in published.claim}
+        claimed |= {(name, claim.id) for claim in published.between_records}
+    assert listed == claimed

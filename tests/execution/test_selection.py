@@ -52,7 +52,7 @@ def machine(*memories: int) -> Machine:
 def selected(patch: pytest.MonkeyPatch, there: Machine, **request: Any) -> Selection:
     """Return what a request selects on a machine."""
     patch.setattr(selection, "detect", lambda root, vendor=None: there)
-    return select(PROJECT, Request(recipe=RECIPE, engine="host", **request))
+    return select(PROJECT, Request(**{"recipe": RECIPE, "engine": "host", **request}))
 
 
 def because(found: Selection, name: str) -> str:
@@ -80,6 +80,14 @@ def test_a_plan_alone_is_for_the_published_hardware_where_there_is_no_gpu(
     found = selected(monkeypatch, machine(), scale="paper", dry=True)
     assert (found.plan.vendor, found.plan.gpu) == (PUBLISHED.vendor, PUBLISHED.id)
     assert "this is only a plan" in because(found, "vendor")
+
+
+@pytest.mark.parametrize("recipe", PROJECT.recipe_names)
+def test_every_recipe_has_a_plan_at_paper_scale_where_there_is_no_gpu(
+    monkeypatch: pytest.MonkeyPatch, recipe: str
+) -> None:
+    found = selected(monkeypatch, machine(), recipe=recipe, scale="paper", dry=True)
+    assert found.gpu
 
 
 def test_a_plan_alone_is_for_the_gpus_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:

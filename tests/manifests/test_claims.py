@@ -29,6 +29,11 @@ def load(recipe: str, claim: str, changes: dict[str, Any]) -> None:
     place = next(number for number, one in enumerate(table["claim"]) if one["id"] == claim)
     changed = table["claim"][place] | changes
     table["claim"][place] = {key: value for key, value in changed.items() if value is not None}
+    check(recipe, table)
+
+
+def check(recipe: str, table: dict[str, Any]) -> None:
+    """Hold what published.toml says against the recipe."""
     published = validate(table, Published, place="published.toml")
     loaded = PROJECT.recipe(recipe).model_copy(update={"published": published})
     Project(ROOT)._check_claims(loaded, Path("published.toml"))
@@ -138,6 +143,33 @@ def test_every_restatement_is_what_its_derivation_gives(recipe: str) -> None:
     for claim in PROJECT.recipe(recipe).published.claim:
         if claim.here:
             assert claim.here.value == pytest.approx(claim.here.derived, rel=1e-3)
+
+
+BETWEEN: list[tuple[str, dict[str, Any], str]] = [
+    ("june-of-a100-40gb", {"why_none": "none"}, "either a table `here` or a reason `why_none`"),
+    ("october-over-june", {"why_none": None}, "either a table `here` or a reason `why_none`"),
+    ("june-of-a100-40gb", {"here": {"value": 0.6}}, "weaker than the published statement"),
+    ("june-of-a100-40gb", {"here": {"tolerance": 0.2}}, "weaker than the published statement"),
+    ("june-of-a100-40gb", {"here": {"metric": "kept-per-doubling"}}, "for a claim of kind ratio alone"),
+    ("june-of-a100-40gb", {"here": {"free": ["precision"]}}, "depends on this field"),
+    ("june-of-a100-40gb", {"under": {"gpu": "mi300x", "stack": "any"}}, "both sides of rocm"),
+]
+
+
+@pytest.mark.parametrize(("claim", "changes", "told"), BETWEEN)
+def test_a_restatement_between_records_is_held_to_the_same(
+    claim: str, changes: dict[str, Any], told: str
+) -> None:
+    table = content("mpt-throughput")
+    one = next(one for one in table["between_records"] if one["id"] == claim)
+    here = {"here": one["here"] | changes["here"]} if "here" in changes else {}
+    one |= changes | here
+    for key in [key for key, value in changes.items() if value is None]:
+        del one[key]
+    with pytest.raises(InputError) as caught:
+        check("mpt-throughput", table)
+    assert told in str(caught.value)
+    assert "published.toml" in str(caught.value)
 
 
 def test_an_unknown_gpu_is_refused() -> None:

@@ -18,12 +18,6 @@ def test_every_unit_goes_there_and_back(name: str) -> None:
         assert metric.in_unit(metric.canonical(3.5, unit), unit) == pytest.approx(3.5)
 
 
-def test_only_what_adds_up_doubles_on_a_card_of_two_devices() -> None:
-    metrics = PROJECT.metrics
-    assert metrics["model-flops"].per_card(83.0, devices_per_card=2) == 166.0
-    assert metrics["model-flops-share"].per_card(0.46, devices_per_card=2) == 0.46
-
-
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [

@@ -11,8 +11,10 @@ import pytest
 
 from tests.report.committed import PROJECT, RECIPES, as_published, changed, committed, judged, newest, verdict
 from twinrun.foundation.errors import InputError, MachineError
-from twinrun.report.page import write_recipe_report, write_report
+from twinrun.report.page import charts, hardware_tables, write_recipe_report, write_report
+from twinrun.results.between import judge_between
 from twinrun.results.record import Record
+from twinrun.workloads.charts import LineChart
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 EVIL = '<script>alert("$x$")</script>&amp;{{ 7 * 7 }}'
@@ -81,7 +83,12 @@ def run_page(folder: Path, record: Record) -> Page:
 def recipe_page(folder: Path, name: str, *records: Record) -> Page:
     path = folder / "report.html"
     write_recipe_report(
-        path, records=records, recipe=PROJECT.recipe(name), gpus=PROJECT.gpus, metrics=PROJECT.metrics
+        path,
+        records=records,
+        recipe=PROJECT.recipe(name),
+        gpus=PROJECT.gpus,
+        metrics=PROJECT.metrics,
+        between=judge_between(records, PROJECT),
     )
     return Page(path.read_text(encoding="utf-8"))
 
@@ -166,7 +173,8 @@ def test_the_headline_has_the_colour_of_what_was_found(tmp_path: Path) -> None:
 
 def test_the_best_record_opens_the_page_and_hardware_can_be_chosen(tmp_path: Path) -> None:
     text = page_of("mpt7b-scaling").words()
-    assert "On 4 x NVIDIA H200 SXM: 2 of 5 claims reproduced as published, 3 hold here." in text
+    place = "On 4 x NVIDIA H200 SXM with 1,316 M of 6,659 M parameters"
+    assert f"{place}: 2 of 5 claims reproduced as published, 3 hold here." in text
     # 166 TFLOP/s of MPT-7B on an MI250 of 560 W, and 459 on an H100 of 700 W.
     for row in ("mpt-7b 166 45.9% 3,845 560 24.7", "mpt-7b 459 46.4% 10,631 700 54.7"):
         assert row in text
@@ -299,3 +307,52 @@ def test_records_are_folded_newest_first(tmp_path: Path) -> None:
 
 def test_a_recipe_without_records_says_so(tmp_path: Path) -> None:
     assert "No run of this recipe has been recorded." in recipe_page(tmp_path, RECIPES[0]).words()
+
+
+def test_claims_between_records_open_the_page_of_their_recipe() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        page = recipe_page(Path(folder), "mpt-throughput", *committed("mpt-throughput"))
+    claims = PROJECT.recipe("mpt-throughput").published.between_records
+    assert f"0 of {len(claims)} claims reproduced as published" in page.words()
+    for claim in claims:
+        assert claim.statement in page.words()
+        assert claim.here is None or claim.here.statement in page.words()
+
+
+def test_the_table_of_hardware_is_of_what_was_measured_first() -> None:
+    (first, folded) = hardware_tables(
+        committed("mpt-throughput"), PROJECT.recipe("mpt-throughput"), PROJECT.gpus
+    )
+    measured = {record.plan.part.training.model for record in committed("mpt-throughput")}  # type: ignore[attr-defined]
+    assert {row[1].text for row in first.rows} == measured
+    assert len(folded.rows) > 100
+    assert not measured & {row[1].text for row in folded.rows}
+
+
+def test_a_picture_has_one_curve_of_each_published_gpu() -> None:
+    recipe, records = PROJECT.recipe("mpt-throughput"), committed("mpt-throughput")
+    (chart,) = [one for one in charts(records, recipe, PROJECT.gpus) if one.name == "per-card"]
+    assert isinstance(chart, LineChart)
+    published = [curve for curve in chart.curves if curve.kind == "reference"]
+    assert [curve.label for curve in published] == [
+        f"published elsewhere: {name}, mpt-7b"
+        for name in ("NVIDIA A100 80GB SXM", "NVIDIA A100 40GB", "NVIDIA H100 80GB SXM")
+    ]
+    for curve in published:
+        sizes = [spot.x for spot in curve.spots]
+        assert sizes == sorted(set(sizes))
+
+
+def test_published_tokens_of_a_node_are_drawn_as_flops_of_a_card() -> None:
+    recipe, records = PROJECT.recipe("mamba-throughput"), committed("mamba-throughput")
+    (chart,) = [one for one in charts(records, recipe, PROJECT.gpus) if one.name == "per-card"]
+    assert isinstance(chart, LineChart)
+    (curve,) = [one for one in chart.curves if one.kind == "published"]
+    # 5,500 tokens/s of a die are 47.8 TFLOP/s.
+    (spot,) = curve.spots
+    assert spot.x == 8
+    assert spot.value == pytest.approx(95.6, rel=2e-3)
+    (table, *_) = hardware_tables(records, recipe, PROJECT.gpus)
+    row = next(row for row in table.rows if "AMD" in row[0].text)
+    assert [one.text for one in row[3:5]] == ["26.4%", "11,000"]
+    assert "44,000 tokens/s per node" in row[0].detail

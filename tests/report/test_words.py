@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.records import training_record
 from tests.report.committed import PROJECT, changed, judged, newest, restated, verdict
 from twinrun.report.words import (
     claimed_value,
@@ -18,7 +19,7 @@ from twinrun.results.record import AsPublished, AsRestated
 RECORD = newest("mpt7b-scaling")
 
 
-PLACE = "On 4 x NVIDIA H200 SXM: "
+PLACE = "On 4 x NVIDIA H200 SXM with 1,316 M of 6,659 M parameters: "
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,14 @@ def test_the_headline_counts_what_holds_here(
     found = [verdict("not-comparable", here=restated(outcome)) for outcome in outcomes]
     record = changed(RECORD, verdicts=(verdict("reproduced"), *found))
     assert (headline(record), tone(record)) == (PLACE + sentence, colour)
+
+
+def test_what_ran_small_says_so() -> None:
+    rates = {"devices=1": 0.1, "devices=2": 0.1}
+    smoke = headline(training_record(rates, gpu=None, scale="smoke"))
+    assert smoke.startswith("On 2 ranks on a processor at smoke scale with 0.8507 M of 6,659 M parameters: ")
+    whole = headline(training_record({"nodes=1": 83.0}))
+    assert whole.startswith("On 8 devices of AMD Instinct MI250, 2 to a card: ")
 
 
 def test_a_restated_value_is_in_the_neutral_metric() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,11 +17,16 @@ CLAIMS = {claim.id: claim for claim in PROJECT.recipe("mpt-throughput").publishe
 OCTOBER = CLAIMS["october-of-a100-80gb"]
 
 
-def record(model: str, *, gpu: str, stack: str, rate: float, count: int = 20) -> Record:
+def record(
+    model: str, *, gpu: str, stack: str, rate: float, count: int = 20, settings: tuple[str, ...] = ()
+) -> Record:
     """Return a record as a run of the recipe makes it, under the name of a published stack."""
-    settings = (f"model={model}",)
     made = training_record(
-        {"nodes=1": rate}, recipe="mpt-throughput", gpu=gpu, settings=settings, count=count
+        {"nodes=1": rate},
+        recipe="mpt-throughput",
+        gpu=gpu,
+        settings=(f"model={model}", *settings),
+        count=count,
     )
     return made.model_copy(update={"plan": made.plan.model_copy(update={"stack": stack})})
 
@@ -94,6 +101,77 @@ def test_another_configuration_is_named() -> None:
     found = verdict([apart.model_copy(update={"plan": plan}), *rest])
     assert found.outcome == "config-mismatch"
     assert "precision is fp32" in found.reason
+
+
+def elsewhere(ratio: float, *, models: Sequence[str] = OCTOBER.values, **changed: Any) -> list[Record]:
+    """Return records of newer GPUs, the share of the peak of one `ratio` times that of the other."""
+    found = []
+    for model in models:
+        for gpu, share in (("mi300x", 0.5 * ratio), ("h100-80gb", 0.5)):
+            rate = share * PROJECT.gpus[gpu].peak_bf16_tflops
+            found.append(record(model, gpu=gpu, stack="a-stack", rate=rate, **changed))
+    return found
+
+
+# 0.77 x 312 / 362.1.
+DERIVED = 0.6635
+
+
+@pytest.mark.parametrize(
+    ("ratio", "outcome"),
+    [
+        (DERIVED, "holds-here"),
+        (0.97 * DERIVED, "holds-here"),
+        (1, "holds-here"),
+        (0.96 * DERIVED, "fails-here"),
+    ],
+)
+def test_on_other_gpus_the_restatement_is_judged(ratio: float, outcome: str) -> None:
+    found = verdict(elsewhere(ratio))
+    assert (found.outcome, found.final) == ("not-comparable", outcome)
+    assert found.here
+    assert found.here.measured == pytest.approx(ratio, rel=1e-3)
+    assert "AMD Instinct MI300X" in found.why
+    assert "0.77 * 312 / 362.1" in found.why
+
+
+def test_a_restated_mean_names_what_it_is_without() -> None:
+    found = verdict(elsewhere(0.8, models=OCTOBER.values[:2]))
+    assert found.final == "holds-here"
+    assert "without model mpt-7b, mpt-13b" in found.why
+
+
+HALF = elsewhere(0.8, models=OCTOBER.values[:2])
+
+
+@pytest.mark.parametrize(
+    ("records", "why"),
+    [
+        (HALF[:2], "2 make a mean"),
+        (HALF[::2], "no record of a cuda GPU"),
+        ([*HALF, HALF[0]], "more than one record of rocm is of model mpt-1b"),
+        (elsewhere(0.8, count=1), "single sample"),
+        (elsewhere(4.0), "more than"),
+        (
+            [*HALF, record("mpt-7b", gpu="mi250", stack="a-stack", rate=80)],
+            "several machines",
+        ),
+        (elsewhere(0.8, settings=("precision=fp32",)), "precision fp32"),
+    ],
+    ids=(
+        "one model",
+        "one side",
+        "twice",
+        "one step",
+        "beyond the peak",
+        "two machines",
+        "another precision",
+    ),
+)
+def test_a_restatement_between_records_is_not_asked(records: list[Record], why: str) -> None:
+    found = verdict(records)
+    assert found.final == "not-comparable"
+    assert why in found.why
 
 
 def test_a_recipe_without_such_claims_is_refused() -> None:

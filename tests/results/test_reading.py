@@ -11,6 +11,7 @@ import pytest
 
 from tests.records import PROJECT, ROOT, bench_record, training_record
 from twinrun.foundation.errors import InputError
+from twinrun.planning.plan import Plan
 from twinrun.results.reading import read_record
 from twinrun.results.record import Record, content_digest, write_record
 
@@ -88,6 +89,54 @@ def test_a_forged_record_is_refused(tmp_path: Path, name: str) -> None:
     change, named = TRAINING_FORGERIES[name]
     content = as_content(training_record({"nodes=1": 83.0, "nodes=32": 79.5}))
     path = forged(tmp_path / "record.json", content, change)
+    with pytest.raises(InputError) as error:
+        read_record(path, PROJECT)
+    assert named in str(error.value)
+    assert error.value.found is not None
+
+
+def first(content: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = content["points"][0]
+    return found
+
+
+# Each with a hash of the plan that fits it too.
+PLAN_FORGERIES: dict[str, tuple[Change, str]] = {
+    "differences left out": (lambda c: c["plan"].update(differences=[]), "not as published"),
+    "a fingerprint as published": (
+        lambda c: c["plan"]["fingerprint"].update(parameters=6658859008),
+        "parameters of the fingerprint",
+    ),
+    "another precision": (
+        lambda c: c["plan"]["part"]["training"].update(precision="fp32"),
+        "precision of the fingerprint",
+    ),
+    "another scale": (lambda c: c["plan"].update(scale="large"), "scale"),
+    "another vendor": (lambda c: c["plan"].update(vendor="cpu"), "vendor"),
+    "another machine": (lambda c: c["machine"].update(vendor="cpu"), "vendor of the machine"),
+    "a point that was not planned": (lambda c: first(c).update(id="nodes=3"), "no such point"),
+    "other nodes": (lambda c: first(c).update(nodes=32), "nodes of the plan"),
+    "more devices": (lambda c: first(c).update(devices=256), "devices of the plan"),
+    "another microbatch": (lambda c: first(c)["facts"].update(microbatch=7), "microbatch"),
+    "another model": (lambda c: first(c)["facts"].update(parameters=6658859008), "parameters"),
+    "another part of the point": (lambda c: first(c)["part"].update(controls=3), "plan says of the point"),
+    "an unknown metric": (
+        lambda c: measured(c, "step-time").update(metric="speed"),
+        "no such metric",
+    ),
+    "a unit of another size": (lambda c: measured(c, "step-time").update(unit="ms"), "unit of step-time"),
+    "counted per something else": (lambda c: measured(c, "step-time").update(per="link"), "counted per"),
+    "a unit of a curve": (lambda c: first(c)["series"][0].update(unit="bits/token"), "unit of loss"),
+}
+
+
+@pytest.mark.parametrize("name", PLAN_FORGERIES)
+def test_a_record_is_held_to_what_its_plan_decides(tmp_path: Path, name: str) -> None:
+    change, named = PLAN_FORGERIES[name]
+    content = as_content(training_record({"nodes=1": 83.0}, settings=("model=mpt-3b",)))
+    change(content)
+    content["plan_sha256"] = Plan.model_validate_json(json.dumps(content["plan"])).sha256()
+    path = forged(tmp_path / "record.json", content, lambda _: None)
     with pytest.raises(InputError) as error:
         read_record(path, PROJECT)
     assert named in str(error.value)

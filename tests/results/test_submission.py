@@ -14,13 +14,18 @@ from tests.records import PROJECT, ROOT
 from twinrun.cli import commands, sending
 from twinrun.foundation.errors import InputError
 from twinrun.planning.project import Project
-from twinrun.results.reading import read_record
+from twinrun.results.reading import plan_hash, read_record
 from twinrun.results.record import content_digest
 from twinrun.results.submission import add_submission, write_submission
 
 COMMITTED = next(iter(sorted((ROOT / "recipes/mpt-throughput/results").glob("*.json"))))
 RECIPE = "recipes/mpt-throughput"
 HOST = "gpu-17.cluster.example.org"
+
+
+def measured(record: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(one for one in record["points"][0]["measurements"] if one["id"] == name)
+    return found
 
 
 @pytest.fixture
@@ -31,11 +36,15 @@ def run(tmp_path: Path) -> Path:
     content = json.loads(text)
     content["environment"]["variables"]["NCCL_TOPO_FILE"] = "/scratch/somebody/topology/node.xml"
     content |= {"run": "20261123-171009-volunteer", "files": {}}
+    memory = measured(content, "peak-memory")
+    memory |= dict.fromkeys(("median", "low", "high"), memory["median"] + 0.5)
     content["sha256"] = content_digest(content)
     folder = tmp_path / "run"
     (folder / "log").mkdir(parents=True)
     (folder / "record.json").write_text(json.dumps(content), encoding="utf-8")
-    log = f"{HOST}: loading /scratch/somebody/data/shard-0\n" + "step\n" * 1000
+    log = f"{HOST}: loading /scratch/somebody/data/shard-0\n"
+    log += "gpu-17:71:71 [0] NCCL INFO Using [0]eth0:10.20.30.40<0>\ngpu-17.ib.example.org: up\n"
+    log += "step\n" * 1000
     (folder / "log/launcher.log").write_text(log, encoding="utf-8")
     return folder
 
@@ -59,14 +68,26 @@ def sent_in(run: Path, **more: Any) -> Path:
 def test_a_submission_names_no_host_and_no_folder(run: Path) -> None:
     text = sent_in(run, doctor={"checks": [f"{HOST} has /scratch/somebody/venv/bin"]}).read_text()
     content = json.loads(text)
-    for private in (HOST, "somebody", "GPU-", "192.0.2.2"):
+    for private in (HOST, "gpu-17", "example.org", "somebody", "GPU-", "192.0.2.2", "10.20.30.40"):
         assert private not in text
     assert content["record"]["machine"]["host"] == "node-1"
     assert content["record"]["environment"]["variables"]["NCCL_TOPO_FILE"] == "…/node.xml"
     assert content["doctor"] == {"checks": ["node-1 has …/bin"]}
-    assert content["logs"]["log/launcher.log"].startswith("node-1: loading …/shard-0\nstep\n")
+    assert content["logs"]["log/launcher.log"].startswith("node-1: loading …/shard-0\nnode-1:71:71")
     assert len(content["logs"]["log/launcher.log"].splitlines()) == 40
     assert content["run_sha256"] == json.loads((run / "record.json").read_text())["sha256"]
+
+
+def test_what_checks_say_of_hosts_is_taken_out(run: Path) -> None:
+    content = json.loads((run / "record.json").read_text())
+    found = {"id": "mtu", "outcome": "fail", "place": HOST, "reason": f"{HOST} has another", "nodes": [HOST]}
+    content["points"][0]["checks"] = [found]
+    content["points"][0]["facts"]["culprit"] = HOST
+    content["sha256"] = content_digest(content)
+    (run / "record.json").write_text(json.dumps(content), encoding="utf-8")
+    (point,) = json.loads(sent_in(run).read_text())["record"]["points"]
+    assert point["checks"][0]["nodes"] == ["node-1"]
+    assert HOST not in json.dumps(point)
 
 
 def test_a_submission_is_added_and_shown_as_sent_in(run: Path, project: Project) -> None:
@@ -81,6 +102,17 @@ def test_a_submission_is_added_and_shown_as_sent_in(run: Path, project: Project)
     with pytest.raises(InputError, match="the results have this run") as refused:
         add_submission(sent, RECIPE, project)
     assert refused.value.found == path.name
+
+
+def test_the_page_of_a_single_record_is_not_among_the_results(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = project.root / RECIPE / "results" / COMMITTED.name
+    commands.report(project.root, str(file), out=None, form=False, add=None)
+    page = Path(capsys.readouterr().out.strip())
+    assert page == project.root / "runs" / "mpt-throughput" / f"{COMMITTED.stem}.html"
+    assert page.is_file()
+    assert not list(file.parent.glob("*.html"))
 
 
 def test_a_single_record_is_sent_from_where_the_caller_is(
@@ -103,9 +135,8 @@ def sealed(content: dict[str, Any]) -> None:
 
 
 def faster(content: dict[str, Any]) -> None:
-    for one in content["record"]["points"][0]["measurements"]:
-        if one["id"] == "tokens-per-second":
-            one |= {field: 1.2 * one[field] for field in ("median", "low", "high")}
+    rate = measured(content["record"], "tokens-per-second")
+    rate |= {field: 1.2 * rate[field] for field in ("median", "low", "high")}
     sealed(content)
 
 
@@ -129,6 +160,23 @@ def not_sent(content: dict[str, Any]) -> None:
     sealed(content)
 
 
+def copied(content: dict[str, Any]) -> None:
+    original = measured(json.loads(COMMITTED.read_text(encoding="utf-8")), "peak-memory")
+    measured(content["record"], "peak-memory").update(original)
+    sealed(content)
+
+
+def outside(content: dict[str, Any]) -> None:
+    content["record"]["plan"]["stack"] = "../../../stack"
+    content["record"]["plan_sha256"] = plan_hash(content["record"], older=False)
+    sealed(content)
+
+
+def undated(content: dict[str, Any]) -> None:
+    content["record"]["created"] = "../../2026"
+    sealed(content)
+
+
 FAULTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "an edited record": (lambda c: edited(c, "record", "run", to="x"), "changed after it was written"),
     "a forged rate": (faster, "contradicts itself: median of devices=1, tokens-per-second"),
@@ -136,6 +184,9 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "another peak": (other_gpu, "contradicts itself: peak_bf16_tflops"),
     "changes that no commit has": (dirty, "not the run of a clean commit"),
     "a record that the project would have measured": (not_sent, "a record that was not sent in"),
+    "a committed record under another name": (copied, "the results have these numbers"),
+    "a file outside of the results": (outside, "no stack of the recipe"),
+    "a time that is a path": (undated, "not a time"),
     "a newer form": (lambda c: edited(c, "schema_version", to=2), "schema_version"),
     "no record": (lambda c: c.pop("record"), "record"),
     "a record of nothing": (lambda c: edited(c, "record", to={}), "not a record"),

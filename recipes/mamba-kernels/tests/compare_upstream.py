@@ -40,10 +40,10 @@ BATCH, WIDTH = 2, 4
 
 @dataclass(frozen=True)
 class Shape:
-    """What is timed: an operation of one size in one element type."""
+    """What is timed: an operation of one size in one type."""
 
     operation: str
-    element: str
+    dtype: str
     channels: int
     length: int
     states: int = 0
@@ -53,7 +53,7 @@ class Shape:
     def group(self) -> str:
         """Return what is summed up together."""
         layout = {"conv": " through tokens" if self.tokens else " along rows"}.get(self.operation, "")
-        return f"{self.operation}{layout} {self.element}"
+        return f"{self.operation}{layout} {self.dtype}"
 
     def __str__(self) -> str:
         states = f", {self.states} states" if self.states else ""
@@ -61,7 +61,7 @@ class Shape:
 
     def sequence(self, device: str) -> Tensor:
         """Return a random (batch, channels, length)."""
-        dtype = DTYPES[self.element]
+        dtype = DTYPES[self.dtype]
         if self.tokens:
             return torch.randn(BATCH, self.length, self.channels, dtype=dtype, device=device).transpose(1, 2)
         return torch.randn(BATCH, self.channels, self.length, dtype=dtype, device=device)
@@ -74,7 +74,7 @@ class Shape:
             return {"x": self.sequence(device), "weight": weight, "bias": bias}
         A = -torch.rand(channels, self.states, device=device)
         shape = 2, BATCH, 1, self.states, self.length
-        B, C = torch.randn(shape, dtype=DTYPES[self.element], device=device)
+        B, C = torch.randn(shape, dtype=DTYPES[self.dtype], device=device)
         D, delta_bias = torch.rand(2, channels, device=device)
         u, delta, z = (self.sequence(device) for _ in range(3))
         return {"u": u, "delta": delta, "A": A, "B": B, "C": C, "D": D, "z": z, "delta_bias": delta_bias}
@@ -82,12 +82,12 @@ class Shape:
 
 def shapes() -> Iterator[Shape]:
     """Return all shapes, group by group."""
-    for element in DTYPES:
+    for dtype in DTYPES:
         for length, (channels, states) in product(SCAN_LENGTHS, SCAN_SIZES):
-            yield Shape("scan", element, channels, length, states)
-    for tokens, element in product((False, True), DTYPES):
+            yield Shape("scan", dtype, channels, length, states)
+    for tokens, dtype in product((False, True), DTYPES):
         for channels, length in product(CONV_CHANNELS, CONV_LENGTHS):
-            yield Shape("conv", element, channels, length, tokens=tokens)
+            yield Shape("conv", dtype, channels, length, tokens=tokens)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

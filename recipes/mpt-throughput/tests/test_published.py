@@ -10,6 +10,8 @@ from twinrun.foundation.errors import InputError
 from twinrun.manifests.claims import load_published
 from twinrun.planning.project import Project
 from twinrun.workloads.training import tables_of
+from twinrun.workloads.training.published_curves import references
+from twinrun.workloads.workload import Drawn
 
 ROOT = Path(__file__).resolve().parents[3]
 RECIPE = Project(ROOT).recipe("mpt-throughput")
@@ -24,6 +26,15 @@ def test_every_reference_is_of_a_model_that_can_be_run() -> None:
     references = RECIPE.published.reference
     assert len(references) == 380
     assert {one.model for one in references} <= tables_of(RECIPE).models.keys()
+
+
+def test_a_reference_in_fp8_has_no_share_of_the_bf16_peak() -> None:
+    published = RECIPE.published.reference
+    fp8 = [one for one in published if one.precision == "fp8"]
+    assert fp8
+    assert all("amp_fp8" in one.source.where for one in fp8)
+    drawn = references(Drawn(recipe=RECIPE, gpus={}), "model-flops/6N+12LDS")
+    assert len(drawn) == len(published) - len(fp8)
 
 
 def test_models_of_a_claim_can_be_run() -> None:

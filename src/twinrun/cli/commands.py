@@ -186,15 +186,21 @@ def parity(
 def _compare_claims(root: Path, a: Path, b: Path, *, as_json: bool) -> int:
     """Judge the claims between records of A and of B; 1 when one is not reproduced."""
     from twinrun.report.tables import verdict_table
+    from twinrun.report.words import headline_of_all
     from twinrun.results.between import judge_between, read_records
+    from twinrun.results.record import FAILURES
 
     project = Project(root)
-    verdicts = judge_between(read_records([a, b], project), project)
+    records = read_records([a, b], project)
+    verdicts = judge_between(records, project)
+    said = headline_of_all(records, verdicts)
     if as_json:
-        _print([verdict.model_dump(mode="json") for verdict in verdicts])
+        shown = [one.model_dump(mode="json") | {"final": one.final, "why": one.why} for one in verdicts]
+        _print({"headline": said, "verdicts": shown})
     else:
+        print(said)
         _view(verdict_table(verdicts))
-    return int(any(verdict.outcome == "not-reproduced" for verdict in verdicts))
+    return int(any(verdict.final in FAILURES for verdict in verdicts))
 
 
 def report(root: Path, what: str, *, out: Path | None, form: bool, add: Path | None) -> None:
@@ -219,14 +225,25 @@ def report(root: Path, what: str, *, out: Path | None, form: bool, add: Path | N
     if add:
         print("\n".join(sending.add(root, what, add)))
     if of_one:
-        folder = path if path.is_dir() else path.parent
-        print(_write_run_report(project, read_record(path, project), out or folder / "report.html"))
+        record = read_record(path, project)
+        print(_write_run_report(project, record, out or _page_of(project, path, record)))
     else:
         print(_recipe_report(project, what, out))
 
 
+def _page_of(project: Project, path: Path, record: Record) -> Path:
+    """Return the page of a run, in its folder; of a single record, among the runs."""
+    folder = path if path.is_dir() else path.parent
+    if (folder / "record.json").is_file():
+        return folder / "report.html"
+    page = project.root / "runs" / record.plan.recipe / f"{path.stem}.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    return page
+
+
 def _recipe_report(project: Project, name: str, out: Path | None) -> Path:
     from twinrun.report.page import write_recipe_report
+    from twinrun.results.between import judge_between
     from twinrun.results.reading import read_record
 
     loaded = project.recipe(name)
@@ -240,7 +257,14 @@ def _recipe_report(project: Project, name: str, out: Path | None) -> Path:
     page = out or project.root / "runs" / loaded.recipe.name / "report.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     records = [read_record(file, project) for file in files]
-    write_recipe_report(page, records=records, recipe=loaded, gpus=project.gpus, metrics=project.metrics)
+    write_recipe_report(
+        page,
+        records=records,
+        recipe=loaded,
+        gpus=project.gpus,
+        metrics=project.metrics,
+        between=judge_between(records, project),
+    )
     return page
 
 

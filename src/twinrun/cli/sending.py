@@ -49,7 +49,8 @@ def add(root: Path, recipe: str, file: Path) -> list[str]:
 def _write(project: Project, source: Path, record: Record, out: Path) -> Path:
     from twinrun.machine.doctor import diagnose
 
-    here = record.machine.host == platform.node()
+    ran_on = record.machine.host, record.machine.kernel
+    here = ran_on == (platform.node(), platform.release())
     doctor = diagnose(project.root).model_dump(mode="json") if here else None
     write_submission(out, source, project, doctor=doctor)
     return out

@@ -91,6 +91,6 @@ def _compiled(
         arguments = (PYTHON, "-m", f"{name}.compile", "--output", engine.inside(objects), "--archs", *archs)
         if not run_to_end(engine, Command(arguments=arguments, variables={}, writes_data=True), log=log):
             return True
-        told = last_lines(log.read_text(encoding="utf-8", errors="replace"))
-        say(f"{name} is not compiled; the whole log is {log}\n{told}")
+        tail = last_lines(log.read_text(encoding="utf-8", errors="replace"))
+        say(f"{name} is not compiled; the whole log is {log}\n{tail}")
         return False

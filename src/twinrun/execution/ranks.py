@@ -185,7 +185,7 @@ class Ranks:
         try:
             status = _follow(submission, follower, checked=lambda: self._checked(launch.placement))
         except RunError as error:
-            raise self._told(error, point) from None
+            raise self._with_last_words(error, point) from None
         if status:
             self._raise_if_stopped(point)
             self._raise_unless_memory(launch.placement, submission, status)
@@ -214,13 +214,13 @@ class Ranks:
             reports=_described(reports),
         )
 
-    def _told(self, error: RunError, point: str) -> RunError:
+    def _with_last_words(self, error: RunError, point: str) -> RunError:
         """Return the error of a scheduler with what is known of the ranks."""
         states = rank_states(point_folder(self._run, point))
         found = hang(states, point=point, logs=log_folder(self._run, point))
         words = str(found.found) if found else silent(states)
-        told = "; ".join(text for text in (str(error.found or "").strip(), words) if text)
-        return RunError(error.message, place=error.place, found=told, hint=error.hint)
+        both = "; ".join(text for text in (str(error.found or "").strip(), words) if text)
+        return RunError(error.message, place=error.place, found=both, hint=error.hint)
 
     def _raise_if_stopped(self, point: str) -> None:
         file = stop_file(self._run, point)

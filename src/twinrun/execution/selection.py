@@ -284,7 +284,9 @@ def _gpu(machine: Machine, gpus: dict[str, Gpu], scale: str, loaded: LoadedRecip
 
 
 def _published_gpu(loaded: LoadedRecipe) -> str:
-    named = [claim.hardware.gpu for claim in loaded.published.claim if claim.hardware]
+    published = loaded.published
+    named = [claim.hardware.gpu for claim in published.claim if claim.hardware]
+    named += [claim.over.gpu for claim in published.between_records]
     if not named:
         raise InputError(
             "no claim names its hardware", place=f"{loaded.folder}/published.toml:claim.hardware"

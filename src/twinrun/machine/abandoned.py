@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twinrun.machine.daemon import told
+from twinrun.machine.daemon import daemon_errors
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -27,7 +27,7 @@ def remove_abandoned(client: DockerClient) -> list[str]:
     from docker.errors import NotFound  # noqa: PLC0415 - the SDK is slow to import
 
     removed = []
-    with told("containers"):
+    with daemon_errors("containers"):
         for container in client.containers.list(all=True, filters={"label": OWNER}, ignore_removed=True):
             if _is_gone(container.labels[OWNER]):
                 with contextlib.suppress(NotFound):

@@ -48,7 +48,7 @@ def connect() -> DockerClient:
 
 
 @contextlib.contextmanager
-def told(what: str) -> Iterator[None]:
+def daemon_errors(what: str) -> Iterator[None]:
     """Turn what the daemon refuses, or its end, into a MachineError."""
     from docker.errors import DockerException
 
@@ -64,7 +64,7 @@ def told(what: str) -> Iterator[None]:
         ) from None
 
 
-@told("containers")
+@daemon_errors("containers")
 def find_image(client: DockerClient, name: str) -> str | None:
     """Return the digest of the image called `name`, or None."""
     from docker.errors import ImageNotFound
@@ -75,13 +75,13 @@ def find_image(client: DockerClient, name: str) -> str | None:
         return None
 
 
-@told("containers")
+@daemon_errors("containers")
 def labelled_images(client: DockerClient, label: str) -> list[str]:
     """Return the digests of the images with a label, `name=value`: one pulled by digest has no tag."""
     return list(client.api.images(quiet=True, filters={"label": label}))
 
 
-@told("containers")
+@daemon_errors("containers")
 def image_id(client: DockerClient, image: str) -> str:
     """Return the checksum of an image's configuration, which is its ID in every engine but one.
 
@@ -108,13 +108,13 @@ def _keeps_manifests(client: DockerClient) -> bool:
     return ["driver-type", "io.containerd.snapshotter.v1"] in status
 
 
-@told("containers")
+@daemon_errors("containers")
 def is_rootless(client: DockerClient) -> bool:
     """Say whether root in its containers is the user who runs the daemon."""
     return any("rootless" in option for option in client.info()["SecurityOptions"])
 
 
-@told("containers")
+@daemon_errors("containers")
 def without_devices(client: DockerClient, vendor: Vendor) -> str | None:
     """Return why the daemon's containers would not see the vendor's devices, or None.
 
@@ -126,7 +126,7 @@ def without_devices(client: DockerClient, vendor: Vendor) -> str | None:
     return "Podman's socket passes no device requests on" if is_podman(client) else None
 
 
-@told("containers")
+@daemon_errors("containers")
 def is_podman(client: DockerClient) -> bool:
     """Say whether the daemon is Podman's compatible service."""
     return "Podman Engine" in {part["Name"] for part in client.version().get("Components", [])}

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen, read_toml, validate
 from twinrun.manifests.metrics import RATIO, Metric, known_metric
 from twinrun.manifests.metrics import demand as _demand
@@ -119,6 +120,8 @@ class Reference(Frozen):
     unit: str
     per: Per
     formula: str | None = None
+    precision: str = "bf16"
+    """Of the matrix products; a share of the bf16 peak is given of bf16 alone."""
     gpu: str
     source: Source
 
@@ -176,10 +179,7 @@ def check_numbers(
             check_restatement(claim.here, terms, place=f"{where}.here", metrics=metrics)
     for number, between in enumerate(published.between_records):
         where = f"{place}:between_records.{number}"
-        metric = _metric_of(between, where, metrics)
-        _demand(between.better, [metric.better], place=f"{where}.better", what=f"direction of {metric.id}")
-        for name, side in (("over", between.over), ("under", between.under)):
-            _demand(side.gpu, gpus, place=f"{where}.{name}.gpu", what="GPU")
+        _check_between(between, tuple(published.fingerprint), where, metrics, gpus)
     for number, reference in enumerate(published.reference):
         where = f"{place}:reference.{number}"
         metric = _metric_of(reference, where, metrics)
@@ -187,6 +187,29 @@ def check_numbers(
             reference.unit, [metric.unit, *metric.units], place=f"{where}.unit", what=f"unit of {metric.id}"
         )
         _demand(reference.gpu, gpus, place=f"{where}.gpu", what="GPU")
+
+
+def _check_between(
+    claim: RecordClaim, fields: tuple[str, ...], where: str, metrics: dict[str, Metric], gpus: dict[str, Gpu]
+) -> None:
+    metric = _metric_of(claim, where, metrics)
+    _demand(claim.better, [metric.better], place=f"{where}.better", what=f"direction of {metric.id}")
+    for name, side in (("over", claim.over), ("under", claim.under)):
+        _demand(side.gpu, gpus, place=f"{where}.{name}.gpu", what="GPU")
+    if claim.here is None:
+        return
+    terms = Terms("ratio of records", claim.formula, claim.tolerance, fields)
+    check_restatement(claim.here, terms, place=f"{where}.here", metrics=metrics)
+    demand_resolution(claim.here.tolerance, claim.here.value, place=f"{where}.here.tolerance")
+    vendors = [gpus[side.gpu].vendor for side in (claim.over, claim.under)]
+    if vendors[0] == vendors[1]:
+        raise InputError(
+            "nothing tells the sides apart on other GPUs",
+            place=f"{where}.here",
+            found=f"both sides of {vendors[0]}",
+            allowed="sides of two vendors",
+            hint="say in `why_none` why there is no restatement",
+        )
 
 
 def _metric_of(number: Claim | RecordClaim | Reference, where: str, metrics: dict[str, Metric]) -> Metric:

@@ -64,10 +64,6 @@ class Metric(Frozen):
         """Return a canonical `value` in `unit`."""
         return value if unit == self.unit else value / self.units[unit]
 
-    def per_card(self, value: float, *, devices_per_card: int) -> float:
-        """Return what a card has where a device has `value`."""
-        return value * devices_per_card if self.additive else value
-
 
 class MetricTable(Frozen):
     """recipes/metrics.toml."""

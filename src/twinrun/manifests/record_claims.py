@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from twinrun.foundation.manifest import Frozen
+from twinrun.manifests.restatements import Restatement
 from twinrun.manifests.source import Source
 from twinrun.protocol.measurements import Per
 
@@ -26,6 +27,9 @@ class Side(Frozen):
 class RecordClaim(Frozen):
     """A published mean of ratios that no one run can give: of two GPUs, or of two stacks."""
 
+    kind: ClassVar[str] = "between records"
+    hardware: ClassVar[None] = None
+    """Each side has its own."""
     id: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
     statement: str
     """The claim in one sentence."""
@@ -49,6 +53,10 @@ class RecordClaim(Frozen):
     because: str
     """Why this tolerance."""
     source: Source
+    here: Restatement | None = None
+    """What it says of other GPUs of the vendors that the two sides have."""
+    why_none: str | None = None
+    """Why there is no restatement, where there is none."""
 
     @model_validator(mode="after")
     def _complete(self) -> RecordClaim:
@@ -56,6 +64,8 @@ class RecordClaim(Frozen):
             raise ValueError(f"claim `{self.id}`: `over` and `under` are one side")
         if len(self.mean_over) != 1 or not all(self.mean_over.values()):
             raise ValueError(f"claim `{self.id}`: `mean_over` names one setting and its values")
+        if (self.here is None) == (self.why_none is None):
+            raise ValueError(f"claim `{self.id}` needs either a table `here` or a reason `why_none`")
         return self
 
     @property

@@ -129,7 +129,9 @@ def load_manifest(root: Path, name: str) -> Stack:
     folder = root / "images" / "stacks" / name
     if not is_file_in(folder, "stack.toml"):
         known = sorted(path.parent.name for path in folder.parent.glob("*/stack.toml"))
-        raise InputError("unknown stack", found=name, allowed=known, hint=closest(name, known))
+        raise InputError(
+            "unknown stack", place="--stack", found=name, allowed=known, hint=closest(name, known)
+        )
     stack = load_toml(folder / "stack.toml", Stack)
     if stack.name != name:
         raise InputError(

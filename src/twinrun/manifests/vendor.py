@@ -79,7 +79,7 @@ class Container(Frozen):
     """Variables on which Enroot, under Pyxis, passes the devices on."""
 
 
-class Compiler(Frozen):
+class KernelCompiler(Frozen):
     """The vendor's compiler for kernels."""
 
     command: str
@@ -113,7 +113,7 @@ class Vendor(Frozen):
     device_files: tuple[str, ...] = ()
     """Patterns of the files a user must be able to open."""
     container: Container = Container()
-    compiler: Compiler
+    compiler: KernelCompiler
     arch_names: dict[str, str] = Field(default_factory=dict)
     """Spellings of architectures in probes, by the compiler's names."""
     runs_on: tuple[Compatibility, ...] = ()

@@ -13,7 +13,7 @@ from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.settings import parse_settings
 from twinrun.manifests.stack import LoadedStack
 from twinrun.workloads import load_workload
-from twinrun.workloads.fingerprint import Difference, Fingerprint
+from twinrun.workloads.fingerprint import Difference, Fingerprint, differences
 from twinrun.workloads.workload import (
     Choice,
     Hardware,
@@ -100,7 +100,8 @@ def resolve(
         InputError: a setting that does not exist or does not fit.
         MachineError: the devices cannot hold it.
     """
-    planned = load_workload(recipe.workload).plan(
+    workload, published = load_workload(recipe.workload), recipe.published.fingerprint
+    planned = workload.plan(
         PlanRequest(
             recipe=recipe,
             scale=scale,
@@ -109,6 +110,7 @@ def resolve(
             leg=leg,
         )
     )
+    marks = workload.fingerprint(planned.part, planned.points, published)
     plan = Plan(
         recipe=recipe.recipe.name,
         recipe_version=recipe.recipe.version,
@@ -125,8 +127,8 @@ def resolve(
         scheduler=scheduler,
         part=planned.part,
         points=tuple(_spread(point, node_devices) for point in planned.points),
-        fingerprint=planned.fingerprint,
-        differences=planned.differences,
+        fingerprint=marks,
+        differences=differences(marks, published),
     )
     return plan, planned.choices
 

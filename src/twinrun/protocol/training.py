@@ -18,12 +18,12 @@ NotNegative = Annotated[int, Field(ge=0)]
 
 
 class TokenSchedule(Frozen):
-    """Learning rate by tokens trained on: linear warm-up, stable, linear decay that ends at the floor."""
+    """Learning rate by tokens trained on: linear warm-up, stable, linear decay that ends at the minimum."""
 
     warmup: NotNegative
     """Tokens of the warm-up."""
     total: Positive
-    """Tokens at which a decay without a floor would reach zero."""
+    """Tokens at which a decay without a minimum would reach zero."""
     decay: NotNegative
     """Tokens of that decay."""
 

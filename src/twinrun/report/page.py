@@ -18,7 +18,7 @@ from twinrun.manifests.vendor import Gpu
 from twinrun.report import ranking, summary, words
 from twinrun.report.drawing import draw
 from twinrun.report.svg import Picture
-from twinrun.results.record import Record, hardware
+from twinrun.results.record import Record, Verdict, hardware
 from twinrun.workloads import load_workload
 from twinrun.workloads.charts import Chart
 from twinrun.workloads.tables import Table
@@ -51,12 +51,17 @@ def write_recipe_report(
     recipe: LoadedRecipe,
     gpus: dict[str, Gpu],
     metrics: Mapping[str, Metric],
+    between: Sequence[Verdict] = (),
 ) -> None:
-    """Write one page over all `records` of a recipe, newest first; raises as `write_report` does."""
+    """Write one page over all `records` of a recipe, newest first; raises as `write_report` does.
+
+    Args:
+        between: verdicts on the claims between records, over all of them.
+    """
     for record in records:
         _demand_recipe(record, recipe)
     newest = sorted(records, key=lambda record: record.created, reverse=True)
-    _write(path, "recipe.html.j2", records=newest, recipe=recipe, gpus=gpus, metrics=metrics)
+    _write(path, "recipe.html.j2", records=newest, recipe=recipe, gpus=gpus, metrics=metrics, between=between)
 
 
 def excerpt(
@@ -66,8 +71,8 @@ def excerpt(
     best = ranking.best_of(records, metrics)
     first = charts(best, recipe, gpus)[:1]
     named = [draw(chart.model_copy(update={"name": f"{recipe.recipe.name}-{chart.name}"})) for chart in first]
-    table = hardware_table(best, recipe, gpus)
-    text = page_environment().get_template("excerpt.html.j2").render(hardware_table=table, pictures=named)
+    sides = hardware_tables(best, recipe, gpus)
+    text = page_environment().get_template("excerpt.html.j2").render(hardware_tables=sides, pictures=named)
     # Markdown ends a block of HTML at an empty line.
     return "\n".join(line for line in text.splitlines() if line.strip())
 
@@ -84,10 +89,12 @@ def pictures(records: Sequence[Record], recipe: LoadedRecipe, gpus: dict[str, Gp
     return [draw(chart) for chart in charts(records, recipe, gpus)]
 
 
-def hardware_table(records: Sequence[Record], recipe: LoadedRecipe, gpus: dict[str, Gpu]) -> Table | None:
-    """Return published and measured hardware side by side, None where the workload has no such table."""
+def hardware_tables(
+    records: Sequence[Record], recipe: LoadedRecipe, gpus: dict[str, Gpu]
+) -> tuple[Table, ...]:
+    """Return published and measured hardware side by side; those after the first table are folded."""
     shown = [record.shown() for record in records]
-    return load_workload(recipe.workload).hardware_table(shown, Drawn(recipe=recipe, gpus=gpus))
+    return load_workload(recipe.workload).hardware_tables(shown, Drawn(recipe=recipe, gpus=gpus))
 
 
 def tables(record: Record) -> tuple[Table, ...]:
@@ -129,6 +136,7 @@ def _write(
     recipe: LoadedRecipe,
     gpus: dict[str, Gpu],
     metrics: Mapping[str, Metric],
+    between: Sequence[Verdict] = (),
 ) -> None:
     ranks = ranking.ranked(records, metrics)
     best = [one.best for one in ranks]
@@ -145,7 +153,8 @@ def _write(
             anchors={
                 record.run + record.sha256: f"record-{place}" for place, record in enumerate(records, 1)
             },
-            hardware_table=hardware_table(best, recipe, gpus),
+            hardware_tables=hardware_tables(best, recipe, gpus),
+            between=between,
             pictures=pictures(best, recipe, gpus),
         )
     )
@@ -176,6 +185,7 @@ def page_environment() -> Environment:
     of_records: tuple[Any, ...] = (
         words.outcome,
         words.headline,
+        words.headline_of_all,
         words.tone,
         hardware,
         ranking.software,

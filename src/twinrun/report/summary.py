@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from twinrun.foundation.text import number, percent, plain, plural
 from twinrun.manifests.claims import Claim, Published
 from twinrun.manifests.metrics import RATIO, Metric
+from twinrun.manifests.record_claims import RecordClaim
 from twinrun.protocol.measurements import Fact, Measurement
 from twinrun.results.record import Record, Verdict
 from twinrun.workloads.tables import Column, Table, text
@@ -51,9 +52,12 @@ def size(value: float, metric: Metric) -> str:
     return f"{value:.2f}" if metric.unit == RATIO else number(value)
 
 
-def claims_of(verdicts: Sequence[Verdict], published: Published) -> list[tuple[Verdict, Claim | None]]:
+def claims_of(
+    verdicts: Sequence[Verdict], published: Published
+) -> list[tuple[Verdict, Claim | RecordClaim | None]]:
     """Pair each verdict with its claim, None where the recipe has dropped the claim since."""
-    claims = {claim.id: claim for claim in published.claim}
+    claims: dict[str, Claim | RecordClaim] = {claim.id: claim for claim in published.claim}
+    claims |= {claim.id: claim for claim in published.between_records}
     return [(verdict, claims.get(verdict.claim)) for verdict in verdicts]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from twinrun.foundation.text import number, plural
@@ -79,8 +79,25 @@ def measured_value(verdict: Verdict) -> str:
 
 
 def headline(record: Record) -> str:
-    """Say in one sentence what became of the claims on which hardware."""
-    return sentence(hardware(record), record.verdicts)
+    """Say in one sentence what became of the claims on which hardware, and whether it ran small."""
+    return sentence(" ".join([hardware(record), *_small(record)]), record.verdicts)
+
+
+def _small(record: Record) -> Iterator[str]:
+    """Yield in what a run is smaller than the published one, which a verdict does not say."""
+    if record.plan.scale == "smoke":
+        yield "at smoke scale"
+    for one in record.plan.differences:
+        accepted = one.published if isinstance(one.published, tuple) else (one.published,)
+        sizes = [size for size in accepted if isinstance(size, int)]
+        if one.field == "parameters" and isinstance(one.found, int) and sizes and one.found < min(sizes):
+            found, published = (f"{number(count / 1e6)} M" for count in (one.found, min(sizes)))
+            yield f"with {found} of {published} parameters"
+
+
+def headline_of_all(records: Sequence[Record], between: Sequence[Verdict]) -> str:
+    """Say in one sentence what became of the claims between `records`."""
+    return sentence(" and ".join(dict.fromkeys(map(hardware, records))), between)
 
 
 def sentence(place: str, verdicts: Sequence[Verdict]) -> str:

@@ -10,6 +10,8 @@ from twinrun.manifests.metrics import RATIO
 from twinrun.manifests.record_claims import RecordClaim, Side
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement
+from twinrun.results.between_restated import restated_between
+from twinrun.results.evidence import counted
 from twinrun.results.reading import read_record
 from twinrun.results.record import AsPublished, Record, Verdict
 
@@ -43,11 +45,20 @@ def _files(path: Path) -> list[Path]:
 
 def judge_between(records: Sequence[Record], project: Project) -> tuple[Verdict, ...]:
     """Judge the claims between records of the recipe that `records` are of, in the published order."""
+    if not records:
+        return ()
     published = project.recipe(records[0].plan.recipe).published
     return tuple(_judged(claim, records, project) for claim in published.between_records)
 
 
 def _judged(claim: RecordClaim, records: Sequence[Record], project: Project) -> Verdict:
+    verdict = _as_published(claim, records, project)
+    if claim.here is None or verdict.outcome not in ("not-comparable", "config-mismatch"):
+        return verdict
+    return verdict.model_copy(update={"here": restated_between(claim, claim.here, records, project)})
+
+
+def _as_published(claim: RecordClaim, records: Sequence[Record], project: Project) -> Verdict:
     over, under = (_of_side(claim, side, records) for side in (claim.over, claim.under))
     for side, found in ((claim.over, over), (claim.under, under)):
         if doubt := _doubt(claim, side, found):
@@ -97,13 +108,10 @@ def _difference(record: Record) -> str:
 
 def _value(claim: RecordClaim, record: Record, project: Project) -> float:
     """Return what one record measured, per what the claim counts."""
-    one, metric = _measured(claim, record), project.metrics[claim.metric]
+    point, one = record.point(claim.point), _measured(claim, record)
+    assert point is not None
     assert one is not None
-    assert record.gpu is not None
-    value = metric.canonical(one.median, one.unit)
-    if (one.per, claim.per) == ("device", "card"):
-        return metric.per_card(value, devices_per_card=record.gpu.devices_per_card)
-    return value
+    return counted(point, one, project.metrics[claim.metric], record.gpu, per=claim.per)
 
 
 def _measured(claim: RecordClaim, record: Record) -> Measurement | None:

@@ -33,12 +33,19 @@ def found_of(claim: Claim, point: PointRecord) -> Measurement | None:
     return next((one for one in point.measurements if one.metric == claim.metric), None)
 
 
-def value_of(claim: Claim, found: Measurement, metric: Metric, gpu: Gpu | None) -> float:
-    """Return a measurement in the claim's unit, and per what the claim counts."""
-    value = metric.canonical(found.median, found.unit)
-    if gpu and (found.per, claim.per) == ("device", "card"):
-        value = metric.per_card(value, devices_per_card=gpu.devices_per_card)
+def value_of(claim: Claim, point: PointRecord, found: Measurement, metric: Metric, gpu: Gpu | None) -> float:
+    """Return a measurement of a point in the claim's unit, and per what the claim counts."""
+    value = counted(point, found, metric, gpu, per=claim.per)
     return value if claim.kind == "ratio" else metric.in_unit(value, claim.unit)
+
+
+def counted(point: PointRecord, found: Measurement, metric: Metric, gpu: Gpu | None, *, per: Per) -> float:
+    """Return a measurement in its metric's unit, summed over the devices of what `per` names."""
+    value = metric.canonical(found.median, found.unit)
+    if not metric.additive or found.per != "device":
+        return value
+    cards = gpu.devices_per_card if gpu else 1
+    return value * {"card": cards, "node": point.devices / point.nodes, "run": point.devices}.get(per, 1)
 
 
 def doubt_of(
@@ -46,7 +53,8 @@ def doubt_of(
 ) -> str | None:
     """Return why measured numbers cannot carry a verdict, or None."""
     for one in found:
-        if one.per != per and (one.per, per) != ("device", "card"):
+        sums = ("card", "node", "run") if metric.additive else ("card",)
+        if one.per != per and not (one.per == "device" and per in sums):
             return f"{one.id} is measured per {one.per}, the claim is per {per}"
         if metric.repeated and one.count < 2:
             return f"{one.id} rests on a single sample"

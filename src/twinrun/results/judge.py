@@ -58,7 +58,9 @@ def _absolute(claim: Claim, record: Record, terms: Terms) -> Verdict:
     point = record.point(claim.point)
     found = found_of(claim, point) if point else None
     if record.gpu is None or record.gpu.id != published_gpu.id:
-        return _verdict(claim, "not-comparable", _other_hardware(claim, record, published_gpu, found, metric))
+        measured = (point, found) if point and found else None
+        other = _other_hardware(claim, record, published_gpu, measured, metric)
+        return _verdict(claim, "not-comparable", other)
     if point is None or found is None:
         lacking = (
             f"no point {claim.point}"
@@ -66,7 +68,7 @@ def _absolute(claim: Claim, record: Record, terms: Terms) -> Verdict:
             else f"no {claim.metric} of {claim.measurement or claim.point}"
         )
         return _verdict(claim, "not-comparable", f"this run has {lacking}; it has {names_of(record.points)}")
-    value = value_of(claim, found, metric, record.gpu)
+    value = value_of(claim, point, found, metric, record.gpu)
     if apart := differences_of(record, [point], terms):
         return _verdict(claim, "config-mismatch", _mismatch(apart), value)
     if doubt := _doubt(claim, [found], metric, record):
@@ -78,14 +80,14 @@ def _ratio(claim: Claim, record: Record, terms: Terms) -> Verdict:
     assert claim.between is not None
     metric = terms.metrics[claim.metric]
     points = [point for name in claim.between if (point := record.point(name))]
-    found = [one for point in points if (one := found_of(claim, point))]
-    if len(found) < 2:
+    pairs = [(point, one) for point in points if (one := found_of(claim, point))]
+    if len(pairs) < 2:
         return _verdict(claim, "not-comparable", _other_points(claim, record, metric))
-    over, under = (value_of(claim, one, metric, record.gpu) for one in found)
+    over, under = (value_of(claim, point, one, metric, record.gpu) for point, one in pairs)
     value = over / under if under else math.inf
     if apart := differences_of(record, points, terms):
         return _verdict(claim, "config-mismatch", _mismatch(apart), value)
-    if doubt := _doubt(claim, found, metric, record):
+    if doubt := _doubt(claim, [one for _, one in pairs], metric, record):
         return _verdict(claim, "not-comparable", doubt, value)
     return _directed(claim, value)
 
@@ -215,7 +217,11 @@ def _verdict(claim: Claim, outcome: AsPublished, reason: str, measured: float | 
 
 
 def _other_hardware(
-    claim: Claim, record: Record, published_gpu: Gpu, found: Measurement | None, metric: Metric
+    claim: Claim,
+    record: Record,
+    published_gpu: Gpu,
+    measured: tuple[PointRecord, Measurement] | None,
+    metric: Metric,
 ) -> str:
     here = record.gpu.name if record.gpu else f"{record.machine.vendor}, no GPU in images/gpus.toml"
     reason = f"published on {published_gpu.name}, this run is on {here}"
@@ -230,9 +236,9 @@ def _other_hardware(
             f"{reason}; MFU {metric.canonical(claim.value, claim.unit) / peak:.1%} published,"
             f" {', '.join(shares) or 'unknown'} here ({claim.formula}, dense bf16 peaks)"
         )
-    return (
-        f"{reason}; {value_of(claim, found, metric, record.gpu):.3g} {claim.unit} here" if found else reason
-    )
+    if measured is None:
+        return reason
+    return f"{reason}; {value_of(claim, *measured, metric, record.gpu):.3g} {claim.unit} here"
 
 
 def _other_points(claim: Claim, record: Record, metric: Metric) -> str:
@@ -245,7 +251,7 @@ def _other_points(claim: Claim, record: Record, metric: Metric) -> str:
     if claim.kind != "ratio" or len(found) < 2 or record.gpu is None:
         return reason
     (first, under), (last, over) = found[0], found[-1]
-    own = value_of(claim, over, metric, record.gpu) / value_of(claim, under, metric, record.gpu)
+    own = value_of(claim, last, over, metric, record.gpu) / value_of(claim, first, under, metric, record.gpu)
     return f"{reason}, and from {first.id} to {last.id} it keeps {own:.3f}"
 
 

@@ -13,6 +13,7 @@ from twinrun.foundation.manifest import validate
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement
 from twinrun.results import version_1
+from twinrun.results.consistency import check_machine, check_points, demand_same, with_fingerprint
 from twinrun.results.judge import claims_digest, judge
 from twinrun.results.record import Record, Verdict, content_digest
 from twinrun.workloads.workload import PointRecord
@@ -45,11 +46,15 @@ def read_content(content: Any, project: Project, *, place: str) -> Record:
     _check_schema(content, place)
     _check_digest(content, place)
     older = content.get("schema_version") == 1
-    _demand_same("the plan's hash", _plan_hash(content, older=older), content.get("plan_sha256"), place)
+    demand_same("the plan's hash", plan_hash(content, older=older), content.get("plan_sha256"), place)
     if older:
         content = version_1.converted(content, place=place)
     record = validate(content, Record, place=place)
-    _check_hardware(record, project, place)
+    published = project.recipe(record.plan.recipe).published
+    check_machine(record, project, place)
+    check_points(record, project.metrics, place)
+    same_claims = record.claims_sha256 == claims_digest(published)
+    record = with_fingerprint(record, published, place, known=same_claims)
     record = _with_derived(record, place, older=older)
     return _judged(record, project, place)
 
@@ -82,7 +87,7 @@ def _check_digest(content: dict[str, Any], place: str) -> None:
         )
 
 
-def _plan_hash(content: dict[str, Any], *, older: bool) -> str:
+def plan_hash(content: dict[str, Any], *, older: bool) -> str:
     """Return the hash of the plan as the file has it: fields that plans have gained since do not count."""
     plan = content["plan"]
     if not older and isinstance(plan, dict) and isinstance(plan.get("points"), list):
@@ -94,41 +99,12 @@ def _plan_hash(content: dict[str, Any], *, older: bool) -> str:
     return sha256_of_bytes(canonical_json(plan).encode())
 
 
-def _demand_same(what: str, computed: object, recorded: object, place: str) -> None:
-    if computed != recorded:
-        raise InputError(
-            f"the record contradicts itself: {what}",
-            place=place,
-            found=f"recorded {recorded}",
-            allowed=f"computed {computed}",
-            hint="a record is never edited; run the recipe again",
-        )
-
-
 def _check_files(record: Record, folder: Path) -> None:
     """Hold the digests of the run's other files against those that lie beside the record."""
     for name, digest in record.files.items():
         file = folder / name
         if (folder / "record.json").is_file() and file.is_file():
-            _demand_same(f"SHA-256 of {name}", sha256_of_file(file), digest, str(file))
-
-
-def _check_hardware(record: Record, project: Project, place: str) -> None:
-    """Hold the GPU of a record against its plan, its machine and images/gpus.toml."""
-    named = record.gpu.id if record.gpu else None
-    _demand_same("the GPU of the plan", named, record.plan.gpu, place)
-    probed = {device.gpu for device in record.machine.devices if device.gpu}
-    if probed:
-        _demand_same("the GPU that was probed", ", ".join(sorted(probed)), named, place)
-    if record.gpu is None:
-        return
-    row = project.gpus.get(record.gpu.id)
-    if row is None:
-        raise InputError("no such GPU in images/gpus.toml", place=f"{place}:gpu.id", found=record.gpu.id)
-    for field in ("name", "arch", "devices_per_card", "bandwidth_gb_s", "peak_bf16_tflops"):
-        _demand_same(
-            f"{field} of {row.id} in images/gpus.toml", getattr(row, field), getattr(record.gpu, field), place
-        )
+            demand_same(f"SHA-256 of {name}", sha256_of_file(file), digest, str(file))
 
 
 def _with_derived(record: Record, place: str, *, older: bool) -> Record:
@@ -141,7 +117,7 @@ def _with_derived(record: Record, place: str, *, older: bool) -> Record:
                 _demand_equal(one, recorded, f"{point.id}, {one.id}", place, older=older)
         added = tuple(one for one in computed if older and not point.measurement(one.id))
         lacking = [one.id for one in computed if not older and not point.measurement(one.id)]
-        _demand_same(f"{point.id}: derived numbers that are missing", [], lacking, place)
+        demand_same(f"{point.id}: derived numbers that are missing", [], lacking, place)
         _demand_known(point, {one.id for one in computed}, record, place)
         points.append(point.model_copy(update={"measurements": (*point.measurements, *added)}))
     return record.model_copy(update={"points": tuple(points)})
@@ -151,7 +127,7 @@ def _demand_known(point: PointRecord, computed: set[str], record: Record, place:
     """Refuse numbers that are neither measured nor follow from what is, such as an MFU without a peak."""
     basis = {one.id for one in point.measurements} - computed
     wrong = [name for name in basis if not record.workload.is_measured(name)]
-    _demand_same(f"{point.id}: numbers that nothing gives", [], sorted(wrong), place)
+    demand_same(f"{point.id}: numbers that nothing gives", [], sorted(wrong), place)
 
 
 def _demand_equal(
@@ -163,9 +139,9 @@ def _demand_equal(
     for field, more in slack.items():
         a, b = getattr(computed, field), getattr(recorded, field)
         if not math.isclose(a, b, rel_tol=CLOSE, abs_tol=max(more, 1e-12)):
-            _demand_same(f"{field} of {what}", a, b, place)
+            demand_same(f"{field} of {what}", a, b, place)
     for field in ("count", "unit", "per", "formula", "metric"):
-        _demand_same(f"{field} of {what}", getattr(computed, field), getattr(recorded, field), place)
+        demand_same(f"{field} of {what}", getattr(computed, field), getattr(recorded, field), place)
 
 
 def _judged(record: Record, project: Project, place: str) -> Record:
@@ -177,9 +153,9 @@ def _judged(record: Record, project: Project, place: str) -> Record:
         same_claims = record.claims_sha256 in (None, claims_digest(published))
         found = today.get(recorded.claim)
         if found and same_claims and _same_claim(found, recorded):
-            _demand_same(f"the verdict on {recorded.claim}", found.outcome, recorded.outcome, place)
+            demand_same(f"the verdict on {recorded.claim}", found.outcome, recorded.outcome, place)
             if record.claims_sha256:
-                _demand_same(f"the restated verdict on {recorded.claim}", found.final, recorded.final, place)
+                demand_same(f"the restated verdict on {recorded.claim}", found.final, recorded.final, place)
     return record.model_copy(update={"verdicts": verdicts})
 
 

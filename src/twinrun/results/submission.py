@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import Any, Literal
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen, validate
+from twinrun.manifests.recipe import Stacks
 from twinrun.planning.project import Project
 from twinrun.results.reading import read_content, read_record
 from twinrun.results.record import Record, content_digest, file_name
@@ -21,7 +23,8 @@ HEAD_LINES = 40
 MAX_BYTES = 32 << 20
 # An absolute path, of which the last name is kept; addresses of the network have their slashes elsewhere.
 _PATH = re.compile(r"(?<![\w.:/~-])/(?:[\w.+@~=-]+/)+")
-# What a record says of the hosts that it ran on; the rest follows from the recipe.
+_ADDRESS = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])")
+# What a record says of the hosts that it ran on, beside its points; the rest follows from the recipe.
 _PRIVATE = ("machine", "allocation", "environment")
 
 
@@ -56,7 +59,7 @@ def write_submission(
     submission = Submission(
         run_sha256=content["sha256"],
         record=_without_names(content, hide),
-        logs={name: hide.text(head) for name, head in _heads(source)},
+        logs={name: hide.log(head) for name, head in _heads(source)},
         doctor=hide.value(doctor) if doctor else None,
     )
     write_atomically(path, submission.model_dump_json(indent=1) + "\n")
@@ -81,9 +84,13 @@ def add_submission(file: Path, recipe: str, project: Project) -> tuple[Path, Rec
     )
     _demand(record.evidence, "as sent in", "a record that was not sent in", f"{place}.evidence")
     _demand_takeable(record, place)
-    known = {read_record(one, project).run: one.name for one in project.results(loaded)}
-    if record.run in known:
-        raise InputError("the results have this run", place=f"{place}.run", found=known[record.run])
+    _demand_nameable(record, loaded.recipe.stacks, place)
+    for one in project.results(loaded):
+        known = read_record(one, project)
+        if record.run == known.run:
+            raise InputError("the results have this run", place=f"{place}.run", found=one.name)
+        if [point.measurements for point in record.points] == [point.measurements for point in known.points]:
+            raise InputError("the results have these numbers", place=f"{place}.points", found=one.name)
     path = _free(project.root / loaded.folder / "results" / file_name(record))
     write_atomically(path, json.dumps(submission.record, indent=1) + "\n")
     return path, record
@@ -96,13 +103,22 @@ class _Names:
         allocated = record.allocation.nodes if record.allocation else ()
         hosts = dict.fromkeys([*allocated, *(host for one in record.points for host in one.hosts)])
         hosts.setdefault(record.machine.host)
-        self._numbers = {host: f"node-{number}" for number, host in enumerate(hosts, 1)}
-        longest = sorted(filter(None, hosts), key=len, reverse=True)
-        self._hosts = re.compile(rf"(?<![\w.-])(?:{'|'.join(map(re.escape, longest))})(?![\w-])")
+        self._labels = {host: f"node-{number}" for number, host in enumerate(filter(None, hosts), 1)}
+        # Collectives print a host without its domain, and schedulers with it.
+        for host, label in list(self._labels.items()):
+            short = host.partition(".")[0]
+            self._labels.setdefault(host if short.isdigit() else short, label)
+        longest = sorted(self._labels, key=len, reverse=True)
+        names = "|".join(map(re.escape, longest))
+        self._hosts = re.compile(rf"(?<![\w.-])({names})(?:\.[A-Za-z][\w-]*)*(?![\w-])")
 
     def text(self, text: str) -> str:
         """Return a text without names of hosts and folders."""
-        return _PATH.sub("…/", self._hosts.sub(lambda found: self._numbers[found[0]], text))
+        return _PATH.sub("…/", self._hosts.sub(lambda found: self._labels[found[1]], text))
+
+    def log(self, text: str) -> str:
+        """Return a log without them and without addresses; what looks like one elsewhere may be a version."""
+        return _ADDRESS.sub("removed", self.text(text))
 
     def value(self, value: Any) -> Any:
         """Return a JSON value whose texts and keys are without them."""
@@ -121,8 +137,8 @@ def _without_names(content: dict[str, Any], hide: _Names) -> dict[str, Any]:
     for report in (content["allocation"] or {}).get("reports", {}).values():
         for interface in report["interfaces"]:
             interface["address"] = "removed"
-    for point in content["points"]:
-        point["hosts"] = hide.value(point["hosts"])
+    # Hosts stand in checks and facts too.
+    content["points"] = hide.value(content["points"])
     content["evidence"] = "as sent in"
     content["sha256"] = content_digest(content)
     return content
@@ -169,6 +185,21 @@ def _demand_takeable(record: Record, place: str) -> None:
             allowed="a commit without changes",
             hint="commit, run again and send that in",
         )
+
+
+def _demand_nameable(record: Record, stacks: Stacks, place: str) -> None:
+    """Raise InputError where what names the file in the results is no stack of the recipe, or no time."""
+    known = [*stacks.current.values(), *stacks.published]
+    if record.plan.stack not in known:
+        raise InputError(
+            "no stack of the recipe", place=f"{place}.plan.stack", found=record.plan.stack, allowed=known
+        )
+    try:
+        datetime.datetime.fromisoformat(record.created)
+    except ValueError:
+        raise InputError(
+            "not a time", place=f"{place}.created", found=record.created, allowed="ISO 8601"
+        ) from None
 
 
 def _demand(found: object, allowed: object, message: str, place: str) -> None:

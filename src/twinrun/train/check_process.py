@@ -76,9 +76,9 @@ def run_check(
         finding = json.loads(answer) if answer else {"outcome": "unknown", "reason": _describe(status)}
     elif time.monotonic() < deadline:
         finding = {"outcome": "unknown", "reason": "not ended: another rank has, without passing"}
-    told = {"id": spec.id, "place": place, "seconds": time.monotonic() - began, **finding}
+    content = {"id": spec.id, "place": place, "seconds": time.monotonic() - began, **finding}
     # As JSON, in which a list is a tuple.
-    return Check.model_validate_json(json.dumps(told))
+    return Check.model_validate_json(json.dumps(content))
 
 
 def _child(function: Callable[[], None], writer: int) -> NoReturn:

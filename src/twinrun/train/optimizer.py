@@ -47,8 +47,8 @@ def learning_rate(step: int, settings: Optimizer, *, step_tokens: int) -> float:
     """
     if settings.schedule is not None:
         factor = _factor(step * step_tokens, settings.schedule)
-        floor = settings.final_factor if step * step_tokens >= settings.schedule.warmup else 0.0
-        return settings.learning_rate * max(floor, factor)
+        least = settings.final_factor if step * step_tokens >= settings.schedule.warmup else 0.0
+        return settings.learning_rate * max(least, factor)
     assert settings.warmup_steps is not None
     assert settings.decay_steps is not None
     if step < settings.warmup_steps:
@@ -60,7 +60,7 @@ def learning_rate(step: int, settings: Optimizer, *, step_tokens: int) -> float:
 
 
 def _factor(tokens: int, schedule: TokenSchedule) -> float:
-    """Return the learning rate over its peak, without the floor."""
+    """Return the learning rate over its peak, without the minimum."""
     if tokens < schedule.warmup:
         return tokens / schedule.warmup
     left = schedule.total - tokens

@@ -12,7 +12,7 @@ from twinrun.protocol.pulse import Watched
 from twinrun.train import watchdog
 
 # The end of the pipe that `beat` writes to; none where nobody watches.
-_told: list[int] = []
+_writers: list[int] = []
 _step = 0
 
 
@@ -41,7 +41,7 @@ def watch(job: Job) -> None:
         setsigmask=(signal.SIGTERM, signal.SIGINT, signal.SIGHUP),
     )
     os.close(reader)
-    _told.append(writer)
+    _writers.append(writer)
 
 
 def beat(operation: str, *, step: int | None = None) -> None:
@@ -57,7 +57,7 @@ def end() -> None:
 
 
 def _tell(line: str) -> None:
-    for descriptor in _told:
+    for descriptor in _writers:
         # Nobody listens any more, or nobody has for long.
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(descriptor, line.encode())

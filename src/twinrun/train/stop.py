@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from types import FrameType
 
-_told: list[int] = []
+_signals: list[int] = []
 
 
 class Stopped(Exception):  # noqa: N818 - a stop that was asked for is no error
@@ -23,8 +23,8 @@ def listen() -> None:
 
 def wanted() -> bool:
     """Say whether this rank was told to end."""
-    return bool(_told)
+    return bool(_signals)
 
 
 def _note(number: int, _frame: FrameType | None) -> None:
-    _told.append(number)
+    _signals.append(number)

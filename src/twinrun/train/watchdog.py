@@ -62,10 +62,10 @@ class Watchdog:
             ready, _, _ = select.select([self._reader], [], [], TICK_SECONDS)
             self._count()
             if ready:
-                told = os.read(self._reader, 1 << 16).decode()
-                if not told:
+                text = os.read(self._reader, 1 << 16).decode()
+                if not text:
                     break
-                self._hear(told.splitlines(keepends=True))
+                self._hear(text.splitlines(keepends=True))
             elif os.getppid() != self._state.pid:
                 # Others that the rank has started may hold its end of the pipe.
                 break

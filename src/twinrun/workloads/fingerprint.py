@@ -28,14 +28,11 @@ def differences(found: Fingerprint, published: Mapping[str, Accepted]) -> tuple[
     )
 
 
-def nearest(
-    cases: Iterable[Mapping[str, Accepted]], published: Mapping[str, Accepted]
-) -> tuple[Fingerprint, tuple[Difference, ...]]:
-    """Return the published fields as the nearest of `cases` has them, and where that differs."""
+def nearest(cases: Iterable[Mapping[str, Accepted]], published: Mapping[str, Accepted]) -> Fingerprint:
+    """Return the published fields as the nearest of `cases` has them."""
     # A list in a case is what it goes through, no field of its configuration.
     marks = [
         {field: value for field in published if not isinstance(value := case.get(field, ()), tuple)}
         for case in cases
     ]
-    closest = min(marks, key=lambda one: len(differences(one, published)))
-    return closest, differences(closest, published)
+    return min(marks, key=lambda one: len(differences(one, published)))

@@ -185,9 +185,9 @@ def _judged(found: Parity, *, controls: int, same: bool, widest: float) -> tuple
 
 
 def _without_envelope(controls: int, *, same: bool) -> str:
-    told = plural(controls, "control run")
+    counted = plural(controls, "control run")
     if controls >= LEAST_CONTROLS and same:
-        return f"{told} and the run are the same bit for bit: nothing was summed in another order"
+        return f"{counted} and the run are the same bit for bit: nothing was summed in another order"
     return (
         f"an envelope needs {plural(LEAST_CONTROLS, 'control run')}, there are {controls}:"
         f" --set controls={LEAST_CONTROLS}"

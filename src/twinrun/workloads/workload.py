@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, SerializeAsAny
 
 from twinrun.foundation.manifest import Frozen, validate
+from twinrun.manifests.claims import Accepted
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.job import Checkpointing, Job, Result
-from twinrun.protocol.measurements import Measurement, Numbers
+from twinrun.protocol.measurements import Fact, Measurement, Numbers
 from twinrun.protocol.training import DataSource
 from twinrun.workloads.charts import Chart
 from twinrun.workloads.fingerprint import Difference, Fingerprint
@@ -94,9 +95,6 @@ class Planned(Frozen):
     """Of the recipe's folder."""
     part: SerializeAsAny[Part]
     points: tuple[Point, ...]
-    fingerprint: Fingerprint
-    differences: tuple[Difference, ...]
-    """Where the run is not the published configuration."""
     choices: tuple[Choice, ...]
 
 
@@ -240,6 +238,12 @@ class Workload(ABC):
     def plan(self, request: PlanRequest) -> Planned:
         """Turn a request into points; pure. Raises InputError, MachineError."""
 
+    @abstractmethod
+    def fingerprint(
+        self, part: Part, points: Sequence[Point], published: Mapping[str, Accepted]
+    ) -> Fingerprint:
+        """Return a plan in the terms of the publication; computed again whenever a record is read."""
+
     def refuse(
         self, part: Part, points: Sequence[Point], *, scale: str, hardware: Hardware, here: bool
     ) -> None:
@@ -293,6 +297,10 @@ class Workload(ABC):
         """Say whether this plan runs the kernels that the recipe names; they are compiled only then."""
         return True
 
+    def expected(self, part: Part, point: PointRecord) -> dict[str, tuple[Fact, ...]]:
+        """Return by name the facts of a point that its plan decides, each with the values that it allows."""
+        return {}
+
     @abstractmethod
     def is_measured(self, measurement: str) -> bool:
         """Say whether a measurement of this name comes from the ranks, and not from `derived`."""
@@ -333,9 +341,9 @@ class Workload(ABC):
     def point_tables(self, record: Recorded) -> tuple[Table, ...]:
         """Return the measured numbers as tables."""
 
-    def hardware_table(self, records: Sequence[Recorded], drawn: Drawn) -> Table | None:
-        """Return published and measured hardware side by side, None where a workload has no such table."""
-        return None
+    def hardware_tables(self, records: Sequence[Recorded], drawn: Drawn) -> tuple[Table, ...]:
+        """Return published and measured hardware side by side; those after the first table are folded."""
+        return ()
 
     def files(self, record: Recorded) -> dict[str, str]:
         """Return further files of the run's folder by name, for other programs."""

@@ -17,7 +17,7 @@ from twinrun.foundation.errors import MachineError, RunError
 from twinrun.foundation.processes import GRACE_SECONDS, last_lines
 from twinrun.machine import daemon
 from twinrun.machine.abandoned import remove_abandoned
-from twinrun.machine.daemon import WORK_SECONDS, told
+from twinrun.machine.daemon import WORK_SECONDS, daemon_errors
 from twinrun.machine.inventory import Vendor
 from twinrun.manifests.stack import LoadedStack
 
@@ -218,7 +218,7 @@ class ContainerEngine(ContainerRenderer):
 
     def _output(self, command: ContainerCommand) -> str:
         container = self._started(command)
-        with told("a container"), contextlib.ExitStack() as stack:
+        with daemon_errors("a container"), contextlib.ExitStack() as stack:
             stack.callback(container.remove, force=True)
             status = container.wait(timeout=WORK_SECONDS)["StatusCode"]
             if status:
@@ -229,7 +229,7 @@ class ContainerEngine(ContainerRenderer):
 
     def _started(self, command: ContainerCommand) -> DockerContainer:
         """Return a started container; one that does not start is removed."""
-        with told("a container of this image"):
+        with daemon_errors("a container of this image"):
             container = self._client.containers.create(**command.container.sdk_arguments())
             try:
                 container.start()
@@ -270,7 +270,7 @@ class RunningContainer:
     def poll(self) -> int | None:
         """Return the exit status, or None while it runs."""
         if self._status is None:
-            with told("the container"):
+            with daemon_errors("the container"):
                 self._container.reload()
                 state = self._container.attrs["State"]
                 if state["Status"] not in ("exited", "dead"):
@@ -282,7 +282,7 @@ class RunningContainer:
 
     def stop(self) -> None:
         """End the container, politely first, and remove it, also when the wait is interrupted."""
-        with told("the container"):
+        with daemon_errors("the container"):
             try:
                 if self.poll() is None:
                     # Kills what is left after that; one that has ended by itself is no error.

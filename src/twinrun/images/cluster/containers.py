@@ -18,7 +18,7 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.images.cluster.configuration import CONTROLLER, site_text, write_files
 from twinrun.images.cluster.image import ensure_image, recipe_folder
 from twinrun.machine import daemon
-from twinrun.machine.daemon import told
+from twinrun.machine.daemon import daemon_errors
 from twinrun.machine.inventory import processor
 from twinrun.manifests.cluster import FILE, local_folder
 
@@ -100,7 +100,7 @@ def node_names(nodes: int) -> tuple[str, ...]:
     return tuple(f"worker{number}" for number in range(1, nodes + 1))
 
 
-@told("a cluster")
+@daemon_errors("a cluster")
 def _start(
     client: DockerClient, image: str, root: Path, *, nodes: int, files: Path, shared: tuple[Path, ...]
 ) -> None:
@@ -184,7 +184,7 @@ def _slurm_states(client: DockerClient) -> dict[str, str]:
     """Return what Slurm says of each node; empty where the controller does not answer."""
     for one in _containers(client):
         if one.name == f"{NAME}-{CONTROLLER}" and one.status == "running":
-            with told("a command of the controller"):
+            with daemon_errors("a command of the controller"):
                 done = one.exec_run(["sinfo", "--noheader", "--Node", "--format=%N %T"], stderr=False)
             assert isinstance(done.output, bytes)
             return dict(_pairs(done.output.decode())) if done.exit_code == 0 else {}
@@ -197,13 +197,13 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
         yield name, state
 
 
-@told("a cluster")
+@daemon_errors("a cluster")
 def _containers(client: DockerClient) -> list[Container]:
     found = client.containers.list(all=True, filters={"label": f"{LABEL}=cluster"})
     return sorted(found, key=lambda one: str(one.name))
 
 
-@told("a cluster")
+@daemon_errors("a cluster")
 def _remove(client: DockerClient) -> int:
     containers = _containers(client)
     for container in containers:
@@ -214,5 +214,5 @@ def _remove(client: DockerClient) -> int:
 
 
 def _architecture(client: DockerClient) -> str:
-    with told("a cluster"):
+    with daemon_errors("a cluster"):
         return str(client.version()["Arch"])

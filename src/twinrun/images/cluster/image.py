@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from twinrun.images.apt_archive import KEYRING, own_mirror
 from twinrun.images.root_filesystem import mmdebstrap
-from twinrun.machine.daemon import find_image, told
+from twinrun.machine.daemon import daemon_errors, find_image
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -64,7 +64,7 @@ def _import(client: DockerClient, tar: Path, name: str) -> None:
     repository, _, tag = name.partition(":")
     patience, client.api.timeout = client.api.timeout, _IMPORT_SECONDS
     try:
-        with told("this image"):
+        with daemon_errors("this image"):
             client.api.import_image_from_file(str(tar), repository=repository, tag=tag)
     finally:
         client.api.timeout = patience

@@ -69,7 +69,7 @@ def inspect_image(
     Raises:
         MachineError, RunError: as `write_inventory`.
     """
-    with daemon.told("containers"):
+    with daemon.daemon_errors("containers"):
         attributes = client.images.get(image).attrs
     labels = attributes["Config"].get("Labels") or {}
     return ImageInventory(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from twinrun.foundation.manifest import Frozen
+from twinrun.manifests.claims import Accepted
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.bench import BenchJob, BenchResult, CallLine
@@ -15,7 +16,7 @@ from twinrun.workloads.bench import numbers, points, report, version_1
 from twinrun.workloads.bench.factors import FACTORS
 from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint, Tables, check_names, measurement_ids
 from twinrun.workloads.charts import Chart
-from twinrun.workloads.fingerprint import Difference, nearest
+from twinrun.workloads.fingerprint import Difference, Fingerprint, differences, nearest
 from twinrun.workloads.settings import flat
 from twinrun.workloads.tables import Table
 from twinrun.workloads.workload import (
@@ -66,6 +67,11 @@ class BenchWorkload(Workload):
 
     def plan(self, request: PlanRequest) -> Planned:
         return points.plan(request)
+
+    def fingerprint(
+        self, part: Part, points: Sequence[Point], published: Mapping[str, Accepted]
+    ) -> Fingerprint:
+        return nearest([_point(point.part).settings for point in points], published)
 
     def refuse(
         self, part: Part, _points: Sequence[Point], *, scale: str, hardware: Hardware, here: bool
@@ -138,7 +144,7 @@ class BenchWorkload(Workload):
     def point_differences(
         self, point: PointRecord, published: dict[str, Any]
     ) -> tuple[Difference, ...] | None:
-        return nearest([_point(point.part).settings], published)[1]
+        return differences(nearest([_point(point.part).settings], published), published)
 
     def point_tables(self, record: Recorded) -> tuple[Table, ...]:
         return tuple(report.point_table(point) for point in record.points)

@@ -8,7 +8,6 @@ from twinrun.foundation.errors import InputError, MachineError, closest
 from twinrun.manifests.settings import overlay
 from twinrun.protocol.bench import Timing
 from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint, BenchScale, Tables, tables_of
-from twinrun.workloads.fingerprint import nearest
 from twinrun.workloads.sweep import placement, sizes
 from twinrun.workloads.workload import Choice, Placement, Planned, PlanRequest, Point
 
@@ -26,15 +25,11 @@ def plan(request: PlanRequest) -> Planned:
     places = _places(scale, overrides.pop("devices", None), request.hardware.devices)
     bench = overlay(tables.bench, scale=scale.set, manifest=recipe.manifest, user=overrides)
     points = tuple(_point(tables, bench, name, place) for name in names for place in places)
-    settings = (bench.options | tables.cases[name] for name in names)
-    marks, found = nearest(settings, recipe.published.fingerprint)
     timed = f"{bench.repeats} timed calls each" if bench.repeats else "checked, not timed"
     return Planned(
         script=recipe.recipe.script,
         part=BenchPlan(bench=bench, labels=tables.label),
         points=points,
-        fingerprint=marks,
-        differences=found,
         choices=(Choice(name="cases", value=", ".join(point.id for point in points), because=timed),),
     )
 

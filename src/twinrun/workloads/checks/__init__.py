@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import number, plural
+from twinrun.manifests.claims import Accepted
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
 from twinrun.manifests.vendor import Gpu
@@ -17,7 +18,7 @@ from twinrun.protocol.measurements import Measurement, Numbers, sampled
 from twinrun.workloads.charts import Chart
 from twinrun.workloads.checks import report
 from twinrun.workloads.checks.manifest import ChecksPlan, ChecksPoint, Tables, tables_of
-from twinrun.workloads.fingerprint import differences
+from twinrun.workloads.fingerprint import Fingerprint
 from twinrun.workloads.settings import factor
 from twinrun.workloads.sweep import placement, sizes
 from twinrun.workloads.tables import Table
@@ -81,10 +82,13 @@ class ChecksWorkload(Workload):
             script=recipe.recipe.script,
             part=ChecksPlan(checks=checks.chosen),
             points=points,
-            fingerprint={},
-            differences=differences({}, recipe.published.fingerprint),
             choices=(Choice(name="checks", value=plural(len(names), "check"), because=", ".join(names)),),
         )
+
+    def fingerprint(
+        self, part: Part, points: Sequence[Point], published: Mapping[str, Accepted]
+    ) -> Fingerprint:
+        return {}
 
     def attempts(self, part: Part, point: Point) -> tuple[str, ...]:
         return ("the checks",)

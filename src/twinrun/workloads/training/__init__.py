@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from twinrun.foundation.manifest import Frozen
+from twinrun.manifests.claims import Accepted
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.job import Job, Result
-from twinrun.protocol.measurements import Measurement, Numbers
+from twinrun.protocol.measurements import Fact, Measurement, Numbers
 from twinrun.protocol.training import StepMetrics, TrainingJob, TrainingResult, identity
 from twinrun.workloads.charts import Chart
+from twinrun.workloads.fingerprint import Fingerprint
 from twinrun.workloads.settings import flat
 from twinrun.workloads.tables import Table
 from twinrun.workloads.training import (
@@ -27,6 +29,7 @@ from twinrun.workloads.training import (
 from twinrun.workloads.training.factors import FACTORS
 from twinrun.workloads.training.manifest import Tables, TrainingPlan, TrainingPoint, check_names, tables_of
 from twinrun.workloads.training.numbers import mathematics
+from twinrun.workloads.training.points import fingerprint
 from twinrun.workloads.workload import (
     Continued,
     DataRequest,
@@ -85,6 +88,12 @@ class TrainingWorkload(Workload):
 
     def plan(self, request: PlanRequest) -> Planned:
         return points.plan(request)
+
+    def fingerprint(
+        self, part: Part, points: Sequence[Point], published: Mapping[str, Accepted]
+    ) -> Fingerprint:
+        plan = _plan(part)
+        return fingerprint(plan.shape, plan.training)
 
     def refuse(
         self, part: Part, points: Sequence[Point], *, scale: str, hardware: Hardware, here: bool
@@ -150,6 +159,11 @@ class TrainingWorkload(Workload):
     def uses_kernels(self, part: Part) -> bool:
         return _plan(part).training.kernels == "ours"
 
+    def expected(self, part: Part, point: PointRecord) -> dict[str, tuple[Fact, ...]]:
+        placed = _point(point.part)
+        shape = placed.shape or _plan(part).shape
+        return {"parameters": (shape.parameters(),), "microbatch": placed.microbatches}
+
     def is_measured(self, measurement: str) -> bool:
         return measurement in numbers.MEASURED
 
@@ -195,8 +209,8 @@ class TrainingWorkload(Workload):
     def point_tables(self, record: Recorded) -> tuple[Table, ...]:
         return (report.points_table(record), *layout_tables.tables(record))
 
-    def hardware_table(self, records: Sequence[Recorded], drawn: Drawn) -> Table | None:
-        return hardware.hardware_table(records, drawn)
+    def hardware_tables(self, records: Sequence[Recorded], drawn: Drawn) -> tuple[Table, ...]:
+        return hardware.hardware_tables(records, drawn)
 
     def charts(self, records: Sequence[Recorded], drawn: Drawn) -> tuple[Chart, ...]:
         return report.charts(records, drawn)

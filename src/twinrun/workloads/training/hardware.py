@@ -9,7 +9,7 @@ from twinrun.foundation.text import number, percent
 from twinrun.manifests.vendor import Gpu
 from twinrun.workloads.tables import ABSENT, Cell, Column, Table, text
 from twinrun.workloads.training.manifest import TrainingPlan, tables_of
-from twinrun.workloads.training.published_curves import absolute_claims, of_a_card
+from twinrun.workloads.training.published_curves import absolute_claims, of_a_card, references
 from twinrun.workloads.workload import Drawn, Recorded
 
 TERA = 1e12
@@ -35,25 +35,38 @@ class _Row(NamedTuple):
     origin: str
 
 
-def hardware_table(records: Sequence[Recorded], drawn: Drawn) -> Table | None:
-    """Return the best published and the best measured row of each GPU and model; None without any.
+def hardware_tables(records: Sequence[Recorded], drawn: Drawn) -> tuple[Table, ...]:
+    """Return the best published and the best measured row of each GPU and model.
 
-    Of a record the largest point counts.
+    The first table is of models that a claim or a record here is of, the second of the others. Of a record
+    the largest point counts.
     """
     tables = tables_of(drawn.recipe)
     formula = tables.models[tables.training.model].formula
-    found = (_published(drawn, formula), _measured(records, drawn, formula))
-    rows = [row for each in found for row in _best(each)]
-    if not rows:
-        return None
+    claimed, measured = list(_claimed(drawn, formula)), list(_measured(records, drawn, formula))
+    rows = [*_best([*claimed, *_references(drawn, formula)]), *_best(measured)]
     order = list(dict.fromkeys((tables.training.model, *tables.models, *(row.model for row in rows))))
     rows.sort(key=lambda row: order.index(row.model))
+    named = {row.model for row in (*claimed, *measured)}
+    first = [row for row in rows if row.model in named]
+    others = [row for row in rows if row.model not in named]
+    return tuple(
+        _table(title, some, drawn, formula)
+        for title, some in (
+            ("Which hardware to choose: a card as published and as measured here", first),
+            ("Models that were published and not measured here", others),
+        )
+        if some
+    )
+
+
+def _table(title: str, rows: Sequence[_Row], drawn: Drawn, formula: str) -> Table:
+    models = tables_of(drawn.recipe).models
     return Table(
-        title="Which hardware to choose: a card as published and as measured here",
+        title=title,
         columns=tuple(Column(title=title, numeric=place > 1) for place, title in enumerate(COLUMNS)),
         rows=tuple(
-            _cells(row, tables.models[row.model].flops_per_token() if row.model in tables.models else None)
-            for row in rows
+            _cells(row, models[row.model].flops_per_token() if row.model in models else None) for row in rows
         ),
         notes=_notes(formula, sorted({row.gpu.name for row in rows if row.gpu.power_w is None})),
     )
@@ -79,7 +92,7 @@ def _notes(formula: str, lacking: Sequence[str]) -> tuple[str, ...]:
     return (*notes, f"No power is given for {', '.join(lacking)}.") if lacking else notes
 
 
-def _published(drawn: Drawn, formula: str) -> Iterator[_Row]:
+def _claimed(drawn: Drawn, formula: str) -> Iterator[_Row]:
     model = tables_of(drawn.recipe).training.model
     for gpu_id, claims in absolute_claims(drawn, formula):
         gpu = drawn.gpus[gpu_id]
@@ -88,11 +101,13 @@ def _published(drawn: Drawn, formula: str) -> Iterator[_Row]:
                 rate = of_a_card(claim.value, claim.per, gpu)
                 where = f"published: {claim.source.document}, {claim.source.where}"
                 yield _Row(gpu, claim.hardware.cards, model, rate, where)
-    for one in drawn.recipe.published.reference:
-        if one.formula == formula:
-            gpu = drawn.gpus[one.gpu]
-            where = f"published elsewhere: {one.source.where}"
-            yield _Row(gpu, one.cards, one.model, of_a_card(one.value, one.per, gpu), where)
+
+
+def _references(drawn: Drawn, formula: str) -> Iterator[_Row]:
+    for one in references(drawn, formula):
+        gpu = drawn.gpus[one.gpu]
+        where = f"published elsewhere: {one.source.where}"
+        yield _Row(gpu, one.cards, one.model, of_a_card(one.value, one.per, gpu), where)
 
 
 def _measured(records: Sequence[Recorded], drawn: Drawn, formula: str) -> Iterator[_Row]:

@@ -9,7 +9,7 @@ from twinrun.foundation.text import duration
 from twinrun.manifests.settings import overlay
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import Training
-from twinrun.workloads.fingerprint import Fingerprint, differences
+from twinrun.workloads.fingerprint import Fingerprint
 from twinrun.workloads.sweep import placement, sizes
 from twinrun.workloads.training import layouts
 from twinrun.workloads.training.duration import SWEEP_SECONDS, estimated_seconds
@@ -41,7 +41,6 @@ def plan(request: PlanRequest) -> Planned:
         _refuse_precision(training)
     shape = tables.models[training.model]
     _refuse_foreign(shape, training)
-    marks = fingerprint(shape, training)
     legs = leg_points(
         scale.legs,
         shape,
@@ -61,8 +60,6 @@ def plan(request: PlanRequest) -> Planned:
         script=_script(tables, recipe.recipe.script, training),
         part=TrainingPlan(shape=shape, training=training, data=tables.data[training.data]),
         points=points,
-        fingerprint=marks,
-        differences=differences(marks, recipe.published.fingerprint),
         choices=(
             Choice(name="model", value=training.model, because=because),
             Choice(name="points", value=ids, because=f"global batch {training.global_batch} at each"),

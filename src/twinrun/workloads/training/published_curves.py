@@ -3,43 +3,93 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
-from twinrun.foundation.text import number, percent
+from twinrun.foundation.text import number, percent, plural
 from twinrun.manifests.claims import Claim, Reference
 from twinrun.manifests.vendor import Gpu
 from twinrun.workloads.charts import Curve, Spot
 from twinrun.workloads.training.manifest import tables_of
 from twinrun.workloads.workload import Drawn
 
+Number = TypeVar("Number", Claim, Reference)
+TOKENS = ("tokens-per-second", "tokens/s")
+TERA = 1e12
+# More curves than these tell nothing apart.
+MAX_REFERENCES = 8
+
 
 def published_curves(drawn: Drawn, formula: str, models: Sequence[str], *, share: bool) -> list[Curve]:
     """Return the claims and the references in a formula.
 
     Args:
-        models: whose references are drawn.
+        models: whose references are drawn; of the published one alone where there are many.
         share: of the dense peak, instead of TFLOP/s of a card.
     """
     claims = absolute_claims(drawn, formula)
-    chosen = [
-        one
-        for model in models
-        for one in drawn.recipe.published.reference
-        if (one.formula, one.model) == (formula, model)
-    ]
     model = tables_of(drawn.recipe).training.model
+    others = _grouped(references(drawn, formula), models)
+    if len(others) > MAX_REFERENCES:
+        others = {key: group for key, group in others.items() if key[1] == model}
     return [
         *(_claimed(drawn.gpus[gpu], group, place, model, share) for place, (gpu, group) in enumerate(claims)),
-        *(_reference(one, drawn.gpus[one.gpu], place, share) for place, one in enumerate(chosen)),
+        *(
+            _reference(drawn.gpus[gpu], group, place, share)
+            for place, ((gpu, _), group) in enumerate(others.items())
+        ),
     ]
+
+
+def _grouped(
+    published: Sequence[Reference], models: Sequence[str]
+) -> dict[tuple[str, str], tuple[Reference, ...]]:
+    """Return the references of each GPU and model, in the order of `models`: the fastest of each size."""
+    found: dict[tuple[str, str], dict[int, Reference]] = {}
+    for model in models:
+        for one in published:
+            if one.model == model:
+                sizes = found.setdefault((one.gpu, model), {})
+                if one.cards not in sizes or one.value > sizes[one.cards].value:
+                    sizes[one.cards] = one
+    return {key: tuple(one for _, one in sorted(sizes.items())) for key, sizes in found.items()}
+
+
+def references(drawn: Drawn, formula: str) -> list[Reference]:
+    """Return the references in a formula and in the precision of the published configuration."""
+    precision = tables_of(drawn.recipe).training.precision
+    found = (_in_flops(one, one.model, one.cards, 1, drawn) for one in drawn.recipe.published.reference)
+    return [one for one in found if (one.formula, one.precision) == (formula, precision)]
 
 
 def absolute_claims(drawn: Drawn, formula: str) -> list[tuple[str, list[Claim]]]:
     """Return by GPU model the absolute claims in a formula."""
     claims: dict[str, list[Claim]] = {}
-    for claim in drawn.recipe.published.claim:
-        if claim.kind == "absolute" and claim.formula == formula and claim.hardware:
-            claims.setdefault(claim.hardware.gpu, []).append(claim)
+    model = tables_of(drawn.recipe).training.model
+    for one in drawn.recipe.published.claim:
+        if one.kind == "absolute" and one.hardware:
+            claim = _in_flops(one, model, one.hardware.cards, one.hardware.nodes, drawn)
+            if claim.formula == formula:
+                claims.setdefault(one.hardware.gpu, []).append(claim)
     return list(claims.items())
+
+
+def _in_flops(published: Number, model: str, cards: int, nodes: int, drawn: Drawn) -> Number:
+    """Return a published number of tokens/s as model FLOP/s of a card, and any other as it is."""
+    shape, gpu = tables_of(drawn.recipe).models.get(model), drawn.gpus.get(_gpu_of(published))
+    if shape is None or gpu is None or (published.metric, published.unit) != TOKENS:
+        return published
+    per_card = {"device": gpu.devices_per_card, "card": 1, "node": nodes / cards, "run": 1 / cards}
+    rate = published.value * per_card[published.per] * shape.flops_per_token() / TERA
+    where = f"{published.source.where}: {number(published.value)} {published.unit} per {published.per}"
+    source = published.source.model_copy(update={"where": where})
+    changed = {"metric": "model-flops", "unit": "TFLOP/s", "per": "card", "formula": shape.formula}
+    return published.model_copy(update={**changed, "value": rate, "source": source})
+
+
+def _gpu_of(published: Claim | Reference) -> str:
+    if isinstance(published, Reference):
+        return published.gpu
+    return published.hardware.gpu if published.hardware else ""
 
 
 def of_a_card(value: float, per: str, gpu: Gpu) -> float:
@@ -63,17 +113,19 @@ def _claimed(gpu: Gpu, claims: Sequence[Claim], place: int, model: str, share: b
     )
 
 
-def _reference(reference: Reference, gpu: Gpu, place: int, share: bool) -> Curve:
-    shown = percent(_value(reference, gpu, True))
+def _reference(gpu: Gpu, group: Sequence[Reference], place: int, share: bool) -> Curve:
+    shares = [_value(one, gpu, True) for one in group]
+    ends = " to ".join(dict.fromkeys(percent(one) for one in (min(shares), max(shares))))
+    tables = dict.fromkeys(f"{one.source.document}, {one.source.where}" for one in group)
+    further = f", and {plural(len(tables) - 1, 'more row')}" if len(tables) > 1 else ""
     return Curve(
-        label=f"published elsewhere: {reference.label}, {reference.model}",
+        label=f"published elsewhere: {gpu.name}, {group[0].model}",
         kind="reference",
         place=place,
-        spots=(_exact(reference.cards * gpu.devices_per_card, _value(reference, gpu, share)),),
+        spots=tuple(_exact(one.cards * gpu.devices_per_card, _value(one, gpu, share)) for one in group),
         detail=(
-            f"{shown}: {number(reference.value)} {reference.unit} per {reference.per},"
-            f" {number(gpu.peak_bf16_tflops)} TFLOP/s dense bf16 per card;"
-            f" {reference.source.document}, {reference.source.where}"
+            f"{ends} of {number(gpu.peak_bf16_tflops)} TFLOP/s dense bf16 per card;"
+            f" {next(iter(tables))}{further}"
         ),
     )
 
