@@ -1,4 +1,4 @@
-"""The acceptance of three nodes through Slurm: all 18 checks are judged, and none raises an alarm."""
+"""The acceptance of three nodes through Slurm: all 18 checks are judged, and faults found at their nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.execution.clusters import ROOT, SECONDS, cluster
+from tests.execution.clusters import ROOT, SECONDS, cluster, container, docker
 from twinrun.manifests.cluster import LoadedSite
 from twinrun.protocol.measurements import Check
 
@@ -23,6 +23,10 @@ NODES = ("worker1", "worker2", "worker3")
 ALLOWED_SECONDS = 180
 # Without a GPU nobody can know.
 UNKNOWN = {"enumerate-gpus", "network-topology"}
+LIMIT = "tc qdisc add dev eth0 root tbf rate 10mbit burst 32kb latency 400ms"
+MTU = "ip link set eth0 mtu 1400"
+HANGS = r"printf '#!/bin/sh\nexec sleep 600\n' > /usr/local/bin/mpirun; chmod +x /usr/local/bin/mpirun"
+NO_LIMIT = "sacctmgr --immediate --quiet modify qos low set MaxJobsPerUser=-1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +89,13 @@ def accepted(folder: Path) -> Accepted:
     return found
 
 
+def on_network(*, of: str, words: str) -> None:
+    """Run a program of this machine in the network of a node."""
+    ask = ["docker", "inspect", "--format={{.State.Pid}}", container(of)]
+    pid = subprocess.run(ask, check=True, capture_output=True, text=True).stdout.strip()
+    subprocess.run(["nsenter", "--target", pid, "--net", *words.split()], check=True, capture_output=True)
+
+
 def test_alike_nodes_are_accepted_in_three_minutes(folder: Path) -> None:
     found = accepted(folder)
     assert len({one.id for one in found.checks}) == 18
@@ -93,3 +104,22 @@ def test_alike_nodes_are_accepted_in_three_minutes(folder: Path) -> None:
     assert (found.status, found.excluded) == (0, "")
     # Of the checks: what else a machine does before them is not theirs.
     assert found.seconds < ALLOWED_SECONDS
+
+
+@pytest.mark.needs("root", "ip", "tc", "nsenter")
+def test_faults_are_found_at_their_nodes(folder: Path) -> None:
+    """The last: nothing of it is taken back."""
+    on_network(of="worker2", words=LIMIT)
+    on_network(of="worker3", words=MTU)
+    docker("exec", container("worker1"), "sh", "-c", HANGS)
+    docker("exec", container("controller"), *NO_LIMIT.split())
+    found = accepted(folder)
+    assert found.failed() == {
+        "network-interfaces": {"worker3"},
+        "mpi-launch": {"worker1"},
+        "link-performance": {"worker2"},
+        "collective-performance": {"worker2"},
+        "qos-enforcement": set(NODES),
+    }
+    assert found.status == 1
+    assert found.excluded == ",".join(NODES)
