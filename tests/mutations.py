@@ -135,9 +135,9 @@ def main() -> int:
         missed = 0
         for number, (fault, found, seconds) in enumerate(found_each(faults, chosen, copies), start=1):
             missed += not found
-            told = "found" if found else "MISSED"
+            outcome = "found" if found else "MISSED"
             where = f"{fault.area}  {fault.file}: {fault.right}"
-            print(f"{number:3} of {len(chosen)}  {told:6}  {seconds:5.0f} s  {where}", flush=True)  # noqa: T201
+            print(f"{number:3} of {len(chosen)}  {outcome:6}  {seconds:5.0f} s  {where}", flush=True)  # noqa: T201
     print(f"{len(chosen) - missed} of {len(chosen)} faults found")  # noqa: T201
     return 1 if missed else 0
 

@@ -30,10 +30,10 @@ def rank_communication(job: ChecksJob) -> None:
         links.start(sends=[(sent, following)], receives=[(arrived, preceding)]).wait()
         if not torch.equal(arrived.cpu(), pattern(preceding, size)):
             spoilt.append(size)
-    told = gathered([host(), spoilt], device)
-    bad = [(rank, sizes) for rank, (_, sizes) in enumerate(told) if sizes]
+    answers = gathered([host(), spoilt], device)
+    bad = [(rank, sizes) for rank, (_, sizes) in enumerate(answers) if sizes]
     if bad:
-        senders = [told[(rank - 1) % links.size][0] for rank, _ in bad]
+        senders = [answers[(rank - 1) % links.size][0] for rank, _ in bad]
         shown = ", ".join(
             f"rank {(rank - 1) % links.size} to {rank} at {sizes} elements" for rank, sizes in bad
         )
@@ -64,11 +64,11 @@ def collective_function(job: ChecksJob) -> None:
             ):
                 if not good:
                     wrong.append(f"{name} of {count} {dtype}")
-    told = gathered([host(), wrong[:3]], device)
-    if any(found for _, found in told) or culprits:
-        ranks = sorted(culprits) or [rank for rank, (_, found) in enumerate(told) if found]
-        nodes = list(dict.fromkeys(told[rank][0] for rank in ranks))
-        first = next((found[0] for _, found in told if found), "all-gather")
+    answers = gathered([host(), wrong[:3]], device)
+    if any(found for _, found in answers) or culprits:
+        ranks = sorted(culprits) or [rank for rank, (_, found) in enumerate(answers) if found]
+        nodes = list(dict.fromkeys(answers[rank][0] for rank in ranks))
+        first = next((found[0] for _, found in answers if found), "all-gather")
         raise Failed(
             f"{first} is not exact; wrong at rank {', '.join(map(str, ranks))}", remedy=EXCLUDE, nodes=nodes
         )

@@ -38,12 +38,12 @@ def join(job: ChecksJob) -> Any:
     return device
 
 
-def gathered(told: Any, device: Any) -> list[Any]:
+def gathered(value: Any, device: Any) -> list[Any]:
     """Return what every rank tells, in the order of ranks, as JSON."""
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
 
-    text = json.dumps(told).encode()
+    text = json.dumps(value).encode()
     if len(text) > TEXT_BYTES:
         raise ValueError(f"{len(text)} bytes to tell, at most {TEXT_BYTES}")
     own = torch.tensor(list(text.ljust(TEXT_BYTES)), dtype=torch.uint8, device=device)

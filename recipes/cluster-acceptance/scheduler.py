@@ -25,8 +25,8 @@ ENFORCED = {"limits", "qos", "safe"}
 def slurm_gres(_: ChecksJob) -> None:
     """Hold the GRES of this node against its GPUs."""
     shown = answer(["scontrol", "show", "node", host()], remedy=SLURM)
-    told = re.search(r"\bGres=(\S+)", shown)
-    promised = sum(map(int, GRES.findall(told[1]))) if told else 0
+    match = re.search(r"\bGres=(\S+)", shown)
+    promised = sum(map(int, GRES.findall(match[1]))) if match else 0
     import torch  # noqa: PLC0415 - only where there is something to compare
 
     found = torch.cuda.device_count()

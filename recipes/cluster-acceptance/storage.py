@@ -73,10 +73,10 @@ def model_distribution(job: ChecksJob) -> None:
     for tensor in weights(device):
         dist.broadcast(tensor, 0)
         digest.update(received(tensor).cpu().numpy().tobytes())
-    told = gathered([host(), digest.hexdigest()], device)
-    odd = unlike({f"{rank}": found for rank, (_, found) in enumerate(told)})
+    answers = gathered([host(), digest.hexdigest()], device)
+    odd = unlike({f"{rank}": found for rank, (_, found) in enumerate(answers)})
     if odd:
-        nodes = list(dict.fromkeys(told[int(rank)][0] for rank in odd))
+        nodes = list(dict.fromkeys(answers[int(rank)][0] for rank in odd))
         raise Failed(f"other weights at rank {', '.join(odd)}", remedy=EXCLUDE, nodes=nodes)
 
 
@@ -97,14 +97,14 @@ def received(tensor: Any) -> Any:
 def data_partitioning(job: ChecksJob) -> None:
     """Write shards on the first rank, read each on one rank, and count the samples."""
     device = join(job)
-    told = gathered("start", device)
-    folder, count = Path(job.out) / f"acceptance-shards-{job.attempt}", len(told) * SHARDS_PER_RANK
+    answers = gathered("start", device)
+    folder, count = Path(job.out) / f"acceptance-shards-{job.attempt}", len(answers) * SHARDS_PER_RANK
     rank = int(os.environ.get("RANK", "0"))
     digests = write_shards(folder, count) if rank == 0 else []
     digests = gathered(digests, device)[0]
     read: list[int] = []
     spoilt = []
-    for shard in mine(rank, len(told), count):
+    for shard in mine(rank, len(answers), count):
         content = read_file(folder / f"{shard}.bin")
         if hashlib.sha256(content).hexdigest()[:16] != digests[shard]:
             spoilt.append(shard)

@@ -58,13 +58,13 @@ def _train_together(device: Any, group: Any) -> None:
     own = [norms[0] for norms in gradients(device, parts=len(members), places=[place], group=group)]
     alone = gradients(device, parts=len(members), places=range(len(members)))
     everyone = gathered([host(), own, alone], device)
-    told = [everyone[rank] for rank in members]
+    answers = [everyone[rank] for rank in members]
     for step in range(STEPS):
         # After the first wrong sum the weights of all are wrong, so that step alone says whose part it is.
         nodes = [
             name
-            for part, (name, found, _) in enumerate(told)
-            if _is_far(found[step], [alone[step][part] for _, _, alone in told])
+            for part, (name, found, _) in enumerate(answers)
+            if _is_far(found[step], [alone[step][part] for _, _, alone in answers])
         ]
         if nodes:
             raise Failed(

@@ -56,11 +56,11 @@ def network_interfaces(job: ChecksJob) -> None:
     variable = variable_of(job)
     demand_interface(variable)
     device = join(job)
-    told = dict(gathered([host(), interface(variable)], device))
-    unnamed = [name for name, one in told.items() if not one["exists"]]
+    answers = dict(gathered([host(), interface(variable)], device))
+    unnamed = [name for name, one in answers.items() if not one["exists"]]
     if unnamed:
         raise Unknown(f"no default route on {', '.join(unnamed)}", remedy=f"name the interface in {variable}")
-    odd = unlike({name: one["mtu"] for name, one in told.items()})
+    odd = unlike({name: one["mtu"] for name, one in answers.items()})
     if odd:
         shown = ", ".join(f"{name} has {mtu}" for name, mtu in odd.items())
         raise Failed(

@@ -14,17 +14,17 @@ LIBRARIES = {"torch": "2.7.0"}
 
 def training(job: Job) -> Play:
     """Return the steps of a run whose loss falls."""
-    told = job["training"]
+    settings = job["training"]
     steps = [
         {
             "point": job["point"],
             "attempt": job["attempt"],
             "step": step,
             "loss": 5.0 - 0.1 * step,
-            "seconds": 0.5 if step > told["warmup_steps"] else 9.0,
-            "timed": step > told["warmup_steps"],
+            "seconds": 0.5 if step > settings["warmup_steps"] else 9.0,
+            "timed": step > settings["warmup_steps"],
         }
-        for step in range(1, told["steps"] + 1)
+        for step in range(1, settings["steps"] + 1)
     ]
     result = {
         **_common(job),

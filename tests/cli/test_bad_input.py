@@ -68,7 +68,7 @@ def files_of(root: Path) -> dict[str, int]:
     return {str(path.relative_to(root)): path.stat().st_mtime_ns for path in root.rglob("*")}
 
 
-def told(done: subprocess.CompletedProcess[str], code: int) -> str:
+def error_message(done: subprocess.CompletedProcess[str], code: int) -> str:
     """Return the message of a command that ended with `code`, after checking its form."""
     assert done.returncode == code, done.stderr
     assert done.stdout == ""
@@ -82,7 +82,7 @@ def told(done: subprocess.CompletedProcess[str], code: int) -> str:
 def refused(root: Path, *arguments: str, code: int = 2) -> str:
     """Run a command that must change no file, and return its message."""
     before = files_of(root)
-    message = told(invoke(root, *arguments), code)
+    message = error_message(invoke(root, *arguments), code)
     assert files_of(root) == before
     return message
 
@@ -229,7 +229,7 @@ def test_a_lock_that_does_not_belong_to_its_requirements(root: Path) -> None:
 
 
 def test_an_image_that_no_engine_has(root: Path) -> None:
-    message = told(invoke(root, "run", RECIPE, "--vendor", "cpu", "--engine", "docker"), 3)
+    message = error_message(invoke(root, "run", RECIPE, "--vendor", "cpu", "--engine", "docker"), 3)
     assert "no.sock: the Docker daemon does not answer" in message
     assert "hint:" in message
 
@@ -239,7 +239,7 @@ def test_no_network_and_no_environment(root: Path, tmp_path: Path) -> None:
     proxies |= {name.lower(): CLOSED for name in proxies} | {"NO_PROXY": "", "no_proxy": ""}
     nothing = {"UV_CACHE_DIR": str(tmp_path / "uv"), "UV_HTTP_RETRIES": "0", "UV_FIND_LINKS": ""}
     options = ("--vendor", "cpu", "--engine", "venv", "--scale", "smoke")
-    message = told(invoke(root, "run", RECIPE, *options, variables=proxies | nothing), 3)
+    message = error_message(invoke(root, "run", RECIPE, *options, variables=proxies | nothing), 3)
     assert "uv pip sync: the environment cannot be installed" in message
     assert "hint: check the network" in message
     assert not [path for path in (tmp_path / "cache" / "environments").iterdir() if path.is_dir()]

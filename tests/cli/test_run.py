@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from tests.cli.test_bad_input import RECIPE, ROOT, copied_project, environment, replace, told
+from tests.cli.test_bad_input import RECIPE, ROOT, copied_project, environment, error_message, replace
 from twinrun.cli.run import LOCK, execute
 from twinrun.execution.engine import Workspace
 from twinrun.execution.engines import venv
@@ -146,7 +146,7 @@ def test_a_finished_run_is_not_resumed(
     root: Path, folder: Path, undisturbed: subprocess.CompletedProcess[str]
 ) -> None:
     options = (*SMOKE, *SHORT, "--resume", "--out", str(folder / "undisturbed"))
-    message = told(finished(start(root, *options)), 2)
+    message = error_message(finished(start(root, *options)), 2)
     assert "no unfinished run of this plan" in message
     assert "hint: leave --resume out" in message
 
@@ -155,10 +155,10 @@ def test_a_run_that_is_alive_is_not_joined(root: Path, tmp_path: Path) -> None:
     options = (*SMOKE, *SHORT, "--out", str(tmp_path))
     process = start(root, *options)
     await_that(lambda: list(tmp_path.glob("*/*/plan.json")), process)
-    message = told(finished(start(root, *options, "--resume")), 2)
+    message = error_message(finished(start(root, *options, "--resume")), 2)
     assert "this run is alive" in message
     process.send_signal(signal.SIGINT)
-    told(finished(process), 5)
+    error_message(finished(process), 5)
     run = run_folder(tmp_path)
     with FileLock(run / LOCK, timeout=0):
         assert not (run / "record.json").exists()
@@ -171,7 +171,7 @@ def test_runs_of_one_second_have_folders_of_their_own(root: Path, tmp_path: Path
         await_that(lambda: len(list(tmp_path.glob("*/*/plan.json"))) == 2, process)
     for process in processes:
         process.send_signal(signal.SIGINT)
-        told(finished(process), 5)
+        error_message(finished(process), 5)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
@@ -188,7 +188,7 @@ def test_a_stopped_run_goes_on_where_it_was(
     run = run_folder(tmp_path)
     await_that(lambda: len(list(processes_of(run))) >= 3, process)
     process.send_signal(number)
-    message = told(finished(process), 5)
+    message = error_message(finished(process), 5)
     assert f"{run}: stopped with 1 of 2 points finished" in message
     assert "hint: the same command with --resume" in message
     assert not list(processes_of(run))
@@ -213,7 +213,7 @@ def test_a_rank_that_is_killed_is_named(root: Path, tmp_path: Path) -> None:
     run = run_folder(tmp_path)
     victim = next(number for number, variables in processes_of(run) if variables.get("RANK") == "1")
     os.kill(victim, signal.SIGKILL)
-    message = told(finished(process), 4)
+    message = error_message(finished(process), 4)
     assert "devices=2: rank 1 of 2 failed with signal 9" in message
     assert "found:" in message
     assert str(run / "log" / "devices=2") in message
@@ -263,7 +263,7 @@ def test_a_smaller_microbatch_is_tried(broken: Path, tmp_path: Path, monkeypatch
 def test_a_microbatch_that_does_not_fit_is_told(broken: Path, tmp_path: Path) -> None:
     plant(broken, SHORT_OF_MEMORY)
     process = start(broken, *SMOKE, "--set", "devices=1", "--out", str(tmp_path / "out"))
-    message = told(finished(process), 3)
+    message = error_message(finished(process), 3)
     assert "devices=1: nothing that was tried fits into the memory of a device" in message
     assert "found: tried microbatch 16" in message
     assert "hint: choose a smaller model" in message
@@ -295,7 +295,7 @@ def told_with_log(done: subprocess.CompletedProcess[str], code: int) -> str:
     quoted = "    Traceback (most recent call last):\n"
     assert done.stderr.count("Traceback") == done.stderr.count(quoted)
     stderr = done.stderr.replace(quoted, "")
-    return told(subprocess.CompletedProcess(done.args, done.returncode, done.stdout, stderr), code)
+    return error_message(subprocess.CompletedProcess(done.args, done.returncode, done.stdout, stderr), code)
 
 
 OPEN = """

@@ -101,8 +101,8 @@ class FakeRunning:
         for rank, host in enumerate(self._play.hosts):
             report = Path(self._job["out"], "ranks", f"{rank}.json")
             report.parent.mkdir(parents=True, exist_ok=True)
-            told = {"rank": rank, "host": host, "node": self._play.nodes.get(host)}
-            report.write_text(json.dumps(told), encoding="utf-8")
+            content = {"rank": rank, "host": host, "node": self._play.nodes.get(host)}
+            report.write_text(json.dumps(content), encoding="utf-8")
 
     def poll(self) -> int | None:
         if self._waiting:

@@ -38,7 +38,7 @@ def writable(folder):
         return False
     return True
 
-facts = {"told": os.environ["TOLD"], "folder": os.getcwd(), "user": os.getuid(), "python": sys.executable}
+facts = {"received": os.environ["TOLD"], "folder": os.getcwd(), "user": os.getuid(), "python": sys.executable}
 facts |= {"package": twinrun.__file__, "writable": [one for one in sys.argv[1:] if writable(one)]}
 print(json.dumps(facts))
 """
@@ -52,10 +52,10 @@ time.sleep(600)
 # A rank that was told to end goes on to the end of its step.
 SAVES = """
 import signal, sys, time
-told = []
-signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+received = []
+signal.signal(signal.SIGTERM, lambda *_: received.append(1))
 print("trains", flush=True)
-while not told:
+while not received:
     time.sleep(0.05)
 time.sleep(0.5)
 sys.exit(5)
@@ -118,10 +118,10 @@ def until_printed(log: Path, word: str) -> None:
 def test_a_process_sees_its_folders_and_is_told_any_text(
     engine: ApptainerEngine, workspace: Workspace, tmp_path: Path
 ) -> None:
-    told = TRICKY.replace("{canary}", str(workspace.run / "canary"))
+    received = TRICKY.replace("{canary}", str(workspace.run / "canary"))
     folders = ("/", "/usr", "/etc", "/var/tmp", "/root", str(ROOT), str(workspace.data), str(workspace.run))
-    found = json.loads(engine.read(command(LOOKS, *folders, TOLD=told)))
-    assert found["told"] == told
+    found = json.loads(engine.read(command(LOOKS, *folders, TOLD=received)))
+    assert found["received"] == received
     assert not list(workspace.run.iterdir())
     assert found["writable"] == [str(workspace.run)]
     assert found["folder"] == str(ROOT)

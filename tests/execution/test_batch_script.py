@@ -85,7 +85,7 @@ def script(
     root: Path = Path("/shared/project"),
     run: Path = Path("/shared/run"),
     python: str = "/shared/environment/bin/python",
-    told: str = "a 'quoted' text with $HOME\nand a line",
+    payload: str = "a 'quoted' text with $HOME\nand a line",
     image: str | None = None,
     pyxis: str | None = None,
 ) -> str:
@@ -104,7 +104,7 @@ def script(
         site=site,
         workspace=workspace,
         cores=64,
-        variables={"TOLD": told},
+        variables={"TOLD": payload},
     )
     job: Any = Job()
     launch = Launch(placement=placement, script=root / "train.py", job=job)
@@ -149,10 +149,10 @@ def test_each_node_says_which_image_it_has(
 ) -> None:
     """A program plays the engine: it knows the image or refuses, and shows what a container is told."""
     monkeypatch.setattr(os, "getuid", lambda: 1234)
-    engine, told = tmp_path / "docker", tmp_path / "told"
+    engine, seen = tmp_path / "docker", tmp_path / "seen"
     answer = "echo sha256:0f1e" if known else "echo no such image >&2; exit 1"
     engine.write_text(
-        f'#!/bin/bash\nif [[ $1 == image ]]; then {answer}; else env > {told}; echo "$@" >> {told}; fi\n',
+        f'#!/bin/bash\nif [[ $1 == image ]]; then {answer}; else env > {seen}; echo "$@" >> {seen}; fi\n',
         encoding="utf-8",
     )
     engine.chmod(0o755)
@@ -166,10 +166,10 @@ def test_each_node_says_which_image_it_has(
         check=False,
         timeout=30,
     )
-    assert (done.returncode == 0) is told.exists() is known, done.stderr
+    assert (done.returncode == 0) is seen.exists() is known, done.stderr
     if known:
-        assert "TWINRUN_IMAGE=sha256:0f1e\n" in told.read_text(encoding="utf-8")
-        assert "--env TWINRUN_IMAGE " in told.read_text(encoding="utf-8")
+        assert "TWINRUN_IMAGE=sha256:0f1e\n" in seen.read_text(encoding="utf-8")
+        assert "--env TWINRUN_IMAGE " in seen.read_text(encoding="utf-8")
     else:
         assert "no such image" in done.stderr
 
@@ -202,7 +202,7 @@ def test_nothing_that_the_script_quotes_is_run(launcher: str, attack: str, tmp_p
     heard.unlink(missing_ok=True)
     placement = Ranked(id=text.replace("/", "_"), devices_per_node=1)
     made = script(
-        launcher, placement=placement, root=folder, run=folder / "run", python=str(python), told=text
+        launcher, placement=placement, root=folder, run=folder / "run", python=str(python), payload=text
     )
     assert all(line.startswith("#SBATCH --") for line in made.splitlines() if "SBATCH" in line[:8])
     options = [line for line in made.splitlines() if line.startswith("#SBATCH")]

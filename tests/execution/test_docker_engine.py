@@ -81,10 +81,10 @@ def test_what_a_killed_run_left_is_removed_by_the_next(
         name = killed.stdout.readline().strip()
         assert remove_abandoned(client) == []
         killed.kill()
-    told: list[str] = []
-    made: Any = open_engine(stack=stack, vendor=cpu, workspace=workspace, say=told.append)
+    messages: list[str] = []
+    made: Any = open_engine(stack=stack, vendor=cpu, workspace=workspace, say=messages.append)
     made._client.close()
-    assert told == [f"removed the container {name}, which a killed run had left"]
+    assert messages == [f"removed the container {name}, which a killed run had left"]
 
 
 def containers(client: DockerClient, stack: LoadedStack) -> list[Any]:

@@ -142,13 +142,13 @@ def start(site: LoadedSite, folder: Path, make_job: MakeJob) -> Start:
     def of(name: str, *, launcher: str = "srun", **keys: object) -> Trial:
         run = folder / name
         saving = Checkpointing(place=str(run / "saved"), steps=STEPS)
-        told: dict[str, object] = {"out": str(point_folder(run, POINT.id)), "point": POINT.id}
-        told |= {"metrics": str(run / METRICS), "data": str(folder / "data")}
-        told |= {"watchdog_seconds": WATCHDOG_SECONDS, "checkpointing": saving}
+        fields: dict[str, object] = {"out": str(point_folder(run, POINT.id)), "point": POINT.id}
+        fields |= {"metrics": str(run / METRICS), "data": str(folder / "data")}
+        fields |= {"watchdog_seconds": WATCHDOG_SECONDS, "checkpointing": saving}
         return Trial(
             site=changed(site, **keys),
             run=run,
-            job=made.model_copy(update=told),
+            job=made.model_copy(update=fields),
             launcher=launcher,
         )
 

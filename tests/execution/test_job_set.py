@@ -47,7 +47,7 @@ def job_set(
     *,
     site: LoadedSite | None = None,
     nodes: int = 2,
-    told: str = "a 'quoted' text with $(HOME)\nand a line",
+    payload: str = "a 'quoted' text with $(HOME)\nand a line",
     renderer: Renderer | None = None,
 ) -> str:
     workspace = Workspace(root=Path("/shared/project"), run=Path("/shared/run"), data=Path("/shared/data"))
@@ -63,7 +63,7 @@ def job_set(
         site=site or changed(),
         workspace=workspace,
         cores=64,
-        variables={"TOLD": told},
+        variables={"TOLD": payload},
     )
     job: Any = Job()
     placement = Ranked(id=f"nodes={nodes}", nodes=nodes, devices_per_node=8)
@@ -105,8 +105,8 @@ def test_a_thousand_nodes_need_no_more_lines_than_two() -> None:
 
 
 def test_nothing_that_is_told_is_expanded() -> None:
-    told = "$(TWINRUN_NODE) $TWINRUN_NODES $$(HOME) `x`"
-    (container,) = pod(job_set(told=told))["containers"]
+    payload = "$(TWINRUN_NODE) $TWINRUN_NODES $$(HOME) `x`"
+    (container,) = pod(job_set(payload=payload))["containers"]
     values = {one["name"]: one.get("value") for one in container["env"]}
     assert values["TOLD"] == "$$(TWINRUN_NODE) $$TWINRUN_NODES $$$$(HOME) `x`"
     assert values["TWINRUN_FIRST_NODE"] == "twinrun-nodes-2-node-0-0.twinrun-nodes-2"

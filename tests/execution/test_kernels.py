@@ -102,10 +102,10 @@ def test_a_compiler_that_is_absent_is_told_and_the_run_goes_on(tmp_path: Path) -
 def test_ranks_import_the_package(tmp_path: Path) -> None:
     workspace = workspace_of(tmp_path)
     program = (PYTHON, "-c", "import tiny_kernels; print(tiny_kernels.__file__)")
-    told = Interpreter(python=sys.executable, workspace=workspace).read(
+    printed = Interpreter(python=sys.executable, workspace=workspace).read(
         Command(arguments=program, variables={})
     )
-    assert Path(told.strip()).parent == workspace.packages[0] / "tiny_kernels"
+    assert Path(printed.strip()).parent == workspace.packages[0] / "tiny_kernels"
 
 
 @pytest.mark.parametrize("name", Project(ROOT).recipe_names)

@@ -13,9 +13,9 @@ from twinrun.protocol.pulse import FOLDER, RankState
 
 
 def state(rank: int, **known: object) -> RankState:
-    told = {"step": 12, "operation": "forward", "since": 100.0, "process": "S (sleeping)"}
+    state = {"step": 12, "operation": "forward", "since": 100.0, "process": "S (sleeping)"}
     return RankState.model_validate(
-        {"rank": rank, "host": f"node{rank // 2}", "pid": 4000 + rank} | told | known
+        {"rank": rank, "host": f"node{rank // 2}", "pid": 4000 + rank} | state | known
     )
 
 

@@ -161,26 +161,26 @@ def test_ranks_that_hang_are_told_before_the_one_that_was_killed_first(drive: Dr
 
 
 def node(**fields: str) -> dict[str, Any]:
-    told = {"cpu": "any", "cores": 1, "memory_bytes": 1, "kernel": "6", "devices": [], "driver": None}
-    return told | {"interfaces": [], "transport": {}, "software_sha256": "1" * 64} | fields
+    report = {"cpu": "any", "cores": 1, "memory_bytes": 1, "kernel": "6", "devices": [], "driver": None}
+    return report | {"interfaces": [], "transport": {}, "software_sha256": "1" * 64} | fields
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "expected"),
     [
         ({"software_sha256": "2" * 64}, "b has packages 222222222222, a has packages 111111111111"),
         ({"image": f"sha256:{'b' * 64}"}, "b has image sha256:bbbbbbbbbbbb, packages 111111111111, a has "),
     ],
 )
 def test_a_node_with_other_software_is_refused_before_its_first_step(
-    drive: Drive, shown: list[dict[str, Any]], other: dict[str, str], told: str
+    drive: Drive, shown: list[dict[str, Any]], other: dict[str, str], expected: str
 ) -> None:
     nodes = {"a": node(), "b": node(**other), "c": node()}
     script = playing(hosts=["a", "b", "c"], nodes=nodes, lines=[line(1), line(2)])
     with pytest.raises(MachineError, match="the nodes have different software") as caught:
         drive(script, Ranked(devices_per_node=3))
     assert caught.value.exit_code == 3
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     assert "leave that node out with `exclude`" in str(caught.value)
     assert shown == []
     assert script.stopped == 1

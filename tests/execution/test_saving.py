@@ -159,15 +159,15 @@ def test_a_leg_given_twice_overwrites_nothing(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("leg", "source", "told"),
+    ("leg", "source", "expected"),
     [
         (2, None, "leg 2 goes on after step 20"),
         (1, "somewhere", "nothing here goes on from another run"),
         (None, "somewhere", "nothing here goes on from another run"),
     ],
 )
-def test_a_source_belongs_to_a_later_leg(leg: int | None, source: str | None, told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_a_source_belongs_to_a_later_leg(leg: int | None, source: str | None, expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
         checkpointing_of((), plan=legs(leg), source=source)
 
 

@@ -56,11 +56,11 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def assert_untouched(path: Path, told: str) -> None:
+def assert_untouched(path: Path, message: str) -> None:
     assert path.read_text(encoding="utf-8") == "old"
     assert [item.name for item in path.parent.iterdir()] == [path.name]
-    assert str(path) in told
-    assert "free some space; not written: record.json; all other files are kept as they were" in told
+    assert str(path) in message
+    assert "free some space; not written: record.json; all other files are kept as they were" in message
 
 
 def test_the_text_is_written_and_nothing_else(tmp_path: Path) -> None:

@@ -276,14 +276,14 @@ def test_a_mutated_manifest_is_read_or_refused(tree: Path, name: str, data: st.D
     path = tree / name
     whole = (ROOT / name).read_bytes()
     path.write_bytes(data.draw(mutated(whole), label=name))
-    told = "error: none"
+    message = "error: none"
     try:
         with warnings.catch_warnings():
             # An expression that Python will read otherwise one day is still an expression.
             warnings.simplefilter("ignore", FutureWarning)
             READERS[name](tree)
     except TwinrunError as error:
-        told = str(error)
+        message = str(error)
     finally:
         path.write_bytes(whole)
-    assert told.startswith("error: ")
+    assert message.startswith("error: ")

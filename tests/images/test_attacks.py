@@ -240,9 +240,9 @@ def test_an_image_is_known_by_its_id_and_not_by_its_tag(
     assert "no image that was built here or is committed" in str(stack.wrong_image(other))
     record_built(stack.image(), own)
     assert stack.wrong_image(own) is None
-    told = str(stack.wrong_image(other))
-    assert own in told
-    assert other in told
+    message = str(stack.wrong_image(other))
+    assert own in message
+    assert other in message
     committed = f'{{"image": "{stack.image()}", "digest": "{other}"}}'
     (folder / "contents.json").write_text(committed, encoding="utf-8")
     assert load_stack(tmp_path, "small").wrong_image(other) is None

@@ -100,8 +100,8 @@ def test_another_image_than_the_committed_one_is_refused(
     client.images.remove(built["built"]["id"], force=True)
     refused = build(other)
     assert refused.returncode == 3, refused.stderr
-    for told in (built["built"]["id"], committed["digest"], "layers that differ: python"):
-        assert told in refused.stderr
+    for text in (built["built"]["id"], committed["digest"], "layers that differ: python"):
+        assert text in refused.stderr
     assert not client.images.list(name=built["built"]["image"])
     answer(build(checkout, "--json"))
 
@@ -200,22 +200,22 @@ def test_what_is_pushed_is_described_signed_and_taken_by_its_digest(
 ) -> None:
     variables = {"COSIGN_PASSWORD": "", "DOCKER_CONFIG": str(tmp_path / "no-login")}
 
-    def told(*command: str) -> str:
+    def output_of(*command: str) -> str:
         return subprocess.run(
             command, cwd=tmp_path, env=os.environ | variables, check=True, capture_output=True, text=True
         ).stdout
 
-    told("cosign", "generate-key-pair")
+    output_of("cosign", "generate-key-pair")
     with RunningRegistry(tmp_path) as registry:
         repository = f"localhost:{registry.host.partition(':')[2]}/stacks/tiny"
         push = ("--push", repository, "--sign", str(tmp_path / "cosign.key"), "--json")
         reference = answer(build(checkout, *push, **variables))["pushed"]
         # Once more is not one more.
         assert answer(build(checkout, *push, **variables))["pushed"] == reference
-        found = json.loads(told("oras", "discover", "--format", "json", reference))["manifests"]
+        found = json.loads(output_of("oras", "discover", "--format", "json", reference))["manifests"]
         assert sorted(one["artifactType"] for one in found) == sorted(TYPES.values())
         for one in found:
-            told("oras", "pull", one["reference"])
+            output_of("oras", "pull", one["reference"])
         bill = json.loads((tmp_path / SBOM).read_text(encoding="utf-8"))
         assert bill["metadata"]["component"]["hashes"][0]["content"] in built["built"]["id"]
         statement = json.loads((tmp_path / PROVENANCE).read_text(encoding="utf-8"))
@@ -224,7 +224,7 @@ def test_what_is_pushed_is_described_signed_and_taken_by_its_digest(
         ]
         dependencies = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
         assert {"images/Dockerfile", "small==1.0"} <= {one["name"] for one in dependencies}
-        told("cosign", "verify", "--key", "cosign.pub", "--insecure-ignore-tlog=true", reference)
+        output_of("cosign", "verify", "--key", "cosign.pub", "--insecure-ignore-tlog=true", reference)
         # Where nothing was built yet.
         client.images.remove(built["built"]["id"], force=True)
         other = another(checkout, tmp_path / "there" / "checkout")._replace(wheelhouse=tmp_path / "empty")
@@ -291,11 +291,11 @@ def test_no_secret_gets_anywhere(client: DockerClient, checkout: Checkout, tmp_p
     outcome = answer(done)
     assert outcome["built"]["fresh"]
     facts = client.images.get(outcome["built"]["id"])
-    told = [done.stdout.encode(), done.stderr.encode(), archive.read_bytes()]
-    told += [path.read_bytes() for path in (other.root / "runs").rglob("*") if path.is_file()]
-    told += [json.dumps([facts.attrs, facts.history()]).encode()]
-    assert len(told) > 5
+    texts = [done.stdout.encode(), done.stderr.encode(), archive.read_bytes()]
+    texts += [path.read_bytes() for path in (other.root / "runs").rglob("*") if path.is_file()]
+    texts += [json.dumps([facts.attrs, facts.history()]).encode()]
+    assert len(texts) > 5
     for secret in secrets:
         for form in (secret.encode(), base64.b64encode(secret.encode())):
-            assert not [1 for text in told if form in text], secret
+            assert not [1 for text in texts if form in text], secret
     assert b"dev.twinrun.stack" in archive.read_bytes()

@@ -186,7 +186,7 @@ def test_one_image_has_one_bill(
 
 
 @pytest.mark.parametrize(
-    ("file", "old", "new", "told"),
+    ("file", "old", "new", "expected"),
     [
         ("requirements.lock", "==1.2.3", "==1.2.4", "example-package 1.2.3, lock has 1.2.4"),
         ("requirements.lock", "example-package", "other-package", "other-package absent, lock has 1.2.3"),
@@ -203,7 +203,7 @@ def test_an_image_that_is_not_what_its_locks_say_is_refused(
     file: str,
     old: str,
     new: str,
-    told: str,
+    expected: str,
 ) -> None:
     changed = tmp_path / "project"
     shutil.copytree(root, changed)
@@ -213,7 +213,7 @@ def test_an_image_that_is_not_what_its_locks_say_is_refused(
     folder = tmp_path / "out"
     with pytest.raises(RunError, match="not what its locks say") as caught:
         write_inventory(client=client, image=image, stack=stack, root=changed, folder=folder)
-    assert any(re.search(told, difference) for difference in caught.value.found)  # type: ignore[attr-defined]
+    assert any(re.search(expected, difference) for difference in caught.value.found)  # type: ignore[attr-defined]
     assert not [path for path in folder.rglob("*") if path.is_file()]
 
 

@@ -81,8 +81,8 @@ def test_what_is_saved_is_a_layout_with_all_that_a_build_needs(
     done = answer(build(checkout, "--save", str(carried), "--json"))
     assert (done["built"]["id"], done["saved"]) == (built["id"], str(carried))
     layout = f"oci-archive:{carried}/image.tar"
-    told = subprocess.run(["skopeo", "inspect", "--raw", layout], capture_output=True, check=True)
-    assert json.loads(told.stdout)["config"]["digest"] == built["id"]
+    inspected = subprocess.run(["skopeo", "inspect", "--raw", layout], capture_output=True, check=True)
+    assert json.loads(inspected.stdout)["config"]["digest"] == built["id"]
     subprocess.run(["skopeo", "copy", "--quiet", layout, f"oci:{tmp_path}/copy"], check=True)
     other = another(checkout, tmp_path / "there" / "checkout")._replace(wheelhouse=carried)
     again = answer(build(other, "--base", str(carried / "base.tar"), "--json"))["built"]

@@ -78,13 +78,13 @@ def cpu() -> str:
 
 def test_the_checks_of_a_stack_pass_inside_its_image(stack: str) -> None:
     outcomes = json.loads(invoke("doctor", "--stack", stack, "--engine", "docker", "--json"))
-    told = {outcome["check"]: outcome["output"] for outcome in outcomes}
-    assert STACKS[stack][1] <= told.keys()
+    outputs = {outcome["check"]: outcome["output"] for outcome in outcomes}
+    assert STACKS[stack][1] <= outputs.keys()
     assert all(outcome["passed"] for outcome in outcomes)
-    if "matmul" in told:
-        assert "on CPU" in told["matmul"]
+    if "matmul" in outputs:
+        assert "on CPU" in outputs["matmul"]
     for arch in load_stack(ROOT, stack).stack.archs:
-        assert arch in told["hip_kernels"]
+        assert arch in outputs["hip_kernels"]
     assert containers() == []
 
 

@@ -259,9 +259,9 @@ def test_another_image_under_the_right_tag_runs_nowhere_and_is_replaced(
     with loaded(client, archive, "twinrun-test/tiny/planted:1"):
         planted = client.images.get("twinrun-test/tiny/planted:1")
         planted.tag(*tag.rsplit(":", 1))
-        told = site.invoke("doctor", "--stack", NAME, "--engine", "docker", code=3).stderr
-        assert own in told
-        assert str(planted.id) in told
+        errors = site.invoke("doctor", "--stack", NAME, "--engine", "docker", code=3).stderr
+        assert own in errors
+        assert str(planted.id) in errors
         again = site.invoke("build", "--vendor", STACK.vendor, "--json")
         assert json.loads(again.stdout)["built"]["id"] == own
         assert f"was {planted.id}, is now {own}" in again.stderr
@@ -274,8 +274,8 @@ def test_a_changed_kernel_is_another_image(site: Site, built: dict[str, Any]) ->
     source.write_text(f"{text}// changed\n", encoding="utf-8")
     try:
         assert load_stack(site.root, NAME).image() != built["built"]["image"]
-        told = site.invoke("doctor", "--stack", NAME, "--engine", "docker", code=3).stderr
-        assert "the image is not on this machine" in told
+        errors = site.invoke("doctor", "--stack", NAME, "--engine", "docker", code=3).stderr
+        assert "the image is not on this machine" in errors
     finally:
         source.write_text(text, encoding="utf-8")
 
@@ -285,10 +285,10 @@ def test_without_the_index_the_pins_are_named_and_nothing_starts(site: Site, bui
     offline = site._replace(variables=site.variables | {"TWINRUN_INDEX": ""})
     try:
         offline.invoke("lock", "--stack", NAME, "--only", "python")
-        told = offline.invoke("build", "--vendor", STACK.vendor, code=2).stderr
-        assert "pins that nobody could verify" in told
-        assert "--index" in told
-        assert all(pin.requirement in told for pin in STACK.unverified)
+        errors = offline.invoke("build", "--vendor", STACK.vendor, code=2).stderr
+        assert "pins that nobody could verify" in errors
+        assert "--index" in errors
+        assert all(pin.requirement in errors for pin in STACK.unverified)
     finally:
         for path, content in before.items():
             path.write_bytes(content)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_bad_input import RECIPE, copied_project, invoke, told
+from tests.cli.test_bad_input import RECIPE, copied_project, error_message, invoke
 from tests.machine.test_inventory import PROGRAMS, answering, text_of
 from twinrun.machine.architecture import misfit, runs_on
 from twinrun.machine.devices import Device, identify
@@ -155,7 +155,7 @@ def test_an_image_for_other_gpus_is_refused_before_anything_runs(root: Path, ans
     assert plan["engine"] == "docker"
 
     began = time.monotonic()
-    message = told(planned(root, answer, other, "--engine", "docker"), 3)
+    message = error_message(planned(root, answer, other, "--engine", "docker"), 3)
     assert time.monotonic() - began < 5
     assert f"error: twinrun/{plan['stack']}:" in message
     assert "the image is not built for this GPU" in message

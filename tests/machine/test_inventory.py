@@ -369,7 +369,7 @@ def test_architectures_of_the_table_are_those_probes_print() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "old", "new", "told"),
+    ("file", "old", "new", "expected"),
     [
         ("gpus.toml", 'id = "mi250x"', 'id = "mi250"', "gpu.2.id: given twice"),
         ("gpus.toml", 'vendor = "rocm"', 'vendor = "rocq"', "gpu.0.vendor: no such vendor"),
@@ -383,13 +383,13 @@ def test_architectures_of_the_table_are_those_probes_print() -> None:
         ("vendors/cuda/vendor.toml", 'format = "csv"', 'format = "properties"', "also needs: folders, parts"),
     ],
 )
-def test_broken_table_names_file_and_key(root: Path, file: str, old: str, new: str, told: str) -> None:
+def test_broken_table_names_file_and_key(root: Path, file: str, old: str, new: str, expected: str) -> None:
     path = root / "images" / file
     path.write_text(path.read_text(encoding="utf-8").replace(old, new, 1), encoding="utf-8")
     with pytest.raises(InputError) as caught:
         detect(root)
     assert str(path) in str(caught.value)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_folder_without_manifest_is_told(root: Path) -> None:

@@ -86,11 +86,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("claim", "changes", "told"), REFUSED)
-def test_a_claim_that_nothing_could_answer_is_refused(claim: str, changes: dict[str, Any], told: str) -> None:
+@pytest.mark.parametrize(("claim", "changes", "expected"), REFUSED)
+def test_a_claim_that_nothing_could_answer_is_refused(
+    claim: str, changes: dict[str, Any], expected: str
+) -> None:
     with pytest.raises(InputError) as caught:
         load(TRAINING, claim, changes)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 RESTATED: list[tuple[str, dict[str, Any], str]] = [
@@ -119,14 +121,14 @@ RESTATED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("claim", "changes", "told"), RESTATED)
+@pytest.mark.parametrize(("claim", "changes", "expected"), RESTATED)
 def test_a_restatement_that_asks_something_else_is_refused(
-    claim: str, changes: dict[str, Any], told: str
+    claim: str, changes: dict[str, Any], expected: str
 ) -> None:
     here = next(one for one in content(TRAINING)["claim"] if one["id"] == claim)["here"] | changes
     with pytest.raises(InputError) as caught:
         load(TRAINING, claim, {"here": {key: value for key, value in here.items() if value is not None}})
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     assert "published.toml" in str(caught.value)
 
 
@@ -156,9 +158,9 @@ BETWEEN: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("claim", "changes", "told"), BETWEEN)
+@pytest.mark.parametrize(("claim", "changes", "expected"), BETWEEN)
 def test_a_restatement_between_records_is_held_to_the_same(
-    claim: str, changes: dict[str, Any], told: str
+    claim: str, changes: dict[str, Any], expected: str
 ) -> None:
     table = content("mpt-throughput")
     one = next(one for one in table["between_records"] if one["id"] == claim)
@@ -168,7 +170,7 @@ def test_a_restatement_between_records_is_held_to_the_same(
         del one[key]
     with pytest.raises(InputError) as caught:
         check("mpt-throughput", table)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     assert "published.toml" in str(caught.value)
 
 
@@ -180,7 +182,7 @@ def test_an_unknown_gpu_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "expected"),
     [
         ({"measurement": None}, "`measurement` is needed"),
         ({"measurement": "scan-forwards-fp16"}, "no measurement scan-forwards-fp16"),
@@ -190,10 +192,10 @@ def test_an_unknown_gpu_is_refused() -> None:
         ({"metric": "loss", "unit": "nats/token", "per": "run"}, "a benchmark measures no loss"),
     ],
 )
-def test_a_call_that_the_labels_do_not_give_is_refused(changes: dict[str, Any], told: str) -> None:
+def test_a_call_that_the_labels_do_not_give_is_refused(changes: dict[str, Any], expected: str) -> None:
     with pytest.raises(InputError) as caught:
         load(BENCH, "scan-forward-mi250", changes)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(

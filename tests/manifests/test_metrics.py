@@ -19,7 +19,7 @@ def test_every_unit_goes_there_and_back(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "expected"),
     [
         ('id = "loss"', 'id = "time"', "given twice"),
         ('id = "loss"', 'id = "Loss"', r"metric\.\d+\.id"),
@@ -30,10 +30,10 @@ def test_every_unit_goes_there_and_back(name: str) -> None:
         ('per = ["run"]', 'per = ["rack"]', r"metric\.0\.per"),
     ],
 )
-def test_a_broken_row_is_named(tmp_path: Path, old: str, new: str, told: str) -> None:
+def test_a_broken_row_is_named(tmp_path: Path, old: str, new: str, expected: str) -> None:
     (tmp_path / FILE).parent.mkdir()
     text = (ROOT / FILE).read_text(encoding="utf-8")
     assert old in text
     (tmp_path / FILE).write_text(text.replace(old, new, 1), encoding="utf-8")
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=expected):
         load_metrics(tmp_path)

@@ -212,7 +212,7 @@ def test_the_paper_scale_differs_from_the_publication_in_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("setting", "expected"),
     [
         ("step=8", "did you mean `steps`"),
         ("model=mpt-1", "did you mean `mpt-1b`"),
@@ -226,10 +226,10 @@ def test_the_paper_scale_differs_from_the_publication_in_nothing() -> None:
         ("devices=", "--set devices"),
     ],
 )
-def test_a_setting_that_cannot_be_is_told(setting: str, told: str) -> None:
+def test_a_setting_that_cannot_be_is_told(setting: str, expected: str) -> None:
     with pytest.raises(InputError) as caught:
         plan(scale="smoke", settings=(setting,))
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_a_scale_with_a_field_that_is_not_there_names_the_recipe(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_settings_reach_the_options_and_choose_cases() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("setting", "expected"),
     [
         ("cases=2x1", "no such name"),
         ("repeat=7", "did you mean `repeats`"),
@@ -294,10 +294,10 @@ def test_settings_reach_the_options_and_choose_cases() -> None:
         ("devices=2", "one device"),
     ],
 )
-def test_a_setting_of_a_benchmark_that_does_not_fit_is_told(setting: str, told: str) -> None:
+def test_a_setting_of_a_benchmark_that_does_not_fit_is_told(setting: str, expected: str) -> None:
     with pytest.raises(InputError) as caught:
         plan(recipe=BENCH, scale="node", gpu="h200", settings=(setting,))
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_a_plan_edited_by_hand_is_refused() -> None:

@@ -76,16 +76,16 @@ def test_a_tree_needs_powers_of_two(make_job: MakeJob, tmp_path: Path) -> None:
     assert "a tree of sums needs powers of two" in ended.said
 
 
-@pytest.mark.parametrize(("begin", "told"), [(3, "this leg goes on after step 3"), (1, "")])
+@pytest.mark.parametrize(("begin", "expected"), [(3, "this leg goes on after step 3"), (1, "")])
 def test_a_leg_goes_on_from_the_end_of_the_one_before(
-    make_job: MakeJob, tmp_path: Path, begin: int, told: str
+    make_job: MakeJob, tmp_path: Path, begin: int, expected: str
 ) -> None:
     source = tmp_path / "leg=1"
     assert set(start(canonical(make_job, source, ranks=1, steps=1)).statuses) == {0}
     job = canonical(make_job, tmp_path / "leg=2", ranks=1, steps=2, source=str(source), begin=begin)
     ended = start(job)
-    assert ended.statuses == ((2,) if told else (0,)), ended.said
-    assert told in ended.said
+    assert ended.statuses == ((2,) if expected else (0,)), ended.said
+    assert expected in ended.said
     assert "after step 1" in ended.said
 
 

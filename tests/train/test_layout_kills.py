@@ -58,8 +58,8 @@ def test_a_rank_that_is_killed_is_named(make_job: MakeJob, tmp_path: Path, layou
     folder = point_folder(tmp_path, placement.id)
     shape = SHAPE.model_copy(update={"experts": 4}) if layout.variant else SHAPE
     made = make_job(world_size=world, sharding="none", shape=shape, steps=STEPS)
-    told = {"point": placement.id, "out": str(folder), "metrics": str(tmp_path / METRICS)}
-    job = made.model_copy(update={**told, "layout": layout, "watchdog_seconds": WATCHDOG_SECONDS})
+    fields = {"point": placement.id, "out": str(folder), "metrics": str(tmp_path / METRICS)}
+    job = made.model_copy(update={**fields, "layout": layout, "watchdog_seconds": WATCHDOG_SECONDS})
     victim, killed = world - 1, list[float]()
 
     def kill(line: bytes) -> None:

@@ -254,7 +254,7 @@ def test_initial_values_are_those_of_mamba_ssm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         ({"kernels": None}, "kernels: a state-space model needs kernels"),
         ({"kernels": "theirs"}, "found: theirs\n  allowed: ours, upstream, reference"),
@@ -262,8 +262,8 @@ def test_initial_values_are_those_of_mamba_ssm() -> None:
         ({"dtype": torch.float64}, r"precision: .*\n  found: torch.float64\n  allowed: torch.float32"),
     ],
 )
-def test_settings_that_do_not_exist_are_refused(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_settings_that_do_not_exist_are_refused(options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
         small(**options)
 
 

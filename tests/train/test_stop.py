@@ -18,13 +18,13 @@ from twinrun.protocol.job import STOPPED
 def test_ranks_save_at_the_end_of_the_step_in_which_one_is_told(
     make_job: MakeJob, tmp_path: Path, world_size: int, sharding: str
 ) -> None:
-    job, told = (make_job(world_size=world_size, sharding=sharding) for _ in range(2))
+    job, stopped = (make_job(world_size=world_size, sharding=sharding) for _ in range(2))
     whole = start(saving(job, tmp_path / "whole", steps=STEPS))
-    place = tmp_path / "told"
-    ended = start(saving(told, place, steps=STEPS), KILL_RANK=world_size - 1, TOLD_STEP=2)
+    place = tmp_path / "stopped"
+    ended = start(saving(stopped, place, steps=STEPS), KILL_RANK=world_size - 1, TOLD_STEP=2)
     assert ended.statuses == (STOPPED,) * world_size, ended.said
     assert FolderStore(place).steps() == [3]
-    resumed = start(saving(told, place, steps=STEPS))
+    resumed = start(saving(stopped, place, steps=STEPS))
     assert set(resumed.statuses) == {0}, resumed.said
     assert resumed.losses == whole.losses
     assert digests(place, STEPS) == digests(tmp_path / "whole", STEPS)

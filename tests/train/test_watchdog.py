@@ -37,9 +37,9 @@ pulse.end()
 
 
 def job(folder: Path, **fields: object) -> Job:
-    told = {"recipe": "small", "point": "small", "world_size": 1, "accelerator": False, "attempt": "1"}
+    common = {"recipe": "small", "point": "small", "world_size": 1, "accelerator": False, "attempt": "1"}
     files = {"out": str(folder), "metrics": str(folder / "metrics.jsonl")}
-    return Job.model_validate(told | files | fields)
+    return Job.model_validate(common | files | fields)
 
 
 def watched(folder: Path, *, seconds: float | None = None) -> Watched:
@@ -102,9 +102,9 @@ worker.run(lambda job: None, Job)
 def test_a_rank_is_watched_before_it_reads_or_writes_a_file(tmp_path: Path) -> None:
     """Its metrics are a pipe that nobody writes to, so that the first rank hangs where it starts over."""
     pytest.importorskip("torch")
-    told = job(tmp_path)
-    os.mkfifo(told.metrics)
-    (tmp_path / "job.json").write_text(told.model_dump_json())
+    watched_job = job(tmp_path)
+    os.mkfifo(watched_job.metrics)
+    (tmp_path / "job.json").write_text(watched_job.model_dump_json())
     command = [sys.executable, "-c", RANK, "--job", str(tmp_path / "job.json")]
     file = tmp_path / FOLDER / "0.json"
     with subprocess.Popen(command, env=environment()) as rank:
@@ -153,7 +153,7 @@ def test_limits_are_learned_from_what_was_done_before(tmp_path: Path) -> None:
     assert watchdog.limit() == 10 * 30.0
     watchdog._hear(["1\tbackward\n", "2\tforward\n", "2\tbackward\n"])
     assert watchdog.limit() == FLOOR_SECONDS
-    told = Watchdog(watched(tmp_path, seconds=7), reader=0)
-    assert told.limit() == FIRST_SECONDS
-    told._hear(["1\tforward\n", "2\tforward\n"])
-    assert told.limit() == 7
+    watchdog = Watchdog(watched(tmp_path, seconds=7), reader=0)
+    assert watchdog.limit() == FIRST_SECONDS
+    watchdog._hear(["1\tforward\n", "2\tforward\n"])
+    assert watchdog.limit() == 7

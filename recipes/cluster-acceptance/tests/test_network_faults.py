@@ -64,12 +64,14 @@ class Network:
         words = f"tc qdisc add dev {INTERFACE} root tbf rate {rate} burst 32kb latency 400ms"
         _run("ip", "netns", "exec", self._name(node), *words.split())
 
-    def checks(self, folder: Path, *, only: str = "", told: dict[int, str] | None = None) -> dict[str, Check]:
+    def checks(
+        self, folder: Path, *, only: str = "", interfaces: dict[int, str] | None = None
+    ) -> dict[str, Check]:
         """Run checks, one rank a node, and return their outcomes.
 
         Args:
             only: the one check; all when left out.
-            told: nodes whose ranks are told to use another interface.
+            interfaces: nodes whose ranks are told to use another interface.
         """
         checks = [one for one in CHECKS if only in ("", one["id"])]
         job = {"recipe": "cluster-acceptance", "point": "small", "world_size": NODES, "accelerator": False}
@@ -82,7 +84,7 @@ class Network:
                     f'hostname node-{node}; exec "$0" "$@"',
                     *(sys.executable, str(RECIPE / "acceptance.py"), "--job", str(folder / "job.json")),
                 ],
-                env=os.environ | _variables(node, (told or {}).get(node, INTERFACE)),
+                env=os.environ | _variables(node, (interfaces or {}).get(node, INTERFACE)),
                 stdout=subprocess.DEVNULL,
             )
             for node in range(NODES)
@@ -151,7 +153,7 @@ def test_a_slow_link_and_a_small_mtu_are_found_at_their_nodes(network: Network, 
 
 
 def test_an_interface_that_is_not_there_is_found_at_its_node(network: Network, tmp_path: Path) -> None:
-    found = network.checks(tmp_path, only="network-interfaces", told={1: SPARE})
+    found = network.checks(tmp_path, only="network-interfaces", interfaces={1: SPARE})
     assert failed(found) == {"network-interfaces": ("node-1",)}
     assert found["network-interfaces"].reason == f"rank 1: node-1 has no {SPARE}"
     assert (found["network-interfaces"].seconds or SECONDS) < 2 * OTHERS_SECONDS
