@@ -59,8 +59,8 @@ def start(job: TrainingJob, **variables: object) -> Ended:
         ]
         for process in processes:
             process.start()
-    while any(process.exitcode is None for process in processes):
-        multiprocessing.connection.wait([one.sentinel for one in processes if one.exitcode is None])
+    while living := [one.sentinel for one in processes if one.exitcode is None]:
+        multiprocessing.connection.wait(living)
         if any(process.exitcode for process in processes):
             for process in processes:
                 process.join(PATIENCE_SECONDS)
