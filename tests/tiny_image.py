@@ -79,7 +79,7 @@ def podman(folder: Path) -> Iterator[str]:
         service.terminate()
         service.wait(SECONDS)
         # What overlays leave mounted, only Podman itself can take away.
-        subprocess.run(["podman", *storage, "system", "reset", "--force"], check=True, timeout=SECONDS)
+        subprocess.run(["podman", *storage, "system", "reset", "--force"], check=True, timeout=5 * SECONDS)
         for left in (folder, short):
             shutil.rmtree(left, ignore_errors=True)
 
