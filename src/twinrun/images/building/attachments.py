@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import json
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from twinrun import __version__
 from twinrun.foundation.errors import MachineError
@@ -60,12 +63,20 @@ def attach(
             # Otherwise each attempt would leave another one.
             created = f"org.opencontainers.image.created={rfc3339(plan.epoch)}"
             for name, kind in TYPES.items():
-                options = ("--annotation", created, "--artifact-type", kind)
+                options = (*_transport(reference), "--annotation", created, "--artifact-type", kind)
                 _run("oras", "attach", *options, reference, f"{name}:{kind}", folder=Path(parts))
     else:
         say(f"{', '.join(TYPES)}: not attached, oras is not installed")
     if key:
         _run(*SIGN, key, reference, folder=Path())
+
+
+def _transport(reference: str) -> tuple[str, ...]:
+    """Return what oras needs at a loopback address, where engines do without TLS; it knows `localhost` alone."""
+    with contextlib.suppress(ValueError):
+        if ipaddress.ip_address(urlsplit(f"//{reference}").hostname or "").is_loopback:
+            return ("--plain-http",)
+    return ()
 
 
 def provenance(reference: str, plan: BuildPlan, root: Path) -> dict[str, object]:
