@@ -72,7 +72,7 @@ def attach(
 
 
 def _transport(reference: str) -> tuple[str, ...]:
-    """Return what oras needs at a loopback address, where engines do without TLS; it knows `localhost` alone."""
+    """Return what oras needs at a loopback address, where engines need no TLS; it knows localhost alone."""
     with contextlib.suppress(ValueError):
         if ipaddress.ip_address(urlsplit(f"//{reference}").hostname or "").is_loopback:
             return ("--plain-http",)
