@@ -1,0 +1,137 @@
+"""How fast weights and moments of a model are saved and loaded, beside what PyTorch and the disk do.
+
+`python tests/train/measure_checkpoints.py FOLDER [--parameters 1315950592] [--device cuda]` saves and loads
+the fp32 weights of that many parameters and their two moments, in turns: `torch.save` with fsync, and a
+checkpoint of ours with digests, fsync and rename; then reads of the file's bytes alone, and verified loads
+into the device. A line each, median of the trials. FOLDER needs twice the bytes; what is written is removed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+
+from twinrun.checkpoints.folder import FolderStore
+from twinrun.checkpoints.manifest import FORMAT, Manifest, StoredFile, StoredTensor
+from twinrun.checkpoints.store import Store
+from twinrun.checkpoints.verification import THREADS, read_manifest
+from twinrun.train.checkpoint.storage import Reader, Writer
+
+WIDTH = 2048
+COPIES = ("weight", "exp_avg", "exp_avg_sq")
+READ_BYTES = 64 << 20
+Tensors = dict[str, Tensor]
+
+
+def main() -> int:
+    """Measure, and print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--parameters", type=int, default=1_315_950_592)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--trials", type=int, default=3)
+    given = parser.parse_args()
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+    tensors = state(given.parameters, given.device)
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    print(f"{total / 2**30:.2f} GiB in {len(tensors)} tensors on {given.device}, torch {torch.__version__}")
+    saved: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory(dir=given.folder) as scratch:
+        for trial in range(given.trials):
+            theirs, store = Path(scratch, "theirs.pt"), FolderStore(Path(scratch, f"ours-{trial}"))
+            _add(saved, "torch.save and fsync", partial(save_theirs, tensors, theirs))
+            theirs.unlink()
+            _add(saved, "checkpoint, whole", partial(save, tensors, store, told=saved))
+            _add(saved, "read of its bytes", partial(read, store))
+            _add(saved, "verified load", partial(load, tensors, store))
+            for path in sorted(Path(store.place).rglob("*"), reverse=True):
+                path.rmdir() if path.is_dir() else path.unlink()
+    medians = {name: statistics.median(times) for name, times in saved.items()}
+    for name, took in medians.items():
+        spread = ", ".join(f"{one:.2f}" for one in saved[name])
+        print(f"{name}: {took:.2f} s, {total / took / 2**30:.2f} GiB/s ({spread} s)")
+    print(f"save over torch.save: {medians['torch.save and fsync'] / medians['checkpoint, whole']:.3f}")
+    print(f"verified load over a read: {medians['read of its bytes'] / medians['verified load']:.3f}")
+    return 0
+
+
+def state(parameters: int, device: str) -> Tensors:
+    """Return weights and moments in matrices of about the size of a layer's."""
+    rows = 4 * WIDTH
+    sizes = [(rows, WIDTH)] * (parameters // (rows * WIDTH))
+    sizes.append((parameters % (rows * WIDTH), 1))
+    return {
+        f"{copy}.{number}": torch.randn(size, device=device)
+        for copy in COPIES
+        for number, size in enumerate(sizes)
+    }
+
+
+def save_theirs(tensors: Tensors, path: Path) -> None:
+    """Save as torch.save does, durably."""
+    with path.open("wb") as out:
+        torch.save(tensors, out)
+        os.fsync(out.fileno())
+
+
+def save(tensors: Tensors, store: Store, *, told: dict[str, list[float]]) -> None:
+    """Save as a run does, and wait until it is durable; what training waits for is told apart."""
+    token = store.claim("measure")
+
+    def publish(files: tuple[StoredFile, ...], stored: dict[str, StoredTensor]) -> None:
+        names = {"model": "measured"}
+        about: dict[str, Any] = {"identity": names, "layout": names, "samples": 0, "previous": None}
+        manifest = Manifest(format=FORMAT, step=1, token=token, files=files, tensors=stored, **about)
+        store.commit(1, token, manifest.text())
+
+    began = time.perf_counter()
+    writer = Writer(store, step=1, token=token, publish=publish)
+    saving = dcp.async_save(dict(tensors), storage_writer=writer)
+    told.setdefault("of which training waits", []).append(time.perf_counter() - began)
+    saving.result()
+
+
+def read(store: Store) -> None:
+    """Read the bytes of a checkpoint with as many threads as a load has, and look at none."""
+    for file in read_manifest(store, 1).files:
+        with (
+            Path(store.file(1, file.name)).open("rb", buffering=0) as source,
+            ThreadPoolExecutor(THREADS) as pool,
+        ):
+            list(
+                pool.map(
+                    lambda at, source=source: len(os.pread(source.fileno(), READ_BYTES, at)),
+                    range(0, file.bytes, READ_BYTES),
+                )
+            )
+
+
+def load(tensors: Tensors, store: Store) -> None:
+    """Load and verify into the tensors."""
+    dcp.load(dict(tensors), storage_reader=Reader(store, read_manifest(store, 1)))
+
+
+def _add(saved: dict[str, list[float]], name: str, work: Callable[[], None]) -> None:
+    began = time.perf_counter()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    saved.setdefault(name, []).append(time.perf_counter() - began)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
