@@ -42,6 +42,9 @@ GROUPS = {
 }
 REST = "elementwise, norms and loss"
 CLIP = 1.0
+# Decoded in one go, so that starting the graph is no part of a token's time.
+TOKENS = 100
+LONGEST = 16
 Step = Callable[[], object]
 
 
@@ -125,6 +128,8 @@ def race(given: argparse.Namespace) -> None:
     times: dict[str, list[float]] = {name: [] for name in sides}
     for repeat in range(given.repeats):
         for name, step in list(sides.items())[:: -1 if repeat % 2 else 1]:
+            # The first step of a turn finds memory that is laid out for the other side.
+            step()
             times[name].append(seconds(step))
     tokens = given.microbatches * given.microbatch * shape_of(given).sequence
     rates = {name: tokens / statistics.median(spent) for name, spent in times.items()}
@@ -163,7 +168,7 @@ def profile(given: argparse.Namespace) -> None:
     print(f"step {whole:.4f} s, kernels {busy:.4f} s, {busy / whole:.1%} of it")
     for name, share in shares.most_common():
         print(f"{share:6.1%} {name}")
-    for name in sorted(spent, key=spent.__getitem__)[: -given.repeats * 5 : -1]:
+    for name in sorted(spent, key=spent.__getitem__)[:-LONGEST:-1]:
         print(f"  {spent[name] / busy:6.1%} {group_of(name)}: {name[:90]}")
     if given.picture:
         draw(dict(shares.most_common()), given)
@@ -220,11 +225,13 @@ def _decode(given: argparse.Namespace) -> None:
     bound = read / copied_bytes_per_second()
     print(f"weights read for a token: {read / 1e9:.3f} GB, {bound * 1e3:.3f} ms at the copy rate of this GPU")
     for name, function in {"as it is": model.forward, "torch.compile": _compiled(model)}.items():
-        took = statistics.median(_token_times(model, function, shape, given.repeats))
+        token = _token_of(model, function, shape)
+        took = statistics.median(seconds(token) / TOKENS for _ in range(given.repeats))
         print(
             f"decode, batch 1, CUDA graph, {name}: {took * 1e3:.3f} ms a token, {1 / took:,.0f} tokens/s, "
             f"{bound / took:.3f} of the bound"
         )
+        _show_kernels(token)
 
 
 def _compiled(model: nn.Module) -> Callable[..., Any]:
@@ -234,7 +241,8 @@ def _compiled(model: nn.Module) -> Callable[..., Any]:
     return compiled
 
 
-def _token_times(model: Any, function: Callable[..., Any], shape: Shape, repeats: int) -> list[float]:
+def _token_of(model: Any, function: Callable[..., Any], shape: Shape) -> Step:
+    """Return what decodes TOKENS tokens after a prompt, by a graph that was captured."""
     prompt_BS = torch.randint(shape.vocabulary, (1, 64), device="cuda")
     cache = model(prompt_BS, use_cache=True).cache_params
     token_BS = prompt_BS[:, -1:].clone()
@@ -251,11 +259,20 @@ def _token_times(model: Any, function: Callable[..., Any], shape: Shape, repeats
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         logits = step()
-    times = []
-    for _ in range(repeats):
-        times.append(seconds(lambda: [graph.replay() for _ in range(100)]) / 100)
+    graph.replay()
     assert torch.isfinite(logits).all()
-    return times
+    return lambda: [graph.replay() for _ in range(TOKENS)]
+
+
+def _show_kernels(step: Step) -> None:
+    """Print the kernels that take longest, in microseconds a token."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        step()
+        torch.cuda.synchronize()
+    spent = {event.key: (event.self_device_time_total / TOKENS, event.count) for event in seen.key_averages()}
+    for name in sorted(spent, key=spent.__getitem__)[:-LONGEST:-1]:
+        took, count = spent[name]
+        print(f"  {took:7.1f} us in {count / TOKENS:.0f} calls: {name[:90]}")
 
 
 def copied_bytes_per_second() -> float:
