@@ -49,8 +49,8 @@ def check_folder(root: Path, loaded: LoadedRecipe) -> None:
     known = manifests | {"README.md", "kernels", "results", "tests", loaded.recipe.script}
     for path in (root / loaded.folder).glob("[!_]*"):
         assert ENTRY_NAME.fullmatch(path.name), f"{path}: letters and digits joined by one of - _ ."
-        allowed = path.name in known or path.suffix in {".csv", ".py"}
-        assert allowed, f"{path}: a recipe has {', '.join(sorted(known))}, *.csv and *.py"
+        allowed = path.name in known or path.suffix in {".csv", ".py", ".svg"}
+        assert allowed, f"{path}: a recipe has {', '.join(sorted(known))}, *.csv, *.py and *.svg"
 
 
 def check_schema_lines(root: Path, loaded: LoadedRecipe) -> None:

@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="measure", description=__doc__)
     parser.add_argument("what", choices=("race", "profile", "decode"))
     parser.add_argument("--model", default="mambaoutai", choices=sorted(_models()))
     parser.add_argument("--microbatch", type=_positive, default=6, help="sequences in one pass")
