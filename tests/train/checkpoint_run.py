@@ -2,8 +2,9 @@
 
 What goes wrong, and when, is said by variables of the environment: KILL_RANK with KILL_STEP, the step before
 which a rank dies, with TOLD_STEP, the one in which it is told to end, or with KILL_CALL, the system call of
-its saves at which it dies. STEP_SECONDS slows steps down. In HOLD_STEP ranks go on living, and no further,
-until the file HOLD_UNTIL is there or they are told to end: who plants a fault has all the time for it.
+its saves at which it dies. STEP_SECONDS slows steps down. In HOLD_STEP ranks that began at step 0 go on
+living, and no further, until the file HOLD_UNTIL is there or they are told to end: who plants a fault has all
+the time for it. Ranks that resume may have been told before that step, and nobody would let them go.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def train(job: TrainingJob, corpus: Corpus) -> list[float]:
         rate = learning_rate(step, job.training.optimizer, step_tokens=job.step_tokens)
         set_learning_rate(optimizer, rate)
         time.sleep(float(os.environ.get("STEP_SECONDS", "0")))
-        if step == int(os.environ.get("HOLD_STEP", "-1")):
+        if not done and step == int(os.environ.get("HOLD_STEP", "-1")):
             hold(Path(os.environ["HOLD_UNTIL"]))
         if tree:
             share = interleaved(job, step)
