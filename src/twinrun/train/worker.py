@@ -89,6 +89,7 @@ def _run(work: Callable[[AnyJob], Result], kind: type[AnyJob]) -> None:
         _leave(STOPPED)
     if ranks.rank() == 0:
         write_result(job, result)
+    ranks.leave()
     pulse.end()
 
 
