@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -45,6 +46,12 @@ def main() -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--trials", type=int, default=3)
     given = parser.parse_args()
+    if not given.folder.is_dir():
+        parser.error(f"FOLDER: found {given.folder}, allowed a folder that is there; hint: mkdir")
+    if given.parameters < 1 or given.trials < 1:
+        parser.error(
+            f"found {given.parameters} parameters and {given.trials} trials, allowed 1 or more of each"
+        )
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     tensors = state(given.parameters, given.device)
     total = sum(tensor.nbytes for tensor in tensors.values())
@@ -55,11 +62,10 @@ def main() -> int:
             theirs, store = Path(scratch, "theirs.pt"), FolderStore(Path(scratch, f"ours-{trial}"))
             _add(saved, "torch.save and fsync", partial(save_theirs, tensors, theirs))
             theirs.unlink()
-            _add(saved, "checkpoint, whole", partial(save, tensors, store, told=saved))
+            _add(saved, "checkpoint, whole", partial(save, tensors, store, times=saved))
             _add(saved, "read of its bytes", partial(read, store))
             _add(saved, "verified load", partial(load, tensors, store))
-            for path in sorted(Path(store.place).rglob("*"), reverse=True):
-                path.rmdir() if path.is_dir() else path.unlink()
+            shutil.rmtree(store.place)
     medians = {name: statistics.median(times) for name, times in saved.items()}
     for name, took in medians.items():
         spread = ", ".join(f"{one:.2f}" for one in saved[name])
@@ -73,7 +79,8 @@ def state(parameters: int, device: str) -> Tensors:
     """Return weights and moments in matrices of about the size of a layer's."""
     rows = 4 * WIDTH
     sizes = [(rows, WIDTH)] * (parameters // (rows * WIDTH))
-    sizes.append((parameters % (rows * WIDTH), 1))
+    if rest := parameters % (rows * WIDTH):
+        sizes.append((rest, 1))
     return {
         f"{copy}.{number}": torch.randn(size, device=device)
         for copy in COPIES
@@ -88,8 +95,8 @@ def save_theirs(tensors: Tensors, path: Path) -> None:
         os.fsync(out.fileno())
 
 
-def save(tensors: Tensors, store: Store, *, told: dict[str, list[float]]) -> None:
-    """Save as a run does, and wait until it is durable; what training waits for is told apart."""
+def save(tensors: Tensors, store: Store, *, times: dict[str, list[float]]) -> None:
+    """Save as a run does, and wait until it is durable; what training waits for has a time of its own."""
     token = store.claim("measure")
 
     def publish(files: tuple[StoredFile, ...], stored: dict[str, StoredTensor]) -> None:
@@ -101,7 +108,7 @@ def save(tensors: Tensors, store: Store, *, told: dict[str, list[float]]) -> Non
     began = time.perf_counter()
     writer = Writer(store, step=1, token=token, publish=publish)
     saving = dcp.async_save(dict(tensors), storage_writer=writer)
-    told.setdefault("of which training waits", []).append(time.perf_counter() - began)
+    times.setdefault("of which training waits", []).append(time.perf_counter() - began)
     saving.result()
 
 

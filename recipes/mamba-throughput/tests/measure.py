@@ -58,6 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, model {given.model}, bf16")
     try:
         {"race": race, "profile": profile, "decode": decode}[given.what](given)
+    except torch.OutOfMemoryError:
+        sys.stderr.write(f"measure: out of memory at --microbatch {given.microbatch}; hint: a smaller one\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("measure: stopped; hint: --repeats has fewer steps\n")
+        return 130
     except (TwinrunError, ImportError) as error:
         sys.stderr.write(f"measure: {error}\n")
         return 2
@@ -72,15 +78,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--microbatches", type=_positive, default=4, help="passes in a step")
     parser.add_argument("--repeats", type=_positive, default=5, help="timed steps, whose median counts")
     parser.add_argument("--against", default="upstream", choices=("upstream", "ours"), help="the other side")
-    parser.add_argument("--picture", type=Path, help="draw the profile into this file, .svg or .png")
+    parser.add_argument("--picture", type=_picture, help="draw the profile into this file, .svg or .png")
     return parser
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"found {number}, allowed 1 or more")
-    return number
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"found {text}, allowed 1 or more")
+    return int(text)
+
+
+def _picture(text: str) -> Path:
+    path = Path(text)
+    if path.suffix not in {".svg", ".png"} or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"found {text}, allowed a .svg or .png in a folder that is there")
+    return path
 
 
 def _models() -> dict[str, Any]:

@@ -52,7 +52,14 @@ def test_no_gpu_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    "arguments", [["speed"], ["race", "--microbatch", "0"], ["race", "--model", "mpt-1b"]], ids=" ".join
+    "arguments",
+    [
+        ["speed"],
+        ["race", "--microbatch", "0"],
+        ["race", "--model", "mpt-1b"],
+        ["profile", "--picture", "nowhere/a.svg"],
+    ],
+    ids=" ".join,
 )
 def test_wrong_arguments_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
