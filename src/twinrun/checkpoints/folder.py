@@ -183,19 +183,18 @@ class _File:
         self._descriptor, self._place = stream.fileno(), place
         self.size = os.fstat(self._descriptor).st_size
 
-    def read_at(self, begin: int, size: int) -> bytearray:
-        buffer = bytearray(max(0, min(size, self.size - begin)))
+    def read_into(self, room: memoryview, begin: int) -> int:
         done = 0
-        while done < len(buffer):
+        while done < len(room):
             try:
-                got = os.preadv(self._descriptor, [memoryview(buffer)[done:]], begin + done)
+                got = os.preadv(self._descriptor, [room[done:]], begin + done)
             except OSError as error:
                 found = f"{error.strerror} at byte {begin + done}"
                 raise DamagedError("cannot be read", place=self._place, found=found) from None
             if not got:
                 break
             done += got
-        return buffer[:done] if done < len(buffer) else buffer
+        return done
 
 
 def _sync_folder(path: Path) -> None:

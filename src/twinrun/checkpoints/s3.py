@@ -98,11 +98,12 @@ class ObjectStore:
             size = self._client.head_object(Bucket=self._bucket, Key=key)["ContentLength"]
         yield _Object(self, key, size)
 
-    def read(self, key: str, begin: int, size: int) -> bytearray:
-        """Return bytes of an object."""
+    def read(self, key: str, begin: int, size: int) -> bytes:
+        """Return up to `size` bytes of an object."""
         with self._reading(key):
             span = f"bytes={begin}-{begin + size - 1}"
-            return bytearray(self._client.get_object(Bucket=self._bucket, Key=key, Range=span)["Body"].read())
+            content: bytes = self._client.get_object(Bucket=self._bucket, Key=key, Range=span)["Body"].read()
+        return content[:size]
 
     def file(self, step: int, name: str) -> str:
         return f"s3://{self._bucket}/{self._key(step, name)}"
@@ -214,9 +215,13 @@ class _Object:
         self._store, self._key = store, key
         self.size = size
 
-    def read_at(self, begin: int, size: int) -> bytearray:
-        size = min(size, self.size - begin)
-        return self._store.read(self._key, begin, size) if size > 0 else bytearray()
+    def read_into(self, room: memoryview, begin: int) -> int:
+        size = min(len(room), self.size - begin)
+        if size <= 0:
+            return 0
+        data = self._store.read(self._key, begin, size)
+        room[: len(data)] = data
+        return len(data)
 
 
 def _client() -> Any:

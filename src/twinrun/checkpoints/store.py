@@ -24,8 +24,8 @@ class Source(Protocol):
 
     size: int
 
-    def read_at(self, begin: int, size: int) -> bytearray:
-        """Return up to `size` bytes from `begin` on."""
+    def read_into(self, room: memoryview, begin: int) -> int:
+        """Fill `room` from byte `begin` on; return how many bytes there were. Raises DamagedError."""
 
 
 class Store(Protocol):

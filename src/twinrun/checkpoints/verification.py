@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,8 +13,14 @@ from twinrun.checkpoints.safetensors import LENGTH_BYTES, Entry, header_bytes, p
 from twinrun.checkpoints.store import STEP, Source, Store
 from twinrun.foundation.errors import InputError
 
-# Hashing releases the interpreter's lock: threads share the cores.
-THREADS = 8
+# Fewer would wait for an object store.
+LEAST_THREADS = 8
+
+
+def threads() -> int:
+    """Return how many threads read and hash: they release the interpreter's lock and share the cores."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(LEAST_THREADS, len(os.sched_getaffinity(0)) // ranks)
 
 
 def read_manifest(store: Store, step: int) -> Manifest:
@@ -43,25 +50,34 @@ def read_entries(store: Store, step: int, file: StoredFile, source: Source) -> d
         raise DamagedError(
             "another size", place=place, found=f"{source.size} bytes", allowed=f"{file.bytes} bytes"
         )
-    length = header_bytes(bytes(source.read_at(0, LENGTH_BYTES)), place=place)
-    header = source.read_at(0, length)
+    length = header_bytes(bytes(_first(source, LENGTH_BYTES)), place=place)
+    header = _first(source, length)
     found = hashlib.sha256(header).hexdigest()
     if found != file.header_sha256:
         raise DamagedError("its header was changed", place=place, found=found, allowed=file.header_sha256)
     return parse_header(bytes(header), place=place)
 
 
-def read_chunk(source: Source, entry: Entry | None, chunk: Chunk, *, place: str) -> bytearray:
-    """Return the bytes of a part of a tensor, the very ones that were hashed; raises DamagedError."""
+def entry_of(chunk: Chunk, entries: Mapping[str, Entry], source: Source, *, place: str) -> Entry:
+    """Return where the bytes of a part of a tensor lie in its file; raises DamagedError."""
+    entry = entries.get(chunk.key)
     if entry is None or entry.shape != chunk.sizes:
         raise DamagedError(
             "no such tensor in the file", place=place, found=entry and entry.shape, allowed=chunk.key
         )
-    data = source.read_at(entry.begin, entry.bytes)
-    found = hashlib.sha256(data).hexdigest()
+    if (end := entry.begin + entry.bytes) > source.size:
+        raise DamagedError(
+            "a tensor ends after the file", place=place, found=f"byte {end}", allowed=f"{source.size} bytes"
+        )
+    return entry
+
+
+def read_chunk(source: Source, entry: Entry, chunk: Chunk, room: memoryview, *, place: str) -> None:
+    """Read a part of a tensor into `room`, and hold what is there against its digest; raises DamagedError."""
+    with room[: source.read_into(room, entry.begin)] as data:
+        found = hashlib.sha256(data).hexdigest()
     if found != chunk.sha256:
         raise DamagedError(f"{chunk.key} was changed", place=place, found=found, allowed=chunk.sha256)
-    return data
 
 
 def verify(store: Store, step: int) -> Manifest:
@@ -72,21 +88,9 @@ def verify(store: Store, step: int) -> Manifest:
         InputError: it is of another format.
     """
     manifest = read_manifest(store, step)
-    with ThreadPoolExecutor(THREADS) as pool:
+    with ThreadPoolExecutor(threads()) as pool:
         for file in manifest.files:
-            place = store.file(step, file.name)
-            with store.open(step, file.name) as source:
-                entries = read_entries(store, step, file, source)
-                chunks = list(chunks_of(manifest, file.name))
-                list(
-                    pool.map(
-                        lambda chunk, source=source, entries=entries, place=place: len(
-                            read_chunk(source, entries.get(chunk.key), chunk, place=place)
-                        ),
-                        chunks,
-                    )
-                )
-                _refuse_uncovered(entries, chunks, place)
+            _verify_file(store, manifest, file, pool)
     return manifest
 
 
@@ -109,6 +113,26 @@ def chunks_of(manifest: Manifest, file: str) -> Iterator[Chunk]:
     """Yield the parts of tensors that a file holds."""
     for tensor in manifest.tensors.values():
         yield from (chunk for chunk in tensor.chunks if chunk.file == file)
+
+
+def _verify_file(store: Store, manifest: Manifest, file: StoredFile, pool: ThreadPoolExecutor) -> None:
+    place = store.file(manifest.step, file.name)
+    with store.open(manifest.step, file.name) as source:
+        entries = read_entries(store, manifest.step, file, source)
+        chunks = list(chunks_of(manifest, file.name))
+
+        def read(chunk: Chunk) -> None:
+            entry = entry_of(chunk, entries, source, place=place)
+            read_chunk(source, entry, chunk, memoryview(bytearray(entry.bytes)), place=place)
+
+        list(pool.map(read, chunks))
+        _refuse_uncovered(entries, chunks, place)
+
+
+def _first(source: Source, size: int) -> bytearray:
+    """Return the first bytes of a file, as many as there are."""
+    room = bytearray(min(size, source.size))
+    return room[: source.read_into(memoryview(room), 0)]
 
 
 def _refuse_uncovered(entries: dict[str, Entry], chunks: list[Chunk], place: str) -> None:

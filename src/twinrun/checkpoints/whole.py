@@ -9,7 +9,7 @@ from twinrun.checkpoints.faults import DamagedError
 from twinrun.checkpoints.manifest import Manifest, StoredTensor
 from twinrun.checkpoints.safetensors import ITEM_BYTES
 from twinrun.checkpoints.store import Store
-from twinrun.checkpoints.verification import read_chunk, read_entries
+from twinrun.checkpoints.verification import entry_of, read_chunk, read_entries
 
 
 def whole_tensor(store: Store, manifest: Manifest, tensor: StoredTensor) -> bytearray:
@@ -21,7 +21,9 @@ def whole_tensor(store: Store, manifest: Manifest, tensor: StoredTensor) -> byte
         place = store.file(manifest.step, chunk.file)
         with store.open(manifest.step, chunk.file) as source:
             entries = read_entries(store, manifest.step, files[chunk.file], source)
-            data = read_chunk(source, entries.get(chunk.key), chunk, place=place)
+            entry = entry_of(chunk, entries, source, place=place)
+            data = bytearray(entry.bytes)
+            read_chunk(source, entry, chunk, memoryview(data), place=place)
         for position, (begin, length) in enumerate(_rows(tensor.shape, chunk.offsets, chunk.sizes)):
             row = data[position * length * item : (position + 1) * length * item]
             if (begin + length) * item > len(whole):

@@ -27,6 +27,7 @@ from twinrun.protocol.training import TrainingJob
 from twinrun.train import pulse, ranks, stop
 from twinrun.train.checkpoint import agreement, state
 from twinrun.train.checkpoint.identity import check_allowed, identity_of, layout_of, weights_alone
+from twinrun.train.checkpoint.staging import Staging
 from twinrun.train.checkpoint.storage import Publish, Reader, Writer
 from twinrun.train.corpus import Corpus
 from twinrun.train.metrics import Meter
@@ -79,6 +80,7 @@ class Checkpoints:
         if self._group is None:
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         self._store = store_at(self._settings.place)
+        self._staging = Staging()
         self._previous: str | None = None
         self._saving: Future[Any] | None = None
         self._saved = -1
@@ -140,7 +142,11 @@ class Checkpoints:
         pulse.beat("copies what it saves")
         tensors = self._parts.tensors() | state.history(self._meter)
         writer = Writer(
-            self._store, step=step, token=self._token, publish=self._publisher(step, len(tensors))
+            self._store,
+            step=step,
+            token=self._token,
+            staging=self._staging,
+            publish=self._publisher(step, len(tensors)),
         )
         self._saved = step
         self._saving = dcp.async_save(tensors, storage_writer=writer, process_group=self._group)

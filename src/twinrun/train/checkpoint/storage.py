@@ -32,15 +32,17 @@ from torch.distributed.checkpoint.planner import (
     WriteItem,
     WriteItemType,
 )
+from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
 from twinrun.checkpoints.manifest import Chunk, Manifest, StoredFile, StoredTensor
 from twinrun.checkpoints.safetensors import Entry, header_of
 from twinrun.checkpoints.store import Sink, Store
-from twinrun.checkpoints.verification import THREADS, read_chunk, read_entries
+from twinrun.checkpoints.verification import entry_of, read_chunk, read_entries, threads
 from twinrun.foundation.errors import TwinrunError
 from twinrun.train import ranks
+from twinrun.train.checkpoint.staging import Staging
 
 DTYPES = {
     "F64": torch.float64,
@@ -69,11 +71,21 @@ class Written:
     file: StoredFile
 
 
-class Writer(StorageWriter):
+class Writer(StorageWriter, AsyncStager):
     """Writes the files of one checkpoint; `publish` is called once, when all are durable."""
 
-    def __init__(self, store: Store, *, step: int, token: int, publish: Publish) -> None:
+    def __init__(self, store: Store, *, step: int, token: int, staging: Staging, publish: Publish) -> None:
         self._store, self._step, self._token, self._publish = store, step, token, publish
+        self._staging = staging
+
+    def stage(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        return self._staging.copy(state_dict)
+
+    def synchronize_staging(self) -> None:
+        """Nothing to wait for: `stage` returns when all is copied."""
+
+    def close(self) -> None:
+        """Nothing to close: the memory is the run's."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         name = f"rank-{ranks.rank():05d}.safetensors"
@@ -166,13 +178,19 @@ class Reader(StorageReader):
 
     def _read_file(self, file: StoredFile, wanted: dict[Chunk, list[ReadItem]], planner: LoadPlanner) -> None:
         step, place = self._manifest.step, self._store.file(self._manifest.step, file.name)
-        with self._store.open(step, file.name) as source, ThreadPoolExecutor(THREADS) as pool:
+        with self._store.open(step, file.name) as source, ThreadPoolExecutor(threads()) as pool:
             entries = read_entries(self._store, step, file, source)
 
             def read(chunk: Chunk) -> None:
-                data = read_chunk(source, entries.get(chunk.key), chunk, place=place)
-                for item in wanted[chunk]:
-                    _copy(data, entries[chunk.key], item, planner)
+                entry = entry_of(chunk, entries, source, place=place)
+                targets = [planner.resolve_tensor(item).detach() for item in wanted[chunk]]
+                # From pinned memory a device reads itself; PyTorch keeps it for the next chunk.
+                pinned = any(target.device.type != "cpu" for target in targets)
+                data = torch.empty(entry.bytes, dtype=torch.uint8, pin_memory=pinned)
+                read_chunk(source, entry, chunk, memoryview(data.numpy()), place=place)
+                for item, target in zip(wanted[chunk], targets, strict=True):
+                    _copy(data, entry, item, target)
+                    planner.commit_tensor(item, target)
 
             list(pool.map(read, wanted))
 
@@ -208,14 +226,15 @@ def _entry(item: WriteItem) -> Entry:
 def _write(sink: Sink, items: Sequence[WriteItem], planner: SavePlanner) -> list[str]:
     """Write the tensors one after the other; a thread hashes what is being written."""
     digests: list[Running[str]] = []
-    with ThreadPoolExecutor(THREADS) as pool:
+    ahead = threads()
+    with ThreadPoolExecutor(ahead) as pool:
         for number, item in enumerate(items):
             data = _bytes_of(planner.resolve_data(item))
             digests.append(pool.submit(_sha256, data))
             sink.write(data)
-            if number >= THREADS:
+            if number >= ahead:
                 # Copies from a device stay in memory until they are hashed.
-                digests[number - THREADS].result()
+                digests[number - ahead].result()
     return [one.result() for one in digests]
 
 
@@ -248,12 +267,9 @@ def _result(item: WriteItem, entry: Entry, *, digest: str, file: StoredFile) -> 
     return WriteResult(index=index, size_in_bytes=entry.bytes, storage_data=written)
 
 
-def _copy(data: bytearray, entry: Entry, item: ReadItem, planner: LoadPlanner) -> None:
-    dtype = DTYPES[entry.dtype]
-    whole = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
-    part: Tensor = whole.reshape(entry.shape)
+def _copy(data: Tensor, entry: Entry, item: ReadItem, target: Tensor) -> None:
+    """Copy what `item` wants of a chunk into `target`, in the order of the device's work."""
+    part = data.view(DTYPES[entry.dtype]).view(entry.shape)
     for dimension, (begin, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
         part = part.narrow(dimension, begin, length)
-    target = planner.resolve_tensor(item).detach()
-    target.copy_(part)
-    planner.commit_tensor(item, target)
+    target.copy_(part, non_blocking=True)
