@@ -154,7 +154,9 @@ def _add(saved: dict[str, list[float]], name: str, work: Callable[[], None]) -> 
     work()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    saved.setdefault(name, []).append(time.perf_counter() - began)
+    took = time.perf_counter() - began
+    print(f"{name}: {took:.2f} s", file=sys.stderr, flush=True)
+    saved.setdefault(name, []).append(took)
 
 
 if __name__ == "__main__":
