@@ -2,9 +2,9 @@
 
 `python tests/train/measure_checkpoints.py FOLDER [--parameters 1315950592] [--device cuda]` saves and loads
 the fp32 weights of that many parameters and their two moments, in turns: `torch.save` with fsync, and a
-checkpoint of ours with digests, fsync and rename; then reads of the file's bytes alone, loads into the
-device that look at no digest, and verified ones. A line each, median of the trials. FOLDER needs twice the
-bytes; what is written is removed.
+checkpoint of ours with digests, fsync and rename; then reads of the file's bytes into nothing, and loads into
+the device that look at no digest and that look at all, from the page cache and from the disk. A line each,
+median of the trials. FOLDER needs twice the bytes; what is written is removed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.manifest import FORMAT, Manifest, StoredFile, StoredTensor
 from twinrun.checkpoints.safetensors import Entry
 from twinrun.checkpoints.store import Source, Store
-from twinrun.checkpoints.verification import read_manifest, threads
+from twinrun.checkpoints.verification import read_chunk, read_manifest, threads
 from twinrun.train.checkpoint import storage
 from twinrun.train.checkpoint.staging import Staging
 from twinrun.train.checkpoint.storage import Reader, Writer
@@ -70,17 +70,22 @@ def main() -> int:
             theirs.unlink()
             _add(saved, "checkpoint, whole", partial(save, tensors, store, staging=staging, times=saved))
             _add(saved, "read of its bytes", partial(read, store))
-            with patch.object(storage, "read_chunk", read_unverified):
-                _add(saved, "unverified load", partial(load, tensors, store))
-            _add(saved, "verified load", partial(load, tensors, store))
+            for where in ("page cache", "disk"):
+                for how in ("unverified", "verified"):
+                    if where == "disk":
+                        forget(store)
+                    check = read_chunk if how == "verified" else read_unverified
+                    with patch.object(storage, "read_chunk", check):
+                        _add(saved, f"{how} load from the {where}", partial(load, tensors, store))
             shutil.rmtree(store.place)
     medians = {name: statistics.median(times) for name, times in saved.items()}
     for name, took in medians.items():
         spread = ", ".join(f"{one:.2f}" for one in saved[name])
         print(f"{name}: {took:.2f} s, {total / took / 2**30:.2f} GiB/s ({spread} s)")
     print(f"save over torch.save: {medians['torch.save and fsync'] / medians['checkpoint, whole']:.3f}")
-    print(f"verified load over unverified: {medians['unverified load'] / medians['verified load']:.3f}")
-    print(f"verified load over a read: {medians['read of its bytes'] / medians['verified load']:.3f}")
+    for where in ("page cache", "disk"):
+        share = medians[f"unverified load from the {where}"] / medians[f"verified load from the {where}"]
+        print(f"verified load over unverified, from the {where}: {share:.3f}")
     return 0
 
 
@@ -137,6 +142,13 @@ def read(store: Store) -> None:
                     range(0, file.bytes, READ_BYTES),
                 )
             )
+
+
+def forget(store: Store) -> None:
+    """Take the files of a checkpoint out of the page cache."""
+    for file in read_manifest(store, 1).files:
+        with Path(store.file(1, file.name)).open("rb") as source:
+            os.posix_fadvise(source.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def read_unverified(source: Source, entry: Entry, _chunk: object, room: memoryview, *, place: str) -> None:

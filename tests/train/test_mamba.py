@@ -295,3 +295,13 @@ def test_kernels_that_are_not_there_are_an_error(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(MachineError, match=f"found: {name}") as error:
             small(kernels=name)
         assert error.value.hint
+
+
+def test_renumbered_features_are_the_same_function_in_other_sums() -> None:
+    whole, other = small(), small()
+    other.renumber(1)
+    across = [name for name, one in whole.named_parameters() if one.dim() == 2 and SMALL.width in one.shape]
+    assert not [name for name in across if torch.equal(whole.get_parameter(name), other.get_parameter(name))]
+    tokens_BS, _ = batch()
+    assert torch.allclose(whole(tokens_BS), other(tokens_BS), atol=1e-5)
+    assert not torch.equal(whole(tokens_BS), other(tokens_BS))

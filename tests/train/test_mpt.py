@@ -206,3 +206,23 @@ def test_initial_weights_depend_on_the_seed_alone() -> None:
     other.initialise(4)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not torch.equal(first["tokens.weight"], other.state_dict()["tokens.weight"])
+
+
+@pytest.mark.parametrize("experts", [None, 4])
+def test_renumbered_features_are_the_same_function_in_other_sums(experts: int | None) -> None:
+    whole, other = (MPT(SMALL.model_copy(update={"experts": experts})) for _ in range(2))
+    for model in (whole, other):
+        model.initialise(3)
+    other.renumber(1)
+    matrices = [(name, one) for name, one in whole.named_parameters() if one.dim() == 2]
+    kept = [name for name, one in matrices if torch.equal(one, other.get_parameter(name))]
+    assert kept == []
+    tokens_BS, targets_BS = batch()
+    ours, theirs = (model(tokens_BS, targets_BS) for model in (whole, other))
+    assert torch.allclose(whole(tokens_BS), other(tokens_BS), atol=1e-5)
+    assert not torch.equal(whole(tokens_BS), other(tokens_BS))
+    # The first step changes both in the same way.
+    for loss in (ours, theirs):
+        loss.backward()
+    norms = [sum(float(one.grad.norm()) ** 2 for one in model.parameters()) for model in (whole, other)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)

@@ -108,7 +108,7 @@ class Training(Frozen):
     """First steps that are trained but not timed."""
     seed: int = 17
     controls: NotNegative = 0
-    """Control runs of the first point: the same again, samples of a step summed in other orders.
+    """Control runs of the first point: the same again, samples and features summed in other orders.
 
     How far their losses are apart is what rounding does, and the envelope of a parity; five or more.
     """

@@ -115,7 +115,7 @@ def initial_model(job: TrainingJob, device: torch.device) -> Model:
     plain = job.training.model_copy(update={"attention": "sdpa", "activation_checkpointing": False})
     with torch.device(device):
         model = family_of(job.shape).build(job.shape, training=plain)
-    model.initialise(job.training.seed)
+    worker.initialise(model, job)
     return model
 
 

@@ -122,11 +122,18 @@ def build_model(job: TrainingJob, device: torch.device) -> Model:
     """Return the initial model on `device`, the same at every world size, compiled if asked."""
     with torch.device(device):
         model = _build(job)
-    model.initialise(job.training.seed)
+    initialise(model, job)
     if job.training.compile:
         alone = job.world_size == 1 and job.sharding == "none"
         model.compile_whole() if alone else model.compile_regions()
     return model
+
+
+def initialise(model: Model, job: TrainingJob) -> None:
+    """Fill a whole model with its initial weights; a control run has them in another order of features."""
+    model.initialise(job.training.seed)
+    if job.control:
+        model.renumber(job.control)
 
 
 def count_parameters(job: TrainingJob) -> int:

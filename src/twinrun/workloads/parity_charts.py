@@ -64,7 +64,7 @@ def _apart(a: Traced, b: Traced, steps: int, *, name: str, window: str, limit: f
         curves=tuple(curves),
         limit=limit,
         notes=(
-            "A control run is the same run with the samples of a step summed in another order.",
+            "A control run is the same run with samples and features summed in another order.",
             *(
                 ["The line is the envelope: a further control run stays below it 99 times of 100."]
                 if limit

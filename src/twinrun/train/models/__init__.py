@@ -16,6 +16,8 @@ from twinrun.protocol.training import Training
 
 # Target that adds nothing to the loss; PyTorch's default.
 IGNORED = -100
+# By the ending of a parameter's name: for each axis the order of its features, None where it stays.
+Orders = dict[str, tuple[Tensor | None, ...]]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -30,6 +32,23 @@ class Model(nn.Module):
     def initialise(self, seed: int) -> None:
         """Fill the parameters with values that follow from `seed`, the same at every world size."""
         raise NotImplementedError
+
+    def orders(self, draw: torch.Generator) -> Orders:
+        """Draw orders of features that leave the function of an initial model what it is.
+
+        A vector along the features needs none: its initial values are all the same.
+        """
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def renumber(self, number: int) -> None:
+        """Put the features of an initial model, so also sums over them, into an order drawn from `number`."""
+        orders = self.orders(torch.Generator().manual_seed(number))
+        for name, parameter in self.named_parameters():
+            axes = next((one for ending, one in orders.items() if name.endswith(ending)), ())
+            for axis, order in enumerate(axes):
+                if order is not None:
+                    parameter.copy_(parameter.index_select(axis, order.to(parameter.device)))
 
     def compile_whole(self) -> None:
         """Compile forward pass and loss as one graph, where no hook of DDP or FSDP stands between layers."""

@@ -26,7 +26,7 @@ from twinrun.protocol.models.shape import Checkpointing
 from twinrun.protocol.training import Training
 from twinrun.train.draws import normal, uniform
 from twinrun.train.head_loss import head_loss
-from twinrun.train.models import DTYPES, Model
+from twinrun.train.models import DTYPES, Model, Orders
 from twinrun.train.state_space import Kernels, chosen
 
 EPSILON = 1e-5
@@ -215,6 +215,11 @@ class Mamba(Model):
         for name, parameter in self.named_parameters():
             key = zlib.crc32(f"{seed}/{name}".encode())
             parameter.copy_(initial(name, parameter, key, self.shape))
+
+    def orders(self, draw: torch.Generator) -> Orders:
+        width = torch.randperm(self.shape.width, generator=draw)
+        across = dict.fromkeys(("tokens.weight", "enter.weight", "head.weight"), (None, width))
+        return {**across, "leave.weight": (width, None)}
 
 
 def initial(name: str, parameter: Tensor, key: int, shape: Shape) -> Tensor:

@@ -26,7 +26,7 @@ from twinrun.train.draws import normal
 from twinrun.train.experts import Experts
 from twinrun.train.gelu import shared_gelu
 from twinrun.train.head_loss import head_loss
-from twinrun.train.models import DTYPES, Model
+from twinrun.train.models import DTYPES, Model, Orders
 
 EPSILON = 1e-5
 
@@ -139,6 +139,7 @@ class MPT(Model):
         self.dtype = dtype
         self.checkpointing = checkpointing
         self.final_loss = final_loss
+        self._heads, self._widths = shape.heads, (shape.width, shape.expansion * shape.width)
         self.tokens = nn.Embedding(shape.vocabulary, shape.width)
         self.positions = nn.Embedding(shape.sequence, shape.width)
         self.blocks = nn.ModuleList(Block(shape, fused=attention == "sdpa") for _ in range(shape.layers))
@@ -190,6 +191,18 @@ class MPT(Model):
                     scale /= math.sqrt(2 * len(self.blocks))
                 key = zlib.crc32(f"{seed}/{name}".encode())
                 parameter.copy_(normal(parameter.shape, key, parameter.device) * scale)
+
+    def orders(self, draw: torch.Generator) -> Orders:
+        width, hidden = (torch.randperm(size, generator=draw) for size in self._widths)
+        heads = torch.randperm(self._heads, generator=draw)[:, None] * (len(width) // self._heads)
+        heads = (heads + torch.randperm(len(width) // self._heads, generator=draw)).flatten()
+        return {
+            "qkv.weight": (torch.cat([heads + part * len(width) for part in range(3)]), width),
+            "attention.out.weight": (width, heads),
+            "up.weight": (hidden, width),
+            "down.weight": (width, hidden),
+            **dict.fromkeys(("tokens.weight", "positions.weight", "router.weight"), (None, width)),
+        }
 
 
 def build(shape: Shape, *, training: Training) -> MPT:
