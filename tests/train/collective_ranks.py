@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from twinrun.train import worker
 from twinrun.train.collectives.algorithms import naive, ring, two_level
 from twinrun.train.collectives.compression import CODECS
 from twinrun.train.collectives.gradients import RingGradients, average_gradients
@@ -156,5 +157,4 @@ if __name__ == "__main__":
         dist.init_process_group("gloo")
     for case in CASES:
         case(Links())
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    worker.end()

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.train.small import SHAPE
-from twinrun.train import stages
+from twinrun.train import stages, worker
 from twinrun.train.models.mpt import MPT
 from twinrun.train.wire import Wire
 
@@ -74,7 +74,7 @@ def main() -> None:
     data_parallelism_sends_its_gradients_once()
     cut_matrices_compute_the_same(dist.get_rank())
     dist.barrier()
-    dist.destroy_process_group()
+    worker.end()
 
 
 if __name__ == "__main__":

@@ -33,15 +33,6 @@ def join(job: Job, *, alone: bool = False) -> None:
         dist.init_process_group("nccl" if job.accelerator else "gloo")
 
 
-def leave() -> None:
-    """Leave the other ranks, when all work is done; Gloo's threads may abort a process that just ends.
-
-    Source: github.com/pytorch/pytorch issue 190489 and pull request 179291.
-    """
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 def rank() -> int:
     """Return the number of this rank, before it has joined the others too."""
     return rank_variable("RANK", 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import hashlib
@@ -89,8 +90,18 @@ def _run(work: Callable[[AnyJob], Result], kind: type[AnyJob]) -> None:
         _leave(STOPPED)
     if ranks.rank() == 0:
         write_result(job, result)
-    ranks.leave()
     pulse.end()
+    end()
+
+
+def end() -> NoReturn:
+    """End a rank whose work is done: run the exit handlers, and take no process group down.
+
+    `destroy_process_group` holds the interpreter's lock while it waits for a thread of Gloo, and that thread may
+    need the lock to free tensors; an interpreter that ends aborts on it (github.com/pytorch/pytorch issue 190489).
+    """
+    atexit._run_exitfuncs()
+    _leave(0)
 
 
 def _leave(status: int) -> NoReturn:
