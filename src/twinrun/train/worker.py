@@ -97,8 +97,8 @@ def _run(work: Callable[[AnyJob], Result], kind: type[AnyJob]) -> None:
 def end() -> NoReturn:
     """End a rank whose work is done: run the exit handlers, and take no process group down.
 
-    `destroy_process_group` holds the interpreter's lock while it waits for a thread of Gloo, and that thread may
-    need the lock to free tensors; an interpreter that ends aborts on it (github.com/pytorch/pytorch issue 190489).
+    `destroy_process_group` holds the interpreter's lock while it waits for a thread of Gloo, and that thread
+    may need the lock to free tensors. An interpreter that ends aborts on the thread: pytorch issue 190489.
     """
     atexit._run_exitfuncs()
     _leave(0)
