@@ -343,6 +343,15 @@ def test_a_picture_has_one_curve_of_each_published_gpu() -> None:
         assert sizes == sorted(set(sizes))
 
 
+def test_legs_on_a_processor_are_no_throughput_of_a_gpu() -> None:
+    recipe, records = PROJECT.recipe("mpt1b-convergence"), committed("mpt1b-convergence")
+    drawn = {one.name: one for one in charts(records, recipe, PROJECT.gpus) if isinstance(one, LineChart)}
+    speeds = [spot.value for curve in drawn["per-card"].curves for spot in curve.spots]
+    # Of a run on the GPU and its three legs there, in TFLOP/s; the processor's have 0.7.
+    assert len(speeds) == 4 * len(records)
+    assert min(speeds) > 20
+
+
 def test_published_tokens_of_a_node_are_drawn_as_flops_of_a_card() -> None:
     recipe, records = PROJECT.recipe("mamba-throughput"), committed("mamba-throughput")
     (chart,) = [one for one in charts(records, recipe, PROJECT.gpus) if one.name == "per-card"]

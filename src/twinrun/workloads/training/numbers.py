@@ -95,7 +95,7 @@ def _facts(shared: SharedWork) -> dict[str, Fact]:
 
 def whole(points: Sequence[PointRecord]) -> tuple[PointRecord, ...]:
     """Return the points whose curve reaches to the end of the run, undisturbed ones first."""
-    legs = {point.id: _leg(point) for point in points}
+    legs = {point.id: leg_of(point) for point in points}
     undisturbed = [point for point in points if legs[point.id] is None]
     return (*undisturbed, *(point for point in points if (leg := legs[point.id]) and leg.last))
 
@@ -127,7 +127,8 @@ def origins(point: PointRecord) -> dict[str, str]:
     return {name: str(point.facts[fact]) for name, fact in facts.items() if fact in point.facts}
 
 
-def _leg(point: PointRecord) -> Stretch | None:
+def leg_of(point: PointRecord) -> Stretch | None:
+    """Return the leg that a recorded point is."""
     assert isinstance(point.part, TrainingPoint)
     return point.part.leg
 

@@ -13,7 +13,7 @@ from twinrun.workloads.parity_charts import parity_charts
 from twinrun.workloads.series import curves_of, distance_in_words, distances
 from twinrun.workloads.tables import Column, Table, measured, text
 from twinrun.workloads.training.manifest import TrainingPlan, tables_of
-from twinrun.workloads.training.numbers import traced, whole
+from twinrun.workloads.training.numbers import leg_of, traced, whole
 from twinrun.workloads.training.published_curves import published_curves
 from twinrun.workloads.workload import Drawn, PointRecord, Recorded
 
@@ -159,7 +159,9 @@ def _chart(  # noqa: PLR0917 - in the order of the picture
 def _curve(record: Recorded, place: int, metric: str) -> Curve:
     training = part_of(record).training
     loop = "" if training.trainer == "composer" else f", {training.trainer} loop"
-    points = sorted(record.points, key=lambda point: point.devices)
+    # A leg on the processor of a machine with GPUs says nothing of them.
+    points = [one for one in record.points if not (record.gpu and (leg := leg_of(one)) and leg.processor)]
+    points.sort(key=lambda point: point.devices)
     found = [(point, one) for point in points if (one := point.measurement(metric))]
     return Curve(
         label=f"{record.label}, {training.model}{loop}",
