@@ -87,15 +87,19 @@ def podman(folder: Path) -> Iterator[str]:
 @contextlib.contextmanager
 def containerd_store(folder: Path) -> Iterator[str]:
     """Start Debian 13's Docker with the image store of containerd in a root of its own; yield its address."""
-    root, options = folder / "root", ["--quiet", "--variant=apt", "--include=docker.io"]
+    root, options = folder / "root", ["--quiet", "--variant=apt", "--include=docker.io,mount"]
     subprocess.run(["mmdebstrap", *options, "trixie", str(root)], check=True, timeout=900)
-    (root / "etc/docker").mkdir()
+    (root / "etc/docker").mkdir(exist_ok=True)
     settings = {"features": {"containerd-snapshotter": True}, "bridge": "none", "iptables": False}
     (root / "etc/docker/daemon.json").write_text(json.dumps(settings), encoding="utf-8")
     # Its processes end with the first of their own space of numbers; TERM would leave them. And an engine
     # without a bridge removes the one it finds, which in this machine's network is another engine's.
     apart = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child=KILL"]
-    service = subprocess.Popen([*apart, "sh", "-c", _ENTER, "sh", str(root)])
+    # Folders of this machine are not there.
+    environment = {"PATH": os.environ["PATH"]}
+    service = subprocess.Popen(
+        [*apart, "sh", "-c", _ENTER, "sh", str(root), str(folder.parent)], env=environment
+    )
     try:
         address = f"unix://{root}/sock/docker.sock"
         await_daemon(address)
@@ -106,13 +110,15 @@ def containerd_store(folder: Path) -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-# The root becomes a mount: the engine unpacks layers in roots that it changes into.
+# The root becomes a mount: the engine unpacks layers in roots that it changes into. What containers are given
+# of this machine lies under the second folder.
 _ENTER = """
 set -eu
 mount --make-rprivate /
 mount --bind "$1" "$1"
 cd "$1"
-mkdir sock before
+mkdir -p sock before ".$2"
+mount --bind "$2" ".$2"
 mount --rbind /sys sys
 mount --rbind /dev dev
 mount -t proc proc proc

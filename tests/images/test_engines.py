@@ -46,8 +46,6 @@ def built(client: DockerClient, checkout: Checkout) -> dict[str, Any]:
     return answer(build(checkout, "--json"))["built"]  # type: ignore[no-any-return]
 
 
-# Each makes a root file system with an engine in it: minutes.
-@pytest.mark.nightly
 @pytest.mark.parametrize("start", ENGINES)
 def test_another_engine_builds_the_same_image(
     start: Callable[[Path], AbstractContextManager[str]],
