@@ -12,13 +12,16 @@ import pytest
 from tests.checkpoints.writing import VALUES, write
 from twinrun.checkpoints.faults import DamagedError
 from twinrun.checkpoints.folder import FolderStore, _File
+from twinrun.checkpoints.manifest import Chunk
 from twinrun.checkpoints.retention import retire
-from twinrun.checkpoints.safetensors import parse_header
-from twinrun.checkpoints.verification import verify
+from twinrun.checkpoints.safetensors import Entry, parse_header
+from twinrun.checkpoints.verification import entry_of, verify
 from twinrun.checkpoints.whole import whole_tensor
 from twinrun.cli.checkpoint import checkpoint
 from twinrun.foundation.errors import InputError, RunError, TwinrunError
 from twinrun.foundation.files import canonical_json, sha256_of_bytes
+
+FILE = "rank-00000.safetensors"
 
 
 @pytest.fixture
@@ -128,6 +131,13 @@ def test_a_header_of_no_tensor_is_damage(described: dict[str, object]) -> None:
     text = json.dumps({"a": {"dtype": "F32"} | described}).encode()
     with pytest.raises(DamagedError, match="no safetensors header"):
         parse_header(len(text).to_bytes(8, "little") + text, place="a file")
+
+
+def test_a_tensor_that_ends_after_its_file_is_refused_before_it_takes_memory(store: FolderStore) -> None:
+    entry = Entry(name="model.weight@0,0", dtype="F32", shape=(1 << 50, 3))
+    chunk = Chunk(file=FILE, key=entry.name, offsets=(0, 0), sizes=entry.shape, sha256="0" * 64)
+    with store.open(6, FILE) as source, pytest.raises(DamagedError, match="ends after the file"):
+        entry_of(chunk, {entry.name: entry}, source, place=FILE)
 
 
 def test_a_run_that_another_has_replaced_is_told_so_at_every_step(tmp_path: Path) -> None:
