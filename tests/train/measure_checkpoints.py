@@ -44,7 +44,7 @@ Tensors = dict[str, Tensor]
 
 
 def main() -> int:
-    """Measure, and print what was found."""
+    """Read the command line, and measure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--parameters", type=int, default=1_315_950_592)
@@ -57,14 +57,31 @@ def main() -> int:
         parser.error(
             f"found {given.parameters} parameters and {given.trials} trials, allowed 1 or more of each"
         )
+    try:
+        torch.empty(1, device=given.device)
+    except (RuntimeError, AssertionError) as error:
+        parser.error(f"--device: found {given.device}, allowed a device of this machine; {error}")
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-    tensors = state(given.parameters, given.device)
+    try:
+        measure(given.folder, state(given.parameters, given.device), device=given.device, trials=given.trials)
+    except OSError as error:
+        hint = "free some space, or choose a folder that this user can write to"
+        parser.exit(
+            3, f"error: {given.folder}: {error.strerror}; what was written is removed\nhint: {hint}\n"
+        )
+    except KeyboardInterrupt:
+        parser.exit(130, "stopped; what was written is removed\n")
+    return 0
+
+
+def measure(folder: Path, tensors: Tensors, *, device: str, trials: int) -> None:
+    """Save and load in turns, and print what was found."""
     total = sum(tensor.nbytes for tensor in tensors.values())
-    print(f"{total / 2**30:.2f} GiB in {len(tensors)} tensors on {given.device}, torch {torch.__version__}")
+    print(f"{total / 2**30:.2f} GiB in {len(tensors)} tensors on {device}, torch {torch.__version__}")
     saved: dict[str, list[float]] = {}
     staging = Staging()
-    with tempfile.TemporaryDirectory(dir=given.folder) as scratch:
-        for trial in range(given.trials):
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        for trial in range(trials):
             theirs, store = Path(scratch, "theirs.pt"), FolderStore(Path(scratch, f"ours-{trial}"))
             _add(saved, "torch.save and fsync", partial(save_theirs, tensors, theirs))
             theirs.unlink()
@@ -86,7 +103,6 @@ def main() -> int:
     for where in ("page cache", "disk"):
         share = medians[f"unverified load from the {where}"] / medians[f"verified load from the {where}"]
         print(f"verified load over unverified, from the {where}: {share:.3f}")
-    return 0
 
 
 def state(parameters: int, device: str) -> Tensors:

@@ -45,6 +45,20 @@ def test_memory_that_ran_out_has_its_own_status(make_job: MakeJob, tmp_path: Pat
     assert not (Path(job.out) / "result.json").exists()
 
 
+def test_a_rank_that_is_done_runs_its_exit_handlers_and_goes_no_further(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    (tmp_path / "job.json").write_text(make_job().model_dump_json())
+    path = script(tmp_path, "return Result(point=job.point, device_name='cpu', libraries={})")
+    handler = "import atexit\natexit.register(print, 'handled')\nfrom twinrun.protocol.job import Result\n"
+    path.write_text(f"{handler}{path.read_text()}\nprint('further')\n")
+    command = [sys.executable, str(path), "--job", str(tmp_path / "job.json")]
+    ended = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, check=False, timeout=400
+    )
+    assert (ended.returncode, ended.stdout) == (0, "handled\n"), ended.stderr
+
+
 def test_any_other_failure_shows_its_traceback(make_job: MakeJob, tmp_path: Path) -> None:
     path = script(tmp_path, "raise ValueError('broken on purpose')")
     (tmp_path / "job.json").write_text(make_job().model_dump_json())
