@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -199,6 +200,45 @@ def test_a_model_with_our_kernels_is_one_graph(
     whole.compile_whole()
     for name, gradient in gradients(whole).items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_a_compiled_model_stays_compiled_beside_kernels_that_break_graphs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch._dynamo.reset()
+    runs = Counter[str]()
+    made = torch.compile
+    first, second = small(), small()
+    breaking = second.kernels._replace(
+        convolve=torch.compiler.disable(second.kernels.convolve),
+        scan=torch.compiler.disable(second.kernels.scan),
+        traced=False,
+    )
+    second.kernels = breaking
+    for block in second.blocks:
+        block.mixer.kernels = breaking
+    for name, model in {"first": first, "second": second}.items():
+        monkeypatch.setattr(torch, "compile", partial(made, backend=counted(name, runs)))
+        model.compile_whole()
+        model(*batch())
+    assert runs["second"] >= len(second.blocks)
+    before = runs["first"]
+    torch.testing.assert_close(first(*batch()), second(*batch()))
+    assert runs["first"] == before + 1
+
+
+def counted(name: str, runs: Counter[str]) -> Any:
+    """Return a backend of torch.compile that runs graphs as they are and counts under a name."""
+
+    def backend(graph: Any, _examples: Any) -> Any:
+        def run(*given: Any) -> Any:
+            runs[name] += 1
+            return graph(*given)
+
+        return run
+
+    return backend
 
 
 def test_selective_checkpointing_keeps_products_alone() -> None:

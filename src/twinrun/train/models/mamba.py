@@ -197,15 +197,22 @@ class Mamba(Model):
                 raise InputError("not the device of the model", place=name, found=found, allowed=device)
         self.kernels.check(device)
 
-    # What cannot be compiled as one graph is an error, but for upstream's kernels, which cannot be traced.
     def compile_whole(self) -> None:
-        """Compile the model on one device, but for what is checked: that reads files and raises."""
-        compiled = torch.compile(self._decode, dynamic=False, fullgraph=self.kernels.traced)
+        """Compile the model on one device, but for what is checked: that reads files and raises.
+
+        Kernels that cannot be traced break its graph in each block; torch.compile then gives the function up
+        for every model of the process: such a model is compiled by blocks.
+        """
+        if not self.kernels.traced:
+            self.compile_regions()
+            return
+        compiled = torch.compile(self._decode, dynamic=False, fullgraph=True)
         self._decode = compiled  # type: ignore[method-assign]
 
     def compile_regions(self) -> None:
         """Compile each block's forward and the loss; call before or after sharding."""
         for block in self.blocks:
+            # What cannot be compiled as one graph is an error, but for upstream's kernels.
             block.forward = torch.compile(block.forward, dynamic=False, fullgraph=self.kernels.traced)
         self.final_loss = torch.compile(final_loss, dynamic=False, fullgraph=True)
 
