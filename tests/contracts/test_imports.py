@@ -6,7 +6,6 @@ import ast
 import graphlib
 import json
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -14,7 +13,16 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.checks import imported
-from tests.contracts.tree import ROOT, host_modules, is_train, modules, shown, train_modules
+from tests.contracts.tree import (
+    ROOT,
+    STACK_PACKAGES,
+    host_modules,
+    is_train,
+    loaded_by,
+    modules,
+    shown,
+    train_modules,
+)
 from twinrun.workloads import workload_names
 
 # From the ground up: a module imports its own package and those before it. Every package has its place.
@@ -38,7 +46,6 @@ APART = {("results", "images"), ("report", "images")}
 OF_RANKS = ("foundation", "protocol", "checkpoints", "train")
 # A module of one workload; those that all share lie beside the folders.
 WORKLOAD = re.compile(rf"twinrun\.workloads\.({'|'.join(workload_names())})(\..*)?")
-STACK_PACKAGES = {"composer", "deepspeed", "streaming", "torch", "torchvision", "transformers", "triton"}
 RECIPE = min(shown(path) for path in (ROOT / "recipes").iterdir())
 # Extras that one module may import, when it is called.
 EXTRAS = {"twinrun.checkpoints.s3": {"boto3", "botocore"}}
@@ -191,36 +198,6 @@ def test_importing_the_host_side_loads_no_framework() -> None:
 def test_quick_commands_load_no_framework(arguments: list[str]) -> None:
     code = "import sys\nfrom invoke.main import program\nprogram.run(['invoke', *sys.argv[1:]], exit=False)"
     assert loaded_by(code, *arguments) == set()
-
-
-@pytest.mark.parametrize(
-    ("modules", "used"),
-    [
-        (("plain_loop",), set()),
-        (("layout_loop", "replicated"), set()),
-        (("layout_loop", "deepspeed_adapter"), {"deepspeed"}),
-    ],
-    ids=("plain", "layout of torch", "layout of DeepSpeed"),
-)
-def test_a_rank_loads_no_framework_but_its_own(modules: tuple[str, ...], used: set[str]) -> None:
-    """A rank waits for what it imports, and those of a CPU share its cores; tokenizers are no part of it."""
-    for name in ("streaming", *used):
-        pytest.importorskip(name, reason="needs the packages of a stack")
-    names = ", ".join(f"twinrun.train.{module}" for module in modules)
-    # PyTorch's optimizers load its tracer and Triton; its compiler starts a process beside the rank.
-    compiler = "torch._inductor.async_compile"
-    asked = "import deepspeed.runtime.zero.muon.muon_optimizer" if used else ""
-    code = f"import {names}, sys\n{asked}\nassert {compiler!r} not in sys.modules"
-    assert loaded_by(code) - {"triton"} == {"torch", *used}
-
-
-def loaded_by(code: str, *arguments: str) -> set[str]:
-    """Return which frameworks a new interpreter has loaded after running `code`."""
-    report = f"\nprint('loaded', *({STACK_PACKAGES!r} & sys.modules.keys()))"
-    command = [sys.executable, "-c", code + report, *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return set(done.stdout.splitlines()[-1].split()) - {"loaded"}
 
 
 def declared() -> set[str]:

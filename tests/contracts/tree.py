@@ -1,12 +1,14 @@
-"""The files that the contracts look at."""
+"""The files that the contracts look at, and what an import of them loads."""
 
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "twinrun"
+STACK_PACKAGES = {"composer", "deepspeed", "streaming", "torch", "torchvision", "transformers", "triton"}
 
 
 def host_modules() -> dict[str, Path]:
@@ -45,3 +47,12 @@ def shown(path: Path) -> str:
 def _dotted(path: Path) -> str:
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def loaded_by(code: str, *arguments: str) -> set[str]:
+    """Return which frameworks a new interpreter has loaded after running `code`."""
+    report = f"\nprint('loaded', *({STACK_PACKAGES!r} & sys.modules.keys()))"
+    command = [sys.executable, "-c", code + report, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split()) - {"loaded"}

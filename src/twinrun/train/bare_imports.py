@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 
 
@@ -26,6 +27,12 @@ def bare(*packages: str) -> Iterator[None]:
     finally:
         for name in made:
             sys.modules.pop(name, None)
+
+
+def switched_off(module: str, *switches: str) -> None:
+    """Import a module that says which optional packages there are, and say that some are not."""
+    for name in switches:
+        setattr(import_module(module), name, False)
 
 
 @contextlib.contextmanager
