@@ -84,6 +84,26 @@ def test_where_the_user_says_code_lies_nothing_is_compiled(
     assert not (workspace.data / "kernels").exists()
 
 
+def test_what_enters_the_code_is_compiled_beside_it_for_a_gpu(tmp_path: Path) -> None:
+    workspace = workspace_of(tmp_path)
+    body = "import os, pathlib; pathlib.Path(os.environ['TINY_KERNELS_OBJECTS'], 'entry').touch()"
+    (workspace.packages[0] / "tiny_kernels/entry.py").write_text(body)
+    on_gpu, said = variables(workspace, "sm_90")
+    assert Path(on_gpu["TINY_KERNELS_OBJECTS"], "entry").exists()
+    assert len(said) == 1
+    on_processor, _ = variables(workspace, "cpu")
+    assert not Path(on_processor["TINY_KERNELS_OBJECTS"], "entry").exists()
+
+
+def test_what_enters_the_code_and_is_refused_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
+    workspace = workspace_of(tmp_path)
+    (workspace.packages[0] / "tiny_kernels/entry.py").write_text("raise SystemExit('needs Python.h')")
+    found, said = variables(workspace, "sm_90")
+    assert found
+    assert "tiny_kernels-entry is not compiled" in said[-1]
+    assert "needs Python.h" in said[-1]
+
+
 def test_nothing_is_written_into_the_project(tmp_path: Path) -> None:
     workspace = workspace_of(tmp_path)
     before = sorted(workspace.root.rglob("*"))

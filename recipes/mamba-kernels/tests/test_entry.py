@@ -33,7 +33,7 @@ from twinrun_mamba import ArgumentError, causal_conv1d_fn, causal_conv1d_update,
 from twinrun_mamba.compile import CompileError, cpu_compiler
 from twinrun_mamba.drivers import Cuda, LaunchError
 from twinrun_mamba.launch import Launcher
-from twinrun_mamba.registry import CodeObject, Kernel
+from twinrun_mamba.registry import OBJECTS, CodeObject, Kernel
 
 SCAN = ScanCase(torch.bfloat16, 2, 40, 70, 16, 1)
 CONV = ConvCase(torch.bfloat16, 2, 8, 64, 4, TRAINING_OPTIONS)
@@ -55,6 +55,7 @@ CASES: tuple[Case, ...] = (
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The entry, in a cache of the tests' own."""
     with pytest.MonkeyPatch.context() as changed:
+        changed.delenv(OBJECTS, raising=False)
         changed.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         try:
             return entry.build()
@@ -243,16 +244,16 @@ def test_a_compiler_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tm
         entry.build()
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_it_is_in_use_where_it_was_compiled(there: bool, compiled: Path, tmp_path: Path) -> None:
-    cache = compiled.parents[1] if there else tmp_path
+@pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", OBJECTS, None])
+def test_it_is_in_use_where_it_was_compiled(variable: str | None, compiled: Path, tmp_path: Path) -> None:
     path = str(Path(twinrun_mamba.__file__).parents[1])
-    code = "from twinrun_mamba import describe; print(describe('cpu')['calls'])"
-    environment = {"PYTHONPATH": path, "XDG_CACHE_HOME": str(cache)}
+    code = "from twinrun_mamba import describe; print(describe('cpu', 'reference')['calls'])"
+    places = {"XDG_CACHE_HOME": compiled.parents[1], OBJECTS: compiled.parent, None: tmp_path}
+    environment = {"PYTHONPATH": path, variable or "XDG_CACHE_HOME": str(places[variable])}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
-    assert done.stdout == ("entry\n" if there else "python\n")
+    assert done.stdout == ("entry\n" if variable else "python\n")
 
 
 class Launched(ctypes.Structure):

@@ -17,6 +17,8 @@ from twinrun.foundation.processes import last_lines
 
 # Where a package keeps its compiled code, and the file there that is written last.
 OBJECTS, INDEX = "objects", "kernels.json"
+# The module that compiles what a package has for the PyTorch of the engine; it keeps what it has compiled.
+ENTRY = "entry"
 # What the emulation on a processor is called among architectures.
 PROCESSOR = "cpu"
 
@@ -41,6 +43,11 @@ def kernel_variables(
             say(f"{variable} is set: {os.environ[variable]}")
         elif _compiled(package.name, objects, archs=archs, engine=engine, workspace=workspace, say=say):
             found[variable] = engine.inside(objects)
+            # Emulated kernels take longer than any call.
+            if (package / f"{ENTRY}.py").is_file() and tuple(archs) != (PROCESSOR,):
+                arguments = (PYTHON, "-m", f"{package.name}.{ENTRY}")
+                command = Command(arguments=arguments, variables=found, writes_data=True)
+                _run(command, f"{package.name}-{ENTRY}", engine=engine, workspace=workspace, say=say)
         elif own := sorted(built(package / OBJECTS).intersection(archs)):
             # Nobody can tell here whether it belongs to the source: the record has its digest.
             say(f"{package / OBJECTS}: what was compiled there before is used, for {', '.join(own)}")
@@ -87,10 +94,18 @@ def _compiled(
         if built(objects).issuperset(archs):
             return True
         say(f"compiling {name} for {', '.join(archs)}, once: {objects}")
-        log = workspace.run / "log" / f"{name}.log"
         arguments = (PYTHON, "-m", f"{name}.compile", "--output", engine.inside(objects), "--archs", *archs)
-        if not run_to_end(engine, Command(arguments=arguments, variables={}, writes_data=True), log=log):
-            return True
-        tail = last_lines(log.read_text(encoding="utf-8", errors="replace"))
-        say(f"{name} is not compiled; the whole log is {log}\n{tail}")
-        return False
+        command = Command(arguments=arguments, variables={}, writes_data=True)
+        return _run(command, name, engine=engine, workspace=workspace, say=say)
+
+
+def _run(
+    command: Command, name: str, *, engine: Engine, workspace: Workspace, say: Callable[[str], None]
+) -> bool:
+    """Say whether a compilation succeeded, and where it did not, why."""
+    log = workspace.run / "log" / f"{name}.log"
+    if not run_to_end(engine, command, log=log):
+        return True
+    tail = last_lines(log.read_text(encoding="utf-8", errors="replace"))
+    say(f"{name} is not compiled; the whole log is {log}\n{tail}")
+    return False

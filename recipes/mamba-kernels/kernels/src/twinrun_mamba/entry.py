@@ -30,6 +30,7 @@ from twinrun_mamba.compile import CompileError, cpu_compiler
 from twinrun_mamba.layout import Parameters
 from twinrun_mamba.ops import is_eager
 from twinrun_mamba.recording import Recording, Start, recording
+from twinrun_mamba.registry import OBJECTS
 
 SOURCE = Path(__file__).with_name("entry.cpp")
 NAME = "twinrun_mamba_entry"
@@ -162,9 +163,16 @@ def compiled() -> Path:
     """Return where the entry for this torch and this Python is, once it is compiled."""
     parts = (SOURCE.read_text(encoding="utf-8"), torch.__version__, sys.version, *FLAGS)
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    return _folder() / f"{NAME}-{digest}.so"
+
+
+def _folder() -> Path:
+    """Return where the entry lies: beside compiled kernels where a variable says where those are."""
+    if objects := os.environ.get(OBJECTS):
+        return Path(objects)
     # A user in a container may have no home.
     home = Path(os.environ.get("HOME") or "/nonexistent")
-    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache", "twinrun_mamba", f"{NAME}-{digest}.so")
+    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache", "twinrun_mamba")
 
 
 def build() -> Path:

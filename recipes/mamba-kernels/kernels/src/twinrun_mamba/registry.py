@@ -12,6 +12,9 @@ from pathlib import Path
 
 import torch
 
+# Names the folder of compiled code, in place of the package's own.
+OBJECTS = "TWINRUN_MAMBA_OBJECTS"
+
 
 class ArchitectureError(RuntimeError):
     """No compiled kernel runs on this device."""
@@ -49,7 +52,7 @@ class CodeObject:
 
 def folder() -> Path:
     """Return where code objects lie: TWINRUN_MAMBA_OBJECTS, else in the package."""
-    return Path(os.environ.get("TWINRUN_MAMBA_OBJECTS") or Path(__file__).with_name("objects"))
+    return Path(os.environ.get(OBJECTS) or Path(__file__).with_name("objects"))
 
 
 @cache
