@@ -16,7 +16,7 @@ from twinrun.train.collectives.links import Links
 from twinrun.train.collectives.ring import Ring
 from twinrun.train.job_files import rank_variable
 
-FEEDBACK = "-feedback"
+FEEDBACK, ENTROPY = "-feedback", "-entropy"
 ALGORITHMS = ("ring", "naive", "two-level")
 COMPRESSIONS = (*CODECS, f"int8{FEEDBACK}")
 
@@ -35,6 +35,11 @@ class Reducer:
     def of_library(cls) -> Reducer:
         """Return the library's own, whatever algorithm it chooses."""
         return cls("library", dist.all_reduce, name="library")
+
+    @property
+    def takes_numbers(self) -> bool:
+        """Whether what a link carries follows from the numbers, so that zeros would take no time."""
+        return self.compression.endswith(ENTROPY)
 
     def __call__(self, buffer: Tensor) -> None:
         """Sum `buffer` over all ranks."""
@@ -59,7 +64,7 @@ def chosen(settings: dict[str, Any], links: Links) -> list[Reducer]:
     for option, known in (("algorithms", ALGORITHMS), ("compressions", COMPRESSIONS)):
         if unknown := [name for name in settings[option] if name not in known]:
             raise InputError("unknown", place=f"--set options.{option}", found=unknown, allowed=list(known))
-    pieces = {"bucket_bytes": settings["bucket_kib"] << 10}
+    pieces = {"bucket_bytes": settings["bucket_kib"] << 10 or None}
     overlap = pieces | {"in_flight": settings["in_flight"]}
     inside = settings["ranks_per_node"] or rank_variable("LOCAL_WORLD_SIZE", links.size)
     made = {"ring": lambda: ring(links, **overlap), "naive": lambda: naive(links, **pieces)}

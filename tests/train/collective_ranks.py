@@ -17,7 +17,7 @@ from twinrun.train.collectives.gradients import RingGradients, average_gradients
 from twinrun.train.collectives.links import Links
 from twinrun.train.collectives.ring import Ring
 
-LENGTHS = (0, 1, 2, 5, 97, 1000, 4099)
+LENGTHS = (0, 1, 2, 5, 97, 1031)
 DTYPES = (torch.float32, torch.bfloat16, torch.int32, torch.int64)
 # A few elements, so that every buffer has many buckets.
 SMALL = 64
@@ -66,7 +66,7 @@ def links_carry_what_the_formula_says(links: Links) -> None:
 
 
 def compression_is_close_and_equal_on_all_ranks(links: Links) -> None:
-    allowed = {"bf16": 1e-2, "fp8": 1e-1, "int8": 2e-2}
+    allowed = {"bf16": 1e-2, "fp8": 1e-1, "int8": 2e-2, "int8-entropy": 2e-2}
     for name, codec in CODECS.items():
         for count in (0, 1, 97, 5000):
             parts = [

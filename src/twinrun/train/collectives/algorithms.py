@@ -9,7 +9,7 @@ from torch import Tensor
 
 from twinrun.train.collectives.compression import Codec
 from twinrun.train.collectives.links import Links
-from twinrun.train.collectives.ring import BUCKET_BYTES, IN_FLIGHT, Ring
+from twinrun.train.collectives.ring import IN_FLIGHT, LONGEST_BYTES, Ring
 
 Reduce = Callable[[Tensor], None]
 
@@ -17,7 +17,7 @@ Reduce = Callable[[Tensor], None]
 def ring(
     links: Links,
     *,
-    bucket_bytes: int = BUCKET_BYTES,
+    bucket_bytes: int | None = None,
     in_flight: int = IN_FLIGHT,
     codec: Codec | None = None,
 ) -> Reduce:
@@ -26,7 +26,7 @@ def ring(
 
 
 def two_level(
-    links: Links, *, ranks_per_node: int, bucket_bytes: int = BUCKET_BYTES, in_flight: int = IN_FLIGHT
+    links: Links, *, ranks_per_node: int, bucket_bytes: int | None = None, in_flight: int = IN_FLIGHT
 ) -> Reduce:
     """Return the all-reduce that sums inside each node, then each part over the nodes.
 
@@ -50,13 +50,13 @@ def two_level(
     return reduce
 
 
-def naive(links: Links, *, bucket_bytes: int = BUCKET_BYTES) -> Reduce:
+def naive(links: Links, *, bucket_bytes: int | None = None) -> Reduce:
     """Return the all-reduce through rank 0, whose link carries n - 1 buffers each way."""
     others = range(1, links.size)
 
     def reduce(buffer: Tensor) -> None:
         flat = buffer.view(-1)
-        for bucket in flat.split(max(1, bucket_bytes // flat.element_size())):
+        for bucket in flat.split(max(1, (bucket_bytes or LONGEST_BYTES) // flat.element_size())):
             if links.rank:
                 links.start(sends=[(bucket, 0)]).wait()
             else:

@@ -14,7 +14,7 @@ from torch.futures import Future
 
 from twinrun.train.collectives.compression import Codec
 from twinrun.train.collectives.links import Links
-from twinrun.train.collectives.ring import BUCKET_BYTES, IN_FLIGHT, Ring
+from twinrun.train.collectives.ring import IN_FLIGHT, Ring
 
 
 class RingGradients:
@@ -24,7 +24,7 @@ class RingGradients:
         self,
         group: Any = None,
         *,
-        bucket_bytes: int = BUCKET_BYTES,
+        bucket_bytes: int | None = None,
         in_flight: int = IN_FLIGHT,
         codec: Codec | None = None,
     ) -> None:

@@ -16,7 +16,10 @@ from torch import Tensor
 from twinrun.train.collectives.compression import Codec
 from twinrun.train.collectives.links import Links, Transfer
 
-BUCKET_BYTES = 32 << 20
+# A chunk has this many buckets, unless they would be shorter or longer than these: short ones cost a start
+# each, long ones are summed while nothing is under way.
+BUCKETS = 16
+SHORTEST_BYTES, LONGEST_BYTES = 1 << 20, 32 << 20
 IN_FLIGHT = 4
 
 Buckets = list[list[Tensor]]
@@ -31,7 +34,7 @@ class Ring:
         links: Links,
         *,
         members: Sequence[int] | None = None,
-        bucket_bytes: int = BUCKET_BYTES,
+        bucket_bytes: int | None = None,
         in_flight: int = IN_FLIGHT,
         codec: Codec | None = None,
     ) -> None:
@@ -39,6 +42,7 @@ class Ring:
 
         Args:
             members: ranks in the order of the ring, this one among them; all when left out.
+            bucket_bytes: most bytes of a bucket; follows from the buffer when left out.
             in_flight: buckets under way at once; with 1 nothing overlaps.
             codec: how transfers are compressed, if at all.
         """
@@ -76,7 +80,7 @@ class Ring:
             leaving, coming = self._place - step, self._place - step - 1
             target = chunks[coming % self.size][bucket]
             payload = self._encoded(chunks, lost, leaving % self.size, bucket)
-            arrived = self._room(target)
+            arrived = self._room(target, payload)
             return self._move(payload, arrived), lambda: target.add_(self._decoded(arrived, target))
 
         self._run(chunks, start)
@@ -94,10 +98,10 @@ class Ring:
             if step == 0:
                 payloads[leaving, bucket] = self._encoded(chunks, lost, leaving, bucket)
                 self._keep(chunks[leaving][bucket], payloads[leaving, bucket])
-            arrived = target if self._codec is None else self._room(target)
+            payload = payloads.pop((leaving, bucket))
+            arrived = target if self._codec is None else self._room(target, payload)
             payloads[coming, bucket] = arrived
-            moved = self._move(payloads.pop((leaving, bucket)), arrived)
-            return moved, lambda: self._keep(target, arrived)
+            return self._move(payload, arrived), lambda: self._keep(target, arrived)
 
         self._run(chunks, start)
 
@@ -130,7 +134,8 @@ class Ring:
         """Return the buckets of each chunk; all chunks have as many, so that both ends cut alike."""
         flat = buffer.view(-1)
         longest = -(-flat.numel() // self.size) * flat.element_size()
-        count = max(1, -(-longest // self._bucket_bytes))
+        limit = self._bucket_bytes or min(max(longest // BUCKETS, SHORTEST_BYTES), LONGEST_BYTES)
+        count = max(1, -(-longest // limit))
         return [list(chunk.tensor_split(count)) for chunk in flat.tensor_split(self.size)]
 
     def _lost(self, residual: Tensor | None) -> Buckets | None:
@@ -144,11 +149,16 @@ class Ring:
             return self._codec.encode(values)
         return self._codec.encode_with_feedback(values, lost[chunk][bucket])
 
-    def _room(self, target: Tensor) -> Tensor:
-        """Return memory for what comes in place of `target`."""
+    def _room(self, target: Tensor, payload: Tensor) -> Tensor:
+        """Return memory for what comes in place of `target` while `payload` leaves."""
         if self._codec is None:
             return torch.empty_like(target)
-        return target.new_empty(self._codec.bytes_of(target.numel()), dtype=torch.uint8)
+        size = self._codec.bytes_of(target.numel())
+        if size is None:
+            sizes = torch.tensor([payload.numel(), 0], device=payload.device)
+            self._move(sizes[:1], sizes[1:]).wait()
+            size = int(sizes[1])
+        return target.new_empty(size, dtype=torch.uint8)
 
     def _decoded(self, arrived: Tensor, target: Tensor) -> Tensor:
         return arrived if self._codec is None else self._codec.decode(arrived, target.numel())
