@@ -59,8 +59,13 @@ def chosen(settings: dict[str, Any], links: Links) -> list[Reducer]:
     """Return the all-reduces of a case; a two-level ring only where there are two levels.
 
     Raises:
-        InputError: an option names what there is not.
+        InputError: an option names what there is not, or is too small.
     """
+    for option, least in (("bucket_kib", 0), ("in_flight", 1), ("ranks_per_node", 0)):
+        if (found := settings[option]) < least:
+            raise InputError(
+                "too small", place=f"--set options.{option}", found=found, allowed=f"{least} or more"
+            )
     for option, known in (("algorithms", ALGORITHMS), ("compressions", COMPRESSIONS)):
         if unknown := [name for name in settings[option] if name not in known]:
             raise InputError("unknown", place=f"--set options.{option}", found=unknown, allowed=list(known))

@@ -125,9 +125,17 @@ def test_a_wrong_ring_ends_the_run(wrong: str, tmp_path: Path) -> None:
     assert message in ended.stderr, ended.stderr[-3000:]
 
 
-def test_an_unknown_algorithm_is_refused(tmp_path: Path) -> None:
-    ended = launch(tmp_path, 2, script=RECIPE / "bench.py", algorithms=["tree"])
-    assert "--set options.algorithms: unknown" in ended.stderr
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"algorithms": ["tree"]}, "options.algorithms: unknown"),
+        ({"in_flight": 0}, "options.in_flight: too small"),
+    ],
+    ids=("algorithm", "in flight"),
+)
+def test_an_option_that_cannot_be_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    ended = launch(tmp_path, 2, script=RECIPE / "bench.py", **options)
+    assert f"--set {message}" in ended.stderr
     assert "Traceback" not in ended.stderr.partition("error: ")[2].partition("\n")[0]
 
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from twinrun.foundation.errors import MachineError
+
 # Values that share a scale: long enough that the scale is 1.6 % of the bytes, short enough that one large
 # value costs few others their digits.
 BLOCK = 256
@@ -88,8 +90,13 @@ class Entropy(Codec):
     """What another codec makes, frequent bytes in fewer bits by Zstandard on the host: for slow links."""
 
     def __init__(self, inner: Codec) -> None:
-        # A requirement of mosaicml-streaming; ranks that do not ask for it start without.
-        import zstd
+        """Take the other codec; raises MachineError where the package zstd is missing."""
+        # Ranks that do not ask for it start without.
+        try:
+            import zstd
+        except ImportError:
+            hint = "install zstd; it comes with mosaicml-streaming"
+            raise MachineError("entropy codes need Zstandard", found="no package zstd", hint=hint) from None
 
         self._inner, self._zstd = inner, zstd
 

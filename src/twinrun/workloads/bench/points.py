@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from twinrun.foundation.errors import InputError, MachineError, closest
 from twinrun.manifests.settings import overlay
-from twinrun.protocol.bench import Timing
+from twinrun.protocol.bench import Settings, Timing
 from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint, BenchScale, Tables, tables_of
 from twinrun.workloads.sweep import placement, sizes
 from twinrun.workloads.workload import Choice, Placement, Planned, PlanRequest, Point
+
+# Where an option is, and what its values may be.
+OPTION = "options."
+KINDS = {int: "a whole number", bool: "true or false", str: "text", list: "a list"}
 
 
 def plan(request: PlanRequest) -> Planned:
     """Turn a request into cases at placements.
 
     Raises:
-        InputError: a setting or case that does not exist.
+        InputError: a setting or case that does not exist, or a value of another type than the recipe's.
         MachineError: this machine has too few devices.
     """
     recipe, tables = request.recipe, tables_of(request.recipe)
     scale, overrides = tables.scale(request.scale), dict(request.overrides)
     names = _cases(tables, scale, overrides.pop("cases", None))
     places = _places(scale, overrides.pop("devices", None), request.hardware.devices)
+    _demand_types(tables.bench.options, overrides)
     bench = overlay(tables.bench, scale=scale.set, manifest=recipe.manifest, user=overrides)
     points = tuple(_point(tables, bench, name, place) for name in names for place in places)
     timed = f"{bench.repeats} timed calls each" if bench.repeats else "checked, not timed"
@@ -32,6 +38,18 @@ def plan(request: PlanRequest) -> Planned:
         points=points,
         choices=(Choice(name="cases", value=", ".join(point.id for point in points), because=timed),),
     )
+
+
+def _demand_types(options: Settings, overrides: dict[str, Any]) -> None:
+    """Raise InputError for an option of another type than the recipe's, which only ranks would meet."""
+    for key, value in overrides.items():
+        known = options.get(key.removeprefix(OPTION)) if key.startswith(OPTION) else None
+        kind = list if isinstance(known, tuple) else type(known)
+        # `overlay` says how a list is written.
+        if known is None or type(value) is kind or (kind is list and isinstance(value, str)):
+            continue
+        hint = f"the recipe has {json.dumps(known)}"
+        raise InputError("wrong type", place=f"--set {key}", found=value, allowed=KINDS[kind], hint=hint)
 
 
 def _places(scale: BenchScale, requested: Any, devices: int) -> list[Placement | None]:
