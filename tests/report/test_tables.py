@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console, RenderableType
 
 from tests.report.committed import RECIPES, committed, newest, verdict
-from twinrun.report.tables import choices_table, record_tables, verdict_table
+from twinrun.report.tables import View, record_tables, verdict_table, word_columns
 from twinrun.report.terminal import show
-from twinrun.workloads.workload import Choice
+from twinrun.workloads.tables import Table, text
 
 
 def rendered(view: RenderableType, *, width: int = 120) -> str:
@@ -19,15 +19,9 @@ def rendered(view: RenderableType, *, width: int = 120) -> str:
     return capture.get()
 
 
-def test_choices_say_why() -> None:
-    text = rendered(choices_table([Choice(name="scale", value="smoke", because="no GPU in use")]))
-    assert "scale" in text
-    assert "no GPU in use" in text
-
-
 def test_names_from_a_machine_are_not_markup() -> None:
-    choice = Choice(name="gpu", value="[bold]GPU[/nonsense]", because="[red]seen")
-    assert "[bold]GPU[/nonsense]" in rendered(choices_table([choice]))
+    table = Table(title="", columns=word_columns("gpu"), rows=((text("[bold]GPU[/nonsense]"),),))
+    assert "[bold]GPU[/nonsense]" in rendered(View(table))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -107,12 +107,6 @@ class SlurmClient:
             return ()
         return tuple(self.ask("scontrol", "show", "hostnames", nodes).split())
 
-    def idle(self) -> tuple[str, ...]:
-        """Return the nodes of the site's partition that could be given now."""
-        wanted = _partition(self.site)
-        listed = self.ask("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N", *wanted)
-        return tuple(listed.split())
-
     def size(self) -> int:
         """Return how many nodes the site's partition has that are not down."""
         wanted = _partition(self.site)

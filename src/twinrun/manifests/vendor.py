@@ -101,11 +101,8 @@ class Vendor(Frozen):
 
     name: Identifier
     title: str
-    torch_device: str
-    """Device type in PyTorch."""
     backend: str
     """Backend of torch.distributed."""
-    collective_library: str
     visibility: str | None = None
     """Variable that says which devices a process may use."""
     hidden_by: tuple[tuple[str, ...], ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.text import Text
@@ -11,7 +11,6 @@ from twinrun.report.layout import HARD_SPACE, Line, lines
 from twinrun.report.words import measured_value, outcome, published_neutral, published_value
 from twinrun.results.record import FAILURES, Outcome, Record, Verdict
 from twinrun.workloads.tables import Cell, Column, Table, text
-from twinrun.workloads.workload import Choice
 
 STYLES: dict[Outcome, str] = {"reproduced": "green", "holds-here": "green"}
 STYLES |= dict.fromkeys(FAILURES, "bold red")
@@ -37,12 +36,6 @@ class View:
         for phrase, style in self._styles.items():
             shown.highlight_words([phrase], style)
         return shown
-
-
-def choices_table(choices: Iterable[Choice]) -> View:
-    """Return what a run uses where the user did not say, with the reasons."""
-    rows = tuple((text(one.name), text(one.value), text(one.because)) for one in choices)
-    return View(_words("", ("choice", "value", "because"), rows))
 
 
 def record_tables(record: Record) -> Group:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from twinrun.foundation.text import number, plural
-from twinrun.manifests.claims import Claim
 from twinrun.results.record import FAILURES, Outcome, Record, Verdict, hardware
 from twinrun.results.restate import measured_here, published_here
 
@@ -47,19 +46,10 @@ def quantity(value: float, unit: str, per: str) -> str:
     return f"{number(value)} {unit}{'' if per == 'run' else f' per {per}'}"
 
 
-def claimed_value(claim: Claim) -> str:
-    """Return what the publication says."""
-    return _claimed(claim.value, claim.unit, claim.per)
-
-
 def published_value(verdict: Verdict) -> str:
     """Return what the publication said when the verdict was given."""
-    return _claimed(verdict.published, verdict.unit, verdict.per)
-
-
-def _claimed(value: float, unit: str, per: str) -> str:
-    """Return the value of a claim; 0 says that curves or numbers are equal."""
-    return quantity(value, unit, per) if value else "equal"
+    # 0 says that curves or numbers are equal.
+    return quantity(verdict.published, verdict.unit, verdict.per) if verdict.published else "equal"
 
 
 def published_neutral(verdict: Verdict) -> str:

@@ -54,9 +54,6 @@ class Scheduler(Protocol):
     def unusable(self, *, nodes: int) -> str | None:
         """Return why so many nodes cannot be had, or None."""
 
-    def available_nodes(self) -> tuple[str, ...]:
-        """Return the host names of the nodes that could be given now."""
-
     def first_node(self) -> str:
         """Return what stands for the first node in the commands before the nodes are known."""
 

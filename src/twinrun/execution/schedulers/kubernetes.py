@@ -33,10 +33,6 @@ class Kubernetes:
         """Return why no nodes can be had from here."""
         return _ONLY
 
-    def available_nodes(self) -> tuple[str, ...]:
-        """Return nothing: nobody is asked."""
-        return ()
-
     def first_node(self) -> str:
         """Return the variable of the pods that has the first one."""
         return f"${shell.FIRST_NODE}"

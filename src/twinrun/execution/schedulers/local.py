@@ -30,10 +30,6 @@ class Local:
         """Return why so many nodes cannot be had, or None."""
         return f"the plan has points of up to {nodes} nodes" if nodes > 1 else None
 
-    def available_nodes(self) -> tuple[str, ...]:
-        """Return this machine."""
-        return (platform.node(),)
-
     def first_node(self) -> str:
         """Return the name under which this machine finds itself."""
         return "localhost"

@@ -48,10 +48,6 @@ class Slurm:
             return f"the plan has points of up to {nodes} nodes, and {found} of the site are up"
         return None
 
-    def available_nodes(self) -> tuple[str, ...]:
-        """Return the nodes that could be given now."""
-        return self._client.idle()
-
     def first_node(self) -> str:
         """Return the variable of the script that has the first node."""
         return f"${shell.FIRST_NODE}"
