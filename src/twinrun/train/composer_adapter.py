@@ -23,8 +23,8 @@ from twinrun.train.models import IGNORED, Model
 from twinrun.train.optimizer import adamw, learning_rate, set_learning_rate
 from twinrun.train.sharding import OncePerStep, gradient_excess, settle_buckets
 
-# A rank imports Composer in 7 s in place of 12: plots and text scores of its metrics, the client of its
-# makers' platform and its other algorithms are left out.
+# A rank on two cores imports Composer in 7 s in place of 12: plots and text scores of its metrics, the client
+# of its makers' platform and its other algorithms are left out.
 with bare("torchmetrics", "torchmetrics.utilities"):
     switched_off("torchmetrics.utilities.imports", "_MATPLOTLIB_AVAILABLE", "_TRANSFORMERS_GREATER_EQUAL_4_4")
 with bare("mcli"):
