@@ -14,7 +14,7 @@ from tests.contracts.tree import loaded_by
     ("modules", "used"),
     [
         (("plain_loop",), set()),
-        (("layout_loop", "replicated"), set()),
+        (("layout_loop", "data_parallel"), set()),
         (("layout_loop", "deepspeed_adapter"), {"deepspeed"}),
         (("composer_loop", "composer_adapter"), {"composer", "torchvision"}),
     ],

@@ -96,6 +96,7 @@ def test_a_layout_that_needs_more_devices_than_there_are_is_left_out() -> None:
             "ddp.zero",
             "no such setting",
         ),
+        ("zero-1]\n", 'zero-1]\nsharding = "full"\n', "zero-1.sharding", "by its own stages"),
         (
             'zero = 2\noffload = "optimizer"',
             'offload = "optimizer"',
@@ -163,6 +164,11 @@ def test_settings_that_do_not_fit_are_refused(setting: str, why: str) -> None:
     assert why in str(caught.value)
 
 
+def test_fsdp2_has_no_fp16() -> None:
+    with pytest.raises(InputError, match="a scaled loss"):
+        plan(RECIPE, scale="node", gpu="h200", devices=2, settings=("layouts=fsdp2", "precision=fp16"))
+
+
 def test_a_sweep_over_sizes_has_neither_layouts_nor_a_scaled_loss() -> None:
     for setting in ("trainer=deepspeed", "precision=fp16"):
         with pytest.raises(InputError):
@@ -189,6 +195,9 @@ def test_formulas_are_those_of_the_paper() -> None:
     assert 7.5 * (state_bytes(Layout(framework="torch"), on_64, "bf16") or 0) == 120
     sent = [traffic(Layout(zero=zero), on_64, microbatches=1) or 0 for zero in (0, 1, 2, 3)]
     assert [one / sent[0] for one in sent] == [1, 1, 1, 1.5]
+    fsdp2 = Layout(framework="torch", sharding="full")
+    assert state_bytes(fsdp2, on_64, "bf16") == 12 / 64
+    assert traffic(fsdp2, on_64, microbatches=1) == sent[3]
 
 
 def test_experts_are_split_over_the_ranks_that_have_the_same_ones() -> None:

@@ -29,6 +29,8 @@ class Layout(Frozen):
     """Arithmetic, where not the training's."""
     microbatch: Positive | None = None
     """Sequences of one forward pass, where not the training's."""
+    sharding: Literal["none", "full"] = "none"
+    """`full` is FSDP2, of PyTorch alone: a rank keeps its share of parameters, gradients and moments."""
     zero: Annotated[int, Field(ge=0, le=3)] = 0
     """What is split over the data-parallel ranks: 1 optimizer state, 2 gradients too, 3 parameters too."""
     offload: Literal["none", "optimizer", "parameters"] = "none"
@@ -43,6 +45,11 @@ class Layout(Frozen):
     """Data-parallel ranks that the experts of a layer are spread over."""
     settings: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """Further keys of DeepSpeed's configuration, dotted names reach into its tables."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether PyTorch copies the whole model to every rank, which the others are held against."""
+        return self.framework == "torch" and self.sharding == "none"
 
     @property
     def replicas(self) -> int:
@@ -78,6 +85,8 @@ def refusals(layout: Layout) -> Iterator[Refusal]:
             if getattr(layout, key) != getattr(plain, key):
                 yield key, "nothing", "PyTorch's own data parallelism has no such setting"
         return
+    if layout.sharding != "none":
+        yield "sharding", "none", "DeepSpeed splits by its own stages, `zero`"
     yield from _by_deepspeed(layout)
     yield from _not_offered(layout)
 

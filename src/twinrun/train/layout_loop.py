@@ -100,9 +100,9 @@ def _framework(job: TrainingJob) -> ModuleType:
     """Return the module that starts ranks and builds engines; DeepSpeed is imported only where it runs."""
     assert job.layout is not None
     if job.layout.framework == "torch":
-        from twinrun.train import replicated
+        from twinrun.train import data_parallel
 
-        return replicated
+        return data_parallel
     from twinrun.train import deepspeed_adapter
 
     return deepspeed_adapter
@@ -111,7 +111,7 @@ def _framework(job: TrainingJob) -> ModuleType:
 def _name(job: TrainingJob) -> str:
     assert job.layout is not None
     if job.layout.framework == "torch":
-        return "ddp"
+        return "ddp" if job.layout.plain else "fsdp2"
     return ", ".join(job.layout.features) or "ZeRO-0"
 
 

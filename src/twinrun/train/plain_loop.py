@@ -8,7 +8,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import cross_entropy, pad
 
 from twinrun.foundation.errors import InputError
@@ -19,9 +18,9 @@ from twinrun.train.checkpoint.session import checkpoints_of
 from twinrun.train.data import load_batches, load_corpus, set_position
 from twinrun.train.device import device_of
 from twinrun.train.metrics import Meter
-from twinrun.train.models import DTYPES, IGNORED, Model, family_of
+from twinrun.train.models import IGNORED, Model, family_of
 from twinrun.train.optimizer import adamw, learning_rate, set_learning_rate
-from twinrun.train.sharding import OncePerStep, gradient_excess
+from twinrun.train.sharding import OncePerStep, gradient_excess, shard
 
 Loss = Callable[[Tensor], Tensor]
 
@@ -130,17 +129,12 @@ def single(model: Model, job: TrainingJob) -> Loss:
 
 def sharded(model: Model, job: TrainingJob) -> Loss:
     """Return the loss with FSDP2 around each block and the model, and compiled blocks."""
-    dtype = DTYPES[job.training.precision]
-    every = job.training.reduction == "microbatch"
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype if every else torch.float32)
     head = next_token_loss
-    for block in model.blocks:
-        if job.training.compile:
-            block.compile(dynamic=False)
-        fully_shard(block, mp_policy=policy, reshard_after_forward=every)
-    fully_shard(model, mp_policy=policy, reshard_after_forward=every)
     if job.training.compile:
+        for block in model.blocks:
+            block.compile(dynamic=False)
         head = torch.compile(next_token_loss, dynamic=False)
+    shard(model, job)
     return lambda tokens_BS: head(model(tokens_BS), tokens_BS)
 
 

@@ -5,6 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from twinrun.protocol.training import TrainingJob
+from twinrun.train.models import DTYPES, Model
+
+
+def shard(model: Model, job: TrainingJob) -> None:
+    """Let FSDP2 split each block and the rest of a model over the ranks; blocks are compiled before."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    dtype = DTYPES[job.training.precision]
+    every = job.training.reduction == "microbatch"
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype if every else torch.float32)
+    for module in (*model.blocks, model):
+        fully_shard(module, mp_policy=policy, reshard_after_forward=every)
+
 
 class OncePerStep:
     """Lets FSDP2 gather parameters before a step's first microbatch and reduce gradients after its last."""

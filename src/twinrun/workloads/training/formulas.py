@@ -19,13 +19,14 @@ def state_bytes(layout: Layout, facts: Mapping[str, Fact], precision: str) -> fl
     """Return the bytes of parameters, gradients and optimizer state for each parameter, between two steps.
 
     With 16-bit parameters 2 + 12 / N and, with parameters and gradients split, 16 / N; fp32 has 4 for
-    each 2. Without ZeRO there is no second copy: parameters and moments, and gradients where they are kept.
+    each 2. Without ZeRO there is no second copy: parameters and moments, and gradients where they are kept;
+    FSDP2 splits these and keeps no gradients.
     """
     width = 4 if precision == "fp32" else 2
 
     def per_parameter(ranks: int) -> float:
         if layout.framework == "torch":
-            return 16
+            return 16 if layout.plain else 12 / ranks
         if not layout.zero:
             return 12
         split = (2 * width if layout.zero == 3 else 0) + OPTIMIZER_BYTES
@@ -40,11 +41,12 @@ def traffic(layout: Layout, facts: Mapping[str, Fact], *, microbatches: int) -> 
     An all-reduce is 2 (N - 1) / N of its message, a gather or a reduce-scatter half of that. Without ZeRO
     gradients are all-reduced once a step; ZeRO-1 reduces them to their owners once and gathers the new
     parameters, ZeRO-2 reduces after each microbatch; ZeRO-3 also gathers parameters in each pass, two of a
-    microbatch, and none afterwards.
+    microbatch, and none afterwards, and so does FSDP2.
     """
     if layout.replicas > 1 or layout.experts is not None or facts.get("first rank's expert parameters"):
         return None
-    messages = {0: 2, 1: 2, 2: microbatches + 1, 3: 3 * microbatches}[layout.zero]
+    stage = 3 if layout.sharding == "full" else layout.zero
+    messages = {0: 2, 1: 2, 2: microbatches + 1, 3: 3 * microbatches}[stage]
     ranks = int(facts["first rank's data ranks"] or 1)
     return messages * (ranks - 1) / ranks
 

@@ -103,7 +103,7 @@ def _plain(found: Measurement | None) -> str:
 
 def _is_plain(point: PointRecord) -> bool:
     layout = _layout(point)
-    return layout is not None and layout.framework == "torch"
+    return layout is not None and layout.plain
 
 
 def _layout(point: PointRecord) -> Layout | None:

@@ -76,9 +76,9 @@ def points(
         sizes = _microbatches(layout, shape, mine, world=world, hardware=hardware)
         if sizes:
             # What the others are held against shows what rounding does.
-            controls = training.controls if layout.framework == "torch" else 0
+            controls = training.controls if layout.plain else 0
             part = TrainingPoint(
-                microbatches=sizes, sharding="none", layout=layout, shape=shape, controls=controls
+                microbatches=sizes, sharding=layout.sharding, layout=layout, shape=shape, controls=controls
             )
             once = estimated_seconds(shape, mine, hardware, world=world)
             seconds = None if once is None else once * (1 + controls)
@@ -168,6 +168,8 @@ def _of_arithmetic(layout: Layout, training: Training, hardware: Hardware) -> It
         yield "precision", "fp32, bf16", "DeepSpeed has no fp16 on a processor"
     if training.precision == "fp16" and layout.framework == "deepspeed" and not layout.zero:
         yield "zero", "1, 2, 3", "DeepSpeed's 16-bit optimizer without ZeRO takes a hidden step of its own"
+    if training.precision == "fp16" and layout.sharding == "full":
+        yield "precision", "fp32, bf16", "gradients of fp16 need a scaled loss, which FSDP2 has not here"
     if training.compile and layout.tensor > 1:
         yield "tensor", "1 with compile", "the collectives between the parts of a matrix cannot be traced"
 
@@ -201,7 +203,7 @@ def _microbatches(
     copies = world // layout.replicas
     needed = Budget(
         shape=shape,
-        training=training.model_copy(update={"sharding": "full" if layout.zero == 3 else "none"}),
+        training=training.model_copy(update={"sharding": "full" if layout.zero == 3 else layout.sharding}),
         device_memory_bytes=hardware.device_memory_bytes,
         state_bytes=device_bytes(layout, shape, training.precision, copies=copies),
     )
@@ -213,7 +215,7 @@ def device_bytes(layout: Layout, shape: AnyShape, precision: str, *, copies: int
     count = shape.parameters() // layout.replicas
     width = REDUCED[precision] if layout.zero else 4
     if layout.framework == "torch" or not layout.zero:
-        return 16 * count
+        return 16 * count // (copies if layout.sharding == "full" else 1)
     moments = 0 if layout.offload != "none" else 12 * count // copies
     gradients = width * count // (copies if layout.zero > 1 else 1)
     parameters = 0 if layout.offload == "parameters" else width * count // (copies if layout.zero == 3 else 1)

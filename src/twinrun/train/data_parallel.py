@@ -1,4 +1,4 @@
-"""PyTorch's own data parallelism: the model whole on every rank, what layouts are held against."""
+"""PyTorch's own data parallelism: the model whole on every rank, or FSDP2's shards of it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from twinrun.protocol.training import TrainingJob
 from twinrun.train import ranks, worker
 from twinrun.train.checkpoint.state import InPlace, Parts
 from twinrun.train.optimizer import adamw, set_learning_rate
+from twinrun.train.sharding import OncePerStep, gradient_excess, shard
 from twinrun.train.stages import targets_of
 
 
@@ -18,9 +19,9 @@ def start(job: TrainingJob) -> None:
     ranks.join(job, alone=True)
 
 
-def build(job: TrainingJob, device: torch.device) -> Replicated:
+def build(job: TrainingJob, device: torch.device) -> Replicated | Sharded:
     """Return what trains `job`."""
-    return Replicated(job, device)
+    return Sharded(job, device) if job.sharding == "full" else Replicated(job, device)
 
 
 class Replicated:
@@ -54,4 +55,37 @@ class Replicated:
         self._scaler.update()
         # Kept, since the buckets that they are views of are kept.
         self.optimizer.zero_grad(set_to_none=False)
+        return total / len(tokens_BS)
+
+
+class Sharded:
+    """FSDP2 and AdamW: a rank keeps its share of parameters, gradients and moments."""
+
+    def __init__(self, job: TrainingJob, device: torch.device) -> None:
+        self._job, self._clip = job, job.training.optimizer.gradient_clip
+        model = worker.build_model(job, device)
+        shard(model, job)
+        self.module: nn.Module = model
+        self.optimizer = adamw(model, job.training.optimizer)
+        self._excess = gradient_excess(device)
+        once = job.training.reduction == "step"
+        self._once = OncePerStep(model, microbatches=job.microbatches) if once else None
+
+    def parts(self) -> Parts:
+        """Return what a checkpoint has of the run."""
+        return InPlace(self.module, self.optimizer)
+
+    def step(self, tokens_BS: Tensor, rate: float) -> Tensor:
+        """Train one step on this rank's sequences; return their mean loss, in nats per token."""
+        set_learning_rate(self.optimizer, rate)
+        total = torch.zeros((), dtype=torch.float64, device=tokens_BS.device)
+        for part_BS in tokens_BS.split(self._job.microbatch):
+            if self._once:
+                self._once.before_forward()
+            loss = self.module(part_BS, targets_of(part_BS))
+            (loss * len(part_BS) / len(tokens_BS) / self._excess).backward()
+            total += loss.detach().double() * len(part_BS)
+        nn.utils.clip_grad_norm_(self.module.parameters(), self._clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
         return total / len(tokens_BS)
