@@ -21,8 +21,9 @@ from tests.train.small import ROOT, SHAPE, STEPS, MakeJob, environment, launch
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.layout import Layout
-from twinrun.protocol.training import TrainingJob, TrainingResult
+from twinrun.protocol.training import Optimizer, TrainingJob, TrainingResult
 from twinrun.train import compilation
+from twinrun.train.checkpoint.state import MODEL
 from twinrun.train.models import family_of
 
 SCRIPT = ROOT / "tests" / "train" / "layout_ranks.py"
@@ -166,6 +167,20 @@ def test_a_run_goes_on_in_another_layout(
     found = losses(run(saving(job, place, mode="bounded")))
     assert found == pytest.approx(whole, rel=2e-6)
     assert found[: STEPS - 2] == whole[: STEPS - 2], "what was done before is kept as it was"
+
+
+@pytest.mark.needs("deepspeed")
+def test_masters_start_from_weights_that_nobody_rounded(make_job: MakeJob, tmp_path: Path) -> None:
+    """A rate that moves nothing but zeros leaves in the checkpoint what the masters started from."""
+    still = Optimizer(learning_rate=1e-30, warmup_steps=1, decay_steps=STEPS, gradient_clip=1.0)
+    weights = []
+    for name, layout in {"ddp": {"framework": "torch"}, "zero": {"zero": 1}}.items():
+        job = make_job(world_size=1, sharding="none", precision="bf16", steps=2, optimizer=still)
+        run(saving(with_layout(job, **layout), tmp_path / name))
+        found = digests(tmp_path / name, 2)
+        names = [name for name in found if name.startswith(MODEL) and name.endswith(".weight")]
+        weights.append({name: found[name] for name in names})
+    assert weights[0] == weights[1]
 
 
 @pytest.mark.trials

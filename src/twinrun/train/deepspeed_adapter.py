@@ -193,12 +193,17 @@ def _initialize(job: TrainingJob, model: nn.Module, config: dict[str, Any]) -> A
         named = [{**group, "name": str(place)} for place, group in enumerate(groups)]
         groups = split_params_into_different_moe_groups_for_optimizer(named)
     optimizer = adamw(model, job.training.optimizer, groups=groups)
+    rounds = job.training.precision != "fp32" and job.layout and job.layout.zero
+    initial = [(one, one.detach().clone()) for one in model.parameters()] if rounds else []
     try:
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         place, found = f"layouts.{job.point}.settings", ".".join(map(str, fault["loc"]))
         raise InputError(f"DeepSpeed refuses a setting: {fault['msg']}", place=place, found=found) from None
+    # DeepSpeed copies its fp32 masters from weights that it has already rounded to 16 bits.
+    for parameter, whole in initial:
+        safe_set_full_fp32_param(parameter, whole)
     return engine
 
 
