@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.test_bad_input import RECIPE, copied_project, error_message, invoke
 from tests.machine.test_inventory import PROGRAMS, answering, text_of
-from twinrun.machine.architecture import misfit, runs_on
+from twinrun.machine.architecture import misfit, needed, runs_on
 from twinrun.machine.devices import Device, identify
 from twinrun.machine.inventory import Machine
 from twinrun.machine.probe_output import parse_output
@@ -102,6 +102,24 @@ def test_a_device_of_unknown_architecture_is_not_held_against_an_image() -> None
 def test_a_machine_of_another_vendor_only_plans() -> None:
     machine, _ = machine_of("h200.nvidia-smi.csv")
     assert misfit(built=("gfx90a",), machine=machine, vendor=VENDORS["rocm"], gpus=GPUS) is None
+
+
+@pytest.mark.parametrize(
+    ("built", "answer", "expected"),
+    [
+        (("sm_80", "sm_90"), "h200.nvidia-smi.csv", ("sm_90",)),
+        (("gfx90a", "gfx942"), "mi250.rocm-smi-5.json", ("gfx90a",)),
+        (("sm_80", "compute_80"), "h200.nvidia-smi.csv", ("compute_80",)),
+        (("sm_100",), "h200.nvidia-smi.csv", ("sm_100",)),
+    ],
+)
+def test_kernels_are_compiled_for_the_devices_that_are_here(
+    built: tuple[str, ...], answer: str, expected: tuple[str, ...]
+) -> None:
+    machine, vendor = machine_of(answer)
+    assert needed(built=built, machine=machine, vendor=vendor, gpus=GPUS) == expected
+    nobody = machine.model_copy(update={"devices": ()})
+    assert needed(built=built, machine=nobody, vendor=vendor, gpus=GPUS) == built
 
 
 def test_versions_count_as_numbers() -> None:

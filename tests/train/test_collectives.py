@@ -47,6 +47,20 @@ def test_a_codec_fills_the_bytes_that_it_says(name: str, count: int) -> None:
     torch.testing.assert_close(codec.decode(payload, count), values, rtol=0.07, atol=0.02)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["fp8", "int8"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_gpu_encodes_within_a_step_of_what_a_processor_does(name: str, first: int) -> None:
+    """One kernel divides and rounds as the operations one by one do, wherever a bucket begins."""
+    values = torch.linspace(-3, 3, 10_001)[first:]
+    found = [CODECS[name]().encode(one) for one in (values, values.cuda())]
+    here, there = (CODECS[name]().decode(one.cpu(), len(values)) for one in found)
+    torch.testing.assert_close(here, there, rtol=0.07, atol=0.03)
+    target = torch.ones(10_001, device="cuda")[first:]
+    CODECS[name]().decode_into(target, found[1], add=True)
+    torch.testing.assert_close(target.cpu(), there + 1, rtol=1e-6, atol=1e-6)
+
+
 def test_entropy_codes_take_fewer_bytes_of_what_is_mostly_small_and_lose_nothing() -> None:
     plain, packed = CODECS["int8"](), CODECS["int8-entropy"]()
     # As gradients, with heavier tails than normal numbers: one large value leaves small digits to its block.

@@ -174,7 +174,8 @@ def test_masters_start_from_weights_that_nobody_rounded(make_job: MakeJob, tmp_p
     """A rate that moves nothing but zeros leaves in the checkpoint what the masters started from."""
     still = Optimizer(learning_rate=1e-30, warmup_steps=1, decay_steps=STEPS, gradient_clip=1.0)
     weights = []
-    for name, layout in {"ddp": {"framework": "torch"}, "zero": {"zero": 1}}.items():
+    layouts: dict[str, dict[str, Any]] = {"ddp": {"framework": "torch"}, "zero": {"zero": 1}}
+    for name, layout in layouts.items():
         job = make_job(world_size=1, sharding="none", precision="bf16", steps=2, optimizer=still)
         run(saving(with_layout(job, **layout), tmp_path / name))
         found = digests(tmp_path / name, 2)

@@ -26,6 +26,7 @@ from twinrun.execution.workspace import workspace_of
 from twinrun.foundation.discovery import load_part
 from twinrun.foundation.errors import InputError, Interrupted
 from twinrun.foundation.files import sha256_of_file, write_atomically
+from twinrun.machine.architecture import needed
 from twinrun.machine.inventory import Device, Machine
 from twinrun.planning.plan import Plan
 from twinrun.planning.project import Project
@@ -73,7 +74,6 @@ def _measure(project: Project, selection: Selection, run: Path, display: Display
         stack=selection.stack, vendor=selection.vendor, workspace=workspace, say=display.say
     )
     installed = inspect(engine)
-    archs = selection.stack.stack.archs or (PROCESSOR,)
     ranks = Ranks(
         engine=engine,
         launcher=plan.launcher,
@@ -81,7 +81,9 @@ def _measure(project: Project, selection: Selection, run: Path, display: Display
         workspace=workspace,
         cores=selection.cores,
         site=selection.site,
-        variables=kernel_variables(workspace, archs=archs, engine=engine, say=display.say),
+        variables=kernel_variables(
+            workspace, archs=_archs(project, selection), engine=engine, say=display.say
+        ),
     )
     data = _data(plan, installed, engine, workspace, display)
     shared = Run(
@@ -107,6 +109,14 @@ def _measure(project: Project, selection: Selection, run: Path, display: Display
         variables=steering_variables(os.environ),
     )
     return _record(project, selection, run, done, environment)
+
+
+def _archs(project: Project, selection: Selection) -> tuple[str, ...]:
+    """Return the architectures to compile kernels for; another host's devices are not known here."""
+    built = selection.stack.stack.archs
+    if not selection.site:
+        built = needed(built=built, machine=selection.machine, vendor=selection.vendor, gpus=project.gpus)
+    return built or (PROCESSOR,)
 
 
 def _data(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from twinrun.foundation.errors import MachineError
+from twinrun.machine.devices import Device
 from twinrun.machine.inventory import Machine
 from twinrun.manifests.vendor import Gpu, Vendor
 
@@ -22,10 +23,33 @@ def misfit(*, built: Sequence[str], machine: Machine, vendor: Vendor, gpus: dict
         return None
     found: dict[str, str] = {}
     for device in machine.devices:
-        arch = device.arch or (gpus[device.gpu].arch if device.gpu else None)
+        arch = _arch(device, gpus)
         if arch and not any(runs_on(one, arch, vendor) for one in built):
             found[arch] = device.name
     return ", ".join(f"{arch} ({name})" for arch, name in found.items()) or None
+
+
+def needed(
+    *, built: Sequence[str], machine: Machine, vendor: Vendor, gpus: dict[str, Gpu]
+) -> tuple[str, ...]:
+    """Return those of the architectures `built` that the devices of `machine` need, all if that is not known.
+
+    A device whose own architecture is among them needs that one alone.
+    """
+    if machine.vendor != vendor.name or not machine.devices:
+        return tuple(built)
+    chosen: set[str] = set()
+    for device in machine.devices:
+        arch = _arch(device, gpus)
+        fitting = [one for one in built if arch and runs_on(one, arch, vendor)]
+        if not fitting:
+            return tuple(built)
+        chosen |= {arch} if arch in fitting else set(fitting)
+    return tuple(one for one in built if one in chosen)
+
+
+def _arch(device: Device, gpus: dict[str, Gpu]) -> str | None:
+    return device.arch or (gpus[device.gpu].arch if device.gpu else None)
 
 
 def refuse_misfit(*, image: str, built: Sequence[str], unfit: str | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,14 +17,37 @@ from torch import Tensor
 from twinrun.train.collectives.compression import Codec
 from twinrun.train.collectives.links import Links, Transfer
 
-# A chunk has this many buckets, unless they would be shorter or longer than these: short ones cost a start
-# each, long ones are summed while nothing is under way.
-BUCKETS = 16
-SHORTEST_BYTES, LONGEST_BYTES = 1 << 20, 32 << 20
 IN_FLIGHT = 4
 
 Buckets = list[list[Tensor]]
 Start = Callable[[int, int], tuple[Transfer, Callable[[], object]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """How many buckets a chunk has, unless they would be shorter or longer than these.
+
+    Short ones cost a start each, long ones are summed while nothing is under way.
+    """
+
+    buckets: int
+    shortest_bytes: int
+    longest_bytes: int
+
+    def limit(self, chunk_bytes: int) -> int:
+        """Return the most bytes of a bucket."""
+        return min(max(chunk_bytes // self.buckets, self.shortest_bytes), self.longest_bytes)
+
+
+# Measured on three nodes at 1 Gbit/s: 1 MiB is faster than 32 MiB.
+BY_HOSTS = Cut(buckets=16, shortest_bytes=1 << 20, longest_bytes=32 << 20)
+# A start costs 70 us on two H200s (64 MB in 32 messages of 1 MiB took 2.2 ms), in which a link moves 20 MB.
+BY_GPUS = Cut(buckets=4, shortest_bytes=16 << 20, longest_bytes=256 << 20)
+
+
+def cut_of(buffer: Tensor) -> Cut:
+    """Return how buffers where `buffer` lies are cut."""
+    return BY_GPUS if buffer.is_cuda else BY_HOSTS
 
 
 class Ring:
@@ -81,7 +105,7 @@ class Ring:
             target = chunks[coming % self.size][bucket]
             payload = self._encoded(chunks, lost, leaving % self.size, bucket)
             arrived = self._room(target, payload)
-            return self._move(payload, arrived), lambda: target.add_(self._decoded(arrived, target))
+            return self._move(payload, arrived), lambda: self._add(target, arrived)
 
         self._run(chunks, start)
         return buffer.view(-1).tensor_split(self.size)[self.owned]
@@ -134,7 +158,7 @@ class Ring:
         """Return the buckets of each chunk; all chunks have as many, so that both ends cut alike."""
         flat = buffer.view(-1)
         longest = -(-flat.numel() // self.size) * flat.element_size()
-        limit = self._bucket_bytes or min(max(longest // BUCKETS, SHORTEST_BYTES), LONGEST_BYTES)
+        limit = self._bucket_bytes or cut_of(buffer).limit(longest)
         count = max(1, -(-longest // limit))
         return [list(chunk.tensor_split(count)) for chunk in flat.tensor_split(self.size)]
 
@@ -160,9 +184,12 @@ class Ring:
             size = int(sizes[1])
         return target.new_empty(size, dtype=torch.uint8)
 
-    def _decoded(self, arrived: Tensor, target: Tensor) -> Tensor:
-        return arrived if self._codec is None else self._codec.decode(arrived, target.numel())
+    def _add(self, target: Tensor, payload: Tensor) -> None:
+        if self._codec is None:
+            target.add_(payload)
+        else:
+            self._codec.decode_into(target, payload, add=True)
 
     def _keep(self, target: Tensor, payload: Tensor) -> None:
         if self._codec is not None:
-            target.copy_(self._codec.decode(payload, target.numel()))
+            self._codec.decode_into(target, payload, add=False)
