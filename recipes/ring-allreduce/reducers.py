@@ -17,8 +17,6 @@ from twinrun.train.collectives.ring import Ring
 from twinrun.train.job_files import rank_variable
 
 FEEDBACK, ENTROPY = "-feedback", "-entropy"
-ALGORITHMS = ("ring", "naive", "two-level")
-COMPRESSIONS = (*CODECS, f"int8{FEEDBACK}")
 
 
 class Reducer:
@@ -59,16 +57,13 @@ def chosen(settings: dict[str, Any], links: Links) -> list[Reducer]:
     """Return the all-reduces of a case; a two-level ring only where there are two levels.
 
     Raises:
-        InputError: an option names what there is not, or is too small.
+        InputError: an option is too small.
     """
     for option, least in (("bucket_kib", 0), ("in_flight", 1), ("ranks_per_node", 0)):
         if (found := settings[option]) < least:
             raise InputError(
                 "too small", place=f"--set options.{option}", found=found, allowed=f"{least} or more"
             )
-    for option, known in (("algorithms", ALGORITHMS), ("compressions", COMPRESSIONS)):
-        if unknown := [name for name in settings[option] if name not in known]:
-            raise InputError("unknown", place=f"--set options.{option}", found=unknown, allowed=list(known))
     pieces = {"bucket_bytes": settings["bucket_kib"] << 10 or None}
     overlap = pieces | {"in_flight": settings["in_flight"]}
     inside = settings["ranks_per_node"] or rank_variable("LOCAL_WORLD_SIZE", links.size)
@@ -76,7 +71,8 @@ def chosen(settings: dict[str, Any], links: Links) -> list[Reducer]:
     if 1 < inside < links.size and links.size % inside == 0:
         made["two-level"] = lambda: two_level(links, ranks_per_node=inside, **overlap)
     found = [Reducer(name, made[name]()) for name in settings["algorithms"] if name in made]
-    for name in settings["compressions"]:
+    # The ring without compression is one of the algorithms.
+    for name in (one for one in settings["compressions"] if one != "none"):
         codec = CODECS[name.removesuffix(FEEDBACK)]()
         found.append(Reducer("ring", Ring(links, codec=codec, **overlap).all_reduce, compression=name))
     return found

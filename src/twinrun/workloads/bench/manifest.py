@@ -97,6 +97,9 @@ def tables_of(recipe: LoadedRecipe) -> Tables:
 def check_names(recipe: LoadedRecipe) -> None:
     """Hold the names inside recipe.toml against each other; raises InputError."""
     tables, place = tables_of(recipe), recipe.manifest
+    check_values(tables.bench.options, tables.label, f"{place}:bench.options.")
+    for case, settings in tables.cases.items():
+        check_values(settings, tables.label, f"{place}:cases.{case}.")
     for scale in SCALES:
         for case in tables.scale(scale).cases:
             _demand(case, tables.cases, f"{place}:scales.{scale}.cases")
@@ -110,6 +113,14 @@ def check_names(recipe: LoadedRecipe) -> None:
                 _demand(value, labels[name].values, f"{where}.where.{name}")
         for case in figure.cases:
             _demand(case, tables.cases, f"{where}.cases")
+
+
+def check_values(options: Settings, labels: tuple[Label, ...], place: str) -> None:
+    """Refuse values of an option that the label it is the plural of has not; raises InputError at `place`."""
+    for label in labels:
+        values = options.get(f"{label.name}s")
+        for value in values if isinstance(values, (tuple, list)) else ():
+            _demand(str(value), label.values, f"{place}{label.name}s")
 
 
 def _demand(name: str, allowed: object, place: str) -> None:

@@ -8,7 +8,14 @@ from typing import Any
 from twinrun.foundation.errors import InputError, MachineError, closest
 from twinrun.manifests.settings import overlay
 from twinrun.protocol.bench import Settings, Timing
-from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint, BenchScale, Tables, tables_of
+from twinrun.workloads.bench.manifest import (
+    BenchPlan,
+    BenchPoint,
+    BenchScale,
+    Tables,
+    check_values,
+    tables_of,
+)
 from twinrun.workloads.sweep import placement, sizes
 from twinrun.workloads.workload import Choice, Placement, Planned, PlanRequest, Point
 
@@ -21,7 +28,7 @@ def plan(request: PlanRequest) -> Planned:
     """Turn a request into cases at placements.
 
     Raises:
-        InputError: a setting or case that does not exist, or a value of another type than the recipe's.
+        InputError: a setting, case or value that does not exist, or one of another type than the recipe's.
         MachineError: this machine has too few devices.
     """
     recipe, tables = request.recipe, tables_of(request.recipe)
@@ -30,6 +37,7 @@ def plan(request: PlanRequest) -> Planned:
     places = _places(scale, overrides.pop("devices", None), request.hardware.devices)
     _demand_types(tables.bench.options, overrides)
     bench = overlay(tables.bench, scale=scale.set, manifest=recipe.manifest, user=overrides)
+    check_values(bench.options, tables.label, f"--set {OPTION}")
     points = tuple(_point(tables, bench, name, place) for name in names for place in places)
     timed = f"{bench.repeats} timed calls each" if bench.repeats else "checked, not timed"
     return Planned(

@@ -1,0 +1,42 @@
+"""Options of a benchmark that lists values of a label: what is refused before anything starts."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.records import ROOT, plan
+from twinrun.foundation.errors import InputError
+from twinrun.planning.project import Project
+
+RECIPE = "ring-allreduce"
+
+
+def test_a_value_that_its_label_has_not_is_refused() -> None:
+    with pytest.raises(InputError, match="no such name") as caught:
+        plan(RECIPE, scale="smoke", gpu=None, settings=('options.compressions=["int9"]',))
+    assert (caught.value.place, caught.value.found) == ("--set options.compressions", "int9")
+    assert "int8" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "place"),
+    [
+        ('compressions = ["bf16", "fp8"', "cases.64KB.compressions"),
+        ('algorithms = ["ring"', "bench.options.algorithms"),
+    ],
+)
+def test_the_recipe_itself_is_held_to_its_labels(tmp_path: Path, old: str, place: str) -> None:
+    shutil.copytree(ROOT / "recipes" / RECIPE, tmp_path / "recipes" / RECIPE)
+    shutil.copy(ROOT / "recipes" / "metrics.toml", tmp_path / "recipes")
+    shutil.copytree(ROOT / "images", tmp_path / "images")
+    path = tmp_path / "recipes" / RECIPE / "recipe.toml"
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, old.replace('["', '["tree", "'), 1), encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        plan(RECIPE, scale="smoke", gpu=None, project=Project(tmp_path))
+    assert caught.value.found == "tree"
+    assert str(caught.value.place).endswith(f"recipe.toml:{place}")
