@@ -21,6 +21,16 @@ def test_a_value_that_its_label_has_not_is_refused() -> None:
     assert "int8" in str(caught.value)
 
 
+def test_what_was_asked_for_holds_where_a_case_has_its_own() -> None:
+    made = plan(RECIPE, scale="smoke", gpu=None, settings=('options.compressions=["bf16"]', "cases=64KB,1KB"))
+    settings = {point.part.case: point.part.settings for point in made.points}  # type: ignore[attr-defined]
+    assert {name: one["compressions"] for name, one in settings.items()} == {
+        "64KB": ("bf16",),
+        "1KB": ("bf16",),
+    }
+    assert len(settings["64KB"]["dtypes"]) == 4
+
+
 @pytest.mark.parametrize(
     ("old", "place"),
     [

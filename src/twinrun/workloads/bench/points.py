@@ -7,7 +7,7 @@ from typing import Any
 
 from twinrun.foundation.errors import InputError, MachineError, closest
 from twinrun.manifests.settings import overlay
-from twinrun.protocol.bench import Settings, Timing
+from twinrun.protocol.bench import Settings
 from twinrun.workloads.bench.manifest import (
     BenchPlan,
     BenchPoint,
@@ -38,7 +38,11 @@ def plan(request: PlanRequest) -> Planned:
     _demand_types(tables.bench.options, overrides)
     bench = overlay(tables.bench, scale=scale.set, manifest=recipe.manifest, user=overrides)
     check_values(bench.options, tables.label, f"--set {OPTION}")
-    points = tuple(_point(tables, bench, name, place) for name in names for place in places)
+    # What was asked for holds at every case, also where a case has its own.
+    asked = {name: value for name, value in bench.options.items() if f"{OPTION}{name}" in overrides}
+    points = tuple(
+        _point(name, bench.options | tables.cases[name] | asked, place) for name in names for place in places
+    )
     timed = f"{bench.repeats} timed calls each" if bench.repeats else "checked, not timed"
     return Planned(
         script=recipe.recipe.script,
@@ -69,12 +73,12 @@ def _places(scale: BenchScale, requested: Any, devices: int) -> list[Placement |
     return [placement(scale.sweep, size) for size in sizes(scale.sweep, requested=requested, devices=devices)]
 
 
-def _point(tables: Tables, bench: Timing, name: str, place: Placement | None) -> Point:
+def _point(name: str, settings: Settings, place: Placement | None) -> Point:
     return Point(
         id=f"{name}@{place.id}" if place else name,
         nodes=place.nodes if place else 1,
         devices_per_node=place.devices_per_node if place else 1,
-        part=BenchPoint(case=name, settings=bench.options | tables.cases[name]),
+        part=BenchPoint(case=name, settings=settings),
     )
 
 
