@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.test_bad_input import RECIPE, copied_project, error_message, invoke
 from tests.machine.test_inventory import PROGRAMS, answering, text_of
-from twinrun.machine.architecture import misfit, needed, runs_on
+from twinrun.machine.architecture import architectures_needed, misfit, runs_on
 from twinrun.machine.devices import Device, identify
 from twinrun.machine.inventory import Machine
 from twinrun.machine.probe_output import parse_output
@@ -117,9 +117,9 @@ def test_kernels_are_compiled_for_the_devices_that_are_here(
     built: tuple[str, ...], answer: str, expected: tuple[str, ...]
 ) -> None:
     machine, vendor = machine_of(answer)
-    assert needed(built=built, machine=machine, vendor=vendor, gpus=GPUS) == expected
+    assert architectures_needed(built=built, machine=machine, vendor=vendor, gpus=GPUS) == expected
     nobody = machine.model_copy(update={"devices": ()})
-    assert needed(built=built, machine=nobody, vendor=vendor, gpus=GPUS) == built
+    assert architectures_needed(built=built, machine=nobody, vendor=vendor, gpus=GPUS) == built
 
 
 def test_versions_count_as_numbers() -> None:

@@ -51,7 +51,7 @@ def test_a_codec_fills_the_bytes_that_it_says(name: str, count: int) -> None:
 @pytest.mark.parametrize("name", ["fp8", "int8"])
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_gpu_encodes_within_a_step_of_what_a_processor_does(name: str, first: int) -> None:
-    """One kernel divides and rounds as the operations one by one do, wherever a bucket begins."""
+    """Compiled arithmetic divides and rounds as its operations one by one do, wherever a bucket begins."""
     values = torch.linspace(-3, 3, 10_001)[first:]
     found = [CODECS[name]().encode(one) for one in (values, values.cuda())]
     here, there = (CODECS[name]().decode(one.cpu(), len(values)) for one in found)

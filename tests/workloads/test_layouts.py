@@ -198,6 +198,7 @@ def test_formulas_are_those_of_the_paper() -> None:
     fsdp2 = Layout(framework="torch", sharding="full")
     assert state_bytes(fsdp2, on_64, "bf16") == 12 / 64
     assert traffic(fsdp2, on_64, microbatches=1) == sent[3]
+    assert traffic(fsdp2, on_64, microbatches=8, reduction="step") == sent[0]
 
 
 def test_experts_are_split_over_the_ranks_that_have_the_same_ones() -> None:

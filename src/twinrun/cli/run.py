@@ -26,7 +26,7 @@ from twinrun.execution.workspace import workspace_of
 from twinrun.foundation.discovery import load_part
 from twinrun.foundation.errors import InputError, Interrupted
 from twinrun.foundation.files import sha256_of_file, write_atomically
-from twinrun.machine.architecture import needed
+from twinrun.machine.architecture import architectures_needed
 from twinrun.machine.inventory import Device, Machine
 from twinrun.planning.plan import Plan
 from twinrun.planning.project import Project
@@ -115,7 +115,9 @@ def _archs(project: Project, selection: Selection) -> tuple[str, ...]:
     """Return the architectures to compile kernels for; another host's devices are not known here."""
     built = selection.stack.stack.archs
     if not selection.site:
-        built = needed(built=built, machine=selection.machine, vendor=selection.vendor, gpus=project.gpus)
+        built = architectures_needed(
+            built=built, machine=selection.machine, vendor=selection.vendor, gpus=project.gpus
+        )
     return built or (PROCESSOR,)
 
 

@@ -29,7 +29,7 @@ def misfit(*, built: Sequence[str], machine: Machine, vendor: Vendor, gpus: dict
     return ", ".join(f"{arch} ({name})" for arch, name in found.items()) or None
 
 
-def needed(
+def architectures_needed(
     *, built: Sequence[str], machine: Machine, vendor: Vendor, gpus: dict[str, Gpu]
 ) -> tuple[str, ...]:
     """Return those of the architectures `built` that the devices of `machine` need, all if that is not known.

@@ -13,6 +13,7 @@ from twinrun.protocol.models import AnyShape
 from twinrun.protocol.models.shape import Checkpointing, Positive
 
 Sharding = Literal["none", "full"]
+Reduction = Literal["microbatch", "step"]
 """`none` replicates (DDP); `full` shards parameters, gradients and optimizer state (FSDP)."""
 NotNegative = Annotated[int, Field(ge=0)]
 
@@ -79,7 +80,7 @@ class Training(Frozen):
     """Type that parameters, gradients and optimizer state are kept in."""
     sharding: Sharding
     """`none` replicates (DDP); `full` shards parameters, gradients and optimizer state (FSDP)."""
-    reduction: Literal["microbatch", "step"] = "microbatch"
+    reduction: Reduction = "microbatch"
     """When `full` sharding gathers parameters and reduces gradients: for every microbatch, or once a step.
 
     Once a step communicates less and keeps 6 bytes a parameter more: gathered parameters, and a sum of

@@ -193,8 +193,8 @@ def _initialize(job: TrainingJob, model: nn.Module, config: dict[str, Any]) -> A
         named = [{**group, "name": str(place)} for place, group in enumerate(groups)]
         groups = split_params_into_different_moe_groups_for_optimizer(named)
     optimizer = adamw(model, job.training.optimizer, groups=groups)
-    rounds = job.training.precision != "fp32" and job.layout and job.layout.zero
-    initial = [(one, one.detach().clone()) for one in model.parameters()] if rounds else []
+    rounded = job.training.precision != "fp32" and job.layout and job.layout.zero
+    initial = [(one, one.detach().clone()) for one in model.parameters()] if rounded else []
     try:
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     except ValidationError as error:

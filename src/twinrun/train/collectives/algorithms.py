@@ -9,7 +9,7 @@ from torch import Tensor
 
 from twinrun.train.collectives.compression import Codec
 from twinrun.train.collectives.links import Links
-from twinrun.train.collectives.ring import IN_FLIGHT, Ring, cut_of
+from twinrun.train.collectives.ring import IN_FLIGHT, Ring, bucket_size
 
 Reduce = Callable[[Tensor], None]
 
@@ -56,7 +56,7 @@ def naive(links: Links, *, bucket_bytes: int | None = None) -> Reduce:
 
     def reduce(buffer: Tensor) -> None:
         flat = buffer.view(-1)
-        longest = bucket_bytes or cut_of(buffer).longest_bytes
+        longest = bucket_bytes or bucket_size(buffer).longest_bytes
         for bucket in flat.split(max(1, longest // flat.element_size())):
             if links.rank:
                 links.start(sends=[(bucket, 0)]).wait()

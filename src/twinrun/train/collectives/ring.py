@@ -24,7 +24,7 @@ Start = Callable[[int, int], tuple[Transfer, Callable[[], object]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut:
+class BucketSize:
     """How many buckets a chunk has, unless they would be shorter or longer than these.
 
     Short ones cost a start each, long ones are summed while nothing is under way.
@@ -40,14 +40,14 @@ class Cut:
 
 
 # Measured on three nodes at 1 Gbit/s: 1 MiB is faster than 32 MiB.
-BY_HOSTS = Cut(buckets=16, shortest_bytes=1 << 20, longest_bytes=32 << 20)
-# A start costs 70 us on two H200s (64 MB in 32 messages of 1 MiB took 2.2 ms), in which a link moves 20 MB.
-BY_GPUS = Cut(buckets=4, shortest_bytes=16 << 20, longest_bytes=256 << 20)
+HOST_BUCKETS = BucketSize(buckets=16, shortest_bytes=1 << 20, longest_bytes=32 << 20)
+# A start costs 70 us on two H200s (64 MB in 32 messages of 2 MB took 2.2 ms), in which a link moves 20 MB.
+GPU_BUCKETS = BucketSize(buckets=4, shortest_bytes=16 << 20, longest_bytes=256 << 20)
 
 
-def cut_of(buffer: Tensor) -> Cut:
-    """Return how buffers where `buffer` lies are cut."""
-    return BY_GPUS if buffer.is_cuda else BY_HOSTS
+def bucket_size(buffer: Tensor) -> BucketSize:
+    """Return how long the buckets of a buffer are, by the device that it is on."""
+    return GPU_BUCKETS if buffer.is_cuda else HOST_BUCKETS
 
 
 class Ring:
@@ -158,7 +158,7 @@ class Ring:
         """Return the buckets of each chunk; all chunks have as many, so that both ends cut alike."""
         flat = buffer.view(-1)
         longest = -(-flat.numel() // self.size) * flat.element_size()
-        limit = self._bucket_bytes or cut_of(buffer).limit(longest)
+        limit = self._bucket_bytes or bucket_size(buffer).limit(longest)
         count = max(1, -(-longest // limit))
         return [list(chunk.tensor_split(count)) for chunk in flat.tensor_split(self.size)]
 

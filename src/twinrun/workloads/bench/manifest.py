@@ -116,7 +116,7 @@ def check_names(recipe: LoadedRecipe) -> None:
 
 
 def check_values(options: Settings, labels: tuple[Label, ...], place: str) -> None:
-    """Refuse values of an option that the label it is the plural of has not; raises InputError at `place`."""
+    """Hold lists such as `dtypes` against the label `dtype`; raises InputError below `place`."""
     for label in labels:
         values = options.get(f"{label.name}s")
         for value in values if isinstance(values, (tuple, list)) else ():

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.measurements import Fact
+from twinrun.protocol.training import Reduction
 
 # Master weights and the two moments of Adam, always in fp32.
 OPTIMIZER_BYTES = 12
@@ -35,18 +36,22 @@ def state_bytes(layout: Layout, facts: Mapping[str, Fact], precision: str) -> fl
     return _mean(facts, per_parameter)
 
 
-def traffic(layout: Layout, facts: Mapping[str, Fact], *, microbatches: int) -> float | None:
+def traffic(
+    layout: Layout, facts: Mapping[str, Fact], *, microbatches: int, reduction: Reduction = "microbatch"
+) -> float | None:
     """Return the numbers that a rank sends in a step for each parameter; None where activations are sent too.
 
     An all-reduce is 2 (N - 1) / N of its message, a gather or a reduce-scatter half of that. Without ZeRO
     gradients are all-reduced once a step; ZeRO-1 reduces them to their owners once and gathers the new
     parameters, ZeRO-2 reduces after each microbatch; ZeRO-3 also gathers parameters in each pass, two of a
-    microbatch, and none afterwards, and so does FSDP2.
+    microbatch, and none afterwards. So does FSDP2, which with the reduction `step` gathers and reduces once.
     """
     if layout.replicas > 1 or layout.experts is not None or facts.get("first rank's expert parameters"):
         return None
-    stage = 3 if layout.sharding == "full" else layout.zero
-    messages = {0: 2, 1: 2, 2: microbatches + 1, 3: 3 * microbatches}[stage]
+    if layout.sharding == "full":
+        messages = 2 if reduction == "step" else 3 * microbatches
+    else:
+        messages = {0: 2, 1: 2, 2: microbatches + 1, 3: 3 * microbatches}[layout.zero]
     ranks = int(facts["first rank's data ranks"] or 1)
     return messages * (ranks - 1) / ranks
 

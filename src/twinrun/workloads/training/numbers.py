@@ -164,9 +164,10 @@ def of_formulas(part: TrainingPlan, point: PointRecord) -> Iterator[Measurement]
         // point.devices
         // int(point.facts["microbatch"] or 1)
     )
+    sent = traffic(planned.layout, point.facts, microbatches=microbatches, reduction=part.training.reduction)
     formulas = (
         ("state-memory", "state-of-formula", state_bytes(planned.layout, point.facts, precision)),
-        ("traffic", "traffic-of-formula", traffic(planned.layout, point.facts, microbatches=microbatches)),
+        ("traffic", "traffic-of-formula", sent),
     )
     for name, metric, value in formulas:
         base = point.measurement(name)
