@@ -11,7 +11,7 @@ import pytest
 from tests.records import PROJECT, ROOT, hardware, plan
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.planning.project import Project
-from twinrun.protocol.deepspeed import OWNED, configuration
+from twinrun.protocol.deepspeed import OWNED, TABLES, configuration
 from twinrun.protocol.layout import FEATURES, Layout, refused_pair
 from twinrun.protocol.training import TrainingJob
 from twinrun.workloads import load_workload
@@ -60,6 +60,12 @@ def test_a_setting_inside_a_value_is_refused() -> None:
     with pytest.raises(InputError, match="no table") as caught:
         configuration(job.model_copy(update={"layout": layout}))
     assert caught.value.found == "steps_per_print.every: steps_per_print"
+
+
+def test_how_an_offload_holds_its_memory_is_a_setting_beside_where_it_goes() -> None:
+    job = jobs(**SMOKE, settings=("layouts=zero-2-offload-pageable",))["zero-2-offload-pageable"]
+    zero = configuration(job)["zero_optimization"]
+    assert zero["offload_optimizer"] == {"device": "cpu", "pin_memory": False}
 
 
 def test_the_published_configuration_is_rendered_as_published() -> None:
@@ -140,7 +146,7 @@ def test_what_deepspeed_refuses_is_refused_in_planning(
     assert place in str(caught.value)
 
 
-@pytest.mark.parametrize("key", OWNED)
+@pytest.mark.parametrize("key", [*OWNED, *TABLES])
 def test_a_second_value_for_what_the_recipe_says_is_refused(tmp_path: Path, key: str) -> None:
     project = changed(tmp_path, '"zero_optimization.use_multi_rank_bucket_allreduce" = false', f'"{key}" = 2')
     with pytest.raises(InputError, match="contradict"):

@@ -12,8 +12,12 @@ from twinrun.protocol.training import TrainingJob
 OWNED = (
     *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
     *("gradient_clipping", "optimizer", "scheduler", "fp16", "bf16", "amp", "activation_checkpointing"),
-    *("zero_optimization.stage", "zero_optimization.offload_optimizer", "zero_optimization.offload_param"),
+    "zero_optimization.stage",
+    *("zero_optimization.offload_optimizer.device", "zero_optimization.offload_optimizer.nvme_path"),
+    *("zero_optimization.offload_param.device", "zero_optimization.offload_param.nvme_path"),
 )
+# Tables that the layout begins.
+TABLES = ("zero_optimization", "zero_optimization.offload_optimizer", "zero_optimization.offload_param")
 # Loss scaling as published: github:microsoft/Megatron-DeepSpeed@79b8e228be45:
 # examples_deepspeed/rebase/ds_config_gbs256_mbs8_log1_zero1.json.
 LOSS_SCALING = {
@@ -56,7 +60,7 @@ def check_settings(layout: Layout, *, place: str) -> None:
     """Refuse further keys that contradict what the recipe says; raises InputError at `place`."""
     for name in layout.settings:
         owner = next((one for one in OWNED if name == one or name.startswith(f"{one}.")), None)
-        if owner is not None or name == "zero_optimization":
+        if owner is not None or name in TABLES:
             raise InputError(
                 "the recipe says this itself, and a second value could only contradict it",
                 place=f"{place}.settings",
