@@ -12,6 +12,7 @@ import pytest
 from tests.report.committed import PROJECT, RECIPES, as_published, changed, committed, judged, newest, verdict
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.report.page import charts, hardware_tables, write_recipe_report, write_report
+from twinrun.report.ranking import best_of
 from twinrun.results.between import judge_between
 from twinrun.results.record import Record
 from twinrun.workloads.charts import LineChart
@@ -365,3 +366,19 @@ def test_published_tokens_of_a_node_are_drawn_as_flops_of_a_card() -> None:
     row = next(row for row in table.rows if "AMD" in row[0].text)
     assert [one.text for one in row[3:5]] == ["26.4%", "11,000"]
     assert "44,000 tokens/s per node" in row[0].detail
+
+
+def test_bandwidths_of_two_records_of_one_machine_stay_apart_and_have_the_librarys_beside_them() -> None:
+    recipe, records = PROJECT.recipe("ring-allreduce"), best_of(committed("ring-allreduce"), PROJECT.metrics)
+    (chart,) = charts(records, recipe, PROJECT.gpus)
+    assert isinstance(chart, LineChart)
+    for record in records:
+        (curve,) = [one for one in chart.curves if record.run[:15] in one.label and ", library" in one.label]
+        assert [spot.x for spot in curve.spots] == [point.part.settings["bytes"] for point in record.points]  # type: ignore[attr-defined]
+        times = [point.measurement("ring-fp32@library") for point in record.points]
+        # Two ranks: a link carries as many bytes as the buffer has.
+        assert [spot.value * 1e6 for spot in curve.spots] == pytest.approx(
+            [spot.x / time.median for spot, time in zip(curve.spots, times, strict=True) if time]
+        )
+    assert len({curve.label for curve in chart.curves}) == len(chart.curves)
+    assert not any("none" in curve.label for curve in chart.curves)

@@ -193,18 +193,29 @@ def _initialize(job: TrainingJob, model: nn.Module, config: dict[str, Any]) -> A
         named = [{**group, "name": str(place)} for place, group in enumerate(groups)]
         groups = split_params_into_different_moe_groups_for_optimizer(named)
     optimizer = adamw(model, job.training.optimizer, groups=groups)
-    rounded = job.training.precision != "fp32" and job.layout and job.layout.zero
-    initial = [(one, one.detach().clone()) for one in model.parameters()] if rounded else []
+    initial = _unrounded(model, job)
     try:
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         place, found = f"layouts.{job.point}.settings", ".".join(map(str, fault["loc"]))
         raise InputError(f"DeepSpeed refuses a setting: {fault['msg']}", place=place, found=found) from None
-    # DeepSpeed copies its fp32 masters from weights that it has already rounded to 16 bits.
     for parameter, whole in initial:
         safe_set_full_fp32_param(parameter, whole)
     return engine
+
+
+def _unrounded(model: nn.Module, job: TrainingJob) -> list[tuple[nn.Parameter, Tensor]]:
+    """Return what ZeRO's fp32 masters are to start from; DeepSpeed copies weights that it has rounded."""
+    assert job.layout is not None
+    if job.training.precision == "fp32" or not job.layout.zero:
+        return []
+    # A device that needs offloading has no room for them: DeepSpeed would flatten its weights on the host,
+    # which would then hold as much again.
+    offloaded = job.layout.offload != "none"
+    return [
+        (one, one.detach().to("cpu" if offloaded else one.device, copy=True)) for one in model.parameters()
+    ]
 
 
 def _pipeline(model: Model, job: TrainingJob) -> PipelineModule:

@@ -7,6 +7,7 @@ buckets, so that a sum is computed while the next bucket is under way.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -93,12 +94,23 @@ class Ring:
             residual: what compression lost before, of the size of `buffer`; added now, and replaced by what
                 is lost now.
         """
-        self.reduce_scatter(buffer, residual=residual)
-        self.all_gather(buffer, residual=residual)
+        chunks, lost = self._buckets(buffer), self._lost(residual)
+        # One pipeline: the first buckets are handed around whole while the last ones are still summed.
+        self._run(chunks, [self._sum_of(chunks, lost), self._copies_of(chunks, lost)])
 
     def reduce_scatter(self, buffer: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """Return the chunk of `buffer` that this rank has whole; the other chunks hold partial sums."""
-        chunks, lost = self._buckets(buffer), self._lost(residual)
+        chunks = self._buckets(buffer)
+        self._run(chunks, [self._sum_of(chunks, self._lost(residual))])
+        return buffer.view(-1).tensor_split(self.size)[self.owned]
+
+    def all_gather(self, buffer: Tensor, *, residual: Tensor | None = None) -> None:
+        """Hand every member's owned chunk of `buffer` around."""
+        chunks = self._buckets(buffer)
+        self._run(chunks, [self._copies_of(chunks, self._lost(residual))])
+
+    def _sum_of(self, chunks: Buckets, lost: Buckets | None) -> Start:
+        """Return what sends a bucket in a step, and adds the one that comes to ours."""
 
         def start(step: int, bucket: int) -> tuple[Transfer, Callable[[], object]]:
             leaving, coming = self._place - step, self._place - step - 1
@@ -107,12 +119,10 @@ class Ring:
             arrived = self._room(target, payload)
             return self._move(payload, arrived), lambda: self._add(target, arrived)
 
-        self._run(chunks, start)
-        return buffer.view(-1).tensor_split(self.size)[self.owned]
+        return start
 
-    def all_gather(self, buffer: Tensor, *, residual: Tensor | None = None) -> None:
-        """Hand every member's owned chunk of `buffer` around."""
-        chunks, lost = self._buckets(buffer), self._lost(residual)
+    def _copies_of(self, chunks: Buckets, lost: Buckets | None) -> Start:
+        """Return what sends a whole bucket in a step, and keeps the one that comes."""
         # Compressed once and passed on as it came: every rank decodes the same bytes, the owner too.
         payloads: dict[tuple[int, int], Tensor] = {}
 
@@ -127,10 +137,10 @@ class Ring:
             payloads[coming, bucket] = arrived
             return self._move(payload, arrived), lambda: self._keep(target, arrived)
 
-        self._run(chunks, start)
+        return start
 
-    def _run(self, chunks: Buckets, start: Start) -> None:
-        """Move every bucket through every step, `in_flight` of them at once."""
+    def _run(self, chunks: Buckets, phases: Sequence[Start]) -> None:
+        """Move every bucket through every step of the phases, `in_flight` of them at once."""
         count = len(chunks[0])
         # No more than a step has: a bucket leaves with what the step before made of it.
         window = min(self._in_flight, count)
@@ -141,11 +151,10 @@ class Ring:
             transfer.wait()
             absorb()
 
-        for step in range(self.size - 1):
-            for bucket in range(count):
-                if len(under_way) == window:
-                    finish()
-                under_way.append(start(step, bucket))
+        for start, step, bucket in itertools.product(phases, range(self.size - 1), range(count)):
+            if len(under_way) == window:
+                finish()
+            under_way.append(start(step, bucket))
         while under_way:
             finish()
 

@@ -110,17 +110,8 @@ def _derived(point: PointRecord, ours: Measurement, times: list[Measurement]) ->
         if other.labels["call"] == name and other.id != name:
             labels = {**ours.labels, "baseline": other.labels["implementation"]}
             yield _ratio(f"{name}/speedup@{labels['baseline']}", other, ours, labels)
-    if isinstance(bus_bytes := point.facts.get(f"{name} bus bytes"), float):
-        metric = "bus-bandwidth"
-        yield rate(
-            ours,
-            bus_bytes / 1e6,
-            name=f"{name}/{metric}",
-            metric=metric,
-            unit="GB/s",
-            per="link",
-            formula=BUS_BANDWIDTH,
-        )
+    if bus := bus_bandwidth(point, ours):
+        yield bus
     amounts, peaks = work_of(point, name), peaks_of(point)
     if moved := amounts.get(COPY):
         bandwidth = rate(
@@ -147,6 +138,24 @@ def _derived(point: PointRecord, ours: Measurement, times: list[Measurement]) ->
             per="device",
             labels=labels,
         )
+
+
+def bus_bandwidth(point: PointRecord, time: Measurement) -> Measurement | None:
+    """Return the bus bandwidth of a call or of its baseline, from its time; None where no link is counted."""
+    name, _, baseline = time.id.partition("@")
+    bus_bytes = point.facts.get(f"{name} bus bytes")
+    if not isinstance(bus_bytes, float):
+        return None
+    metric = "bus-bandwidth"
+    return rate(
+        time,
+        bus_bytes / 1e6,
+        name=f"{name}/{metric}" + (f"@{baseline}" if baseline else ""),
+        metric=metric,
+        unit="GB/s",
+        per="link",
+        formula=BUS_BANDWIDTH,
+    )
 
 
 def _ratio(name: str, over: Measurement, under: Measurement, labels: dict[str, str]) -> Measurement:

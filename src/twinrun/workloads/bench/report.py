@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 from twinrun.foundation.text import number, percent
 from twinrun.manifests.claims import Claim
 from twinrun.manifests.vendor import Gpu
-from twinrun.protocol.bench import COPY
+from twinrun.protocol.bench import COPY, Label
 from twinrun.protocol.measurements import Measurement
 from twinrun.workloads.bench.manifest import BenchPoint, Figure, tables_of
-from twinrun.workloads.bench.numbers import peaks_of, work_of
+from twinrun.workloads.bench.numbers import bus_bandwidth, peaks_of, work_of
 from twinrun.workloads.charts import Bar, BarChart, Chart, Curve, LineChart, RooflineChart, RooflineSpot, Spot
 from twinrun.workloads.tables import Cell, Column, Table, measured, text
 from twinrun.workloads.workload import Drawn, PointRecord, Recorded
@@ -90,7 +91,7 @@ def charts(records: Sequence[Recorded], drawn: Drawn) -> tuple[Chart, ...]:
         if figure.kind == "bars":
             found += _bars(figure, records, drawn)
         elif figure.kind == "lines":
-            found += _lines(figure, records)
+            found += _lines(figure, records, tables_of(drawn.recipe).label)
         else:
             found += [
                 one for place, record in enumerate(records) if (one := _roofline(figure, record, place))
@@ -186,16 +187,21 @@ def _measured_bars(
             )
 
 
-def _lines(figure: Figure, records: Sequence[Recorded]) -> Iterator[LineChart]:
+def _lines(figure: Figure, records: Sequence[Recorded], labels: Sequence[Label]) -> Iterator[LineChart]:
+    silent = {one.name: one.default for one in labels}
+    names_of = _told_apart(records)
     found = [
         (record, point, one)
         for record in records
         for point in record.points
-        for one in _chosen(point, figure)
+        for one in (*_chosen(point, figure), *_baselines(point, figure))
     ]
     for group in _groups(figure, [one for _, _, one in found]):
         chosen = [item for item in found if _in(item[2], figure, group)]
-        keyed = [(_series_label(figure, record, point, one), point, one) for record, point, one in chosen]
+        keyed = [
+            (f"{names_of[record.run]}{_series_label(figure, point, one, silent)}", point, one)
+            for record, point, one in chosen
+        ]
         names = list(dict.fromkeys(name for name, _, _ in keyed))
         curves = [
             Curve(
@@ -223,10 +229,36 @@ def _lines(figure: Figure, records: Sequence[Recorded]) -> Iterator[LineChart]:
         )
 
 
-def _series_label(figure: Figure, record: Recorded, point: PointRecord, one: Measurement) -> str:
-    labels = [one.labels.get(name, "") for name in figure.series]
+def _baselines(point: PointRecord, figure: Figure) -> list[Measurement]:
+    """Return the bus bandwidth of each baseline once, though it was timed beside every call of ours."""
+    found: dict[tuple[str, ...], Measurement] = {}
+    for ours in _chosen(point, figure) if figure.metric == "bus-bandwidth" else ():
+        for time in point.measurements:
+            if time.metric == "time" and time.id.startswith(f"{ours.labels['call']}@"):
+                # Without the labels of a series, which tell calls of ours apart.
+                labels = {name: time.labels.get(name, "") for name in (*figure.each, "implementation")}
+                bandwidth = bus_bandwidth(point, time)
+                assert bandwidth is not None
+                found.setdefault(tuple(labels.values()), bandwidth.model_copy(update={"labels": labels}))
+    return list(found.values())
+
+
+def _told_apart(records: Sequence[Recorded]) -> dict[str, str]:
+    """Return a label for each run; with its time where records share their own."""
+    shared = Counter(record.label for record in records)
+    return {
+        record.run: record.label + (f", run {record.run[:15]}" if shared[record.label] > 1 else "")
+        for record in records
+    }
+
+
+def _series_label(
+    figure: Figure, point: PointRecord, one: Measurement, silent: Mapping[str, str | None]
+) -> str:
+    """Return what follows the record's label, without values that names of calls leave out too."""
+    values = [one.labels.get(name, "") for name in figure.series if one.labels.get(name) != silent[name]]
     devices = f"{point.devices} devices" if point.devices > 1 else ""
-    return ", ".join(filter(None, [record.label, *labels, one.labels["implementation"], devices]))
+    return "".join(f", {part}" for part in (*values, one.labels["implementation"], devices) if part)
 
 
 def _over(figure: Figure, point: PointRecord, one: Measurement) -> Spot:
