@@ -110,8 +110,8 @@ def write_layer(
         tarfile.TarError: the stream is no tar.
     """
     hashed = _HashingWriter(out, on_write)
-    with tarfile.open(
-        fileobj=cast("IO[bytes]", hashed), mode="w|", bufsize=_CHUNK, format=tarfile.PAX_FORMAT
+    with tarfile.TarFile(
+        fileobj=cast("IO[bytes]", hashed), mode="w", copybufsize=_CHUNK, format=tarfile.PAX_FORMAT
     ) as tar:
         writer = _LayerWriter(tar, parent=parent, epoch=epoch, include=include)
         for name, member, content in _members(stream):
@@ -210,6 +210,10 @@ class _HashingWriter:
         self.size += len(data)
         self._on_write(self.size)
         return self._file.write(data)
+
+    def tell(self) -> int:
+        """Return where the next byte goes: tarfile buffers once more what has no places."""
+        return self.size
 
 
 class _HashingReader:
