@@ -17,6 +17,8 @@ from twinrun.manifests.stack import LoadedStack
 # The word that stands for the stack's interpreter in every command of a stack.
 PYTHON = "python"
 _POLL_SECONDS = 0.1
+# How often one that takes minutes is heard of.
+_WAITING_SECONDS = 30.0
 
 
 class Workspace(Frozen):
@@ -123,12 +125,21 @@ class EngineModule(Protocol):
         """Provision the stack and return the engine; raises MachineError."""
 
 
-def run_to_end(engine: Engine, command: Command, *, log: Path) -> int:
-    """Run `command` with its output in `log` and return its exit status; nothing of it is left behind."""
+def run_to_end(engine: Engine, command: Command, *, log: Path, waiting: Callable[[int], object] = int) -> int:
+    """Run `command` with its output in `log` and return its exit status; nothing of it is left behind.
+
+    Args:
+        waiting: called every 30 s with the seconds since the start.
+    """
+    started = time.monotonic()
+    due = started + _WAITING_SECONDS
     running = engine.start(engine.render(command), log=log)
     try:
         while (status := running.poll()) is None:
             time.sleep(_POLL_SECONDS)
+            if time.monotonic() >= due:
+                waiting(round(due - started))
+                due += _WAITING_SECONDS
     finally:
         running.stop()
     return status
