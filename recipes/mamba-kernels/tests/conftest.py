@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from twinrun_mamba import compile as compiler
 
 HERE = Path(__file__).parent
@@ -43,7 +44,10 @@ def _sees_gpu() -> bool:
 def emulator() -> None:
     """Build the emulator from the sources as they are, unless other code objects are named."""
     if "TWINRUN_MAMBA_OBJECTS" not in os.environ:
-        missing = compiler.build(["cpu"])
+        compiler.OBJECTS.mkdir(exist_ok=True)
+        # Workers of pytest start together: the first compiles for all.
+        with FileLock(compiler.OBJECTS / ".lock"):
+            missing = compiler.build(["cpu"])
         assert not missing, missing
 
 
