@@ -56,10 +56,12 @@ def test_code_is_compiled_once_into_the_cache(tmp_path: Path) -> None:
     assert variables(workspace, "sm_80", "sm_90") == (found, [])
 
 
-def test_a_long_compilation_is_heard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_compilation_says_how_long_it_has_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("twinrun.execution.engine._WAITING_SECONDS", 1.0)
     _, said = variables(workspace_of(tmp_path, body="import time; time.sleep(2.5)"))
-    assert said[1:] == ["tiny_kernels: 1 s", "tiny_kernels: 2 s"]
+    assert said[1:] == ["compiling tiny_kernels: 1 s", "compiling tiny_kernels: 2 s"]
 
 
 def test_a_changed_source_is_compiled_again(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from twinrun.manifests.stack import LoadedStack
 # The word that stands for the stack's interpreter in every command of a stack.
 PYTHON = "python"
 _POLL_SECONDS = 0.1
-# How often one that takes minutes is heard of.
+# Between two calls of `waiting`.
 _WAITING_SECONDS = 30.0
 
 

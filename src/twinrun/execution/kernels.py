@@ -104,7 +104,9 @@ def _run(
 ) -> bool:
     """Say whether a compilation succeeded, and where it did not, why."""
     log = workspace.run / "log" / f"{name}.log"
-    if not run_to_end(engine, command, log=log, waiting=lambda seconds: say(f"{name}: {seconds} s")):
+    if not run_to_end(
+        engine, command, log=log, waiting=lambda seconds: say(f"compiling {name}: {seconds} s")
+    ):
         return True
     tail = last_lines(log.read_text(encoding="utf-8", errors="replace"))
     say(f"{name} is not compiled; the whole log is {log}\n{tail}")
