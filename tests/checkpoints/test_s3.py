@@ -17,13 +17,20 @@ from twinrun.checkpoints.verification import verify
 from twinrun.foundation.errors import InputError, MachineError, RunError
 
 
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """Start a server and give its address; to stop it takes half a second."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def store(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     for name, value in {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ENDPOINT_URL": server,
         "AWS_ACCESS_KEY_ID": "any",
         "AWS_SECRET_ACCESS_KEY": "any",
         "AWS_DEFAULT_REGION": "us-east-1",
@@ -31,9 +38,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
         monkeypatch.setenv(name, value)
     boto3.client("s3").create_bucket(Bucket="runs")
     yield store_at("s3://runs/one")
-    # Servers of one process share what they hold.
-    urllib.request.urlopen(f"http://{host}:{port}/moto-api/reset", data=b"").close()
-    server.stop()
+    urllib.request.urlopen(f"{server}/moto-api/reset", data=b"").close()
 
 
 def keys() -> list[str]:

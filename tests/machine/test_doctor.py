@@ -207,7 +207,7 @@ class Engine(BaseHTTPRequestHandler):
 def engine(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with UnixStreamServer(str(root / "engine.sock"), Engine) as server:
         monkeypatch.setenv("DOCKER_HOST", f"unix://{root}/engine.sock")
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         yield
         server.shutdown()

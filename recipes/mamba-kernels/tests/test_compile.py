@@ -134,7 +134,12 @@ def test_a_full_stop_leaves_what_was_there(tmp_path: Path) -> None:
         text=True,
         start_new_session=True,
     ) as run:
-        time.sleep(3)
+        deadline = time.monotonic() + 60
+        while not any(tmp_path.glob("*/cpu")):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        # By now its compiler works, which takes many seconds.
+        time.sleep(0.5)
         os.killpg(run.pid, signal.SIGINT)
         _, errors = run.communicate(timeout=60)
     assert run.returncode == 130, errors
