@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,6 +22,7 @@ def train_modules() -> dict[str, Path]:
     return {name: path for name, path in modules().items() if is_train(name)}
 
 
+@cache
 def modules() -> dict[str, Path]:
     """Return every module of the package by its dotted name."""
     return {_dotted(path): path for path in sorted(PACKAGE.rglob("*.py"))}

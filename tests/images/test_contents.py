@@ -14,7 +14,6 @@ from typing import Any
 import docker
 import pytest
 from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from docker import DockerClient
 
 from tests.cli.test_bad_input import copied_project
@@ -160,6 +159,9 @@ def test_the_bill_of_materials_names_every_package_with_its_digests(
     tmp_path: Path,
     installed: dict[str, str],
 ) -> None:
+    # It takes a second to import, in every process that collects the tests.
+    from cyclonedx.validation.json import JsonStrictValidator  # noqa: PLC0415
+
     write_inventory(client=client, image=image, stack=stack, root=root, folder=tmp_path)
     text = (tmp_path / "sbom.cdx.json").read_text(encoding="utf-8")
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None

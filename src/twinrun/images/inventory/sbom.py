@@ -16,7 +16,6 @@ from cyclonedx.model.license import License
 from cyclonedx.model.tool import ToolRepository
 from cyclonedx.output.json import JsonV1Dot6
 from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from packageurl import PackageURL
 
 from twinrun import __version__
@@ -41,6 +40,8 @@ def sbom_json(
     Raises:
         RunError: the SBOM does not validate against CycloneDX's schema.
     """
+    from cyclonedx.validation.json import JsonStrictValidator
+
     text: str = JsonV1Dot6(_bom(inventory, stack, root, used)).output_as_string(indent=1)
     fault = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
     if fault:
