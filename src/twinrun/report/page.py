@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,7 @@ def _write(
     write_atomically(path, text)
 
 
+@cache
 def page_environment() -> Environment:
     """Return what renders pages: strict, and everything in them escaped."""
     # Names of devices and hosts come from elsewhere: everything is escaped, pictures excepted.
