@@ -25,10 +25,15 @@ CLOSED = "http://127.0.0.1:9"
 
 
 def copied_project(folder: Path) -> Path:
-    """Return a copy of what commands read of the project, without records and earlier runs."""
-    for part in ("recipes", "images", "src"):
+    """Return a copy of what commands read of the project, without records and earlier runs.
+
+    The package keeps its bytecode: Invoke has none written, so every command would compile it again.
+    """
+    for part in ("recipes", "images"):
         unwanted = shutil.ignore_patterns("*.json", "__pycache__")
         shutil.copytree(ROOT / part, folder / part, ignore=unwanted)
+    # Another worker may be writing its own.
+    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("*.json", "*.pyc.*"))
     shutil.copy(ROOT / "tasks.py", folder)
     return folder
 
@@ -65,7 +70,7 @@ def invoke(
 
 def files_of(root: Path) -> dict[str, int]:
     """Return every file and folder below `root` with the time of its last change."""
-    return {str(path.relative_to(root)): path.stat().st_mtime_ns for path in root.rglob("*")}
+    return {str(path): path.stat().st_mtime_ns for path in root.rglob("*")}
 
 
 def error_message(done: subprocess.CompletedProcess[str], code: int) -> str:
@@ -95,7 +100,14 @@ def replace(path: Path, old: str, new: str) -> None:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
+    """A project that the test changes."""
     return copied_project(tmp_path / "project")
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project for all tests of commands that change no file, which `refused` sees to."""
+    return copied_project(tmp_path_factory.mktemp("untouched") / "project")
 
 
 @pytest.mark.parametrize(
@@ -128,10 +140,11 @@ def root(tmp_path: Path) -> Path:
     ],
     ids=lambda value: " ".join(value) if "recipes" in value[0] else None,
 )
-def test_wrong_options(root: Path, options: list[str], parts: list[str]) -> None:
+def test_wrong_options(untouched: Path, options: list[str], parts: list[str]) -> None:
     extra = ["--vendor", "cpu"] if "--vendor" not in options else []
     # Whatever this machine has: without the choice of an engine a daemon would be asked.
-    message = refused(root, "run", *options, *extra, *([] if "--engine" in options else ["--engine", "host"]))
+    engine = ["--engine", "host"] if "--engine" not in options else []
+    message = refused(untouched, "run", *options, *extra, *engine)
     for part in parts:
         assert part in message
 
@@ -197,10 +210,10 @@ def test_a_layout_that_cannot_be_trained(
 
 
 @pytest.mark.parametrize("vendor", ["cuda", "rocm"])
-def test_a_vendor_whose_gpus_the_machine_lacks(root: Path, vendor: str) -> None:
+def test_a_vendor_whose_gpus_the_machine_lacks(untouched: Path, vendor: str) -> None:
     if detect(ROOT).vendor == vendor:
         pytest.skip(f"this machine has GPUs of {vendor}")
-    message = refused(root, "run", RECIPE, "--vendor", vendor, code=3)
+    message = refused(untouched, "run", RECIPE, "--vendor", vendor, code=3)
     assert vendor in message
     assert "hint:" in message
 
@@ -213,8 +226,8 @@ def test_a_stack_that_does_not_serve_the_recipe(root: Path) -> None:
     assert "--stack: the stack does not serve this recipe found: other allowed: cpu," in message
 
 
-def test_a_stack_of_another_vendor(root: Path) -> None:
-    message = refused(root, "run", RECIPE, "--vendor", "cpu", "--stack", "cuda12.6-torch2.7")
+def test_a_stack_of_another_vendor(untouched: Path) -> None:
+    message = refused(untouched, "run", RECIPE, "--vendor", "cpu", "--stack", "cuda12.6-torch2.7")
     assert "is for cuda" in message
     assert "hint: add --vendor cuda" in message
 
@@ -247,31 +260,31 @@ def test_no_network_and_no_environment(root: Path, tmp_path: Path) -> None:
     assert {path.name for path in run.iterdir()} == {".lock", "plan.json"}
 
 
-def test_a_run_folder_that_cannot_be_made(root: Path, tmp_path: Path) -> None:
+def test_a_run_folder_that_cannot_be_made(untouched: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way", encoding="utf-8")
     options = ("--vendor", "cpu", "--engine", "host", "--out", str(tmp_path / "file" / "runs"))
-    message = refused(root, "run", RECIPE, *options, code=3)
+    message = refused(untouched, "run", RECIPE, *options, code=3)
     assert "Not a directory" in message
 
 
-def test_records_that_cannot_be_compared(root: Path, tmp_path: Path) -> None:
+def test_records_that_cannot_be_compared(untouched: Path, tmp_path: Path) -> None:
     good, tampered, other = (tmp_path / f"{name}.json" for name in ("good", "tampered", "other"))
     shutil.copy(committed(RECIPE), good)
     tampered.write_text(good.read_text(encoding="utf-8").replace('"bf16"', '"fp32"'), encoding="utf-8")
     shutil.copy(committed("recipes/mamba-kernels"), other)
 
-    message = refused(root, "compare", str(good), str(tampered))
+    message = refused(untouched, "compare", str(good), str(tampered))
     assert f"{tampered}: the record was changed after it was written" in message
     assert "hint:" in message
-    message = refused(root, "compare", str(good), str(other))
+    message = refused(untouched, "compare", str(good), str(other))
     assert "different recipes found: mpt7b-scaling and mamba-kernels" in message
-    message = refused(root, "compare", str(good), str(tmp_path / "absent.json"))
+    message = refused(untouched, "compare", str(good), str(tmp_path / "absent.json"))
     assert "absent.json: no such record" in message
     assert "hint: name a run folder" in message
-    message = refused(root, "compare", str(good), str(tmp_path))
+    message = refused(untouched, "compare", str(good), str(tmp_path))
     assert "record.json: no such record" in message
     other.write_text('{"a": 1}', encoding="utf-8")
-    message = refused(root, "compare", str(good), str(other))
+    message = refused(untouched, "compare", str(good), str(other))
     assert f"{other}: not a record found: a hint: name a run folder" in message
 
 
@@ -280,11 +293,11 @@ def committed(recipe: str) -> Path:
     return min((ROOT / recipe / "results").glob("*.json"))
 
 
-def test_a_report_of_nothing(root: Path) -> None:
-    message = refused(root, "report", RECIPE)
+def test_a_report_of_nothing(untouched: Path) -> None:
+    message = refused(untouched, "report", RECIPE)
     assert f"{RECIPE}/results: no records to report" in message
     assert "hint: copy a record.json there, or name a run folder" in message
-    message = refused(root, "report", "recipes/mpt7b-scalign")
+    message = refused(untouched, "report", "recipes/mpt7b-scalign")
     assert "did you mean" in message
 
 
@@ -295,7 +308,7 @@ def test_a_report_of_nothing(root: Path) -> None:
 )
 def test_what_starts_nothing_is_quick(root: Path, arguments: tuple[str, ...], seconds: float) -> None:
     bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPROFILEIMPORTTIME": ""}
-    assert min(busy_seconds(root, arguments, bytecode) for _ in range(3)) < seconds
+    assert any(busy_seconds(root, arguments, bytecode) < seconds for _ in range(3))
     done = invoke(root, *arguments, variables={"PYTHONPROFILEIMPORTTIME": "1"})
     imported = set(re.findall(r"^import time:.*\| +(\S+)$", done.stderr, re.MULTILINE))
     assert "invoke" in imported
@@ -316,8 +329,8 @@ def busy_seconds(root: Path, arguments: tuple[str, ...], variables: Mapping[str,
     [("cluster", "up", "--nodes"), ("checkpoint", "verify", "nowhere", "--step"), ("data", "c4", "--files")],
     ids=["nodes", "step", "files"],
 )
-def test_a_word_where_a_number_belongs(root: Path, command: tuple[str, ...]) -> None:
-    message = refused(root, *command, "three")
+def test_a_word_where_a_number_belongs(untouched: Path, command: tuple[str, ...]) -> None:
+    message = refused(untouched, *command, "three")
     assert f"{command[-1]}: not a whole number found: three allowed: digits alone" in message
 
 
@@ -330,5 +343,5 @@ def test_a_word_where_a_number_belongs(root: Path, command: tuple[str, ...]) -> 
     ],
     ids=["points", "controls", "claims"],
 )
-def test_an_option_that_would_do_nothing(root: Path, options: tuple[str, ...], said: str) -> None:
-    assert said in refused(root, "compare", "a.json", "b.json", *options)
+def test_an_option_that_would_do_nothing(untouched: Path, options: tuple[str, ...], said: str) -> None:
+    assert said in refused(untouched, "compare", "a.json", "b.json", *options)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,20 +57,37 @@ class Site:
         return PLAYED[self.workload](job)
 
 
+@pytest.fixture(scope="module")
+def baked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return what bakes the recipe of a workload once; every test has a copy of it."""
+
+    @functools.cache
+    def recipe(workload: str) -> Path:
+        root = checkout(tmp_path_factory.mktemp(workload))
+        return root / bake(root, {"workload": workload}).folder
+
+    return recipe
+
+
 @pytest.fixture(params=workload_names())
-def site(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    return made(tmp_path, request.param, monkeypatch)
+def site(
+    request: pytest.FixtureRequest,
+    baked: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Site:
+    return made(tmp_path, request.param, baked(request.param), monkeypatch)
 
 
 @pytest.fixture
-def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    return made(tmp_path, "training", monkeypatch)
+def trained(baked: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    return made(tmp_path, "training", baked("training"), monkeypatch)
 
 
-def made(folder: Path, workload: str, monkeypatch: pytest.MonkeyPatch) -> Site:
+def made(folder: Path, workload: str, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     monkeypatch.setenv("TWINRUN_CACHE", str(folder / "cache"))
     root = checkout(folder)
-    bake(root, {"workload": workload})
+    shutil.copytree(recipe, root / "recipes" / RECIPE)
     script = Script(play=PLAYED[workload])
     register(script, folder / "engines", monkeypatch)
     return Site(root=root, out=folder / "runs", script=script, workload=workload)

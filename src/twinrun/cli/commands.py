@@ -242,10 +242,6 @@ def _page_of(project: Project, path: Path, record: Record) -> Path:
 
 
 def _recipe_report(project: Project, name: str, out: Path | None) -> Path:
-    from twinrun.report.page import write_recipe_report
-    from twinrun.results.between import judge_between
-    from twinrun.results.reading import read_record
-
     loaded = project.recipe(name)
     files = project.results(loaded)
     if not files:
@@ -254,6 +250,10 @@ def _recipe_report(project: Project, name: str, out: Path | None) -> Path:
             place=f"{loaded.folder}/results",
             hint="copy a record.json there, or name a run folder",
         )
+    from twinrun.report.page import write_recipe_report
+    from twinrun.results.between import judge_between
+    from twinrun.results.reading import read_record
+
     page = out or project.root / "runs" / loaded.recipe.name / "report.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     records = [read_record(file, project) for file in files]
