@@ -10,6 +10,7 @@ import ast
 import re
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from twinrun.images.inventory.inventory import committed_inventory
@@ -288,7 +289,8 @@ def processor(root: Path) -> str:
     return next(name for name, vendor in load_vendors(root).items() if not vendor.probe)
 
 
-def imported(source: str) -> set[str]:
+@cache
+def imported(source: str) -> frozenset[str]:
     """Return the top-level packages that `source` imports at any depth, relative imports left out."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
@@ -296,7 +298,7 @@ def imported(source: str) -> set[str]:
             found.update(alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found.add(node.module.partition(".")[0])
-    return found - {"__future__"}
+    return frozenset(found - {"__future__"})
 
 
 def _opens_with_schema(path: Path, kind: str, relative: str) -> None:

@@ -26,7 +26,8 @@ ALLOWED: dict[str, str] = {"tasks.py": "Invoke wants every option of a command a
 
 
 def limit_of(path: Path) -> int | None:
-    return next((lines for pattern, lines in FILE_LINES.items() if fnmatchcase(shown(path), pattern)), None)
+    name = shown(path)
+    return next((lines for pattern, lines in FILE_LINES.items() if fnmatchcase(name, pattern)), None)
 
 
 FILES = [path for path in project_files() if limit_of(path)]

@@ -9,6 +9,7 @@ import json
 import threading
 import urllib.parse
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def send_page(self, folder: str, *, page: int) -> None:
         """Answer with one entry, and a link to the next page if there is one."""
         entries = [{"type": "directory", "path": "en/more", "size": 0, "oid": "0" * 40}]
-        entries += [entry(path) for path in FILES if path.startswith(folder)]
+        entries += [entry(path, content) for path, content in FILES.items() if path.startswith(folder)]
         address = f"http://{self.headers['Host']}{self.path.partition('?')[0]}?page={page + 1}"
         following = {"Link": f'<{address}>; rel="next"'} if page + 1 < len(entries) else {}
         self.send_body(json.dumps(entries[page : page + 1]).encode(), **following)
@@ -91,9 +92,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def entry(path: str) -> dict[str, object]:
+@cache
+def entry(path: str, content: bytes) -> dict[str, object]:
     """Return the listing's line of a file; large ones are named by SHA-256, others as git does."""
-    content = FILES[path]
     blob = hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
     listed: dict[str, object] = {"type": "file", "path": path, "size": len(content), "oid": blob}
     if path not in STORED_IN_GIT:

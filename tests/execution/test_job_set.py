@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
 from pydantic import BaseModel
 
 from tests.execution.placements import SITE, Ranked
@@ -35,6 +35,12 @@ class Job(BaseModel):
 def user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 1234)
     monkeypatch.setattr(os, "getgid", lambda: 1234)
+
+
+@pytest.fixture(scope="module")
+def published() -> Any:
+    """The model of a JobSet; its package is too slow to import wherever tests are collected."""
+    return import_module("kubeflow_trainer_api.models").JobsetV1alpha2JobSet
 
 
 def changed(**keys: object) -> LoadedSite:
@@ -84,18 +90,18 @@ def test_the_job_set_is_the_golden_one(vendor: str) -> None:
 
 
 @pytest.mark.parametrize("vendor", sorted(load_vendors(ROOT)))
-def test_the_publishers_model_takes_all_of_it(vendor: str) -> None:
+def test_the_publishers_model_takes_all_of_it(published: Any, vendor: str) -> None:
     """It drops a key that it does not know, so what comes back shows each key to be known."""
     given = json.loads(job_set(vendor))
-    model = JobsetV1alpha2JobSet.from_dict(given)
+    model = published.from_dict(given)
     assert model is not None
     assert json.loads(json.dumps(model.to_dict())) == given
 
 
-def test_a_key_that_no_job_set_has_is_found() -> None:
+def test_a_key_that_no_job_set_has_is_found(published: Any) -> None:
     given = json.loads(job_set())
     given["spec"]["replicatedJobs"][0]["template"]["spec"]["completionModus"] = "Indexed"
-    model = JobsetV1alpha2JobSet.from_dict(given)
+    model = published.from_dict(given)
     assert model is not None
     assert json.loads(json.dumps(model.to_dict())) != given
 

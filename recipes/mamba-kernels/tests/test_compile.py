@@ -55,6 +55,14 @@ def built(folder: Path, archs: list[str], objects: Path) -> list[str]:
     return said
 
 
+@pytest.fixture(scope="module")
+def made_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What SMALL compiles to for the processor, made once; it is up to date in any folder."""
+    folder = tmp_path_factory.mktemp("before")
+    assert "makes emulator.so" in built(copy_sources(folder, SMALL), ["cpu"], folder / "objects")[0]
+    return folder / "objects"
+
+
 def available(arch: str) -> None:
     if compiler.TARGETS[arch].compiler() is None:
         pytest.skip(f"needs {compiler.TARGETS[arch].needs}")
@@ -96,9 +104,8 @@ def test_an_amd_code_object_is_the_same_in_every_folder(small: Path, tmp_path: P
     assert first == second
 
 
-def test_what_is_up_to_date_is_kept(small: Path, tmp_path: Path) -> None:
-    objects = tmp_path / "objects"
-    assert "makes emulator.so" in built(small, ["cpu"], objects)[0]
+def test_what_is_up_to_date_is_kept(small: Path, made_before: Path, tmp_path: Path) -> None:
+    objects = shutil.copytree(made_before, tmp_path / "objects")
     made = (objects / "emulator.so").stat().st_mtime_ns
     assert built(small, ["cpu"], objects) == ["cpu: emulator.so is up to date"]
     assert (objects / "emulator.so").stat().st_mtime_ns == made
@@ -107,9 +114,10 @@ def test_what_is_up_to_date_is_kept(small: Path, tmp_path: Path) -> None:
     assert "makes emulator.so" in built(small, ["cpu"], objects)[0]
 
 
-def test_a_source_that_does_not_compile_changes_nothing(small: Path, tmp_path: Path) -> None:
-    objects = tmp_path / "objects"
-    built(small, ["cpu"], objects)
+def test_a_source_that_does_not_compile_changes_nothing(
+    small: Path, made_before: Path, tmp_path: Path
+) -> None:
+    objects = shutil.copytree(made_before, tmp_path / "objects")
     before = {path.name: path.read_bytes() for path in objects.iterdir()}
     (small / "kernels.cpp").write_text('#include "portable.h"\nno kernel\n', encoding="utf-8")
     with pytest.raises(compiler.CompileError, match=r"kernels.cpp.*exit status 1\n(.|\n)*error"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stat
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from twinrun.foundation.errors import InputError, RunError
 from twinrun.foundation.files import canonical_json, sha256_of_bytes, sha256_of_file
@@ -30,20 +30,23 @@ def tracked_files(root: Path, folder: str) -> list[Path]:
             found=error.found or error.message,
             hint="work in a clone of the repository",
         ) from None
-    files = [root / name for name in sorted(set(listed.split("\0")) - {""})]
-    if not files:
+    names = [PurePosixPath(name) for name in sorted(set(listed.split("\0")) - {""})]
+    if not names:
         raise InputError("git tracks no file there", place=str(root / folder), hint="`git add` what belongs")
-    return [file for file in files if _is_regular(root, file)]
+    for above in sorted({parent for name in names for parent in name.parents} - {PurePosixPath()}):
+        _refuse_link(root / above)
+    return [file for file in (root / name for name in names) if _is_regular(file)]
 
 
-def _is_regular(root: Path, file: Path) -> bool:
-    """Say whether a file is there; raises InputError for a link, whatever it leads to."""
-    for path in (
-        file,
-        *(parent for parent in file.parents if parent.is_relative_to(root) and parent != root),
-    ):
-        if path.is_symlink():
-            raise InputError("a link cannot go into an image", place=str(path), found=str(path.readlink()))
+def _refuse_link(path: Path) -> None:
+    """Raise InputError for a link, whatever it leads to."""
+    if path.is_symlink():
+        raise InputError("a link cannot go into an image", place=str(path), found=str(path.readlink()))
+
+
+def _is_regular(file: Path) -> bool:
+    """Say whether a file is there; raises InputError for a link and for what is neither."""
+    _refuse_link(file)
     if not file.exists():
         return False
     if not stat.S_ISREG(file.stat().st_mode):
