@@ -109,10 +109,18 @@ def load_batches(job: TrainingJob, corpus: Corpus) -> DataLoader[dict[str, torch
         dataset,
         batch_size=job.device_batch,
         collate_fn=functools.partial(collate, control=job.control),
-        num_workers=2 if job.accelerator else 0,
+        num_workers=_workers(job),
         pin_memory=job.accelerator,
         drop_last=True,
     )
+
+
+def _workers(job: TrainingJob) -> int:
+    """Return how many processes read ahead."""
+    # A worker is a fork: of all that the rank writes to afterwards the host would keep the old pages as well,
+    # 8 bytes a parameter of what is offloaded to it.
+    offloaded = job.layout is not None and job.layout.offload != "none"
+    return 2 if job.accelerator and not offloaded else 0
 
 
 def set_position(

@@ -202,7 +202,20 @@ def _initialize(job: TrainingJob, model: nn.Module, config: dict[str, Any]) -> A
         raise InputError(f"DeepSpeed refuses a setting: {fault['msg']}", place=place, found=found) from None
     for parameter, whole in initial:
         safe_set_full_fp32_param(parameter, whole)
+    _share_gradients(engine.optimizer)
     return engine
+
+
+def _share_gradients(optimizer: Any) -> None:
+    """Let new weights leave the host through the memory of the gradients that made them.
+
+    ZeRO-1 and ZeRO-2 keep a buffer of the weights for that, 2 bytes a parameter; by then a step is done with
+    its gradients, and the next ones come after the weights are used.
+    """
+    buffers: list[Tensor] = getattr(optimizer, "param_buffer_of_bit16_for_cpu_offload_groups", [])
+    for place, buffer in enumerate(buffers):
+        gradients = optimizer.single_partition_of_fp32_groups[place].grad
+        buffers[place] = gradients.view(buffer.dtype)[: buffer.numel()]
 
 
 def _unrounded(model: nn.Module, job: TrainingJob) -> list[tuple[nn.Parameter, Tensor]]:
