@@ -18,6 +18,7 @@ from streaming.base.world import World
 
 from tests.train.small import GLOBAL_BATCH, SHAPE, MakeJob
 from twinrun.foundation.errors import InputError
+from twinrun.protocol.layout import Layout
 from twinrun.protocol.training import TrainingJob
 from twinrun.train.corpus import Corpus, sample_hash
 from twinrun.train.data import collate, load_batches, load_corpus
@@ -85,6 +86,15 @@ def test_batches_hold_whole_samples_and_their_hashes(make_job: MakeJob, corpus: 
         assert batch["tokens"].dtype == batch["hashes"].dtype == torch.int64
     hashes = torch.cat([batch["hashes"] for batch in batches])
     assert len(hashes.unique()) == len(hashes)
+
+
+@pytest.mark.parametrize(("offload", "workers"), [("none", 2), ("optimizer", 0), ("parameters", 0)])
+def test_a_rank_that_offloads_has_no_forks(
+    make_job: MakeJob, corpus: Corpus, offload: str, workers: int
+) -> None:
+    layout = Layout.model_validate({"zero": 3, "offload": offload})
+    job = make_job().model_copy(update={"layout": layout, "accelerator": True})
+    assert load_batches(job, corpus).num_workers == workers
 
 
 def test_a_control_run_has_each_batch_in_an_order_of_its_own() -> None:
