@@ -12,7 +12,7 @@ import pytest
 from tests.report.committed import PROJECT, RECIPES, as_published, changed, committed, judged, newest, verdict
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.report.page import charts, hardware_tables, write_recipe_report, write_report
-from twinrun.report.ranking import best_of
+from twinrun.report.ranking import best_of, ranked
 from twinrun.results.between import judge_between
 from twinrun.results.record import Record
 from twinrun.workloads.charts import LineChart
@@ -366,6 +366,12 @@ def test_published_tokens_of_a_node_are_drawn_as_flops_of_a_card() -> None:
     row = next(row for row in table.rows if "AMD" in row[0].text)
     assert [one.text for one in row[3:5]] == ["26.4%", "11,000"]
     assert "44,000 tokens/s per node" in row[0].detail
+
+
+@pytest.mark.parametrize("name", PROJECT.recipe_names)
+def test_no_older_version_of_a_recipe_is_the_best(name: str) -> None:
+    for best, others in ranked(committed(name), PROJECT.metrics):
+        assert all(best.plan.recipe_version >= other.plan.recipe_version for other in others)
 
 
 def test_bandwidths_of_two_records_of_one_machine_stay_apart_and_have_the_librarys_beside_them() -> None:

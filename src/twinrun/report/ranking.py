@@ -29,7 +29,7 @@ def ranked(records: Sequence[Record], metrics: Mapping[str, Metric]) -> list[Ran
 
 
 def best_of(records: Sequence[Record], metrics: Mapping[str, Metric]) -> list[Record]:
-    """Return the best record of each hardware and subject."""
+    """Return the best record of each hardware and subject, of the newest version of its recipe."""
     return [one.best for one in ranked(records, metrics)]
 
 
@@ -47,7 +47,8 @@ def label(record: Record) -> str:
 
 def _ranked(group: Sequence[Record], metrics: Mapping[str, Metric]) -> Ranked:
     newest = sorted(group, key=lambda one: one.created, reverse=True)
-    best = max(newest, key=lambda one: _merit(one, metrics))
+    # An older version measured something else, however good its number.
+    best = max(newest, key=lambda one: (one.plan.recipe_version, _merit(one, metrics)))
     return Ranked(best, tuple(one for one in newest if one is not best))
 
 
