@@ -117,8 +117,8 @@ def load_batches(job: TrainingJob, corpus: Corpus) -> DataLoader[dict[str, torch
 
 def _workers(job: TrainingJob) -> int:
     """Return how many processes read ahead."""
-    # A worker is a fork: of all that the rank writes to afterwards the host would keep the old pages as well,
-    # 8 bytes a parameter of what is offloaded to it.
+    # A worker is a fork: the host would keep the old pages of what the rank writes to afterwards, gradients
+    # and masters (50 GiB of MPT-13B's gradients alone).
     offloaded = job.layout is not None and job.layout.offload != "none"
     return 2 if job.accelerator and not offloaded else 0
 
