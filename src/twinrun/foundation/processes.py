@@ -8,8 +8,9 @@ import functools
 import os
 import signal
 import subprocess
+import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from twinrun.foundation.errors import MachineError, RunError
@@ -30,6 +31,29 @@ def end_with_parent(number: signal.Signals) -> None:
     _LIBRARY.prctl(_PR_SET_PDEATHSIG, number)
 
 
+@contextlib.contextmanager
+def _stops_held() -> Iterator[None]:
+    """Hold Ctrl-C, and what stops like it, until the block has ended.
+
+    A fork calls hooks of Python's library and drops what they raise: a stop that fell there would be lost.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    ours = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in ours:
+        signal.signal(number, lambda received, _frame: held.append(received))
+    try:
+        yield
+    finally:
+        for number, handler in ours.items():
+            signal.signal(number, handler)
+        if held:
+            signal.raise_signal(held[0])
+
+
 class LocalProcess:
     """A process with its own group; what it prints goes to one file.
 
@@ -42,7 +66,7 @@ class LocalProcess:
         log.parent.mkdir(parents=True, exist_ok=True)
         self._mark = uuid.uuid4().hex
         try:
-            with log.open("ab") as stream:
+            with log.open("ab") as stream, _stops_held():
                 self._process = subprocess.Popen(
                     list(arguments),
                     env=os.environ | dict(variables) | {_MARK: self._mark},
@@ -56,6 +80,10 @@ class LocalProcess:
                 )
         except OSError as error:
             raise MachineError(f"cannot start: {error.strerror}", place=arguments[0]) from None
+        except KeyboardInterrupt:
+            if hasattr(self, "_process"):
+                self.stop()
+            raise
 
     def poll(self) -> int | None:
         """Return the exit status, or None while it runs."""
