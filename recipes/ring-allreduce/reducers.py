@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from twinrun.foundation.errors import InputError
 from twinrun.train.collectives.algorithms import naive, ring, two_level
 from twinrun.train.collectives.compression import CODECS
 from twinrun.train.collectives.links import Links
@@ -54,16 +53,7 @@ class Reducer:
 
 
 def chosen(settings: dict[str, Any], links: Links) -> list[Reducer]:
-    """Return the all-reduces of a case; a two-level ring only where there are two levels.
-
-    Raises:
-        InputError: an option is too small.
-    """
-    for option, least in (("bucket_kib", 0), ("in_flight", 1), ("ranks_per_node", 0)):
-        if (found := settings[option]) < least:
-            raise InputError(
-                "too small", place=f"--set options.{option}", found=found, allowed=f"{least} or more"
-            )
+    """Return the all-reduces of a case; a two-level ring only where there are two levels."""
     pieces = {"bucket_bytes": settings["bucket_kib"] << 10 or None}
     overlap = pieces | {"in_flight": settings["in_flight"]}
     inside = settings["ranks_per_node"] or rank_variable("LOCAL_WORLD_SIZE", links.size)

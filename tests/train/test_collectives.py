@@ -10,8 +10,10 @@ import pytest
 pytest.importorskip("torch", reason="needs the packages of a stack")
 
 import torch
+from torch import Tensor
 
 from tests.train.small import ROOT, environment
+from twinrun.train.collectives import compression
 from twinrun.train.collectives.algorithms import two_level
 from twinrun.train.collectives.compression import CODECS
 from twinrun.train.collectives.links import Links
@@ -59,6 +61,45 @@ def test_a_gpu_encodes_within_a_step_of_what_a_processor_does(name: str, first: 
     target = torch.ones(10_001, device="cuda")[first:]
     CODECS[name]().decode_into(target, found[1], add=True)
     torch.testing.assert_close(target.cpu(), there + 1, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["fp8", "int8"])
+@pytest.mark.parametrize("count", [100, 300, 10_001])
+def test_what_a_gpu_loses_goes_into_the_residual(name: str, count: int) -> None:
+    check_feedback(name, torch.linspace(-3, 3, count, device="cuda"))
+
+
+@pytest.mark.parametrize("name", ["fp8", "int8", "bf16"])
+@pytest.mark.parametrize("count", [0, 100, 256, 300, 10_001])
+def test_what_is_lost_goes_into_the_residual(name: str, count: int) -> None:
+    check_feedback(name, torch.linspace(-3, 3, count))
+
+
+def check_feedback(name: str, values: Tensor) -> None:
+    """Hold what was sent and what was lost together against what was to be sent."""
+    codec, before = CODECS[name](), torch.linspace(-0.1, 0.1, len(values), device=values.device)
+    lost = before.clone()
+    payload = codec.encode_with_feedback(values, lost)
+    sent = codec.decode(payload, len(values))
+    torch.testing.assert_close(sent + lost, values + before, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(sent, values + before, rtol=0.07, atol=0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_compiled_arithmetic_is_that_of_its_operations(dtype: torch.dtype) -> None:
+    """As on a GPU, in the code that torch.compile makes for this processor."""
+    rows, columns = 300, compression.BLOCK
+    values = torch.randn(rows, columns, generator=torch.Generator().manual_seed(1))
+    kinds = ((values.dtype, columns), (values.dtype, columns), (dtype, columns))
+    function = compression._scale_with_feedback
+    found = []
+    for scale in (function, compression._compiled(function, values.device, kinds)):
+        residual, digits = torch.full((rows, columns), 0.01), torch.empty(rows, columns, dtype=dtype)
+        scales = scale(values, residual, digits)
+        found.append((scales, digits.float() * scales[:, None], residual))
+    for eager, compiled in zip(*found, strict=True):
+        torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=1e-5)
 
 
 def test_entropy_codes_take_fewer_bytes_of_what_is_mostly_small_and_lose_nothing() -> None:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu
 
-from twinrun.protocol.models.mpt import Shape
+from twinrun.protocol.models.mpt import PRODUCT_BYTES_PER_FEATURE, Shape
+from twinrun.protocol.models.shape import Checkpointing
 from twinrun.train import head_loss
 from twinrun.train.gelu import shared_gelu
 from twinrun.train.models import IGNORED
@@ -144,10 +145,41 @@ def test_fused_attention_equals_the_formula() -> None:
         torch.testing.assert_close(gradient, written[name], rtol=1e-4, atol=1e-6)
 
 
-def test_checkpointing_changes_no_gradient() -> None:
-    kept, recomputed = gradients(small()), gradients(small(checkpointing=True))
+@pytest.mark.parametrize("checkpointing", [True, "selective"])
+def test_checkpointing_changes_no_gradient(checkpointing: Checkpointing) -> None:
+    kept, recomputed = gradients(small()), gradients(small(checkpointing=checkpointing))
     for name, gradient in kept.items():
         torch.testing.assert_close(gradient, recomputed[name])
+
+
+# Dynamo of PyTorch 2.7 instantiates the autograd function it traces.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_selective_checkpointing_keeps_what_its_estimate_counts() -> None:
+    kept = {checkpointing: kept_by_a_block(checkpointing) for checkpointing in (False, "selective")}
+    # The statistics of the norms and of attention are fp32, a few numbers a token and head.
+    assert kept["selective"] == pytest.approx(PRODUCT_BYTES_PER_FEATURE, rel=0.04)
+    assert kept["selective"] < 0.7 * kept[False]
+
+
+def kept_by_a_block(checkpointing: Checkpointing) -> float:
+    """Return the bytes that a compiled block keeps for its backward pass, per token and feature of bf16."""
+    torch._dynamo.reset()
+    shape = Shape(width=256, heads=2, layers=1, vocabulary=8, sequence=64)
+    model = MPT(shape, checkpointing=checkpointing, dtype=torch.bfloat16).bfloat16()
+    model.compile_regions()
+    x_BSD = torch.ones(2, shape.sequence, shape.width, dtype=torch.bfloat16, requires_grad=True)
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.blocks[0](x_BSD).sum().backward()
+    return float(sum(kept.values()) / x_BSD.numel())
 
 
 # Dynamo of PyTorch 2.7 instantiates the autograd function it traces.

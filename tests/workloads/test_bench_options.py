@@ -21,6 +21,17 @@ def test_a_value_that_its_label_has_not_is_refused() -> None:
     assert "int8" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("setting", "found", "least"),
+    [("in_flight=0", 0, 1), ("bucket_kib=-1", -1, 0), ("ranks_per_node=-2", -2, 0)],
+)
+def test_an_option_that_is_too_small_is_refused(setting: str, found: int, least: int) -> None:
+    with pytest.raises(InputError, match="too small") as caught:
+        plan(RECIPE, scale="smoke", gpu=None, settings=(f"options.{setting}",))
+    assert caught.value.place == f"--set options.{setting.partition('=')[0]}"
+    assert (caught.value.found, caught.value.allowed) == (found, f"{least} or more")
+
+
 def test_what_was_asked_for_holds_where_a_case_has_its_own() -> None:
     made = plan(RECIPE, scale="smoke", gpu=None, settings=('options.compressions=["bf16"]', "cases=64KB,1KB"))
     settings = {point.part.case: point.part.settings for point in made.points}  # type: ignore[attr-defined]
@@ -32,21 +43,25 @@ def test_what_was_asked_for_holds_where_a_case_has_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "place"),
+    ("old", "new", "found", "place"),
     [
-        ('compressions = ["bf16", "fp8"', "cases.64KB.compressions"),
-        ('algorithms = ["ring"', "bench.options.algorithms"),
+        ('compressions = ["bf16"', 'compressions = ["tree"', "tree", "cases.64KB.compressions"),
+        ('algorithms = ["ring"', 'algorithms = ["tree"', "tree", "bench.options.algorithms"),
+        ("in_flight = 4", "in_flight = 0", 0, "bench.options.in_flight"),
+        ("in_flight = 1", "in_fligth = 1", "in_fligth", "at_least"),
     ],
 )
-def test_the_recipe_itself_is_held_to_its_labels(tmp_path: Path, old: str, place: str) -> None:
+def test_the_recipe_itself_is_held_to_what_it_allows(
+    tmp_path: Path, old: str, new: str, found: object, place: str
+) -> None:
     shutil.copytree(ROOT / "recipes" / RECIPE, tmp_path / "recipes" / RECIPE)
     shutil.copy(ROOT / "recipes" / "metrics.toml", tmp_path / "recipes")
     shutil.copytree(ROOT / "images", tmp_path / "images")
     path = tmp_path / "recipes" / RECIPE / "recipe.toml"
     text = path.read_text(encoding="utf-8")
     assert old in text
-    path.write_text(text.replace(old, old.replace('["', '["tree", "'), 1), encoding="utf-8")
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
     with pytest.raises(InputError) as caught:
         plan(RECIPE, scale="smoke", gpu=None, project=Project(tmp_path))
-    assert caught.value.found == "tree"
+    assert caught.value.found == found
     assert str(caught.value.place).endswith(f"recipe.toml:{place}")

@@ -125,12 +125,6 @@ def test_a_wrong_ring_ends_the_run(wrong: str, tmp_path: Path) -> None:
     assert message in ended.stderr, ended.stderr[-3000:]
 
 
-def test_an_option_that_is_too_small_is_refused(tmp_path: Path) -> None:
-    ended = launch(tmp_path, 2, script=RECIPE / "bench.py", in_flight=0)
-    assert "--set options.in_flight: too small" in ended.stderr
-    assert "Traceback" not in ended.stderr.partition("error: ")[2].partition("\n")[0]
-
-
 def test_every_value_of_a_label_is_there() -> None:
     labels = {one["name"]: set(one["values"]) for one in MANIFEST["label"]}
     reducers = importlib.import_module("reducers")

@@ -245,7 +245,7 @@ def _pipeline(model: Model, job: TrainingJob) -> PipelineModule:
     return PipelineModule(
         layers=[
             embedding,
-            *stages.middle(model, recompute=bool(job.training.activation_checkpointing)),
+            *stages.middle(model, recompute=job.training.activation_checkpointing is True),
             head,
         ],
         topology=topology,

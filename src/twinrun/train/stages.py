@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import embedding, pad
-from torch.utils.checkpoint import checkpoint
 
 from twinrun.train.head_loss import head_loss
 from twinrun.train.models import IGNORED, Model
 from twinrun.train.models.mpt import Linear
+from twinrun.train.recomputation import recomputed
 
 
 def targets_of(tokens_BS: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class Recomputed(nn.Module):
         self.block = block
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        out: Tensor = checkpoint(self.block, x_BSD, use_reentrant=False, preserve_rng_state=False)
+        out: Tensor = recomputed(self.block, x_BSD)
         return out
 
 

@@ -18,6 +18,9 @@ UNSHARDED_BYTES_PER_PARAMETER = 6
 # and 3 for the work at hand: recorded peaks of MPT-1B, 3B and 7B ask for 35.6 to 37.6, and for 39.7 after a
 # larger size was tried in vain. Logits are there a chunk of tokens at a time (train/models/mpt.py).
 ACTIVATION_BYTES_PER_FEATURE = 37
+# Of these the products alone and the input: 6 of queries, keys and values, 2 of attention, 2 of its
+# projection, 8 of the expansion, 2 of what enters.
+PRODUCT_BYTES_PER_FEATURE = 20
 
 
 class Shape(ModelShape):
@@ -82,10 +85,10 @@ class Shape(ModelShape):
         state = STATES_PER_PARAMETER * parameter_bytes * self.parameters() // shards
         if unsharded:
             state += UNSHARDED_BYTES_PER_PARAMETER * self.parameters()
-        kept = ACTIVATION_BYTES_PER_FEATURE * self.width
-        # With checkpointing a block keeps its 16-bit input; one block at a time is whole.
-        blocks = self.layers * 2 * self.width + kept if checkpointing else self.layers * kept
-        return state + tokens * blocks
+        whole = ACTIVATION_BYTES_PER_FEATURE * self.width
+        # The 16-bit input of each block, and one block at a time whole.
+        kept = {True: 2 * self.width, "selective": PRODUCT_BYTES_PER_FEATURE * self.width}.get(checkpointing)
+        return state + tokens * (self.layers * whole if kept is None else self.layers * kept + whole)
 
     def _router(self) -> int:
         """Return the weights of one router."""

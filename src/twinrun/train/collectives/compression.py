@@ -5,22 +5,23 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from twinrun.foundation.errors import MachineError
 
 # Values that share a scale: long enough that the scale is 1.6 % of the bytes, short enough that one large
 # value costs few others their digits.
 BLOCK = 256
+# Blocks of a long bucket: more than a GPU computes at once.
+LONG = 1 << 15
 # Smaller than any gradient that matters; keeps a block of zeros from dividing by zero.
 LEAST_SCALE = 1e-30
 # Of Zstandard's levels the fastest that has entropy codes.
 ENTROPY_LEVEL = 1
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Codec(ABC):
@@ -77,16 +78,25 @@ class Scaled(Codec):
         return -(-count // BLOCK) * (BLOCK + 4)
 
     def encode(self, values: Tensor) -> Tensor:
-        payload = values.new_empty(self.bytes_of(values.numel()), dtype=torch.uint8)
+        return self._encode(_scale, values)
+
+    def encode_with_feedback(self, values: Tensor, residual: Tensor) -> Tensor:
+        """See Codec."""
+        return self._encode(_scale_with_feedback, values, residual)
+
+    def _encode(self, scale: Callable[..., Tensor], *given_N: Tensor) -> Tensor:
+        """Return the payload of what `scale` makes of tensors of one length; it may change the second."""
+        count = given_N[0].numel()
+        payload = given_N[0].new_empty(self.bytes_of(count), dtype=torch.uint8)
         digits_NB, scales_N = self._parts(payload)
-        whole = values.numel() // BLOCK
-        scale = _of_device(_scaled, values)
-        found = scale(values[: whole * BLOCK].view(whole, BLOCK), self._dtype)
-        _copy((digits_NB[:whole], scales_N[:whole]), found)
+        whole = count // BLOCK
+        blocks = [one[: whole * BLOCK].view(whole, BLOCK) for one in given_N]
+        scales_N[:whole] = _of_device(scale, *blocks, digits_NB[:whole])
         if whole < len(scales_N):
-            rest_1B = values.new_zeros(1, BLOCK)
-            rest_1B[0, : values.numel() - whole * BLOCK] = values[whole * BLOCK :]
-            _copy((digits_NB[whole:], scales_N[whole:]), _scaled(rest_1B, self._dtype))
+            rest = [pad(one[whole * BLOCK :], (0, -count % BLOCK)).view(1, BLOCK) for one in given_N]
+            scales_N[whole:] = scale(*rest, digits_NB[whole:])
+            for one, padded in zip(given_N[1:], rest[1:], strict=True):
+                one[whole * BLOCK :] = padded[0, : count % BLOCK]
         return payload
 
     def decode(self, payload: Tensor, count: int) -> Tensor:
@@ -98,8 +108,8 @@ class Scaled(Codec):
         """See Codec."""
         digits_NB, scales_N = self._parts(payload)
         whole = target.numel() // BLOCK
-        unscale = _of_device(_add_unscaled if add else _unscale, target)
-        unscale(digits_NB[:whole], scales_N[:whole], target[: whole * BLOCK].view(whole, BLOCK))
+        unscale = _add_unscaled if add else _unscale
+        _of_device(unscale, digits_NB[:whole], scales_N[:whole], target[: whole * BLOCK].view(whole, BLOCK))
         if whole < len(scales_N):
             rest = target[whole * BLOCK :]
             values = (digits_NB[whole].float() * scales_N[whole])[: rest.numel()]
@@ -112,20 +122,25 @@ class Scaled(Codec):
         return digits, payload[blocks * BLOCK :].view(torch.float32)
 
 
-def _scaled(values_NB: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return digits of `dtype` and the scale of each block."""
+# A compiled function does not write into two types of one memory: it writes digits and returns scales.
+def _scale(values_NB: Tensor, digits_NB: Tensor) -> Tensor:
+    """Write the digits of each block and return its scale."""
+    dtype = digits_NB.dtype
     whole = not dtype.is_floating_point
     most = float(torch.iinfo(dtype).max if whole else torch.finfo(dtype).max)
     values_NB = values_NB.float()
     scales_N = (values_NB.abs().amax(dim=1) / most).clamp(min=LEAST_SCALE)
     scaled_NB = values_NB / scales_N[:, None]
-    return (scaled_NB.round() if whole else scaled_NB).to(dtype), scales_N
+    digits_NB.copy_((scaled_NB.round() if whole else scaled_NB).to(dtype))
+    return scales_N
 
 
-def _copy(targets: tuple[Tensor, ...], found: tuple[Tensor, ...]) -> None:
-    # A compiled function does not write into two types of one memory itself.
-    for target, values in zip(targets, found, strict=True):
-        target.copy_(values)
+def _scale_with_feedback(values_NB: Tensor, residual_NB: Tensor, digits_NB: Tensor) -> Tensor:
+    """Scale the sum of both, and put what the digits lose of it into the second."""
+    wanted_NB = values_NB.float() + residual_NB
+    scales_N = _scale(wanted_NB, digits_NB)
+    residual_NB.copy_(wanted_NB - digits_NB.float() * scales_N[:, None])
+    return scales_N
 
 
 def _unscale(digits_NB: Tensor, scales_N: Tensor, target_NB: Tensor) -> None:
@@ -136,15 +151,24 @@ def _add_unscaled(digits_NB: Tensor, scales_N: Tensor, target_NB: Tensor) -> Non
     target_NB.add_(digits_NB.float() * scales_N[:, None])
 
 
-def _of_device(function: Function, tensor: Tensor) -> Function:
-    """Return `function`, compiled on a GPU: alone, each of its operations reads and writes all values."""
-    return _compiled(function) if tensor.is_cuda else function
+def _of_device(function: Callable[..., Any], *given_NB: Tensor) -> Any:
+    """Call `function`, compiled on a GPU: alone, each of its operations reads and writes all values."""
+    # What has no rows or one is compiled for that number alone.
+    if not given_NB[0].is_cuda or len(given_NB[0]) < 2:
+        return function(*given_NB)
+    kinds = tuple((one.dtype, *one.shape[1:]) for one in given_NB)
+    return _compiled(function, given_NB[0].device, kinds)(*given_NB)
 
 
 @functools.cache
-def _compiled(function: Any) -> Any:
-    # Buckets have any length.
-    return torch.compile(function, dynamic=True)
+def _compiled(function: Callable[..., Any], device: torch.device, kinds: tuple[tuple[Any, ...], ...]) -> Any:
+    """Return `function` compiled for tensors of these types and row lengths, and any number of rows.
+
+    The first call chooses the kernel: one that is chosen for a few rows is slow for many.
+    """
+    compiled = torch.compile(function, dynamic=True)
+    compiled(*(torch.zeros(LONG, *row, dtype=dtype, device=device) for dtype, *row in kinds))
+    return compiled
 
 
 class Entropy(Codec):

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from torch.utils.checkpoint import checkpoint
 
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.models.mamba import Shape
@@ -27,15 +26,13 @@ from twinrun.protocol.training import Training
 from twinrun.train.draws import normal, uniform
 from twinrun.train.head_loss import head_loss
 from twinrun.train.models import DTYPES, Model, Orders
+from twinrun.train.recomputation import recomputed, recomputed_but_products
 from twinrun.train.state_space import Kernels, chosen
 
 EPSILON = 1e-5
 # Step sizes at the start: log-uniform between these, and never below the last.
 STEP_LOW, STEP_HIGH, STEP_FLOOR = 1e-3, 0.1, 1e-4
 EMBEDDING_STD = 0.02
-aten = torch.ops.aten
-# What selective checkpointing keeps: convolution, scan and all that is elementwise is computed again.
-PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
 
 Stream = tuple[Tensor, Tensor]
 
@@ -115,22 +112,13 @@ class Block(nn.Module):
         """Return what the mixer adds, and the stream that it is to be added to."""
         if not self.checkpointing:
             return self._mix(hidden_BSD, residual_BSD)
-        given: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-        if self.checkpointing == "selective":
-            given["context_fn"] = keep_products
-        stream: Stream = checkpoint(self._mix, hidden_BSD, residual_BSD, **given)
+        again = recomputed_but_products if self.checkpointing == "selective" else recomputed
+        stream: Stream = again(self._mix, hidden_BSD, residual_BSD)
         return stream
 
     def _mix(self, hidden_BSD: Tensor, residual_BSD: Tensor | None) -> Stream:
         residual_BSD = hidden_BSD if residual_BSD is None else residual_BSD + hidden_BSD
         return self.mixer(rms_norm(residual_BSD, self.norm)), residual_BSD
-
-
-def keep_products() -> Any:
-    """Return the contexts of a forward pass that keeps matrix products, and of its second run."""
-    from torch.utils.checkpoint import create_selective_checkpoint_contexts
-
-    return create_selective_checkpoint_contexts(list(PRODUCTS))
 
 
 def final_loss(

@@ -9,6 +9,7 @@ width, V vocabulary, N = B * S tokens, C tokens of one chunk.
 
 from __future__ import annotations
 
+import functools
 import math
 import zlib
 from collections.abc import Callable
@@ -17,16 +18,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
-from torch.utils.checkpoint import checkpoint
 
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.models.mpt import Shape
+from twinrun.protocol.models.shape import Checkpointing
 from twinrun.protocol.training import Training
 from twinrun.train.draws import normal
 from twinrun.train.experts import Experts
 from twinrun.train.gelu import shared_gelu
 from twinrun.train.head_loss import head_loss
 from twinrun.train.models import DTYPES, Model, Orders
+from twinrun.train.recomputation import recomputed, recomputed_but_products
 
 EPSILON = 1e-5
 
@@ -98,8 +100,9 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """Attention and feed-forward, each on a normalised residual stream."""
 
-    def __init__(self, shape: Shape, *, fused: bool) -> None:
+    def __init__(self, shape: Shape, *, fused: bool, selective: bool) -> None:
         super().__init__()
+        self.selective = selective
         self.norm_1 = LayerNorm(shape.width, eps=EPSILON)
         self.attention = Attention(shape, fused=fused)
         self.norm_2 = LayerNorm(shape.width, eps=EPSILON)
@@ -108,6 +111,11 @@ class Block(nn.Module):
             self.feed_forward = Experts(shape.width, (FeedForward(shape) for _ in range(shape.experts)))
 
     def forward(self, x_BSD: Tensor) -> Tensor:
+        # Inside what is compiled: what is computed again is fused with what needs it.
+        out: Tensor = recomputed_but_products(self._add, x_BSD) if self.selective else self._add(x_BSD)
+        return out
+
+    def _add(self, x_BSD: Tensor) -> Tensor:
         x_BSD = x_BSD + self.attention(self.norm_1(x_BSD))
         out: Tensor = x_BSD + self.feed_forward(self.norm_2(x_BSD))
         return out
@@ -133,16 +141,19 @@ class MPT(Model):
         *,
         dtype: torch.dtype = torch.float32,
         attention: str = "sdpa",
-        checkpointing: bool = False,
+        checkpointing: Checkpointing = False,
     ) -> None:
         super().__init__()
         self.dtype = dtype
-        self.checkpointing = checkpointing
+        self.recomputes_blocks = checkpointing is True
         self.final_loss = final_loss
         self._heads, self._widths = shape.heads, (shape.width, shape.expansion * shape.width)
         self.tokens = nn.Embedding(shape.vocabulary, shape.width)
         self.positions = nn.Embedding(shape.sequence, shape.width)
-        self.blocks = nn.ModuleList(Block(shape, fused=attention == "sdpa") for _ in range(shape.layers))
+        made = functools.partial(
+            Block, shape, fused=attention == "sdpa", selective=checkpointing == "selective"
+        )
+        self.blocks = nn.ModuleList(made() for _ in range(shape.layers))
         self.norm = LayerNorm(shape.width, eps=EPSILON)
 
     def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None) -> Tensor:
@@ -150,10 +161,7 @@ class MPT(Model):
         positions_SD = self.positions.weight[: tokens_BS.shape[1]]
         x_BSD = (self.tokens(tokens_BS) + positions_SD).to(self.dtype)
         for block in self.blocks:
-            if self.checkpointing:
-                x_BSD = checkpoint(block, x_BSD, use_reentrant=False, preserve_rng_state=False)
-            else:
-                x_BSD = block(x_BSD)
+            x_BSD = recomputed(block, x_BSD) if self.recomputes_blocks else block(x_BSD)
         weight_VD = self.tokens.weight
         if targets_BS is None:
             return linear(self.norm(x_BSD), weight_VD.to(self.dtype))
@@ -207,13 +215,14 @@ class MPT(Model):
 
 def build(shape: Shape, *, training: Training) -> MPT:
     """Return an MPT, see `twinrun.train.models.Family`."""
-    whole = training.activation_checkpointing
-    if isinstance(whole, str):
-        raise InputError("MPT recomputes whole blocks", place="activation_checkpointing", found=whole)
     if shape.experts and training.compile:
         raise InputError("experts get other numbers of tokens in each step", place="compile", found=True)
-    dtype = DTYPES[training.precision]
-    return MPT(shape, dtype=dtype, attention=training.attention, checkpointing=whole)
+    return MPT(
+        shape,
+        dtype=DTYPES[training.precision],
+        attention=training.attention,
+        checkpointing=training.activation_checkpointing,
+    )
 
 
 def attention_heads(shape: Shape) -> tuple[int, int]:

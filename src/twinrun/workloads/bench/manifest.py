@@ -58,6 +58,8 @@ class Tables(Frozen):
 
     bench: Timing
     """How the publication measured, as far as it says."""
+    at_least: dict[str, int | float] = Field(default_factory=dict)
+    """The smallest value of options that are numbers."""
     label: tuple[Label, ...] = ()
     """What is timed at each case: names of calls are made of their values."""
     baselines: tuple[str, ...] = ()
@@ -97,9 +99,11 @@ def tables_of(recipe: LoadedRecipe) -> Tables:
 def check_names(recipe: LoadedRecipe) -> None:
     """Hold the names inside recipe.toml against each other; raises InputError."""
     tables, place = tables_of(recipe), recipe.manifest
-    check_values(tables.bench.options, tables.label, f"{place}:bench.options.")
+    for option in tables.at_least:
+        _demand(option, tables.bench.options, f"{place}:at_least")
+    check_values(tables, tables.bench.options, f"{place}:bench.options.")
     for case, settings in tables.cases.items():
-        check_values(settings, tables.label, f"{place}:cases.{case}.")
+        check_values(tables, settings, f"{place}:cases.{case}.")
     for scale in SCALES:
         for case in tables.scale(scale).cases:
             _demand(case, tables.cases, f"{place}:scales.{scale}.cases")
@@ -115,9 +119,17 @@ def check_names(recipe: LoadedRecipe) -> None:
             _demand(case, tables.cases, f"{where}.cases")
 
 
-def check_values(options: Settings, labels: tuple[Label, ...], place: str) -> None:
-    """Hold lists such as `dtypes` against the label `dtype`; raises InputError below `place`."""
-    for label in labels:
+def check_values(tables: Tables, options: Settings, place: str) -> None:
+    """Hold lists such as `dtypes` against the label `dtype`, and numbers against their smallest value.
+
+    Raises:
+        InputError: a value is none of these; its place begins with `place`.
+    """
+    for name, least in tables.at_least.items():
+        found = options.get(name, least)
+        if isinstance(found, (int, float)) and found < least:
+            raise InputError("too small", place=f"{place}{name}", found=found, allowed=f"{least} or more")
+    for label in tables.label:
         values = options.get(f"{label.name}s")
         for value in values if isinstance(values, (tuple, list)) else ():
             _demand(str(value), label.values, f"{place}{label.name}s")

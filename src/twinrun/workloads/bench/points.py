@@ -37,7 +37,7 @@ def plan(request: PlanRequest) -> Planned:
     places = _places(scale, overrides.pop("devices", None), request.hardware.devices)
     _demand_types(tables.bench.options, overrides)
     bench = overlay(tables.bench, scale=scale.set, manifest=recipe.manifest, user=overrides)
-    check_values(bench.options, tables.label, f"--set {OPTION}")
+    check_values(tables, bench.options, f"--set {OPTION}")
     # What was asked for holds at every case, also where a case has its own.
     asked = {name: value for name, value in bench.options.items() if f"{OPTION}{name}" in overrides}
     points = tuple(
