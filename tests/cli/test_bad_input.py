@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
 import resource
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from tests.commands import ROOT, invoke, invoke_anew
 from twinrun.machine.inventory import detect
 
-ROOT = Path(__file__).resolve().parents[2]
 RECIPE = "recipes/mpt7b-scaling"
 LAYOUTS = "recipes/deepspeed-pretrain"
 # The second line of its manifest.
@@ -36,36 +34,6 @@ def copied_project(folder: Path) -> Path:
     shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("*.json", "*.pyc.*"))
     shutil.copy(ROOT / "tasks.py", folder)
     return folder
-
-
-def environment(root: Path, **variables: str) -> dict[str, str]:
-    """Return the variables of a command in the project at `root`; its engines and cache are its own."""
-    ours = {
-        "PYTHONPATH": str(root / "src"),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "TWINRUN_CACHE": str(root.parent / "cache"),
-        "DOCKER_HOST": f"unix://{root.parent}/no.sock",
-    }
-    return os.environ | ours | variables
-
-
-def invoke(
-    root: Path,
-    *arguments: str,
-    variables: Mapping[str, str] | None = None,
-    before: Callable[[], None] | None = None,
-) -> subprocess.CompletedProcess[str]:
-    """Run the real command in the project at `root`."""
-    return subprocess.run(
-        [sys.executable, "-m", "invoke", *arguments],
-        cwd=root,
-        env=environment(root, **(variables or {})),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        preexec_fn=before,
-    )
 
 
 def files_of(root: Path) -> dict[str, int]:
@@ -309,7 +277,7 @@ def test_a_report_of_nothing(untouched: Path) -> None:
 def test_what_starts_nothing_is_quick(root: Path, arguments: tuple[str, ...], seconds: float) -> None:
     bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPROFILEIMPORTTIME": ""}
     assert any(busy_seconds(root, arguments, bytecode) < seconds for _ in range(3))
-    done = invoke(root, *arguments, variables={"PYTHONPROFILEIMPORTTIME": "1"})
+    done = invoke_anew(root, *arguments, variables={"PYTHONPROFILEIMPORTTIME": "1"})
     imported = set(re.findall(r"^import time:.*\| +(\S+)$", done.stderr, re.MULTILINE))
     assert "invoke" in imported
     assert not imported & {"torch", "composer", "streaming", "numpy"}
@@ -318,7 +286,7 @@ def test_what_starts_nothing_is_quick(root: Path, arguments: tuple[str, ...], se
 def busy_seconds(root: Path, arguments: tuple[str, ...], variables: Mapping[str, str]) -> float:
     """Return the processor time of a command, which what else the machine does leaves alone."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = invoke(root, *arguments, variables=variables)
+    done = invoke_anew(root, *arguments, variables=variables)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.commands import ROOT, invoke
+
 SITE = """
 [site.played]
 scheduler = "slurm"
@@ -62,15 +62,8 @@ def site(tmp_path: Path) -> Path:
 
 
 def jobs(site: Path, *options: str, name: str = "played") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "invoke", "jobs", "--cluster", name, *options],
-        cwd=ROOT,
-        env=os.environ | {"TWINRUN_CLUSTER": str(site / "cluster.toml")},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    variables = {"TWINRUN_CLUSTER": str(site / "cluster.toml"), "TWINRUN_CACHE": str(site / "cache")}
+    return invoke(ROOT, "jobs", "--cluster", name, *options, variables=variables)
 
 
 def test_jobs_of_ours_are_listed(site: Path) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from tests.cli.test_bad_input import RECIPE, ROOT, copied_project, environment, error_message, replace
+from tests.cli.test_bad_input import RECIPE, copied_project, error_message, replace
+from tests.commands import ROOT, environment
 from twinrun.cli.run import LOCK, execute
 from twinrun.execution.engine import Workspace
 from twinrun.execution.engines import venv

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.commands import ROOT, invoke, invoke_anew
+
 SITE = """
 [site.big]
 scheduler = "slurm"
@@ -34,22 +34,18 @@ def cluster(tmp_path: Path) -> Path:
     return file
 
 
-def dry(cluster: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def dry(
+    cluster: Path, *options: str, run: Callable[..., subprocess.CompletedProcess[str]] = invoke
+) -> subprocess.CompletedProcess[str]:
     command = ["run", "recipes/mpt7b-scaling", "--cluster", "big", "--scale", "node", *options, "--dry"]
-    return subprocess.run(
-        [sys.executable, "-m", "invoke", *command],
-        cwd=ROOT,
-        env=os.environ | {"TWINRUN_CLUSTER": str(cluster)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    variables = {"TWINRUN_CLUSTER": str(cluster), "TWINRUN_CACHE": str(cluster.parent / "cache")}
+    return run(ROOT, *command, variables=variables)
 
 
 def test_a_thousand_nodes_are_planned_in_two_seconds_on_one_page(cluster: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     sets = [f"--set={text}" for text in ("devices=8192", "global_batch=8192", "model=mpt-7b")]
-    done = dry(cluster, *sets)
+    done = dry(cluster, *sets, run=invoke_anew)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
     # Of the processor: other work on the machine does not count.

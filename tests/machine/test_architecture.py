@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_bad_input import RECIPE, copied_project, error_message, invoke
+from tests.cli.test_bad_input import RECIPE, copied_project, error_message
+from tests.commands import invoke
 from tests.machine.test_inventory import PROGRAMS, answering, text_of
 from twinrun.machine.architecture import architectures_needed, misfit, runs_on
 from twinrun.machine.devices import Device, identify
