@@ -97,7 +97,7 @@ class Training(Frozen):
     """Loss of a token times tanh(its position over this), over the sum of these weights."""
     activation_checkpointing: Checkpointing = False
     """Recompute each block in the backward pass instead of keeping its activations; `selective` keeps the
-    results of matrix products."""
+    results of matrix products and of attention."""
     trainer: Literal["composer", "plain", "deepspeed"] = "composer"
     """`plain` runs the recipe's baseline, a loop in PyTorch alone that speeds are held against; `deepspeed`
     trains the recipe's layouts."""
