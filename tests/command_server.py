@@ -19,7 +19,7 @@ import rich.console  # noqa: F401 - commands import it late
 import twinrun
 
 # All of them import without a framework but those that run in ranks.
-for package in ("cli", "judging", "manifests", "planning", "results", "workloads"):
+for package in ("cli", "manifests", "planning", "results", "workloads"):
     path = [f"{folder}/{package}" for folder in twinrun.__path__]
     for module in pkgutil.walk_packages(path, f"twinrun.{package}."):
         import_module(module.name)

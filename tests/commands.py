@@ -31,7 +31,10 @@ def environment(root: Path, **variables: str) -> dict[str, str]:
 def invoke(
     root: Path, *arguments: str, variables: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command in the project at `root`, in a fork of a process that has imported the package."""
+    """Run a command in the project at `root`, in a fork of a process that has imported the package.
+
+    The code is this project's: what a test changes of the copy's `src` needs `invoke_anew`.
+    """
     server = _server()
     assert server.stdin is not None
     assert server.stdout is not None

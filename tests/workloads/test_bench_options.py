@@ -49,6 +49,7 @@ def test_what_was_asked_for_holds_where_a_case_has_its_own() -> None:
         ('algorithms = ["ring"', 'algorithms = ["tree"', "tree", "bench.options.algorithms"),
         ("in_flight = 4", "in_flight = 0", 0, "bench.options.in_flight"),
         ("in_flight = 1", "in_fligth = 1", "in_fligth", "at_least"),
+        ("in_flight = 1", "dtypes = 1", "dtypes", "at_least"),
     ],
 )
 def test_the_recipe_itself_is_held_to_what_it_allows(

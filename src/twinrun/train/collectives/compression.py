@@ -16,8 +16,9 @@ from twinrun.foundation.errors import MachineError
 # Values that share a scale: long enough that the scale is 1.6 % of the bytes, short enough that one large
 # value costs few others their digits.
 BLOCK = 256
-# Blocks of a long bucket: more than a GPU computes at once.
-LONG = 1 << 15
+# Blocks that kernels are compiled with first. Below 1,024 Inductor of PyTorch 2.11 computes one at a time,
+# above several (torch/_inductor/runtime/triton_heuristics.py, _persistent_reduction_configs).
+COMPILED_BLOCKS = 1 << 15
 # Smaller than any gradient that matters; keeps a block of zeros from dividing by zero.
 LEAST_SCALE = 1e-30
 # Of Zstandard's levels the fastest that has entropy codes.
@@ -164,10 +165,10 @@ def _of_device(function: Callable[..., Any], *given_NB: Tensor) -> Any:
 def _compiled(function: Callable[..., Any], device: torch.device, kinds: tuple[tuple[Any, ...], ...]) -> Any:
     """Return `function` compiled for tensors of these types and row lengths, and any number of rows.
 
-    The first call chooses the kernel: one that is chosen for a few rows is slow for many.
+    The first call chooses the kernel, so it has many rows.
     """
     compiled = torch.compile(function, dynamic=True)
-    compiled(*(torch.zeros(LONG, *row, dtype=dtype, device=device) for dtype, *row in kinds))
+    compiled(*(torch.zeros(COMPILED_BLOCKS, *row, dtype=dtype, device=device) for dtype, *row in kinds))
     return compiled
 
 

@@ -9,7 +9,6 @@ width, V vocabulary, N = B * S tokens, C tokens of one chunk.
 
 from __future__ import annotations
 
-import functools
 import math
 import zlib
 from collections.abc import Callable
@@ -150,10 +149,10 @@ class MPT(Model):
         self._heads, self._widths = shape.heads, (shape.width, shape.expansion * shape.width)
         self.tokens = nn.Embedding(shape.vocabulary, shape.width)
         self.positions = nn.Embedding(shape.sequence, shape.width)
-        made = functools.partial(
-            Block, shape, fused=attention == "sdpa", selective=checkpointing == "selective"
+        fused, selective = attention == "sdpa", checkpointing == "selective"
+        self.blocks = nn.ModuleList(
+            Block(shape, fused=fused, selective=selective) for _ in range(shape.layers)
         )
-        self.blocks = nn.ModuleList(made() for _ in range(shape.layers))
         self.norm = LayerNorm(shape.width, eps=EPSILON)
 
     def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None) -> Tensor:

@@ -99,8 +99,9 @@ def tables_of(recipe: LoadedRecipe) -> Tables:
 def check_names(recipe: LoadedRecipe) -> None:
     """Hold the names inside recipe.toml against each other; raises InputError."""
     tables, place = tables_of(recipe), recipe.manifest
+    numbers = {name: one for name, one in tables.bench.options.items() if type(one) in (int, float)}
     for option in tables.at_least:
-        _demand(option, tables.bench.options, f"{place}:at_least")
+        _demand(option, numbers, f"{place}:at_least")
     check_values(tables, tables.bench.options, f"{place}:bench.options.")
     for case, settings in tables.cases.items():
         check_values(tables, settings, f"{place}:cases.{case}.")
