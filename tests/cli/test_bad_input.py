@@ -93,6 +93,10 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ([RECIPE, "--set", "stepz=3"], ["--set stepz: no such field", "allowed:", "`steps`?"]),
         ([RECIPE, "--set", "optimizer=3"], ["--set optimizer: no such field", "optimizer.betas"]),
         ([RECIPE, "--set", "steps=many"], ["--set:steps", "integer", "found: 'many'"]),
+        (
+            [RECIPE, "--set", "activation_checkpointing=selectiv"],
+            ["--set:activation_checkpointing", "a valid boolean, or 'selective'", "found: 'selectiv'"],
+        ),
         ([RECIPE, "--set", "steps=-1"], ["--set:steps", "greater than 0", "found: -1"]),
         ([RECIPE, "--set", "steps"], ["--set: expected key=value", "found: steps", "hint:"]),
         ([RECIPE, "--set", "steps=3", "--set", "steps=4"], ["--set steps: given twice", "steps=4"]),

@@ -104,7 +104,12 @@ def validate(data: Any, model: type[Model], *, place: str, also: Iterable[str] =
         found = error.errors(include_url=False)
         # A misspelt key is unknown, and what it should have been is missing: the first is the cause.
         first = next((one for one in found if one["type"] == "extra_forbidden"), found[0])
-        raise _explain(first, data, model, place, set(also)) from None
+        words = [
+            one["ctx"]["expected"]
+            for one in found
+            if one is not first and one["type"] == "literal_error" and _key(one, data) == _key(first, data)
+        ]
+        raise _explain(first, data, model, place, also=set(also), words=words) from None
     except (ValueError, OverflowError, RecursionError) as error:
         raise InputError(f"cannot be read: {error}", place=place) from None
 
@@ -144,10 +149,11 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _explain(
-    error: ErrorDetails, data: Any, model: type[BaseModel], place: str, also: set[str]
+    error: ErrorDetails, data: Any, model: type[BaseModel], place: str, *, also: set[str], words: list[str]
 ) -> InputError:
+    """Return the error; `words` are what the place may have beside what `error` asks for."""
     location = error["loc"]
-    key = ".".join(_keys_of(data, location, absent=error["type"] == "missing"))
+    key = _key(error, data)
     where = f"{place}:{key}" if key else place
     if error["type"] == "extra_forbidden":
         name = str(location[-1])
@@ -157,7 +163,11 @@ def _explain(
         )
     if error["type"] == "missing":
         return InputError("this key is required", place=where, hint="see docs/reference/manifests.md")
-    return InputError(error["msg"], place=where, found=repr(error["input"]))
+    return InputError(", or ".join([error["msg"], *words]), place=where, found=repr(error["input"]))
+
+
+def _key(error: ErrorDetails, data: Any) -> str:
+    return ".".join(_keys_of(data, error["loc"], absent=error["type"] == "missing"))
 
 
 def _keys_of(data: Any, location: tuple[int | str, ...], *, absent: bool) -> Iterator[str]:
