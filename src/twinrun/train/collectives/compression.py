@@ -33,24 +33,24 @@ class Codec(ABC):
         """Return the bytes that `count` values are encoded in; None where that follows from the values."""
 
     @abstractmethod
-    def encode(self, values: Tensor) -> Tensor:
-        """Return `values` as bytes."""
+    def encode(self, values: Tensor, *, plus: Tensor | None = None, lost: Tensor | None = None) -> Tensor:
+        """Return the bytes of a sum.
+
+        Args:
+            values: the first summand.
+            plus: bytes of as many values, the second.
+            lost: what was lost before, in fp32, the third; replaced by what is lost now.
+        """
 
     @abstractmethod
+    def decode_into(self, target: Tensor, payload: Tensor) -> None:
+        """Put the values of `payload` into `target`, which has as many."""
+
     def decode(self, payload: Tensor, count: int) -> Tensor:
-        """Return `count` values, in fp32."""
-
-    def decode_into(self, target: Tensor, payload: Tensor, *, add: bool) -> None:
-        """Put the values of `payload` into `target`, or add them to what it has."""
-        values = self.decode(payload, target.numel())
-        target.add_(values) if add else target.copy_(values)
-
-    def encode_with_feedback(self, values: Tensor, residual: Tensor) -> Tensor:
-        """Encode `values` and what was lost before; put what is lost now into `residual`."""
-        wanted = values.float() + residual
-        payload = self.encode(wanted)
-        torch.sub(wanted, self.decode(payload, values.numel()), out=residual)
-        return payload
+        """Return the `count` values of `payload`, in fp32."""
+        values = payload.new_empty(count, dtype=torch.float32)
+        self.decode_into(values, payload)
+        return values
 
 
 class Rounded(Codec):
@@ -59,11 +59,22 @@ class Rounded(Codec):
     def bytes_of(self, count: int) -> int:
         return 2 * count
 
-    def encode(self, values: Tensor) -> Tensor:
-        return values.to(torch.bfloat16).view(torch.uint8)
+    def encode(self, values: Tensor, *, plus: Tensor | None = None, lost: Tensor | None = None) -> Tensor:
+        rounded = torch.empty_like(values, dtype=torch.bfloat16)
+        second = None if plus is None else plus.view(torch.bfloat16)
+        if lost is not None:
+            wanted = lost + values
+            if second is not None:
+                wanted.add_(second)
+            torch.sub(wanted, rounded.copy_(wanted), out=lost)
+        elif second is not None:
+            torch.add(values, second, out=rounded)
+        else:
+            rounded.copy_(values)
+        return rounded.view(torch.uint8)
 
-    def decode(self, payload: Tensor, count: int) -> Tensor:
-        return payload.view(torch.bfloat16).float()[:count]
+    def decode_into(self, target: Tensor, payload: Tensor) -> None:
+        target.copy_(payload.view(torch.bfloat16))
 
 
 class Scaled(Codec):
@@ -78,43 +89,30 @@ class Scaled(Codec):
     def bytes_of(self, count: int) -> int:
         return -(-count // BLOCK) * (BLOCK + 4)
 
-    def encode(self, values: Tensor) -> Tensor:
-        return self._encode(_scale, values)
-
-    def encode_with_feedback(self, values: Tensor, residual: Tensor) -> Tensor:
-        """See Codec."""
-        return self._encode(_scale_with_feedback, values, residual)
-
-    def _encode(self, scale: Callable[..., Tensor], *given_N: Tensor) -> Tensor:
-        """Return the payload of what `scale` makes of tensors of one length; it may change the second."""
-        count = given_N[0].numel()
-        payload = given_N[0].new_empty(self.bytes_of(count), dtype=torch.uint8)
+    def encode(self, values: Tensor, *, plus: Tensor | None = None, lost: Tensor | None = None) -> Tensor:
+        count = values.numel()
+        payload = values.new_empty(self.bytes_of(count), dtype=torch.uint8)
         digits_NB, scales_N = self._parts(payload)
+        second = () if plus is None else self._parts(plus)
+        summed = [values] if lost is None else [values, lost]
+        scale = _SCALES[plus is not None, lost is not None]
         whole = count // BLOCK
-        blocks = [one[: whole * BLOCK].view(whole, BLOCK) for one in given_N]
-        scales_N[:whole] = _of_device(scale, *blocks, digits_NB[:whole])
+        blocks = [one[: whole * BLOCK].view(whole, BLOCK) for one in summed]
+        scales_N[:whole] = _of_device(scale, digits_NB[:whole], *blocks, *(one[:whole] for one in second))
         if whole < len(scales_N):
-            rest = [pad(one[whole * BLOCK :], (0, -count % BLOCK)).view(1, BLOCK) for one in given_N]
-            scales_N[whole:] = scale(*rest, digits_NB[whole:])
-            for one, padded in zip(given_N[1:], rest[1:], strict=True):
-                one[whole * BLOCK :] = padded[0, : count % BLOCK]
+            rest = [pad(one[whole * BLOCK :], (0, -count % BLOCK)).view(1, BLOCK) for one in summed]
+            scales_N[whole:] = scale(digits_NB[whole:], *rest, *(one[whole:] for one in second))
+            if lost is not None:
+                lost[whole * BLOCK :] = rest[1][0, : count % BLOCK]
         return payload
 
-    def decode(self, payload: Tensor, count: int) -> Tensor:
-        values = payload.new_empty(count, dtype=torch.float32)
-        self.decode_into(values, payload, add=False)
-        return values
-
-    def decode_into(self, target: Tensor, payload: Tensor, *, add: bool) -> None:
-        """See Codec."""
+    def decode_into(self, target: Tensor, payload: Tensor) -> None:
         digits_NB, scales_N = self._parts(payload)
         whole = target.numel() // BLOCK
-        unscale = _add_unscaled if add else _unscale
-        _of_device(unscale, digits_NB[:whole], scales_N[:whole], target[: whole * BLOCK].view(whole, BLOCK))
+        _of_device(_unscale, target[: whole * BLOCK].view(whole, BLOCK), digits_NB[:whole], scales_N[:whole])
         if whole < len(scales_N):
             rest = target[whole * BLOCK :]
-            values = (digits_NB[whole].float() * scales_N[whole])[: rest.numel()]
-            rest.add_(values) if add else rest.copy_(values)
+            rest.copy_(_values(digits_NB[whole:], scales_N[whole:])[0, : rest.numel()])
 
     def _parts(self, payload: Tensor) -> tuple[Tensor, Tensor]:
         """Return where a payload has the digits of each block, and its scales."""
@@ -124,7 +122,9 @@ class Scaled(Codec):
 
 
 # A compiled function does not write into two types of one memory: it writes digits and returns scales.
-def _scale(values_NB: Tensor, digits_NB: Tensor) -> Tensor:
+# One function for each set of summands: what is compiled for many of them is no longer compiled at all
+# (torch._dynamo.config.recompile_limit, 8).
+def _scale(digits_NB: Tensor, values_NB: Tensor) -> Tensor:
     """Write the digits of each block and return its scale."""
     dtype = digits_NB.dtype
     whole = not dtype.is_floating_point
@@ -136,20 +136,38 @@ def _scale(values_NB: Tensor, digits_NB: Tensor) -> Tensor:
     return scales_N
 
 
-def _scale_with_feedback(values_NB: Tensor, residual_NB: Tensor, digits_NB: Tensor) -> Tensor:
-    """Scale the sum of both, and put what the digits lose of it into the second."""
-    wanted_NB = values_NB.float() + residual_NB
-    scales_N = _scale(wanted_NB, digits_NB)
-    residual_NB.copy_(wanted_NB - digits_NB.float() * scales_N[:, None])
+def _scale_sum(digits_NB: Tensor, values_NB: Tensor, plus_NB: Tensor, plus_scales_N: Tensor) -> Tensor:
+    return _scale(digits_NB, values_NB.float() + _values(plus_NB, plus_scales_N))
+
+
+def _scale_with_feedback(digits_NB: Tensor, values_NB: Tensor, lost_NB: Tensor) -> Tensor:
+    wanted_NB = values_NB.float() + lost_NB
+    scales_N = _scale(digits_NB, wanted_NB)
+    lost_NB.copy_(wanted_NB - _values(digits_NB, scales_N))
     return scales_N
 
 
-def _unscale(digits_NB: Tensor, scales_N: Tensor, target_NB: Tensor) -> None:
-    target_NB.copy_(digits_NB.float() * scales_N[:, None])
+def _scale_sum_with_feedback(
+    digits_NB: Tensor, values_NB: Tensor, lost_NB: Tensor, plus_NB: Tensor, plus_scales_N: Tensor
+) -> Tensor:
+    return _scale_with_feedback(digits_NB, values_NB.float() + _values(plus_NB, plus_scales_N), lost_NB)
 
 
-def _add_unscaled(digits_NB: Tensor, scales_N: Tensor, target_NB: Tensor) -> None:
-    target_NB.add_(digits_NB.float() * scales_N[:, None])
+# By whether a payload is added, and whether what is lost is kept.
+_SCALES: dict[tuple[bool, bool], Callable[..., Tensor]] = {
+    (False, False): _scale,
+    (True, False): _scale_sum,
+    (False, True): _scale_with_feedback,
+    (True, True): _scale_sum_with_feedback,
+}
+
+
+def _unscale(target_NB: Tensor, digits_NB: Tensor, scales_N: Tensor) -> None:
+    target_NB.copy_(_values(digits_NB, scales_N))
+
+
+def _values(digits_NB: Tensor, scales_N: Tensor) -> Tensor:
+    return digits_NB.float() * scales_N[:, None]
 
 
 def _of_device(function: Callable[..., Any], *given_NB: Tensor) -> Any:
@@ -189,12 +207,13 @@ class Entropy(Codec):
     def bytes_of(self, _count: int) -> int | None:
         return None
 
-    def encode(self, values: Tensor) -> Tensor:
-        payload = self._inner.encode(values)
+    def encode(self, values: Tensor, *, plus: Tensor | None = None, lost: Tensor | None = None) -> Tensor:
+        second = None if plus is None else self._changed(plus, self._zstd.uncompress)
+        payload = self._inner.encode(values, plus=second, lost=lost)
         return self._changed(payload, lambda content: self._zstd.compress(content, ENTROPY_LEVEL, 1))
 
-    def decode(self, payload: Tensor, count: int) -> Tensor:
-        return self._inner.decode(self._changed(payload, self._zstd.uncompress), count)
+    def decode_into(self, target: Tensor, payload: Tensor) -> None:
+        self._inner.decode_into(target, self._changed(payload, self._zstd.uncompress))
 
     @staticmethod
     def _changed(payload: Tensor, change: Callable[[bytes], bytes]) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -50,6 +50,17 @@ GPU_BUCKETS = BucketSize(buckets=1, shortest_bytes=16 << 20, longest_bytes=1 << 
 def bucket_size(buffer: Tensor) -> BucketSize:
     """Return how long the buckets of a buffer are, by the device that it is on."""
     return GPU_BUCKETS if buffer.is_cuda else HOST_BUCKETS
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """A buffer on its way."""
+
+    chunks: Buckets
+    lost: Buckets | None
+    """What compression loses of each bucket."""
+    arrived: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    """Payloads that are not yet added, by chunk and bucket."""
 
 
 class Ring:
@@ -95,57 +106,62 @@ class Ring:
             residual: what compression lost before, of the size of `buffer`; added now, and replaced by what
                 is lost now.
         """
-        chunks, lost = self._buckets(buffer), self._lost(residual)
+        work = self._work(buffer, residual)
         # One pipeline: the first buckets are handed around whole while the last ones are still summed.
-        self._run(chunks, [self._sum_of(chunks, lost), self._copies_of(chunks, lost)])
+        self._run(work, [self._sum_of(work), self._copies_of(work)])
 
-    def reduce_scatter(self, buffer: Tensor, *, residual: Tensor | None = None) -> Tensor:
-        """Return the chunk of `buffer` that this rank has whole; the other chunks hold partial sums."""
-        chunks = self._buckets(buffer)
-        self._run(chunks, [self._sum_of(chunks, self._lost(residual))])
+    def reduce_scatter(self, buffer: Tensor) -> Tensor:
+        """Return the chunk of `buffer` that this rank has whole; the other chunks hold partial sums.
+
+        Raises:
+            ValueError: the ring compresses; what came last is added when it leaves again, in `all_reduce`.
+        """
+        if self._codec is not None:
+            raise ValueError("a ring that compresses does not stop halfway: call all_reduce")
+        work = self._work(buffer)
+        self._run(work, [self._sum_of(work)])
         return buffer.view(-1).tensor_split(self.size)[self.owned]
 
-    def all_gather(self, buffer: Tensor, *, residual: Tensor | None = None) -> None:
+    def all_gather(self, buffer: Tensor) -> None:
         """Hand every member's owned chunk of `buffer` around."""
-        chunks = self._buckets(buffer)
-        self._run(chunks, [self._copies_of(chunks, self._lost(residual))])
+        work = self._work(buffer)
+        self._run(work, [self._copies_of(work)])
 
-    def _sum_of(self, chunks: Buckets, lost: Buckets | None) -> Start:
+    def _sum_of(self, work: _Work) -> Start:
         """Return what sends a bucket in a step, and adds the one that comes to ours."""
 
         def start(step: int, bucket: int) -> tuple[Transfer, Callable[[], object]]:
-            leaving, coming = self._place - step, self._place - step - 1
-            target = chunks[coming % self.size][bucket]
-            payload = self._encoded(chunks, lost, leaving % self.size, bucket)
-            arrived = self._room(target, payload)
-            return self._move(payload, arrived), lambda: self._add(target, arrived)
+            leaving, coming = (self._place - step) % self.size, (self._place - step - 1) % self.size
+            payload = self._payload(work, leaving, bucket)
+            arrived = self._room(work.chunks[coming][bucket], payload)
+            return self._move(payload, arrived), lambda: self._add(work, coming, bucket, arrived)
 
         return start
 
-    def _copies_of(self, chunks: Buckets, lost: Buckets | None) -> Start:
+    def _copies_of(self, work: _Work) -> Start:
         """Return what sends a whole bucket in a step, and keeps the one that comes."""
         # Compressed once and passed on as it came: every rank decodes the same bytes, the owner too.
         payloads: dict[tuple[int, int], Tensor] = {}
 
         def start(step: int, bucket: int) -> tuple[Transfer, Callable[[], object]]:
             leaving, coming = (self.owned - step) % self.size, (self.owned - step - 1) % self.size
-            target = chunks[coming][bucket]
+            target = work.chunks[coming][bucket]
             if step == 0:
-                payloads[leaving, bucket] = self._encoded(chunks, lost, leaving, bucket)
+                payloads[leaving, bucket] = self._payload(work, leaving, bucket)
             payload = payloads.pop((leaving, bucket))
             arrived = target if self._codec is None else self._room(target, payload)
             payloads[coming, bucket] = arrived
             transfer = self._move(payload, arrived)
             if step == 0:
                 # While it is under way.
-                self._keep(chunks[leaving][bucket], payload)
+                self._keep(work.chunks[leaving][bucket], payload)
             return transfer, lambda: self._keep(target, arrived)
 
         return start
 
-    def _run(self, chunks: Buckets, phases: Sequence[Start]) -> None:
+    def _run(self, work: _Work, phases: Sequence[Start]) -> None:
         """Move every bucket through every step of the phases, `in_flight` of them at once."""
-        count = len(chunks[0])
+        count = len(work.chunks[0])
         # No more than a step has: a bucket leaves with what the step before made of it.
         window = min(self._in_flight, count)
         under_way: deque[tuple[Transfer, Callable[[], object]]] = deque()
@@ -175,16 +191,17 @@ class Ring:
         count = max(1, -(-longest // limit))
         return [list(chunk.tensor_split(count)) for chunk in flat.tensor_split(self.size)]
 
-    def _lost(self, residual: Tensor | None) -> Buckets | None:
-        return None if residual is None or self._codec is None else self._buckets(residual)
+    def _work(self, buffer: Tensor, residual: Tensor | None = None) -> _Work:
+        kept = residual is not None and self._codec is not None
+        return _Work(chunks=self._buckets(buffer), lost=self._buckets(residual) if kept else None)
 
-    def _encoded(self, chunks: Buckets, lost: Buckets | None, chunk: int, bucket: int) -> Tensor:
-        values = chunks[chunk][bucket]
+    def _payload(self, work: _Work, chunk: int, bucket: int) -> Tensor:
+        """Return what leaves of a bucket."""
+        values = work.chunks[chunk][bucket]
         if self._codec is None:
             return values
-        if lost is None:
-            return self._codec.encode(values)
-        return self._codec.encode_with_feedback(values, lost[chunk][bucket])
+        lost = None if work.lost is None else work.lost[chunk][bucket]
+        return self._codec.encode(values, plus=work.arrived.pop((chunk, bucket), None), lost=lost)
 
     def _room(self, target: Tensor, payload: Tensor) -> Tensor:
         """Return memory for what comes in place of `target` while `payload` leaves."""
@@ -197,12 +214,13 @@ class Ring:
             size = int(sizes[1])
         return target.new_empty(size, dtype=torch.uint8)
 
-    def _add(self, target: Tensor, payload: Tensor) -> None:
+    def _add(self, work: _Work, chunk: int, bucket: int, arrived: Tensor) -> None:
+        """Add what came to a bucket; what is compressed, when the bucket leaves, in the same pass."""
         if self._codec is None:
-            target.add_(payload)
+            work.chunks[chunk][bucket].add_(arrived)
         else:
-            self._codec.decode_into(target, payload, add=True)
+            work.arrived[chunk, bucket] = arrived
 
     def _keep(self, target: Tensor, payload: Tensor) -> None:
         if self._codec is not None:
-            self._codec.decode_into(target, payload, add=False)
+            self._codec.decode_into(target, payload)
