@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +14,6 @@ from twinrun.foundation.errors import MachineError
 # Values that share a scale: long enough that the scale is 1.6 % of the bytes, short enough that one large
 # value costs few others their digits.
 BLOCK = 256
-# Blocks that kernels are compiled with first. Below 1,024 Inductor of PyTorch 2.11 computes one at a time,
-# above several (torch/_inductor/runtime/triton_heuristics.py, _persistent_reduction_configs).
-COMPILED_BLOCKS = 1 << 15
 # Smaller than any gradient that matters; keeps a block of zeros from dividing by zero.
 LEAST_SCALE = 1e-30
 # Of Zstandard's levels the fastest that has entropy codes.
@@ -85,109 +80,60 @@ class Scaled(Codec):
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
+        self._most = float((torch.finfo if dtype.is_floating_point else torch.iinfo)(dtype).max)
 
     def bytes_of(self, count: int) -> int:
         return -(-count // BLOCK) * (BLOCK + 4)
 
     def encode(self, values: Tensor, *, plus: Tensor | None = None, lost: Tensor | None = None) -> Tensor:
-        count = values.numel()
-        payload = values.new_empty(self.bytes_of(count), dtype=torch.uint8)
+        payload = values.new_empty(self.bytes_of(values.numel()), dtype=torch.uint8)
         digits_NB, scales_N = self._parts(payload)
-        second = () if plus is None else self._parts(plus)
-        summed = [values] if lost is None else [values, lost]
-        scale = _SCALES[plus is not None, lost is not None]
-        whole = count // BLOCK
-        blocks = [one[: whole * BLOCK].view(whole, BLOCK) for one in summed]
-        scales_N[:whole] = _of_device(scale, digits_NB[:whole], *blocks, *(one[:whole] for one in second))
+        if values.is_cuda and len(scales_N):
+            from twinrun.train.collectives.scaling_kernels import encode
+
+            second = None if plus is None else self._parts(plus)
+            encode(digits_NB, scales_N, values, plus=second, lost=lost, most=self._most, least=LEAST_SCALE)
+            return payload
+        wanted = values.float()
+        if plus is not None:
+            wanted = wanted + self.decode(plus, values.numel())
+        if lost is not None:
+            wanted = wanted + lost
+        whole = len(wanted) // BLOCK
+        scales_N[:whole] = self._scale(digits_NB[:whole], wanted[: whole * BLOCK])
         if whole < len(scales_N):
-            rest = [pad(one[whole * BLOCK :], (0, -count % BLOCK)).view(1, BLOCK) for one in summed]
-            scales_N[whole:] = scale(digits_NB[whole:], *rest, *(one[whole:] for one in second))
-            if lost is not None:
-                lost[whole * BLOCK :] = rest[1][0, : count % BLOCK]
+            rest = pad(wanted[whole * BLOCK :], (0, -len(wanted) % BLOCK))
+            scales_N[whole:] = self._scale(digits_NB[whole:], rest)
+        if lost is not None:
+            torch.sub(wanted, self.decode(payload, len(wanted)), out=lost)
         return payload
 
     def decode_into(self, target: Tensor, payload: Tensor) -> None:
         digits_NB, scales_N = self._parts(payload)
+        if target.is_cuda and len(scales_N):
+            from twinrun.train.collectives.scaling_kernels import decode
+
+            decode(target, digits_NB, scales_N)
+            return
         whole = target.numel() // BLOCK
-        _of_device(_unscale, target[: whole * BLOCK].view(whole, BLOCK), digits_NB[:whole], scales_N[:whole])
+        first_NB, rest = target[: whole * BLOCK].view(whole, BLOCK), target[whole * BLOCK :]
+        torch.mul(digits_NB[:whole].float(), scales_N[:whole, None], out=first_NB)
         if whole < len(scales_N):
-            rest = target[whole * BLOCK :]
-            rest.copy_(_values(digits_NB[whole:], scales_N[whole:])[0, : rest.numel()])
+            rest.copy_((digits_NB[whole].float() * scales_N[whole])[: rest.numel()])
+
+    def _scale(self, digits_NB: Tensor, values: Tensor) -> Tensor:
+        """Write the digits of each block and return its scale."""
+        values_NB = values.view(digits_NB.shape)
+        scales_N = (values_NB.abs().amax(dim=1) / self._most).clamp(min=LEAST_SCALE)
+        scaled_NB = values_NB / scales_N[:, None]
+        digits_NB.copy_(scaled_NB if self._dtype.is_floating_point else scaled_NB.round_())
+        return scales_N
 
     def _parts(self, payload: Tensor) -> tuple[Tensor, Tensor]:
         """Return where a payload has the digits of each block, and its scales."""
         blocks = payload.numel() // (BLOCK + 4)
         digits = payload[: blocks * BLOCK].view(self._dtype).view(blocks, BLOCK)
         return digits, payload[blocks * BLOCK :].view(torch.float32)
-
-
-# A compiled function does not write into two types of one memory: it writes digits and returns scales.
-# One function for each set of summands: what is compiled for many of them is no longer compiled at all
-# (torch._dynamo.config.recompile_limit, 8).
-def _scale(digits_NB: Tensor, values_NB: Tensor) -> Tensor:
-    """Write the digits of each block and return its scale."""
-    dtype = digits_NB.dtype
-    whole = not dtype.is_floating_point
-    most = float(torch.iinfo(dtype).max if whole else torch.finfo(dtype).max)
-    values_NB = values_NB.float()
-    scales_N = (values_NB.abs().amax(dim=1) / most).clamp(min=LEAST_SCALE)
-    scaled_NB = values_NB / scales_N[:, None]
-    digits_NB.copy_((scaled_NB.round() if whole else scaled_NB).to(dtype))
-    return scales_N
-
-
-def _scale_sum(digits_NB: Tensor, values_NB: Tensor, plus_NB: Tensor, plus_scales_N: Tensor) -> Tensor:
-    return _scale(digits_NB, values_NB.float() + _values(plus_NB, plus_scales_N))
-
-
-def _scale_with_feedback(digits_NB: Tensor, values_NB: Tensor, lost_NB: Tensor) -> Tensor:
-    wanted_NB = values_NB.float() + lost_NB
-    scales_N = _scale(digits_NB, wanted_NB)
-    lost_NB.copy_(wanted_NB - _values(digits_NB, scales_N))
-    return scales_N
-
-
-def _scale_sum_with_feedback(
-    digits_NB: Tensor, values_NB: Tensor, lost_NB: Tensor, plus_NB: Tensor, plus_scales_N: Tensor
-) -> Tensor:
-    return _scale_with_feedback(digits_NB, values_NB.float() + _values(plus_NB, plus_scales_N), lost_NB)
-
-
-# By whether a payload is added, and whether what is lost is kept.
-_SCALES: dict[tuple[bool, bool], Callable[..., Tensor]] = {
-    (False, False): _scale,
-    (True, False): _scale_sum,
-    (False, True): _scale_with_feedback,
-    (True, True): _scale_sum_with_feedback,
-}
-
-
-def _unscale(target_NB: Tensor, digits_NB: Tensor, scales_N: Tensor) -> None:
-    target_NB.copy_(_values(digits_NB, scales_N))
-
-
-def _values(digits_NB: Tensor, scales_N: Tensor) -> Tensor:
-    return digits_NB.float() * scales_N[:, None]
-
-
-def _of_device(function: Callable[..., Any], *given_NB: Tensor) -> Any:
-    """Call `function`, compiled on a GPU: alone, each of its operations reads and writes all values."""
-    # What has no rows or one is compiled for that number alone.
-    if not given_NB[0].is_cuda or len(given_NB[0]) < 2:
-        return function(*given_NB)
-    kinds = tuple((one.dtype, *one.shape[1:]) for one in given_NB)
-    return _compiled(function, given_NB[0].device, kinds)(*given_NB)
-
-
-@functools.cache
-def _compiled(function: Callable[..., Any], device: torch.device, kinds: tuple[tuple[Any, ...], ...]) -> Any:
-    """Return `function` compiled for tensors of these types and row lengths, and any number of rows.
-
-    The first call chooses the kernel, so it has many rows.
-    """
-    compiled = torch.compile(function, dynamic=True)
-    compiled(*(torch.zeros(COMPILED_BLOCKS, *row, dtype=dtype, device=device) for dtype, *row in kinds))
-    return compiled
 
 
 class Entropy(Codec):
