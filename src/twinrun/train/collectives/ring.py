@@ -42,8 +42,8 @@ class BucketSize:
 
 # Measured on three nodes at 1 Gbit/s: 1 MiB is faster than 32 MiB.
 HOST_BUCKETS = BucketSize(buckets=16, shortest_bytes=1 << 20, longest_bytes=32 << 20)
-# Two H200s sum 1 GB in 3.16 ms with one bucket a chunk, in 3.63 with two and in 3.83 with four; compressed to
-# fp8 in 2.43, 3.73 and 7.23: the host starts short ones more slowly than the link moves them.
+# Two H200s sum 1 GB in 3.16 ms with one bucket a chunk, in 3.63 with two and in 3.83 with four; two H100s in
+# int8 in 1.93 with one, in 2.60 with four: the host starts short ones more slowly than they move.
 GPU_BUCKETS = BucketSize(buckets=1, shortest_bytes=16 << 20, longest_bytes=1 << 30)
 
 
