@@ -18,7 +18,7 @@ from twinrun.results.reading import plan_hash, read_record
 from twinrun.results.record import content_digest
 from twinrun.results.submission import add_submission, write_submission
 
-COMMITTED = next(iter(sorted((ROOT / "recipes/mpt-throughput/results").glob("*.json"))))
+COMMITTED = next(iter(sorted((ROOT / "recipes/mpt-throughput/results").glob("h200x1_*.json"))))
 RECIPE = "recipes/mpt-throughput"
 HOST = "gpu-17.cluster.example.org"
 

@@ -87,7 +87,8 @@ def _small(record: Record) -> Iterator[str]:
 
 def headline_of_all(records: Sequence[Record], between: Sequence[Verdict]) -> str:
     """Say in one sentence what became of the claims between `records`."""
-    return sentence(" and ".join(dict.fromkeys(map(hardware, records))), between)
+    *first, last = dict.fromkeys(map(hardware, records))
+    return sentence(" and ".join([", ".join(first), last] if first else [last]), between)
 
 
 def sentence(place: str, verdicts: Sequence[Verdict]) -> str:

@@ -119,12 +119,11 @@ def _measured(records: Sequence[Recorded], drawn: Drawn, formula: str) -> Iterat
         point = max(points, key=lambda one: one.devices)
         found = point.measurement("model-flops")
         assert found
-        dies, training = record.gpu.devices_per_card, record.part.training
-        loop = "" if training.trainer == "composer" else f", {training.trainer} loop"
-        origin = f"measured, {point.id}{loop}: run {record.run}"
+        dies, model = record.gpu.devices_per_card, record.part.training.model
+        origin = f"measured, {point.id}{record.part.variant}: run {record.run}"
         # The row of today has what the record's copy of it may lack.
         gpu = drawn.gpus.get(record.gpu.id, record.gpu)
-        yield _Row(gpu, point.devices / dies, training.model, found.median * dies, origin)
+        yield _Row(gpu, point.devices / dies, model, found.median * dies, origin)
 
 
 def _cells(row: _Row, flops_per_token: float | None) -> tuple[Cell, ...]:

@@ -87,6 +87,17 @@ class TrainingPlan(Part, extra="forbid"):
     training: Training
     data: DataSource
 
+    @property
+    def variant(self) -> str:
+        """What it does unlike a run through Composer that keeps all activations; begins with a comma."""
+        training = self.training
+        found = [] if training.trainer == "composer" else [f"{training.trainer} loop"]
+        # The plain loop keeps all whatever was asked for.
+        if training.trainer != "plain" and training.activation_checkpointing:
+            part = " in part" if training.activation_checkpointing == "selective" else ""
+            found.append(f"activations recomputed{part}")
+        return "".join(f", {one}" for one in found)
+
 
 class Stretch(Frozen):
     """The leg that a point is."""

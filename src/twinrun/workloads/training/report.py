@@ -157,14 +157,13 @@ def _chart(  # noqa: PLR0917 - in the order of the picture
 
 
 def _curve(record: Recorded, place: int, metric: str) -> Curve:
-    training = part_of(record).training
-    loop = "" if training.trainer == "composer" else f", {training.trainer} loop"
+    part = part_of(record)
     # A leg on the processor of a machine with GPUs says nothing of them.
     points = [one for one in record.points if not (record.gpu and (leg := leg_of(one)) and leg.processor)]
     points.sort(key=lambda point: point.devices)
     found = [(point, one) for point in points if (one := point.measurement(metric))]
     return Curve(
-        label=f"{record.label}, {training.model}{loop}",
+        label=f"{record.label}, {part.training.model}{part.variant}",
         kind="measured",
         place=place,
         spots=tuple(_spot(point, one) for point, one in found),
