@@ -103,16 +103,6 @@ def test_a_ring_that_compresses_does_not_stop_halfway(name: str) -> None:
         Ring(Links(), codec=CODECS[name]()).reduce_scatter(torch.zeros(8))
 
 
-def test_kernels_of_a_gpu_compute_what_a_processor_does() -> None:
-    """In Triton's interpreter, which an environment chooses when it is imported."""
-    pytest.importorskip("triton", reason="needs the packages of a stack for GPUs")
-    script = SCRIPT.with_name("scaling_kernels_here.py")
-    interpreted = environment() | {"TRITON_INTERPRET": "1"}
-    command = [sys.executable, str(script)]
-    ended = subprocess.run(command, env=interpreted, capture_output=True, text=True, timeout=300, check=False)
-    assert ended.returncode == 0, ended.stderr[-4000:]
-
-
 def test_entropy_codes_take_fewer_bytes_of_what_is_mostly_small_and_lose_nothing() -> None:
     plain, packed = CODECS["int8"](), CODECS["int8-entropy"]()
     # As gradients, with heavier tails than normal numbers: one large value leaves small digits to its block.
