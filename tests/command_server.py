@@ -11,18 +11,25 @@ import os
 import pkgutil
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import invoke.main
 import rich.console  # noqa: F401 - commands import it late
 
 import twinrun
+from twinrun.planning.project import Project
 
 # All of them import without a framework but those that run in ranks.
 for package in ("cli", "manifests", "planning", "results", "workloads"):
     path = [f"{folder}/{package}" for folder in twinrun.__path__]
     for module in pkgutil.walk_packages(path, f"twinrun.{package}."):
         import_module(module.name)
+
+# Models are built where they are first used, which else each fork would do anew.
+project = Project(Path(__file__).resolve().parents[1])
+for recipe in project.recipes().values():
+    project.stack(next(iter(recipe.recipe.stacks.current.values())))
 
 
 def become(asked: dict[str, Any]) -> None:

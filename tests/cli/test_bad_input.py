@@ -25,13 +25,12 @@ CLOSED = "http://127.0.0.1:9"
 def copied_project(folder: Path) -> Path:
     """Return a copy of what commands read of the project, without records and earlier runs.
 
-    The package keeps its bytecode: Invoke has none written, so every command would compile it again.
+    The package is the project's own: no command writes there.
     """
     for part in ("recipes", "images"):
         unwanted = shutil.ignore_patterns("*.json", "__pycache__")
         shutil.copytree(ROOT / part, folder / part, ignore=unwanted)
-    # Another worker may be writing its own.
-    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("*.json", "*.pyc.*"))
+    (folder / "src").symlink_to(ROOT / "src")
     shutil.copy(ROOT / "tasks.py", folder)
     return folder
 

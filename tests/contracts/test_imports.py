@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import json
 import re
@@ -70,7 +71,10 @@ def imports_of(path: Path) -> set[str]:
     return names & known.keys()
 
 
-GRAPH = {name: imports_of(path) for name, path in modules().items()}
+@functools.cache
+def graph() -> dict[str, set[str]]:
+    """Return what each module imports."""
+    return {name: imports_of(path) for name, path in modules().items()}
 
 
 def reached(start: str) -> set[str]:
@@ -78,7 +82,7 @@ def reached(start: str) -> set[str]:
     found: set[str] = set()
     waiting = [start]
     while waiting:
-        following = GRAPH[waiting.pop()] - found
+        following = graph()[waiting.pop()] - found
         found |= following
         waiting.extend(following)
     return found
@@ -90,23 +94,23 @@ def package_of(module: str) -> str:
 
 
 def test_nothing_imports_in_a_circle() -> None:
-    graphlib.TopologicalSorter(GRAPH).prepare()
+    graphlib.TopologicalSorter(graph()).prepare()
 
 
 def test_every_module_has_its_layer() -> None:
-    assert {package_of(module) for module in GRAPH} == {"", "train", *LAYERS}
+    assert {package_of(module) for module in graph()} == {"", "train", *LAYERS}
 
 
-@pytest.mark.parametrize("module", [module for module in GRAPH if package_of(module) in LAYERS])
+@pytest.mark.parametrize("module", [module for module in modules() if package_of(module) in LAYERS])
 def test_a_module_imports_its_own_layer_and_those_before(module: str) -> None:
     own = package_of(module)
     allowed = {"", *LAYERS[: LAYERS.index(own) + 1]} - {other for user, other in APART if user == own}
-    wrong = {other for other in GRAPH[module] if package_of(other) not in allowed}
+    wrong = {other for other in graph()[module] if package_of(other) not in allowed}
     assert not wrong, f"{module} imports {sorted(wrong)}"
 
 
 def test_a_workload_is_named_in_its_own_folder_alone() -> None:
-    for module, imports in GRAPH.items():
+    for module, imports in graph().items():
         named = {other for other in imports if WORKLOAD.fullmatch(other)}
         own = ".".join(module.split(".")[:3])
         wrong = {other for other in named if ".".join(other.split(".")[:3]) != own}
@@ -131,7 +135,7 @@ PARTS_OF_EXECUTION = ("engines", "launchers", "schedulers")
 @pytest.mark.parametrize("package", PARTS_OF_EXECUTION)
 def test_engines_launchers_and_schedulers_stand_alone(package: str) -> None:
     prefixes = tuple(f"twinrun.execution.{name}." for name in PARTS_OF_EXECUTION)
-    parts = [module for module in GRAPH if module.startswith(f"twinrun.execution.{package}.")]
+    parts = [module for module in graph() if module.startswith(f"twinrun.execution.{package}.")]
     assert parts
     for module in parts:
         others = {one for one in reached(module) if one.startswith(prefixes)}
@@ -140,13 +144,13 @@ def test_engines_launchers_and_schedulers_stand_alone(package: str) -> None:
 
 def test_the_host_side_never_imports_the_training_side() -> None:
     for name in host_modules():
-        wrong = {one for one in GRAPH[name] if is_train(one)}
+        wrong = {one for one in graph()[name] if is_train(one)}
         assert not wrong, f"{name} imports {sorted(wrong)}"
 
 
 def test_ranks_import_what_they_share_with_the_host_and_nothing_else() -> None:
     for name in train_modules():
-        wrong = {one for one in GRAPH[name] if package_of(one) not in OF_RANKS}
+        wrong = {one for one in graph()[name] if package_of(one) not in OF_RANKS}
         assert not wrong, f"{name} imports {sorted(wrong)}"
 
 
@@ -156,7 +160,7 @@ def test_models_import_torch_and_nothing_of_a_framework() -> None:
     for name, path in models.items():
         packages = imported(path.read_text(encoding="utf-8")) - sys.stdlib_module_names
         assert packages <= {"torch", "twinrun"}, f"{name} imports {sorted(packages)}"
-        others = {one for one in GRAPH[name] if one in models}
+        others = {one for one in graph()[name] if one in models}
         assert not others, f"{name} imports the model {sorted(others)}"
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -150,7 +151,8 @@ def compile_requirements(
         arguments = [
             *(os.fspath(find_uv_bin()), "pip", "compile", "--quiet", "--universal", "--generate-hashes"),
             *("--no-header", "--no-annotate", "--no-emit-index-url", "--only-binary", ":all:"),
-            *("--output-file", str(lock), *options, "--", str(source)),
+            # Whatever else is on the path is not looked for.
+            *("--python", sys.executable, "--output-file", str(lock), *options, "--", str(source)),
         ]
         done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:
