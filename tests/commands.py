@@ -19,8 +19,9 @@ PATIENCE_SECONDS = 300
 
 def environment(root: Path, **variables: str) -> dict[str, str]:
     """Return the variables of a command in the project at `root`; its engines and cache are its own."""
+    package = root / "src" if (root / "src").is_dir() else ROOT / "src"
     ours = {
-        "PYTHONPATH": str(root / "src"),
+        "PYTHONPATH": str(package),
         "PYTHONDONTWRITEBYTECODE": "1",
         "TWINRUN_CACHE": str(root.parent / "cache"),
         "DOCKER_HOST": f"unix://{root.parent}/no.sock",

@@ -25,12 +25,18 @@ CLOSED = "http://127.0.0.1:9"
 def copied_project(folder: Path) -> Path:
     """Return a copy of what commands read of the project, without records and earlier runs.
 
-    The package is the project's own: no command writes there.
+    The package keeps its bytecode: Invoke has none written, so every command would compile it again.
     """
+    # Another worker may be writing its own.
+    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("*.json", "*.pyc.*"))
+    return with_manifests(folder)
+
+
+def with_manifests(folder: Path) -> Path:
+    """Return `folder` with a copy of what commands read of the project but the package."""
     for part in ("recipes", "images"):
         unwanted = shutil.ignore_patterns("*.json", "__pycache__")
         shutil.copytree(ROOT / part, folder / part, ignore=unwanted)
-    (folder / "src").symlink_to(ROOT / "src")
     shutil.copy(ROOT / "tasks.py", folder)
     return folder
 
@@ -67,14 +73,14 @@ def replace(path: Path, old: str, new: str) -> None:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A project that the test changes."""
-    return copied_project(tmp_path / "project")
+    """A project whose manifests the test changes; the code of a fork is this project's."""
+    return with_manifests(tmp_path / "project")
 
 
 @pytest.fixture(scope="module")
 def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project for all tests of commands that change no file, which `refused` sees to."""
-    return copied_project(tmp_path_factory.mktemp("untouched") / "project")
+    return with_manifests(tmp_path_factory.mktemp("untouched") / "project")
 
 
 @pytest.mark.parametrize(
