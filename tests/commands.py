@@ -50,7 +50,10 @@ def invoke(
         }
         server.stdin.write(f"{json.dumps(asked)}\n")
         server.stdin.flush()
-        if not select.select([server.stdout], [], [], PATIENCE_SECONDS)[0]:
+        # Unlike select, it takes descriptors above 1,023.
+        answers = select.poll()
+        answers.register(server.stdout, select.POLLIN)
+        if not answers.poll(PATIENCE_SECONDS * 1000):
             server.kill()
             raise TimeoutError(arguments)
         status = int(server.stdout.readline())
