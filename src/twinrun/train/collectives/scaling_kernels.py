@@ -1,7 +1,7 @@
 """Kernels of eight bits a value under one scale a block, for GPUs: each value is read and written once.
 
-Triton compiles them for both vendors. Floats of eight bits are made of integers: a GPU without instructions
-for e4m3 (MI250, A100) runs the same code.
+Triton compiles them for both vendors. Floats of eight bits are made of integers, for GPUs that have no
+instructions for e4m3 (MI250, A100).
 """
 
 from __future__ import annotations
