@@ -33,9 +33,9 @@ def copied_project(folder: Path) -> Path:
 
 
 def with_manifests(folder: Path) -> Path:
-    """Return `folder` with a copy of what commands read of the project but the package."""
+    """Return `folder` with a copy of what commands read of the project but the package and the kernels."""
     for part in ("recipes", "images"):
-        unwanted = shutil.ignore_patterns("*.json", "__pycache__")
+        unwanted = shutil.ignore_patterns("*.json", "__pycache__", "tests", "csrc")
         shutil.copytree(ROOT / part, folder / part, ignore=unwanted)
     shutil.copy(ROOT / "tasks.py", folder)
     return folder

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from tests.checkouts import checkout
 from tests.cli.played_ranks import PLAYED, Job
-from tests.contracts.baking import bake, checkout
+from tests.contracts.baking import bake
 from tests.execution.fake_engine import NAME, Play, Script, register, torchrun_report
 from twinrun.cli import commands
 from twinrun.execution.selection import select

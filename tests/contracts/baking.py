@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,15 +13,6 @@ from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.planning.project import Project
 
 TEMPLATE = ROOT / "templates" / "recipe"
-
-
-def checkout(folder: Path) -> Path:
-    """Return a checkout below `folder` with the images and metrics of this one and no recipe."""
-    root = folder / "checkout"
-    shutil.copytree(ROOT / "images", root / "images")
-    (root / "recipes").mkdir()
-    shutil.copy(ROOT / "recipes" / "metrics.toml", root / "recipes")
-    return root
 
 
 def bake(root: Path, answers: Mapping[str, str]) -> LoadedRecipe:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkouts import checkout
 from tests.contracts import checks
-from tests.contracts.baking import bake, checkout
+from tests.contracts.baking import bake
 from twinrun.foundation.errors import InputError
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.planning.project import Project

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from cookiecutter.exceptions import FailedHookException
 
-from tests.contracts.baking import TEMPLATE, bake, checkout
+from tests.checkouts import checkout
+from tests.contracts.baking import TEMPLATE, bake
 from tests.contracts.checks import RECIPE_CHECKS
 from tests.contracts.tree import ROOT
 from twinrun.cli import commands
@@ -105,4 +106,6 @@ def test_five_questions_are_asked_and_each_is_explained() -> None:
 
 
 def _files(root: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    # What `images` leads to is no part of `root` to rglob.
+    folders = (root, root / "images")
+    return {path: path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_bad_input import RECIPE, copied_project, error_message
+from tests.cli.test_bad_input import RECIPE, error_message, with_manifests
 from tests.commands import invoke
 from tests.machine.test_inventory import PROGRAMS, answering, text_of
 from twinrun.machine.architecture import architectures_needed, misfit, runs_on
@@ -135,7 +135,7 @@ def test_versions_count_as_numbers() -> None:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     (tmp_path / "bin").mkdir()
-    return copied_project(tmp_path / "project")
+    return with_manifests(tmp_path / "project")
 
 
 def planned(

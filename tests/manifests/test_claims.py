@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,17 @@ from tests.records import BENCH, PROJECT, ROOT, TRAINING
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import validate
 from twinrun.manifests.claims import Published
-from twinrun.planning.project import Project
 
 ABSOLUTE, RATIO, INVARIANT = "throughput-1-node", "efficiency-1-to-32-nodes", "same-loss-at-every-world-size"
 
 
-def content(recipe: str) -> dict[str, Any]:
+@functools.cache
+def _parsed(recipe: str) -> dict[str, Any]:
     return tomllib.loads((ROOT / "recipes" / recipe / "published.toml").read_text(encoding="utf-8"))
+
+
+def content(recipe: str) -> dict[str, Any]:
+    return copy.deepcopy(_parsed(recipe))
 
 
 def load(recipe: str, claim: str, changes: dict[str, Any]) -> None:
@@ -36,7 +42,7 @@ def check(recipe: str, table: dict[str, Any]) -> None:
     """Hold what published.toml says against the recipe."""
     published = validate(table, Published, place="published.toml")
     loaded = PROJECT.recipe(recipe).model_copy(update={"published": published})
-    Project(ROOT)._check_claims(loaded, Path("published.toml"))
+    PROJECT._check_claims(loaded, Path("published.toml"))
 
 
 @pytest.mark.parametrize("claim", [ABSOLUTE, RATIO, INVARIANT])

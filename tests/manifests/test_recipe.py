@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.records import RECIPE, ROOT
+from tests.checkouts import checkout
+from tests.records import RECIPE
 from twinrun.foundation.errors import InputError
 from twinrun.manifests.recipe import LoadedRecipe, Sweep
 from twinrun.planning.project import Project
@@ -14,13 +15,7 @@ from twinrun.planning.project import Project
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Return a root with a copy of the recipe."""
-    recipes = tmp_path / "root" / "recipes"
-    shutil.copytree(ROOT / "recipes" / RECIPE, recipes / RECIPE, ignore=shutil.ignore_patterns("results"))
-    shutil.copy(ROOT / "recipes" / "metrics.toml", recipes)
-    for part in ("gpus.toml", "vendors"):
-        (recipes.parent / "images").mkdir(exist_ok=True)
-        (recipes.parent / "images" / part).symlink_to(ROOT / "images" / part)
-    return recipes.parent
+    return checkout(tmp_path, RECIPE)
 
 
 def load_recipe(root: Path, name: str) -> LoadedRecipe:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from functools import cache
@@ -13,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.checkouts import checkout
 from tests.records import BENCH, PROJECT, RECIPE, ROOT, hardware
 from tests.records import plan as plan_of
 from twinrun.foundation.errors import InputError, MachineError
@@ -51,13 +51,6 @@ def whole_text(made: Plan) -> str:
     return json.dumps(made.model_dump(mode="json"), indent=2) + "\n"
 
 
-def copied(folder: Path) -> None:
-    """Copy what a plan is made from."""
-    shutil.copytree(ROOT / "recipes" / RECIPE, folder / "recipes" / RECIPE)
-    shutil.copy(ROOT / "recipes" / "metrics.toml", folder / "recipes")
-    shutil.copytree(ROOT / "images", folder / "images")
-
-
 @pytest.mark.parametrize("name", PLANS)
 def test_the_plan_is_the_golden_one(name: str) -> None:
     assert whole_text(plan(**PLANS[name])) == (GOLDEN / f"{name}.json").read_text(encoding="utf-8")
@@ -75,7 +68,7 @@ def test_plans_that_differ_have_digests_that_differ() -> None:
 
 
 def test_the_digest_depends_on_no_path_and_no_process(tmp_path: Path) -> None:
-    copied(tmp_path)
+    root = checkout(tmp_path, RECIPE)
     program = (
         "import sys; from pathlib import Path; from tests.planning.test_plan import PLANS, Project, plan;"
         "print(plan(Project(Path(sys.argv[1])), **PLANS['node-4-h200']).sha256())"
@@ -89,7 +82,7 @@ def test_the_digest_depends_on_no_path_and_no_process(tmp_path: Path) -> None:
             "TZ": f"UTC{seed}",
         }
         variables["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-        command = [sys.executable, "-c", program, str(tmp_path)]
+        command = [sys.executable, "-c", program, str(root)]
         digests.add(
             subprocess.run(
                 command, capture_output=True, text=True, check=True, env=variables, cwd=tmp_path
@@ -233,12 +226,12 @@ def test_a_setting_that_cannot_be_is_told(setting: str, expected: str) -> None:
 
 
 def test_a_scale_with_a_field_that_is_not_there_names_the_recipe(tmp_path: Path) -> None:
-    copied(tmp_path)
-    path = tmp_path / "recipes" / RECIPE / "recipe.toml"
+    root = checkout(tmp_path, RECIPE)
+    path = root / "recipes" / RECIPE / "recipe.toml"
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace('"optimizer.decay_steps" = 40', '"optimizer.decay" = 40'), encoding="utf-8")
     with pytest.raises(InputError, match=r"recipe\.toml:set\.optimizer\.decay: no such field"):
-        plan(Project(tmp_path), scale="smoke")
+        plan(Project(root), scale="smoke")
 
 
 def test_a_gpu_without_a_row_is_planned_by_its_memory() -> None:

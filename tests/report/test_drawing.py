@@ -166,7 +166,6 @@ def test_labels_cover_neither_each_other_nor_marks(values: list[float]) -> None:
         axes.set(xlim=(0.5, 8), ylim=(0, 1.2))
         chosen = [Label(x=x, value=y, text=f"{y:.1%}", colour="ink") for x, y in marks]
         write_labels(axes, chosen, marks=marks)
-        figure.draw_without_rendering()
         scale = 72 / figure.dpi
         boxes = []
         for one in axes.texts:

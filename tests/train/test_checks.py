@@ -148,12 +148,12 @@ def test_a_check_passes_fails_or_finds_out_nothing(tmp_path: Path) -> None:
 
 
 def test_a_check_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
-    job = job_of(tmp_path, ["hang", "good"], timeout=1.5)
+    job = job_of(tmp_path, ["hang", "good"], timeout=0.8)
     done = subprocess.run(
         command(job), env=variables(tmp_path), capture_output=True, text=True, timeout=60, check=True
     )
     hung, good = load_json(tmp_path / "result.json", ChecksResult).checks
-    assert (hung.outcome, hung.reason) == ("fail", "timed out after 1.5 s")
+    assert (hung.outcome, hung.reason) == ("fail", "timed out after 0.8 s")
     assert good.outcome == "pass"
     assert ends(int(done.stdout.split("sleeps in ")[1].split()[0]))
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.records import ROOT, plan
+from tests.checkouts import checkout
+from tests.records import plan
 from twinrun.foundation.errors import InputError
 from twinrun.planning.project import Project
 
@@ -55,14 +55,12 @@ def test_what_was_asked_for_holds_where_a_case_has_its_own() -> None:
 def test_the_recipe_itself_is_held_to_what_it_allows(
     tmp_path: Path, old: str, new: str, found: object, place: str
 ) -> None:
-    shutil.copytree(ROOT / "recipes" / RECIPE, tmp_path / "recipes" / RECIPE)
-    shutil.copy(ROOT / "recipes" / "metrics.toml", tmp_path / "recipes")
-    shutil.copytree(ROOT / "images", tmp_path / "images")
-    path = tmp_path / "recipes" / RECIPE / "recipe.toml"
+    root = checkout(tmp_path, RECIPE)
+    path = root / "recipes" / RECIPE / "recipe.toml"
     text = path.read_text(encoding="utf-8")
     assert old in text
     path.write_text(text.replace(old, new, 1), encoding="utf-8")
     with pytest.raises(InputError) as caught:
-        plan(RECIPE, scale="smoke", gpu=None, project=Project(tmp_path))
+        plan(RECIPE, scale="smoke", gpu=None, project=Project(root))
     assert caught.value.found == found
     assert str(caught.value.place).endswith(f"recipe.toml:{place}")

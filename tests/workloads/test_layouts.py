@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.records import PROJECT, ROOT, hardware, plan
+from tests.checkouts import checkout
+from tests.records import PROJECT, hardware, plan
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.planning.project import Project
 from twinrun.protocol.deepspeed import OWNED, TABLES, configuration
@@ -34,14 +34,12 @@ def jobs(**choices: Any) -> dict[str, TrainingJob]:
 
 def changed(folder: Path, old: str, new: str) -> Project:
     """Return a project whose recipe has `new` in place of `old`."""
-    shutil.copytree(ROOT / "recipes" / RECIPE, folder / "recipes" / RECIPE)
-    shutil.copy(ROOT / "recipes" / "metrics.toml", folder / "recipes")
-    shutil.copytree(ROOT / "images", folder / "images")
-    path = folder / "recipes" / RECIPE / "recipe.toml"
+    root = checkout(folder, RECIPE)
+    path = root / "recipes" / RECIPE / "recipe.toml"
     text = path.read_text(encoding="utf-8")
     assert old in text
     path.write_text(text.replace(old, new, 1), encoding="utf-8")
-    return Project(folder)
+    return Project(root)
 
 
 @pytest.mark.parametrize("scale", [SMOKE, PAPER], ids=lambda one: str(one["scale"]))

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.transforms import Bbox
 
 from twinrun.foundation.manifest import Frozen
-from twinrun.report.svg import COLOURS
+from twinrun.report.svg import COLOURS, lay_out
 
 POINTS = 9
 # Of a sans-serif text, in its font size: how wide a letter and how high a line is at most.
@@ -42,7 +42,7 @@ def write_labels(axes: Axes, labels: Sequence[Label], *, marks: Sequence[tuple[f
         axes: with its limits, scales and texts set.
         marks: all spots that are drawn.
     """
-    axes.figure.draw_without_rendering()  # type: ignore[union-attr] # lays the axes out
+    lay_out(axes.figure)  # type: ignore[arg-type] # canvas() has no subfigures
     to_points = 72 / axes.figure.dpi
     inside = _scaled(axes.get_window_extent(), to_points)
     places = [axes.transData.transform(mark) * to_points for mark in marks]

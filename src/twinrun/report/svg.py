@@ -115,11 +115,20 @@ def label_logarithmic(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
+def lay_out(figure: Figure) -> None:
+    """Place the axes by what is drawn so far, once: what is drawn later moves nothing."""
+    if engine := figure.get_layout_engine():
+        engine.execute(figure)
+        # An engine, also one that does nothing, makes Matplotlib draw twice.
+        figure.set_layout_engine(None)
+
+
 def svg_text(figure: Figure, *, name: str, title: str, description: str) -> str:
     """Render `figure` for a page; `name` is unique on the page and starts every identifier.
 
     The same figure gives the same bytes.
     """
+    lay_out(figure)
     stream = io.StringIO()
     without = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     figure.savefig(stream, format="svg", transparent=True, metadata=without)
