@@ -16,6 +16,9 @@ from twinrun.foundation.errors import MachineError, TwinrunError
 from twinrun.images.apt_archive import open_archive
 from twinrun.machine import daemon
 
+# Workers of pytest fill the processors; threads of PyTorch beyond theirs wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # What every test with this marker needs.
 _ENGINE = ("docker", "mmdebstrap", "mirror")
 IMPLIED = {

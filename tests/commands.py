@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
-import json
 import os
-import select
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.forks import PATIENCE_SECONDS, Forked, ForkServer
+
 ROOT = Path(__file__).resolve().parents[1]
-PATIENCE_SECONDS = 300
 
 
 def environment(root: Path, **variables: str) -> dict[str, str]:
@@ -36,42 +34,22 @@ def invoke(
 
     The code is this project's: what a test changes of the copy's `src` needs `invoke_anew`.
     """
-    server = _server()
-    assert server.stdin is not None
-    assert server.stdout is not None
     with tempfile.TemporaryDirectory() as folder:
-        stdout, stderr = (Path(folder) / name for name in ("stdout", "stderr"))
-        asked = {
-            "arguments": arguments,
-            "folder": str(root),
-            "variables": environment(root, **(variables or {})),
-            "stdout": str(stdout),
-            "stderr": str(stderr),
-        }
-        server.stdin.write(f"{json.dumps(asked)}\n")
-        server.stdin.flush()
-        # Unlike select, it takes descriptors above 1,023.
-        answers = select.poll()
-        answers.register(server.stdout, select.POLLIN)
-        if not answers.poll(PATIENCE_SECONDS * 1000):
-            server.kill()
-            raise TimeoutError(arguments)
-        status = int(server.stdout.readline())
-        texts = [path.read_text(encoding="utf-8") for path in (stdout, stderr)]
-        return subprocess.CompletedProcess(arguments, status, *texts)
+        files = [Path(folder) / name for name in ("stdout", "stderr")]
+        asked = Forked(
+            arguments=arguments,
+            folder=str(root),
+            variables=environment(root, **(variables or {})),
+            stdout=str(files[0]),
+            stderr=str(files[1]),
+        )
+        status = _server().run([asked])
+        return subprocess.CompletedProcess(arguments, status, *(file.read_text("utf-8") for file in files))
 
 
 @functools.cache
-def _server() -> subprocess.Popen[str]:
-    server = subprocess.Popen(
-        [sys.executable, Path(__file__).with_name("command_server.py")],
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    atexit.register(server.communicate)
-    return server
+def _server() -> ForkServer:
+    return ForkServer("tests.command_server", variables=os.environ | {"PYTHONPATH": str(ROOT / "src")})
 
 
 def invoke_anew(

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.ranks import environment
 from tests.train.checkpoint_run import run_rank
-from tests.train.small import ROOT, environment
+from tests.train.small import ROOT
 from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.verification import verify
 from twinrun.protocol.job import Checkpointing

@@ -1,8 +1,7 @@
-"""A small corpus, jobs on it, and torchrun to run them."""
+"""A small corpus, jobs on it, and ranks to run them."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from twinrun.foundation.cache import bytecode_folder
+from tests.ranks import environment, run_ranks
 from twinrun.protocol.bench import BenchJob
 from twinrun.protocol.job import Job
 from twinrun.protocol.models.mpt import Shape
@@ -123,27 +122,25 @@ def bench_job(
     )
 
 
-def environment() -> dict[str, str]:
-    """Return the environment ranks are started in: one thread each, no network but this machine."""
-    return os.environ | {
-        "PYTHONPATH": str(ROOT / "src"),
-        # As under an engine: compiling what ranks import takes longer than importing it.
-        "PYTHONPYCACHEPREFIX": str(bytecode_folder()),
-        "PYTHONDONTWRITEBYTECODE": "",
-        "OMP_NUM_THREADS": "1",
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
+def launch(script: Path, job: Job, *, modules: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Run `script` for `job` on ranks that are forked where `modules` are imported."""
+    arguments = ("--job", str(job_file(job)))
+    return run_ranks(script, *arguments, world_size=job.world_size, variables=environment(), modules=modules)
 
 
-def launch(script: Path, job: Job) -> subprocess.CompletedProcess[str]:
-    """Run `script` for `job` under torchrun, as the local launcher does."""
+def job_file(job: Job) -> Path:
+    """Write what ranks are told, and return where."""
     file = Path(job.out) / "job.json"
     file.write_text(job.model_dump_json())
+    return file
+
+
+def launch_by_torchrun(script: Path, job: Job) -> subprocess.CompletedProcess[str]:
+    """Run `script` for `job` under torchrun, as the local launcher does."""
     return subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(job.world_size), str(script), "--job", str(file)),
+            *("--nproc-per-node", str(job.world_size), str(script), "--job", str(job_file(job))),
         ],
         env=environment(),
         capture_output=True,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.small import ROOT, launch
+from tests.train.small import ROOT, launch_by_torchrun
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.checks import CheckLine, ChecksJob, ChecksResult
 from twinrun.protocol.measurements import Check
@@ -212,7 +212,7 @@ def test_all_ranks_together_reduce_twice_under_torchrun(tmp_path: Path) -> None:
     job = job_of(tmp_path, checks, world_size=2)
     command(job)
     (tmp_path / "torch.py").unlink()
-    ended = launch(tmp_path / "checks.py", job)
+    ended = launch_by_torchrun(tmp_path / "checks.py", job)
     assert ended.returncode == 0, ended.stderr
     result = load_json(tmp_path / "result.json", ChecksResult)
     assert [one.outcome for one in result.checks] == ["pass"] * 4, result.checks

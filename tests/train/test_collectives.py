@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 pytest.importorskip("torch", reason="needs the packages of a stack")
@@ -12,7 +9,8 @@ pytest.importorskip("torch", reason="needs the packages of a stack")
 import torch
 from torch import Tensor
 
-from tests.train.small import ROOT, environment
+from tests.ranks import environment, run_ranks
+from tests.train.small import ROOT
 from twinrun.train.collectives.algorithms import two_level
 from twinrun.train.collectives.compression import CODECS
 from twinrun.train.collectives.links import Links
@@ -23,17 +21,7 @@ SCRIPT = ROOT / "tests" / "train" / "collective_ranks.py"
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_ranks_find_nothing_wrong(world_size: int) -> None:
-    ended = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(world_size), str(SCRIPT), str(world_size)),
-        ],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    ended = run_ranks(SCRIPT, str(world_size), world_size=world_size, variables=environment())
     assert ended.returncode == 0, ended.stderr[-4000:]
 
 

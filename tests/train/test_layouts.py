@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,9 @@ pytest.importorskip("streaming", reason="needs the packages of a stack")
 
 import torch
 
+from tests.ranks import environment, run_ranks
 from tests.train.checkpoint_jobs import digests, saving
-from tests.train.small import ROOT, SHAPE, STEPS, MakeJob, environment, launch
+from tests.train.small import ROOT, SHAPE, STEPS, MakeJob, launch
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.layout import Layout
@@ -28,18 +27,12 @@ from twinrun.train.models import family_of
 
 SCRIPT = ROOT / "tests" / "train" / "layout_ranks.py"
 TRAIN = ROOT / "recipes" / "deepspeed-pretrain" / "train.py"
+LOADED = ("twinrun.train.layout_loop", "twinrun.train.deepspeed_adapter")
 EXPERTS = SHAPE.model_copy(update={"experts": 4})
 
 
 def test_ranks_find_nothing_wrong() -> None:
-    ended = subprocess.run(
-        [*(sys.executable, "-m", "torch.distributed.run", "--standalone"), "--nproc-per-node=2", str(SCRIPT)],
-        env=environment() | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    ended = run_ranks(SCRIPT, world_size=2, variables=environment(), modules=LOADED)
     assert ended.returncode == 0, ended.stderr[-4000:]
 
 
@@ -101,7 +94,9 @@ def test_ranks_name_the_lock_of_a_killed_compilation(
     lock = tmp_path / "py311_cpu" / "async_io" / "lock"
     lock.parent.mkdir(parents=True)
     lock.touch()
-    done = launch(TRAIN, with_layout(make_job(), zero=3, offload="optimizer", storage=str(tmp_path)))
+    done = launch(
+        TRAIN, with_layout(make_job(), zero=3, offload="optimizer", storage=str(tmp_path)), modules=LOADED
+    )
     assert done.returncode == 1
     assert f"{lock}: a compilation is under way, or was killed and left its lock" in done.stderr
     assert "remove this file if nothing compiles" in done.stderr
@@ -111,7 +106,7 @@ def test_ranks_name_the_lock_of_a_killed_compilation(
 @pytest.mark.needs("deepspeed")
 def test_a_setting_that_deepspeed_does_not_have_is_named(make_job: MakeJob) -> None:
     typo = {"zero_optimization.stage3_max_live_paramters": 0}
-    done = launch(TRAIN, with_layout(make_job(), zero=3, settings=typo))
+    done = launch(TRAIN, with_layout(make_job(), zero=3, settings=typo), modules=LOADED)
     assert done.returncode == 1
     assert "settings: DeepSpeed refuses a setting: Extra inputs are not permitted" in done.stderr
     assert "found: stage3_max_live_paramters" in done.stderr
@@ -119,7 +114,7 @@ def test_a_setting_that_deepspeed_does_not_have_is_named(make_job: MakeJob) -> N
 
 
 def run(job: TrainingJob) -> TrainingResult:
-    done = launch(TRAIN, job)
+    done = launch(TRAIN, job, modules=LOADED)
     assert done.returncode == 0, done.stderr[-4000:]
     return load_json(Path(job.out) / "result.json", TrainingResult)
 

@@ -17,6 +17,9 @@ from twinrun.foundation.manifest import load_json
 from twinrun.protocol.training import StepMetrics, TrainingJob, TrainingResult
 from twinrun.train.corpus import Corpus
 
+# A rank imports them for longer than it trains.
+LOADED = tuple(f"twinrun.train.{name}" for name in ("plain_loop", "composer_loop", "composer_adapter"))
+
 
 def losses(result: TrainingResult) -> list[float]:
     return [step.loss for step in result.steps]
@@ -81,7 +84,7 @@ def test_two_ranks_train_as_one(
 ) -> None:
     """Gradients are means over ranks, clipping is global, batches are the same: else curves part."""
     job = make_job(world_size=2, **options)
-    ended = launch(RECIPE / script, job)
+    ended = launch(RECIPE / script, job, modules=LOADED)
     assert ended.returncode == 0, ended.stderr
     result = load_json(Path(job.out) / "result.json", TrainingResult)
     assert result.parallelism == parallelism

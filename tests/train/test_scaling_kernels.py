@@ -15,7 +15,8 @@ pytest.importorskip("triton", reason="needs the packages of a stack for GPUs")
 import triton
 from triton.backends.compiler import GPUTarget
 
-from tests.train.small import ROOT, environment
+from tests.ranks import environment
+from tests.train.small import ROOT
 from twinrun.train.collectives import scaling_kernels
 from twinrun.train.collectives.compression import BLOCK
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.small import environment
+from tests.ranks import environment
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.job import Job
 from twinrun.protocol.pulse import FOLDER, RankState, Watched

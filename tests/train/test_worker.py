@@ -14,7 +14,8 @@ pytest.importorskip("composer")
 
 import torch
 
-from tests.train.small import MakeJob, environment, launch
+from tests.ranks import environment
+from tests.train.small import MakeJob, launch_by_torchrun
 from twinrun.protocol.job import OUT_OF_MEMORY
 from twinrun.train.worker import build_model, count_parameters, is_out_of_memory
 
@@ -38,7 +39,7 @@ def script(folder: Path, body: str) -> Path:
 def test_memory_that_ran_out_has_its_own_status(make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job()
     # More than any address space: the allocator itself refuses.
-    ended = launch(script(tmp_path, "torch.empty(2**60, dtype=torch.uint8)"), job)
+    ended = launch_by_torchrun(script(tmp_path, "torch.empty(2**60, dtype=torch.uint8)"), job)
     assert ended.returncode != 0
     assert f"exitcode  : {OUT_OF_MEMORY} " in ended.stderr
     assert "rank      : 0 " in ended.stderr

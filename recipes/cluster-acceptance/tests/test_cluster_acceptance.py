@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import stat
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.ranks import run_ranks
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.checks import ChecksResult
 from twinrun.protocol.measurements import Check
@@ -104,17 +104,8 @@ def run(folder: Path, check: str, world_size: int, plant: str) -> Check:
         "checks": [SPECS[check] | {"timeout": 200}],
     }
     (folder / "job.json").write_text(json.dumps(job))
-    ended = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(world_size), str(script), "--job", str(folder / "job.json")),
-        ],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(RECIPE)},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    variables = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(RECIPE)}
+    ended = run_ranks(script, "--job", str(folder / "job.json"), world_size=world_size, variables=variables)
     assert ended.returncode == 0, ended.stderr[-3000:]
     (found,) = load_json(folder / "result.json", ChecksResult).checks
     return found

@@ -20,6 +20,7 @@ if find_spec("torch") is None:
 
 import torch
 
+from tests.ranks import run_ranks
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.bench import BenchResult
 
@@ -53,17 +54,8 @@ def launch(
         "attempt": "1",
     }
     (folder / "job.json").write_text(json.dumps(job))
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(world_size), str(script), "--job", str(folder / "job.json")),
-        ],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(RECIPE)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    variables = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(RECIPE)}
+    return run_ranks(script, "--job", str(folder / "job.json"), world_size=world_size, variables=variables)
 
 
 def test_four_ranks_on_two_nodes_measure_every_call(tmp_path: Path) -> None:

@@ -1,0 +1,69 @@
+"""Ranks of one node, forked where the modules they need are imported already."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.forks import Forked, ForkServer
+from tests.registries import free_port
+from twinrun.foundation.cache import bytecode_folder
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def environment() -> dict[str, str]:
+    """Return the environment ranks are started in: one thread each, no network but this machine."""
+    return os.environ | {
+        "PYTHONPATH": str(ROOT / "src"),
+        # As under an engine: compiling what ranks import takes longer than importing it.
+        "PYTHONPYCACHEPREFIX": str(bytecode_folder()),
+        "PYTHONDONTWRITEBYTECODE": "",
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+
+
+def run_ranks(
+    script: Path,
+    *arguments: str,
+    world_size: int,
+    variables: Mapping[str, str],
+    modules: tuple[str, ...] = (),
+) -> subprocess.CompletedProcess[str]:
+    """Run a script on ranks that find each other as under torchrun, and return what all have printed.
+
+    Args:
+        variables: environment of the ranks, with PYTHONPATH.
+        modules: what is imported before the ranks are forked, beside PyTorch.
+    """
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GROUP_RANK": "0"}
+    sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(world_size))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        ranks = [
+            Forked(
+                arguments=(str(script), *arguments),
+                folder=str(Path.cwd()),
+                variables={**variables, **place, **sizes, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=str(folder / f"{rank}.stdout"),
+                stderr=str(folder / f"{rank}.stderr"),
+            )
+            for rank in range(world_size)
+        ]
+        status = _server(modules).run(ranks)
+        printed = [
+            "".join((folder / f"{rank}.{stream}").read_text("utf-8") for rank in range(world_size))
+            for stream in ("stdout", "stderr")
+        ]
+        return subprocess.CompletedProcess(arguments, status, *printed)
+
+
+@functools.cache
+def _server(modules: tuple[str, ...]) -> ForkServer:
+    return ForkServer("tests.rank_server", "torch.distributed", *modules, variables=environment())
