@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_SECONDS = 300
@@ -96,10 +97,9 @@ def _fork(asked: Forked, run: Callable[[Sequence[str]], object]) -> int:
     except SystemExit as ended:
         _finish(ended.code)
     _finish(None)
-    raise AssertionError
 
 
-def _finish(status: str | int | None) -> None:
+def _finish(status: str | int | None) -> NoReturn:
     """End this process without tearing down the modules it shares, which takes longer than most commands."""
     if isinstance(status, str):
         sys.exit(status)  # prints it
