@@ -6,7 +6,6 @@ import atexit
 import gc
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -15,6 +14,8 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
+
+from twinrun.foundation.processes import readable
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_SECONDS = 300
@@ -53,10 +54,7 @@ class ForkServer:
         assert server.stdout is not None
         server.stdin.write(f"{json.dumps([asdict(one) for one in processes])}\n")
         server.stdin.flush()
-        # Unlike select, it takes descriptors above 1,023.
-        answers = select.poll()
-        answers.register(server.stdout, select.POLLIN)
-        if not answers.poll(PATIENCE_SECONDS * 1000):
+        if not readable(server.stdout.fileno(), seconds=PATIENCE_SECONDS):
             os.killpg(server.pid, signal.SIGKILL)
             raise TimeoutError(processes[0].arguments)
         return int(server.stdout.readline())
@@ -83,8 +81,12 @@ def serve(run: Callable[[Sequence[str]], object], *, modules: Iterable[str]) -> 
 
 def _fork(asked: Forked, run: Callable[[Sequence[str]], object]) -> int:
     process = os.fork()
-    if process:
-        return process
+    if process == 0:
+        _become(asked, run)
+    return process
+
+
+def _become(asked: Forked, run: Callable[[Sequence[str]], object]) -> NoReturn:
     os.chdir(asked.folder)
     os.environ.clear()
     os.environ.update(asked.variables)
@@ -92,11 +94,12 @@ def _fork(asked: Forked, run: Callable[[Sequence[str]], object]) -> int:
         opened = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
         os.dup2(opened, number)
         os.close(opened)
+    status: str | int | None = None
     try:
         run(asked.arguments)
     except SystemExit as ended:
-        _finish(ended.code)
-    _finish(None)
+        status = ended.code
+    _finish(status)
 
 
 def _finish(status: str | int | None) -> NoReturn:

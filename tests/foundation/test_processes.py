@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import resource
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from twinrun.foundation.processes import readable
 
 PATIENCE_SECONDS = 10
 PROGRAM = """
@@ -53,3 +58,22 @@ def is_running(process: Path) -> bool:
         return (process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_what_can_be_read_is_known_at_any_descriptor() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    high = 3000
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, high + 1), hard))
+    reader, writer = os.pipe()
+    try:
+        fcntl.fcntl(reader, fcntl.F_DUPFD, high)
+        assert not readable(high, seconds=0.01)
+        os.write(writer, b"x")
+        assert readable(high, seconds=PATIENCE_SECONDS)
+        assert os.read(high, 1) == b"x"
+    finally:
+        os.close(writer)
+    assert readable(high, seconds=PATIENCE_SECONDS)
+    os.close(reader)
+    os.close(high)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

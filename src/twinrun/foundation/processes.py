@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import os
+import select
 import signal
 import subprocess
 import threading
@@ -29,6 +30,16 @@ _PR_SET_PDEATHSIG = 1
 def end_with_parent(number: signal.Signals) -> None:
     """Let the kernel send this process a signal when the one that started it ends, however it ends."""
     _LIBRARY.prctl(_PR_SET_PDEATHSIG, number)
+
+
+def readable(descriptor: int, *, seconds: float) -> bool:
+    """Say whether within that time there is something to read, or nobody left who could write.
+
+    Unlike `select`, this takes descriptors above 1,023, which processes with many files have.
+    """
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN)
+    return bool(waiting.poll(seconds * 1000))
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import sys
 import time
@@ -13,6 +12,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from twinrun.foundation.processes import readable
 from twinrun.protocol.checks import CheckSpec
 from twinrun.protocol.measurements import Check
 
@@ -113,8 +113,7 @@ def _read_line(reader: int, *, deadline: float, is_over: Callable[[], bool]) -> 
     line, over = b"", False
     while not line.endswith(b"\n"):
         left = deadline - time.monotonic()
-        ready, _, _ = select.select([reader], [], [], min(max(0.0, left), _POLL_SECONDS))
-        if ready:
+        if readable(reader, seconds=min(max(0.0, left), _POLL_SECONDS)):
             part = os.read(reader, 1 << 16)
             if not part:
                 return b""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import select
 import signal
 import socket
 import statistics
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.files import write_atomically
+from twinrun.foundation.processes import readable
 from twinrun.protocol.pulse import FOLDER, RankState, Watched
 from twinrun.train.job_files import rank_variable
 
@@ -59,7 +59,7 @@ class Watchdog:
         """Return when the rank has ended, by itself or by us."""
         self._write()
         while True:
-            ready, _, _ = select.select([self._reader], [], [], TICK_SECONDS)
+            ready = readable(self._reader, seconds=TICK_SECONDS)
             self._count()
             if ready:
                 text = os.read(self._reader, 1 << 16).decode()
