@@ -9,11 +9,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.forks import Forked, ForkServer
+from tests.forks import ROOT, Forked, ForkServer
 from tests.registries import free_port
 from twinrun.foundation.cache import bytecode_folder
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def environment() -> dict[str, str]:

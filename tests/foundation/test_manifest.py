@@ -283,8 +283,8 @@ def _lines_moved(content: bytes, kind: str, choice: random.Random) -> bytes:
     return b"".join(lines)
 
 
-# 2,000 files, of which none takes a second to read or to refuse.
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+# 2,500 files, of which none takes a second to read or to refuse.
+@settings(max_examples=125, deadline=None, suppress_health_check=list(HealthCheck))
 @pytest.mark.parametrize("name", READERS)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_a_mutated_manifest_is_read_or_refused(broken: Path, name: str, seed: int) -> None:
