@@ -36,7 +36,11 @@ def test_composer_is_loaded_without_plots_and_platforms() -> None:
     pytest.importorskip("composer")
     left_out = {"matplotlib", "transformers", "mcli"}
     code = f"""import twinrun.train.composer_adapter, sys
+from composer.core import Event, engine
+for order in engine._get_default_passes():
+    assert order(["an algorithm"], Event.FIT_START) == ["an algorithm"]
 assert not {left_out!r} & sys.modules.keys()
+assert "composer.algorithms" not in sys.modules
 import mcli, torchmetrics
 from composer.algorithms import EMA
 assert mcli.__version__ and torchmetrics.functional.text.bleu_score and EMA

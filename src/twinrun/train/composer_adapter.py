@@ -29,10 +29,19 @@ with bare("torchmetrics", "torchmetrics.utilities"):
     switched_off("torchmetrics.utilities.imports", "_MATPLOTLIB_AVAILABLE", "_TRANSFORMERS_GREATER_EQUAL_4_4")
 with bare("mcli"):
     from composer import Callback, ComposerModel, DataSpec, Logger, State, Trainer
+    from composer.core import passes
     from composer.devices import Device, DeviceCPU, DeviceGPU
     from composer.utils import dist
 with bare("composer.algorithms"):
     from composer.algorithms.gradient_clipping import GradientClipping
+
+# These passes put algorithms in order that no recipe has, and import them all for it: 3 s of every rank.
+for _name in (
+    "sort_selective_backprop_first",
+    "sort_low_precision_layernorm_last",
+    "warn_if_multiple_loss_interpolation",
+):
+    setattr(passes, _name, lambda algorithms, *_: algorithms)
 
 Batch = dict[str, Tensor]
 
