@@ -24,6 +24,7 @@ from twinrun.execution.engine import Workspace
 from twinrun.execution.engines import venv
 from twinrun.execution.progress import Display
 from twinrun.execution.selection import Request, Selection, select
+from twinrun.foundation.cache import bytecode_folder
 from twinrun.foundation.errors import MachineError
 from twinrun.machine.inventory import load_vendors
 from twinrun.manifests.lock_checksum import with_checksums
@@ -44,8 +45,12 @@ PATIENCE_SECONDS = 600
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose cache all runs share, so that the data are prepared once."""
-    return tmp_path_factory.mktemp("runs")
+    """A folder whose cache all runs share: data are prepared once, and what is compiled is the user's."""
+    runs = tmp_path_factory.mktemp("runs")
+    bytecode_folder().mkdir(parents=True, exist_ok=True)
+    (runs / "cache").mkdir()
+    (runs / "cache" / bytecode_folder().name).symlink_to(bytecode_folder())
+    return runs
 
 
 @pytest.fixture(scope="module")

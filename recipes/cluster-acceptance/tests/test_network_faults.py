@@ -140,7 +140,7 @@ def test_alike_nodes_raise_no_alarm(network: Network, tmp_path: Path) -> None:
 
 
 def test_a_slow_link_and_a_small_mtu_are_found_at_their_nodes(network: Network, tmp_path: Path) -> None:
-    network.limit(2, "10mbit")
+    network.limit(2, "50mbit")
     network.ip(1, f"link set {INTERFACE} mtu 1400")
     found = network.checks(tmp_path)
     slow = ("node-2",)
