@@ -10,11 +10,13 @@ the time for it. Ranks that resume may have been told before that step, and nobo
 from __future__ import annotations
 
 import functools
+import io
 import itertools
 import json
 import os
 import resource
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -156,6 +158,8 @@ def run_rank(job_file: str, log: str, variables: dict[str, str]) -> None:
     if is_doomed() and "KILL_CALL" in os.environ:
         die_at_call(int(os.environ["KILL_CALL"]))
     if limit := int(os.environ.get("FILE_BYTES", "0")):
+        # Else the longest of the messages before the save does not fit into the log.
+        sys.stderr = io.StringIO()
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     try:
         losses = train(job, corpus)
