@@ -120,7 +120,7 @@ def smoke(session: nox.Session, stack: str) -> None:
     run = functools.partial(smoke_run, session, stack, engine=engine, out=session.create_tmp())
     # A run of one rank leaves a core to another run; what these runs measure of speed says nothing.
     with ThreadPoolExecutor(max_workers=2) as pool:
-        # A run that failed raises here.
+        # Raises what a run raised; runs that have not started are left out then.
         list(pool.map(run, RECIPES[stack]))
 
 

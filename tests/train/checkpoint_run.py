@@ -158,7 +158,7 @@ def run_rank(job_file: str, log: str, variables: dict[str, str]) -> None:
     if is_doomed() and "KILL_CALL" in os.environ:
         die_at_call(int(os.environ["KILL_CALL"]))
     if limit := int(os.environ.get("FILE_BYTES", "0")):
-        # Else the longest of the messages before the save does not fit into the log.
+        # The limit holds for the log too: a message before the save would end the rank.
         sys.stderr = io.StringIO()
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     try:

@@ -189,11 +189,7 @@ def kept_by_a_block(checkpointing: Checkpointing) -> float:
 # Dynamo of PyTorch 2.7 instantiates the autograd function it traces.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("whole", [True, False])
-def test_compiled_equals_eager(*, whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not whole:
-        # How regions are traced is what differs; of them the compiler makes the same code, at 3 s a kernel.
-        torch._dynamo.reset()
-        monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+def test_compiled_equals_eager(*, whole: bool) -> None:
     eager, model = gradients(small()), small()
     model.compile_whole() if whole else model.compile_regions()
     for name, gradient in gradients(model).items():

@@ -35,7 +35,7 @@ with bare("mcli"):
 with bare("composer.algorithms"):
     from composer.algorithms.gradient_clipping import GradientClipping
 
-# These passes put algorithms in order that no recipe has, and import them all for it: 3 s of every rank.
+# These passes order algorithms that no recipe uses, and import all of them first: 3 s of a rank on two cores.
 for _name in (
     "sort_selective_backprop_first",
     "sort_low_precision_layernorm_last",
