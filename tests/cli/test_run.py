@@ -180,27 +180,32 @@ def test_runs_of_one_second_have_folders_of_their_own(root: Path, tmp_path: Path
         error_message(finished(process), 5)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_a_terminated_run_ends_its_ranks(root: Path, tmp_path: Path) -> None:
+    process = start(root, *SMOKE, *SHORT, "--out", str(tmp_path))
+    await_that(lambda: list(tmp_path.glob("*/*/plan.json")), process)
+    run = run_folder(tmp_path)
+    await_that(lambda: len(list(processes_of(run))) >= 2, process)
+    process.send_signal(signal.SIGTERM)
+    message = error_message(finished(process), 5)
+    assert f"{run}: stopped with 0 of 2 points finished" in message
+    assert not list(processes_of(run))
+    assert not (run / "record.json").exists()
+
+
 def test_a_stopped_run_goes_on_where_it_was(
-    root: Path,
-    folder: Path,
-    undisturbed: subprocess.CompletedProcess[str],
-    tmp_path: Path,
-    number: signal.Signals,
+    root: Path, folder: Path, undisturbed: subprocess.CompletedProcess[str], tmp_path: Path
 ) -> None:
     options = (*SMOKE, *SHORT, "--json", "--out", str(tmp_path))
     process = start(root, *options)
     await_that(lambda: list(tmp_path.glob("*/*/points/devices=1.json")), process)
     run = run_folder(tmp_path)
     await_that(lambda: len(list(processes_of(run))) >= 3, process)
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     message = error_message(finished(process), 5)
     assert f"{run}: stopped with 1 of 2 points finished" in message
     assert "hint: the same command with --resume" in message
     assert not list(processes_of(run))
     assert not (run / "record.json").exists()
-    if number == signal.SIGTERM:
-        return
 
     first = (run / "points" / "devices=1.json").read_bytes()
     again = finished(start(root, *options, "--resume"))

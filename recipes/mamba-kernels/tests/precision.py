@@ -68,14 +68,18 @@ def long_products(backend: str, device: str) -> None:
 
 def _gradient_of_halves(u: Tensor, out_gradient: Tensor, b: Tensor, c: Tensor) -> Tensor:
     """Return the gradient of A in float64, where every step is one and every decay a half."""
-    inputs = u.double()[:, :, None] * b.double()
-    gradients = out_gradient.double()[:, :, None] * c.double()
-    # Of a state, 64 steps later nothing is left.
-    lags = range(64)
-    before = sum(0.5**lag * functional.pad(inputs, (lag, 0))[..., : u.shape[2]] for lag in lags)
-    after = sum(0.5**lag * functional.pad(gradients, (0, lag))[..., lag:] for lag in lags)
+    before = _halving(u.double()[:, :, None] * b.double())
+    after = _halving((out_gradient.double()[:, :, None] * c.double()).flip(3)).flip(3)
     # A step's decay stands between the state before it and the gradient of the state after it.
     return (before[..., :-1] * after[..., 1:] / 2).sum((0, 3))
+
+
+def _halving(steps: Tensor) -> Tensor:
+    """Return the sum up to each step, of which every further step leaves a half."""
+    # Each round doubles the steps that are summed; of what lies 64 steps back nothing is left.
+    for lag in (1, 2, 4, 8, 16, 32):
+        steps = steps + 0.5**lag * functional.pad(steps, (lag, 0))[..., :-lag]
+    return steps
 
 
 def _keeps_digits(name: str, found: Tensor, expected: Tensor, *, limit: float) -> None:
