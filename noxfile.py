@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
-import os
 import sys
-import threading
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import nox
 
@@ -120,53 +116,21 @@ def smoke(session: nox.Session, stack: str) -> None:
     """Run a stack's checks and its recipes at smoke scale, in its image where an engine can build it."""
     session.install("-e", ".")
     engine = engine_of(session, stack)
+    session.run("invoke", "doctor", "--stack", stack, "--engine", engine, *session.posargs)
     run = functools.partial(smoke_run, session, stack, engine=engine, out=session.create_tmp())
-    tasks = [
-        functools.partial(smoke_doctor, session, stack, engine=engine),
-        *(functools.partial(run, recipe) for recipe in RECIPES[stack]),
-    ]
-    # One rank leaves a core to another; what these runs measure of speed says nothing.
+    # A run of one rank leaves a core to another run; what these runs measure of speed says nothing.
     with ThreadPoolExecutor(max_workers=2) as pool:
-        # Raises what a task raised; tasks that have not started are left out then.
-        list(pool.map(lambda task: task(), tasks))
-
-
-def smoke_doctor(session: nox.Session, stack: str, *, engine: str) -> None:
-    """Check a stack from inside."""
-    with labelled("doctor") as output:
-        command = ["invoke", "doctor", "--stack", stack, "--engine", engine, *session.posargs]
-        session.run(*command, stdout=output, stderr=output)
+        # Raises what a run raised; runs that have not started are left out then.
+        list(pool.map(run, RECIPES[stack]))
 
 
 def smoke_run(session: nox.Session, stack: str, recipe: str, *, engine: str, out: str) -> None:
     """Run a recipe at smoke scale and say how many claims came to which outcome."""
     options = ["--vendor", STACKS[stack], "--stack", stack, "--scale", "smoke", "--engine", engine]
     command = ["invoke", "run", recipe, *options, "--out", out, "--json"]
-    with labelled(Path(recipe).name) as output:
-        printed = session.run(*command, silent=True, stderr=output)
+    printed = session.run(*command, silent=True, stderr=sys.stderr)
     outcomes = Counter(verdict["outcome"] for verdict in json.loads(printed or "{}")["verdicts"])
     session.log(f"{recipe}, {engine}: {', '.join(f'{count} {name}' for name, count in outcomes.items())}")
-
-
-@contextlib.contextmanager
-def labelled(name: str) -> Iterator[TextIO]:
-    """Yield a file whose lines are printed, each behind `name`: two tasks write at a time."""
-    reader, writer = os.pipe()
-    copy = threading.Thread(target=print_labelled, args=(reader, name))
-    copy.start()
-    try:
-        with os.fdopen(writer, "w", encoding="utf-8") as output:
-            yield output
-    finally:
-        copy.join()
-
-
-def print_labelled(reader: int, name: str) -> None:
-    """Print the lines of a pipe until it ends."""
-    with os.fdopen(reader, encoding="utf-8") as lines:
-        for line in lines:
-            sys.stderr.write(f"{name}: {line}")
-            sys.stderr.flush()
 
 
 def engine_of(session: nox.Session, stack: str) -> str:

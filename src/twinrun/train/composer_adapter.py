@@ -87,7 +87,7 @@ def build_trainer(job: TrainingJob, *, model: Model, batches: DataLoader[Batch],
     settings = job.training
     shared = parallelism(job)
     excess = gradient_excess(next(model.parameters()).device) if shared == "fsdp2" else 1.0
-    return Trainer(
+    return ClosurelessTrainer(
         model=Composed(model, gradient_scale=1 / excess),
         train_dataloader=DataSpec(batches, get_num_samples_in_batch=_count_samples),
         optimizers=adamw(model, settings.optimizer),
@@ -123,6 +123,13 @@ def fit(trainer: Trainer, job: TrainingJob, *, model: Model, corpus: Corpus, met
         trainer.fit(duration=f"{job.training.steps - done}ba")
     saves.wait()
     trainer.close()
+
+
+class ClosurelessTrainer(Trainer):
+    """Starts the optimizer while the GPU still computes gradients: a closure waits for the loss first."""
+
+    def _use_closures(self) -> bool:
+        return False
 
 
 class Composed(ComposerModel):

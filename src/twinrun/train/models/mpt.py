@@ -24,7 +24,7 @@ from twinrun.protocol.models.shape import Checkpointing
 from twinrun.protocol.training import Training
 from twinrun.train.draws import normal
 from twinrun.train.experts import Experts
-from twinrun.train.gelu import shared_gelu
+from twinrun.train.gelu import INDUCTOR_OPTIONS, shared_gelu
 from twinrun.train.head_loss import head_loss
 from twinrun.train.models import DTYPES, Model, Orders
 from twinrun.train.recomputation import recomputed, recomputed_but_products
@@ -171,13 +171,15 @@ class MPT(Model):
         """Compile the model on one device."""
         for block in self.blocks:
             block.feed_forward.gelu = shared_gelu
-        self.compile(dynamic=False, fullgraph=True)
+        self.compile(dynamic=False, fullgraph=True, options=INDUCTOR_OPTIONS)
 
     def compile_regions(self) -> None:
         """Compile each block's forward and the loss; call before or after sharding."""
         for block in self.blocks:
             block.feed_forward.gelu = shared_gelu
-            block.forward = torch.compile(block.forward, dynamic=False, fullgraph=True)
+            block.forward = torch.compile(
+                block.forward, dynamic=False, fullgraph=True, options=INDUCTOR_OPTIONS
+            )
         self.final_loss = torch.compile(final_loss, dynamic=False, fullgraph=True)
 
     @torch.no_grad()
