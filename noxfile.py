@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import subprocess
 import sys
 import tomllib
 from collections import Counter, defaultdict
@@ -116,21 +117,25 @@ def smoke(session: nox.Session, stack: str) -> None:
     """Run a stack's checks and its recipes at smoke scale, in its image where an engine can build it."""
     session.install("-e", ".")
     engine = engine_of(session, stack)
-    session.run("invoke", "doctor", "--stack", stack, "--engine", engine, *session.posargs)
-    run = functools.partial(smoke_run, session, stack, engine=engine, out=session.create_tmp())
-    # A run of one rank leaves a core to another run; what these runs measure of speed says nothing.
+    options = ["--stack", stack, "--engine", engine, "--json"]
+    run = ["--vendor", STACKS[stack], "--scale", "smoke", "--out", session.create_tmp(), *options]
+    # One rank leaves a core to another; what these runs measure of speed says nothing.
     with ThreadPoolExecutor(max_workers=2) as pool:
-        # Raises what a run raised; runs that have not started are left out then.
-        list(pool.map(run, RECIPES[stack]))
+        # Raises what a task raised; tasks that have not started are left out then.
+        tasks = [["doctor", *options, *session.posargs], *(["run", one, *run] for one in RECIPES[stack])]
+        list(pool.map(functools.partial(smoke_task, session), tasks))
 
 
-def smoke_run(session: nox.Session, stack: str, recipe: str, *, engine: str, out: str) -> None:
-    """Run a recipe at smoke scale and say how many claims came to which outcome."""
-    options = ["--vendor", STACKS[stack], "--stack", stack, "--scale", "smoke", "--engine", engine]
-    command = ["invoke", "run", recipe, *options, "--out", out, "--json"]
-    printed = session.run(*command, silent=True, stderr=sys.stderr)
-    outcomes = Counter(verdict["outcome"] for verdict in json.loads(printed or "{}")["verdicts"])
-    session.log(f"{recipe}, {engine}: {', '.join(f'{count} {name}' for name, count in outcomes.items())}")
+def smoke_task(session: nox.Session, task: list[str]) -> None:
+    """Run a command with its subject before each line; say how many claims came to which outcome."""
+    subject = Path(task[1]).name if task[0] == "run" else task[0]
+    label = ["sed", "--unbuffered", f"s/^/{subject}: /"]
+    # In a process group of its own it outlives Ctrl-C, and prints what the command says of it.
+    with subprocess.Popen(label, stdin=subprocess.PIPE, stdout=sys.stderr, text=True, process_group=0) as sed:
+        printed = session.run("invoke", *task, silent=True, stderr=sed.stdin)
+    if task[0] == "run":
+        outcomes = Counter(verdict["outcome"] for verdict in json.loads(printed or "{}")["verdicts"])
+        session.log(f"{task[1]}: {', '.join(f'{count} {name}' for name, count in outcomes.items())}")
 
 
 def engine_of(session: nox.Session, stack: str) -> str:

@@ -182,7 +182,6 @@ def test_runs_of_one_second_have_folders_of_their_own(root: Path, tmp_path: Path
 
 def test_a_terminated_run_ends_its_ranks(root: Path, tmp_path: Path) -> None:
     process = start(root, *SMOKE, *SHORT, "--out", str(tmp_path))
-    # The command, its launcher and a rank.
     await_that(lambda: len(list(processes_of(tmp_path))) >= 3, process)
     process.send_signal(signal.SIGTERM)
     assert "stopped with 0 of 2 points finished" in error_message(finished(process), 5)
