@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,7 +43,7 @@ def kernel_variables(
         objects = workspace.data / "kernels" / f"{package.name}-{'-'.join(archs)}-{_mark(package)}"
         if os.environ.get(variable):
             say(f"{variable} is set: {os.environ[variable]}")
-        elif _compiled(package.name, objects, archs=archs, engine=engine, workspace=workspace, say=say):
+        elif _compiled(package, objects, archs=archs, engine=engine, workspace=workspace, say=say):
             found[variable] = engine.inside(objects)
             # Emulated kernels take longer than any call.
             if (package / f"{ENTRY}.py").is_file() and tuple(archs) != (PROCESSOR,):
@@ -80,7 +82,7 @@ def _mark(package: Path) -> str:
 
 
 def _compiled(
-    name: str,
+    package: Path,
     objects: Path,
     *,
     archs: Sequence[str],
@@ -90,13 +92,24 @@ def _compiled(
 ) -> bool:
     """Say whether `objects` holds the compiled code, making it if it does not."""
     objects.parent.mkdir(parents=True, exist_ok=True)
+    own, partial = package / OBJECTS, objects.with_suffix(".part")
     with FileLock(f"{objects}.lock"):
         if built(objects).issuperset(archs):
             return True
-        say(f"compiling {name} for {', '.join(archs)}, once: {objects}")
-        arguments = (PYTHON, "-m", f"{name}.compile", "--output", engine.inside(objects), "--archs", *archs)
+        say(f"compiling {package.name} for {', '.join(archs)}, once: {objects}")
+        for folder in (partial, objects):
+            shutil.rmtree(folder, ignore_errors=True)
+        if own.is_dir() and built(own).issubset(archs):
+            # The package makes again what is not of its source and compiler, or was half written just now.
+            with contextlib.suppress(OSError):
+                shutil.copytree(own, partial)
+        output = ("--output", engine.inside(partial))
+        arguments = (PYTHON, "-m", f"{package.name}.compile", *output, "--archs", *archs)
         command = Command(arguments=arguments, variables={}, writes_data=True)
-        return _run(command, name, engine=engine, workspace=workspace, say=say)
+        made = _run(command, package.name, engine=engine, workspace=workspace, say=say)
+        if made:
+            partial.rename(objects)
+    return made
 
 
 def _run(
