@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("composer")
 
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tests.train.small import GLOBAL_BATCH, RECIPE, SHAPE, STEPS, MakeJob, launch
 from twinrun.foundation.manifest import load_json
@@ -103,3 +104,15 @@ def test_another_seed_is_another_order(alone: TrainingResult, make_job: MakeJob)
     result = run_here("train_plain", make_job(seed=18))
     assert result.order_hash != alone.order_hash
     assert result.data_hash == alone.data_hash
+
+
+def test_no_optimizer_waits_for_the_loss_of_a_closure(make_job: MakeJob) -> None:
+    given: list[object] = []
+    hook = register_optimizer_step_pre_hook(
+        lambda _, positional, named: given.append((positional[1:], named))
+    )
+    try:
+        run_here("train", make_job(steps=2, warmup_steps=1))
+    finally:
+        hook.remove()
+    assert given == [((), {}), ((), {})]
