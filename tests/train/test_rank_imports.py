@@ -13,12 +13,11 @@ from tests.contracts.tree import loaded_by
 @pytest.mark.parametrize(
     ("modules", "used"),
     [
-        (("plain_loop",), set()),
-        (("layout_loop", "data_parallel"), set()),
+        (("plain_loop", "layout_loop", "data_parallel"), set()),
         (("layout_loop", "deepspeed_adapter"), {"deepspeed"}),
         (("composer_loop", "composer_adapter"), {"composer", "torchvision"}),
     ],
-    ids=("plain", "layout of torch", "layout of DeepSpeed", "Composer"),
+    ids=("torch alone", "DeepSpeed", "Composer"),
 )
 def test_a_rank_loads_no_framework_but_its_own(modules: tuple[str, ...], used: set[str]) -> None:
     for name in used:
