@@ -208,6 +208,14 @@ def test_a_fault_ends_the_run_without_a_record(
     assert not (folder / "report.html").exists()
 
 
+def test_a_microbatch_that_does_not_fit_is_told(trained: Site) -> None:
+    no_memory(trained)
+    with pytest.raises(MachineError, match="nothing that was tried fits into the memory") as refused:
+        trained.invoke("microbatch=4")
+    assert refused.value.found == "tried microbatch 4"
+    assert "choose a smaller model" in str(refused.value)
+
+
 def test_what_was_mended_goes_on_with_the_points_that_are_left(site: Site) -> None:
     def interrupted(job: Job) -> Play:
         return dataclasses.replace(site.play(job), result=None, interrupted=KeyboardInterrupt())
