@@ -100,7 +100,8 @@ def _compiled(
         for folder in (partial, objects):
             shutil.rmtree(folder, ignore_errors=True)
         if own.is_dir() and built(own).issubset(archs):
-            # The package makes again what is not of its source and compiler, or was half written just now.
+            # The package compiles again what is missing, or is of another source or compiler.
+            # A compilation that writes there at this moment may take a file away.
             with contextlib.suppress(OSError):
                 shutil.copytree(own, partial)
         output = ("--output", engine.inside(partial))
