@@ -133,7 +133,7 @@ class RunningRegistry:
             return location
 
 
-class Wire(socketserver.BaseRequestHandler):
+class RegistryProxy(socketserver.BaseRequestHandler):
     """Passes requests on to a registry, each on a connection of its own, and may spoil what comes back."""
 
     target: str
@@ -155,7 +155,9 @@ class Wire(socketserver.BaseRequestHandler):
 
 @contextlib.contextmanager
 def wire(registry: RunningRegistry, spoil: Callable[[int, bytes], bytes]) -> Iterator[str]:
-    handler = type("Handler", (Wire,), {"target": registry.host, "spoil": staticmethod(spoil), "count": []})
+    handler = type(
+        "Handler", (RegistryProxy,), {"target": registry.host, "spoil": staticmethod(spoil), "count": []}
+    )
     with serve(socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler)) as port:
         yield f"127.0.0.1:{port}"
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from twinrun.protocol.checks import ChecksJob
-from twinrun.train.checks import Failed, Unknown
+from twinrun.train.checks import CheckError, UndecidedError
 
 PCI = Path("/sys/bus/pci/devices")
 # Display controllers and processing accelerators.
@@ -18,26 +18,30 @@ def enumerate_gpus(job: ChecksJob) -> None:
     import torch  # noqa: PLC0415 - only in the check's own process
 
     if not job.accelerator:
-        raise Unknown("this run uses no GPU", remedy="run it at node scale on a machine with GPUs")
+        raise UndecidedError("this run uses no GPU", remedy="run it at node scale on a machine with GPUs")
     needed, found = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
     if found < needed:
-        raise Failed(
+        raise CheckError(
             f"{found} GPUs are seen, {needed} needed", remedy="see the kernel's log, reseat or reboot"
         )
     for index in range(found):
         torch.ones(1, device=f"cuda:{index}").sum().item()
     models = {torch.cuda.get_device_name(index) for index in range(found)}
     if len(models) > 1:
-        raise Failed(f"GPUs of several models: {', '.join(sorted(models))}", remedy="exclude the node")
+        raise CheckError(f"GPUs of several models: {', '.join(sorted(models))}", remedy="exclude the node")
 
 
 def network_topology(job: ChecksJob) -> None:
     """Hold the width of each GPU's PCIe link against what it can have, and ask who reaches whom."""
     narrow, counted = narrow_links(PCI)
     if narrow:
-        raise Failed(f"PCIe links below their width: {', '.join(narrow)}", remedy="reseat the card or riser")
+        raise CheckError(
+            f"PCIe links below their width: {', '.join(narrow)}", remedy="reseat the card or riser"
+        )
     if not job.accelerator or not counted:
-        raise Unknown("no GPU with a PCIe link is used", remedy="run it at node scale on a machine with GPUs")
+        raise UndecidedError(
+            "no GPU with a PCIe link is used", remedy="run it at node scale on a machine with GPUs"
+        )
     import torch  # noqa: PLC0415
 
     count = torch.cuda.device_count()
@@ -48,7 +52,7 @@ def network_topology(job: ChecksJob) -> None:
         if one != other and not torch.cuda.can_device_access_peer(one, other)
     ]
     if apart:
-        raise Failed(
+        raise CheckError(
             f"GPUs that do not reach each other: {', '.join(apart)}", remedy="see IOMMU and ACS settings"
         )
 

@@ -7,7 +7,7 @@ from typing import Any
 from peers import gathered, host, join
 
 from twinrun.protocol.checks import ChecksJob
-from twinrun.train.checks import Failed
+from twinrun.train.checks import CheckError
 
 SIZES = (1, 17, 4096, 100_003)
 NETWORK = "see the kernel's log and the counters of the interface"
@@ -37,7 +37,7 @@ def rank_communication(job: ChecksJob) -> None:
         shown = ", ".join(
             f"rank {(rank - 1) % links.size} to {rank} at {sizes} elements" for rank, sizes in bad
         )
-        raise Failed(f"messages arrive changed: {shown}", remedy=NETWORK, nodes=senders)
+        raise CheckError(f"messages arrive changed: {shown}", remedy=NETWORK, nodes=senders)
 
 
 def collective_function(job: ChecksJob) -> None:
@@ -69,7 +69,7 @@ def collective_function(job: ChecksJob) -> None:
         ranks = sorted(culprits) or [rank for rank, (_, found) in enumerate(answers) if found]
         nodes = list(dict.fromkeys(answers[rank][0] for rank in ranks))
         first = next((found[0] for _, found in answers if found), "all-gather")
-        raise Failed(
+        raise CheckError(
             f"{first} is not exact; wrong at rank {', '.join(map(str, ranks))}", remedy=EXCLUDE, nodes=nodes
         )
 

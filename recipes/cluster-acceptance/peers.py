@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from twinrun.protocol.checks import ChecksJob
-from twinrun.train.checks import Unknown
+from twinrun.train.checks import UndecidedError
 
 LEAST_NODES = 3
 # Deviations from the median that pass; for normal samples 1.4826 x MAD is a standard deviation.
@@ -81,10 +81,10 @@ def _least(peers: Sequence[float], share: float) -> float:
 
 
 def demand_peers(values: Mapping[str, float], what: str) -> None:
-    """Raise Unknown where there are too few nodes to compare; what was measured is said."""
+    """Raise UndecidedError where there are too few nodes to compare; what was measured is said."""
     if len(values) < LEAST_NODES:
         measured = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
-        raise Unknown(
+        raise UndecidedError(
             f"{len(values)} of the {LEAST_NODES} nodes that a comparison needs; {what}: {measured or 'none'}",
             remedy=f"run it on {LEAST_NODES} nodes or more, or judge the number by the link's data sheet",
         )

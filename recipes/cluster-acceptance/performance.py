@@ -10,7 +10,7 @@ from typing import Any
 from peers import LEAST_SHARE, demand_peers, gathered, host, join, slow
 
 from twinrun.protocol.checks import ChecksJob
-from twinrun.train.checks import Failed
+from twinrun.train.checks import CheckError
 
 # Bytes of a message, and how many are sent: what they take at best is the link, the rest is other work.
 # A pair for which the first take long is as slow as they say, and no more is sent.
@@ -61,7 +61,7 @@ def _compare(
             return
     median = statistics.median(rates.values())
     shown = ", ".join(f"{name} {value:.3g}" for name, value in found.items())
-    raise Failed(f"{what}: {shown}, peers {median:.3g}", remedy=REMEDY, nodes=list(found))
+    raise CheckError(f"{what}: {shown}, peers {median:.3g}", remedy=REMEDY, nodes=list(found))
 
 
 def measured(device: Any, move: Move, messages: Messages) -> dict[str, float]:

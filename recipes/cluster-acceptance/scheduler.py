@@ -10,7 +10,7 @@ import subprocess
 from peers import host
 
 from twinrun.protocol.checks import ChecksJob
-from twinrun.train.checks import Failed, Unknown
+from twinrun.train.checks import CheckError, UndecidedError
 
 # A controller, or mpirun on a node whose processors are busy, may take its time.
 SECONDS = 25
@@ -31,7 +31,7 @@ def slurm_gres(_: ChecksJob) -> None:
 
     found = torch.cuda.device_count()
     if promised != found:
-        raise Failed(
+        raise CheckError(
             f"GRES says {promised} GPUs, {found} are seen", remedy="correct gres.conf, or mend the node"
         )
 
@@ -52,7 +52,7 @@ def mpi_launch(_: ChecksJob) -> None:
         ["mpirun", "-np", "2", "--oversubscribe", "echo", "here"], remedy=remedy, variables=variables
     )
     if said.split().count("here") != 2:
-        raise Failed(
+        raise CheckError(
             f"two processes were asked for, the answer is: {said[:200]}", remedy="see mpirun --version"
         )
 
@@ -64,14 +64,14 @@ def scheduling_priority(_: ChecksJob) -> None:
     for key, value in wanted.items():
         found = setting(shown, key)
         if not found.startswith(value) or found == "preempt/none":
-            raise Failed(f"{key} is {found or 'not set'}", remedy=f"set {key}={value}... in slurm.conf")
+            raise CheckError(f"{key} is {found or 'not set'}", remedy=f"set {key}={value}... in slurm.conf")
 
 
 def qos_enforcement(_: ChecksJob) -> None:
     """Ask whether limits are enforced, and whether a QoS has any."""
     enforced = setting(answer(["scontrol", "show", "config"], remedy=SLURM), "AccountingStorageEnforce")
     if not ENFORCED & set(enforced.lower().split(",")):
-        raise Failed(
+        raise CheckError(
             f"limits are not enforced: AccountingStorageEnforce is {enforced or 'not set'}",
             remedy="set AccountingStorageEnforce=limits,qos in slurm.conf",
         )
@@ -84,7 +84,7 @@ def qos_enforcement(_: ChecksJob) -> None:
         "format=GrpTRES,MaxTRESPU,MaxWall,MaxJobsPU",
     ]
     if not any(line.strip("|") for line in answer(command, remedy=SLURM).splitlines()):
-        raise Failed("no QoS has a limit", remedy="give one with sacctmgr modify qos")
+        raise CheckError("no QoS has a limit", remedy="give one with sacctmgr modify qos")
 
 
 def setting(shown: str, key: str) -> str:
@@ -100,12 +100,12 @@ def answer(command: list[str], *, remedy: str, variables: dict[str, str] | None 
         variables: its whole environment; that of this process if left out.
 
     Raises:
-        Unknown: it is not installed.
-        Failed: it hangs or ends with an error.
+        UndecidedError: it is not installed.
+        CheckError: it hangs or ends with an error.
     """
     program = shutil.which(command[0])
     if program is None:
-        raise Unknown(f"{command[0]} is not installed", remedy=remedy)
+        raise UndecidedError(f"{command[0]} is not installed", remedy=remedy)
     try:
         done = subprocess.run(
             [program, *command[1:]],
@@ -118,12 +118,12 @@ def answer(command: list[str], *, remedy: str, variables: dict[str, str] | None 
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise Failed(
+        raise CheckError(
             f"{command[0]} gave no answer in {SECONDS} s", remedy="see the log of its daemon"
         ) from None
     if done.returncode:
         last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or ["nothing"]
-        raise Failed(
+        raise CheckError(
             f"{command[0]} ended with {done.returncode}: {last[0][:200]}", remedy="see the log of its daemon"
         )
     return done.stdout

@@ -11,7 +11,7 @@ from peers import gathered, host, join, unlike
 from training import EXCLUDE, STEPS, batch, fresh
 
 from twinrun.protocol.checks import ChecksJob
-from twinrun.train.checks import Failed
+from twinrun.train.checks import CheckError
 
 SAMPLES_PER_SHARD, SHARDS_PER_RANK = 64, 2
 
@@ -33,13 +33,13 @@ def checkpoint_restart(job: ChecksJob) -> None:
     again, resumed = fresh(device, torch.float32)
     content = read_file(file)
     if hashlib.sha256(content).hexdigest() != digest:
-        raise Failed("the checkpoint is read other than it was written", remedy="test the file system")
+        raise CheckError("the checkpoint is read other than it was written", remedy="test the file system")
     _restore(again, resumed, load(content))
     _steps(again, resumed, range(STEPS // 2, STEPS))
     file.unlink()
     for one, other in zip(again.parameters(), model.parameters(), strict=True):
         if not torch.equal(one, other):
-            raise Failed("after the restart the weights are others", remedy=EXCLUDE)
+            raise CheckError("after the restart the weights are others", remedy=EXCLUDE)
 
 
 def _state(model: Any, optimizer: Any) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def model_distribution(job: ChecksJob) -> None:
     odd = unlike({f"{rank}": found for rank, (_, found) in enumerate(answers)})
     if odd:
         nodes = list(dict.fromkeys(answers[int(rank)][0] for rank in odd))
-        raise Failed(f"other weights at rank {', '.join(odd)}", remedy=EXCLUDE, nodes=nodes)
+        raise CheckError(f"other weights at rank {', '.join(odd)}", remedy=EXCLUDE, nodes=nodes)
 
 
 def weights(device: Any) -> list[Any]:
@@ -114,7 +114,7 @@ def data_partitioning(job: ChecksJob) -> None:
     bad = [one for one in found if one[1]]
     if bad:
         shown = ", ".join(f"{one[0]} shard {', '.join(map(str, one[1]))}" for one in bad)
-        raise Failed(
+        raise CheckError(
             f"shards are read other than written: {shown}",
             remedy="test the file system",
             nodes=[one[0] for one in bad],
@@ -125,7 +125,7 @@ def data_partitioning(job: ChecksJob) -> None:
         sum(samples),
         sum(one * one for one in samples),
     ]:
-        raise Failed("not every sample is read exactly once", remedy="make ranks and world size agree")
+        raise CheckError("not every sample is read exactly once", remedy="make ranks and world size agree")
 
 
 def write_shards(folder: Path, count: int) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from peers import gathered, host, join
 
 from twinrun.protocol.checks import ChecksJob
-from twinrun.train.checks import Failed, Unknown
+from twinrun.train.checks import CheckError, UndecidedError
 
 STEPS, BATCH, WIDTH = 6, 48, 16
 TOLERANCE = 1e-3
@@ -45,7 +45,7 @@ def train_many_nodes(job: ChecksJob) -> None:
 
     device = join(job)
     if len(set(gathered(host(), device))) < 2:
-        raise Unknown("one node is allocated", remedy="run it on two nodes or more")
+        raise UndecidedError("one node is allocated", remedy="run it on two nodes or more")
     _train_together(device, dist.group.WORLD)
 
 
@@ -67,7 +67,7 @@ def _train_together(device: Any, group: Any) -> None:
             if _is_far(found[step], [alone[step][part] for _, _, alone in answers])
         ]
         if nodes:
-            raise Failed(
+            raise CheckError(
                 f"gradients of step {step + 1} are not what one rank computes, on {', '.join(nodes)}",
                 remedy=EXCLUDE,
                 nodes=nodes,
@@ -140,7 +140,7 @@ def batch(step: int) -> Any:
 
 
 def demand_close(found: list[float], expected: list[float]) -> None:
-    """Raise Failed where losses are apart."""
+    """Raise CheckError where losses are apart."""
     for step, (one, other) in enumerate(zip(found, expected, strict=True), 1):
         if not abs(one - other) <= TOLERANCE * abs(other):
-            raise Failed(f"the loss of step {step} is {one:.6g} instead of {other:.6g}", remedy=EXCLUDE)
+            raise CheckError(f"the loss of step {step} is {one:.6g} instead of {other:.6g}", remedy=EXCLUDE)

@@ -11,7 +11,7 @@ from typing import Any
 from peers import gathered, host, join, unlike
 
 from twinrun.protocol.checks import ChecksJob
-from twinrun.train.checks import Failed, Unknown
+from twinrun.train.checks import CheckError, UndecidedError
 
 NETWORK = Path("/sys/class/net")
 BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -27,13 +27,13 @@ def enumerate_workers(job: ChecksJob) -> None:
         hosts.setdefault(name, set()).add(boot)
     twice = [name for name, boots in hosts.items() if len(boots) > 1]
     if twice:
-        raise Failed(
+        raise CheckError(
             f"two machines are called {', '.join(twice)}", remedy="give each its own name", nodes=twice
         )
     off = {name: by for name, by in clock_offsets(device).items() if abs(by) > SKEW_SECONDS}
     if off:
         shown = ", ".join(f"{name} by {value:+.1f} s" for name, value in off.items())
-        raise Failed(f"clocks are off: {shown}", remedy="start chrony or ntpd there", nodes=list(off))
+        raise CheckError(f"clocks are off: {shown}", remedy="start chrony or ntpd there", nodes=list(off))
 
 
 def clock_offsets(device: Any) -> dict[str, float]:
@@ -59,11 +59,13 @@ def network_interfaces(job: ChecksJob) -> None:
     answers = dict(gathered([host(), interface(variable)], device))
     unnamed = [name for name, one in answers.items() if not one["exists"]]
     if unnamed:
-        raise Unknown(f"no default route on {', '.join(unnamed)}", remedy=f"name the interface in {variable}")
+        raise UndecidedError(
+            f"no default route on {', '.join(unnamed)}", remedy=f"name the interface in {variable}"
+        )
     odd = unlike({name: one["mtu"] for name, one in answers.items()})
     if odd:
         shown = ", ".join(f"{name} has {mtu}" for name, mtu in odd.items())
-        raise Failed(
+        raise CheckError(
             f"the MTU differs from the peers': {shown}", remedy="ip link set DEV mtu", nodes=list(odd)
         )
 
@@ -74,12 +76,12 @@ def variable_of(job: ChecksJob) -> str:
 
 
 def demand_interface(variable: str) -> None:
-    """Raise Failed where this node's interface is absent or down, which it could tell nobody over it."""
+    """Raise CheckError where this node's interface is absent or down: nobody would hear it otherwise."""
     own, nodes = interface(variable), [host()]
     if own["name"] and not own["exists"]:
-        raise Failed(f"{host()} has no {own['name']}", remedy=f"correct {variable}", nodes=nodes)
+        raise CheckError(f"{host()} has no {own['name']}", remedy=f"correct {variable}", nodes=nodes)
     if own["exists"] and own["state"] not in ("up", "unknown"):
-        raise Failed(f"{own['name']} is down on {host()}", remedy="ip link set DEV up", nodes=nodes)
+        raise CheckError(f"{own['name']} is down on {host()}", remedy="ip link set DEV up", nodes=nodes)
 
 
 def clock() -> float:

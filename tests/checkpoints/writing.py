@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from twinrun.checkpoints.manifest import FORMAT, Chunk, Manifest, StoredFile, StoredTensor
+from twinrun.checkpoints.manifest import FORMAT, CheckpointManifest, Chunk, StoredFile, StoredTensor
 from twinrun.checkpoints.safetensors import Entry, header_of
 from twinrun.checkpoints.store import Store
 
@@ -13,7 +13,7 @@ VALUES = bytes(range(24))
 
 def write(
     store: Store, *, step: int, token: int, identity: dict[str, str] | None = None, version: int = FORMAT
-) -> Manifest:
+) -> CheckpointManifest:
     """Save a tensor of two rows in two parts, a file each, as two ranks do."""
     files, chunks = [], []
     for rank in range(2):
@@ -33,7 +33,7 @@ def write(
         )
         digest = hashlib.sha256(data).hexdigest()
         chunks.append(Chunk(file=name, key=key, offsets=(rank, 0), sizes=(1, 3), sha256=digest))
-    manifest = Manifest(
+    manifest = CheckpointManifest(
         format=version,
         step=step,
         samples=step * 16,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tests.execution.fake_engine import Play
-from twinrun.protocol.models.mpt import Shape
+from twinrun.protocol.models.mpt import MptShape
 
 Job = Mapping[str, Any]
 LIBRARIES = {"torch": "2.7.0"}
@@ -28,7 +28,7 @@ def training(job: Job) -> Play:
     ]
     result = {
         **_common(job),
-        "parameters": Shape.model_validate(job["shape"]).parameters(),
+        "parameters": MptShape.model_validate(job["shape"]).parameters(),
         "microbatch": job["microbatch"],
         "steps": steps,
         "peak_memory_bytes": 1 << 30,

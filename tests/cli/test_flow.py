@@ -20,7 +20,7 @@ from tests.execution.fake_engine import NAME, Play, Script, register, torchrun_r
 from twinrun.cli import commands
 from twinrun.execution.selection import select
 from twinrun.execution.sweep import finished
-from twinrun.foundation.errors import InputError, Interrupted, MachineError, RunError, TwinrunError
+from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError, TwinrunError
 from twinrun.planning.project import Project
 from twinrun.protocol.job import OUT_OF_MEMORY
 from twinrun.results.reading import read_record
@@ -31,7 +31,7 @@ RECIPE = "my-recipe"
 
 
 @dataclasses.dataclass
-class Site:
+class FlowSite:
     """A checkout with one recipe, and the engine that plays its ranks."""
 
     root: Path
@@ -76,25 +76,27 @@ def site(
     baked: Callable[[str], Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> Site:
+) -> FlowSite:
     return made(tmp_path, request.param, baked(request.param), monkeypatch)
 
 
 @pytest.fixture
-def trained(baked: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+def trained(baked: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FlowSite:
     return made(tmp_path, "training", baked("training"), monkeypatch)
 
 
-def made(folder: Path, workload: str, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+def made(folder: Path, workload: str, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> FlowSite:
     monkeypatch.setenv("TWINRUN_CACHE", str(folder / "cache"))
     root = checkout(folder)
     shutil.copytree(recipe, root / "recipes" / RECIPE)
     script = Script(play=PLAYED[workload])
     register(script, folder / "engines", monkeypatch)
-    return Site(root=root, out=folder / "runs", script=script, workload=workload)
+    return FlowSite(root=root, out=folder / "runs", script=script, workload=workload)
 
 
-def test_a_run_measures_records_judges_and_reports(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_measures_records_judges_and_reports(
+    site: FlowSite, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert site.invoke() == 0
     printed = json.loads(capsys.readouterr().out)
     record = site.record()
@@ -107,7 +109,7 @@ def test_a_run_measures_records_judges_and_reports(site: Site, capsys: pytest.Ca
     }
 
 
-def test_the_warm_up_is_not_timed(trained: Site) -> None:
+def test_the_warm_up_is_not_timed(trained: FlowSite) -> None:
     assert trained.invoke() == 0
     for point in trained.record().points:
         step_time = point.measurement("step-time")
@@ -117,7 +119,7 @@ def test_the_warm_up_is_not_timed(trained: Site) -> None:
         assert point.attempts == ()
 
 
-def test_points_of_another_plan_are_not_taken(trained: Site) -> None:
+def test_points_of_another_plan_are_not_taken(trained: FlowSite) -> None:
     assert trained.invoke() == 0
     (folder,) = trained.folders()
     plan = trained.record().plan
@@ -125,7 +127,7 @@ def test_points_of_another_plan_are_not_taken(trained: Site) -> None:
     assert finished(folder, plan.model_copy(update={"stack": "another"})) == {}
 
 
-def test_runs_of_one_second_are_apart(site: Site) -> None:
+def test_runs_of_one_second_are_apart(site: FlowSite) -> None:
     for _ in range(3):
         site.invoke()
     folders = site.folders()
@@ -140,35 +142,35 @@ REFUSED = MachineError("no such device", place="here")
 FAILED = RunError("it ended", place="here")
 
 
-def engine_refuses(site: Site) -> None:
+def engine_refuses(site: FlowSite) -> None:
     site.script.opening = REFUSED
 
 
-def versions_cannot_be_read(site: Site) -> None:
+def versions_cannot_be_read(site: FlowSite) -> None:
     site.script.reading = FAILED
 
 
-def command_cannot_be_started(site: Site) -> None:
+def command_cannot_be_started(site: FlowSite) -> None:
     site.script.starting = MachineError("no such program", place="here")
 
 
-def a_rank_fails(site: Site) -> None:
+def a_rank_fails(site: FlowSite) -> None:
     site.script.play = lambda job: Play(status=1, log=torchrun_report(1, 3))
 
 
-def the_launcher_dies(site: Site) -> None:
+def the_launcher_dies(site: FlowSite) -> None:
     site.script.play = lambda job: Play(status=-9, log="out of files\n")
 
 
-def no_result(site: Site) -> None:
+def no_result(site: FlowSite) -> None:
     site.script.play = lambda job: dataclasses.replace(site.play(job), result=None)
 
 
-def a_torn_result(site: Site) -> None:
+def a_torn_result(site: FlowSite) -> None:
     site.script.play = lambda job: dataclasses.replace(site.play(job), result={"point": "devices=1"})
 
 
-def a_result_of_another_point(site: Site) -> None:
+def a_result_of_another_point(site: FlowSite) -> None:
     def elsewhere(job: Job) -> Play:
         play = site.play(job)
         return dataclasses.replace(play, result={**(play.result or {}), "point": "elsewhere"})
@@ -176,7 +178,7 @@ def a_result_of_another_point(site: Site) -> None:
     site.script.play = elsewhere
 
 
-def no_memory(site: Site) -> None:
+def no_memory(site: FlowSite) -> None:
     site.script.play = lambda job: Play(status=1, log=torchrun_report(0, OUT_OF_MEMORY))
 
 
@@ -195,7 +197,7 @@ def no_memory(site: Site) -> None:
     ],
 )
 def test_a_fault_ends_the_run_without_a_record(
-    site: Site, plant: Callable[[Site], None], code: int, said: str
+    site: FlowSite, plant: Callable[[FlowSite], None], code: int, said: str
 ) -> None:
     plant(site)
     with pytest.raises(TwinrunError) as refused:
@@ -208,7 +210,7 @@ def test_a_fault_ends_the_run_without_a_record(
     assert not (folder / "report.html").exists()
 
 
-def test_a_microbatch_that_does_not_fit_is_told(trained: Site) -> None:
+def test_a_microbatch_that_does_not_fit_is_told(trained: FlowSite) -> None:
     no_memory(trained)
     with pytest.raises(MachineError, match="nothing that was tried fits into the memory") as refused:
         trained.invoke("microbatch=4")
@@ -216,7 +218,7 @@ def test_a_microbatch_that_does_not_fit_is_told(trained: Site) -> None:
     assert "choose a smaller model" in str(refused.value)
 
 
-def test_what_was_mended_goes_on_with_the_points_that_are_left(site: Site) -> None:
+def test_what_was_mended_goes_on_with_the_points_that_are_left(site: FlowSite) -> None:
     def interrupted(job: Job) -> Play:
         return dataclasses.replace(site.play(job), result=None, interrupted=KeyboardInterrupt())
 
@@ -226,7 +228,7 @@ def test_what_was_mended_goes_on_with_the_points_that_are_left(site: Site) -> No
         .id
     )
     site.script.play = lambda job: interrupted(job) if job["point"] == last else site.play(job)
-    with pytest.raises(Interrupted, match="points finished"):
+    with pytest.raises(RunInterruptedError, match="points finished"):
         site.invoke()
     jobs: list[str] = []
 
@@ -240,13 +242,13 @@ def test_what_was_mended_goes_on_with_the_points_that_are_left(site: Site) -> No
     assert site.record().points[-1].id == last
 
 
-def test_a_finished_run_is_not_resumed(trained: Site) -> None:
+def test_a_finished_run_is_not_resumed(trained: FlowSite) -> None:
     assert trained.invoke() == 0
     with pytest.raises(InputError, match="no unfinished run of this plan"):
         trained.invoke(resume=True)
 
 
-def test_the_newest_unfinished_run_goes_on(trained: Site) -> None:
+def test_the_newest_unfinished_run_goes_on(trained: FlowSite) -> None:
     trained.script.opening = REFUSED
     for _ in range(2):
         with pytest.raises(MachineError):
@@ -261,7 +263,7 @@ def test_the_newest_unfinished_run_goes_on(trained: Site) -> None:
     assert not (older / "record.json").exists()
 
 
-def test_a_run_that_is_alive_is_not_joined(trained: Site) -> None:
+def test_a_run_that_is_alive_is_not_joined(trained: FlowSite) -> None:
     refused = []
 
     def joined(job: Job) -> Play:
@@ -275,7 +277,7 @@ def test_a_run_that_is_alive_is_not_joined(trained: Site) -> None:
     assert refused
 
 
-def test_a_changed_option_is_another_run(trained: Site) -> None:
+def test_a_changed_option_is_another_run(trained: FlowSite) -> None:
     trained.script.opening = REFUSED
     with pytest.raises(MachineError):
         trained.invoke()
@@ -283,7 +285,7 @@ def test_a_changed_option_is_another_run(trained: Site) -> None:
         trained.invoke("steps=11", resume=True)
 
 
-def test_another_model_than_planned_is_refused(trained: Site) -> None:
+def test_another_model_than_planned_is_refused(trained: FlowSite) -> None:
     def other(job: Job) -> Play:
         play = trained.play(job)
         return dataclasses.replace(play, result={**(play.result or {}), "parameters": 7})
@@ -293,7 +295,7 @@ def test_another_model_than_planned_is_refused(trained: Site) -> None:
         trained.invoke()
 
 
-def test_a_claim_that_is_edited_during_a_run_is_not_judged(trained: Site) -> None:
+def test_a_claim_that_is_edited_during_a_run_is_not_judged(trained: FlowSite) -> None:
     published = trained.root / "recipes" / RECIPE / "published.toml"
     before = Project(trained.root).recipe(RECIPE).published
 
@@ -313,7 +315,7 @@ def test_a_claim_that_is_edited_during_a_run_is_not_judged(trained: Site) -> Non
 
 
 def test_a_full_disk_leaves_no_record_and_what_was_measured(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: FlowSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "record.json")

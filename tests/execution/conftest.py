@@ -13,7 +13,7 @@ import pytest
 from docker import DockerClient
 
 from tests.tiny_image import SECONDS, loaded, make_root_file_system, podman, write_image
-from twinrun.manifests.image_identity import Committed
+from twinrun.manifests.image_identity import CommittedInventory
 from twinrun.manifests.stack import LoadedStack, Stack
 
 if find_spec("streaming"):
@@ -57,7 +57,7 @@ def stack(
     write_image(archive, layer=layer, name=made.image(), labels={})
     with loaded(client, archive, made.image()):
         archive.unlink()
-        committed = Committed(image=made.image(), digest=str(client.images.get(made.image()).id))
+        committed = CommittedInventory(image=made.image(), digest=str(client.images.get(made.image()).id))
         yield made.model_copy(update={"committed": committed})
 
 

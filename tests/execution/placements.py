@@ -34,7 +34,7 @@ SITE = LoadedSite(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranked:
+class PlacementStandIn:
     """A placement."""
 
     id: str = "here"

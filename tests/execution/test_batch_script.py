@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from tests.execution.placements import SITE, Ranked
+from tests.execution.placements import SITE, PlacementStandIn
 from twinrun.execution.engine import Renderer, Workspace
 from twinrun.execution.engines.docker import ContainerRenderer
 from twinrun.execution.engines.pyxis import PyxisRenderer
@@ -81,7 +81,7 @@ def script(
     launcher: str,
     *,
     site: LoadedSite = SITE,
-    placement: Ranked = Ranked(id="nodes=2", nodes=2, devices_per_node=8),  # noqa: B008 - frozen
+    placement: PlacementStandIn = PlacementStandIn(id="nodes=2", nodes=2, devices_per_node=8),  # noqa: B008 - frozen
     root: Path = Path("/shared/project"),
     run: Path = Path("/shared/run"),
     python: str = "/shared/environment/bin/python",
@@ -130,7 +130,7 @@ def test_the_script_is_the_golden_one(launcher: str, pyxis: str | None) -> None:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_thousand_nodes_need_no_more_lines_than_two(launcher: str) -> None:
-    many = script(launcher, placement=Ranked(id="nodes=1024", nodes=1024, devices_per_node=8))
+    many = script(launcher, placement=PlacementStandIn(id="nodes=1024", nodes=1024, devices_per_node=8))
     assert len(many.splitlines()) == len(script(launcher).splitlines()) < 50
     assert len(many) < 4000
 
@@ -200,7 +200,7 @@ def test_nothing_that_the_script_quotes_is_run(launcher: str, attack: str, tmp_p
     python.write_text(f'#!/bin/bash\nprintf %s "$TOLD" > {heard}\n', encoding="utf-8")
     python.chmod(0o755)
     heard.unlink(missing_ok=True)
-    placement = Ranked(id=text.replace("/", "_"), devices_per_node=1)
+    placement = PlacementStandIn(id=text.replace("/", "_"), devices_per_node=1)
     made = script(
         launcher, placement=placement, root=folder, run=folder / "run", python=str(python), payload=text
     )

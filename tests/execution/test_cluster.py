@@ -16,7 +16,7 @@ from twinrun.cli import sites
 from twinrun.execution.engine import NodeCommand
 from twinrun.execution.schedulers import Submission, Task, load_scheduler
 from twinrun.execution.site_checks import check_site
-from twinrun.foundation.errors import InputError, Interrupted, MachineError, RunError, TwinrunError
+from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError, TwinrunError
 from twinrun.manifests.cluster import LoadedSite
 
 pytestmark = pytest.mark.cluster
@@ -163,7 +163,7 @@ def test_a_job_that_is_cancelled_can_be_resumed(site: LoadedSite, folder: Path, 
     job = submitted(site, folder / f"cancelled-{trial}")
     subprocess.run([*site.site.client, "scancel", "--name=twinrun-nodes=2"], check=True)
     error = ended(job)
-    assert isinstance(error, Interrupted)
+    assert isinstance(error, RunInterruptedError)
     assert error.exit_code == 5
     assert "CANCELLED" in str(error)
     job.cancel()
@@ -187,7 +187,7 @@ def test_jobs_are_listed_followed_and_cancelled(
     number, state, *_ = found = newest()
     assert (state, *found[-2:]) == ("RUNNING", "twinrun-nodes=2", "worker[1-2]")
     sites.jobs(ROOT, "local", follow=None, cancel=number)
-    assert isinstance(ended(job), Interrupted)
+    assert isinstance(ended(job), RunInterruptedError)
     capsys.readouterr()
     sites.jobs(ROOT, "local", follow=number, cancel=None)
     assert capsys.readouterr().out.splitlines()[-1] == f"{number} CANCELLED"

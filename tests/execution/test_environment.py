@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from twinrun.execution.engine import PYTHON, Command, Workspace
-from twinrun.execution.environment import Installed, inspect, lock_differences, revision, steering_variables
+from twinrun.execution.environment import (
+    PythonEnvironment,
+    inspect,
+    lock_differences,
+    revision,
+    steering_variables,
+)
 from twinrun.execution.interpreter import Interpreter
 from twinrun.manifests.lock_checksum import with_checksums
 from twinrun.manifests.stack import LoadedStack, load_stack, normalise, stamp
@@ -37,8 +43,8 @@ def stack(tmp_path: Path) -> LoadedStack:
     return load_stack(tmp_path, "small")
 
 
-def installed(**packages: str) -> Installed:
-    return Installed(python="3.11.7", packages=packages)
+def installed(**packages: str) -> PythonEnvironment:
+    return PythonEnvironment(python="3.11.7", packages=packages)
 
 
 @pytest.mark.parametrize("beta", ["2.0", "3.0"])

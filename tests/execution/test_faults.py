@@ -19,14 +19,14 @@ import pytest
 pytest.importorskip("streaming")
 
 from tests.execution.clusters import ROOT, SECONDS, changed, cluster, container, docker, processes, until
-from tests.execution.placements import Ranked
+from tests.execution.placements import PlacementStandIn
 from tests.train.small import MakeJob
 from twinrun.execution.engine import Workspace
 from twinrun.execution.interpreter import Interpreter
 from twinrun.execution.last_words import rank_states
 from twinrun.execution.layout import point_folder
 from twinrun.execution.ranks import METRICS, Launch, Ranks
-from twinrun.foundation.errors import Interrupted, RunError
+from twinrun.foundation.errors import RunError, RunInterruptedError
 from twinrun.images.cluster import containers
 from twinrun.manifests.cluster import LoadedSite
 from twinrun.protocol.job import Checkpointing
@@ -44,7 +44,7 @@ STEPS, PLANTED_AT = 30, 8
 # Ranks wait there, alive, until the fault is planted: a machine that is slow to plant it loses no race.
 HELD_AT = PLANTED_AT + 2
 NODES = ("worker1", "worker2")
-POINT = Ranked(id="nodes=2", nodes=2)
+POINT = PlacementStandIn(id="nodes=2", nodes=2)
 SCRIPT = "fault_ranks.py"
 # Ranks and what watches them, but not what has started them.
 RANK = rf"^[^ ]*python[^ ]* (-u )?([^ ]*/{SCRIPT}|-m {watchdog.__name__})"
@@ -257,7 +257,7 @@ def test_a_time_limit_that_nears_stops_at_a_step_that_is_saved(
     """As Slurm signals the steps of a job `signal_seconds` before its end."""
     run = start("limit")
     end = ("scancel", "--signal=TERM", "--name=twinrun-nodes=2")
-    with pytest.raises(Interrupted, match=r"told to end and have saved after step \d+") as caught:
+    with pytest.raises(RunInterruptedError, match=r"told to end and have saved after step \d+") as caught:
         run.losses(lambda: subprocess.run([*run.site.site.client, *end], check=True), tells=True)
     assert caught.value.exit_code == 5
     goes_on(run, undisturbed)

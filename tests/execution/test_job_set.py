@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from tests.execution.placements import SITE, Ranked
+from tests.execution.placements import SITE, PlacementStandIn
 from twinrun.execution.engine import Renderer, Workspace
 from twinrun.execution.engines.docker import ContainerRenderer
 from twinrun.execution.interpreter import Interpreter
@@ -72,7 +72,7 @@ def job_set(
         variables={"TOLD": payload},
     )
     job: Any = Job()
-    placement = Ranked(id=f"nodes={nodes}", nodes=nodes, devices_per_node=8)
+    placement = PlacementStandIn(id=f"nodes={nodes}", nodes=nodes, devices_per_node=8)
     launch = Launch(placement=placement, script=workspace.root / "train.py", job=job)
     text = commands.scheduler.script(
         commands.task(launch, attempt="a1b2"), run="/shared/run", logs="/shared/log"

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.execution.placements import Ranked, command_of
+from tests.execution.placements import PlacementStandIn, command_of
 from twinrun.execution import launchers
 from twinrun.execution.engine import PYTHON, Command
 from twinrun.execution.launchers import Launcher, Rendezvous, load_launcher, torchrun
@@ -140,7 +140,7 @@ SCRIPT = Command(arguments=(PYTHON, "/in/train.py", "--job", "/out/job.json"), v
 MEETING = Rendezvous(first_node="node17", id="a1b2")
 
 
-def rendered(placement: Ranked, *, node: int = 0, cores: int = 16) -> Command:
+def rendered(placement: PlacementStandIn, *, node: int = 0, cores: int = 16) -> Command:
     """Return what torchrun hands to the engine."""
     return command_of(
         lambda in_stack: torchrun.render(
@@ -156,7 +156,7 @@ def rendered(placement: Ranked, *, node: int = 0, cores: int = 16) -> Command:
 
 
 def test_the_ranks_of_one_node_are_started_by_one_argument_list() -> None:
-    assert rendered(Ranked(devices_per_node=4)).arguments == (
+    assert rendered(PlacementStandIn(devices_per_node=4)).arguments == (
         *(PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"),
         *("--log-dir", "/out/log", "--redirects", "3", "/in/train.py", "--job", "/out/job.json"),
     )
@@ -164,7 +164,7 @@ def test_the_ranks_of_one_node_are_started_by_one_argument_list() -> None:
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_each_of_several_nodes_has_its_agent(node: int) -> None:
-    command = rendered(Ranked(nodes=2, devices_per_node=8), node=node)
+    command = rendered(PlacementStandIn(nodes=2, devices_per_node=8), node=node)
     assert command.arguments == (
         *(PYTHON, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(node)),
         *("--rdzv-backend", "static", "--rdzv-id", "a1b2", "--rdzv-endpoint", "node17:29400"),
@@ -179,11 +179,11 @@ def test_each_of_several_nodes_has_its_agent(node: int) -> None:
     ("ranks", "cores", "threads"), [(1, 16, "16"), (2, 16, "8"), (2, 3, "1"), (2, 1, "1")]
 )
 def test_ranks_share_the_cores_of_their_node(ranks: int, cores: int, threads: str) -> None:
-    command = rendered(Ranked(devices_per_node=ranks), cores=cores)
+    command = rendered(PlacementStandIn(devices_per_node=ranks), cores=cores)
     assert command.variables["OMP_NUM_THREADS"] == threads
     assert command.variables["GLOO_SOCKET_IFNAME"] == "lo"
     assert not command.reaches_nodes
-    several = rendered(Ranked(nodes=2, devices_per_node=ranks), cores=cores)
+    several = rendered(PlacementStandIn(nodes=2, devices_per_node=ranks), cores=cores)
     assert several.variables["OMP_NUM_THREADS"] == threads
 
 

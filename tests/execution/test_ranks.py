@@ -12,13 +12,13 @@ import pytest
 from pydantic import BaseModel
 
 from tests.execution.fake_engine import FakeEngine, Play, Script, register, torchrun_report
-from tests.execution.placements import Ranked
+from tests.execution.placements import PlacementStandIn
 from twinrun.execution import engines
 from twinrun.execution.engine import Workspace
 from twinrun.execution.layout import point_folder
 from twinrun.execution.ranks import METRICS, Launch, LaunchResult, Ranks
 from twinrun.foundation.discovery import load_part
-from twinrun.foundation.errors import InputError, Interrupted, MachineError, RunError
+from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError
 from twinrun.protocol.job import STOPPED_FILE
 
 
@@ -53,7 +53,7 @@ def drive(workspace: Workspace, shown: list[dict[str, Any]], monkeypatch: pytest
         fields.pop("attempt", None)
         shown.append(fields)
 
-    def run(script: Script, placement: Ranked = Ranked()) -> LaunchResult | None:  # noqa: B008 - frozen
+    def run(script: Script, placement: PlacementStandIn = PlacementStandIn()) -> LaunchResult | None:  # noqa: B008 - frozen
         ranks = Ranks(
             engine=FakeEngine(script, workspace),
             launcher="torchrun",
@@ -131,7 +131,7 @@ def test_nothing_of_an_earlier_attempt_is_left(drive: Drive, workspace: Workspac
 def test_a_rank_that_failed_is_named(drive: Drive) -> None:
     script = playing(log=torchrun_report(1, -9), status=1)
     with pytest.raises(RunError, match="rank 1 of 2 failed with signal 9") as caught:
-        drive(script, Ranked(devices_per_node=2))
+        drive(script, PlacementStandIn(devices_per_node=2))
     assert caught.value.place == "here"
     assert script.stopped == 1
 
@@ -141,7 +141,7 @@ def test_ranks_that_were_told_to_end_and_have_saved_can_go_on(drive: Drive) -> N
         (Path(job["out"]) / STOPPED_FILE).write_text('{"step": 12}')
         return Play(log=torchrun_report(1, 5), status=1)
 
-    with pytest.raises(Interrupted, match="told to end and have saved after step 12") as caught:
+    with pytest.raises(RunInterruptedError, match="told to end and have saved after step 12") as caught:
         drive(Script(play=play))
     assert caught.value.exit_code == 5
 
@@ -156,7 +156,7 @@ def test_ranks_that_hang_are_told_before_the_one_that_was_killed_first(drive: Dr
         return Play(log=torchrun_report(0, -9), status=1)
 
     with pytest.raises(RunError, match="made no progress for 10 s") as caught:
-        drive(Script(play=play), Ranked(devices_per_node=2))
+        drive(Script(play=play), PlacementStandIn(devices_per_node=2))
     assert "rank 1 on b, pid 7, at step 3: forward" in str(caught.value.found)
 
 
@@ -178,7 +178,7 @@ def test_a_node_with_other_software_is_refused_before_its_first_step(
     nodes = {"a": node(), "b": node(**other), "c": node()}
     script = playing(hosts=["a", "b", "c"], nodes=nodes, lines=[line(1), line(2)])
     with pytest.raises(MachineError, match="the nodes have different software") as caught:
-        drive(script, Ranked(devices_per_node=3))
+        drive(script, PlacementStandIn(devices_per_node=3))
     assert caught.value.exit_code == 3
     assert expected in str(caught.value)
     assert "leave that node out with `exclude`" in str(caught.value)
@@ -215,7 +215,7 @@ def test_what_cannot_be_started_is_told(drive: Drive) -> None:
 def test_several_nodes_are_not_started_on_this_machine(drive: Drive) -> None:
     script = playing()
     with pytest.raises(MachineError, match="this machine is one node") as caught:
-        drive(script, Ranked(nodes=2))
+        drive(script, PlacementStandIn(nodes=2))
     assert "here needs 2 nodes" in str(caught.value)
     assert script.started == []
 

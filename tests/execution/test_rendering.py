@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from tests.execution.placements import Ranked
+from tests.execution.placements import PlacementStandIn
 from twinrun.execution.engine import NodeCommand, Renderer, Workspace
 from twinrun.execution.engines.apptainer import ApptainerRenderer
 from twinrun.execution.engines.docker import ContainerRenderer
@@ -36,7 +36,7 @@ from twinrun.machine.inventory import Vendor, load_vendors
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden"
 SECONDS = 120
-TWO_NODES = Ranked(id="nodes=2", nodes=2, devices_per_node=4)
+TWO_NODES = PlacementStandIn(id="nodes=2", nodes=2, devices_per_node=4)
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 
 # Says where it ran, and what it was told.
@@ -61,7 +61,7 @@ class Job(BaseModel):
 
 
 def rendered(
-    placement: Ranked, renderer: Renderer, workspace: Workspace
+    placement: PlacementStandIn, renderer: Renderer, workspace: Workspace
 ) -> Mapping[str, tuple[RenderedCommand, ...]]:
     commands = RankCommands(
         renderer=renderer,
@@ -139,7 +139,7 @@ def project(folder: Path) -> Path:
 @needs_torch
 def test_a_pasted_line_runs(tmp_path: Path) -> None:
     workspace = anywhere(project(tmp_path / "a project"))
-    placement = Ranked(id="devices=2", devices_per_node=2)
+    placement = PlacementStandIn(id="devices=2", devices_per_node=2)
     found = rendered(placement, Interpreter(python=sys.executable, workspace=workspace), workspace)
     (command,) = found[placement.id]
     run = tmp_path / "a run"
@@ -169,7 +169,7 @@ def test_two_nodes_meet_and_keep_their_order(tmp_path: Path, monkeypatch: pytest
         lambda *, first_node, id: Rendezvous(first_node=first_node, id=id, port=port),  # noqa: A006
     )
     workspace = anywhere(project(tmp_path / "project"))
-    placement = Ranked(id="nodes=2", nodes=2, devices_per_node=1)
+    placement = PlacementStandIn(id="nodes=2", nodes=2, devices_per_node=1)
     found = rendered(placement, Interpreter(python=sys.executable, workspace=workspace), workspace)
     run = tmp_path / "run"
     with ExitStack() as stack:

@@ -13,7 +13,7 @@ from tests.execution.placements import SITE
 from twinrun.execution.engine import NodeCommand
 from twinrun.execution.schedulers import Submission, Task, load_scheduler
 from twinrun.execution.slurm_client import SlurmClient
-from twinrun.foundation.errors import InputError, Interrupted, MachineError, RunError
+from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError
 from twinrun.manifests.cluster import LoadedSite
 
 # Prints the file that is called like the command, or like what it is to show.
@@ -110,7 +110,7 @@ def test_a_job_that_is_requeued_is_followed_to_its_end(job: Submission, say: Say
 @pytest.mark.parametrize("state", ["CANCELLED", "PREEMPTED", "TIMEOUT"])
 def test_a_job_that_somebody_ended_can_go_on(job: Submission, say: Say, state: str) -> None:
     say(state, code=1)
-    with pytest.raises(Interrupted, match=f"job 12 was ended: {state}"):
+    with pytest.raises(RunInterruptedError, match=f"job 12 was ended: {state}"):
         ended(job)
 
 

@@ -2,11 +2,19 @@ from __future__ import annotations
 
 import pytest
 
-from twinrun.foundation.errors import InputError, Interrupted, MachineError, RunError, TwinrunError, closest
+from twinrun.foundation.errors import (
+    InputError,
+    MachineError,
+    RunError,
+    RunInterruptedError,
+    TwinrunError,
+    closest,
+)
 
 
 @pytest.mark.parametrize(
-    ("kind", "code"), [(InputError, 2), (MachineError, 3), (RunError, 4), (Interrupted, 5), (TwinrunError, 6)]
+    ("kind", "code"),
+    [(InputError, 2), (MachineError, 3), (RunError, 4), (RunInterruptedError, 5), (TwinrunError, 6)],
 )
 def test_every_kind_has_its_exit_code(kind: type[TwinrunError], code: int) -> None:
     assert kind("stopped").exit_code == code

@@ -24,7 +24,7 @@ from twinrun.images.building.context import fetch_artifacts, write_context
 from twinrun.images.building.download import download_wheels
 from twinrun.images.building.plan import plan_build
 from twinrun.images.building.selection import choose_stack
-from twinrun.manifests.stack import Source, find_stacks
+from twinrun.manifests.stack import SourcePackage, find_stacks
 
 GOLDEN = ROOT / "tests" / "golden"
 STACKS = sorted(name for name, one in find_stacks(ROOT).items() if one.stack.base)
@@ -234,7 +234,7 @@ def test_a_package_without_a_wheel_is_built_of_its_source(
             entry = tarfile.TarInfo(f"small-1.0/{name}")
             entry.size = len(text.encode())
             archive.addfile(entry, io.BytesIO(text.encode()))
-    pinned = Source(requirement="small==1.0", requires=(), backend=(), wheel=digest(built))
+    pinned = SourcePackage(requirement="small==1.0", requires=(), backend=(), wheel=digest(built))
     stack = find_stacks(ROOT)["cpu"].stack.model_copy(update={"source": (pinned,)})
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))

@@ -26,7 +26,7 @@ from tests.tiny_build import SECONDS, open_engine
 from tests.tiny_image import loaded, make_root_file_system, write_image
 from tests.tiny_stack import ROOT, commit
 from twinrun.foundation.cache import cache_root
-from twinrun.manifests.stack import Source, find_stacks, load_manifest, load_stack, pins
+from twinrun.manifests.stack import SourcePackage, find_stacks, load_manifest, load_stack, pins
 
 pytestmark = [pytest.mark.image, pytest.mark.needs("mirror")]
 
@@ -81,7 +81,7 @@ KERNELS = {
 }
 
 
-class Site(NamedTuple):
+class StandInSite(NamedTuple):
     """A checkout on a machine whose indexes are the stand-ins."""
 
     root: Path
@@ -134,7 +134,7 @@ def write_indexes(folder: Path) -> None:
     wheel(own, triton, local[triton], tag=TAG, files={"triton/__init__.py": ""})
 
 
-def write_source(index: Path, source: Source) -> str:
+def write_source(index: Path, source: SourcePackage) -> str:
     """Write a package that is there as source alone, and what it requires; return its wheel's digest."""
     name, _, version = source.requirement.partition("==")
     for requirement in source.requires:
@@ -163,7 +163,7 @@ def client() -> Iterator[DockerClient]:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandInSite]:
     folder = tmp_path_factory.mktemp("site")
     root = folder / "checkout"
     left_out = shutil.ignore_patterns("__pycache__", "kernels", "contents.json")
@@ -201,11 +201,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             "NO_PROXY": "127.0.0.1",
             "no_proxy": "127.0.0.1",
         }
-        yield Site(root, variables)
+        yield StandInSite(root, variables)
 
 
 @pytest.fixture(scope="module")
-def built(site: Site, client: DockerClient) -> Iterator[dict[str, Any]]:
+def built(site: StandInSite, client: DockerClient) -> Iterator[dict[str, Any]]:
     """What the two commands of the guide make."""
     site.invoke("lock", "--stack", NAME)
     made = json.loads(site.invoke("build", "--vendor", STACK.vendor, "--json").stdout)
@@ -214,7 +214,7 @@ def built(site: Site, client: DockerClient) -> Iterator[dict[str, Any]]:
 
 
 def test_lock_and_build_lead_from_nothing_to_a_container(
-    site: Site, client: DockerClient, built: dict[str, Any]
+    site: StandInSite, client: DockerClient, built: dict[str, Any]
 ) -> None:
     locked = load_stack(site.root, NAME)
     found = locked.locked(site.root)
@@ -240,7 +240,7 @@ def test_lock_and_build_lead_from_nothing_to_a_container(
     )
 
 
-def test_a_second_lock_changes_nothing(site: Site, built: dict[str, Any]) -> None:
+def test_a_second_lock_changes_nothing(site: StandInSite, built: dict[str, Any]) -> None:
     before = {path.name: path.read_bytes() for path in (site.root / STACK_FOLDER).glob("*.lock")}
     assert site.invoke("lock", "--stack", NAME).stdout == f"{NAME}: nothing changed\n"
     assert {path.name: path.read_bytes() for path in (site.root / STACK_FOLDER).glob("*.lock")} == before
@@ -249,7 +249,7 @@ def test_a_second_lock_changes_nothing(site: Site, built: dict[str, Any]) -> Non
 
 
 def test_another_image_under_the_right_tag_runs_nowhere_and_is_replaced(
-    site: Site, client: DockerClient, built: dict[str, Any], tmp_path: Path
+    site: StandInSite, client: DockerClient, built: dict[str, Any], tmp_path: Path
 ) -> None:
     own, tag = built["built"]["id"], built["built"]["image"]
     labels = client.images.get(own).attrs["Config"]["Labels"]
@@ -268,7 +268,7 @@ def test_another_image_under_the_right_tag_runs_nowhere_and_is_replaced(
         assert client.images.get(tag).id == own
 
 
-def test_a_changed_kernel_is_another_image(site: Site, built: dict[str, Any]) -> None:
+def test_a_changed_kernel_is_another_image(site: StandInSite, built: dict[str, Any]) -> None:
     source = site.root / "recipes" / STACK.kernels[0] / "kernels" / "kernel.hip"
     text = source.read_text(encoding="utf-8")
     source.write_text(f"{text}// changed\n", encoding="utf-8")
@@ -280,7 +280,9 @@ def test_a_changed_kernel_is_another_image(site: Site, built: dict[str, Any]) ->
         source.write_text(text, encoding="utf-8")
 
 
-def test_without_the_index_the_pins_are_named_and_nothing_starts(site: Site, built: dict[str, Any]) -> None:
+def test_without_the_index_the_pins_are_named_and_nothing_starts(
+    site: StandInSite, built: dict[str, Any]
+) -> None:
     before = {path: path.read_bytes() for path in (site.root / STACK_FOLDER).glob("*.lock")}
     offline = site._replace(variables=site.variables | {"TWINRUN_INDEX": ""})
     try:

@@ -22,7 +22,7 @@ from rich.console import Console
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError
 from twinrun.machine import daemon
-from twinrun.machine.checks import Check, host
+from twinrun.machine.checks import HostCheck, host
 from twinrun.machine.checks.devices import check_device_files, check_devices
 from twinrun.machine.devices import discover
 from twinrun.machine.doctor import Diagnosis, diagnose
@@ -39,12 +39,12 @@ def install(root: Path, program: str, script: str) -> None:
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
-def named(diagnosis: Diagnosis, name: str) -> Check:
+def named(diagnosis: Diagnosis, name: str) -> HostCheck:
     (check,) = (check for check in diagnosis.checks if check.name == name)
     return check
 
 
-def devices_check(root: Path, vendor: str) -> Check:
+def devices_check(root: Path, vendor: str) -> HostCheck:
     manifest = load_vendors(root)[vendor]
     gpus = load_gpus(root)
     return check_devices(manifest, discover(manifest, gpus), gpus)
@@ -114,7 +114,7 @@ def test_driver_without_tool_is_unknown(root: Path) -> None:
     assert devices_check(root, "cuda").status == "unknown"
 
 
-def files_checks(root: Path, vendor: str) -> list[Check]:
+def files_checks(root: Path, vendor: str) -> list[HostCheck]:
     manifest = load_vendors(root)[vendor]
     return list(check_device_files(manifest, discover(manifest, load_gpus(root))))
 
@@ -280,9 +280,9 @@ def test_cache_root_prefers_its_own_variable(monkeypatch: pytest.MonkeyPatch, tm
 
 CHECKS = Diagnosis(
     checks=(
-        Check(name="memory", status="warn", found="4.0 GiB", needed="8 GiB", hint="buy [red]more[/red]"),
-        Check(name="docker", status="absent", found="none", needed="only for --engine docker"),
-        Check(
+        HostCheck(name="memory", status="warn", found="4.0 GiB", needed="8 GiB", hint="buy [red]more[/red]"),
+        HostCheck(name="docker", status="absent", found="none", needed="only for --engine docker"),
+        HostCheck(
             name="uv", status="fail", found="/" + "a" * 60 + "-b: gone", needed="uv", hint="install it " * 9
         ),
     )
@@ -334,7 +334,7 @@ def test_output_to_a_pipe_is_whole(root: Path) -> None:
 
 
 def test_diagnosis_travels_as_json() -> None:
-    check = Check(name="uv", status="fail", found="none", needed="uv", hint="install")
+    check = HostCheck(name="uv", status="fail", found="none", needed="uv", hint="install")
     diagnosis = Diagnosis(checks=(check,))
     assert Diagnosis.model_validate_json(diagnosis.model_dump_json()) == diagnosis
     assert diagnosis.exit_code == 3

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from twinrun.foundation.cache import COMPLETE, environment_folder
-from twinrun.machine.checks import Check
+from twinrun.machine.checks import HostCheck
 from twinrun.machine.doctor import Diagnosis, diagnose
 from twinrun.manifests.lock_checksum import with_checksums
 from twinrun.manifests.stack import load_stack, stamp
 
 
-def named(diagnosis: Diagnosis, name: str) -> Check:
+def named(diagnosis: Diagnosis, name: str) -> HostCheck:
     (check,) = (check for check in diagnosis.checks if check.name == name)
     return check
 

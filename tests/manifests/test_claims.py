@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.records import BENCH, PROJECT, ROOT, TRAINING
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import validate
-from twinrun.manifests.claims import Published
+from twinrun.manifests.claims import PublishedClaims
 
 ABSOLUTE, RATIO, INVARIANT = "throughput-1-node", "efficiency-1-to-32-nodes", "same-loss-at-every-world-size"
 
@@ -40,7 +40,7 @@ def load(recipe: str, claim: str, changes: dict[str, Any]) -> None:
 
 def check(recipe: str, table: dict[str, Any]) -> None:
     """Hold what published.toml says against the recipe."""
-    published = validate(table, Published, place="published.toml")
+    published = validate(table, PublishedClaims, place="published.toml")
     loaded = PROJECT.recipe(recipe).model_copy(update={"published": published})
     PROJECT._check_claims(loaded, Path("published.toml"))
 
@@ -253,4 +253,4 @@ def test_two_claims_of_one_name_are_refused() -> None:
     table = content(TRAINING)
     table["claim"].append(table["claim"][0])
     with pytest.raises(InputError, match="two claims have the same id"):
-        validate(table, Published, place="published.toml")
+        validate(table, PublishedClaims, place="published.toml")

@@ -10,11 +10,11 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import read_toml, validate
 from twinrun.protocol.formulas import FORMULAS
 from twinrun.protocol.models import FAMILIES, ModelShape
-from twinrun.protocol.models.mpt import STATES_PER_PARAMETER, Shape
+from twinrun.protocol.models.mpt import STATES_PER_PARAMETER, MptShape
 from twinrun.workloads.training.manifest import TrainingPlan
 
 MODELS = {
-    name: validate(table, Shape, place=name)
+    name: validate(table, MptShape, place=name)
     for name, table in read_toml(ROOT / "recipes" / RECIPE / "recipe.toml")["models"].items()
 }
 
@@ -82,11 +82,11 @@ def test_an_unknown_family_is_refused() -> None:
 
 def test_heads_divide_the_width() -> None:
     with pytest.raises(InputError, match="3 does not divide 2048"):
-        validate({**MODELS["mpt-1b"].model_dump(), "heads": 3}, Shape, place="recipe.toml")
+        validate({**MODELS["mpt-1b"].model_dump(), "heads": 3}, MptShape, place="recipe.toml")
 
 
 def test_the_closed_form_counts_a_model_written_out_by_hand() -> None:
-    shape = Shape(family="mpt", width=2, heads=1, layers=1, expansion=3, vocabulary=5, sequence=7)
+    shape = MptShape(family="mpt", width=2, heads=1, layers=1, expansion=3, vocabulary=5, sequence=7)
     embeddings, final_norm = (5 + 7) * 2, 2 + 2
     attention = (2 * 6 + 6) + (2 * 2 + 2)
     feed_forward = (2 * 6 + 6) + (6 * 2 + 2)

@@ -8,7 +8,7 @@ from typing import Any
 
 from twinrun.planning.project import Project
 from twinrun.results.reading import read_record
-from twinrun.results.record import AsPublished, AsRestated, Record, Restated, Verdict
+from twinrun.results.record import AsPublished, AsRestated, Record, RestatementVerdict, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = Project(ROOT)
@@ -55,9 +55,9 @@ def verdict(outcome: AsPublished, **fields: Any) -> Verdict:
     return Verdict(outcome=outcome, **(known | fields))
 
 
-def restated(outcome: AsRestated) -> Restated:
+def restated(outcome: AsRestated) -> RestatementVerdict:
     """Return a restatement that was judged."""
-    return Restated(
+    return RestatementVerdict(
         statement="It trains at 46 % of the peak",
         outcome=outcome,
         reason="it is so",

@@ -11,7 +11,7 @@ from matplotlib.transforms import Bbox
 
 from twinrun.report import labels
 from twinrun.report.drawing import draw
-from twinrun.report.labels import Label, write_labels
+from twinrun.report.labels import ChartLabel, write_labels
 from twinrun.report.look import look_of
 from twinrun.report.svg import COLOURS, SIGNS, canvas
 from twinrun.workloads.charts import (
@@ -164,7 +164,7 @@ def test_labels_cover_neither_each_other_nor_marks(values: list[float]) -> None:
     marks = [(2.0 ** (place % 3), value) for place, value in enumerate(values)]
     with canvas() as (figure, axes):
         axes.set(xlim=(0.5, 8), ylim=(0, 1.2))
-        chosen = [Label(x=x, value=y, text=f"{y:.1%}", colour="ink") for x, y in marks]
+        chosen = [ChartLabel(x=x, value=y, text=f"{y:.1%}", colour="ink") for x, y in marks]
         write_labels(axes, chosen, marks=marks)
         scale = 72 / figure.dpi
         boxes = []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.records import BENCH, PROJECT, TRAINING, bench_record, replaced, training_record
-from twinrun.manifests.claims import Claim, Published
+from twinrun.manifests.claims import Claim, PublishedClaims
 from twinrun.protocol.bench import COPY
 from twinrun.protocol.measurements import Check, Series, sampled
 from twinrun.results.judge import claims_digest, judge
@@ -379,5 +379,5 @@ def test_checks_are_judged_by_the_share_that_passed() -> None:
 
 
 def test_claims_are_judged_in_their_order() -> None:
-    published: Published = PUBLISHED
+    published: PublishedClaims = PUBLISHED
     assert [one.claim for one in training_record(HALF).verdicts] == [one.id for one in published.claim]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.records import PROJECT, bench_record, measurement, replaced, training_record
 from twinrun.results.judge import judge
-from twinrun.results.record import FAILURES, Record, Restated, Verdict
+from twinrun.results.record import FAILURES, Record, RestatementVerdict, Verdict
 
 ONE, MANY, KEPT = "throughput-1-node", "throughput-32-nodes", "efficiency-1-to-32-nodes"
 NODE: dict[str, Any] = {"scale": "node", "gpu": "h200", "settings": ("model=mpt-1b",)}
@@ -27,7 +27,7 @@ def verdict(record: Record, claim: str) -> Verdict:
     return next(one for one in record.verdicts if one.claim == claim)
 
 
-def here(record: Record, claim: str) -> Restated:
+def here(record: Record, claim: str) -> RestatementVerdict:
     found = verdict(record, claim).here
     assert found
     return found

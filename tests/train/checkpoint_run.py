@@ -37,7 +37,7 @@ from twinrun.train.corpus import Corpus, read_corpus
 from twinrun.train.metrics import Meter
 from twinrun.train.optimizer import adamw, learning_rate, set_learning_rate
 from twinrun.train.sharding import gradient_excess, settle_buckets
-from twinrun.train.stop import Stopped
+from twinrun.train.stop import TrainingStoppedError
 
 WIDTH = 8
 
@@ -168,7 +168,7 @@ def run_rank(job_file: str, log: str, variables: dict[str, str]) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         os.write(2, f"{error}\n".encode())
         os._exit(error.exit_code)
-    except Stopped:
+    except TrainingStoppedError:
         os._exit(STOPPED)
     except BaseException:
         os.write(2, traceback.format_exc().encode())

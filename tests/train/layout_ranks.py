@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.train.small import SHAPE
 from twinrun.train import stages, worker
 from twinrun.train.models.mpt import MPT
-from twinrun.train.wire import Wire
+from twinrun.train.wire import TrafficCounter
 
 RANKS = 2
 
@@ -27,7 +27,7 @@ def messages_are_counted() -> None:
         "reduce_": (lambda: dist.reduce(numbers, dst=0), 4.0),
     }
     for name, (call, expected) in calls.items():
-        with (wire := Wire()):
+        with (wire := TrafficCounter()):
             call()
             dist.all_reduce(torch.ones(100, dtype=torch.int64))
         assert dict(wire.elements) == {name: expected}, (name, wire.elements)
@@ -39,7 +39,7 @@ def data_parallelism_sends_its_gradients_once() -> None:
     model = torch.nn.Linear(16, 16)
     parallel = DistributedDataParallel(model)
     for _ in range(2):
-        with (wire := Wire()):
+        with (wire := TrafficCounter()):
             parallel(torch.ones(2, 16)).sum().backward()
     assert wire.sent == 16 * 16 + 16, wire.elements
 

@@ -29,9 +29,9 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from twinrun.checkpoints.folder import FolderStore
-from twinrun.checkpoints.manifest import FORMAT, Manifest, StoredFile, StoredTensor
+from twinrun.checkpoints.manifest import FORMAT, CheckpointManifest, StoredFile, StoredTensor
 from twinrun.checkpoints.safetensors import Entry
-from twinrun.checkpoints.store import Source, Store
+from twinrun.checkpoints.store import ReadableFile, Store
 from twinrun.checkpoints.verification import read_chunk, read_manifest, threads
 from twinrun.train.checkpoint import storage
 from twinrun.train.checkpoint.staging import Staging
@@ -135,7 +135,9 @@ def save(tensors: Tensors, store: Store, *, staging: Staging, times: dict[str, l
     def publish(files: tuple[StoredFile, ...], stored: dict[str, StoredTensor]) -> None:
         names = {"model": "measured"}
         about: dict[str, Any] = {"identity": names, "layout": names, "samples": 0, "previous": None}
-        manifest = Manifest(format=FORMAT, step=1, token=token, files=files, tensors=stored, **about)
+        manifest = CheckpointManifest(
+            format=FORMAT, step=1, token=token, files=files, tensors=stored, **about
+        )
         store.commit(1, token, manifest.text())
 
     began = time.perf_counter()
@@ -167,7 +169,9 @@ def forget(store: Store) -> None:
             os.posix_fadvise(source.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def read_unverified(source: Source, entry: Entry, _chunk: object, room: memoryview, *, place: str) -> None:
+def read_unverified(
+    source: ReadableFile, entry: Entry, _chunk: object, room: memoryview, *, place: str
+) -> None:
     """Read a part of a tensor and hold it against nothing."""
     assert source.read_into(room, entry.begin) == len(room), place
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from twinrun.train.collectives import scaling_kernels
-from twinrun.train.collectives.compression import BLOCK, LEAST_SCALE, Scaled
+from twinrun.train.collectives.compression import BLOCK, LEAST_SCALE, BlockScaleCodec
 
 # From one value to blocks of two programs, the last one whole or not.
 COUNTS = (1, 255, 256, 257, 9 * BLOCK, 9 * BLOCK + 100)
@@ -23,7 +23,7 @@ def wide(count: int) -> Tensor:
 
 def sums_are_those_of_the_processor() -> None:
     for dtype, count, plus, feedback in itertools.product(DTYPES, COUNTS, (False, True), (False, True)):
-        codec, values = Scaled(dtype), wide(count)
+        codec, values = BlockScaleCodec(dtype), wide(count)
         coming = codec.encode(values.flip(0)) if plus else None
         losses = [torch.linspace(-0.1, 0.1, count) if feedback else None for _ in range(2)]
         expected = codec.encode(values, plus=coming, lost=losses[0])
@@ -64,7 +64,7 @@ def what_is_no_number_stays_none() -> None:
         values = torch.ones(600)
         values[300] = bad
         digits, scales, found = torch.empty(3, BLOCK, dtype=dtype), torch.empty(3), torch.empty(600)
-        most = Scaled(dtype)._most
+        most = BlockScaleCodec(dtype)._most
         scaling_kernels.encode(digits, scales, values, plus=None, lost=None, most=most, least=LEAST_SCALE)
         scaling_kernels.decode(found, digits, scales)
         assert not torch.isfinite(found[300])

@@ -13,13 +13,13 @@ import pytest
 from tests.ranks import environment, run_ranks
 from twinrun.protocol.bench import BenchJob
 from twinrun.protocol.job import Job
-from twinrun.protocol.models.mpt import Shape
+from twinrun.protocol.models.mpt import MptShape
 from twinrun.protocol.training import Optimizer, Training, TrainingJob
 from twinrun.train.corpus import TOKEN, Corpus, Origin, Tokens, read_corpus, write_corpus
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "mpt7b-scaling"
-SHAPE = Shape(width=32, heads=2, layers=2, vocabulary=64, sequence=16)
+SHAPE = MptShape(width=32, heads=2, layers=2, vocabulary=64, sequence=16)
 STEPS = 6
 GLOBAL_BATCH = 16
 
@@ -56,7 +56,7 @@ def make_job(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> M
         world_size: int = 1,
         sharding: str | None = None,
         microbatch: int = 4,
-        shape: Shape = SHAPE,
+        shape: MptShape = SHAPE,
         **training: object,
     ) -> TrainingJob:
         out = tmp_path_factory.mktemp("run")

@@ -19,13 +19,13 @@ from twinrun.protocol.measurements import Check
 
 SCRIPT = """
 import os, subprocess, sys, time
-from twinrun.train.checks import Failed, main
+from twinrun.train.checks import CheckError, main
 
 def good(job):
     print("looked at", job.point)
 
 def bad(job):
-    raise Failed("the link is down", remedy="reseat the cable")
+    raise CheckError("the link is down", remedy="reseat the cable")
 
 def bad_on_1(job):
     if os.environ["RANK"] == "1":
@@ -57,7 +57,7 @@ def together(job):
     total = torch.ones(1)
     dist.all_reduce(total)
     if total.item() != job.world_size:
-        raise Failed(f"the sum is {total.item()}")
+        raise CheckError(f"the sum is {total.item()}")
 
 names = {"slow-on-0": slow_on_0, "hang-on-0": hang_on_0, "bad-on-1": bad_on_1, "together-again": together,
          "good-together": good}

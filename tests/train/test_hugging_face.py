@@ -26,9 +26,9 @@ from twinrun.checkpoints.verification import verify
 from twinrun.checkpoints.whole import whole_tensor
 from twinrun.cli.checkpoint import checkpoint
 from twinrun.foundation.errors import InputError
-from twinrun.protocol.models.mamba import Shape as MambaShape
+from twinrun.protocol.models.mamba import MambaShape
 from twinrun.protocol.training import TrainingJob
-from twinrun.train.checkpoint.session import Saves, checkpoints_of
+from twinrun.train.checkpoint.session import CheckpointCalls, checkpoints_of
 from twinrun.train.corpus import Corpus
 from twinrun.train.metrics import Meter
 from twinrun.train.models.mamba import Mamba
@@ -49,7 +49,7 @@ def built(shape: Any) -> Any:
     return model
 
 
-def session(job: TrainingJob, model: Any, corpus: Corpus) -> Saves:
+def session(job: TrainingJob, model: Any, corpus: Corpus) -> CheckpointCalls:
     """Return the checkpoints of a run of one rank whose first step was taken."""
     optimizer = torch.optim.AdamW(model.parameters())
     assert job.checkpointing

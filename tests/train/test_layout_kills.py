@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("streaming", reason="needs the packages of a stack")
 
-from tests.execution.placements import Ranked
+from tests.execution.placements import PlacementStandIn
 from tests.train.small import ROOT, SHAPE, MakeJob
 from twinrun.execution.engine import Workspace
 from twinrun.execution.interpreter import Interpreter
@@ -54,7 +54,7 @@ def trials() -> list[Any]:
 @pytest.mark.parametrize("layout", trials())
 def test_a_rank_that_is_killed_is_named(make_job: MakeJob, tmp_path: Path, layout: Layout) -> None:
     world = layout.devices or PROCESSOR_RANKS
-    placement = Ranked(devices_per_node=world)
+    placement = PlacementStandIn(devices_per_node=world)
     folder = point_folder(tmp_path, placement.id)
     shape = SHAPE.model_copy(update={"experts": 4}) if layout.variant else SHAPE
     made = make_job(world_size=world, sharding="none", shape=shape, steps=STEPS)

@@ -20,13 +20,13 @@ from twinrun_mamba.launch import launcher
 
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.manifest import validate
-from twinrun.protocol.models.mamba import Shape
+from twinrun.protocol.models.mamba import MambaShape
 from twinrun.train.models import IGNORED
 from twinrun.train.models.mamba import Mamba
 
-MAMBAOUTAI = Shape(width=2688, layers=28, vocabulary=65024, sequence=4096, rank=168)
+MAMBAOUTAI = MambaShape(width=2688, layers=28, vocabulary=65024, sequence=4096, rank=168)
 # A width that is no multiple of 8, a rank and numbers of states and taps that differ.
-SMALL = Shape(width=28, layers=2, vocabulary=61, sequence=23, rank=3, states=5, convolution=3)
+SMALL = MambaShape(width=28, layers=2, vocabulary=61, sequence=23, rank=3, states=5, convolution=3)
 LAYOUTS = ("token-major", "channel-first")
 
 
@@ -268,7 +268,7 @@ def test_layers_compute_in_bf16_and_parameters_have_their_own_type() -> None:
 
 
 def test_initial_values_are_those_of_mamba_ssm() -> None:
-    shape = Shape(width=256, layers=3, vocabulary=2000, sequence=8, rank=16)
+    shape = MambaShape(width=256, layers=3, vocabulary=2000, sequence=8, rank=16)
     model = Mamba(shape, kernels="reference")
     model.initialise(1)
     mixer, channels = model.blocks[1].mixer, shape.channels
@@ -326,7 +326,7 @@ def test_tokens_on_another_device_are_refused() -> None:
 )
 def test_sizes_that_no_kernel_takes_are_refused(field: str, value: int) -> None:
     with pytest.raises(InputError, match=field):
-        validate({**SMALL.model_dump(), field: value}, Shape, place="recipe.toml")
+        validate({**SMALL.model_dump(), field: value}, MambaShape, place="recipe.toml")
 
 
 def test_kernels_that_are_not_there_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu
 
-from twinrun.protocol.models.mpt import PRODUCT_BYTES_PER_FEATURE, Shape
+from twinrun.protocol.models.mpt import PRODUCT_BYTES_PER_FEATURE, MptShape
 from twinrun.protocol.models.shape import Checkpointing
 from twinrun.train import head_loss
 from twinrun.train.gelu import shared_gelu
@@ -33,7 +33,7 @@ FAMILY = {
     "mpt-30b": (7168, 56, 48, 29975214080),
     "mpt-70b": (8192, 64, 80, 64862437376),
 }
-SMALL = Shape(width=32, heads=4, layers=2, vocabulary=61, sequence=24)
+SMALL = MptShape(width=32, heads=4, layers=2, vocabulary=61, sequence=24)
 
 
 def small(**options: Any) -> MPT:
@@ -59,7 +59,7 @@ def gradients(model: MPT) -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", FAMILY)
 def test_parameters_are_the_published_count(name: str) -> None:
     width, heads, layers, published = FAMILY[name]
-    shape = Shape(width=width, heads=heads, layers=layers, vocabulary=50368, sequence=2048)
+    shape = MptShape(width=width, heads=heads, layers=layers, vocabulary=50368, sequence=2048)
     with torch.device("meta"):
         model = MPT(shape)
     assert sum(parameter.numel() for parameter in model.parameters()) == published
@@ -168,7 +168,7 @@ def test_selective_checkpointing_keeps_what_its_estimate_counts(monkeypatch: pyt
 def kept_by_a_block(checkpointing: Checkpointing) -> float:
     """Return the bytes that a compiled block keeps for its backward pass, per token and feature of bf16."""
     torch._dynamo.reset()
-    shape = Shape(width=256, heads=2, layers=1, vocabulary=8, sequence=64)
+    shape = MptShape(width=256, heads=2, layers=1, vocabulary=8, sequence=64)
     model = MPT(shape, checkpointing=checkpointing, dtype=torch.bfloat16).bfloat16()
     model.compile_regions()
     x_BSD = torch.ones(2, shape.sequence, shape.width, dtype=torch.bfloat16, requires_grad=True)
@@ -218,7 +218,7 @@ def test_layers_compute_in_bf16_and_parameters_stay_fp32() -> None:
 
 
 def test_initial_weights_follow_the_published_distribution() -> None:
-    shape = Shape(width=256, heads=4, layers=8, vocabulary=320, sequence=64)
+    shape = MptShape(width=256, heads=4, layers=8, vocabulary=320, sequence=64)
     model = MPT(shape)
     model.initialise(1)
     plain, residual = (2 / 256) ** 0.5, (2 / 1024) ** 0.5 / 4

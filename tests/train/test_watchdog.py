@@ -15,7 +15,7 @@ import pytest
 from tests.ranks import environment
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.job import Job
-from twinrun.protocol.pulse import FOLDER, RankState, Watched
+from twinrun.protocol.pulse import FOLDER, RankState, WatchedRank
 from twinrun.train.watchdog import FIRST_SECONDS, FLOOR_SECONDS, Watchdog
 
 SECONDS = 30
@@ -42,8 +42,8 @@ def job(folder: Path, **fields: object) -> Job:
     return Job.model_validate(common | files | fields)
 
 
-def watched(folder: Path, *, seconds: float | None = None) -> Watched:
-    return Watched(pid=1, out=str(folder), world_size=1, watchdog_seconds=seconds)
+def watched(folder: Path, *, seconds: float | None = None) -> WatchedRank:
+    return WatchedRank(pid=1, out=str(folder), world_size=1, watchdog_seconds=seconds)
 
 
 def start(folder: Path, hang: str, **fields: object) -> subprocess.Popen[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from twinrun.workloads.parity import FIRST, Parity, envelope_of, parity
 from twinrun.workloads.parity_charts import parity_charts
-from twinrun.workloads.workload import Traced
+from twinrun.workloads.workload import ControlledCurve
 
 STEPS = 200
 ORIGINS = {"initial weights": "a" * 64, "data": "b" * 64, "order hash": "c" * 64}
@@ -24,7 +24,7 @@ def curve(seed: int, *, growth: float = 1e-7, start: float = 0.0) -> tuple[float
     )
 
 
-def traced(name: str, values: tuple[float, ...], *, controls: int = 0, **changes: object) -> Traced:
+def traced(name: str, values: tuple[float, ...], *, controls: int = 0, **changes: object) -> ControlledCurve:
     fields = {
         "name": name,
         "values": values,
@@ -33,7 +33,7 @@ def traced(name: str, values: tuple[float, ...], *, controls: int = 0, **changes
         "origins": ORIGINS,
         "rounding": 1e-6,
     }
-    return Traced.model_validate(fields | changes)
+    return ControlledCurve.model_validate(fields | changes)
 
 
 def held(**changes: object) -> Parity:

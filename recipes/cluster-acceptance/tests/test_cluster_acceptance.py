@@ -19,7 +19,7 @@ from tests.ranks import run_ranks
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.checks import ChecksResult
 from twinrun.protocol.measurements import Check
-from twinrun.train.checks import Failed, Unknown
+from twinrun.train.checks import CheckError, UndecidedError
 
 RECIPE = Path(__file__).parents[1]
 MANIFEST = tomllib.loads((RECIPE / "recipe.toml").read_text(encoding="utf-8"))
@@ -137,7 +137,7 @@ def test_a_missing_tool_is_unknown(
     name: str, scheduler: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(Unknown, match="is not installed") as caught:
+    with pytest.raises(UndecidedError, match="is not installed") as caught:
         getattr(scheduler, name)(None)
     assert caught.value.remedy
 
@@ -145,15 +145,15 @@ def test_a_missing_tool_is_unknown(
 def test_a_hung_tool_fails(scheduler: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "SECONDS", 0.3)
     program(tmp_path, "scontrol", "exec sleep 60")
-    with pytest.raises(Failed, match=r"scontrol gave no answer in 0\.3 s"):
+    with pytest.raises(CheckError, match=r"scontrol gave no answer in 0\.3 s"):
         scheduler.scheduling_priority(None)
 
 
 def test_wrong_settings_of_the_scheduler_fail(scheduler: Any, tmp_path: Path) -> None:
     program(tmp_path, "scontrol", "echo 'PriorityType = priority/basic'")
-    with pytest.raises(Failed, match="PriorityType is priority/basic"):
+    with pytest.raises(CheckError, match="PriorityType is priority/basic"):
         scheduler.scheduling_priority(None)
-    with pytest.raises(Failed, match="limits are not enforced"):
+    with pytest.raises(CheckError, match="limits are not enforced"):
         scheduler.qos_enforcement(None)
     program(
         tmp_path,
@@ -163,7 +163,7 @@ def test_wrong_settings_of_the_scheduler_fail(scheduler: Any, tmp_path: Path) ->
     )
     scheduler.scheduling_priority(None)
     program(tmp_path, "sacctmgr", "echo '|||'")
-    with pytest.raises(Failed, match="no QoS has a limit"):
+    with pytest.raises(CheckError, match="no QoS has a limit"):
         scheduler.qos_enforcement(None)
     program(tmp_path, "sacctmgr", "echo 'cpu=4|||'")
     scheduler.qos_enforcement(None)
@@ -172,13 +172,13 @@ def test_wrong_settings_of_the_scheduler_fail(scheduler: Any, tmp_path: Path) ->
 @torch_needed
 def test_a_wrong_gres_fails(scheduler: Any, tmp_path: Path) -> None:
     program(tmp_path, "scontrol", "echo '   Gres=gpu:h200:99(S:0-1)'")
-    with pytest.raises(Failed, match="GRES says 99 GPUs"):
+    with pytest.raises(CheckError, match="GRES says 99 GPUs"):
         scheduler.slurm_gres(None)
 
 
 def test_mpirun_that_starts_one_process_fails(scheduler: Any, tmp_path: Path) -> None:
     program(tmp_path, "mpirun", "echo here")
-    with pytest.raises(Failed, match="two processes"):
+    with pytest.raises(CheckError, match="two processes"):
         scheduler.mpi_launch(None)
 
 
@@ -208,7 +208,7 @@ def test_the_slow_one_of_alike_peers_is_found() -> None:
     assert not peers.slow({"a": 1.0, "b": 1.0, "c": 0.6})
     assert set(peers.slow({"a": 1.0, "b": 1.1, "c": 0.4})) == {"c"}
     peers.demand_peers({"a": 1.0, "b": 1.0, "c": 1.0}, "GB/s")
-    with pytest.raises(Unknown, match="2 of the 3 nodes"):
+    with pytest.raises(UndecidedError, match="2 of the 3 nodes"):
         peers.demand_peers({"a": 1.0, "b": 1.0}, "GB/s")
 
 

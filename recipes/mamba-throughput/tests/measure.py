@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "mamba-kernels" / "kernels" / "src"))
 from twinrun.foundation.errors import TwinrunError
-from twinrun.protocol.models.mamba import Shape
+from twinrun.protocol.models.mamba import MambaShape
 from twinrun.train.models import IGNORED
 from twinrun.train.models.mamba import Mamba
 
@@ -100,9 +100,9 @@ def _models() -> dict[str, Any]:
     return rows
 
 
-def shape_of(given: argparse.Namespace) -> Shape:
+def shape_of(given: argparse.Namespace) -> MambaShape:
     """Return the shape that the recipe has under a name."""
-    return Shape(**_models()[given.model])
+    return MambaShape(**_models()[given.model])
 
 
 def step_of(given: argparse.Namespace, *, kernels: str, layout: str) -> Step:
@@ -253,7 +253,7 @@ def _compiled(model: nn.Module) -> Callable[..., Any]:
     return compiled
 
 
-def _token_of(model: Any, function: Callable[..., Any], shape: Shape) -> Step:
+def _token_of(model: Any, function: Callable[..., Any], shape: MambaShape) -> Step:
     """Return what decodes TOKENS tokens after a prompt, by a graph that was captured."""
     prompt_BS = torch.randint(shape.vocabulary, (1, 64), device="cuda")
     cache = model(prompt_BS, use_cache=True).cache_params

@@ -11,7 +11,7 @@ from twinrun.manifests.claims import load_published
 from twinrun.planning.project import Project
 from twinrun.workloads.training import tables_of
 from twinrun.workloads.training.published_curves import references
-from twinrun.workloads.workload import Drawn
+from twinrun.workloads.workload import PictureContext
 
 ROOT = Path(__file__).resolve().parents[3]
 RECIPE = Project(ROOT).recipe("mpt-throughput")
@@ -33,7 +33,7 @@ def test_a_reference_in_fp8_has_no_share_of_the_bf16_peak() -> None:
     fp8 = [one for one in published if one.precision == "fp8"]
     assert fp8
     assert all("amp_fp8" in one.source.where for one in fp8)
-    drawn = references(Drawn(recipe=RECIPE, gpus={}), "model-flops/6N+12LDS")
+    drawn = references(PictureContext(recipe=RECIPE, gpus={}), "model-flops/6N+12LDS")
     assert len(drawn) == len(published) - len(fp8)
 
 

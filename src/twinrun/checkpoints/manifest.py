@@ -63,7 +63,7 @@ class StoredFile(Frozen):
     header_sha256: Digest
 
 
-class Manifest(Frozen):
+class CheckpointManifest(Frozen):
     """Everything a checkpoint holds, written last."""
 
     format: int
@@ -93,7 +93,7 @@ class Manifest(Frozen):
         return sha256_of_bytes(self.text())
 
 
-def parse_manifest(text: bytes, *, place: str) -> Manifest:
+def parse_manifest(text: bytes, *, place: str) -> CheckpointManifest:
     """Return the manifest that `text` is, byte for byte.
 
     Raises:
@@ -113,7 +113,7 @@ def parse_manifest(text: bytes, *, place: str) -> Manifest:
             "a checkpoint of another format", place=place, found=content.get("format"), allowed=FORMAT
         )
     try:
-        manifest = Manifest.model_validate_json(json.dumps(content))
+        manifest = CheckpointManifest.model_validate_json(json.dumps(content))
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         where = f"{place}:{'.'.join(map(str, fault['loc']))}"

@@ -19,7 +19,7 @@ class Sink(Protocol):
         """Append `data`."""
 
 
-class Source(Protocol):
+class ReadableFile(Protocol):
     """A file that is being read, by several threads at once."""
 
     size: int
@@ -60,7 +60,7 @@ class Store(Protocol):
     def manifest(self, step: int) -> bytes:
         """Return the content of the manifest of `step`; raises DamagedError where there is none."""
 
-    def open(self, step: int, name: str) -> AbstractContextManager[Source]:
+    def open(self, step: int, name: str) -> AbstractContextManager[ReadableFile]:
         """Read a file of `step`; raises DamagedError where there is none."""
 
     def file(self, step: int, name: str) -> str:

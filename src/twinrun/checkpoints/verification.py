@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from twinrun.checkpoints.faults import DamagedError
-from twinrun.checkpoints.manifest import MANIFEST, Chunk, Manifest, StoredFile, parse_manifest
+from twinrun.checkpoints.manifest import MANIFEST, CheckpointManifest, Chunk, StoredFile, parse_manifest
 from twinrun.checkpoints.safetensors import LENGTH_BYTES, Entry, header_bytes, parse_header
-from twinrun.checkpoints.store import STEP, Source, Store
+from twinrun.checkpoints.store import STEP, ReadableFile, Store
 from twinrun.foundation.errors import InputError
 
 # Fewer would wait for an object store.
@@ -23,7 +23,7 @@ def threads() -> int:
     return max(LEAST_THREADS, len(os.sched_getaffinity(0)) // ranks)
 
 
-def read_manifest(store: Store, step: int) -> Manifest:
+def read_manifest(store: Store, step: int) -> CheckpointManifest:
     """Return the manifest of `step`, whole and consistent.
 
     Raises:
@@ -43,7 +43,7 @@ def read_manifest(store: Store, step: int) -> Manifest:
     return manifest
 
 
-def read_entries(store: Store, step: int, file: StoredFile, source: Source) -> dict[str, Entry]:
+def read_entries(store: Store, step: int, file: StoredFile, source: ReadableFile) -> dict[str, Entry]:
     """Return the tensors of a file by name, from a header that is as written; raises DamagedError."""
     place = store.file(step, file.name)
     if source.size != file.bytes:
@@ -58,7 +58,7 @@ def read_entries(store: Store, step: int, file: StoredFile, source: Source) -> d
     return parse_header(bytes(header), place=place)
 
 
-def entry_of(chunk: Chunk, entries: Mapping[str, Entry], source: Source, *, place: str) -> Entry:
+def entry_of(chunk: Chunk, entries: Mapping[str, Entry], source: ReadableFile, *, place: str) -> Entry:
     """Return where the bytes of a part of a tensor lie in its file; raises DamagedError."""
     entry = entries.get(chunk.key)
     if entry is None or entry.shape != chunk.sizes:
@@ -72,7 +72,7 @@ def entry_of(chunk: Chunk, entries: Mapping[str, Entry], source: Source, *, plac
     return entry
 
 
-def read_chunk(source: Source, entry: Entry, chunk: Chunk, room: memoryview, *, place: str) -> None:
+def read_chunk(source: ReadableFile, entry: Entry, chunk: Chunk, room: memoryview, *, place: str) -> None:
     """Read a part of a tensor into `room`, and hold what is there against its digest; raises DamagedError."""
     with room[: source.read_into(room, entry.begin)] as data:
         found = hashlib.sha256(data).hexdigest()
@@ -80,7 +80,7 @@ def read_chunk(source: Source, entry: Entry, chunk: Chunk, room: memoryview, *, 
         raise DamagedError(f"{chunk.key} was changed", place=place, found=found, allowed=chunk.sha256)
 
 
-def verify(store: Store, step: int) -> Manifest:
+def verify(store: Store, step: int) -> CheckpointManifest:
     """Hold every byte of a checkpoint against its digest; return its manifest.
 
     Raises:
@@ -109,13 +109,15 @@ def demand_same(
             )
 
 
-def chunks_of(manifest: Manifest, file: str) -> Iterator[Chunk]:
+def chunks_of(manifest: CheckpointManifest, file: str) -> Iterator[Chunk]:
     """Yield the parts of tensors that a file holds."""
     for tensor in manifest.tensors.values():
         yield from (chunk for chunk in tensor.chunks if chunk.file == file)
 
 
-def _verify_file(store: Store, manifest: Manifest, file: StoredFile, pool: ThreadPoolExecutor) -> None:
+def _verify_file(
+    store: Store, manifest: CheckpointManifest, file: StoredFile, pool: ThreadPoolExecutor
+) -> None:
     place = store.file(manifest.step, file.name)
     with store.open(manifest.step, file.name) as source:
         entries = read_entries(store, manifest.step, file, source)
@@ -129,7 +131,7 @@ def _verify_file(store: Store, manifest: Manifest, file: StoredFile, pool: Threa
         _refuse_uncovered(entries, chunks, place)
 
 
-def _first(source: Source, size: int) -> bytearray:
+def _first(source: ReadableFile, size: int) -> bytearray:
     """Return the first bytes of a file, as many as there are."""
     room = bytearray(min(size, source.size))
     return room[: source.read_into(memoryview(room), 0)]

@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator
 
 from twinrun.checkpoints.faults import DamagedError
-from twinrun.checkpoints.manifest import Manifest, StoredTensor
+from twinrun.checkpoints.manifest import CheckpointManifest, StoredTensor
 from twinrun.checkpoints.safetensors import ITEM_BYTES
 from twinrun.checkpoints.store import Store
 from twinrun.checkpoints.verification import entry_of, read_chunk, read_entries
 
 
-def whole_tensor(store: Store, manifest: Manifest, tensor: StoredTensor) -> bytearray:
+def whole_tensor(store: Store, manifest: CheckpointManifest, tensor: StoredTensor) -> bytearray:
     """Return the bytes of a tensor, put together from its parts; raises DamagedError."""
     item = ITEM_BYTES[tensor.dtype]
     whole = bytearray(math.prod(tensor.shape) * item)

@@ -9,7 +9,7 @@ from pathlib import Path
 from twinrun.checkpoints.faults import DamagedError
 from twinrun.checkpoints.hugging_face.reading import is_folder_of_weights, read_folder
 from twinrun.checkpoints.hugging_face.writing import write_folder
-from twinrun.checkpoints.manifest import Manifest
+from twinrun.checkpoints.manifest import CheckpointManifest
 from twinrun.checkpoints.places import is_remote, store_at
 from twinrun.checkpoints.store import Store
 from twinrun.checkpoints.verification import read_manifest, verify
@@ -72,7 +72,7 @@ def _row(store: Store, step: int, *, complete: bool) -> dict[str, object]:
     return {"step": step, "damage": None, "verified": complete, **_facts(manifest)}
 
 
-def _facts(manifest: Manifest) -> dict[str, object]:
+def _facts(manifest: CheckpointManifest) -> dict[str, object]:
     return {
         "samples": manifest.samples,
         "bytes": sum(file.bytes for file in manifest.files),

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from invoke.exceptions import Exit
 
 from twinrun import __version__
-from twinrun.foundation.errors import Interrupted, MachineError, TwinrunError
+from twinrun.foundation.errors import MachineError, RunInterruptedError, TwinrunError
 from twinrun.foundation.redaction import redacted
 
 # What a system refuses to any program: a full or closed disk, too many files, a reader that went away.
@@ -42,7 +42,7 @@ def exit_on_error() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except KeyboardInterrupt:
-        error: TwinrunError = Interrupted("stopped")
+        error: TwinrunError = RunInterruptedError("stopped")
     except TwinrunError as ours:
         error = ours
     except OSError as refused:

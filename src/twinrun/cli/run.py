@@ -14,17 +14,23 @@ from filelock import FileLock, Timeout
 from twinrun import __version__
 from twinrun.execution import engines
 from twinrun.execution.engine import Engine, EngineModule, Workspace
-from twinrun.execution.environment import Installed, inspect, lock_differences, revision, steering_variables
+from twinrun.execution.environment import (
+    PythonEnvironment,
+    inspect,
+    lock_differences,
+    revision,
+    steering_variables,
+)
 from twinrun.execution.kernels import PROCESSOR, kernel_variables
 from twinrun.execution.preparation import prepared_data
 from twinrun.execution.progress import Display
 from twinrun.execution.ranks import METRICS, Ranks
 from twinrun.execution.saving import check_legs
 from twinrun.execution.selection import Selection
-from twinrun.execution.sweep import Finished, Sweep, finished
+from twinrun.execution.sweep import PointOutcome, SweepRun, finished
 from twinrun.execution.workspace import workspace_of
 from twinrun.foundation.discovery import load_part
-from twinrun.foundation.errors import InputError, Interrupted
+from twinrun.foundation.errors import InputError, RunInterruptedError
 from twinrun.foundation.files import sha256_of_file, write_atomically
 from twinrun.machine.architecture import architectures_needed
 from twinrun.machine.inventory import Device, Machine
@@ -57,7 +63,7 @@ def execute(
             record = _measure(project, selection, run, display)
         except KeyboardInterrupt:
             done = len(finished(run, plan))
-            raise Interrupted(
+            raise RunInterruptedError(
                 f"stopped with {done} of {len(plan.points)} points finished",
                 place=str(run),
                 hint="the same command with --resume runs the points that are left",
@@ -96,7 +102,7 @@ def _measure(project: Project, selection: Selection, run: Path, display: Display
         checkpointing=selection.checkpointing,
         watchdog_seconds=selection.site.site.watchdog_seconds if selection.site else None,
     )
-    done = Sweep(
+    done = SweepRun(
         plan=plan, ranks=ranks, workspace=workspace, run=shared, gpu=selection.gpu, display=display
     ).finish()
     if not any(one.point.measurements or one.point.checks for one in done):
@@ -122,7 +128,7 @@ def _archs(project: Project, selection: Selection) -> tuple[str, ...]:
 
 
 def _data(
-    plan: Plan, installed: Installed, engine: Engine, workspace: Workspace, display: Display
+    plan: Plan, installed: PythonEnvironment, engine: Engine, workspace: Workspace, display: Display
 ) -> Path | None:
     """Return the folder of the data that the ranks read, None where they read none."""
     request = load_workload(plan.workload).data(plan.part)
@@ -141,7 +147,7 @@ def _data(
 
 
 def _record(
-    project: Project, selection: Selection, run: Path, done: Sequence[Finished], environment: Environment
+    project: Project, selection: Selection, run: Path, done: Sequence[PointOutcome], environment: Environment
 ) -> Record:
     plan, published = selection.plan, selection.recipe.published
     allocation = _allocation([one.allocation for one in done])

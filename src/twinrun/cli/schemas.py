@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter, create_model
 
 from twinrun.foundation.files import write_atomically
-from twinrun.manifests.claims import Published
+from twinrun.manifests.claims import PublishedClaims
 from twinrun.manifests.cluster import ClusterTable
 from twinrun.manifests.metrics import MetricTable
 from twinrun.manifests.recipe import Recipe
@@ -36,7 +36,7 @@ def _recipe() -> Any:
 MODELS: dict[str, Any] = {
     "cluster": ClusterTable,
     "gpus": GpuTable,
-    "published": Published,
+    "published": PublishedClaims,
     "metrics": MetricTable,
     "record": Record,
     "recipe": _recipe(),

@@ -74,7 +74,7 @@ class NodeCommand(Frozen):
     """What srun then needs in its own environment."""
 
 
-class Running(Protocol):
+class ProcessGroup(Protocol):
     """A started process and all its children."""
 
     def poll(self) -> int | None:
@@ -100,7 +100,7 @@ class Engine(Renderer, Protocol):
     image_digest: str | None
     """What really runs, where it is an image."""
 
-    def start(self, command: NodeCommand, *, log: Path) -> Running:
+    def start(self, command: NodeCommand, *, log: Path) -> ProcessGroup:
         """Start on this machine what `render` returned, with its output in `log`."""
 
     def read(self, command: Command) -> str:

@@ -29,7 +29,7 @@ _STEERING = re.compile(
 _SECRET = re.compile(r"TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
 
 
-class Installed(Frozen):
+class PythonEnvironment(Frozen):
     """An interpreter and what is installed for it."""
 
     python: str
@@ -44,15 +44,15 @@ class Revision(Frozen):
     """Digest of the uncommitted difference; null when there is none."""
 
 
-def inspect(engine: Engine) -> Installed:
+def inspect(engine: Engine) -> PythonEnvironment:
     """Ask the interpreter of `engine` for its version and packages; raises RunError."""
     text = engine.read(Command(arguments=(PYTHON, "-c", _PROGRAM), variables={}))
     facts = json.loads(text)
     packages = {normalise(name): version for name, version in facts["packages"].items() if name}
-    return Installed(python=facts["python"], packages=packages)
+    return PythonEnvironment(python=facts["python"], packages=packages)
 
 
-def lock_differences(installed: Installed, stack: LoadedStack, root: Path) -> dict[str, str]:
+def lock_differences(installed: PythonEnvironment, stack: LoadedStack, root: Path) -> dict[str, str]:
     """Name each installed package that is not the locked one, and the direct requirements that are absent."""
     locked = stack.locked(root)
     direct = pins((root / stack.folder / "requirements.in").read_text(encoding="utf-8"))

@@ -14,10 +14,10 @@ from pydantic import ValidationError
 
 from twinrun.execution.engine import PYTHON, Command, Engine, NodeCommand, Renderer, Workspace
 from twinrun.execution.last_words import described, hang, rank_states, silent
-from twinrun.execution.launchers import Launcher, Placement, Rendezvous, load_launcher, node_logs
+from twinrun.execution.launchers import Launcher, RankPlacement, Rendezvous, load_launcher, node_logs
 from twinrun.execution.layout import job_file, log_folder, point_folder, stop_file
 from twinrun.execution.schedulers import Scheduler, Submission, Task, load_scheduler
-from twinrun.foundation.errors import Interrupted, MachineError, RunError
+from twinrun.foundation.errors import MachineError, RunError, RunInterruptedError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.foundation.processes import last_lines
@@ -34,7 +34,7 @@ METRICS = "metrics.jsonl"
 class Launch:
     """What is started for a point: its script, with one job for all ranks of a placement."""
 
-    placement: Placement
+    placement: RankPlacement
     script: Path
     job: Job
     """Its paths are as the ranks see them."""
@@ -192,7 +192,7 @@ class Ranks:
             return None
         return LaunchResult(attempt=attempt, allocation=self._allocation(launch.placement, submission))
 
-    def _checked(self, placement: Placement) -> bool:
+    def _checked(self, placement: RankPlacement) -> bool:
         """Say whether all ranks have reported; raises MachineError where the software of nodes differs."""
         folder = point_folder(self._run, placement.id)
         if len(list((folder / "ranks").glob("*.json"))) < placement.world_size:
@@ -200,7 +200,7 @@ class Ranks:
         _demand_same_software(_described(rank_reports(folder)), placement.id)
         return True
 
-    def _allocation(self, placement: Placement, submission: Submission) -> Allocation:
+    def _allocation(self, placement: RankPlacement, submission: Submission) -> Allocation:
         """Return the nodes as their ranks report them; raises MachineError where their software differs."""
         reports = rank_reports(point_folder(self._run, placement.id))
         nodes = tuple(dict.fromkeys(report.host for report in reports)) or submission.nodes
@@ -225,13 +225,13 @@ class Ranks:
     def _raise_if_stopped(self, point: str) -> None:
         file = stop_file(self._run, point)
         if file.exists():
-            raise Interrupted(
+            raise RunInterruptedError(
                 f"the ranks were told to end and have saved after step {load_json(file, Stop).step}",
                 place=point,
                 hint="the same command with --resume goes on from there",
             )
 
-    def _raise_unless_memory(self, placement: Placement, submission: Submission, status: int) -> None:
+    def _raise_unless_memory(self, placement: RankPlacement, submission: Submission, status: int) -> None:
         """Raise RunError for a failed launch, but for a rank whose device ran out of memory."""
         states = rank_states(point_folder(self._run, placement.id))
         if error := hang(states, point=placement.id, logs=log_folder(self._run, placement.id)):
@@ -346,7 +346,7 @@ def _software(node: NodeReport) -> str:
     return f"image {node.image[:19]}, {packages}" if node.image else packages
 
 
-def rank_logs(logs: Path, placement: Placement, rank: int) -> Iterator[Path]:
+def rank_logs(logs: Path, placement: RankPlacement, rank: int) -> Iterator[Path]:
     """Yield the logs of `rank` below `logs`, wherever the launcher's version puts them."""
     node, local = divmod(rank, placement.devices_per_node)
     folder = Path(node_logs(str(logs), placement=placement, node=str(node)))

@@ -13,7 +13,7 @@ from twinrun.foundation.manifest import validate
 from twinrun.planning.plan import Plan
 from twinrun.protocol.job import Checkpointing
 from twinrun.workloads import load_workload
-from twinrun.workloads.workload import Continued
+from twinrun.workloads.workload import LegPosition
 
 OPTION, FROM = "--checkpoint", "--from"
 
@@ -57,7 +57,7 @@ def checkpointing_of(texts: Sequence[str], *, plan: Plan, source: str | None = N
     return asked.model_copy(update={"source": source})
 
 
-def _check_source(plan: Plan, legs: Sequence[Continued], source: str | None) -> None:
+def _check_source(plan: Plan, legs: Sequence[LegPosition], source: str | None) -> None:
     """Refuse a later leg that has nothing to go on from, and a source that nothing goes on from."""
     first = legs[0] if legs else None
     known = {point.id for point in plan.points}
@@ -93,7 +93,7 @@ def checkpoints_of_point(
     asked: Checkpointing | None,
     *,
     point: str,
-    continued: Continued | None,
+    continued: LegPosition | None,
     known: Collection[str],
     folder: Path,
     inside: Callable[[Path], str],
@@ -120,7 +120,7 @@ def checkpoints_of_point(
 
 
 def _left_by_another(
-    source: str | None, continued: Continued | None, inside: Callable[[Path], str]
+    source: str | None, continued: LegPosition | None, inside: Callable[[Path], str]
 ) -> str | None:
     """Return the place of another run's checkpoints as the ranks see it; the first leg needs none."""
     if source is None or (continued and continued.previous is None):
@@ -129,7 +129,7 @@ def _left_by_another(
     return place if is_remote(place) else inside(Path(place))
 
 
-def inside_of(source: str, continued: Continued) -> str:
+def inside_of(source: str, continued: LegPosition) -> str:
     """Return the place of the leg before inside a run folder, a place of several points, or as it is."""
     base = source.rstrip("/")
     for place in (f"{base}/checkpoints/{continued.previous}", f"{base}/{continued.previous}"):
@@ -166,7 +166,7 @@ def check_legs(asked: Checkpointing | None, *, plan: Plan, resume: bool) -> None
             _check_continuation(inside_of(asked.source, leg), leg, workload.identity(plan.part))
 
 
-def _check_continuation(source: str, leg: Continued, identity: dict[str, str]) -> None:
+def _check_continuation(source: str, leg: LegPosition, identity: dict[str, str]) -> None:
     store = store_at(source)
     steps = store.steps()
     if leg.begin not in steps:

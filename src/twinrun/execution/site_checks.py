@@ -8,7 +8,7 @@ from pathlib import Path
 from twinrun.execution.slurm_client import SlurmClient
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import TwinrunError
-from twinrun.machine.checks import Check
+from twinrun.machine.checks import HostCheck
 from twinrun.machine.doctor import Diagnosis
 from twinrun.manifests.cluster import LoadedSite
 
@@ -16,7 +16,7 @@ from twinrun.manifests.cluster import LoadedSite
 def check_site(root: Path, site: LoadedSite) -> Diagnosis:
     """Ask the scheduler of a site for what cluster.toml says of it."""
     client = SlurmClient(site)
-    checks: dict[str, Callable[[], Check]] = {
+    checks: dict[str, Callable[[], HostCheck]] = {
         "scheduler": lambda: _scheduler(client),
         "nodes": lambda: _nodes(client, site),
         "job": lambda: _job(client, site),
@@ -26,11 +26,11 @@ def check_site(root: Path, site: LoadedSite) -> Diagnosis:
     return Diagnosis(checks=tuple(_guarded(name, check, site) for name, check in checks.items()))
 
 
-def _scheduler(client: SlurmClient) -> Check:
+def _scheduler(client: SlurmClient) -> HostCheck:
     version = client.ask("scontrol", "--version").strip()
     ping = client.ask("scontrol", "ping").strip().splitlines()[0]
     up = "is UP" in ping
-    return Check(
+    return HostCheck(
         name="scheduler",
         status="ok" if up else "fail",
         found=f"{version}; {ping}",
@@ -39,10 +39,10 @@ def _scheduler(client: SlurmClient) -> Check:
     )
 
 
-def _nodes(client: SlurmClient, site: LoadedSite) -> Check:
+def _nodes(client: SlurmClient, site: LoadedSite) -> HostCheck:
     found, wanted = client.size(), site.site.nodes
     few = found < wanted
-    return Check(
+    return HostCheck(
         name="nodes",
         status="fail" if not found else "warn" if few else "ok",
         found=f"{found} up",
@@ -51,7 +51,7 @@ def _nodes(client: SlurmClient, site: LoadedSite) -> Check:
     )
 
 
-def _job(client: SlurmClient, site: LoadedSite) -> Check:
+def _job(client: SlurmClient, site: LoadedSite) -> HostCheck:
     """Let sbatch judge a job of one node without queueing it."""
     one = site.site
     options = [
@@ -60,12 +60,12 @@ def _job(client: SlurmClient, site: LoadedSite) -> Check:
     options += [f"--gres={one.gres}:{one.devices_per_node}"] if one.gres else []
     client.ask("sbatch", "--test-only", "--nodes=1", f"--time={one.minutes}", *options, "--wrap=true")
     found = ", ".join(options) or "defaults"
-    return Check(name="job", status="ok", found=found, needed="options that sbatch takes")
+    return HostCheck(name="job", status="ok", found=found, needed="options that sbatch takes")
 
 
-def _shared(name: str, folder: Path, site: LoadedSite, remedy: str) -> Check:
+def _shared(name: str, folder: Path, site: LoadedSite, remedy: str) -> HostCheck:
     seen = any(folder.is_relative_to(shared) for shared in site.site.shared)
-    return Check(
+    return HostCheck(
         name=name,
         status="ok" if seen else "fail",
         found=str(folder),
@@ -74,10 +74,10 @@ def _shared(name: str, folder: Path, site: LoadedSite, remedy: str) -> Check:
     )
 
 
-def _guarded(name: str, check: Callable[[], Check], site: LoadedSite) -> Check:
+def _guarded(name: str, check: Callable[[], HostCheck], site: LoadedSite) -> HostCheck:
     """Return the result of `check`; what Slurm refuses fails it."""
     try:
         return check()
     except TwinrunError as error:
         found = " ".join(str(error.found or error.message).split())
-        return Check(name=name, status="fail", found=found, needed="an answer", hint=f"see {site.place}")
+        return HostCheck(name=name, status="fail", found=found, needed="an answer", hint=f"see {site.place}")

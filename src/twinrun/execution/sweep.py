@@ -22,7 +22,7 @@ from twinrun.workloads import load_workload
 from twinrun.workloads.workload import Point, PointRecord, Run
 
 
-class Finished(Frozen):
+class PointOutcome(Frozen):
     """A finished point as it waits in the run folder for the others."""
 
     plan_sha256: str
@@ -32,7 +32,7 @@ class Finished(Frozen):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep:
+class SweepRun:
     """Runs the points of one plan that are not finished yet."""
 
     plan: Plan
@@ -43,7 +43,7 @@ class Sweep:
     gpu: Gpu | None
     display: Display
 
-    def finish(self) -> list[Finished]:
+    def finish(self) -> list[PointOutcome]:
         """Run what is left and return every point, in the order of the plan.
 
         Raises:
@@ -62,7 +62,7 @@ class Sweep:
             self.display.point_done()
         return [done[point.id] for point in self.plan.points]
 
-    def _measure(self, point: Point) -> Finished:
+    def _measure(self, point: Point) -> PointOutcome:
         workload, part = load_workload(self.plan.workload), self.plan.part
         names = workload.attempts(part, point)
         for place, name in enumerate(names):
@@ -82,7 +82,7 @@ class Sweep:
                 derived = workload.derived(part, measured, self.gpu)
                 record = measured.model_copy(update={"measurements": (*measured.measurements, *derived)})
                 self.display.end(point.id, status=summary(record, workload.headline))
-                return Finished(
+                return PointOutcome(
                     plan_sha256=self.plan.sha256(),
                     point=record,
                     libraries=result.libraries,
@@ -124,10 +124,10 @@ class Sweep:
         return self.ranks.run(launch, show=lambda line: self.display.step(point.id, workload.progress(line)))
 
 
-def finished(run: Path, plan: Plan) -> dict[str, Finished]:
+def finished(run: Path, plan: Plan) -> dict[str, PointOutcome]:
     """Return the points of `plan` that are finished in a run folder."""
     files = {point.id: _file(run, point.id) for point in plan.points}
-    found = {name: load_json(file, Finished) for name, file in files.items() if file.is_file()}
+    found = {name: load_json(file, PointOutcome) for name, file in files.items() if file.is_file()}
     workload = load_workload(plan.workload)
     return {
         name: one.model_copy(update={"point": typed_points((one.point,), workload)[0]})

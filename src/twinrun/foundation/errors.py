@@ -60,7 +60,7 @@ class RunError(TwinrunError):
     exit_code = 4
 
 
-class Interrupted(TwinrunError):  # noqa: N818 - a stop by the user is no error
+class RunInterruptedError(TwinrunError):
     """The run was stopped and can be resumed."""
 
     exit_code = 5

@@ -12,7 +12,7 @@ from twinrun.execution.environment import inspect, lock_differences
 from twinrun.execution.kernels import PROCESSOR, kernel_variables, package_folders
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.discovery import load_part
-from twinrun.foundation.errors import Interrupted, RunError
+from twinrun.foundation.errors import RunError, RunInterruptedError
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.processes import last_lines
 from twinrun.machine.architecture import misfit, refuse_misfit
@@ -117,11 +117,11 @@ def run_checks(
     return tuple(results)
 
 
-def _interrupted(name: str, results: Sequence[CheckResult]) -> Interrupted:
+def _interrupted(name: str, results: Sequence[CheckResult]) -> RunInterruptedError:
     """Return the error that says which checks of the stack called `name` ended before the stop."""
     ended = ", ".join(map(_status, results)) or "none"
     hint = "nothing of it is running any more; the same command starts with the first check"
-    return Interrupted(f"stopped; checks that ended: {ended}", place=name, hint=hint)
+    return RunInterruptedError(f"stopped; checks that ended: {ended}", place=name, hint=hint)
 
 
 def _status(result: CheckResult) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.manifest import Frozen
-from twinrun.machine.checks import GIB, Check, host
+from twinrun.machine.checks import GIB, HostCheck, host
 from twinrun.machine.checks.devices import check_device_files, check_devices
 from twinrun.machine.checks.environments import check_environments
 from twinrun.machine.devices import discover
@@ -22,7 +22,7 @@ RUN_BYTES = 1 * GIB
 class Diagnosis(Frozen):
     """The results of all checks."""
 
-    checks: tuple[Check, ...]
+    checks: tuple[HostCheck, ...]
 
     @property
     def exit_code(self) -> int:
@@ -39,7 +39,7 @@ def diagnose(root: Path) -> Diagnosis:
     return Diagnosis(checks=(*_device_checks(root), *_host_checks(root), *check_environments(root)))
 
 
-def _device_checks(root: Path) -> Iterator[Check]:
+def _device_checks(root: Path) -> Iterator[HostCheck]:
     gpus = load_gpus(root)
     for vendor in load_vendors(root).values():
         if vendor.probe:
@@ -48,8 +48,8 @@ def _device_checks(root: Path) -> Iterator[Check]:
             yield from check_device_files(vendor, discovery)
 
 
-def _host_checks(root: Path) -> Iterator[Check]:
-    checks: dict[str, Callable[[], Check]] = {
+def _host_checks(root: Path) -> Iterator[HostCheck]:
+    checks: dict[str, Callable[[], HostCheck]] = {
         "memory": host.check_memory,
         "shared memory": host.check_shared_memory,
         "cache disk": lambda: host.check_disk("cache disk", cache_root(), CACHE_BYTES, "set TWINRUN_CACHE"),
@@ -63,12 +63,12 @@ def _host_checks(root: Path) -> Iterator[Check]:
         yield _guarded(name, check)
 
 
-def _guarded(name: str, check: Callable[[], Check]) -> Check:
+def _guarded(name: str, check: Callable[[], HostCheck]) -> HostCheck:
     """Return the result of `check`; one that cannot be made is unknown, never ok."""
     try:
         return check()
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         hint = "the message is the system's own: mend what it names"
-        return Check(
+        return HostCheck(
             name=name, status="unknown", found=f"not checked: {error}", needed="an answer", hint=hint
         )

@@ -13,7 +13,7 @@ from twinrun.manifests.metrics import RATIO, Metric, known_metric
 from twinrun.manifests.metrics import demand as _demand
 from twinrun.manifests.record_claims import RecordClaim
 from twinrun.manifests.reference_table import read_rows
-from twinrun.manifests.restatements import Restatement, Terms, check_restatement, demand_resolution
+from twinrun.manifests.restatements import Restatement, RestatementTerms, check_restatement, demand_resolution
 from twinrun.manifests.source import Source
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.formulas import FORMULAS
@@ -22,7 +22,7 @@ from twinrun.protocol.measurements import Per
 Kind = Literal["absolute", "ratio", "invariant", "parity"]
 
 
-class Hardware(Frozen):
+class PublishedHardware(Frozen):
     """What a published number was measured on."""
 
     gpu: str
@@ -65,7 +65,7 @@ class Claim(Frozen):
     """Relative to `value`; of an invariant the largest difference, of a parity the widest envelope."""
     because: str
     """Why this tolerance."""
-    hardware: Hardware | None = None
+    hardware: PublishedHardware | None = None
     source: Source
     here: Restatement | None = None
     """What it says where the published hardware or scale is not."""
@@ -129,7 +129,7 @@ class Reference(Frozen):
 Accepted = str | int | bool | tuple[str | int | bool, ...]
 
 
-class Published(Frozen):
+class PublishedClaims(Frozen):
     """published.toml: everything the publication gives, and what it does not."""
 
     fingerprint: dict[str, Accepted]
@@ -143,24 +143,24 @@ class Published(Frozen):
     missing: tuple[Missing, ...] = ()
 
     @model_validator(mode="after")
-    def _distinct(self) -> Published:
+    def _distinct(self) -> PublishedClaims:
         names = [claim.id for claim in self.claim] + [claim.id for claim in self.between_records]
         if len(names) != len(set(names)):
             raise ValueError("two claims have the same id")
         return self
 
 
-def load_published(folder: Path) -> Published:
+def load_published(folder: Path) -> PublishedClaims:
     """Read `published.toml` of the recipe in `folder`; raises InputError."""
     path = folder / "published.toml"
     content = read_toml(path)
     if file := content.get("references"):
         content["reference"] = [*content.get("reference", []), *read_rows(folder, str(file))]
-    return validate(content, Published, place=str(path))
+    return validate(content, PublishedClaims, place=str(path))
 
 
 def check_numbers(
-    published: Published, *, place: str, metrics: dict[str, Metric], gpus: dict[str, Gpu]
+    published: PublishedClaims, *, place: str, metrics: dict[str, Metric], gpus: dict[str, Gpu]
 ) -> None:
     """Hold every published number against its metric and its GPU; raises InputError with file and key."""
     for number, claim in enumerate(published.claim):
@@ -175,7 +175,7 @@ def check_numbers(
         if claim.kind == "ratio":
             demand_resolution(claim.tolerance, claim.value, place=f"{where}.tolerance")
         if claim.here:
-            terms = Terms(claim.kind, claim.formula, claim.tolerance, tuple(published.fingerprint))
+            terms = RestatementTerms(claim.kind, claim.formula, claim.tolerance, tuple(published.fingerprint))
             check_restatement(claim.here, terms, place=f"{where}.here", metrics=metrics)
     for number, between in enumerate(published.between_records):
         where = f"{place}:between_records.{number}"
@@ -198,7 +198,7 @@ def _check_between(
         _demand(side.gpu, gpus, place=f"{where}.{name}.gpu", what="GPU")
     if claim.here is None:
         return
-    terms = Terms("ratio of records", claim.formula, claim.tolerance, fields)
+    terms = RestatementTerms("ratio of records", claim.formula, claim.tolerance, fields)
     check_restatement(claim.here, terms, place=f"{where}.here", metrics=metrics)
     demand_resolution(claim.here.tolerance, claim.here.value, place=f"{where}.here.tolerance")
     vendors = [gpus[side.gpu].vendor for side in (claim.over, claim.under)]

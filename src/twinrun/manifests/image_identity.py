@@ -19,7 +19,7 @@ COMMITTED = "contents.json"
 _ID = re.compile(r"sha256:[0-9a-f]{64}")
 
 
-class Committed(BaseModel):
+class CommittedInventory(BaseModel):
     """The keys of a committed package inventory that identify the image."""
 
     image: str
@@ -59,10 +59,10 @@ def rfc3339(epoch: int) -> str:
     return datetime.datetime.fromtimestamp(epoch, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def committed(folder: Path, image: str) -> Committed | None:
+def committed(folder: Path, image: str) -> CommittedInventory | None:
     """Return what the stack in `folder` has committed for the reference `image`."""
     path = folder / COMMITTED
-    found = load_json(path, Committed) if path.is_file() else None
+    found = load_json(path, CommittedInventory) if path.is_file() else None
     return found if found and found.image == image else None
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializeAsAny, model_validator
 
 from twinrun.foundation.manifest import Frozen
-from twinrun.manifests.claims import Published
+from twinrun.manifests.claims import PublishedClaims
 from twinrun.protocol.models.shape import Positive
 
 SCALES = ("smoke", "node", "paper")
@@ -101,7 +101,7 @@ class LoadedRecipe(Frozen):
     """The table that says what is run."""
     tables: SerializeAsAny[Frozen]
     """What the workload reads of recipe.toml."""
-    published: Published
+    published: PublishedClaims
     folder: str
     """Relative to the root."""
 

@@ -12,7 +12,7 @@ from twinrun.manifests.source import Source
 from twinrun.protocol.measurements import Per
 
 
-class Side(Frozen):
+class ClaimSide(Frozen):
     """What the records of one side have in common."""
 
     gpu: str
@@ -41,8 +41,8 @@ class RecordClaim(Frozen):
     """Identifier in the formulas; required where the metric has any."""
     point: str
     """The point that every record has."""
-    over: Side
-    under: Side
+    over: ClaimSide
+    under: ClaimSide
     mean_over: dict[str, tuple[str, ...]]
     """One setting, such as the model, and its values: each side has a record of each."""
     value: Annotated[float, Field(gt=0)]

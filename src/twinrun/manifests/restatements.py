@@ -66,7 +66,7 @@ class Restatement(Frozen):
         return -apart if better == "higher" else apart
 
 
-class Terms(NamedTuple):
+class RestatementTerms(NamedTuple):
     """What a restatement is held against: of its claim and of the publication."""
 
     kind: str
@@ -76,7 +76,9 @@ class Terms(NamedTuple):
     """Of the published fingerprint."""
 
 
-def check_restatement(here: Restatement, terms: Terms, *, place: str, metrics: dict[str, Metric]) -> None:
+def check_restatement(
+    here: Restatement, terms: RestatementTerms, *, place: str, metrics: dict[str, Metric]
+) -> None:
     """Refuse a restatement that nothing could judge or that asks less than its claim; raises InputError."""
     where = place
     metric = known_metric(here.metric, metrics, place=f"{where}.metric")

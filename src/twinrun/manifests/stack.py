@@ -12,19 +12,19 @@ from twinrun.foundation.files import canonical_json, is_file_in, sha256_of_bytes
 from twinrun.foundation.manifest import Frozen, load_toml
 from twinrun.foundation.tracked import tree_sha256
 from twinrun.manifests import apt_lock as apt
-from twinrun.manifests.image_identity import Committed, built_id, committed
+from twinrun.manifests.image_identity import CommittedInventory, built_id, committed
 from twinrun.manifests.image_lock import ImageLock, load_image_lock
 from twinrun.manifests.lock_checksum import first_changed_entry
 from twinrun.manifests.stack_manifest import (
     STAMP,
-    Alternative,
+    AlternativePin,
     Base,
-    Source,
+    SourcePackage,
     Stack,
-    Unverified,
+    UnverifiedPin,
 )
 
-__all__ = ["Alternative", "Base", "LoadedStack", "Source", "Stack", "Unverified"]
+__all__ = ["AlternativePin", "Base", "LoadedStack", "SourcePackage", "Stack", "UnverifiedPin"]
 
 DOCKERFILE = "images/Dockerfile"
 INPUTS_LABEL = "dev.twinrun.inputs-sha256"
@@ -42,7 +42,7 @@ class LoadedStack(Frozen):
     """Over all lock files, and over the keys of stack.toml that the image depends on beside them."""
     inputs_sha256: str
     """Over all that goes into the image: the locks, the Dockerfile and the kernels of this checkout."""
-    committed: Committed | None = None
+    committed: CommittedInventory | None = None
     """Image of these inputs, where it is committed beside the locks."""
 
     def lock(self, root: Path) -> Path:

@@ -28,7 +28,7 @@ Repository = Annotated[
 ]
 
 
-class Unverified(Frozen):
+class UnverifiedPin(Frozen):
     """A pin whose hash could not be taken where the lock was made."""
 
     requirement: Requirement
@@ -41,7 +41,7 @@ class Unverified(Frozen):
         return self.requirement.partition("==")[0]
 
 
-class Alternative(Unverified):
+class AlternativePin(UnverifiedPin):
     """A second-hand wheel that may take the place of a locked one; the lock has its hash as well."""
 
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -49,7 +49,7 @@ class Alternative(Unverified):
     """Patterns of locked packages that are not needed with this wheel."""
 
 
-class Source(Frozen):
+class SourcePackage(Frozen):
     """A package that the index has as source alone: wherever wheels are fetched, one is built of it."""
 
     requirement: Requirement
@@ -107,9 +107,9 @@ class Stack(Frozen):
     """None: the stack has no image."""
     replaces: tuple[Pattern, ...] = ()
     """Patterns of packages left out of the lock because an unverified pin takes their place."""
-    unverified: tuple[Unverified, ...] = ()
-    alternative: tuple[Alternative, ...] = ()
-    source: tuple[Source, ...] = ()
+    unverified: tuple[UnverifiedPin, ...] = ()
+    alternative: tuple[AlternativePin, ...] = ()
+    source: tuple[SourcePackage, ...] = ()
 
     def interpreter(self) -> str:
         """Return the version of the interpreter in the image, for example `3.11`."""

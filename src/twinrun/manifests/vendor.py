@@ -61,7 +61,7 @@ class GpuTable(Frozen):
     gpu: tuple[Gpu, ...]
 
 
-class Container(Frozen):
+class ContainerAccess(Frozen):
     """What a container is given so that it can use the devices, without privileges."""
 
     devices: tuple[str, ...] = ()
@@ -109,7 +109,7 @@ class Vendor(Frozen):
     """Variables that hide devices, applied in order; of a group only the first that is set."""
     device_files: tuple[str, ...] = ()
     """Patterns of the files a user must be able to open."""
-    container: Container = Container()
+    container: ContainerAccess = ContainerAccess()
     compiler: KernelCompiler
     arch_names: dict[str, str] = Field(default_factory=dict)
     """Spellings of architectures in probes, by the compiler's names."""

@@ -148,15 +148,15 @@ class Project:
         """Say whether a metric is computed from several points, and measured at none."""
         return self.metrics[metric].between_points or self.metrics[metric].between_curves
 
-    def _asked(self, claim: Claim) -> list[_Asked]:
+    def _asked(self, claim: Claim) -> list[_Demand]:
         """Return what a claim and its restatement ask of the workload."""
-        asked = [_Asked(key, point, claim.metric, claim.measurement) for key, point in _points_of(claim)]
+        asked = [_Demand(key, point, claim.metric, claim.measurement) for key, point in _points_of(claim)]
         if (here := claim.here) and not self._computed(here.metric):
-            asked.append(_Asked("here.metric", claim.point, here.metric, here.measurement))
+            asked.append(_Demand("here.metric", claim.point, here.metric, here.measurement))
         return asked
 
 
-class _Asked(NamedTuple):
+class _Demand(NamedTuple):
     """A number that a claim needs, and the key of the claim that says so."""
 
     key: str

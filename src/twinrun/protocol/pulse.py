@@ -34,7 +34,7 @@ class RankState(Frozen):
     """Whether its machine reaches that of the first rank; null where nobody asked."""
 
 
-class Watched(Frozen):
+class WatchedRank(Frozen):
     """What the process beside a rank is told of it; a part of the rank's job."""
 
     pid: int

@@ -11,8 +11,8 @@ from rich.text import Text
 from twinrun.foundation.text import number
 from twinrun.manifests.metrics import RATIO
 from twinrun.report.tables import View, word_columns
-from twinrun.results.compare import Comparison, Pair, SeriesDistance
-from twinrun.results.factors import Changed
+from twinrun.results.compare import Comparison, MeasurementPair, SeriesDistance
+from twinrun.results.factors import SettingChange
 from twinrun.workloads.tables import Cell, Column, Table, text
 
 # The first characters tell hashes apart; the JSON has all of them.
@@ -33,7 +33,7 @@ def comparison_view(comparison: Comparison) -> Group:
     )
 
 
-def _differences(found: Sequence[Changed]) -> View:
+def _differences(found: Sequence[SettingChange]) -> View:
     return View(differences_table(found), below=[one.because for one in found])
 
 
@@ -43,7 +43,7 @@ def pairs_tables(comparison: Comparison) -> list[Table]:
     return [_pairs_table(name, [one for one in comparison.pairs if _points(one) == name]) for name in points]
 
 
-def _pairs_table(name: str, pairs: Sequence[Pair]) -> Table:
+def _pairs_table(name: str, pairs: Sequence[MeasurementPair]) -> Table:
     titles = ("A", "B", "B times as good")
     return Table(
         title=f"{name}: medians",
@@ -53,7 +53,7 @@ def _pairs_table(name: str, pairs: Sequence[Pair]) -> Table:
     )
 
 
-def _row(pair: Pair) -> tuple[Cell, ...]:
+def _row(pair: MeasurementPair) -> tuple[Cell, ...]:
     counted = "" if pair.unit == RATIO else f"{pair.unit}{'' if pair.per == 'run' else f' per {pair.per}'}"
     spread = "within spread" if pair.within_spread else ""
     gain = text(f"{pair.gain:.3f}", spread)
@@ -68,7 +68,7 @@ def series_table(series: Sequence[SeriesDistance]) -> Table:
     )
 
 
-def differences_table(differences: Sequence[Changed]) -> Table:
+def differences_table(differences: Sequence[SettingChange]) -> Table:
     """Return what differs, largest likely effect on speed first."""
     rows = tuple(
         tuple(
@@ -82,7 +82,7 @@ def differences_table(differences: Sequence[Changed]) -> Table:
     )
 
 
-def _points(pair: Pair | SeriesDistance) -> str:
+def _points(pair: MeasurementPair | SeriesDistance) -> str:
     return pair.point_a if pair.point_a == pair.point_b else f"{pair.point_a} and {pair.point_b}"
 
 

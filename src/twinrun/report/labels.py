@@ -26,7 +26,7 @@ PLACES = (
 )
 
 
-class Label(Frozen):
+class ChartLabel(Frozen):
     """A text that belongs to a spot."""
 
     x: float
@@ -35,7 +35,7 @@ class Label(Frozen):
     colour: str
 
 
-def write_labels(axes: Axes, labels: Sequence[Label], *, marks: Sequence[tuple[float, float]]) -> None:
+def write_labels(axes: Axes, labels: Sequence[ChartLabel], *, marks: Sequence[tuple[float, float]]) -> None:
     """Write each label where it is clear of every mark and of the labels before it; nowhere if it is not.
 
     Args:
@@ -59,7 +59,7 @@ def write_labels(axes: Axes, labels: Sequence[Label], *, marks: Sequence[tuple[f
                 break
 
 
-def _write(axes: Axes, label: Label, dx: float, dy: float) -> None:
+def _write(axes: Axes, label: ChartLabel, dx: float, dy: float) -> None:
     axes.annotate(
         label.text,
         (label.x, label.value),

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from twinrun.foundation.text import number, percent
-from twinrun.report.labels import Label, write_labels
+from twinrun.report.labels import ChartLabel, write_labels
 from twinrun.report.look import Look, look_of
 from twinrun.report.svg import COLOURS, SIGNS, Key, Picture, canvas, label_logarithmic, svg_text
 from twinrun.workloads.charts import Curve, LineChart, Spot
@@ -120,7 +120,7 @@ def _label(axes: Axes, chart: LineChart, looks: list[Look]) -> None:
     # What a relative curve starts with is 1 by its definition.
     start = 1 if chart.y_scale == "relative" else 0
     labels = [
-        Label(x=spot.x, value=spot.value, text=_text(chart, spot), colour=look.colour)
+        ChartLabel(x=spot.x, value=spot.value, text=_text(chart, spot), colour=look.colour)
         for curve, look in zip(chart.curves, looks, strict=True)
         for spot in curve.spots[start:]
     ]

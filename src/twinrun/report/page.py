@@ -23,7 +23,7 @@ from twinrun.results.record import Record, Verdict, hardware
 from twinrun.workloads import load_workload
 from twinrun.workloads.charts import Chart
 from twinrun.workloads.tables import Table
-from twinrun.workloads.workload import Drawn
+from twinrun.workloads.workload import PictureContext
 
 
 def write_report(
@@ -81,7 +81,7 @@ def excerpt(
 def charts(records: Sequence[Record], recipe: LoadedRecipe, gpus: dict[str, Gpu]) -> list[Chart]:
     """Return what is drawn of one record, or of all of a recipe."""
     shown = [record.shown() for record in records]
-    drawn = Drawn(recipe=recipe, gpus=gpus)
+    drawn = PictureContext(recipe=recipe, gpus=gpus)
     return list(load_workload(recipe.workload).charts(shown, drawn)) if records else []
 
 
@@ -95,7 +95,7 @@ def hardware_tables(
 ) -> tuple[Table, ...]:
     """Return published and measured hardware side by side; those after the first table are folded."""
     shown = [record.shown() for record in records]
-    return load_workload(recipe.workload).hardware_tables(shown, Drawn(recipe=recipe, gpus=gpus))
+    return load_workload(recipe.workload).hardware_tables(shown, PictureContext(recipe=recipe, gpus=gpus))
 
 
 def tables(record: Record) -> tuple[Table, ...]:

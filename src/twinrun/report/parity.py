@@ -12,7 +12,7 @@ from twinrun.foundation.files import write_atomically
 from twinrun.report.drawing import draw
 from twinrun.report.page import page_environment
 from twinrun.report.tables import View, word_columns
-from twinrun.results.parity_between import METRIC, Held
+from twinrun.results.parity_between import METRIC, CurveParity
 from twinrun.results.record import Record
 from twinrun.workloads.parity import Outcome
 from twinrun.workloads.parity_charts import parity_charts
@@ -29,7 +29,7 @@ TONES: dict[Outcome, str] = {"inside": "good", "outside": "bad", "start": "bad"}
 COLUMNS = ("over", "largest difference", "at step", "envelope", "control runs")
 
 
-def parity_view(found: Sequence[Held]) -> Group:
+def parity_view(found: Sequence[CurveParity]) -> Group:
     """Return the verdict on each pair of curves, and its windows."""
     parts: list[RenderableType] = []
     for one in found:
@@ -41,7 +41,7 @@ def parity_view(found: Sequence[Held]) -> Group:
     return Group(*parts)
 
 
-def windows_table(held: Held) -> Table:
+def windows_table(held: CurveParity) -> Table:
     """Return a row for the whole curve and one for its first steps."""
     rows = tuple(
         (
@@ -56,7 +56,7 @@ def windows_table(held: Held) -> Table:
     return Table(title="Relative differences", columns=word_columns(*COLUMNS), rows=rows)
 
 
-def write_parity_page(path: Path, found: Sequence[Held], *, a: Record, b: Record) -> None:
+def write_parity_page(path: Path, found: Sequence[CurveParity], *, a: Record, b: Record) -> None:
     """Write a page with each pair of curves, their difference and the envelope; raises MachineError."""
     sections = [
         {

@@ -10,7 +10,7 @@ from twinrun.manifests.metrics import Metric
 from twinrun.results.record import Record, hardware
 
 
-class Ranked(NamedTuple):
+class RecordRank(NamedTuple):
     """The records of one hardware and subject."""
 
     best: Record
@@ -18,7 +18,7 @@ class Ranked(NamedTuple):
     """Newest first."""
 
 
-def ranked(records: Sequence[Record], metrics: Mapping[str, Metric]) -> list[Ranked]:
+def ranked(records: Sequence[Record], metrics: Mapping[str, Metric]) -> list[RecordRank]:
     """Return the records of each hardware and subject: most devices first, then most claims judged."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
@@ -45,11 +45,11 @@ def label(record: Record) -> str:
     return f"{record.created[:16].replace('T', ' ')}, run {record.run}"
 
 
-def _ranked(group: Sequence[Record], metrics: Mapping[str, Metric]) -> Ranked:
+def _ranked(group: Sequence[Record], metrics: Mapping[str, Metric]) -> RecordRank:
     newest = sorted(group, key=lambda one: one.created, reverse=True)
     # An older version measured something else, however good its number.
     best = max(newest, key=lambda one: (one.plan.recipe_version, _merit(one, metrics)))
-    return Ranked(best, tuple(one for one in newest if one is not best))
+    return RecordRank(best, tuple(one for one in newest if one is not best))
 
 
 def _merit(record: Record, metrics: Mapping[str, Metric]) -> float:

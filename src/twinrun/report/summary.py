@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from twinrun.foundation.text import number, percent, plain, plural
-from twinrun.manifests.claims import Claim, Published
+from twinrun.manifests.claims import Claim, PublishedClaims
 from twinrun.manifests.metrics import RATIO, Metric
 from twinrun.manifests.record_claims import RecordClaim
 from twinrun.protocol.measurements import Fact, Measurement
@@ -53,7 +53,7 @@ def size(value: float, metric: Metric) -> str:
 
 
 def claims_of(
-    verdicts: Sequence[Verdict], published: Published
+    verdicts: Sequence[Verdict], published: PublishedClaims
 ) -> list[tuple[Verdict, Claim | RecordClaim | None]]:
     """Pair each verdict with its claim, None where the recipe has dropped the claim since."""
     claims: dict[str, Claim | RecordClaim] = {claim.id: claim for claim in published.claim}

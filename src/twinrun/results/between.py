@@ -7,7 +7,7 @@ from pathlib import Path
 
 from twinrun.foundation.errors import InputError
 from twinrun.manifests.metrics import RATIO
-from twinrun.manifests.record_claims import RecordClaim, Side
+from twinrun.manifests.record_claims import ClaimSide, RecordClaim
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement
 from twinrun.results.between_restated import restated_between
@@ -73,7 +73,7 @@ def _as_published(claim: RecordClaim, records: Sequence[Record], project: Projec
     return _directed(claim, ratios)
 
 
-def _of_side(claim: RecordClaim, side: Side, records: Sequence[Record]) -> dict[str, list[Record]]:
+def _of_side(claim: RecordClaim, side: ClaimSide, records: Sequence[Record]) -> dict[str, list[Record]]:
     """Return the records of a side by the setting that the mean is over."""
     found: dict[str, list[Record]] = {}
     for record in records:
@@ -84,7 +84,7 @@ def _of_side(claim: RecordClaim, side: Side, records: Sequence[Record]) -> dict[
     return {name: found[name] for name in claim.values if name in found}
 
 
-def _doubt(claim: RecordClaim, side: Side, found: dict[str, list[Record]]) -> str | None:
+def _doubt(claim: RecordClaim, side: ClaimSide, found: dict[str, list[Record]]) -> str | None:
     """Return why a side gives no mean."""
     if absent := [name for name in claim.values if name not in found]:
         return f"no record at {claim.point} of {side} for {claim.setting} {', '.join(absent)}"

@@ -12,7 +12,7 @@ from twinrun.manifests.restatements import Restatement
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement
 from twinrun.results.evidence import doubt_of
-from twinrun.results.record import AsRestated, Record, Restated, hardware
+from twinrun.results.record import AsRestated, Record, RestatementVerdict, hardware
 from twinrun.workloads.workload import PointRecord
 
 # Fewer settings in common, such as models, are no mean.
@@ -33,7 +33,7 @@ class _Found(NamedTuple):
 
 def restated_between(
     claim: RecordClaim, here: Restatement, records: Sequence[Record], project: Project
-) -> Restated:
+) -> RestatementVerdict:
     """Judge the restatement of a claim between records, over the settings that both sides have."""
     metric = project.metrics[here.metric]
     try:
@@ -120,9 +120,9 @@ def _differs(claim: RecordClaim, sides: Sequence[dict[str, _Found]], common: Seq
 
 def _restated(
     here: Restatement, metric: Metric, outcome: AsRestated, reason: str, measured: float | None = None
-) -> Restated:
+) -> RestatementVerdict:
     weaker = f" Weaker than published: {here.weaker}." if here.weaker else ""
-    return Restated(
+    return RestatementVerdict(
         statement=here.statement,
         outcome=outcome,
         reason=reason + weaker,

@@ -10,7 +10,7 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement, Per
-from twinrun.results.factors import Changed, changed, conditions
+from twinrun.results.factors import SettingChange, changed, conditions
 from twinrun.results.record import Record
 from twinrun.workloads.series import largest_difference
 from twinrun.workloads.workload import Grade, PointRecord
@@ -19,7 +19,7 @@ from twinrun.workloads.workload import Grade, PointRecord
 MAX_REASONS = 3
 
 
-class Pair(Frozen):
+class MeasurementPair(Frozen):
     """One measurement in both records."""
 
     point_a: str
@@ -66,9 +66,9 @@ class Comparison(Frozen):
     summary: str
     pairing: str
     """Which points are compared, and why these."""
-    pairs: tuple[Pair, ...]
+    pairs: tuple[MeasurementPair, ...]
     series: tuple[SeriesDistance, ...]
-    differences: tuple[Changed, ...]
+    differences: tuple[SettingChange, ...]
     """Largest likely effect on speed first."""
 
 
@@ -127,7 +127,7 @@ def _paired(a: Record, b: Record) -> tuple[list[tuple[PointRecord, PointRecord]]
     return [(one, other)], f"none has the same name, so the largest of each: {one.id} of A, {other.id} of B"
 
 
-def _pairs(one: PointRecord, other: PointRecord, project: Project) -> list[Pair]:
+def _pairs(one: PointRecord, other: PointRecord, project: Project) -> list[MeasurementPair]:
     both = [(mine, theirs) for mine in one.measurements if (theirs := other.measurement(mine.id))]
     for mine, theirs in both:
         kinds = [f"{found.metric} in {found.unit} per {found.per}" for found in (mine, theirs)]
@@ -138,10 +138,10 @@ def _pairs(one: PointRecord, other: PointRecord, project: Project) -> list[Pair]
 
 def _pair(
     one: PointRecord, other: PointRecord, mine: Measurement, theirs: Measurement, project: Project
-) -> Pair:
+) -> MeasurementPair:
     higher = project.metrics[mine.metric].better == "higher"
     good, base = (theirs, mine) if higher else (mine, theirs)
-    return Pair(
+    return MeasurementPair(
         point_a=one.id,
         point_b=other.id,
         measurement=mine.id,
@@ -186,14 +186,14 @@ def _series(a: Record, b: Record, one: PointRecord, other: PointRecord) -> Itera
         )
 
 
-def _headline(record: Record, pairs: Sequence[Pair]) -> str:
+def _headline(record: Record, pairs: Sequence[MeasurementPair]) -> str:
     """Return the metric that stands for the comparison."""
     measured = {pair.metric for pair in pairs}
     preferred = [*(name for name in record.workload.headline if name != "speedup"), pairs[0].metric]
     return next(name for name in preferred if name in measured)
 
 
-def _summary(pairs: Sequence[Pair], found: Sequence[Changed], project: Project) -> str:
+def _summary(pairs: Sequence[MeasurementPair], found: Sequence[SettingChange], project: Project) -> str:
     """Say which is faster and by how much, over what interval, and what else differs."""
     title = project.metrics[pairs[0].metric].title
     apart = [pair for pair in pairs if not pair.within_spread]
@@ -219,14 +219,14 @@ def _summary(pairs: Sequence[Pair], found: Sequence[Changed], project: Project) 
     return f"{head}; {because}: {'; '.join(likely[:MAX_REASONS])}"
 
 
-def _where(pairs: Sequence[Pair]) -> str:
+def _where(pairs: Sequence[MeasurementPair]) -> str:
     one = pairs[0]
     if len(pairs) > 1:
         return f"{len(pairs)} measurements"
     return one.point_a if one.point_a == one.point_b else f"{one.point_b} against {one.point_a}"
 
 
-def _strongest(found: Iterable[Changed]) -> Grade | None:
+def _strongest(found: Iterable[SettingChange]) -> Grade | None:
     """Return the highest grade of a likely effect on speed, None when nothing has any."""
     grades: tuple[Grade, ...] = ("large", "some", "small")
     present = {one.speed for one in found}

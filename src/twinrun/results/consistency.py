@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from twinrun.foundation.errors import InputError
-from twinrun.manifests.claims import Published
+from twinrun.manifests.claims import PublishedClaims
 from twinrun.manifests.metrics import Metric
 from twinrun.manifests.recipe import SCALES
 from twinrun.planning.project import Project
@@ -92,7 +92,7 @@ def _check_metric(number: Measurement | Series, metrics: Mapping[str, Metric], w
         demand_same(f"what {number.id} is counted per", " or ".join(metric.per), number.per, where)
 
 
-def with_fingerprint(record: Record, published: Published, place: str, *, known: bool) -> Record:
+def with_fingerprint(record: Record, published: PublishedClaims, place: str, *, known: bool) -> Record:
     """Return the record with the fingerprint of its plan, held against the publication as it stands.
 
     Args:

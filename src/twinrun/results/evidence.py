@@ -18,7 +18,7 @@ from twinrun.workloads.workload import PointRecord
 PEAK_SLACK = 1.02
 
 
-class Terms(Frozen):
+class JudgeContext(Frozen):
     """What claims are judged by beside the record."""
 
     metrics: dict[str, Metric]
@@ -79,7 +79,9 @@ def _beyond(found: Measurement, metric: Metric, gpu: Gpu | None) -> str | None:
     return f"{found.id} is {value:.4g} {metric.unit}, more than the {limit:.4g} that the device can do"
 
 
-def differences_of(record: Record, points: Sequence[PointRecord], terms: Terms) -> tuple[Difference, ...]:
+def differences_of(
+    record: Record, points: Sequence[PointRecord], terms: JudgeContext
+) -> tuple[Difference, ...]:
     """Return where the run, or the points that a claim is about, are not the published configuration."""
     of_points = [record.workload.point_differences(point, dict(terms.fingerprint)) for point in points]
     if None in of_points:

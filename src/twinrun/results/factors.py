@@ -40,7 +40,7 @@ SOFTWARE = (
 )
 
 
-class Changed(Frozen):
+class SettingChange(Frozen):
     """Something in which two records differ."""
 
     name: str
@@ -85,7 +85,7 @@ def conditions(record: Record, point: PointRecord) -> dict[str, str]:
     return found | {prefix + name: value for prefix, group in groups.items() for name, value in group.items()}
 
 
-def changed(a: dict[str, str], b: dict[str, str], factors: tuple[Factor, ...]) -> tuple[Changed, ...]:
+def changed(a: dict[str, str], b: dict[str, str], factors: tuple[Factor, ...]) -> tuple[SettingChange, ...]:
     """List the names that are not the same in both, largest likely effect first.
 
     Args:
@@ -98,7 +98,7 @@ def changed(a: dict[str, str], b: dict[str, str], factors: tuple[Factor, ...]) -
 
     names = sorted((name for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name)), key=rank)
     return tuple(
-        Changed(
+        SettingChange(
             name=name,
             a=a.get(name, ABSENT),
             b=b.get(name, ABSENT),

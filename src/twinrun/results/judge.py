@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 
 from twinrun.foundation.files import canonical_json, sha256_of_bytes
-from twinrun.manifests.claims import Claim, Published
+from twinrun.manifests.claims import Claim, PublishedClaims
 from twinrun.manifests.metrics import Metric
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement
 from twinrun.results.curves import held
-from twinrun.results.evidence import Terms, differences_of, doubt_of, found_of, names_of, value_of
+from twinrun.results.evidence import JudgeContext, differences_of, doubt_of, found_of, names_of, value_of
 from twinrun.results.record import AsPublished, Record, Verdict
 from twinrun.results.restate import restated
 from twinrun.workloads.fingerprint import Difference
@@ -31,13 +31,13 @@ PARITY: dict[Outcome, AsPublished] = {
 LEAST_STEPS = 4
 
 
-def judge(record: Record, published: Published, project: Project) -> tuple[Verdict, ...]:
+def judge(record: Record, published: PublishedClaims, project: Project) -> tuple[Verdict, ...]:
     """Judge every claim against `record`, in the published order; where that cannot be, as restated."""
-    terms = Terms(metrics=project.metrics, gpus=project.gpus, fingerprint=dict(published.fingerprint))
+    terms = JudgeContext(metrics=project.metrics, gpus=project.gpus, fingerprint=dict(published.fingerprint))
     return tuple(_judged(claim, record, terms) for claim in published.claim)
 
 
-def _judged(claim: Claim, record: Record, terms: Terms) -> Verdict:
+def _judged(claim: Claim, record: Record, terms: JudgeContext) -> Verdict:
     rules = {"absolute": _absolute, "ratio": _ratio, "invariant": _invariant, "parity": _parity}
     verdict = rules[claim.kind](claim, record, terms)
     if claim.here is None or verdict.outcome not in ("not-comparable", "config-mismatch"):
@@ -45,13 +45,13 @@ def _judged(claim: Claim, record: Record, terms: Terms) -> Verdict:
     return verdict.model_copy(update={"here": restated(claim, claim.here, record, terms)})
 
 
-def claims_digest(published: Published) -> str:
+def claims_digest(published: PublishedClaims) -> str:
     """Return the digest of all that verdicts depend on in published.toml."""
     content = published.model_dump(mode="json", include={"claim", "fingerprint"})
     return sha256_of_bytes(canonical_json(content).encode())
 
 
-def _absolute(claim: Claim, record: Record, terms: Terms) -> Verdict:
+def _absolute(claim: Claim, record: Record, terms: JudgeContext) -> Verdict:
     assert claim.hardware is not None
     assert claim.point is not None
     published_gpu, metric = terms.gpus[claim.hardware.gpu], terms.metrics[claim.metric]
@@ -76,7 +76,7 @@ def _absolute(claim: Claim, record: Record, terms: Terms) -> Verdict:
     return _directed(claim, value)
 
 
-def _ratio(claim: Claim, record: Record, terms: Terms) -> Verdict:
+def _ratio(claim: Claim, record: Record, terms: JudgeContext) -> Verdict:
     assert claim.between is not None
     metric = terms.metrics[claim.metric]
     points = [point for name in claim.between if (point := record.point(name))]
@@ -92,7 +92,7 @@ def _ratio(claim: Claim, record: Record, terms: Terms) -> Verdict:
     return _directed(claim, value)
 
 
-def _invariant(claim: Claim, record: Record, terms: Terms) -> Verdict:
+def _invariant(claim: Claim, record: Record, terms: JudgeContext) -> Verdict:
     points = record.workload.whole(record.points)
     if len(points) < 2:
         names = names_of(points) or "none"
@@ -111,7 +111,7 @@ def _same_fact(claim: Claim, points: Sequence[PointRecord], fact: str) -> Verdic
     return _verdict(claim, "not-reproduced" if apart else "reproduced", reason, float(apart))
 
 
-def _parity(claim: Claim, record: Record, terms: Terms) -> Verdict:
+def _parity(claim: Claim, record: Record, terms: JudgeContext) -> Verdict:
     """Judge whether curves are one but for rounding; as published on the published hardware alone."""
     if terms.metrics[claim.metric].series is None:
         return _same_value(claim, record, terms)
@@ -131,7 +131,7 @@ def _parity(claim: Claim, record: Record, terms: Terms) -> Verdict:
     return _verdict(claim, PARITY[worst.outcome], reason, distance)
 
 
-def _same_value(claim: Claim, record: Record, terms: Terms) -> Verdict:
+def _same_value(claim: Claim, record: Record, terms: JudgeContext) -> Verdict:
     """Judge whether two points have one value, which no control run widens."""
     points = [point for name in claim.between or () if (point := record.point(name))]
     if len(points) < 2:
@@ -144,7 +144,7 @@ def _curves(claim: Claim, record: Record) -> list[tuple[float, ...]]:
     return [_curve(claim, point) for point in record.workload.whole(record.points)]
 
 
-def _distance(claim: Claim, points: Sequence[PointRecord], terms: Terms, *, allowed: float) -> Verdict:
+def _distance(claim: Claim, points: Sequence[PointRecord], terms: JudgeContext, *, allowed: float) -> Verdict:
     """Judge how far the curves, or the values, of `points` are apart."""
     curves = [_curve(claim, point) for point in points]
     if not all(curves):

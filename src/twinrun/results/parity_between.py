@@ -9,22 +9,22 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.results.record import Record, hardware
 from twinrun.workloads.parity import WEIGHTS, Parity, differences, parity
 from twinrun.workloads.series import ORDER
-from twinrun.workloads.workload import PointRecord, Traced
+from twinrun.workloads.workload import ControlledCurve, PointRecord
 
 METRIC = "loss"
 
 
-class Held(Frozen):
+class CurveParity(Frozen):
     """Two curves, and what became of holding them against each other."""
 
-    a: Traced
-    b: Traced
+    a: ControlledCurve
+    b: ControlledCurve
     parity: Parity
 
 
 def held_between(
     a: Record, b: Record, *, points: Sequence[str] = (), controls: Record | None = None
-) -> tuple[Held, ...]:
+) -> tuple[CurveParity, ...]:
     """Hold the whole curves of two records against each other.
 
     Args:
@@ -42,7 +42,7 @@ def held_between(
             *_repeated(b, first, but=other)[0],
             *(_controls(controls, first) if controls else ()),
         )
-        found.append(Held(a=first, b=second, parity=parity(first, second, further=further)))
+        found.append(CurveParity(a=first, b=second, parity=parity(first, second, further=further)))
     return tuple(found)
 
 
@@ -68,14 +68,14 @@ def _named(record: Record, name: str) -> PointRecord:
     return point
 
 
-def _traced(record: Record, point: PointRecord, side: str) -> Traced:
+def _traced(record: Record, point: PointRecord, side: str) -> ControlledCurve:
     found = record.workload.traced(record.plan.part, point, METRIC)
     if found is None:
         raise InputError(f"the record has no {METRIC} by step", place=record.run, found=point.id)
     return found.model_copy(update={"name": f"{side}: {point.id}, {hardware(record)}"})
 
 
-def _controls(record: Record, run: Traced) -> tuple[Traced, ...]:
+def _controls(record: Record, run: ControlledCurve) -> tuple[ControlledCurve, ...]:
     """Return the curves of `record` that have control runs, which must be of the same experiment as `run`."""
     found, others = _repeated(record, run)
     if others:
@@ -93,12 +93,12 @@ def _controls(record: Record, run: Traced) -> tuple[Traced, ...]:
 
 
 def _repeated(
-    record: Record, run: Traced, *, but: PointRecord | None = None
-) -> tuple[tuple[Traced, ...], tuple[str, ...]]:
+    record: Record, run: ControlledCurve, *, but: PointRecord | None = None
+) -> tuple[tuple[ControlledCurve, ...], tuple[str, ...]]:
     """Return the curves of `record` with control runs that repeat `run`, and how others differ from it."""
     points = [point for point in record.points if point is not but]
     every = (record.workload.traced(record.plan.part, point, METRIC) for point in points)
-    found: list[Traced] = []
+    found: list[ControlledCurve] = []
     others: list[str] = []
     for one in every:
         if one is None or not one.controls:

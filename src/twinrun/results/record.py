@@ -17,7 +17,7 @@ from twinrun.planning.plan import Plan, typed_points
 from twinrun.protocol.allocation import Allocation
 from twinrun.protocol.measurements import Per
 from twinrun.workloads import load_workload
-from twinrun.workloads.workload import PointRecord, Recorded, Workload
+from twinrun.workloads.workload import PointRecord, RecordView, Workload
 
 AsPublished = Literal["reproduced", "not-reproduced", "not-comparable", "config-mismatch", "failed"]
 AsRestated = Literal["holds-here", "fails-here", "not-comparable"]
@@ -34,7 +34,7 @@ Outcome = Literal[
 FAILURES: tuple[Outcome, ...] = ("not-reproduced", "fails-here", "failed")
 
 
-class Restated(Frozen):
+class RestatementVerdict(Frozen):
     """What became of a claim's restatement, where the claim could not be judged as published."""
 
     statement: str
@@ -62,7 +62,7 @@ class Verdict(Frozen):
     measured: float | None
     unit: str
     per: Per
-    here: Restated | None = None
+    here: RestatementVerdict | None = None
     """As restated; null where the claim was judged as published, or has no restatement."""
 
     @property
@@ -141,9 +141,9 @@ class Record(Frozen):
         """Return the record with its digest filled in."""
         return self.model_copy(update={"sha256": self.digest()})
 
-    def shown(self) -> Recorded:
+    def shown(self) -> RecordView:
         """Return what the workload shows of this record."""
-        return Recorded(
+        return RecordView(
             label=hardware(self),
             run=self.run,
             part=self.plan.part,

@@ -13,8 +13,8 @@ from twinrun.manifests.metrics import RATIO, Metric
 from twinrun.manifests.restatements import Restatement
 from twinrun.protocol.measurements import Measurement
 from twinrun.results.curves import held
-from twinrun.results.evidence import Terms, differences_of, doubt_of, found_of
-from twinrun.results.record import AsRestated, Record, Restated
+from twinrun.results.evidence import JudgeContext, differences_of, doubt_of, found_of
+from twinrun.results.record import AsRestated, Record, RestatementVerdict
 from twinrun.workloads.fingerprint import Difference
 from twinrun.workloads.workload import PointRecord
 
@@ -31,7 +31,7 @@ class _NotAskedError(Exception):
     """Why a restatement cannot be judged on a record."""
 
 
-def restated(claim: Claim, here: Restatement, record: Record, terms: Terms) -> Restated:
+def restated(claim: Claim, here: Restatement, record: Record, terms: JudgeContext) -> RestatementVerdict:
     """Judge the restatement of a claim; the worst of its points decides."""
     metric = terms.metrics[here.metric]
     points = _points(claim, here, record)
@@ -61,17 +61,17 @@ def restated(claim: Claim, here: Restatement, record: Record, terms: Terms) -> R
     return found.model_copy(update={"reason": reason + weaker})
 
 
-def published_here(found: Restated) -> str:
+def published_here(found: RestatementVerdict) -> str:
     """Return the published value in the neutral metric."""
     return _in_words(found.published, found)
 
 
-def measured_here(found: Restated) -> str:
+def measured_here(found: RestatementVerdict) -> str:
     """Return what the run says in the neutral metric, a dash where it says nothing."""
     return "-" if found.measured is None else _in_words(found.measured, found)
 
 
-def _in_words(value: float, found: Restated) -> str:
+def _in_words(value: float, found: RestatementVerdict) -> str:
     if found.unit == "%":
         return f"{value:.1f} % {found.title}"
     return f"{value:.2f} {found.title}" if found.unit == RATIO else f"{number(value)} {found.unit}"
@@ -83,9 +83,9 @@ def _canonical(here: Restatement, metric: Metric) -> float:
 
 def _restated(
     here: Restatement, metric: Metric, outcome: AsRestated, reason: str, measured: float | None = None
-) -> Restated:
+) -> RestatementVerdict:
     unit = "%" if "%" in metric.units else metric.unit
-    return Restated(
+    return RestatementVerdict(
         statement=here.statement,
         outcome=outcome,
         reason=reason,
@@ -114,7 +114,7 @@ def _distinct(found: Iterator[tuple[Difference, ...]]) -> list[Difference]:
 def _differs(
     claim: Claim,
     record: Record,
-    terms: Terms,
+    terms: JudgeContext,
     points: Sequence[PointRecord],
     differences: Sequence[Difference],
 ) -> Iterator[str]:
@@ -217,7 +217,9 @@ def _doublings(claim: Claim, points: Sequence[PointRecord]) -> Iterator[Reading]
         yield Reading(kept, f"{smaller.id} to {larger.id}", (under, over))
 
 
-def _demand_no_doubt(here: Restatement, record: Record, terms: Terms, readings: Sequence[Reading]) -> None:
+def _demand_no_doubt(
+    here: Restatement, record: Record, terms: JudgeContext, readings: Sequence[Reading]
+) -> None:
     """Raise _NotAskedError where nothing stands behind a reading."""
     for one in readings:
         for found in one.behind:

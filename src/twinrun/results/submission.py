@@ -28,7 +28,7 @@ _ADDRESS = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])")
 _PRIVATE = ("machine", "allocation", "environment")
 
 
-class Submission(Frozen):
+class SubmissionForm(Frozen):
     """submission.json."""
 
     schema_version: Literal[1] = 1
@@ -56,7 +56,7 @@ def write_submission(
     file = source / "record.json" if source.is_dir() else source
     # As the run wrote it: fields that records have gained since are not of its digests.
     content = json.loads(file.read_text(encoding="utf-8"))
-    submission = Submission(
+    submission = SubmissionForm(
         run_sha256=content["sha256"],
         record=_without_names(content, hide),
         logs={name: hide.log(head) for name, head in _heads(source)},
@@ -153,7 +153,7 @@ def _heads(folder: Path) -> Iterator[tuple[str, str]]:
             yield file.relative_to(folder).as_posix(), head
 
 
-def _read(file: Path) -> Submission:
+def _read(file: Path) -> SubmissionForm:
     if not file.is_file():
         raise InputError("no such submission", place=str(file), hint="invoke report RUN --form writes one")
     if (size := file.stat().st_size) > MAX_BYTES:
@@ -165,7 +165,7 @@ def _read(file: Path) -> Submission:
     if isinstance(content, dict) and "plan" in content:
         hint = "`invoke report RECORD --form` makes what is sent in of it"
         raise InputError("a record, and not a submission", place=str(file), hint=hint)
-    return validate(content, Submission, place=str(file))
+    return validate(content, SubmissionForm, place=str(file))
 
 
 def _demand_takeable(record: Record, place: str) -> None:

@@ -21,7 +21,7 @@ OTHERS_SECONDS = 10.0
 _POLL_SECONDS = 0.2
 
 
-class Failed(Exception):  # noqa: N818 - what a check finds is no error of the program
+class CheckError(Exception):
     """What a check found wrong, and what to do about it."""
 
     def __init__(self, reason: str, *, remedy: str | None = None, nodes: Sequence[str] = ()) -> None:
@@ -31,7 +31,7 @@ class Failed(Exception):  # noqa: N818 - what a check finds is no error of the p
         self.nodes = tuple(nodes)
 
 
-class Unknown(Exception):  # noqa: N818 - as above
+class UndecidedError(Exception):
     """Why a check could find out nothing, and what would let it."""
 
     def __init__(self, reason: str, *, remedy: str) -> None:
@@ -97,10 +97,10 @@ def _child(function: Callable[[], None], writer: int) -> NoReturn:
 def _answer(function: Callable[[], None]) -> dict[str, Any]:
     try:
         function()
-    except Failed as failed:
+    except CheckError as failed:
         found = {"reason": failed.reason, "remedy": failed.remedy, "nodes": failed.nodes}
         return {"outcome": "fail", **found}
-    except Unknown as unknown:
+    except UndecidedError as unknown:
         return {"outcome": "unknown", "reason": unknown.reason, "remedy": unknown.remedy}
     except BaseException as error:
         traceback.print_exc()

@@ -12,11 +12,11 @@ from functools import partial
 from twinrun.foundation.errors import InputError, TwinrunError, closest
 from twinrun.protocol.checks import CheckLine, ChecksJob, CheckSpec, ChecksResult
 from twinrun.protocol.measurements import Check
-from twinrun.train.check_process import Failed, Unknown, run_check
+from twinrun.train.check_process import CheckError, UndecidedError, run_check
 from twinrun.train.job_files import append_line, rank_variable, read_job, report_rank, write_result
 from twinrun.train.outcomes import Outcomes
 
-__all__ = ["Failed", "Function", "Unknown", "main"]
+__all__ = ["CheckError", "Function", "UndecidedError", "main"]
 
 Function = Callable[[ChecksJob], None]
 # Of the outcomes of all ranks together the first counts.
@@ -61,7 +61,7 @@ def _import(name: str) -> None:
     try:
         importlib.import_module(name)
     except ImportError as error:
-        raise Unknown(str(error), remedy="install it") from None
+        raise UndecidedError(str(error), remedy="install it") from None
 
 
 def _refuse_unknown(job: ChecksJob, functions: Mapping[str, Function]) -> None:

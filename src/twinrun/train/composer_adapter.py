@@ -15,13 +15,13 @@ from twinrun.foundation.errors import InputError
 from twinrun.protocol.training import TrainingJob
 from twinrun.train import ranks
 from twinrun.train.bare_imports import bare, switched_off
-from twinrun.train.checkpoint.session import Saves, checkpoints_of
+from twinrun.train.checkpoint.session import CheckpointCalls, checkpoints_of
 from twinrun.train.corpus import Corpus
 from twinrun.train.data import set_position
 from twinrun.train.metrics import Meter
 from twinrun.train.models import IGNORED, Model
 from twinrun.train.optimizer import adamw, learning_rate, set_learning_rate
-from twinrun.train.sharding import OncePerStep, gradient_excess, settle_buckets
+from twinrun.train.sharding import GradientSync, gradient_excess, settle_buckets
 
 # A rank on two cores imports Composer in 7 s in place of 12: plots and text scores of its metrics, the client
 # of its makers' platform and its other algorithms are left out.
@@ -88,11 +88,11 @@ def build_trainer(job: TrainingJob, *, model: Model, batches: DataLoader[Batch],
     shared = parallelism(job)
     excess = gradient_excess(next(model.parameters()).device) if shared == "fsdp2" else 1.0
     return ClosurelessTrainer(
-        model=Composed(model, gradient_scale=1 / excess),
+        model=ComposerLanguageModel(model, gradient_scale=1 / excess),
         train_dataloader=DataSpec(batches, get_num_samples_in_batch=_count_samples),
         optimizers=adamw(model, settings.optimizer),
         algorithms=[GradientClipping("norm", settings.optimizer.gradient_clip)],
-        callbacks=[Steps(job, meter)],
+        callbacks=[StepCallback(job, meter)],
         device=_device(job),
         precision=PRECISIONS[settings.precision],
         device_train_microbatch_size=job.microbatch,
@@ -116,7 +116,7 @@ def fit(trainer: Trainer, job: TrainingJob, *, model: Model, corpus: Corpus, met
     saves = checkpoints_of(job, corpus=corpus, model=model, optimizer=optimizer, meter=meter)
     done = saves.resume()
     set_position(trainer.state.train_dataloader, job, corpus, step=done)
-    (steps,) = (one for one in trainer.state.callbacks if isinstance(one, Steps))
+    (steps,) = (one for one in trainer.state.callbacks if isinstance(one, StepCallback))
     steps.go_on(done, saves)
     if done < job.training.steps:
         # Composer counts from 0 again: where training stands is ours to know.
@@ -132,7 +132,7 @@ class ClosurelessTrainer(Trainer):
         return False
 
 
-class Composed(ComposerModel):
+class ComposerLanguageModel(ComposerModel):
     """The model as Composer calls it: one forward pass gives the loss."""
 
     def __init__(self, model: Model, *, gradient_scale: float = 1.0) -> None:
@@ -155,7 +155,7 @@ class Composed(ComposerModel):
         return outputs
 
 
-class Steps(Callback):
+class StepCallback(Callback):
     """Sets the learning rate of each step and reports its samples, losses and time."""
 
     def __init__(self, job: TrainingJob, meter: Meter) -> None:
@@ -163,16 +163,16 @@ class Steps(Callback):
         self._settings = job.training.optimizer
         self._meter = meter
         self._step = 0
-        self._once: OncePerStep | None = None
-        self._saves: Saves | None = None
+        self._once: GradientSync | None = None
+        self._saves: CheckpointCalls | None = None
 
-    def go_on(self, done: int, saves: Saves) -> None:
+    def go_on(self, done: int, saves: CheckpointCalls) -> None:
         """Count from `done` steps, and give each that ends to `saves`."""
         self._step, self._saves = done, saves
 
     def fit_start(self, state: State, _logger: Logger) -> None:
         if parallelism(self._job) == "fsdp2" and self._job.training.reduction == "step":
-            self._once = OncePerStep(state.model, microbatches=self._job.microbatches)
+            self._once = GradientSync(state.model, microbatches=self._job.microbatches)
         if self._step and parallelism(self._job) == "ddp":
             size_BS = (self._job.microbatch, self._job.shape.sequence)
             tokens_BS = torch.zeros(size_BS, dtype=torch.int64, device=next(state.model.parameters()).device)

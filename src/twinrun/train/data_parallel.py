@@ -8,9 +8,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from twinrun.protocol.training import TrainingJob
 from twinrun.train import ranks, worker
-from twinrun.train.checkpoint.state import InPlace, Parts
+from twinrun.train.checkpoint.state import InPlaceState, Parts
 from twinrun.train.optimizer import adamw, set_learning_rate
-from twinrun.train.sharding import OncePerStep, gradient_excess, shard
+from twinrun.train.sharding import GradientSync, gradient_excess, shard
 from twinrun.train.stages import targets_of
 
 
@@ -19,12 +19,12 @@ def start(job: TrainingJob) -> None:
     ranks.join(job, alone=True)
 
 
-def build(job: TrainingJob, device: torch.device) -> Replicated | Sharded:
+def build(job: TrainingJob, device: torch.device) -> DdpReplica | Fsdp2Shard:
     """Return what trains `job`."""
-    return Sharded(job, device) if job.sharding == "full" else Replicated(job, device)
+    return Fsdp2Shard(job, device) if job.sharding == "full" else DdpReplica(job, device)
 
 
-class Replicated:
+class DdpReplica:
     """DistributedDataParallel and AdamW; gradients stay where they are reduced."""
 
     def __init__(self, job: TrainingJob, device: torch.device) -> None:
@@ -37,7 +37,7 @@ class Replicated:
 
     def parts(self) -> Parts:
         """Return what a checkpoint has of the run."""
-        return InPlace(self.module, self.optimizer)
+        return InPlaceState(self.module, self.optimizer)
 
     def step(self, tokens_BS: Tensor, rate: float) -> Tensor:
         """Train one step on this rank's sequences; return their mean loss, in nats per token."""
@@ -58,7 +58,7 @@ class Replicated:
         return total / len(tokens_BS)
 
 
-class Sharded:
+class Fsdp2Shard:
     """FSDP2 and AdamW: a rank keeps its share of parameters, gradients and moments."""
 
     def __init__(self, job: TrainingJob, device: torch.device) -> None:
@@ -69,11 +69,11 @@ class Sharded:
         self.optimizer = adamw(model, job.training.optimizer)
         self._excess = gradient_excess(device)
         once = job.training.reduction == "step"
-        self._once = OncePerStep(model, microbatches=job.microbatches) if once else None
+        self._once = GradientSync(model, microbatches=job.microbatches) if once else None
 
     def parts(self) -> Parts:
         """Return what a checkpoint has of the run."""
-        return InPlace(self.module, self.optimizer)
+        return InPlaceState(self.module, self.optimizer)
 
     def step(self, tokens_BS: Tensor, rate: float) -> Tensor:
         """Train one step on this rank's sequences; return their mean loss, in nats per token."""

@@ -24,7 +24,7 @@ from deepspeed.utils import (
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from twinrun.checkpoints.manifest import Manifest
+from twinrun.checkpoints.manifest import CheckpointManifest
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import write_atomically
 from twinrun.protocol.deepspeed import configuration
@@ -32,7 +32,7 @@ from twinrun.protocol.layout import Layout
 from twinrun.protocol.training import TrainingJob
 from twinrun.train import compilation, ranks, stages, worker
 from twinrun.train.bare_imports import uncompiled
-from twinrun.train.checkpoint.state import MODEL, OPTIMIZER, InPlace, Parts
+from twinrun.train.checkpoint.state import MODEL, OPTIMIZER, InPlaceState, Parts
 from twinrun.train.models import Model
 from twinrun.train.optimizer import adamw, parameter_groups, set_learning_rate
 
@@ -59,7 +59,7 @@ def start(job: TrainingJob) -> None:
     deepspeed.init_distributed(verbose=False)
 
 
-def build(job: TrainingJob, device: torch.device) -> Sharded | Staged:
+def build(job: TrainingJob, device: torch.device) -> ZeroEngine | PipelineEngine:
     """Return the engine of a job that has a layout, and write its configuration beside the result."""
     assert job.layout is not None
     config = configuration(job)
@@ -67,13 +67,13 @@ def build(job: TrainingJob, device: torch.device) -> Sharded | Staged:
         write_atomically(Path(job.out) / CONFIG, json.dumps(config, indent=1) + "\n")
     model = worker.build_model(job, device)
     if job.layout.replicas > 1:
-        return Staged(job, _pipeline(model, job), config)
+        return PipelineEngine(job, _pipeline(model, job), config)
     if job.layout.experts is not None:
         _spread_experts(model, job.layout)
-    return Sharded(job, model, config)
+    return ZeroEngine(job, model, config)
 
 
-class Sharded:
+class ZeroEngine:
     """Data parallelism with what ZeRO splits and offloads."""
 
     def __init__(self, job: TrainingJob, model: Model, config: dict[str, Any]) -> None:
@@ -86,8 +86,8 @@ class Sharded:
         if self._job.layout and self._job.layout.experts is not None:
             raise _not_saved("experts")
         if self._job.layout and self._job.layout.zero:
-            return Gathered(self.engine, self._warm_up)
-        return InPlace(self.module, self.engine.optimizer)
+            return GatheredState(self.engine, self._warm_up)
+        return InPlaceState(self.module, self.engine.optimizer)
 
     def _warm_up(self) -> None:
         size_BS = (self._job.device_batch, self._job.shape.sequence)
@@ -105,7 +105,7 @@ class Sharded:
         return total / len(tokens_BS)
 
 
-class Staged:
+class PipelineEngine:
     """Layers cut into stages, their matrices into tensor-parallel parts."""
 
     def __init__(self, job: TrainingJob, model: nn.Module, config: dict[str, Any]) -> None:
@@ -128,7 +128,7 @@ class Staged:
             yield part_BS, stages.targets_of(part_BS)
 
 
-class Gathered:
+class GatheredState:
     """Weights and moments whole on every rank, in fp32, as without ZeRO; loads of DeepSpeed's run code."""
 
     def __init__(self, engine: Any, warm_up: Callable[[], None]) -> None:
@@ -147,7 +147,7 @@ class Gathered:
             found[f"{OPTIMIZER}{name}.{STEP}"] = step.cpu()
         return {name: tensor.detach().clone() for name, tensor in found.items()}
 
-    def prepare(self, _manifest: Manifest) -> dict[str, Tensor]:
+    def prepare(self, _manifest: CheckpointManifest) -> dict[str, Tensor]:
         """Let the engine make its moments, which it does in its first step, and return room for all."""
         self._warm_up()
         return {name: torch.zeros_like(tensor) for name, tensor in self.tensors().items()}
@@ -261,7 +261,7 @@ def _tensor_group(topology: ProcessTopology) -> dist.ProcessGroup:
     return next(group for group, members in zip(groups, lists, strict=True) if dist.get_rank() in members)
 
 
-class Experts(nn.Module):
+class DeepSpeedExperts(nn.Module):
     """DeepSpeed's layer of experts with the weights of ours: no token is dropped, the same is computed."""
 
     def __init__(self, ours: Any, *, ranks_of_experts: int) -> None:
@@ -293,4 +293,4 @@ def _spread_experts(model: Model, layout: Layout) -> None:
     assert layout.experts is not None
     device = next(model.parameters()).device
     for block in model.blocks:
-        block.feed_forward = Experts(block.feed_forward, ranks_of_experts=layout.experts).to(device)
+        block.feed_forward = DeepSpeedExperts(block.feed_forward, ranks_of_experts=layout.experts).to(device)

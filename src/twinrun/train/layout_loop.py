@@ -13,20 +13,20 @@ from torch import Tensor, nn
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.training import SharedWork, TrainingJob, TrainingResult
 from twinrun.train import attention, ranks, worker
-from twinrun.train.checkpoint.session import Nothing, Saves, checkpoints_in
+from twinrun.train.checkpoint.session import CheckpointCalls, NoCheckpoints, checkpoints_in
 from twinrun.train.checkpoint.state import Parts
 from twinrun.train.corpus import Corpus
 from twinrun.train.data import load_batches, load_corpus, set_position
 from twinrun.train.device import device_of, held_bytes
 from twinrun.train.metrics import Meter
 from twinrun.train.optimizer import learning_rate
-from twinrun.train.wire import Wire
+from twinrun.train.wire import TrafficCounter
 
 # Whose messages are counted: the first sets buckets and traces up, and says what later ones do not.
 COUNTED_STEP = 2
 
 
-class Engine(Protocol):
+class LayoutEngine(Protocol):
     """What takes a step."""
 
     module: nn.Module
@@ -49,9 +49,9 @@ def train(job: TrainingJob) -> TrainingResult:
     corpus = load_corpus(job)
     kernel = worker.choose_attention(job, device)
     before = held_bytes(device)
-    engine: Engine = framework.build(job, device)
+    engine: LayoutEngine = framework.build(job, device)
 
-    meter, wire = Meter(job, device), Wire()
+    meter, wire = Meter(job, device), TrafficCounter()
     held: dict[str, int] = {}
     with attention.only(kernel):
         saves = _saves(job, corpus, engine, meter)
@@ -90,9 +90,9 @@ def train(job: TrainingJob) -> TrainingResult:
     return result.model_copy(update={"shared": _shared(job, engine.module, held, wire)})
 
 
-def _saves(job: TrainingJob, corpus: Corpus, engine: Engine, meter: Meter) -> Saves:
+def _saves(job: TrainingJob, corpus: Corpus, engine: LayoutEngine, meter: Meter) -> CheckpointCalls:
     if job.checkpointing is None:
-        return Nothing()
+        return NoCheckpoints()
     return checkpoints_in(job, corpus=corpus, parts=engine.parts(), meter=meter)
 
 
@@ -115,7 +115,7 @@ def _name(job: TrainingJob) -> str:
     return ", ".join(job.layout.features) or "ZeRO-0"
 
 
-def _shared(job: TrainingJob, module: nn.Module, held: dict[str, int], wire: Wire) -> SharedWork:
+def _shared(job: TrainingJob, module: nn.Module, held: dict[str, int], wire: TrafficCounter) -> SharedWork:
     """Return what the first rank holds and sends."""
     assert job.layout is not None
     experts = sum(_size(one) for one in module.parameters() if not getattr(one, "allreduce", True))

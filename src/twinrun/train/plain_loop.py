@@ -20,7 +20,7 @@ from twinrun.train.device import device_of
 from twinrun.train.metrics import Meter
 from twinrun.train.models import IGNORED, Model, family_of
 from twinrun.train.optimizer import adamw, learning_rate, set_learning_rate
-from twinrun.train.sharding import OncePerStep, gradient_excess, shard
+from twinrun.train.sharding import GradientSync, gradient_excess, shard
 
 Loss = Callable[[Tensor], Tensor]
 
@@ -46,7 +46,7 @@ def train(job: TrainingJob) -> TrainingResult:
     gradients: Gradients = (
         CanonicalGradients(model, job, loss_of=single(model, job))
         if canonical
-        else Running(model, job, device)
+        else GradientAccumulation(model, job, device)
     )
     optimizer = adamw(model, job.training.optimizer)
     batches = load_batches(job, corpus)
@@ -88,7 +88,7 @@ def _parallelism(job: TrainingJob) -> str:
     return "single" if job.sharding == "none" else "fsdp2"
 
 
-class Running:
+class GradientAccumulation:
     """Adds up the gradients of one microbatch after the other, and lets FSDP2 sum over the ranks."""
 
     def __init__(self, model: Model, job: TrainingJob, device: torch.device) -> None:
@@ -97,7 +97,7 @@ class Running:
         self._loss_of = single(model, job) if alone else sharded(model, job)
         self._excess = 1.0 if alone else gradient_excess(device)
         once = job.training.reduction == "step"
-        self._once = OncePerStep(model, microbatches=job.microbatches) if once else None
+        self._once = GradientSync(model, microbatches=job.microbatches) if once else None
 
     def of_step(self, batch: Batch, meter: Meter) -> None:
         """See Gradients."""

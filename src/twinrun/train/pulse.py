@@ -8,7 +8,7 @@ import signal
 import sys
 
 from twinrun.protocol.job import Job
-from twinrun.protocol.pulse import Watched
+from twinrun.protocol.pulse import WatchedRank
 from twinrun.train import watchdog
 
 # The end of the pipe that `beat` writes to; none where nobody watches.
@@ -25,7 +25,7 @@ def watch(job: Job) -> None:
     reader, writer = os.pipe()
     # A watchdog that is stopped must not stop what it watches.
     os.set_blocking(writer, False)
-    watched = Watched(
+    watched = WatchedRank(
         pid=os.getpid(),
         out=job.out,
         world_size=job.world_size,

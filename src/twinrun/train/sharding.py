@@ -20,7 +20,7 @@ def shard(model: Model, job: TrainingJob) -> None:
         fully_shard(module, mp_policy=policy, reshard_after_forward=every)
 
 
-class OncePerStep:
+class GradientSync:
     """Lets FSDP2 gather parameters before a step's first microbatch and reduce gradients after its last."""
 
     def __init__(self, model: nn.Module, *, microbatches: int) -> None:

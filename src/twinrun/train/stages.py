@@ -46,7 +46,7 @@ class Positions(nn.Module):
         return (x_BSD + self.weight[: x_BSD.shape[1]]).to(self.dtype)
 
 
-class Recomputed(nn.Module):
+class RecomputedBlock(nn.Module):
     """A block of which the input alone is kept for the backward pass."""
 
     def __init__(self, block: nn.Module) -> None:
@@ -60,7 +60,7 @@ class Recomputed(nn.Module):
 
 def middle(model: Model, *, recompute: bool) -> list[nn.Module]:
     """Return the layers between embedding and head."""
-    blocks = [Recomputed(block) if recompute else block for block in model.blocks]
+    blocks = [RecomputedBlock(block) if recompute else block for block in model.blocks]
     return [Positions(model.positions, model.dtype), *blocks, model.norm]
 
 
@@ -104,7 +104,7 @@ class _FromRanks(torch.autograd.Function):
         return grad, None
 
 
-class ByColumn(Linear):
+class ColumnParallelLinear(Linear):
     """An affine map of which this rank computes some of the features."""
 
     def __init__(self, weight_KD: Tensor, bias_K: Tensor, group: dist.ProcessGroup) -> None:
@@ -116,7 +116,7 @@ class ByColumn(Linear):
         return super().forward(_ToRanks.apply(x, self.group))
 
 
-class ByRow(nn.Module):
+class RowParallelLinear(nn.Module):
     """An affine map of which this rank sums over some of the features."""
 
     def __init__(self, weight_DK: Tensor, bias_D: nn.Parameter, group: dist.ProcessGroup) -> None:
@@ -137,12 +137,14 @@ def split_tensors(model: Model, group: dist.ProcessGroup, *, rank: int) -> None:
         attention, feed_forward = block.attention, block.feed_forward
         qkv = [part.chunk(size)[rank] for part in attention.qkv.weight.chunk(3)]
         qkv_bias = [part.chunk(size)[rank] for part in attention.qkv.bias.chunk(3)]
-        attention.qkv = ByColumn(torch.cat(qkv), torch.cat(qkv_bias), group)
-        attention.out = ByRow(attention.out.weight.chunk(size, dim=1)[rank], attention.out.bias, group)
+        attention.qkv = ColumnParallelLinear(torch.cat(qkv), torch.cat(qkv_bias), group)
+        attention.out = RowParallelLinear(
+            attention.out.weight.chunk(size, dim=1)[rank], attention.out.bias, group
+        )
         attention.heads //= size
         up, down = feed_forward.up, feed_forward.down
-        feed_forward.up = ByColumn(up.weight.chunk(size)[rank], up.bias.chunk(size)[rank], group)
-        feed_forward.down = ByRow(down.weight.chunk(size, dim=1)[rank], down.bias, group)
+        feed_forward.up = ColumnParallelLinear(up.weight.chunk(size)[rank], up.bias.chunk(size)[rank], group)
+        feed_forward.down = RowParallelLinear(down.weight.chunk(size, dim=1)[rank], down.bias, group)
 
 
 def _cut(part: Tensor) -> nn.Parameter:

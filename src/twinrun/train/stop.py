@@ -8,7 +8,7 @@ from types import FrameType
 _signals: list[int] = []
 
 
-class Stopped(Exception):  # noqa: N818 - a stop that was asked for is no error
+class TrainingStoppedError(Exception):
     """All ranks have saved what they did, and end."""
 
     def __init__(self, step: int) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.processes import readable
-from twinrun.protocol.pulse import FOLDER, RankState, Watched
+from twinrun.protocol.pulse import FOLDER, RankState, WatchedRank
 from twinrun.train.job_files import rank_variable
 
 FAREWELL = "done\n"
@@ -40,7 +40,7 @@ PATIENCE_SECONDS = 1.0
 class Watchdog:
     """Watches one rank."""
 
-    def __init__(self, watched: Watched, *, reader: int) -> None:
+    def __init__(self, watched: WatchedRank, *, reader: int) -> None:
         self._seconds = watched.watchdog_seconds
         self._reader = reader
         self._state = RankState(
@@ -165,6 +165,6 @@ def _reaches(address: tuple[str, int] | None) -> bool | None:
 
 
 if __name__ == "__main__":
-    Watchdog(Watched.model_validate_json(sys.argv[1]), reader=sys.stdin.fileno()).run()
+    Watchdog(WatchedRank.model_validate_json(sys.argv[1]), reader=sys.stdin.fileno()).run()
     # A write that hangs is not waited for.
     os._exit(0)

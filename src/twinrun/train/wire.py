@@ -33,7 +33,7 @@ SEND = "send"
 SCATTERED = ("reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_", "alltoall_base_")
 
 
-class Wire(TorchDispatchMode):
+class TrafficCounter(TorchDispatchMode):
     """Counts floating-point messages while it is entered; flags and shapes of a few bytes are no payload."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from twinrun.train import device as devices
 from twinrun.train.job_files import read_job, report_rank, start_over, write_result, write_stop
 from twinrun.train.metrics import Meter
 from twinrun.train.models import DTYPES, Model, family_of
-from twinrun.train.stop import Stopped
+from twinrun.train.stop import TrainingStoppedError
 
 AnyJob = TypeVar("AnyJob", bound=Job)
 # Failed allocations that PyTorch reports as plain RuntimeErrors: host memory, driver, cuBLAS.
@@ -83,7 +83,7 @@ def _run(work: Callable[[AnyJob], Result], kind: type[AnyJob]) -> None:
     report_rank(job)
     try:
         result = work(job)
-    except Stopped as stopped:
+    except TrainingStoppedError as stopped:
         if ranks.rank() == 0:
             write_stop(job, stopped.step)
         pulse.end()

@@ -11,7 +11,7 @@ from twinrun.foundation.files import canonical_json, sha256_of_bytes
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import plural
 from twinrun.workloads.series import ORDER, largest_difference
-from twinrun.workloads.workload import Traced
+from twinrun.workloads.workload import ControlledCurve
 
 # A curve is held over all of its steps, and over the first ones, where rounding has not grown yet.
 FIRST = 100
@@ -85,7 +85,13 @@ def envelope_of(distances: Sequence[float]) -> float:
     return max(math.exp(statistics.mean(logarithms) + reach * statistics.stdev(logarithms)), FINEST)
 
 
-def parity(a: Traced, b: Traced, *, further: Sequence[Traced] = (), widest: float = math.inf) -> Parity:
+def parity(
+    a: ControlledCurve,
+    b: ControlledCurve,
+    *,
+    further: Sequence[ControlledCurve] = (),
+    widest: float = math.inf,
+) -> Parity:
     """Hold two curves against each other over the steps that both have.
 
     Args:
@@ -114,7 +120,7 @@ def parity(a: Traced, b: Traced, *, further: Sequence[Traced] = (), widest: floa
     return found.model_copy(update={"outcome": outcome, "reason": reason})
 
 
-def differences(a: Traced, b: Traced) -> dict[str, str]:
+def differences(a: ControlledCurve, b: ControlledCurve) -> dict[str, str]:
     """Return what two curves started from that is not the same, both sides by their digests."""
     found = {}
     names = sorted(a.configuration.keys() | b.configuration.keys())
@@ -133,8 +139,8 @@ def differences(a: Traced, b: Traced) -> dict[str, str]:
 def _window(
     name: str,
     steps: int,
-    a: Traced,
-    b: Traced,
+    a: ControlledCurve,
+    b: ControlledCurve,
     repeats: Sequence[tuple[tuple[float, ...], tuple[float, ...]]],
 ) -> Window:
     distance, step = _largest(a.values, b.values, steps)

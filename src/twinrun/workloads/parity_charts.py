@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from twinrun.foundation.text import plural
 from twinrun.workloads.charts import Curve, Kind, LineChart, Spot
 from twinrun.workloads.parity import Parity
-from twinrun.workloads.workload import Traced
+from twinrun.workloads.workload import ControlledCurve
 
 
-def parity_charts(found: Parity, a: Traced, b: Traced, *, metric: str, label: str) -> tuple[LineChart, ...]:
+def parity_charts(
+    found: Parity, a: ControlledCurve, b: ControlledCurve, *, metric: str, label: str
+) -> tuple[LineChart, ...]:
     """Return for each window, the whole curve and its first steps, both curves and their difference.
 
     Args:
@@ -32,7 +34,9 @@ def parity_charts(found: Parity, a: Traced, b: Traced, *, metric: str, label: st
     return tuple(charts)
 
 
-def _both(a: Traced, b: Traced, steps: int, *, name: str, title: str, label: str) -> LineChart:
+def _both(
+    a: ControlledCurve, b: ControlledCurve, steps: int, *, name: str, title: str, label: str
+) -> LineChart:
     return LineChart(
         name=name,
         title=title,
@@ -46,7 +50,9 @@ def _both(a: Traced, b: Traced, steps: int, *, name: str, title: str, label: str
     )
 
 
-def _apart(a: Traced, b: Traced, steps: int, *, name: str, window: str, limit: float | None) -> LineChart:
+def _apart(
+    a: ControlledCurve, b: ControlledCurve, steps: int, *, name: str, window: str, limit: float | None
+) -> LineChart:
     controls = [(one, control) for one in (a, b) for control in one.controls]
     others = [_relative(one.values, control, steps) for one, control in controls]
     largest = [max(values) for values in zip(*others, strict=True)] if others else []

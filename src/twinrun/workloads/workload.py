@@ -88,7 +88,7 @@ class PlanRequest(Frozen):
     hardware: Hardware
 
 
-class Planned(Frozen):
+class WorkloadPlan(Frozen):
     """What a workload answers: its part of a plan."""
 
     script: str
@@ -125,7 +125,7 @@ class Factor(Frozen):
     because: str
 
 
-class Continued(Frozen):
+class LegPosition(Frozen):
     """Where a point that is a leg stands in its run."""
 
     number: int
@@ -166,7 +166,7 @@ class PointRecord(Numbers):
     """What was tried before, and did not fit into memory."""
 
 
-class Traced(Frozen):
+class ControlledCurve(Frozen):
     """A curve, its control runs, and what it started from."""
 
     name: str
@@ -180,7 +180,7 @@ class Traced(Frozen):
     """What two kinds of hardware may be apart at the first step, relative; of the arithmetic's type."""
 
 
-class Recorded(Frozen):
+class RecordView(Frozen):
     """What reports and comparisons need of a record to show one workload."""
 
     label: str
@@ -192,7 +192,7 @@ class Recorded(Frozen):
     differences: tuple[Difference, ...] = ()
 
 
-class Drawn(Frozen):
+class PictureContext(Frozen):
     """What a picture of a recipe is drawn from."""
 
     recipe: LoadedRecipe
@@ -235,7 +235,7 @@ class Workload(ABC):
         """Return why no scale can give this point or measurement, or None."""
 
     @abstractmethod
-    def plan(self, request: PlanRequest) -> Planned:
+    def plan(self, request: PlanRequest) -> WorkloadPlan:
         """Turn a request into points; pure. Raises InputError, MachineError."""
 
     @abstractmethod
@@ -253,7 +253,7 @@ class Workload(ABC):
             here: ranks run on this machine, whose disks can be looked at.
         """
 
-    def continued(self, point: Point) -> Continued | None:
+    def continued(self, point: Point) -> LegPosition | None:
         """Return from which point's checkpoint a point goes on, None for one that starts by itself."""
         return None
 
@@ -319,7 +319,7 @@ class Workload(ABC):
 
     @abstractmethod
     def incomparable(
-        self, a: Recorded, b: Recorded, point_a: PointRecord, point_b: PointRecord
+        self, a: RecordView, b: RecordView, point_a: PointRecord, point_b: PointRecord
     ) -> str | None:
         """Return why series of two points cannot be held against each other, or None."""
 
@@ -327,7 +327,7 @@ class Workload(ABC):
         """Return the points whose curves are of a whole run, the undisturbed first."""
         return tuple(points)
 
-    def traced(self, part: Part, point: PointRecord, metric: str) -> Traced | None:
+    def traced(self, part: Part, point: PointRecord, metric: str) -> ControlledCurve | None:
         """Return the curve of a point with all that decides it; None where it has none."""
         return None
 
@@ -338,19 +338,19 @@ class Workload(ABC):
         return None
 
     @abstractmethod
-    def point_tables(self, record: Recorded) -> tuple[Table, ...]:
+    def point_tables(self, record: RecordView) -> tuple[Table, ...]:
         """Return the measured numbers as tables."""
 
-    def hardware_tables(self, records: Sequence[Recorded], drawn: Drawn) -> tuple[Table, ...]:
+    def hardware_tables(self, records: Sequence[RecordView], drawn: PictureContext) -> tuple[Table, ...]:
         """Return published and measured hardware side by side; those after the first table are folded."""
         return ()
 
-    def files(self, record: Recorded) -> dict[str, str]:
+    def files(self, record: RecordView) -> dict[str, str]:
         """Return further files of the run's folder by name, for other programs."""
         return {}
 
     @abstractmethod
-    def charts(self, records: Sequence[Recorded], drawn: Drawn) -> tuple[Chart, ...]:
+    def charts(self, records: Sequence[RecordView], drawn: PictureContext) -> tuple[Chart, ...]:
         """Return the pictures of one record, or of all of a recipe."""
 
     @abstractmethod

@@ -17,7 +17,7 @@ SHAPE = "shape."
 
 
 @dataclass(frozen=True)
-class Pair:
+class TensorPair:
     """One tensor under both names."""
 
     ours: str
@@ -47,7 +47,7 @@ class Form:
     """Returns the keys that follow from the sizes of a member."""
     sizes: Callable[[Config], dict[str, int]]
     """Returns those sizes; raises KeyError and ValueError."""
-    pairs: Callable[[Sizes], Iterator[Pair]]
+    pairs: Callable[[Sizes], Iterator[TensorPair]]
     absent: tuple[str, ...] = field(default=())
     """Sizes of ours that a member may have, and that they cannot hold."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from twinrun.checkpoints.hugging_face.form import Config, Form, Pair, Sizes
+from twinrun.checkpoints.hugging_face.form import Config, Form, Sizes, TensorPair
 
 NAMES = {
     "vocab_size": "vocabulary",
@@ -38,29 +38,29 @@ def sizes(config: Config) -> dict[str, int]:
     return {name: int(known[key]) for key, name in NAMES.items()}
 
 
-def pairs(sizes: Sizes) -> Iterator[Pair]:
+def pairs(sizes: Sizes) -> Iterator[TensorPair]:
     """Yield every tensor."""
     width, vocabulary, states, rank = (sizes[name] for name in ("width", "vocabulary", "states", "rank"))
     channels, taps = sizes["expansion"] * width, sizes["convolution"]
-    yield Pair("tokens.weight", "backbone.embeddings.weight", (vocabulary, width))
+    yield TensorPair("tokens.weight", "backbone.embeddings.weight", (vocabulary, width))
     for number in range(sizes["layers"]):
         ours, theirs = f"blocks.{number}.", f"backbone.layers.{number}."
-        yield Pair(f"{ours}norm", f"{theirs}norm.weight", (width,))
+        yield TensorPair(f"{ours}norm", f"{theirs}norm.weight", (width,))
         ours, theirs = f"{ours}mixer.", f"{theirs}mixer."
-        yield Pair(f"{ours}enter.weight", f"{theirs}in_proj.weight", (2 * channels, width))
-        filters = Pair(
+        yield TensorPair(f"{ours}enter.weight", f"{theirs}in_proj.weight", (2 * channels, width))
+        filters = TensorPair(
             f"{ours}filter", f"{theirs}conv1d.weight", (channels, taps), viewed=(channels, 1, taps)
         )
         yield filters
-        yield Pair(f"{ours}filter_bias", f"{theirs}conv1d.bias", (channels,))
-        yield Pair(f"{ours}select.weight", f"{theirs}x_proj.weight", (rank + 2 * states, channels))
-        yield Pair(f"{ours}step.weight", f"{theirs}dt_proj.weight", (channels, rank))
-        yield Pair(f"{ours}step.bias", f"{theirs}dt_proj.bias", (channels,))
-        yield Pair(f"{ours}A_log", f"{theirs}A_log", (channels, states))
-        yield Pair(f"{ours}D", f"{theirs}D", (channels,))
-        yield Pair(f"{ours}leave.weight", f"{theirs}out_proj.weight", (width, channels))
-    yield Pair("norm", "backbone.norm_f.weight", (width,))
-    yield Pair("head.weight", "lm_head.weight", (vocabulary, width))
+        yield TensorPair(f"{ours}filter_bias", f"{theirs}conv1d.bias", (channels,))
+        yield TensorPair(f"{ours}select.weight", f"{theirs}x_proj.weight", (rank + 2 * states, channels))
+        yield TensorPair(f"{ours}step.weight", f"{theirs}dt_proj.weight", (channels, rank))
+        yield TensorPair(f"{ours}step.bias", f"{theirs}dt_proj.bias", (channels,))
+        yield TensorPair(f"{ours}A_log", f"{theirs}A_log", (channels, states))
+        yield TensorPair(f"{ours}D", f"{theirs}D", (channels,))
+        yield TensorPair(f"{ours}leave.weight", f"{theirs}out_proj.weight", (width, channels))
+    yield TensorPair("norm", "backbone.norm_f.weight", (width,))
+    yield TensorPair("head.weight", "lm_head.weight", (vocabulary, width))
 
 
 FORM = Form(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from twinrun.checkpoints.hugging_face.form import Config, Form, Pair, Sizes
+from twinrun.checkpoints.hugging_face.form import Config, Form, Sizes, TensorPair
 
 NAMES = {
     "vocab_size": "vocabulary",
@@ -49,11 +49,11 @@ def sizes(config: Config) -> dict[str, int]:
     return found | {"expansion": expansion}
 
 
-def pairs(sizes: Sizes) -> Iterator[Pair]:
+def pairs(sizes: Sizes) -> Iterator[TensorPair]:
     """Yield every tensor; GPT-2 keeps matrices as inputs by outputs."""
     width, inner = sizes["width"], sizes["expansion"] * sizes["width"]
-    yield Pair("tokens.weight", "transformer.wte.weight", (sizes["vocabulary"], width))
-    yield Pair("positions.weight", "transformer.wpe.weight", (sizes["sequence"], width))
+    yield TensorPair("tokens.weight", "transformer.wte.weight", (sizes["vocabulary"], width))
+    yield TensorPair("positions.weight", "transformer.wpe.weight", (sizes["sequence"], width))
     for number in range(sizes["layers"]):
         ours, theirs = f"blocks.{number}.", f"transformer.h.{number}."
         yield from _norm(f"{ours}norm_1", f"{theirs}ln_1", width)
@@ -65,14 +65,14 @@ def pairs(sizes: Sizes) -> Iterator[Pair]:
     yield from _norm("norm", "transformer.ln_f", width)
 
 
-def _norm(ours: str, theirs: str, width: int) -> Iterator[Pair]:
+def _norm(ours: str, theirs: str, width: int) -> Iterator[TensorPair]:
     for part in ("weight", "bias"):
-        yield Pair(f"{ours}.{part}", f"{theirs}.{part}", (width,))
+        yield TensorPair(f"{ours}.{part}", f"{theirs}.{part}", (width,))
 
 
-def _affine(ours: str, theirs: str, shape: tuple[int, int]) -> Iterator[Pair]:
-    yield Pair(f"{ours}.weight", f"{theirs}.weight", shape, transposed=True)
-    yield Pair(f"{ours}.bias", f"{theirs}.bias", shape[:1])
+def _affine(ours: str, theirs: str, shape: tuple[int, int]) -> Iterator[TensorPair]:
+    yield TensorPair(f"{ours}.weight", f"{theirs}.weight", shape, transposed=True)
+    yield TensorPair(f"{ours}.bias", f"{theirs}.bias", shape[:1])
 
 
 FORM = Form(

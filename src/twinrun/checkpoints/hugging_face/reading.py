@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from twinrun.checkpoints.faults import DamagedError
-from twinrun.checkpoints.hugging_face.form import Form, Pair, form_of_config
+from twinrun.checkpoints.hugging_face.form import Form, TensorPair, form_of_config
 from twinrun.checkpoints.hugging_face.writing import CONFIG, MODEL, SEAL, WEIGHTS, turned
-from twinrun.checkpoints.manifest import FORMAT, Chunk, Manifest, StoredFile, StoredTensor
+from twinrun.checkpoints.manifest import FORMAT, CheckpointManifest, Chunk, StoredFile, StoredTensor
 from twinrun.checkpoints.safetensors import (
     ITEM_BYTES,
     LENGTH_BYTES,
@@ -31,7 +31,7 @@ RUN = "a conversion"
 
 
 @dataclass(frozen=True)
-class Found:
+class TensorLocation:
     """A tensor, and the file that has it."""
 
     file: Path
@@ -79,7 +79,11 @@ def read_folder(folder: Path, store: Store) -> int:
 
 
 def _write(
-    store: Store, pairs: list[Pair], tensors: dict[str, Found], seal: Seal | None, identity: dict[str, str]
+    store: Store,
+    pairs: list[TensorPair],
+    tensors: dict[str, TensorLocation],
+    seal: Seal | None,
+    identity: dict[str, str],
 ) -> None:
     entries = {
         pair.ours: Entry(
@@ -113,7 +117,7 @@ def _write(
                 )
                 stored[MODEL + pair.ours] = StoredTensor(dtype=entry.dtype, shape=pair.shape, chunks=(chunk,))
         file = StoredFile(name=FILE, bytes=needed, header_sha256=hashlib.sha256(header).hexdigest())
-        manifest = Manifest(
+        manifest = CheckpointManifest(
             format=FORMAT,
             step=0,
             samples=0,
@@ -130,7 +134,7 @@ def _write(
         raise
 
 
-def _data(pair: Pair, found: Found) -> bytes:
+def _data(pair: TensorPair, found: TensorLocation) -> bytes:
     """Return a tensor as we have it."""
     with found.file.open("rb") as stream:
         stream.seek(found.entry.begin)
@@ -139,15 +143,15 @@ def _data(pair: Pair, found: Found) -> bytes:
     return turned(data, pair.their_shape, item) if pair.transposed else data
 
 
-def _tensors(folder: Path) -> tuple[dict[str, Found], Seal | None]:
+def _tensors(folder: Path) -> tuple[dict[str, TensorLocation], Seal | None]:
     """Return every tensor of the folder by its name, and what our own conversion says of them."""
-    found: dict[str, Found] = {}
+    found: dict[str, TensorLocation] = {}
     seal = None
     for path in _files(folder):
         header = _header(path)
         entries = parse_header(header, place=str(path))
         _demand_whole(path, entries, len(header))
-        found |= {name: Found(path, entry) for name, entry in entries.items()}
+        found |= {name: TensorLocation(path, entry) for name, entry in entries.items()}
         seal = _seal(metadata_of(header), path) or seal
     return found, seal
 
@@ -185,7 +189,9 @@ def _demand_whole(path: Path, entries: dict[str, Entry], header: int) -> None:
         raise DamagedError("another size", place=str(path), found=f"{size} bytes", allowed=f"{needed} bytes")
 
 
-def _demand_held(tensors: dict[str, Found], pairs: list[Pair], form: Form, folder: Path) -> None:
+def _demand_held(
+    tensors: dict[str, TensorLocation], pairs: list[TensorPair], form: Form, folder: Path
+) -> None:
     """Refuse tensors that our model has no place for."""
     theirs = {name: str(list(one.entry.shape)) for name, one in tensors.items()}
     ours = {pair.theirs: str(list(pair.their_shape)) for pair in pairs}

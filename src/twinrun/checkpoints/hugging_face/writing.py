@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from twinrun.checkpoints.hugging_face.form import SHAPE, Form, Pair, form_of
-from twinrun.checkpoints.manifest import MANIFEST, Manifest
+from twinrun.checkpoints.hugging_face.form import SHAPE, Form, TensorPair, form_of
+from twinrun.checkpoints.manifest import MANIFEST, CheckpointManifest
 from twinrun.checkpoints.safetensors import ITEM_BYTES, Entry, header_of
 from twinrun.checkpoints.store import Store
 from twinrun.checkpoints.verification import verify
@@ -69,7 +69,7 @@ def write_folder(store: Store, step: int, out: Path) -> Path:
     return out
 
 
-def _demand_held(manifest: Manifest, pairs: list[Pair], form: Form, place: str) -> str:
+def _demand_held(manifest: CheckpointManifest, pairs: list[TensorPair], form: Form, place: str) -> str:
     """Refuse a model with tensors that have no place in the target; return the type that all have."""
     stored = {name: one for name, one in manifest.tensors.items() if name.startswith(MODEL)}
     theirs = {name: str(list(one.shape)) for name, one in stored.items()}
@@ -93,7 +93,7 @@ def _demand_held(manifest: Manifest, pairs: list[Pair], form: Form, place: str) 
     return found[0]
 
 
-def _write_weights(path: Path, store: Store, manifest: Manifest, pairs: list[Pair]) -> None:
+def _write_weights(path: Path, store: Store, manifest: CheckpointManifest, pairs: list[TensorPair]) -> None:
     shape = {name: one for name, one in manifest.identity.items() if name.startswith(SHAPE)}
     stored = [manifest.tensors[MODEL + pair.ours] for pair in pairs]
     entries = [

@@ -12,7 +12,7 @@ from twinrun.foundation.discovery import load_part
 from twinrun.foundation.manifest import Frozen
 
 
-class Placement(Protocol):
+class RankPlacement(Protocol):
     """Where the ranks of one point go."""
 
     @property
@@ -64,7 +64,7 @@ class Launcher(Protocol):
         self,
         command: Command,
         *,
-        placement: Placement,
+        placement: RankPlacement,
         node: str,
         rendezvous: Rendezvous,
         logs: str,
@@ -80,7 +80,7 @@ class Launcher(Protocol):
             in_stack: the engine's `render`; a launcher of the stack goes inside, one of the node around it.
         """
 
-    def starter(self, placement: Placement) -> tuple[str, ...]:
+    def starter(self, placement: RankPlacement) -> tuple[str, ...]:
         """Return the words that start a command for every rank from the first node; empty for one a node."""
 
     def culprit(self, logs: Sequence[str]) -> Culprit | None:
@@ -94,12 +94,12 @@ def load_launcher(name: str) -> Launcher:
     return launcher
 
 
-def node_logs(logs: str, *, placement: Placement, node: str) -> str:
+def node_logs(logs: str, *, placement: RankPlacement, node: str) -> str:
     """Return the folder for the logs of a node's ranks; below it a launcher counts ranks from 0."""
     return f"{logs}/node-{node}" if placement.nodes > 1 else logs
 
 
-def thread_variables(placement: Placement, cores: int) -> dict[str, str]:
+def thread_variables(placement: RankPlacement, cores: int) -> dict[str, str]:
     """Return the variables that share the cores of a node between its ranks."""
     return {
         "OMP_NUM_THREADS": str(max(1, cores // placement.devices_per_node)),
@@ -109,7 +109,9 @@ def thread_variables(placement: Placement, cores: int) -> dict[str, str]:
     }
 
 
-def started_by_rank(command: Command, *, placement: Placement, rendezvous: Rendezvous, cores: int) -> Command:
+def started_by_rank(
+    command: Command, *, placement: RankPlacement, rendezvous: Rendezvous, cores: int
+) -> Command:
     """Return `command` with what torch.distributed reads, for a launcher that starts it once per rank."""
     variables = {
         **thread_variables(placement, cores),

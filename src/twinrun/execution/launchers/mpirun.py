@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from twinrun.execution import shell
 from twinrun.execution.engine import Command, NodeCommand
-from twinrun.execution.launchers import Culprit, Placement, Rendezvous, started_by_rank
+from twinrun.execution.launchers import Culprit, RankPlacement, Rendezvous, started_by_rank
 
 IDENTITY = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
 _LEFT = re.compile(r"^\s*Process name: \[.*?,(\d+)\]\s*\n\s*Exit code:\s+(\d+)", re.MULTILINE)
@@ -22,7 +22,7 @@ def unusable(*, scheduler: str) -> str | None:
 def render(
     command: Command,
     *,
-    placement: Placement,
+    placement: RankPlacement,
     node: str,
     rendezvous: Rendezvous,
     logs: str,
@@ -33,7 +33,7 @@ def render(
     return in_stack(started_by_rank(command, placement=placement, rendezvous=rendezvous, cores=cores))
 
 
-def starter(placement: Placement) -> tuple[str, ...]:
+def starter(placement: RankPlacement) -> tuple[str, ...]:
     """Return the mpirun that starts one process for each rank, those of a node side by side."""
     return (
         *("mpirun", "--hostfile", "$TWINRUN_HOSTS", "-n", str(placement.world_size)),

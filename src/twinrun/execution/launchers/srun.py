@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Sequence
 
 from twinrun.execution.engine import Command, NodeCommand
-from twinrun.execution.launchers import Culprit, Placement, Rendezvous, started_by_rank
+from twinrun.execution.launchers import Culprit, RankPlacement, Rendezvous, started_by_rank
 
 IDENTITY = ("SLURM_PROCID", "SLURM_LOCALID")
 _LEFT = re.compile(r"^srun: error: .*?: tasks? (\d+)[\d,-]*: Exited with exit code (\d+)", re.MULTILINE)
@@ -28,7 +28,7 @@ def unusable(*, scheduler: str) -> str | None:
 def render(
     command: Command,
     *,
-    placement: Placement,
+    placement: RankPlacement,
     node: str,
     rendezvous: Rendezvous,
     logs: str,
@@ -39,7 +39,7 @@ def render(
     return in_stack(started_by_rank(command, placement=placement, rendezvous=rendezvous, cores=cores))
 
 
-def starter(placement: Placement) -> tuple[str, ...]:
+def starter(placement: RankPlacement) -> tuple[str, ...]:
     """Return the srun that starts one task for each rank."""
     return (
         *("srun", f"--nodes={placement.nodes}", f"--ntasks={placement.world_size}"),

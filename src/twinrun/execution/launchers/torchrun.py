@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Sequence
 
 from twinrun.execution.engine import PYTHON, Command, NodeCommand
-from twinrun.execution.launchers import Culprit, Placement, Rendezvous, node_logs, thread_variables
+from twinrun.execution.launchers import Culprit, RankPlacement, Rendezvous, node_logs, thread_variables
 from twinrun.protocol.job import OUT_OF_MEMORY
 
 IDENTITY = None
@@ -24,7 +24,7 @@ def unusable(*, scheduler: str) -> str | None:
 def render(
     command: Command,
     *,
-    placement: Placement,
+    placement: RankPlacement,
     node: str,
     rendezvous: Rendezvous,
     logs: str,
@@ -51,7 +51,7 @@ def render(
     return in_stack(command.model_copy(update=update))
 
 
-def starter(placement: Placement) -> tuple[str, ...]:
+def starter(placement: RankPlacement) -> tuple[str, ...]:
     """Return nothing: every node starts its agent."""
     return ()
 
@@ -66,7 +66,7 @@ def culprit(logs: Sequence[str]) -> Culprit | None:
     return next((failure for failure in found if _is_cause(failure.status)), next(iter(found), None))
 
 
-def _meeting(placement: Placement, node: str, rendezvous: Rendezvous) -> tuple[str, ...]:
+def _meeting(placement: RankPlacement, node: str, rendezvous: Rendezvous) -> tuple[str, ...]:
     """Return how agents find each other; `static` keeps ranks in the order of the nodes, `c10d` does not."""
     return (
         *("--nnodes", str(placement.nodes), "--node-rank", node),

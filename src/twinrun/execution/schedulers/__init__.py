@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from twinrun.execution.engine import NodeCommand, Running
+from twinrun.execution.engine import NodeCommand, ProcessGroup
 from twinrun.foundation.discovery import load_part
 from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.cluster import LoadedSite
 
 # Starts a command on this machine with its output in a file, as the engine does it that rendered it.
-Start = Callable[[NodeCommand, Path], Running]
+Start = Callable[[NodeCommand, Path], ProcessGroup]
 
 
 class Task(Frozen):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-from twinrun.execution.engine import Running
+from twinrun.execution.engine import ProcessGroup
 from twinrun.execution.schedulers import Start, Task
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.manifests.cluster import LoadedSite
@@ -62,7 +62,7 @@ class Local:
 class LocalSubmission:
     """The command of this machine."""
 
-    def __init__(self, running: Running, log: Path) -> None:
+    def __init__(self, running: ProcessGroup, log: Path) -> None:
         self._running = running
         self._log = log
 

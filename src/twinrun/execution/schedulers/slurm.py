@@ -10,7 +10,7 @@ from twinrun.execution import shell
 from twinrun.execution.batch_script import batch_script
 from twinrun.execution.schedulers import Start, Task
 from twinrun.execution.slurm_client import JobState, SlurmClient
-from twinrun.foundation.errors import InputError, Interrupted, MachineError, RunError, TwinrunError
+from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError, TwinrunError
 from twinrun.foundation.files import write_atomically
 from twinrun.manifests.cluster import LoadedSite
 
@@ -154,7 +154,7 @@ class SlurmJob:
     def _status(self, state: JobState) -> int:
         late = state.limit_seconds - self._client.site.site.signal_seconds - 1
         if state.state in _STOPPED or (state.status and state.run_seconds >= late):
-            raise Interrupted(
+            raise RunInterruptedError(
                 f"job {state.id} was ended: {state.state}",
                 place=self._point,
                 found=f"{state.reason}, after {state.run_seconds:.0f} s on {state.nodes or 'no node'}",

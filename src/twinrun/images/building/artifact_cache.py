@@ -15,7 +15,7 @@ from twinrun.images.building.artifacts import Artifact, deb_artifact
 from twinrun.images.building.download import download_wheels
 from twinrun.images.building.wheel_tags import is_compatible
 from twinrun.manifests.apt_lock import SystemPackage
-from twinrun.manifests.stack import Alternative, Stack, normalise
+from twinrun.manifests.stack import AlternativePin, Stack, normalise
 
 
 class FileIndex:
@@ -63,7 +63,7 @@ class FileIndex:
         return self.verified(artifact) or _missing(artifact, self.folder)
 
 
-def find_alternatives(stack: Stack, wheelhouse: Path | None) -> tuple[Alternative, ...]:
+def find_alternatives(stack: Stack, wheelhouse: Path | None) -> tuple[AlternativePin, ...]:
     """Return the alternative wheels of stack.toml that the wheelhouse has.
 
     Raises:
@@ -75,7 +75,7 @@ def find_alternatives(stack: Stack, wheelhouse: Path | None) -> tuple[Alternativ
     return tuple(pin for pin in stack.alternative if index.verified(_alternative_artifact(stack, pin)))
 
 
-def _alternative_artifact(stack: Stack, pin: Alternative) -> Artifact:
+def _alternative_artifact(stack: Stack, pin: AlternativePin) -> Artifact:
     lock = f"images/stacks/{stack.name}/stack.toml"
     return Artifact(lock=lock, entry=pin.requirement, kind="wheel", folder="python", digests=(pin.sha256,))
 

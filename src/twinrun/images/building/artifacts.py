@@ -13,7 +13,7 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.images.building.wheel_tags import machine
 from twinrun.manifests.apt_lock import SystemPackage
 from twinrun.manifests.python_lock import parse_python_lock
-from twinrun.manifests.stack import Alternative, LoadedStack, Stack, matches, normalise
+from twinrun.manifests.stack import AlternativePin, LoadedStack, Stack, matches, normalise
 
 
 class Artifact(Frozen):
@@ -47,7 +47,7 @@ class Artifact(Frozen):
 
 
 def wheel_artifacts(
-    root: Path, loaded: LoadedStack, *, alternatives: tuple[Alternative, ...] = ()
+    root: Path, loaded: LoadedStack, *, alternatives: tuple[AlternativePin, ...] = ()
 ) -> tuple[Artifact, ...]:
     """Return the Python packages of the image.
 

@@ -15,7 +15,7 @@ from twinrun.foundation.processes import last_lines
 from twinrun.foundation.redaction import redacted
 from twinrun.images.building.artifacts import Artifact
 from twinrun.images.building.wheel_tags import platforms
-from twinrun.manifests.stack import Source, Stack, normalise
+from twinrun.manifests.stack import SourcePackage, Stack, normalise
 
 TARGETS = {"download": "--dest", "wheel": "--wheel-dir"}
 # No source is compiled for a device here, and a wheel has no time or order of its own.
@@ -61,7 +61,7 @@ def _platform_options(stack: Stack) -> list[str]:
     return ["--only-binary=:all:", "--implementation=cp", f"--python-version={stack.interpreter()}", *options]
 
 
-def _pip_wheel(artifact: Artifact, folder: Path, source: Source) -> None:
+def _pip_wheel(artifact: Artifact, folder: Path, source: SourcePackage) -> None:
     """Build the wheel of a source, both by the hashes of the lock: nothing in it depends on the machine."""
     with tempfile.TemporaryDirectory() as settings:
         backend = Path(settings) / "backend.txt"

@@ -16,7 +16,7 @@ from twinrun.images.building.artifacts import (
 from twinrun.images.building.buildkit import build_arguments
 from twinrun.images.building.dockerfile import Dockerfile, read_dockerfile
 from twinrun.manifests.image_identity import rfc3339
-from twinrun.manifests.stack import DOCKERFILE, INPUTS_LABEL, Alternative, LoadedStack
+from twinrun.manifests.stack import DOCKERFILE, INPUTS_LABEL, AlternativePin, LoadedStack
 
 CONTEXT = "{context}"
 
@@ -31,7 +31,7 @@ class BuildPlan(Frozen):
     """SOURCE_DATE_EPOCH: modification time of every file and creation time of the image."""
     base: str
     """Checksum of the root file system's tar."""
-    alternatives: tuple[Alternative, ...]
+    alternatives: tuple[AlternativePin, ...]
     """Wheels of stack.toml that replace locked ones."""
     stages: tuple[str, ...]
     """Dockerfile stages that become layers above the base, in order."""
@@ -77,7 +77,9 @@ class BuildPlan(Frozen):
         }
 
 
-def plan_build(root: Path, loaded: LoadedStack, *, alternatives: tuple[Alternative, ...] = ()) -> BuildPlan:
+def plan_build(
+    root: Path, loaded: LoadedStack, *, alternatives: tuple[AlternativePin, ...] = ()
+) -> BuildPlan:
     """Resolve the build of a stack; reads files of the checkout and nothing else.
 
     Args:
@@ -108,7 +110,7 @@ def plan_build(root: Path, loaded: LoadedStack, *, alternatives: tuple[Alternati
 
 
 def _artifacts(
-    root: Path, loaded: LoadedStack, *, alternatives: tuple[Alternative, ...]
+    root: Path, loaded: LoadedStack, *, alternatives: tuple[AlternativePin, ...]
 ) -> tuple[Artifact, ...]:
     system = loaded.system_packages(root)
     assert system is not None

@@ -9,7 +9,7 @@ from pydantic import Field
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.images.building.artifacts import wheel_artifacts
 from twinrun.manifests.image_identity import COMMITTED
-from twinrun.manifests.stack import Alternative, LoadedStack, normalise
+from twinrun.manifests.stack import AlternativePin, LoadedStack, normalise
 
 
 class PackageInventory(Frozen):
@@ -64,7 +64,7 @@ def committed_inventory(root: Path, stack: LoadedStack) -> ImageInventory | None
     return load_json(path, ImageInventory) if path.is_file() else None
 
 
-def installed_alternatives(inventory: ImageInventory, stack: LoadedStack) -> tuple[Alternative, ...]:
+def installed_alternatives(inventory: ImageInventory, stack: LoadedStack) -> tuple[AlternativePin, ...]:
     """Return the alternative wheels of stack.toml that the image has in place of locked ones."""
     packages = inventory.measured.python_packages.items()
     installed = {f"{normalise(name)}=={version}" for name, version in packages}

@@ -17,7 +17,7 @@ from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.processes import last_lines
 from twinrun.foundation.redaction import redacted
 from twinrun.manifests.python_lock import PythonLock, parse_python_lock, python_lock_text
-from twinrun.manifests.stack import Source, Stack, matches, normalise, stamp
+from twinrun.manifests.stack import SourcePackage, Stack, matches, normalise, stamp
 
 _DIRECT = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9,._-]+\])?==[A-Za-z0-9.+!_-]+( *;[ A-Za-z0-9_.'\"<>=!()]+)?"
@@ -86,7 +86,7 @@ def _public(requirement: str) -> str:
     return f"{normalise(name)}=={version.partition('+')[0]}"
 
 
-def _declared_metadata(sources: tuple[Source, ...]) -> str:
+def _declared_metadata(sources: tuple[SourcePackage, ...]) -> str:
     """Return uv's settings by which the requirements of `sources` are known without running their code."""
     tables = []
     for source in sources:

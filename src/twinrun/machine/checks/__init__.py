@@ -9,7 +9,7 @@ from twinrun.foundation.manifest import Frozen
 GIB = 1 << 30
 
 
-class Check(Frozen):
+class HostCheck(Frozen):
     """The result of one check."""
 
     name: str

@@ -10,18 +10,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from twinrun.machine.checks import Check
+from twinrun.machine.checks import HostCheck
 from twinrun.machine.devices import Device, Discovery
 from twinrun.machine.probing import matching_files
 from twinrun.manifests.vendor import Gpu, Vendor
 
 
-def check_devices(vendor: Vendor, discovery: Discovery, gpus: dict[str, Gpu]) -> Check:
+def check_devices(vendor: Vendor, discovery: Discovery, gpus: dict[str, Gpu]) -> HostCheck:
     """Say which GPUs of `vendor` the probes name, or why none."""
     name, needed = f"GPUs ({vendor.name})", f"only for --vendor {vendor.name}"
     if discovery.devices:
         unknown = ", ".join(sorted({device.name for device in discovery.devices if device.gpu is None}))
-        return Check(
+        return HostCheck(
             name=name,
             status="warn" if unknown else "ok",
             found="; ".join([_summary(discovery.devices, gpus), *discovery.masks]),
@@ -32,20 +32,20 @@ def check_devices(vendor: Vendor, discovery: Discovery, gpus: dict[str, Gpu]) ->
     failed = {result.probe for result in discovery.probes if result.status in ("failed", "timeout")}
     if discovery.masks:
         hint = "unset the variable, or let it name devices"
-        return Check(name=name, status="warn", found=found, needed=needed, hint=hint)
+        return HostCheck(name=name, status="warn", found=found, needed=needed, hint=hint)
     if failed:
         commands = [
             f"`{shlex.join(one.command)}`" for one in vendor.probe if one.name in failed and one.command
         ]
         hint = f"run {' and '.join(commands)} by hand; if it fails too, `dmesg` shows the driver's messages"
-        return Check(name=name, status="unknown", found=found, needed=needed, hint=hint)
+        return HostCheck(name=name, status="unknown", found=found, needed=needed, hint=hint)
     if _driver_files(vendor):
         hint = "install the vendor's tools beside its driver: the device files are there"
-        return Check(name=name, status="unknown", found=found, needed=needed, hint=hint)
-    return Check(name=name, status="absent", found="none", needed=needed)
+        return HostCheck(name=name, status="unknown", found=found, needed=needed, hint=hint)
+    return HostCheck(name=name, status="absent", found="none", needed=needed)
 
 
-def check_device_files(vendor: Vendor, discovery: Discovery) -> Iterable[Check]:
+def check_device_files(vendor: Vendor, discovery: Discovery) -> Iterable[HostCheck]:
     """Say whether this user may open the device files; nothing if the driver is not loaded."""
     if not _driver_files(vendor) and not discovery.devices:
         return
@@ -54,7 +54,7 @@ def check_device_files(vendor: Vendor, discovery: Discovery) -> Iterable[Check]:
     missing = [pattern for pattern in vendor.device_files if not matching_files(pattern)]
     closed = [path for path in files if not os.access(path, os.R_OK | os.W_OK)]
     if missing:
-        yield Check(
+        yield HostCheck(
             name=name,
             status="warn" if discovery.devices else "fail",
             found=f"missing: {', '.join(missing)}",
@@ -63,9 +63,9 @@ def check_device_files(vendor: Vendor, discovery: Discovery) -> Iterable[Check]:
         )
     if closed:
         hint = f"{' and '.join(_remedies(closed))}, then sign in again"
-        yield Check(name=name, status="fail", found=_owners(closed), needed=needed, hint=hint)
+        yield HostCheck(name=name, status="fail", found=_owners(closed), needed=needed, hint=hint)
     if not missing and not closed:
-        yield Check(name=name, status="ok", found=f"{len(files)} files open to this user", needed=needed)
+        yield HostCheck(name=name, status="ok", found=f"{len(files)} files open to this user", needed=needed)
 
 
 def _driver_files(vendor: Vendor) -> list[Path]:

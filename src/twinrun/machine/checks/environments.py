@@ -13,7 +13,7 @@ from typing import Literal
 from twinrun.foundation.cache import COMPLETE, cache_root, environment_folder
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.processes import last_lines
-from twinrun.machine.checks import Check
+from twinrun.machine.checks import HostCheck
 from twinrun.manifests.stack import load_stack, normalise, pins
 
 INTERPRETER_TIMEOUT_S = 10
@@ -22,7 +22,7 @@ _SITE = "import sysconfig; print(sysconfig.get_path('purelib'))"
 _MODULES = re.compile(r"^((?:[^/,\n]+/__init__|[^/,\n]+)\.py),", re.MULTILINE)
 
 
-def check_environments(root: Path) -> Iterator[Check]:
+def check_environments(root: Path) -> Iterator[HostCheck]:
     """Name each stack whose lock or environment is broken, and count the environments that are whole."""
     names = sorted(path.parent.name for path in (root / "images" / "stacks").glob("*/stack.toml"))
     folders, whole = set(), []
@@ -48,18 +48,18 @@ def check_environments(root: Path) -> Iterator[Check]:
     yield _summary(len(names), whole, folders)
 
 
-def _finding(stack: str, status: Literal["warn", "fail"], found: str, hint: str) -> Check:
+def _finding(stack: str, status: Literal["warn", "fail"], found: str, hint: str) -> HostCheck:
     needed = "locks that belong to the stack, and an environment as they say"
-    return Check(name=f"environment ({stack})", status=status, found=found, needed=needed, hint=hint)
+    return HostCheck(name=f"environment ({stack})", status=status, found=found, needed=needed, hint=hint)
 
 
-def _summary(total: int, whole: list[str], current: set[str]) -> Check:
+def _summary(total: int, whole: list[str], current: set[str]) -> HostCheck:
     kept = {path.name for path in (cache_root() / "environments").glob("*/") if path.is_dir()}
     found = f"{len(whole)} of {total} made" + (f": {', '.join(whole)}" if whole else "")
     if others := sorted(kept - current):
         found += f"; of other locks: {', '.join(others)}"
     needed = "only for --engine venv"
-    return Check(name="environments", status="ok" if whole else "absent", found=found, needed=needed)
+    return HostCheck(name="environments", status="ok" if whole else "absent", found=found, needed=needed)
 
 
 def _fault(folder: Path, lock: str) -> str | None:

@@ -14,7 +14,7 @@ from uv import find_uv_bin
 from twinrun.foundation.errors import MachineError
 from twinrun.machine import daemon
 from twinrun.machine.abandoned import remove_abandoned
-from twinrun.machine.checks import GIB, Check
+from twinrun.machine.checks import GIB, HostCheck
 
 # Two ranks that import the framework, and the file cache; an estimate, so that less is only a warning.
 MEMORY_BYTES = 8 * GIB
@@ -24,31 +24,31 @@ SHARED_MEMORY = Path("/dev") / "shm"
 UV_TIMEOUT_S = 10
 
 
-def check_memory() -> Check:
+def check_memory() -> HostCheck:
     """Compare the host's memory with what a smoke run needs."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return _size("memory", memory, MEMORY_BYTES, "use --scale smoke, or a machine with more memory")
 
 
-def check_shared_memory() -> Check:
+def check_shared_memory() -> HostCheck:
     """Compare the size of the shared-memory file system with what ranks exchange through it."""
     hint = f"start the container with --shm-size=8g, or `sudo mount -o remount,size=8g {SHARED_MEMORY}`"
     return _size("shared memory", shutil.disk_usage(SHARED_MEMORY).total, SHARED_MEMORY_BYTES, hint)
 
 
-def check_disk(name: str, folder: Path, needed_bytes: int, remedy: str) -> Check:
+def check_disk(name: str, folder: Path, needed_bytes: int, remedy: str) -> HostCheck:
     """Say whether `folder` can be written and has room; it need not exist yet."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         found, needed = f"{existing} cannot be written", f"a folder with {needed_bytes / GIB:g} GiB free"
-        return Check(name=name, status="fail", found=found, needed=needed, hint=remedy)
+        return HostCheck(name=name, status="fail", found=found, needed=needed, hint=remedy)
     free = _size(name, shutil.disk_usage(existing).free, needed_bytes, f"free some space, or {remedy}")
     return free.model_copy(update={"found": f"{free.found} free in {folder}"})
 
 
-def _size(name: str, found: int, needed: int, hint: str) -> Check:
+def _size(name: str, found: int, needed: int, hint: str) -> HostCheck:
     enough = found >= needed
-    return Check(
+    return HostCheck(
         name=name,
         status="ok" if enough else "warn",
         found=f"{found / GIB:.1f} GiB",
@@ -57,12 +57,12 @@ def _size(name: str, found: int, needed: int, hint: str) -> Check:
     )
 
 
-def check_docker() -> Check:
+def check_docker() -> HostCheck:
     """Ask the container engine for its version."""
     name, needed = "docker", "only for --engine docker and `invoke build`"
     if not daemon.expected():
         found = f"no container engine at {daemon.SOCKET}"
-        return Check(name=name, status="absent", found=found, needed=needed)
+        return HostCheck(name=name, status="absent", found=found, needed=needed)
     engine = os.environ.get("DOCKER_HOST") or f"unix://{daemon.SOCKET}"
     try:
         _connect(engine)
@@ -73,9 +73,9 @@ def check_docker() -> Check:
         cause = error.found if isinstance(error, MachineError) else error.strerror or error
         found = f"{engine}: {cause}"
         hint = "start the engine, point DOCKER_HOST at it, join its socket's group, or use --engine venv"
-        return Check(name=name, status="warn", found=found, needed=needed, hint=hint)
+        return HostCheck(name=name, status="warn", found=found, needed=needed, hint=hint)
     cleared = f"; removed what a killed run had left: {', '.join(removed)}" if removed else ""
-    return Check(name=name, status="ok", found=f"engine {version}{cleared}", needed=needed)
+    return HostCheck(name=name, status="ok", found=f"engine {version}{cleared}", needed=needed)
 
 
 def _connect(engine: str) -> None:
@@ -86,9 +86,9 @@ def _connect(engine: str) -> None:
             attempt.connect(engine.removeprefix("unix://"))
 
 
-def check_uv() -> Check:
+def check_uv() -> HostCheck:
     """Ask uv for its version."""
     name, needed = "uv", "for --engine venv and `invoke lock`"
     command = [os.fspath(find_uv_bin()), "--version"]
     answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=UV_TIMEOUT_S)
-    return Check(name=name, status="ok", found=answer.stdout.strip(), needed=needed)
+    return HostCheck(name=name, status="ok", found=answer.stdout.strip(), needed=needed)

@@ -1,7 +1,7 @@
 """Model families as the host knows them: the shape of a member, and what follows from it without building it.
 
-A family is one module here with its `Shape`, and one of the same name in `twinrun/train/models/` that
-builds it.
+A family is one module here, whose `SHAPE` is the class of its members, and one of the same name in
+`twinrun/train/models/` that builds it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pydantic import Field
 from twinrun.protocol.models.shape import ModelShape
 
 FAMILIES: dict[str, type[ModelShape]] = {
-    module.name: importlib.import_module(f"{__name__}.{module.name}").Shape
+    module.name: importlib.import_module(f"{__name__}.{module.name}").SHAPE
     for module in pkgutil.iter_modules(__path__)
     if module.name != "shape"
 }

@@ -21,7 +21,7 @@ ACTIVATION_BYTES_PER_FEATURE = 38
 PRODUCT_BYTES_PER_FEATURE = 19
 
 
-class Shape(ModelShape):
+class MambaShape(ModelShape):
     """One member of the Mamba family."""
 
     family: Literal["mamba"] = "mamba"
@@ -82,3 +82,6 @@ class Shape(ModelShape):
         # Input and residual of each block, 16-bit, and one block at a time whole.
         kept = {True: 4 * self.width, "selective": PRODUCT_BYTES_PER_FEATURE * self.width}.get(checkpointing)
         return state + tokens * (self.layers * whole if kept is None else self.layers * kept + whole)
+
+
+SHAPE = MambaShape

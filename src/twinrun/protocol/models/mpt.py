@@ -23,7 +23,7 @@ ACTIVATION_BYTES_PER_FEATURE = 37
 PRODUCT_BYTES_PER_FEATURE = 20
 
 
-class Shape(ModelShape):
+class MptShape(ModelShape):
     """One member of the MPT family."""
 
     fixed = {"kernels": None, "layout": None, "position_weighting": None, "parameter_type": "fp32"}  # noqa: RUF012
@@ -39,7 +39,7 @@ class Shape(ModelShape):
     """Feed-forward layers of a block, one of which computes a token; where not given there is only one."""
 
     @model_validator(mode="after")
-    def _whole_heads(self) -> Shape:
+    def _whole_heads(self) -> MptShape:
         if self.width % self.heads:
             raise ValueError(f"`heads` must divide `width`: {self.heads} does not divide {self.width}")
         return self
@@ -93,3 +93,6 @@ class Shape(ModelShape):
     def _router(self) -> int:
         """Return the weights of one router."""
         return self.experts * self.width if self.experts else 0
+
+
+SHAPE = MptShape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from twinrun.checkpoints.manifest import Manifest
+from twinrun.checkpoints.manifest import CheckpointManifest
 from twinrun.checkpoints.verification import demand_same
 from twinrun.protocol.training import TrainingJob, identity
 from twinrun.train.corpus import Corpus
@@ -24,7 +24,7 @@ def identity_of(job: TrainingJob, corpus: Corpus) -> dict[str, str]:
     }
 
 
-def weights_alone(manifest: Manifest) -> bool:
+def weights_alone(manifest: CheckpointManifest) -> bool:
     """Say whether a checkpoint has no state of an optimizer and no steps that are done."""
     return manifest.step == 0
 
@@ -41,7 +41,12 @@ def layout_of(job: TrainingJob) -> dict[str, str]:
 
 
 def check_allowed(
-    manifest: Manifest, identity: Mapping[str, str], layout: Mapping[str, str], *, mode: str, place: str
+    manifest: CheckpointManifest,
+    identity: Mapping[str, str],
+    layout: Mapping[str, str],
+    *,
+    mode: str,
+    place: str,
 ) -> None:
     """Refuse to go on from the checkpoint of another run, or of another layout where that must be the same.
 

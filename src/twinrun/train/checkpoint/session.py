@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 
 from twinrun.checkpoints.faults import DamagedError
-from twinrun.checkpoints.manifest import FORMAT, MANIFEST, Manifest, StoredFile, StoredTensor
+from twinrun.checkpoints.manifest import FORMAT, MANIFEST, CheckpointManifest, StoredFile, StoredTensor
 from twinrun.checkpoints.places import store_at
 from twinrun.checkpoints.retention import retire
 from twinrun.checkpoints.store import Store
@@ -33,7 +33,7 @@ from twinrun.train.corpus import Corpus
 from twinrun.train.metrics import Meter
 
 
-class Saves(Protocol):
+class CheckpointCalls(Protocol):
     """What a training loop calls."""
 
     def resume(self) -> int:
@@ -46,7 +46,7 @@ class Saves(Protocol):
         """Return when what was saved is durable."""
 
 
-class Nothing:
+class NoCheckpoints:
     """The checkpoints of a run that keeps none."""
 
     def resume(self) -> int:
@@ -135,7 +135,7 @@ class Checkpoints:
             self._save(step)
         if stopping and not last:
             self.wait()
-            raise stop.Stopped(step)
+            raise stop.TrainingStoppedError(step)
 
     def _save(self, step: int) -> None:
         self.wait()
@@ -212,7 +212,7 @@ class Checkpoints:
         def publish(files: tuple[StoredFile, ...], tensors: dict[str, StoredTensor]) -> None:
             if len(tensors) != count:
                 raise RunError("not every tensor was saved", found=len(tensors), allowed=count)
-            manifest = Manifest(
+            manifest = CheckpointManifest(
                 format=FORMAT,
                 step=step,
                 samples=step * self._job.training.global_batch,
@@ -246,7 +246,7 @@ class Checkpoints:
                 self._check_allowed(manifest, self._store.file(step, MANIFEST))
                 return
 
-    def _check_allowed(self, manifest: Manifest, place: str) -> None:
+    def _check_allowed(self, manifest: CheckpointManifest, place: str) -> None:
         check_allowed(manifest, self._identity, self._layout, mode=self._settings.mode, place=place)
 
     def _together(self, work: Callable[[], Any]) -> Any:
@@ -259,15 +259,15 @@ class Checkpoints:
 
 def checkpoints_of(
     job: TrainingJob, *, corpus: Corpus, model: nn.Module, optimizer: torch.optim.Optimizer, meter: Meter
-) -> Saves:
+) -> CheckpointCalls:
     """Return the checkpoints of `job`, or what saves nothing where it keeps none; every rank calls it."""
-    return checkpoints_in(job, corpus=corpus, parts=state.InPlace(model, optimizer), meter=meter)
+    return checkpoints_in(job, corpus=corpus, parts=state.InPlaceState(model, optimizer), meter=meter)
 
 
-def checkpoints_in(job: TrainingJob, *, corpus: Corpus, parts: state.Parts, meter: Meter) -> Saves:
+def checkpoints_in(job: TrainingJob, *, corpus: Corpus, parts: state.Parts, meter: Meter) -> CheckpointCalls:
     """Return the same for a run whose tensors are not where a model and its optimizer have them."""
     if job.checkpointing is None:
-        return Nothing()
+        return NoCheckpoints()
     return Checkpoints(job, corpus=corpus, parts=parts, meter=meter)
 
 

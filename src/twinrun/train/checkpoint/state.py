@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from twinrun.checkpoints.manifest import Manifest, StoredTensor
+from twinrun.checkpoints.manifest import CheckpointManifest, StoredTensor
 from twinrun.foundation.errors import InputError
 from twinrun.train.checkpoint.storage import NAMES
 from twinrun.train.metrics import Meter
@@ -24,14 +24,14 @@ class Parts(Protocol):
     def tensors(self) -> dict[str, Tensor]:
         """Return what a run goes on from."""
 
-    def prepare(self, manifest: Manifest) -> dict[str, Tensor]:
+    def prepare(self, manifest: CheckpointManifest) -> dict[str, Tensor]:
         """Return room for what `manifest` has of it."""
 
     def take(self, tensors: dict[str, Tensor]) -> None:
         """Go on from what was loaded into that room."""
 
 
-class InPlace:
+class InPlaceState:
     """A model and its optimizer, whose own tensors are saved and loaded into."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -41,7 +41,7 @@ class InPlace:
         """Return the tensors where they are; settings are no part of them."""
         return tensors_of(self._model, self._optimizer)
 
-    def prepare(self, manifest: Manifest) -> dict[str, Tensor]:
+    def prepare(self, manifest: CheckpointManifest) -> dict[str, Tensor]:
         """Make the optimizer state that `manifest` has, and return all tensors."""
         return prepare(self._model, self._optimizer, manifest)
 
@@ -64,7 +64,7 @@ def history(meter: Meter) -> dict[str, Tensor]:
     return {HISTORY + name: values for name, values in meter.history().items()}
 
 
-def history_room(manifest: Manifest) -> dict[str, Tensor]:
+def history_room(manifest: CheckpointManifest) -> dict[str, Tensor]:
     """Return room for the steps that `manifest` has."""
     return {
         name: torch.empty(stored.shape, dtype=_dtype(stored))
@@ -73,7 +73,9 @@ def history_room(manifest: Manifest) -> dict[str, Tensor]:
     }
 
 
-def prepare(model: nn.Module, optimizer: torch.optim.Optimizer, manifest: Manifest) -> dict[str, Tensor]:
+def prepare(
+    model: nn.Module, optimizer: torch.optim.Optimizer, manifest: CheckpointManifest
+) -> dict[str, Tensor]:
     """Make the optimizer state that `manifest` has, and return all tensors to load into."""
     state = {MODEL + _plain(name): tensor for name, tensor in model.state_dict().items()}
     groups = {one: group for group in optimizer.param_groups for one in group["params"]}
@@ -93,7 +95,7 @@ def history_of(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(HISTORY): one for name, one in state.items() if name.startswith(HISTORY)}
 
 
-def check_same(state: dict[str, Tensor], manifest: Manifest, *, place: str) -> None:
+def check_same(state: dict[str, Tensor], manifest: CheckpointManifest, *, place: str) -> None:
     """Refuse a checkpoint whose tensors are not those of this run; raises InputError naming the first."""
     ours = {name: f"{NAMES[tensor.dtype]} {list(tensor.shape)}" for name, tensor in state.items()}
     theirs = {name: f"{one.dtype} {list(one.shape)}" for name, one in manifest.tensors.items()}

@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from twinrun.checkpoints.manifest import Chunk, Manifest, StoredFile, StoredTensor
+from twinrun.checkpoints.manifest import CheckpointManifest, Chunk, StoredFile, StoredTensor
 from twinrun.checkpoints.safetensors import Entry, header_of
 from twinrun.checkpoints.store import Sink, Store
 from twinrun.checkpoints.verification import entry_of, read_chunk, read_entries, threads
@@ -61,7 +61,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
+class TensorPart:
     """What a rank tells the coordinator of one part of a tensor."""
 
     tensor: str
@@ -107,8 +107,8 @@ class Writer(StorageWriter, AsyncStager):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:  # noqa: ARG002
-        written: list[Written] = [one.storage_data for of_rank in results for one in of_rank]
-        parts: defaultdict[str, list[Written]] = defaultdict(list)
+        written: list[TensorPart] = [one.storage_data for of_rank in results for one in of_rank]
+        parts: defaultdict[str, list[TensorPart]] = defaultdict(list)
         for one in written:
             parts[one.tensor].append(one)
         tensors = {
@@ -140,7 +140,7 @@ class Writer(StorageWriter, AsyncStager):
 class Reader(StorageReader):
     """Reads the tensors of one manifest; the bytes that are used are those that were hashed."""
 
-    def __init__(self, store: Store, manifest: Manifest) -> None:
+    def __init__(self, store: Store, manifest: CheckpointManifest) -> None:
         self._store, self._manifest = store, manifest
         self._chunks = {
             (name, chunk.offsets): chunk
@@ -256,7 +256,7 @@ def _result(item: WriteItem, entry: Entry, *, digest: str, file: StoredFile) -> 
         sizes=entry.shape,
         sha256=digest,
     )
-    written = Written(
+    written = TensorPart(
         tensor=item.index.fqn,
         shape=tuple(item.tensor_data.size),
         dtype=entry.dtype,

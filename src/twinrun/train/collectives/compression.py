@@ -48,7 +48,7 @@ class Codec(ABC):
         return values
 
 
-class Rounded(Codec):
+class Bf16Codec(Codec):
     """bf16: as many exponents as fp32 and fewer digits."""
 
     def bytes_of(self, count: int) -> int:
@@ -72,7 +72,7 @@ class Rounded(Codec):
         target.copy_(payload.view(torch.bfloat16))
 
 
-class Scaled(Codec):
+class BlockScaleCodec(Codec):
     """Eight bits a value under one fp32 scale a block; integers, or floats of eight bits.
 
     The last block is padded with zeros; what a payload has of it is as long as any other block.
@@ -170,8 +170,8 @@ class Entropy(Codec):
 
 
 CODECS: dict[str, Callable[[], Codec]] = {
-    "bf16": Rounded,
-    "fp8": lambda: Scaled(torch.float8_e4m3fn),
-    "int8": lambda: Scaled(torch.int8),
-    "int8-entropy": lambda: Entropy(Scaled(torch.int8)),
+    "bf16": Bf16Codec,
+    "fp8": lambda: BlockScaleCodec(torch.float8_e4m3fn),
+    "int8": lambda: BlockScaleCodec(torch.int8),
+    "int8-entropy": lambda: Entropy(BlockScaleCodec(torch.int8)),
 }

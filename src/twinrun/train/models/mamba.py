@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from twinrun.foundation.errors import InputError
-from twinrun.protocol.models.mamba import Shape
+from twinrun.protocol.models.mamba import MambaShape
 from twinrun.protocol.models.shape import Checkpointing
 from twinrun.protocol.training import Training
 from twinrun.train.draws import normal, uniform
@@ -47,7 +47,7 @@ def rms_norm(x_BSD: Tensor, weight_D: Tensor) -> Tensor:
 class Mixer(nn.Module):
     """Gated selective state space: projection, convolution, scan, projection."""
 
-    def __init__(self, shape: Shape, *, kernels: Kernels, layout: str) -> None:
+    def __init__(self, shape: MambaShape, *, kernels: Kernels, layout: str) -> None:
         super().__init__()
         self.kernels = kernels
         self.token_major = layout == "token-major"
@@ -99,10 +99,12 @@ class Mixer(nn.Module):
         return self.kernels.scan(u_BES, delta_BES, A_ET, b_BTS, c_BTS, *rest)
 
 
-class Block(nn.Module):
+class MambaBlock(nn.Module):
     """A mixer on the normed residual stream."""
 
-    def __init__(self, shape: Shape, *, kernels: Kernels, layout: str, checkpointing: Checkpointing) -> None:
+    def __init__(
+        self, shape: MambaShape, *, kernels: Kernels, layout: str, checkpointing: Checkpointing
+    ) -> None:
         super().__init__()
         self.checkpointing = checkpointing
         self.norm = nn.Parameter(torch.empty(shape.width))
@@ -136,7 +138,7 @@ class Mamba(Model):
 
     def __init__(
         self,
-        shape: Shape,
+        shape: MambaShape,
         *,
         kernels: str | None,
         layout: str | None = "token-major",
@@ -154,7 +156,9 @@ class Mamba(Model):
         self.position_scale = position_scale
         self.final_loss: Callable[..., Tensor] = final_loss
         self.tokens = nn.Embedding(shape.vocabulary, shape.width)
-        made = partial(Block, shape, kernels=self.kernels, layout=str(layout), checkpointing=checkpointing)
+        made = partial(
+            MambaBlock, shape, kernels=self.kernels, layout=str(layout), checkpointing=checkpointing
+        )
         self.blocks = nn.ModuleList(made() for _ in range(shape.layers))
         self.norm = nn.Parameter(torch.empty(shape.width))
         self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
@@ -217,7 +221,7 @@ class Mamba(Model):
         return {**across, "leave.weight": (width, None)}
 
 
-def initial(name: str, parameter: Tensor, key: int, shape: Shape) -> Tensor:
+def initial(name: str, parameter: Tensor, key: int, shape: MambaShape) -> Tensor:
     """Return the first values of a parameter, as mamba_ssm draws them."""
     size, device = parameter.shape, parameter.device
     if name.endswith(("norm", "D")):
@@ -238,7 +242,7 @@ def initial(name: str, parameter: Tensor, key: int, shape: Shape) -> Tensor:
     return (2 * drawn - 1) * bound
 
 
-def build(shape: Shape, *, training: Training) -> Mamba:
+def build(shape: MambaShape, *, training: Training) -> Mamba:
     """Return a Mamba, see `twinrun.train.models.Family`."""
     return Mamba(
         shape,
@@ -251,7 +255,7 @@ def build(shape: Shape, *, training: Training) -> Mamba:
     )
 
 
-def attention_heads(shape: Shape) -> None:
+def attention_heads(shape: MambaShape) -> None:
     """Return None: there is no attention."""
 
 

@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
 from twinrun.foundation.errors import InputError
-from twinrun.protocol.models.mpt import Shape
+from twinrun.protocol.models.mpt import MptShape
 from twinrun.protocol.models.shape import Checkpointing
 from twinrun.protocol.training import Training
 from twinrun.train.draws import normal
@@ -64,7 +64,7 @@ def causal_attention(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Multi-head causal self-attention, one projection for queries, keys and values."""
 
-    def __init__(self, shape: Shape, *, fused: bool) -> None:
+    def __init__(self, shape: MptShape, *, fused: bool) -> None:
         super().__init__()
         self.heads = shape.heads
         self.fused = fused
@@ -85,7 +85,7 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """Two affine maps around an exact GELU."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: MptShape) -> None:
         super().__init__()
         self.gelu: Callable[[Tensor], Tensor] = gelu
         self.up = Linear(shape.width, shape.expansion * shape.width)
@@ -96,10 +96,10 @@ class FeedForward(nn.Module):
         return out
 
 
-class Block(nn.Module):
+class MptBlock(nn.Module):
     """Attention and feed-forward, each on a normalised residual stream."""
 
-    def __init__(self, shape: Shape, *, fused: bool, selective: bool) -> None:
+    def __init__(self, shape: MptShape, *, fused: bool, selective: bool) -> None:
         super().__init__()
         self.selective = selective
         self.norm_1 = LayerNorm(shape.width, eps=EPSILON)
@@ -136,7 +136,7 @@ class MPT(Model):
 
     def __init__(
         self,
-        shape: Shape,
+        shape: MptShape,
         *,
         dtype: torch.dtype = torch.float32,
         attention: str = "sdpa",
@@ -151,7 +151,7 @@ class MPT(Model):
         self.positions = nn.Embedding(shape.sequence, shape.width)
         fused, selective = attention == "sdpa", checkpointing == "selective"
         self.blocks = nn.ModuleList(
-            Block(shape, fused=fused, selective=selective) for _ in range(shape.layers)
+            MptBlock(shape, fused=fused, selective=selective) for _ in range(shape.layers)
         )
         self.norm = LayerNorm(shape.width, eps=EPSILON)
 
@@ -214,7 +214,7 @@ class MPT(Model):
         }
 
 
-def build(shape: Shape, *, training: Training) -> MPT:
+def build(shape: MptShape, *, training: Training) -> MPT:
     """Return an MPT, see `twinrun.train.models.Family`."""
     if shape.experts and training.compile:
         raise InputError("experts get other numbers of tokens in each step", place="compile", found=True)
@@ -226,6 +226,6 @@ def build(shape: Shape, *, training: Training) -> MPT:
     )
 
 
-def attention_heads(shape: Shape) -> tuple[int, int]:
+def attention_heads(shape: MptShape) -> tuple[int, int]:
     """Return number and width of the attention heads."""
     return shape.heads, shape.width // shape.heads

@@ -14,23 +14,23 @@ from twinrun.protocol.job import Job, Result
 from twinrun.protocol.measurements import Measurement, Numbers
 from twinrun.workloads.bench import numbers, points, report, version_1
 from twinrun.workloads.bench.factors import FACTORS
-from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint, Tables, check_names, measurement_ids
+from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint, BenchTables, check_names, measurement_ids
 from twinrun.workloads.charts import Chart
 from twinrun.workloads.fingerprint import Difference, Fingerprint, differences, nearest
 from twinrun.workloads.settings import flat
 from twinrun.workloads.tables import Table
 from twinrun.workloads.workload import (
-    Drawn,
     Hardware,
     Part,
-    Planned,
+    PictureContext,
     PlanRequest,
     Point,
     PointRecord,
     Progress,
-    Recorded,
+    RecordView,
     Run,
     Workload,
+    WorkloadPlan,
 )
 
 
@@ -38,7 +38,7 @@ class BenchWorkload(Workload):
     """Times calls at each case of a recipe, on one device or on many."""
 
     table = "bench"
-    tables = Tables
+    tables = BenchTables
     plan_part = BenchPlan
     point_part = BenchPoint
     result = BenchResult
@@ -53,7 +53,7 @@ class BenchWorkload(Workload):
     def missing(
         self, tables: Frozen, *, point: str | None, metric: str, measurement: str | None
     ) -> str | None:
-        assert isinstance(tables, Tables)
+        assert isinstance(tables, BenchTables)
         if point is not None and not _gives(tables, point):
             return f"no scale has a point {point}"
         ids = measurement_ids(tables, metric)
@@ -65,7 +65,7 @@ class BenchWorkload(Workload):
             return f"the labels give no measurement {measurement}"
         return None
 
-    def plan(self, request: PlanRequest) -> Planned:
+    def plan(self, request: PlanRequest) -> WorkloadPlan:
         return points.plan(request)
 
     def fingerprint(
@@ -136,7 +136,7 @@ class BenchWorkload(Workload):
         return f"median of {repeats} calls" if repeats else "checked, not timed"
 
     def incomparable(
-        self, a: Recorded, b: Recorded, point_a: PointRecord, point_b: PointRecord
+        self, a: RecordView, b: RecordView, point_a: PointRecord, point_b: PointRecord
     ) -> str | None:
         same = _point(point_a.part).settings == _point(point_b.part).settings
         return None if same else "other settings of the case"
@@ -146,10 +146,10 @@ class BenchWorkload(Workload):
     ) -> tuple[Difference, ...] | None:
         return differences(nearest([_point(point.part).settings], published), published)
 
-    def point_tables(self, record: Recorded) -> tuple[Table, ...]:
+    def point_tables(self, record: RecordView) -> tuple[Table, ...]:
         return tuple(report.point_table(point) for point in record.points)
 
-    def charts(self, records: Sequence[Recorded], drawn: Drawn) -> tuple[Chart, ...]:
+    def charts(self, records: Sequence[RecordView], drawn: PictureContext) -> tuple[Chart, ...]:
         return report.charts(records, drawn)
 
     def version_1(self, record: dict[str, Any]) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def _point(part: Part) -> BenchPoint:
     return part
 
 
-def _gives(tables: Tables, point: str) -> bool:
+def _gives(tables: BenchTables, point: str) -> bool:
     case, _, size = point.partition("@")
     for name in SCALES:
         scale = tables.scale(name)

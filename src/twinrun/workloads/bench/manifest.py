@@ -53,7 +53,7 @@ class Figure(Frozen):
         return self
 
 
-class Tables(Frozen):
+class BenchTables(Frozen):
     """Tables of recipe.toml."""
 
     bench: Timing
@@ -90,9 +90,9 @@ class BenchPoint(Part, extra="forbid"):
     """What its script is told."""
 
 
-def tables_of(recipe: LoadedRecipe) -> Tables:
+def tables_of(recipe: LoadedRecipe) -> BenchTables:
     """Return the tables of a benchmark's recipe."""
-    assert isinstance(recipe.tables, Tables)
+    assert isinstance(recipe.tables, BenchTables)
     return recipe.tables
 
 
@@ -120,7 +120,7 @@ def check_names(recipe: LoadedRecipe) -> None:
             _demand(case, tables.cases, f"{where}.cases")
 
 
-def check_values(tables: Tables, options: Settings, place: str) -> None:
+def check_values(tables: BenchTables, options: Settings, place: str) -> None:
     """Hold lists such as `dtypes` against the label `dtype`, and numbers against their smallest value.
 
     Raises:
@@ -144,7 +144,7 @@ def _demand(name: str, allowed: object, place: str) -> None:
         )
 
 
-def measurement_ids(tables: Tables, metric: str) -> set[str] | None:
+def measurement_ids(tables: BenchTables, metric: str) -> set[str] | None:
     """Return the identifiers that measurements of `metric` can have; None where they have no metric such."""
     names = {name for name in possible_names(tables.label) if name}
     if metric == "time":

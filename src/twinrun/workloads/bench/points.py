@@ -12,19 +12,19 @@ from twinrun.workloads.bench.manifest import (
     BenchPlan,
     BenchPoint,
     BenchScale,
-    Tables,
+    BenchTables,
     check_values,
     tables_of,
 )
 from twinrun.workloads.sweep import placement, sizes
-from twinrun.workloads.workload import Choice, Placement, Planned, PlanRequest, Point
+from twinrun.workloads.workload import Choice, Placement, PlanRequest, Point, WorkloadPlan
 
 # Where an option is, and what its values may be.
 OPTION = "options."
 KINDS = {int: "a whole number", bool: "true or false", str: "text", list: "a list"}
 
 
-def plan(request: PlanRequest) -> Planned:
+def plan(request: PlanRequest) -> WorkloadPlan:
     """Turn a request into cases at placements.
 
     Raises:
@@ -44,7 +44,7 @@ def plan(request: PlanRequest) -> Planned:
         _point(name, bench.options | tables.cases[name] | asked, place) for name in names for place in places
     )
     timed = f"{bench.repeats} timed calls each" if bench.repeats else "checked, not timed"
-    return Planned(
+    return WorkloadPlan(
         script=recipe.recipe.script,
         part=BenchPlan(bench=bench, labels=tables.label),
         points=points,
@@ -82,7 +82,7 @@ def _point(name: str, settings: Settings, place: Placement | None) -> Point:
     )
 
 
-def _cases(tables: Tables, scale: BenchScale, asked: Any) -> tuple[str, ...]:
+def _cases(tables: BenchTables, scale: BenchScale, asked: Any) -> tuple[str, ...]:
     if asked is None:
         return scale.cases
     names = asked if isinstance(asked, list) else str(asked).split(",")

@@ -14,7 +14,7 @@ from twinrun.workloads.bench.manifest import BenchPoint, Figure, tables_of
 from twinrun.workloads.bench.numbers import bus_bandwidth, peaks_of, work_of
 from twinrun.workloads.charts import Bar, BarChart, Chart, Curve, LineChart, RooflineChart, RooflineSpot, Spot
 from twinrun.workloads.tables import Cell, Column, Table, measured, text
-from twinrun.workloads.workload import Drawn, PointRecord, Recorded
+from twinrun.workloads.workload import PictureContext, PointRecord, RecordView
 
 TERA = 1e12
 # A call whose least time is shorter measures the launch, not the kernel.
@@ -84,7 +84,7 @@ def _notes(point: PointRecord) -> tuple[str, ...]:
     return (", ".join(versions), *absent, *peaks)
 
 
-def charts(records: Sequence[Recorded], drawn: Drawn) -> tuple[Chart, ...]:
+def charts(records: Sequence[RecordView], drawn: PictureContext) -> tuple[Chart, ...]:
     """Return the figures that the recipe declares, of all `records`."""
     found: list[Chart] = []
     for figure in tables_of(drawn.recipe).figure:
@@ -113,7 +113,7 @@ def _groups(figure: Figure, found: Sequence[Measurement]) -> list[tuple[str, ...
     return list(dict.fromkeys(tuple(one.labels.get(name, "") for name in figure.each) for one in found))
 
 
-def _bars(figure: Figure, records: Sequence[Recorded], drawn: Drawn) -> Iterator[BarChart]:
+def _bars(figure: Figure, records: Sequence[RecordView], drawn: PictureContext) -> Iterator[BarChart]:
     claims = [one for one in drawn.recipe.published.claim if one.metric == figure.metric and one.point]
     cases = figure.cases or tuple(dict.fromkeys(one.point for one in claims if one.point))
     for case in cases:
@@ -160,7 +160,7 @@ def _published_bar(claim: Claim, gpus: dict[str, Gpu]) -> Bar:
 
 
 def _measured_bars(
-    figure: Figure, group: tuple[str, ...], record: Recorded, point: PointRecord, *, several: bool
+    figure: Figure, group: tuple[str, ...], record: RecordView, point: PointRecord, *, several: bool
 ) -> Iterator[Bar]:
     where = f"{record.gpu.name.split()[1] if record.gpu else 'here'} " if several else ""
     for one in _chosen(point, figure):
@@ -187,7 +187,7 @@ def _measured_bars(
             )
 
 
-def _lines(figure: Figure, records: Sequence[Recorded], labels: Sequence[Label]) -> Iterator[LineChart]:
+def _lines(figure: Figure, records: Sequence[RecordView], labels: Sequence[Label]) -> Iterator[LineChart]:
     silent = {one.name: one.default for one in labels}
     names_of = _told_apart(records)
     found = [
@@ -243,7 +243,7 @@ def _baselines(point: PointRecord, figure: Figure) -> list[Measurement]:
     return list(found.values())
 
 
-def _told_apart(records: Sequence[Recorded]) -> dict[str, str]:
+def _told_apart(records: Sequence[RecordView]) -> dict[str, str]:
     """Return a label for each run; with its time where records share their own."""
     shared = Counter(record.label for record in records)
     return {
@@ -268,7 +268,7 @@ def _over(figure: Figure, point: PointRecord, one: Measurement) -> Spot:
     return Spot(x=x, value=one.median, low=one.low, high=one.high)
 
 
-def _roofline(figure: Figure, record: Recorded, place: int) -> RooflineChart | None:
+def _roofline(figure: Figure, record: RecordView, place: int) -> RooflineChart | None:
     """Return the calls of a record under the peak rates of its device; None where either is unknown."""
     point = next((one for one in record.points if COPY in peaks_of(one) and len(peaks_of(one)) > 1), None)
     if point is None:

@@ -17,23 +17,23 @@ from twinrun.protocol.job import Job, Result
 from twinrun.protocol.measurements import Measurement, Numbers, sampled
 from twinrun.workloads.charts import Chart
 from twinrun.workloads.checks import report
-from twinrun.workloads.checks.manifest import ChecksPlan, ChecksPoint, Tables, tables_of
+from twinrun.workloads.checks.manifest import ChecksPlan, ChecksPoint, ChecksTables, tables_of
 from twinrun.workloads.fingerprint import Fingerprint
 from twinrun.workloads.settings import factor
 from twinrun.workloads.sweep import placement, sizes
 from twinrun.workloads.tables import Table
 from twinrun.workloads.workload import (
     Choice,
-    Drawn,
     Part,
-    Planned,
+    PictureContext,
     PlanRequest,
     Point,
     PointRecord,
     Progress,
-    Recorded,
+    RecordView,
     Run,
     Workload,
+    WorkloadPlan,
 )
 
 PASSED = "checks-passed"
@@ -43,7 +43,7 @@ class ChecksWorkload(Workload):
     """Runs the named checks of a recipe at each placement."""
 
     table = "checks"
-    tables = Tables
+    tables = ChecksTables
     plan_part = ChecksPlan
     point_part = ChecksPoint
     result = ChecksResult
@@ -58,12 +58,12 @@ class ChecksWorkload(Workload):
     def missing(
         self, tables: Frozen, *, point: str | None, metric: str, measurement: str | None
     ) -> str | None:
-        assert isinstance(tables, Tables)
+        assert isinstance(tables, ChecksTables)
         if point is not None and not any(tables.scale(name).sweep.gives(point) for name in SCALES):
             return f"no scale has a point {point}"
         return None if metric == PASSED and measurement in (None, PASSED) else f"checks measure {PASSED}"
 
-    def plan(self, request: PlanRequest) -> Planned:
+    def plan(self, request: PlanRequest) -> WorkloadPlan:
         recipe, overrides = request.recipe, dict(request.overrides)
         tables = tables_of(recipe)
         scale = tables.scale(request.scale)
@@ -78,7 +78,7 @@ class ChecksWorkload(Workload):
         places = [placement(scale.sweep, count) for count in counts]
         points = tuple(Point(**place.model_dump(), part=ChecksPoint()) for place in places)
         names = [one.id for one in checks.chosen]
-        return Planned(
+        return WorkloadPlan(
             script=recipe.recipe.script,
             part=ChecksPlan(checks=checks.chosen),
             points=points,
@@ -132,17 +132,17 @@ class ChecksWorkload(Workload):
         return plural(len(_plan(part).checks), "check")
 
     def incomparable(
-        self, a: Recorded, b: Recorded, point_a: PointRecord, point_b: PointRecord
+        self, a: RecordView, b: RecordView, point_a: PointRecord, point_b: PointRecord
     ) -> str | None:
         return None
 
-    def point_tables(self, record: Recorded) -> tuple[Table, ...]:
+    def point_tables(self, record: RecordView) -> tuple[Table, ...]:
         return tuple(table for point in record.points for table in report.tables_of_point(point))
 
-    def files(self, record: Recorded) -> dict[str, str]:
+    def files(self, record: RecordView) -> dict[str, str]:
         return report.files(record)
 
-    def charts(self, records: Sequence[Recorded], drawn: Drawn) -> tuple[Chart, ...]:
+    def charts(self, records: Sequence[RecordView], drawn: PictureContext) -> tuple[Chart, ...]:
         return ()
 
     def version_1(self, record: dict[str, Any]) -> dict[str, Any]:

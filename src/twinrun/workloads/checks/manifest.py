@@ -49,7 +49,7 @@ class Checks(Frozen):
         return tuple(one for one in self.check if not self.only or one.id in self.only)
 
 
-class Tables(Frozen):
+class ChecksTables(Frozen):
     """Tables of recipe.toml."""
 
     checks: Checks
@@ -71,7 +71,7 @@ class ChecksPoint(Part, extra="forbid"):
     """Nothing beside the placement."""
 
 
-def tables_of(recipe: LoadedRecipe) -> Tables:
+def tables_of(recipe: LoadedRecipe) -> ChecksTables:
     """Return the tables of a recipe of checks."""
-    assert isinstance(recipe.tables, Tables)
+    assert isinstance(recipe.tables, ChecksTables)
     return recipe.tables

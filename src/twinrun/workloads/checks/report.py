@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 from twinrun.protocol.measurements import Check
 from twinrun.workloads.tables import ABSENT, Cell, Column, Table, text
-from twinrun.workloads.workload import PointRecord, Recorded
+from twinrun.workloads.workload import PointRecord, RecordView
 
 SIGNS = {"pass": "✓ pass", "fail": "✗ fail", "unknown": "? unknown"}
 # Of several outcomes of one check on one node the first counts.
@@ -21,7 +21,7 @@ def tables_of_point(point: PointRecord) -> tuple[Table, ...]:
     return (_outcomes(point), _grid(point))
 
 
-def files(record: Recorded) -> dict[str, str]:
+def files(record: RecordView) -> dict[str, str]:
     """Return JUnit XML, and the nodes to exclude as a list that `srun --exclude` takes."""
     nodes = excluded(check for point in record.points for check in point.checks)
     return {"junit.xml": _junit(record), "exclude.txt": ",".join(nodes) + "\n"}
@@ -76,7 +76,7 @@ def _cell(point: PointRecord, name: str, node: str) -> Cell:
     return text(SIGNS[min(found, key=SEVERITY.index)] if found else ABSENT)
 
 
-def _junit(record: Recorded) -> str:
+def _junit(record: RecordView) -> str:
     root = ElementTree.Element("testsuites", name=record.run)
     for point in record.points:
         counts = Counter(one.outcome for one in point.checks)

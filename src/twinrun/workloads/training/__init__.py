@@ -27,24 +27,30 @@ from twinrun.workloads.training import (
     version_1,
 )
 from twinrun.workloads.training.factors import FACTORS
-from twinrun.workloads.training.manifest import Tables, TrainingPlan, TrainingPoint, check_names, tables_of
+from twinrun.workloads.training.manifest import (
+    TrainingPlan,
+    TrainingPoint,
+    TrainingTables,
+    check_names,
+    tables_of,
+)
 from twinrun.workloads.training.numbers import mathematics
 from twinrun.workloads.training.points import fingerprint
 from twinrun.workloads.workload import (
-    Continued,
+    ControlledCurve,
     DataRequest,
-    Drawn,
     Hardware,
+    LegPosition,
     Part,
-    Planned,
+    PictureContext,
     PlanRequest,
     Point,
     PointRecord,
     Progress,
-    Recorded,
+    RecordView,
     Run,
-    Traced,
     Workload,
+    WorkloadPlan,
 )
 
 METRICS = (
@@ -58,7 +64,7 @@ class TrainingWorkload(Workload):
     """Trains a model of the recipe at each size of a sweep."""
 
     table = "training"
-    tables = Tables
+    tables = TrainingTables
     plan_part = TrainingPlan
     point_part = TrainingPoint
     result = TrainingResult
@@ -72,13 +78,13 @@ class TrainingWorkload(Workload):
         check_names(recipe)
 
     def scripts(self, tables: Frozen) -> dict[str, str]:
-        assert isinstance(tables, Tables)
+        assert isinstance(tables, TrainingTables)
         return {"baseline": tables.baseline} if tables.baseline else {}
 
     def missing(
         self, tables: Frozen, *, point: str | None, metric: str, measurement: str | None
     ) -> str | None:
-        assert isinstance(tables, Tables)
+        assert isinstance(tables, TrainingTables)
         scales = [tables.scale(name) for name in ("smoke", "node", "paper")]
         if point is not None and not any(scale.gives(point) for scale in scales):
             return f"no scale has a point {point}"
@@ -86,7 +92,7 @@ class TrainingWorkload(Workload):
             return f"a training point measures {', '.join(METRICS)}"
         return None if measurement in (None, metric) else f"the measurement of {metric} is called {metric}"
 
-    def plan(self, request: PlanRequest) -> Planned:
+    def plan(self, request: PlanRequest) -> WorkloadPlan:
         return points.plan(request)
 
     def fingerprint(
@@ -102,7 +108,7 @@ class TrainingWorkload(Workload):
         if here:
             layouts.refuse_storage(points)
 
-    def continued(self, point: Point) -> Continued | None:
+    def continued(self, point: Point) -> LegPosition | None:
         return legs.continued(point)
 
     def identity(self, part: Part) -> dict[str, str]:
@@ -114,7 +120,7 @@ class TrainingWorkload(Workload):
         return DataRequest(name=plan.training.data, source=plan.data, sequence=plan.shape.sequence)
 
     def data_sets(self, tables: Frozen) -> dict[str, DataRequest]:
-        assert isinstance(tables, Tables)
+        assert isinstance(tables, TrainingTables)
         sequence = tables.models[tables.training.model].sequence
         return {
             name: DataRequest(name=name, source=source, sequence=sequence)
@@ -188,7 +194,7 @@ class TrainingWorkload(Workload):
         return f"{training.model}, {training.precision}, {training.trainer}"
 
     def incomparable(
-        self, a: Recorded, b: Recorded, point_a: PointRecord, point_b: PointRecord
+        self, a: RecordView, b: RecordView, point_a: PointRecord, point_b: PointRecord
     ) -> str | None:
         first, second = (mathematics(_plan(record.part)) for record in (a, b))
         changed = [name for name in first if first[name] != second.get(name)]
@@ -203,16 +209,16 @@ class TrainingWorkload(Workload):
     def whole(self, points: Sequence[PointRecord]) -> tuple[PointRecord, ...]:
         return numbers.whole(points)
 
-    def traced(self, part: Part, point: PointRecord, metric: str) -> Traced | None:
+    def traced(self, part: Part, point: PointRecord, metric: str) -> ControlledCurve | None:
         return numbers.traced(_plan(part), point, metric)
 
-    def point_tables(self, record: Recorded) -> tuple[Table, ...]:
+    def point_tables(self, record: RecordView) -> tuple[Table, ...]:
         return (report.points_table(record), *layout_tables.tables(record))
 
-    def hardware_tables(self, records: Sequence[Recorded], drawn: Drawn) -> tuple[Table, ...]:
+    def hardware_tables(self, records: Sequence[RecordView], drawn: PictureContext) -> tuple[Table, ...]:
         return hardware.hardware_tables(records, drawn)
 
-    def charts(self, records: Sequence[Recorded], drawn: Drawn) -> tuple[Chart, ...]:
+    def charts(self, records: Sequence[RecordView], drawn: PictureContext) -> tuple[Chart, ...]:
         return report.charts(records, drawn)
 
     def version_1(self, record: dict[str, Any]) -> dict[str, Any]:

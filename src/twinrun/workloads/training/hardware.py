@@ -10,7 +10,7 @@ from twinrun.manifests.vendor import Gpu
 from twinrun.workloads.tables import ABSENT, Cell, Column, Table, text
 from twinrun.workloads.training.manifest import TrainingPlan, tables_of
 from twinrun.workloads.training.published_curves import absolute_claims, of_a_card, references
-from twinrun.workloads.workload import Drawn, Recorded
+from twinrun.workloads.workload import PictureContext, RecordView
 
 TERA = 1e12
 # Joules of a kilowatt-hour.
@@ -35,7 +35,7 @@ class _Row(NamedTuple):
     origin: str
 
 
-def hardware_tables(records: Sequence[Recorded], drawn: Drawn) -> tuple[Table, ...]:
+def hardware_tables(records: Sequence[RecordView], drawn: PictureContext) -> tuple[Table, ...]:
     """Return the best published and the best measured row of each GPU and model.
 
     The first table is of models that a claim or a record here is of, the second of the others. Of a record
@@ -60,7 +60,7 @@ def hardware_tables(records: Sequence[Recorded], drawn: Drawn) -> tuple[Table, .
     )
 
 
-def _table(title: str, rows: Sequence[_Row], drawn: Drawn, formula: str) -> Table:
+def _table(title: str, rows: Sequence[_Row], drawn: PictureContext, formula: str) -> Table:
     models = tables_of(drawn.recipe).models
     return Table(
         title=title,
@@ -92,7 +92,7 @@ def _notes(formula: str, lacking: Sequence[str]) -> tuple[str, ...]:
     return (*notes, f"No power is given for {', '.join(lacking)}.") if lacking else notes
 
 
-def _claimed(drawn: Drawn, formula: str) -> Iterator[_Row]:
+def _claimed(drawn: PictureContext, formula: str) -> Iterator[_Row]:
     model = tables_of(drawn.recipe).training.model
     for gpu_id, claims in absolute_claims(drawn, formula):
         gpu = drawn.gpus[gpu_id]
@@ -103,14 +103,14 @@ def _claimed(drawn: Drawn, formula: str) -> Iterator[_Row]:
                 yield _Row(gpu, claim.hardware.cards, model, rate, where)
 
 
-def _references(drawn: Drawn, formula: str) -> Iterator[_Row]:
+def _references(drawn: PictureContext, formula: str) -> Iterator[_Row]:
     for one in references(drawn, formula):
         gpu = drawn.gpus[one.gpu]
         where = f"published elsewhere: {one.source.where}"
         yield _Row(gpu, one.cards, one.model, of_a_card(one.value, one.per, gpu), where)
 
 
-def _measured(records: Sequence[Recorded], drawn: Drawn, formula: str) -> Iterator[_Row]:
+def _measured(records: Sequence[RecordView], drawn: PictureContext, formula: str) -> Iterator[_Row]:
     for record in records:
         points = [point for point in record.points if point.measurement("model-flops")]
         assert isinstance(record.part, TrainingPlan)

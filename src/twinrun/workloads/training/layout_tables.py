@@ -10,7 +10,7 @@ from twinrun.protocol.measurements import Measurement
 from twinrun.workloads.series import largest_difference, values_of
 from twinrun.workloads.tables import ABSENT, Cell, Column, Table, measured, text
 from twinrun.workloads.training.manifest import TrainingPoint
-from twinrun.workloads.workload import PointRecord, Recorded
+from twinrun.workloads.workload import PointRecord, RecordView
 
 COLUMNS = (
     Column(title="layout", numeric=False),
@@ -25,7 +25,7 @@ COLUMNS = (
 )
 
 
-def tables(record: Recorded) -> tuple[Table, ...]:
+def tables(record: RecordView) -> tuple[Table, ...]:
     """Return a table of layouts and one of pairs of features; none for a sweep over sizes."""
     if not any(_layout(point) for point in record.points):
         return ()

@@ -12,14 +12,14 @@ from twinrun.protocol.models import AnyShape
 from twinrun.protocol.storage import check_storage
 from twinrun.protocol.training import Training
 from twinrun.workloads.training.duration import estimated_seconds
-from twinrun.workloads.training.manifest import Tables, TrainingPoint, TrainingScale
+from twinrun.workloads.training.manifest import TrainingPoint, TrainingScale, TrainingTables
 from twinrun.workloads.training.memory import Budget
 from twinrun.workloads.workload import Hardware, Point
 
 REDUCED = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
-def names(tables: Tables, scale: TrainingScale, requested: Any) -> tuple[str, ...]:
+def names(tables: TrainingTables, scale: TrainingScale, requested: Any) -> tuple[str, ...]:
     """Return the layouts of a sweep, or those that `--set layouts=` asked for; raises InputError."""
     if requested is None:
         return scale.sweep.layouts or ()
@@ -38,7 +38,7 @@ def names(tables: Tables, scale: TrainingScale, requested: Any) -> tuple[str, ..
 
 
 def points(
-    tables: Tables,
+    tables: TrainingTables,
     training: Training,
     scale: TrainingScale,
     hardware: Hardware,

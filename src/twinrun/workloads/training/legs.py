@@ -9,9 +9,9 @@ from twinrun.foundation.errors import InputError, MachineError
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import Training
 from twinrun.workloads.training.duration import estimated_seconds
-from twinrun.workloads.training.manifest import Leg, Stretch, TrainingPoint, leg_names
+from twinrun.workloads.training.manifest import Leg, LegSteps, TrainingPoint, leg_names
 from twinrun.workloads.training.memory import Budget
-from twinrun.workloads.workload import Continued, Hardware, Point
+from twinrun.workloads.workload import Hardware, LegPosition, Point
 
 
 def leg_points(
@@ -67,7 +67,7 @@ def _points(
             part=TrainingPoint(
                 microbatches=microbatches,
                 sharding="none" if leg.devices == 1 else training.sharding,
-                leg=Stretch(
+                leg=LegSteps(
                     number=number,
                     vendor=vendor,
                     processor=processor,
@@ -114,16 +114,16 @@ def refuse_elsewhere(points: Sequence[Point], hardware: Hardware) -> None:
             )
 
 
-def continued(point: Point) -> Continued | None:
+def continued(point: Point) -> LegPosition | None:
     """Return from which point's checkpoint a leg goes on; None for a point that is no leg."""
     leg = stretch_of(point)
     if leg is None:
         return None
     previous = f"leg={leg.number - 1}" if leg.number > 1 else None
-    return Continued(number=leg.number, previous=previous, begin=leg.begin, end=leg.end)
+    return LegPosition(number=leg.number, previous=previous, begin=leg.begin, end=leg.end)
 
 
-def stretch_of(point: Point) -> Stretch | None:
+def stretch_of(point: Point) -> LegSteps | None:
     """Return the leg that a planned point is."""
     assert isinstance(point.part, TrainingPoint)
     return point.part.leg

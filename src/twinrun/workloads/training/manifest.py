@@ -55,7 +55,7 @@ class TrainingScales(Frozen):
     paper: TrainingScale
 
 
-class Tables(Frozen):
+class TrainingTables(Frozen):
     """Tables of recipe.toml."""
 
     baseline: str | None = None
@@ -74,7 +74,7 @@ class Tables(Frozen):
         return found
 
     @model_validator(mode="after")
-    def _steps_to_time(self) -> Tables:
+    def _steps_to_time(self) -> TrainingTables:
         if self.training.warmup_steps >= self.training.steps:
             raise ValueError("`warmup_steps` must be fewer than `steps`, or none is timed")
         return self
@@ -99,7 +99,7 @@ class TrainingPlan(Part, extra="forbid"):
         return "".join(f", {one}" for one in found)
 
 
-class Stretch(Frozen):
+class LegSteps(Frozen):
     """The leg that a point is."""
 
     number: Positive
@@ -131,13 +131,13 @@ class TrainingPoint(Part, extra="forbid"):
     """The model of a layout, which may be another than the sweep's."""
     controls: int = 0
     """Control runs after it."""
-    leg: Stretch | None = None
+    leg: LegSteps | None = None
     """Null for a run that nothing interrupts."""
 
 
-def tables_of(recipe: LoadedRecipe) -> Tables:
+def tables_of(recipe: LoadedRecipe) -> TrainingTables:
     """Return the tables of a training recipe."""
-    assert isinstance(recipe.tables, Tables)
+    assert isinstance(recipe.tables, TrainingTables)
     return recipe.tables
 
 

@@ -14,8 +14,8 @@ from twinrun.workloads.settings import flat
 from twinrun.workloads.training.factors import ROUNDING_ONLY
 from twinrun.workloads.training.formulas import state_bytes, traffic
 from twinrun.workloads.training.layouts import trained
-from twinrun.workloads.training.manifest import Stretch, TrainingPlan, TrainingPoint
-from twinrun.workloads.workload import PointRecord, Traced
+from twinrun.workloads.training.manifest import LegSteps, TrainingPlan, TrainingPoint
+from twinrun.workloads.workload import ControlledCurve, PointRecord
 
 TERA = 1e12
 GIB, MIB = 1 << 30, 1 << 20
@@ -100,12 +100,12 @@ def whole(points: Sequence[PointRecord]) -> tuple[PointRecord, ...]:
     return (*undisturbed, *(point for point in points if (leg := legs[point.id]) and leg.last))
 
 
-def traced(part: TrainingPlan, point: PointRecord, metric: str) -> Traced | None:
+def traced(part: TrainingPlan, point: PointRecord, metric: str) -> ControlledCurve | None:
     """Return the curve of a point with all that decides it; None where it has none."""
     found = point.one_series(metric)
     if found is None or not found.values:
         return None
-    return Traced(
+    return ControlledCurve(
         name=point.id,
         values=found.values,
         controls=tuple(one.values for one in point.series if one.id.startswith(CONTROL)),
@@ -127,7 +127,7 @@ def origins(point: PointRecord) -> dict[str, str]:
     return {name: str(point.facts[fact]) for name, fact in facts.items() if fact in point.facts}
 
 
-def leg_of(point: PointRecord) -> Stretch | None:
+def leg_of(point: PointRecord) -> LegSteps | None:
     """Return the leg that a recorded point is."""
     assert isinstance(point.part, TrainingPoint)
     return point.part.leg

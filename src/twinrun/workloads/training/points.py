@@ -14,12 +14,18 @@ from twinrun.workloads.sweep import placement, sizes
 from twinrun.workloads.training import layouts
 from twinrun.workloads.training.duration import SWEEP_SECONDS, estimated_seconds
 from twinrun.workloads.training.legs import leg_points, one_leg
-from twinrun.workloads.training.manifest import Tables, TrainingPlan, TrainingPoint, TrainingScale, tables_of
+from twinrun.workloads.training.manifest import (
+    TrainingPlan,
+    TrainingPoint,
+    TrainingScale,
+    TrainingTables,
+    tables_of,
+)
 from twinrun.workloads.training.memory import Budget
-from twinrun.workloads.workload import Choice, Hardware, Placement, Planned, PlanRequest, Point
+from twinrun.workloads.workload import Choice, Hardware, Placement, PlanRequest, Point, WorkloadPlan
 
 
-def plan(request: PlanRequest) -> Planned:
+def plan(request: PlanRequest) -> WorkloadPlan:
     """Turn a request into a plan of one training configuration at several placements.
 
     Raises:
@@ -56,7 +62,7 @@ def plan(request: PlanRequest) -> Planned:
         given = {"wanted": chosen, "requested": requested, "manifest": recipe.manifest}
         points = layouts.points(tables, training, scale, request.hardware, **given)
     ids = ", ".join(point.id for point in points)
-    return Planned(
+    return WorkloadPlan(
         script=_script(tables, recipe.recipe.script, training),
         part=TrainingPlan(shape=shape, training=training, data=tables.data[training.data]),
         points=points,
@@ -83,7 +89,7 @@ def fingerprint(shape: AnyShape, training: Training) -> Fingerprint:
     }
 
 
-def _script(tables: Tables, script: str, training: Training) -> str:
+def _script(tables: TrainingTables, script: str, training: Training) -> str:
     if training.trainer != "plain":
         return script
     if tables.baseline is None:
@@ -93,7 +99,9 @@ def _script(tables: Tables, script: str, training: Training) -> str:
     return tables.baseline
 
 
-def _training(tables: Tables, scale: TrainingScale, overrides: dict[str, Any], manifest: str) -> Training:
+def _training(
+    tables: TrainingTables, scale: TrainingScale, overrides: dict[str, Any], manifest: str
+) -> Training:
     training = overlay(tables.training, scale=scale.set, manifest=manifest, user=overrides)
     _known("model", training.model, tables.models)
     _known("data", training.data, tables.data)
@@ -147,7 +155,11 @@ def _known(key: str, name: str, table: dict[str, Any]) -> None:
 
 
 def _largest(
-    tables: Tables, scale: TrainingScale, training: Training, places: list[Placement], hardware: Hardware
+    tables: TrainingTables,
+    scale: TrainingScale,
+    training: Training,
+    places: list[Placement],
+    hardware: Hardware,
 ) -> tuple[Training, str]:
     """Return the largest candidate that fits and whose sweep is short, and why it was taken."""
     world, longer = places[-1].world_size, ""

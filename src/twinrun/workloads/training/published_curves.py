@@ -10,7 +10,7 @@ from twinrun.manifests.claims import Claim, Reference
 from twinrun.manifests.vendor import Gpu
 from twinrun.workloads.charts import Curve, Spot
 from twinrun.workloads.training.manifest import tables_of
-from twinrun.workloads.workload import Drawn
+from twinrun.workloads.workload import PictureContext
 
 Number = TypeVar("Number", Claim, Reference)
 TOKENS = ("tokens-per-second", "tokens/s")
@@ -19,7 +19,9 @@ TERA = 1e12
 MAX_REFERENCES = 8
 
 
-def published_curves(drawn: Drawn, formula: str, models: Sequence[str], *, share: bool) -> list[Curve]:
+def published_curves(
+    drawn: PictureContext, formula: str, models: Sequence[str], *, share: bool
+) -> list[Curve]:
     """Return the claims and the references in a formula.
 
     Args:
@@ -54,14 +56,14 @@ def _grouped(
     return {key: tuple(one for _, one in sorted(sizes.items())) for key, sizes in found.items()}
 
 
-def references(drawn: Drawn, formula: str) -> list[Reference]:
+def references(drawn: PictureContext, formula: str) -> list[Reference]:
     """Return the references in a formula and in the precision of the published configuration."""
     precision = tables_of(drawn.recipe).training.precision
     found = (_in_flops(one, one.model, one.cards, 1, drawn) for one in drawn.recipe.published.reference)
     return [one for one in found if (one.formula, one.precision) == (formula, precision)]
 
 
-def absolute_claims(drawn: Drawn, formula: str) -> list[tuple[str, list[Claim]]]:
+def absolute_claims(drawn: PictureContext, formula: str) -> list[tuple[str, list[Claim]]]:
     """Return by GPU model the absolute claims in a formula."""
     claims: dict[str, list[Claim]] = {}
     model = tables_of(drawn.recipe).training.model
@@ -73,7 +75,7 @@ def absolute_claims(drawn: Drawn, formula: str) -> list[tuple[str, list[Claim]]]
     return list(claims.items())
 
 
-def _in_flops(published: Number, model: str, cards: int, nodes: int, drawn: Drawn) -> Number:
+def _in_flops(published: Number, model: str, cards: int, nodes: int, drawn: PictureContext) -> Number:
     """Return a published number of tokens/s as model FLOP/s of a card, and any other as it is."""
     shape, gpu = tables_of(drawn.recipe).models.get(model), drawn.gpus.get(_gpu_of(published))
     if shape is None or gpu is None or (published.metric, published.unit) != TOKENS:

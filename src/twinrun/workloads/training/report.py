@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from twinrun.foundation.text import number, plain
-from twinrun.manifests.claims import Published
+from twinrun.manifests.claims import PublishedClaims
 from twinrun.protocol.measurements import Measurement
 from twinrun.workloads.charts import Chart, Curve, LineChart, Spot
 from twinrun.workloads.parity import parity
@@ -15,7 +15,7 @@ from twinrun.workloads.tables import Column, Table, measured, text
 from twinrun.workloads.training.manifest import TrainingPlan, tables_of
 from twinrun.workloads.training.numbers import leg_of, traced, whole
 from twinrun.workloads.training.published_curves import published_curves
-from twinrun.workloads.workload import Drawn, PointRecord, Recorded
+from twinrun.workloads.workload import PictureContext, PointRecord, RecordView
 
 LOSS = "loss, nats/token"
 COLUMNS = (
@@ -30,13 +30,13 @@ COLUMNS = (
 )
 
 
-def part_of(record: Recorded) -> TrainingPlan:
+def part_of(record: RecordView) -> TrainingPlan:
     """Return what was trained."""
     assert isinstance(record.part, TrainingPlan)
     return record.part
 
 
-def points_table(record: Recorded) -> Table:
+def points_table(record: RecordView) -> Table:
     """Return a row for each point."""
     return Table(
         title="Points: median of the timed steps, and how far the farthest is from it",
@@ -58,7 +58,7 @@ def points_table(record: Recorded) -> Table:
     )
 
 
-def _notes(record: Recorded) -> tuple[str, ...]:
+def _notes(record: RecordView) -> tuple[str, ...]:
     formulas = {one.formula for point in record.points for one in point.measurements if one.formula}
     notes = [f"model FLOP/s: {formula}" for formula in sorted(formulas)]
     if record.gpu and any(point.measurement("model-flops-share") for point in record.points):
@@ -67,7 +67,7 @@ def _notes(record: Recorded) -> tuple[str, ...]:
     return (*notes, "MFU: no dense peak is known for this device in this precision")
 
 
-def charts(records: Sequence[Recorded], drawn: Drawn) -> tuple[Chart, ...]:
+def charts(records: Sequence[RecordView], drawn: PictureContext) -> tuple[Chart, ...]:
     """Return throughput, share of the peak and efficiency over devices and, of one record, its losses."""
     rates = [_per_card(records, drawn)] if any(record.gpu for record in records) else []
     found: list[Chart] = [
@@ -78,7 +78,7 @@ def charts(records: Sequence[Recorded], drawn: Drawn) -> tuple[Chart, ...]:
     return tuple(found)
 
 
-def _per_card(records: Sequence[Recorded], drawn: Drawn) -> LineChart:
+def _per_card(records: Sequence[RecordView], drawn: PictureContext) -> LineChart:
     """Return model FLOP/s of a card over devices, published and measured."""
     formula = part_of(records[0]).shape.formula
     curves = [
@@ -92,18 +92,18 @@ def _per_card(records: Sequence[Recorded], drawn: Drawn) -> LineChart:
     return _chart("per-card", "Throughput of one card, published and measured", label, "count", every, notes)
 
 
-def _of_cards(curve: Curve, record: Recorded) -> Curve:
+def _of_cards(curve: Curve, record: RecordView) -> Curve:
     dies = record.gpu.devices_per_card if record.gpu else 1
     return _scaled(curve, dies)
 
 
-def _models(records: Sequence[Recorded], drawn: Drawn) -> tuple[str, ...]:
+def _models(records: Sequence[RecordView], drawn: PictureContext) -> tuple[str, ...]:
     """Return the models of the records, the published one first."""
     shown = (part_of(record).training.model for record in records)
     return tuple(dict.fromkeys((tables_of(drawn.recipe).training.model, *shown)))
 
 
-def _throughput(records: Sequence[Recorded], drawn: Drawn) -> LineChart:
+def _throughput(records: Sequence[RecordView], drawn: PictureContext) -> LineChart:
     """Return MFU over devices, which a card of two devices and a device have in common; else tokens/s."""
     shares = [_curve(record, place, "model-flops-share") for place, record in enumerate(records)]
     known = [one for one in shares if one.spots]
@@ -125,7 +125,7 @@ def _throughput(records: Sequence[Recorded], drawn: Drawn) -> LineChart:
     return _chart("throughput", title, f"MFU ({formula})", "share", curves, notes)
 
 
-def _efficiency(records: Sequence[Recorded], drawn: Drawn) -> LineChart:
+def _efficiency(records: Sequence[RecordView], drawn: PictureContext) -> LineChart:
     """Return throughput per device relative to the smallest point, without ranks that share a processor."""
     ours = [_curve(record, place, "tokens-per-second") for place, record in enumerate(records) if record.gpu]
     several = [one for one in ours if len(one.spots) > 1]
@@ -156,7 +156,7 @@ def _chart(  # noqa: PLR0917 - in the order of the picture
     )
 
 
-def _curve(record: Recorded, place: int, metric: str) -> Curve:
+def _curve(record: RecordView, place: int, metric: str) -> Curve:
     part = part_of(record)
     # A leg on the processor of a machine with GPUs says nothing of them.
     points = [one for one in record.points if not (record.gpu and (leg := leg_of(one)) and leg.processor)]
@@ -187,7 +187,7 @@ def _scaled(curve: Curve, factor: float) -> Curve:
     return curve.model_copy(update={"spots": spots})
 
 
-def _other_model(records: Sequence[Recorded], published: Published) -> list[str]:
+def _other_model(records: Sequence[RecordView], published: PublishedClaims) -> list[str]:
     theirs = published.fingerprint.get("parameters")
     ours = sorted({part_of(record).shape.parameters() for record in records})
     if not isinstance(theirs, int) or ours == [theirs]:
@@ -197,7 +197,7 @@ def _other_model(records: Sequence[Recorded], published: Published) -> list[str]
     ]
 
 
-def _losses(record: Recorded, published: Published) -> list[Chart]:
+def _losses(record: RecordView, published: PublishedClaims) -> list[Chart]:
     points = [point for point in whole(record.points) if (curve := point.one_series("loss")) and curve.values]
     if not points:
         return []

@@ -1,4 +1,4 @@
-"""Checks of devices, nodes and the allocation: a function passes by returning and fails by raising Failed."""
+"""Checks of devices, nodes and the allocation: a function passes by returning and fails by raising CheckError."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 
 from twinrun.protocol.checks import ChecksJob
 from twinrun.train import checks
-from twinrun.train.checks import Failed
+from twinrun.train.checks import CheckError
 
 FREE_GIB = 1
 
@@ -20,14 +20,14 @@ def device_computes(job: ChecksJob) -> None:
     a, b = torch.rand(2, 256, 256)
     found = (a.to(device_of(job)) @ b.to(device_of(job))).cpu()
     if not torch.allclose(found, a @ b, rtol=1e-2):
-        raise Failed("a product of matrices is wrong", remedy="take this device out of the allocation")
+        raise CheckError("a product of matrices is wrong", remedy="take this device out of the allocation")
 
 
 def disk_is_free(job: ChecksJob) -> None:
     """Demand some space where the run writes."""
     free = shutil.disk_usage(job.out).free / (1 << 30)
     if free < FREE_GIB:
-        raise Failed(f"{free:.2f} GiB are free, {FREE_GIB} needed", remedy="free some space")
+        raise CheckError(f"{free:.2f} GiB are free, {FREE_GIB} needed", remedy="free some space")
 
 
 def ranks_add_up(job: ChecksJob) -> None:
@@ -45,7 +45,7 @@ def ranks_add_up(job: ChecksJob) -> None:
         dist.all_reduce(total)
     expected = job.world_size * (job.world_size - 1) / 2
     if total.item() != expected:
-        raise Failed(f"the ranks add up to {total.item():g} instead of {expected:g}")
+        raise CheckError(f"the ranks add up to {total.item():g} instead of {expected:g}")
 
 
 if __name__ == "__main__":
