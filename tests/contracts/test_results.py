@@ -37,3 +37,10 @@ def test_every_claim_stands_among_the_statements() -> None:
         claimed |= {(name, claim.id) for claim in published.claim}
         claimed |= {(name, claim.id) for claim in published.between_records}
     assert listed == claimed
+
+
+def test_every_file_that_a_statement_names_exists() -> None:
+    page = (ROOT / "docs/results/statements.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:images|recipes|tests)/[^`]+)`", page)
+    assert named
+    assert not [name for name in named if not any(ROOT.glob(name))]
