@@ -56,6 +56,7 @@ def plan(
     stack = project.stack(loaded.recipe.stacks.current[vendor])
     made, _ = resolve(
         loaded,
+        workload=load_workload(loaded.workload),
         scale=scale,
         settings=settings,
         stack=stack,

@@ -25,7 +25,7 @@ from twinrun.planning.project import Project
 from twinrun.protocol.job import OUT_OF_MEMORY
 from twinrun.results.reading import read_record
 from twinrun.results.record import Record
-from twinrun.workloads import workload_names
+from twinrun.workloads import load_workload, workload_names
 
 RECIPE = "my-recipe"
 
@@ -123,8 +123,9 @@ def test_points_of_another_plan_are_not_taken(trained: FlowSite) -> None:
     assert trained.invoke() == 0
     (folder,) = trained.folders()
     plan = trained.record().plan
-    assert set(finished(folder, plan)) == {point.id for point in plan.points}
-    assert finished(folder, plan.model_copy(update={"stack": "another"})) == {}
+    workload = load_workload(plan.workload)
+    assert set(finished(folder, plan, workload=workload)) == {point.id for point in plan.points}
+    assert finished(folder, plan.model_copy(update={"stack": "another"}), workload=workload) == {}
 
 
 def test_runs_of_one_second_are_apart(site: FlowSite) -> None:

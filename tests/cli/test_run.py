@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -283,7 +284,7 @@ def with_microbatches(selection: Selection, sizes: tuple[int, ...]) -> Selection
         point.model_copy(update={"part": point.part.model_copy(update={"microbatches": sizes})})
         for point in selection.plan.points
     )
-    return selection.model_copy(update={"plan": selection.plan.model_copy(update={"points": points})})
+    return dataclasses.replace(selection, plan=selection.plan.model_copy(update={"points": points}))
 
 
 def told_with_log(done: subprocess.CompletedProcess[str], code: int) -> str:

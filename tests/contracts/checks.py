@@ -23,6 +23,7 @@ from twinrun.manifests.vendor import Gpu
 from twinrun.planning.plan import Plan, resolve
 from twinrun.planning.project import Project
 from twinrun.results.reading import read_record
+from twinrun.workloads import load_workload
 from twinrun.workloads.workload import Hardware
 
 HEADINGS = ("Purpose", "Command", "What is claimed", "Deviations", "What is missing", "Changelog")
@@ -266,6 +267,7 @@ def planned(root: Path, loaded: LoadedRecipe, *, scale: str, vendor: str, gpu: G
     )
     plan, _ = resolve(
         loaded,
+        workload=load_workload(loaded.workload),
         scale=scale,
         settings=(),
         stack=load_stack(root, loaded.recipe.stacks.current[vendor]),

@@ -18,8 +18,10 @@ from twinrun.execution.engine import Renderer, Workspace
 from twinrun.execution.engines.docker import ContainerRenderer
 from twinrun.execution.engines.pyxis import PyxisRenderer
 from twinrun.execution.interpreter import Interpreter
+from twinrun.execution.launchers import load_launcher
 from twinrun.execution.layout import log_folder
 from twinrun.execution.ranks import Launch, RankCommands
+from twinrun.execution.schedulers import load_scheduler
 from twinrun.execution.slurm_client import parse_job
 from twinrun.foundation.errors import InputError, MachineError, RunError
 from twinrun.foundation.manifest import validate
@@ -99,9 +101,8 @@ def script(
         renderer = PyxisRenderer(file=Path("/shared/stack.sqsh"), vendor=vendor, workspace=workspace)
     commands = RankCommands(
         renderer=renderer,
-        launcher=launcher,
-        scheduler="slurm",
-        site=site,
+        launcher=load_launcher(launcher),
+        scheduler=load_scheduler("slurm", site=site),
         workspace=workspace,
         cores=64,
         variables={"TOLD": payload},

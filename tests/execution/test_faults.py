@@ -24,8 +24,10 @@ from tests.train.small import MakeJob
 from twinrun.execution.engine import Workspace
 from twinrun.execution.interpreter import Interpreter
 from twinrun.execution.last_words import rank_states
+from twinrun.execution.launchers import load_launcher
 from twinrun.execution.layout import point_folder
-from twinrun.execution.ranks import METRICS, Launch, Ranks
+from twinrun.execution.ranks import METRICS, Launch, RankCommands, Ranks
+from twinrun.execution.schedulers import load_scheduler
 from twinrun.foundation.errors import RunError, RunInterruptedError
 from twinrun.images.cluster import containers
 from twinrun.manifests.cluster import LoadedSite
@@ -115,10 +117,11 @@ class Trial:
 
     def _ranks(self) -> Ranks:
         workspace = Workspace(root=ROOT, run=self.run, data=self.run, packages=(ROOT,))
-        return Ranks(
-            engine=Interpreter(python=sys.executable, workspace=workspace),
-            launcher=self.launcher,
-            scheduler="slurm",
+        engine = Interpreter(python=sys.executable, workspace=workspace)
+        commands = RankCommands(
+            renderer=engine,
+            launcher=load_launcher(self.launcher),
+            scheduler=load_scheduler("slurm", site=self.site),
             workspace=workspace,
             cores=1,
             variables={
@@ -126,8 +129,8 @@ class Trial:
                 "HOLD_STEP": str(HELD_AT),
                 "HOLD_UNTIL": str(self._released),
             },
-            site=self.site,
         )
+        return Ranks(engine=engine, commands=commands)
 
 
 Start = Callable[..., Trial]

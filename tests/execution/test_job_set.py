@@ -15,7 +15,9 @@ from tests.execution.placements import SITE, PlacementStandIn
 from twinrun.execution.engine import Renderer, Workspace
 from twinrun.execution.engines.docker import ContainerRenderer
 from twinrun.execution.interpreter import Interpreter
+from twinrun.execution.launchers import load_launcher
 from twinrun.execution.ranks import Launch, RankCommands
+from twinrun.execution.schedulers import load_scheduler
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.manifests.cluster import LoadedSite
 from twinrun.manifests.vendor import load_vendors
@@ -64,9 +66,8 @@ def job_set(
     commands = RankCommands(
         renderer=renderer
         or ContainerRenderer(image="twinrun/stack:0123456789ab", vendor=made, workspace=workspace),
-        launcher="torchrun",
-        scheduler="kubernetes",
-        site=site or changed(),
+        launcher=load_launcher("torchrun"),
+        scheduler=load_scheduler("kubernetes", site=site or changed()),
         workspace=workspace,
         cores=64,
         variables={"TOLD": payload},

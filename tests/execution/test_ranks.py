@@ -13,11 +13,12 @@ from pydantic import BaseModel
 
 from tests.execution.fake_engine import FakeEngine, Play, Script, register, torchrun_report
 from tests.execution.placements import PlacementStandIn
-from twinrun.execution import engines
 from twinrun.execution.engine import Workspace
+from twinrun.execution.engines import load_engine
+from twinrun.execution.launchers import load_launcher
 from twinrun.execution.layout import point_folder
-from twinrun.execution.ranks import METRICS, Launch, LaunchResult, Ranks
-from twinrun.foundation.discovery import load_part
+from twinrun.execution.ranks import METRICS, Launch, LaunchResult, RankCommands, Ranks
+from twinrun.execution.schedulers import load_scheduler
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError
 from twinrun.protocol.job import STOPPED_FILE
 
@@ -54,13 +55,17 @@ def drive(workspace: Workspace, shown: list[dict[str, Any]], monkeypatch: pytest
         shown.append(fields)
 
     def run(script: Script, placement: PlacementStandIn = PlacementStandIn()) -> LaunchResult | None:  # noqa: B008 - frozen
+        engine = FakeEngine(script, workspace)
         ranks = Ranks(
-            engine=FakeEngine(script, workspace),
-            launcher="torchrun",
-            scheduler="local",
-            workspace=workspace,
-            cores=4,
-            variables={"EXTRA": "1"},
+            engine=engine,
+            commands=RankCommands(
+                renderer=engine,
+                launcher=load_launcher("torchrun"),
+                scheduler=load_scheduler("local"),
+                workspace=workspace,
+                cores=4,
+                variables={"EXTRA": "1"},
+            ),
         )
         folder = point_folder(workspace.run, placement.id)
         job: Any = Job(out=str(folder), metrics=str(workspace.run / METRICS))
@@ -220,18 +225,10 @@ def test_several_nodes_are_not_started_on_this_machine(drive: Drive) -> None:
     assert script.started == []
 
 
-def test_unknown_parts_are_refused(workspace: Workspace) -> None:
-    for parts in ({"launcher": "torchrum"}, {"scheduler": "locl"}):
-        names = {"launcher": "torchrun", "scheduler": "local"} | parts
+def test_unknown_parts_are_refused() -> None:
+    for load, name in ((load_engine, "dockr"), (load_launcher, "torchrum"), (load_scheduler, "locl")):
         with pytest.raises(InputError, match="unknown") as caught:
-            Ranks(
-                engine=FakeEngine(playing(), workspace),
-                launcher=names["launcher"],
-                scheduler=names["scheduler"],
-                workspace=workspace,
-                cores=1,
-                variables={},
-            )
+            load(name)
         assert "did you mean" in str(caught.value)
 
 
@@ -239,7 +236,7 @@ def test_the_fake_engine_is_found_by_its_name(tmp_path: Path, monkeypatch: pytes
     workspace = Workspace(root=tmp_path, run=tmp_path, data=tmp_path)
     for number in range(2):
         script = playing()
-        part = load_part(engines, register(script, tmp_path / str(number), monkeypatch))
+        part: Any = load_engine(register(script, tmp_path / str(number), monkeypatch))
         script.opening = MachineError(f"no engine {number}")
         with pytest.raises(MachineError, match=f"no engine {number}"):
             part.open_engine(stack=None, vendor=None, workspace=workspace, say=print)

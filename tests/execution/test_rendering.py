@@ -21,7 +21,7 @@ from twinrun.execution.engine import NodeCommand, Renderer, Workspace
 from twinrun.execution.engines.apptainer import ApptainerRenderer
 from twinrun.execution.engines.docker import ContainerRenderer
 from twinrun.execution.interpreter import Interpreter
-from twinrun.execution.launchers import Rendezvous
+from twinrun.execution.launchers import Rendezvous, load_launcher
 from twinrun.execution.ranks import Launch, RankCommands
 from twinrun.execution.rendering import (
     RUN_FOLDER,
@@ -31,6 +31,7 @@ from twinrun.execution.rendering import (
     set_run_folder,
     shell_line,
 )
+from twinrun.execution.schedulers import load_scheduler
 from twinrun.machine.inventory import Vendor, load_vendors
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,8 +66,8 @@ def rendered(
 ) -> Mapping[str, tuple[RenderedCommand, ...]]:
     commands = RankCommands(
         renderer=renderer,
-        launcher="torchrun",
-        scheduler="local",
+        launcher=load_launcher("torchrun"),
+        scheduler=load_scheduler("local"),
         workspace=workspace,
         cores=32,
         variables={"TOLD": TRICKY},

@@ -41,12 +41,17 @@ def saved(place: Path, changes: dict[str, str] | None = None) -> Path:
 
 def check(source: Path, made: Plan | None = None) -> None:
     made = made or legs(2)
-    check_legs(checkpointing_of((), plan=made, source=str(source)), plan=made, resume=False)
+    check_legs(
+        checkpointing_of((), workload=TRAINING, plan=made, source=str(source)),
+        workload=TRAINING,
+        plan=made,
+        resume=False,
+    )
 
 
 def test_a_run_in_legs_is_one_of_points_that_go_on_from_each_other(tmp_path: Path) -> None:
     made = legs()
-    asked = checkpointing_of((), plan=made)
+    asked = checkpointing_of((), workload=TRAINING, plan=made)
     assert asked == Checkpointing(steps=60, mode="bounded")
     found = {
         point.id: checkpoints_of_point(
@@ -71,7 +76,7 @@ def test_a_run_in_legs_is_one_of_points_that_go_on_from_each_other(tmp_path: Pat
 @pytest.mark.parametrize("engine", ["host", "docker"])
 def test_a_folder_of_another_run_is_seen_by_every_engine(tmp_path: Path, engine: str) -> None:
     made = legs(2).model_copy(update={"engine": engine})
-    asked = checkpointing_of((), plan=made, source=str(saved(tmp_path)))
+    asked = checkpointing_of((), workload=TRAINING, plan=made, source=str(saved(tmp_path)))
     assert (source_folder(asked), reaches_store(asked)) == (tmp_path, False)
     (point,) = made.points
     found = checkpoints_of_point(
@@ -151,11 +156,11 @@ def test_a_leg_given_twice_overwrites_nothing(tmp_path: Path, monkeypatch: pytes
     # A folder stands in for the object store.
     monkeypatch.setattr(saving, "is_remote", lambda place, **_: place.startswith(str(tmp_path)))
     made, place = legs(1), saved(tmp_path) / "checkpoints"
-    asked = checkpointing_of((f"place={place}",), plan=made)
+    asked = checkpointing_of((f"place={place}",), workload=TRAINING, plan=made)
     with pytest.raises(InputError, match="leg 1 was run before; nothing is overwritten") as raised:
-        check_legs(asked, plan=made, resume=False)
+        check_legs(asked, workload=TRAINING, plan=made, resume=False)
     assert raised.value.found == "a checkpoint after step 20"
-    check_legs(asked, plan=made, resume=True)
+    check_legs(asked, workload=TRAINING, plan=made, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +173,7 @@ def test_a_leg_given_twice_overwrites_nothing(tmp_path: Path, monkeypatch: pytes
 )
 def test_a_source_belongs_to_a_later_leg(leg: int | None, source: str | None, expected: str) -> None:
     with pytest.raises(InputError, match=expected):
-        checkpointing_of((), plan=legs(leg), source=source)
+        checkpointing_of((), workload=TRAINING, plan=legs(leg), source=source)
 
 
 @pytest.mark.parametrize("leg", [0, 4])

@@ -16,6 +16,7 @@ from tests.records import BENCH, PROJECT, ROOT, TRAINING
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import validate
 from twinrun.manifests.claims import PublishedClaims
+from twinrun.workloads import load_workload
 
 ABSOLUTE, RATIO, INVARIANT = "throughput-1-node", "efficiency-1-to-32-nodes", "same-loss-at-every-world-size"
 
@@ -42,7 +43,7 @@ def check(recipe: str, table: dict[str, Any]) -> None:
     """Hold what published.toml says against the recipe."""
     published = validate(table, PublishedClaims, place="published.toml")
     loaded = PROJECT.recipe(recipe).model_copy(update={"published": published})
-    PROJECT._check_claims(loaded, Path("published.toml"))
+    PROJECT._check_claims(loaded, load_workload(loaded.workload), Path("published.toml"))
 
 
 @pytest.mark.parametrize("claim", [ABSOLUTE, RATIO, INVARIANT])

@@ -18,6 +18,7 @@ from tests.records import plan as plan_of
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.planning.plan import Plan, resolve
 from twinrun.planning.project import Project
+from twinrun.workloads import load_workload
 from twinrun.workloads.workload import Hardware
 
 LAYOUTS = "deepspeed-pretrain"
@@ -181,6 +182,7 @@ def test_a_longer_sweep_is_offered_by_name() -> None:
     loaded, stack = PROJECT.recipe(RECIPE), PROJECT.stack("cpu")
     _, choices = resolve(
         loaded,
+        workload=load_workload(loaded.workload),
         scale="node",
         settings=(),
         stack=stack,
@@ -238,6 +240,7 @@ def test_a_gpu_without_a_row_is_planned_by_its_memory() -> None:
     memory = PROJECT.gpus["h200"].device_memory_bytes
     made, _ = resolve(
         PROJECT.recipe(RECIPE),
+        workload=load_workload("training"),
         scale="node",
         settings=(),
         stack=PROJECT.stack("cpu"),

@@ -23,8 +23,10 @@ from tests.train.small import ROOT, SHAPE, MakeJob
 from twinrun.execution.engine import Workspace
 from twinrun.execution.interpreter import Interpreter
 from twinrun.execution.last_words import rank_states
+from twinrun.execution.launchers import load_launcher
 from twinrun.execution.layout import point_folder
-from twinrun.execution.ranks import METRICS, Launch, Ranks
+from twinrun.execution.ranks import METRICS, Launch, RankCommands, Ranks
+from twinrun.execution.schedulers import load_scheduler
 from twinrun.foundation.errors import RunError
 from twinrun.protocol.layout import PROCESSOR_RANKS, Layout
 
@@ -80,14 +82,16 @@ def test_a_rank_that_is_killed_is_named(make_job: MakeJob, tmp_path: Path, layou
 
 def ranks(run: Path) -> Ranks:
     workspace = Workspace(root=ROOT, run=run, data=run)
-    return Ranks(
-        engine=Interpreter(python=sys.executable, workspace=workspace),
-        launcher="torchrun",
-        scheduler="local",
+    engine = Interpreter(python=sys.executable, workspace=workspace)
+    commands = RankCommands(
+        renderer=engine,
+        launcher=load_launcher("torchrun"),
+        scheduler=load_scheduler("local"),
         workspace=workspace,
         cores=1,
         variables={},
     )
+    return Ranks(engine=engine, commands=commands)
 
 
 def left(folder: Path) -> list[str]:

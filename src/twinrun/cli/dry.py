@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from twinrun.execution import engines
-from twinrun.execution.engine import PYTHON, Command, EngineModule, Renderer
+from twinrun.execution.engine import PYTHON, Command, Renderer
 from twinrun.execution.layout import point_folder
 from twinrun.execution.preparation import PREPARE, data_folder
-from twinrun.execution.ranks import METRICS, Launch, RankCommands
+from twinrun.execution.ranks import METRICS, Launch
 from twinrun.execution.rendering import (
     RUN_FOLDER,
     rendered_commands,
@@ -17,27 +16,16 @@ from twinrun.execution.rendering import (
     shell_line,
 )
 from twinrun.execution.selection import Selection
-from twinrun.execution.workspace import workspace_of
-from twinrun.foundation.discovery import load_part
+from twinrun.execution.workspace import rank_commands, workspace_of
 from twinrun.planning.project import Project
-from twinrun.workloads import load_workload
 from twinrun.workloads.workload import Point, Run
 
 
 def commands_of(project: Project, selection: Selection) -> dict[str, object]:
     """Return the line that makes the run folder, and for each point the command of each node."""
     plan, workspace = selection.plan, workspace_of(project, selection, RUN_FOLDER)
-    part: EngineModule = load_part(engines, plan.engine)
-    renderer = part.renderer(stack=selection.stack, vendor=selection.vendor, workspace=workspace)
-    commands = RankCommands(
-        renderer=renderer,
-        launcher=plan.launcher,
-        scheduler=plan.scheduler,
-        workspace=workspace,
-        cores=selection.cores,
-        site=selection.site,
-        variables={},
-    )
+    renderer = selection.engine.renderer(stack=selection.stack, vendor=selection.vendor, workspace=workspace)
+    commands = rank_commands(selection, renderer=renderer, workspace=workspace, variables={})
     data, prepare = _data(selection, workspace.data, renderer)
     launches = [_launch(project, selection, point, renderer, data) for point in plan.points]
     folder = project.root / "runs" / plan.recipe / plan.sha256()[:8]
@@ -55,7 +43,7 @@ def commands_of(project: Project, selection: Selection) -> dict[str, object]:
 
 def _data(selection: Selection, data: Path, renderer: Renderer) -> tuple[Path | None, str | None]:
     """Return the folder of the data, and the line that prepares it; None where ranks read none."""
-    request = load_workload(selection.plan.workload).data(selection.plan.part)
+    request = selection.workload.data(selection.plan.part)
     if request is None:
         return None, None
     source, sequence = request.source, request.sequence
@@ -82,5 +70,5 @@ def _launch(
         metrics=renderer.inside(RUN_FOLDER / METRICS),
         attempt="",
     )
-    job = load_workload(plan.workload).job(plan.part, point, attempt=0, run=run)
+    job = selection.workload.job(plan.part, point, attempt=0, run=run)
     return Launch(placement=point, script=project.root / plan.script, job=job)

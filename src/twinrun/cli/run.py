@@ -12,8 +12,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from twinrun import __version__
-from twinrun.execution import engines
-from twinrun.execution.engine import Engine, EngineModule, Workspace
+from twinrun.execution.engine import Engine, Workspace
 from twinrun.execution.environment import (
     PythonEnvironment,
     inspect,
@@ -28,8 +27,7 @@ from twinrun.execution.ranks import METRICS, Ranks
 from twinrun.execution.saving import check_legs
 from twinrun.execution.selection import Selection
 from twinrun.execution.sweep import PointOutcome, SweepRun, finished
-from twinrun.execution.workspace import workspace_of
-from twinrun.foundation.discovery import load_part
+from twinrun.execution.workspace import rank_commands, workspace_of
 from twinrun.foundation.errors import InputError, RunInterruptedError
 from twinrun.foundation.files import sha256_of_file, write_atomically
 from twinrun.machine.architecture import architectures_needed
@@ -39,7 +37,6 @@ from twinrun.planning.project import Project
 from twinrun.protocol.allocation import Allocation
 from twinrun.results.judge import claims_digest, judge
 from twinrun.results.record import Environment, Record, write_record
-from twinrun.workloads import load_workload
 from twinrun.workloads.workload import Run
 
 LOCK = ".lock"
@@ -55,14 +52,14 @@ def execute(
         Interrupted: Ctrl-C; what is finished stays and `--resume` goes on.
     """
     plan = selection.plan
-    check_legs(selection.checkpointing, plan=plan, resume=resume)
+    check_legs(selection.checkpointing, workload=selection.workload, plan=plan, resume=resume)
     with _run_folder(project.root, plan, out=out, resume=resume) as run:
         write_atomically(run / "plan.json", plan.model_dump_json(indent=1) + "\n")
         display.say(f"run folder: {run}")
         try:
             record = _measure(project, selection, run, display)
         except KeyboardInterrupt:
-            done = len(finished(run, plan))
+            done = len(finished(run, plan, workload=selection.workload))
             raise RunInterruptedError(
                 f"stopped with {done} of {len(plan.points)} points finished",
                 place=str(run),
@@ -75,23 +72,13 @@ def execute(
 def _measure(project: Project, selection: Selection, run: Path, display: Display) -> Record:
     plan, workspace = selection.plan, workspace_of(project, selection, run)
     workspace.data.mkdir(parents=True, exist_ok=True)
-    part: EngineModule = load_part(engines, plan.engine)
-    engine = part.open_engine(
+    engine = selection.engine.open_engine(
         stack=selection.stack, vendor=selection.vendor, workspace=workspace, say=display.say
     )
     installed = inspect(engine)
-    ranks = Ranks(
-        engine=engine,
-        launcher=plan.launcher,
-        scheduler=plan.scheduler,
-        workspace=workspace,
-        cores=selection.cores,
-        site=selection.site,
-        variables=kernel_variables(
-            workspace, archs=_archs(project, selection), engine=engine, say=display.say
-        ),
-    )
-    data = _data(plan, installed, engine, workspace, display)
+    kernels = kernel_variables(workspace, archs=_archs(project, selection), engine=engine, say=display.say)
+    commands = rank_commands(selection, renderer=engine, workspace=workspace, variables=kernels)
+    data = _data(selection, installed, engine, workspace, display)
     shared = Run(
         recipe=plan.recipe,
         accelerator=selection.accelerator,
@@ -103,7 +90,11 @@ def _measure(project: Project, selection: Selection, run: Path, display: Display
         watchdog_seconds=selection.site.site.watchdog_seconds if selection.site else None,
     )
     done = SweepRun(
-        plan=plan, ranks=ranks, workspace=workspace, run=shared, gpu=selection.gpu, display=display
+        selection=selection,
+        ranks=Ranks(engine=engine, commands=commands),
+        workspace=workspace,
+        run=shared,
+        display=display,
     ).finish()
     if not any(one.point.measurements or one.point.checks for one in done):
         raise InputError("nothing was measured", place=str(run), hint="no point has what --set left")
@@ -128,10 +119,10 @@ def _archs(project: Project, selection: Selection) -> tuple[str, ...]:
 
 
 def _data(
-    plan: Plan, installed: PythonEnvironment, engine: Engine, workspace: Workspace, display: Display
+    selection: Selection, installed: PythonEnvironment, engine: Engine, workspace: Workspace, display: Display
 ) -> Path | None:
     """Return the folder of the data that the ranks read, None where they read none."""
-    request = load_workload(plan.workload).data(plan.part)
+    request = selection.workload.data(selection.plan.part)
     if request is None:
         return None
     return prepared_data(

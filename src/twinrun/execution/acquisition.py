@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from twinrun.execution import engines
 from twinrun.execution.download import Repository, fetch
-from twinrun.execution.engine import Engine, EngineModule, Workspace
+from twinrun.execution.engine import Engine, Workspace
+from twinrun.execution.engines import load_engine
 from twinrun.execution.environment import inspect
 from twinrun.execution.preparation import INDEX, data_folder, prepare, prepared_data
 from twinrun.foundation.cache import cache_root
-from twinrun.foundation.discovery import load_part
 from twinrun.foundation.errors import InputError, closest
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.planning.project import Project
@@ -97,8 +96,9 @@ def _open(
     """Provision the stack of the machine without GPUs: tokenising needs none."""
     plain = next(name for name, vendor in project.vendors.items() if not vendor.probe)
     stack = project.stack(loaded.recipe.stacks.current[plain])
-    module: EngineModule = load_part(engines, engine)
-    return module.open_engine(stack=stack, vendor=project.vendors[plain], workspace=workspace, say=say)
+    return load_engine(engine).open_engine(
+        stack=stack, vendor=project.vendors[plain], workspace=workspace, say=say
+    )
 
 
 def _fetch(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from twinrun.planning.plan import Plan
 from twinrun.workloads.workload import Progress as PointProgress
 
 
@@ -46,12 +44,10 @@ class Display:
         """Print one line of the log."""
         self.console.print(text, markup=False)
 
-    def expect(self, plan: Plan, done: Iterable[str]) -> None:
-        """Show the points of a sweep with what is done of them."""
-        if len(plan.points) > 1:
-            self._sweep = self._progress.add_task(
-                "sweep", total=len(plan.points), status="", completed=len(set(done))
-            )
+    def expect(self, points: int, *, done: int) -> None:
+        """Show how many points a sweep has, and how many of them are done."""
+        if points > 1:
+            self._sweep = self._progress.add_task("sweep", total=points, status="", completed=done)
 
     def begin(self, point: str, *, steps: int, status: str) -> None:
         """Show that `point` starts; called again when it starts over."""

@@ -14,14 +14,13 @@ from pydantic import ValidationError
 
 from twinrun.execution.engine import PYTHON, Command, Engine, NodeCommand, Renderer, Workspace
 from twinrun.execution.last_words import described, hang, rank_states, silent
-from twinrun.execution.launchers import Launcher, RankPlacement, Rendezvous, load_launcher, node_logs
+from twinrun.execution.launchers import Launcher, RankPlacement, Rendezvous, node_logs
 from twinrun.execution.layout import job_file, log_folder, point_folder, stop_file
-from twinrun.execution.schedulers import Scheduler, Submission, Task, load_scheduler
+from twinrun.execution.schedulers import Scheduler, Submission, Task
 from twinrun.foundation.errors import MachineError, RunError, RunInterruptedError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.foundation.processes import last_lines
-from twinrun.manifests.cluster import LoadedSite
 from twinrun.protocol.allocation import Allocation, NodeReport, RankReport
 from twinrun.protocol.job import OUT_OF_MEMORY, Job, MetricsLine, Stop
 from twinrun.protocol.metrics_lines import forget
@@ -50,38 +49,18 @@ class LaunchResult(Frozen):
     allocation: Allocation
 
 
+@dataclass(frozen=True, kw_only=True)
 class RankCommands:
     """The commands that start launches: engine, launcher and scheduler put together."""
 
-    def __init__(
-        self,
-        *,
-        renderer: Renderer,
-        launcher: str,
-        scheduler: str,
-        workspace: Workspace,
-        cores: int,
-        variables: Mapping[str, str],
-        site: LoadedSite | None = None,
-    ) -> None:
-        """Take what all launches of a run share.
-
-        Args:
-            cores: CPU cores of a node.
-            variables: go into the environment of every rank.
-            site: where the scheduler is, None for this machine.
-
-        Raises:
-            InputError: no such launcher or scheduler.
-        """
-        self.renderer = renderer
-        self.launcher: Launcher = load_launcher(launcher)
-        self.scheduler: Scheduler = load_scheduler(scheduler, site=site)
-        self.scheduler_name = scheduler
-        self.site = site
-        self.workspace = workspace
-        self._cores = cores
-        self._variables = dict(variables)
+    renderer: Renderer
+    launcher: Launcher
+    scheduler: Scheduler
+    workspace: Workspace
+    cores: int
+    """CPU cores of a node."""
+    variables: Mapping[str, str]
+    """They go into the environment of every rank."""
 
     def task(self, launch: Launch, *, attempt: str) -> Task:
         """Return what the scheduler starts for `launch`; pure."""
@@ -105,7 +84,7 @@ class RankCommands:
         job = job_file(self.workspace.run, point)
         command = Command(
             arguments=(PYTHON, inside(launch.script), "--job", inside(job)),
-            variables=self._variables,
+            variables=dict(self.variables),
             reaches_store=launch.reaches_store,
         )
         rendered = tuple(
@@ -115,17 +94,17 @@ class RankCommands:
                 node=node,
                 rendezvous=Rendezvous(first_node=self.scheduler.first_node(), id=attempt),
                 logs=inside(log_folder(self.workspace.run, point)),
-                cores=self._cores,
+                cores=self.cores,
                 in_stack=self.renderer.render,
             )
             for node in self.scheduler.node_names(launch.placement.nodes)
         )
         others = [word for word in self.launcher.starter(launch.placement)[:1] if word != "srun"]
-        if rendered[0].srun_options and (self.scheduler_name != "slurm" or others):
+        if rendered[0].srun_options and (self.scheduler.name != "slurm" or others):
             raise MachineError(
                 "srun alone starts commands of this engine",
                 place=point,
-                found=", ".join([f"--scheduler {self.scheduler_name}", *others]),
+                found=", ".join([f"--scheduler {self.scheduler.name}", *others]),
                 hint="add --cluster SITE of Slurm, and the launcher srun or torchrun",
             )
         return rendered
@@ -134,29 +113,11 @@ class RankCommands:
 class Ranks:
     """Starts launches in one engine, and keeps what their ranks write in one run folder."""
 
-    def __init__(
-        self,
-        *,
-        engine: Engine,
-        launcher: str,
-        scheduler: str,
-        workspace: Workspace,
-        cores: int,
-        variables: Mapping[str, str],
-        site: LoadedSite | None = None,
-    ) -> None:
-        """Take what all launches share, see RankCommands."""
+    def __init__(self, *, engine: Engine, commands: RankCommands) -> None:
+        """Take an engine and what composes its commands."""
         self._engine = engine
-        self._run = workspace.run
-        self._commands = RankCommands(
-            renderer=engine,
-            launcher=launcher,
-            scheduler=scheduler,
-            workspace=workspace,
-            cores=cores,
-            variables=variables,
-            site=site,
-        )
+        self._run = commands.workspace.run
+        self._commands = commands
 
     def inside(self, path: Path) -> str:
         """Return `path` as the ranks see it."""
@@ -206,11 +167,11 @@ class Ranks:
         nodes = tuple(dict.fromkeys(report.host for report in reports)) or submission.nodes
         # Again: a job that was requeued may have got other nodes.
         _demand_same_software(_described(reports), placement.id)
-        site = self._commands.site
+        scheduler = self._commands.scheduler
         return Allocation(
-            scheduler=self._commands.scheduler_name,
+            scheduler=scheduler.name,
             nodes=nodes,
-            site=site.name if site else None,
+            site=scheduler.site.name if scheduler.site else None,
             reports=_described(reports),
         )
 

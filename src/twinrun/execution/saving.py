@@ -12,13 +12,14 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import validate
 from twinrun.planning.plan import Plan
 from twinrun.protocol.job import Checkpointing
-from twinrun.workloads import load_workload
-from twinrun.workloads.workload import LegPosition
+from twinrun.workloads.workload import LegPosition, Workload
 
 OPTION, FROM = "--checkpoint", "--from"
 
 
-def checkpointing_of(texts: Sequence[str], *, plan: Plan, source: str | None = None) -> Checkpointing | None:
+def checkpointing_of(
+    texts: Sequence[str], *, workload: Workload, plan: Plan, source: str | None = None
+) -> Checkpointing | None:
     """Return what the options ask for, or None where nothing is saved; a run in legs saves at their ends.
 
     Args:
@@ -28,7 +29,6 @@ def checkpointing_of(texts: Sequence[str], *, plan: Plan, source: str | None = N
     Raises:
         InputError: it is no such key or value, or this workload, engine or leg cannot do it.
     """
-    workload = load_workload(plan.workload)
     found = [one for point in plan.points if (one := workload.continued(point))]
     _check_source(plan, found, source)
     if not texts and not found:
@@ -138,14 +138,13 @@ def inside_of(source: str, continued: LegPosition) -> str:
     return base
 
 
-def check_legs(asked: Checkpointing | None, *, plan: Plan, resume: bool) -> None:
+def check_legs(asked: Checkpointing | None, *, workload: Workload, plan: Plan, resume: bool) -> None:
     """Hold the legs of a plan against what lies at their places, before anything is started.
 
     Raises:
         InputError: the leg was run before, or what it should go on from is no checkpoint, of another run, or
             after another step.
     """
-    workload = load_workload(plan.workload)
     for point in plan.points:
         leg = workload.continued(point)
         if asked is None or leg is None:

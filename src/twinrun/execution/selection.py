@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from twinrun.execution import engines
-from twinrun.execution.launchers import load_launcher
+from dataclasses import dataclass
+
+from twinrun.execution.engine import EngineModule
+from twinrun.execution.engines import load_engine
+from twinrun.execution.launchers import Launcher, load_launcher
 from twinrun.execution.saving import checkpointing_of
-from twinrun.execution.schedulers import load_scheduler
-from twinrun.foundation.discovery import load_part
+from twinrun.execution.schedulers import Scheduler, load_scheduler
 from twinrun.foundation.errors import InputError, MachineError, closest
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import duration
@@ -20,7 +22,7 @@ from twinrun.planning.plan import Plan, resolve
 from twinrun.planning.project import Project
 from twinrun.protocol.job import Checkpointing
 from twinrun.workloads import load_workload
-from twinrun.workloads.workload import Choice, Hardware
+from twinrun.workloads.workload import Choice, Hardware, Workload
 
 LAUNCHER, SCHEDULER = "torchrun", "local"
 
@@ -46,10 +48,15 @@ class Request(Frozen):
     dry: bool = False
 
 
-class Selection(Frozen):
-    """A plan with everything it was chosen from."""
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """A plan with everything it was chosen from; nothing below looks a name of the plan up again."""
 
     plan: Plan
+    workload: Workload
+    engine: EngineModule
+    launcher: Launcher
+    scheduler: Scheduler
     choices: tuple[Choice, ...]
     recipe: LoadedRecipe
     stack: LoadedStack
@@ -59,8 +66,11 @@ class Selection(Frozen):
     gpu: Gpu | None
     checkpointing: Checkpointing | None = None
     """No part of the plan: it leaves what is measured as it is."""
-    site: LoadedSite | None = None
-    """Where the scheduler is, None for this machine."""
+
+    @property
+    def site(self) -> LoadedSite | None:
+        """Where the scheduler is, None for this machine."""
+        return self.scheduler.site
 
     @property
     def accelerator(self) -> bool:
@@ -81,30 +91,21 @@ def select(project: Project, request: Request) -> Selection:
         MachineError: this machine cannot run it.
     """
     loaded = project.recipe(request.recipe)
+    workload = load_workload(loaded.workload)
     scale_name = _known("scale", request.scale, list(SCALES))
     site = load_site(project.root, request.cluster) if request.cluster else None
     machine, vendor = _at_site(project, request, site) if site else _machine(project, request, loaded)
     scale = _scale(scale_name, machine, site)
     stack = _stack(project, request, loaded, machine.vendor if vendor is None else vendor.value)
     name = stack.stack.vendor
-    engine = (
+    module, engine = (
         _site_engine(request, site)
         if site
         else _engine(request, stack, project.vendors[name], machine, project.gpus)
     )
-    agent = "an agent on each node of the site" if site and not request.launcher else None
-    because = agent or _why(request.launcher)
-    launcher = Choice(name="launcher", value=request.launcher or LAUNCHER, because=because)
-    scheduler = _scheduler(request, site)
+    launcher, scheduler = _launcher_choice(request, site), _scheduler(request, site)
     gpu = _site_gpu(project, site) if site else _gpu(machine, project.gpus, scale.value, loaded)
-    hardware = Hardware(
-        gpu=gpu,
-        device_memory_bytes=_device_memory(machine, gpu),
-        devices=_devices(machine, site),
-        cores=site.site.cores_per_node if site else machine.cpu_count,
-        vendor=name,
-        processor=processor(project.root),
-    )
+    hardware = _hardware(project, machine, gpu, vendor=name, site=site)
     plan, planned = resolve(
         loaded,
         scale=scale.value,
@@ -116,21 +117,30 @@ def select(project: Project, request: Request) -> Selection:
         scheduler=scheduler.value,
         node_devices=site.site.devices_per_node if site else None,
         leg=request.leg,
+        workload=workload,
     )
-    _demand_startable(plan, request, hardware, site)
+    starter, giver = _launcher(plan), load_scheduler(plan.scheduler, site=site)
+    if not request.dry:
+        workload.refuse(plan.part, plan.points, scale=plan.scale, hardware=hardware, here=site is None)
+        _demand_nodes(giver, plan)
     chosen = vendor or Choice(name="vendor", value=name, because=_seen(machine))
     # The engine first: it changes when somebody builds an image.
     decided = (engine, chosen, scale, _stack_choice(request, stack), launcher, scheduler)
     return Selection(
         plan=plan,
+        workload=workload,
+        engine=module,
+        launcher=starter,
+        scheduler=giver,
         choices=(*decided, *planned, *_estimate(plan)),
         recipe=loaded,
         stack=stack,
         vendor=project.vendors[name],
         machine=machine,
         gpu=gpu,
-        site=site,
-        checkpointing=checkpointing_of(request.checkpoint, plan=plan, source=request.source),
+        checkpointing=checkpointing_of(
+            request.checkpoint, workload=workload, plan=plan, source=request.source
+        ),
     )
 
 
@@ -161,11 +171,30 @@ def _site_gpu(project: Project, site: LoadedSite) -> Gpu | None:
     return project.gpus[site.site.gpu]
 
 
+def _hardware(
+    project: Project, machine: Machine, gpu: Gpu | None, *, vendor: str, site: LoadedSite | None
+) -> Hardware:
+    return Hardware(
+        gpu=gpu,
+        device_memory_bytes=_device_memory(machine, gpu),
+        devices=_devices(machine, site),
+        cores=site.site.cores_per_node if site else machine.cpu_count,
+        vendor=vendor,
+        processor=processor(project.root),
+    )
+
+
 def _devices(machine: Machine, site: LoadedSite | None) -> int:
     """Return the GPUs that a plan may use, 0 on a processor."""
     if site is None:
         return len(machine.devices)
     return site.site.nodes * site.site.devices_per_node if site.site.gpu else 0
+
+
+def _launcher_choice(request: Request, site: LoadedSite | None) -> Choice:
+    agent = "an agent on each node of the site" if site and not request.launcher else None
+    because = agent or _why(request.launcher)
+    return Choice(name="launcher", value=request.launcher or LAUNCHER, because=because)
 
 
 def _scheduler(request: Request, site: LoadedSite | None) -> Choice:
@@ -252,28 +281,31 @@ def _stack_choice(request: Request, stack: LoadedStack) -> Choice:
     return Choice(name="stack", value=stack.stack.name, because=because)
 
 
-def _site_engine(request: Request, site: LoadedSite) -> Choice:
+def _site_engine(request: Request, site: LoadedSite) -> tuple[EngineModule, Choice]:
     value = request.engine or site.site.engine
-    load_part(engines, value)
+    engine = load_engine(value)
     because = _why(request.engine) if request.engine else f"the site {site.name} has it"
-    return Choice(name="engine", value=value, because=because)
+    return engine, Choice(name="engine", value=value, because=because)
 
 
 def _engine(
     request: Request, stack: LoadedStack, vendor: Vendor, machine: Machine, gpus: dict[str, Gpu]
-) -> Choice:
+) -> tuple[EngineModule, Choice]:
     built = stack.stack.archs
     unfit = misfit(built=built, machine=machine, vendor=vendor, gpus=gpus)
     if request.engine:
-        if load_part(engines, request.engine).RUNS_IMAGES:
+        engine = load_engine(request.engine)
+        if engine.RUNS_IMAGES:
             refuse_misfit(image=stack.image(), built=built, unfit=unfit)
-        return Choice(name="engine", value=request.engine, because=_why(request.engine))
-    reason = load_part(engines, "docker").unusable(stack=stack, vendor=vendor)
+        return engine, Choice(name="engine", value=request.engine, because=_why(request.engine))
+    engine = load_engine("docker")
+    reason = engine.unusable(stack=stack, vendor=vendor)
     if reason is None and unfit:
         reason = f"{stack.image()} is built for {', '.join(built)}, not for {unfit}"
     if reason is None:
-        return Choice(name="engine", value="docker", because=f"the daemon answers and has {stack.image()}")
-    return Choice(name="engine", value="venv", because=reason)
+        because = f"the daemon answers and has {stack.image()}"
+        return engine, Choice(name="engine", value="docker", because=because)
+    return load_engine("venv"), Choice(name="engine", value="venv", because=reason)
 
 
 def _gpu(machine: Machine, gpus: dict[str, Gpu], scale: str, loaded: LoadedRecipe) -> Gpu | None:
@@ -301,17 +333,19 @@ def _device_memory(machine: Machine, gpu: Gpu | None) -> int | None:
     return gpu.device_memory_bytes if gpu else None
 
 
-def _demand_startable(plan: Plan, request: Request, hardware: Hardware, site: LoadedSite | None) -> None:
-    """Raise MachineError where the plan cannot be started; a plan alone is printed all the same."""
-    reason = load_launcher(plan.launcher).unusable(scheduler=plan.scheduler)
+def _launcher(plan: Plan) -> Launcher:
+    """Return the launcher; raises MachineError where it cannot start ranks on what the scheduler gives."""
+    launcher = load_launcher(plan.launcher)
+    reason = launcher.unusable(scheduler=plan.scheduler)
     if reason:
         raise MachineError(reason, place=f"--launcher {plan.launcher}", found=plan.scheduler)
-    scheduler = load_scheduler(plan.scheduler, site=site)
-    if request.dry:
-        return
-    workload = load_workload(plan.workload)
-    workload.refuse(plan.part, plan.points, scale=plan.scale, hardware=hardware, here=site is None)
+    return launcher
+
+
+def _demand_nodes(scheduler: Scheduler, plan: Plan) -> None:
+    """Raise MachineError where the scheduler cannot give the nodes of a point."""
     nodes = max(point.nodes for point in plan.points)
+    site = scheduler.site
     reason = scheduler.unusable(nodes=nodes)
     if reason:
         raise MachineError(

@@ -10,16 +10,15 @@ from twinrun.execution.layout import point_folder
 from twinrun.execution.progress import Display
 from twinrun.execution.ranks import Launch, LaunchResult, Ranks
 from twinrun.execution.saving import checkpoints_of_point, reaches_store
+from twinrun.execution.selection import Selection
 from twinrun.foundation.errors import InputError, MachineError, RunError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.foundation.text import number, percent
-from twinrun.manifests.vendor import Gpu
 from twinrun.planning.plan import Plan, typed_points
 from twinrun.protocol.allocation import Allocation
 from twinrun.protocol.job import Result
-from twinrun.workloads import load_workload
-from twinrun.workloads.workload import Point, PointRecord, Run
+from twinrun.workloads.workload import Point, PointRecord, Run, Workload
 
 
 class PointOutcome(Frozen):
@@ -35,12 +34,11 @@ class PointOutcome(Frozen):
 class SweepRun:
     """Runs the points of one plan that are not finished yet."""
 
-    plan: Plan
+    selection: Selection
     ranks: Ranks
     workspace: Workspace
     run: Run
     """What the jobs of all points share; folders and attempt are filled in for each."""
-    gpu: Gpu | None
     display: Display
 
     def finish(self) -> list[PointOutcome]:
@@ -50,9 +48,10 @@ class SweepRun:
             MachineError: no attempt fits into the memory of a device.
             RunError: a rank failed; names it and shows the end of its log.
         """
-        done = finished(self.workspace.run, self.plan)
-        self.display.expect(self.plan, done)
-        for point in self.plan.points:
+        plan = self.selection.plan
+        done = finished(self.workspace.run, plan, workload=self.selection.workload)
+        self.display.expect(len(plan.points), done=len(done))
+        for point in plan.points:
             if point.id in done:
                 self.display.say(f"{point.id}: finished before, not run again")
                 continue
@@ -60,16 +59,16 @@ class SweepRun:
             text = done[point.id].model_dump_json(indent=1) + "\n"
             write_atomically(_file(self.workspace.run, point.id), text)
             self.display.point_done()
-        return [done[point.id] for point in self.plan.points]
+        return [done[point.id] for point in plan.points]
 
     def _measure(self, point: Point) -> PointOutcome:
-        workload, part = load_workload(self.plan.workload), self.plan.part
-        names = workload.attempts(part, point)
+        plan, workload = self.selection.plan, self.selection.workload
+        names = workload.attempts(plan.part, point)
         for place, name in enumerate(names):
             launched = self._start(point, place, name)
             if launched:
                 result = _result(self.workspace.run, point, workload.result)
-                numbers = workload.numbers(part, point, result)
+                numbers = workload.numbers(plan.part, point, result)
                 measured = PointRecord(
                     id=point.id,
                     nodes=point.nodes,
@@ -79,11 +78,11 @@ class SweepRun:
                     attempts=names[:place],
                     **{name: getattr(numbers, name) for name in type(numbers).model_fields},
                 )
-                derived = workload.derived(part, measured, self.gpu)
+                derived = workload.derived(plan.part, measured, self.selection.gpu)
                 record = measured.model_copy(update={"measurements": (*measured.measurements, *derived)})
                 self.display.end(point.id, status=summary(record, workload.headline))
                 return PointOutcome(
-                    plan_sha256=self.plan.sha256(),
+                    plan_sha256=plan.sha256(),
                     point=record,
                     libraries=result.libraries,
                     allocation=launched.allocation,
@@ -97,10 +96,10 @@ class SweepRun:
         )
 
     def _start(self, point: Point, place: int, name: str) -> LaunchResult | None:
-        workload, part, run = load_workload(self.plan.workload), self.plan.part, self.workspace.run
+        plan, workload, run = self.selection.plan, self.selection.workload, self.workspace.run
         self.display.begin(
             point.id,
-            steps=workload.steps(part, point),
+            steps=workload.steps(plan.part, point),
             status=f"starting {point.world_size} rank(s), {name}",
         )
         out = self.ranks.inside(point_folder(run, point.id))
@@ -108,27 +107,26 @@ class SweepRun:
             self.run.checkpointing,
             point=point.id,
             continued=workload.continued(point),
-            known=[one.id for one in self.plan.points],
+            known=[one.id for one in plan.points],
             # Not in the folder of the point, which each start makes anew.
             folder=run / "checkpoints",
             inside=self.ranks.inside,
         )
         shared = self.run.model_copy(update={"out": out, "checkpointing": settings})
-        job = workload.job(part, point, attempt=place, run=shared)
+        job = workload.job(plan.part, point, attempt=place, run=shared)
         launch = Launch(
             placement=point,
-            script=self.workspace.root / self.plan.script,
+            script=self.workspace.root / plan.script,
             job=job,
             reaches_store=reaches_store(settings),
         )
         return self.ranks.run(launch, show=lambda line: self.display.step(point.id, workload.progress(line)))
 
 
-def finished(run: Path, plan: Plan) -> dict[str, PointOutcome]:
+def finished(run: Path, plan: Plan, *, workload: Workload) -> dict[str, PointOutcome]:
     """Return the points of `plan` that are finished in a run folder."""
     files = {point.id: _file(run, point.id) for point in plan.points}
     found = {name: load_json(file, PointOutcome) for name, file in files.items() if file.is_file()}
-    workload = load_workload(plan.workload)
     return {
         name: one.model_copy(update={"point": typed_points((one.point,), workload)[0]})
         for name, one in found.items()

@@ -6,12 +6,11 @@ import ast
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from twinrun.execution import engines
 from twinrun.execution.engine import PYTHON, Command, Engine, Workspace, run_to_end
+from twinrun.execution.engines import load_engine
 from twinrun.execution.environment import inspect, lock_differences
 from twinrun.execution.kernels import PROCESSOR, kernel_variables, package_folders
 from twinrun.foundation.cache import cache_root
-from twinrun.foundation.discovery import load_part
 from twinrun.foundation.errors import RunError, RunInterruptedError
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.processes import last_lines
@@ -47,7 +46,7 @@ class StackChecks:
         if not self.devices:
             vendor = next(one for one in vendors.values() if not one.probe)
         self.engine_name = engine or _default_engine(stack, vendor)
-        part = load_part(engines, self.engine_name)
+        part = load_engine(self.engine_name)
         # An image has the kernels; elsewhere they are compiled from the project.
         packages = () if part.RUNS_IMAGES else package_folders(root, stack.stack.kernels)
         self.workspace = _workspace(root, name, packages)
@@ -160,7 +159,7 @@ def _workspace(root: Path, name: str, packages: tuple[Path, ...]) -> Workspace:
 
 def _default_engine(stack: LoadedStack, vendor: Vendor) -> str:
     """Return docker when the image can run here, else venv."""
-    return "venv" if load_part(engines, "docker").unusable(stack=stack, vendor=vendor) else "docker"
+    return "venv" if load_engine("docker").unusable(stack=stack, vendor=vendor) else "docker"
 
 
 def _check_architecture(root: Path, stack: LoadedStack, machine: Machine, vendor: Vendor) -> None:

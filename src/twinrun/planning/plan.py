@@ -79,6 +79,7 @@ def typed_points(points: tuple[AnyPoint, ...], workload: Workload) -> tuple[AnyP
 def resolve(
     recipe: LoadedRecipe,
     *,
+    workload: Workload,
     scale: str,
     settings: tuple[str, ...],
     stack: LoadedStack,
@@ -92,6 +93,7 @@ def resolve(
     """Turn choices into a plan, and say what the workload chose; pure.
 
     Args:
+        workload: that of the recipe.
         settings: `key=value` texts that override fields of the workload's table.
         node_devices: devices of a node, of which a point fills as many as it needs; None: one has all.
         leg: the one leg to run, counted from 1; None: everything.
@@ -100,7 +102,7 @@ def resolve(
         InputError: a setting that does not exist or does not fit.
         MachineError: the devices cannot hold it.
     """
-    workload, published = load_workload(recipe.workload), recipe.published.fingerprint
+    published = recipe.published.fingerprint
     planned = workload.plan(
         PlanRequest(
             recipe=recipe,

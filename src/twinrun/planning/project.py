@@ -15,6 +15,7 @@ from twinrun.manifests.recipe import LoadedRecipe, Recipe, results_of
 from twinrun.manifests.stack import LoadedStack, load_stack
 from twinrun.manifests.vendor import Gpu, Vendor, load_gpus, load_vendors
 from twinrun.workloads import load_workload, workload_names
+from twinrun.workloads.workload import Workload
 
 
 class Project:
@@ -104,13 +105,13 @@ class Project:
             published=load_published(folder),
             folder=folder.relative_to(self.root).as_posix(),
         )
-        self._check(loaded, folder)
+        self._check(loaded, workload, folder)
         return loaded
 
-    def _check(self, loaded: LoadedRecipe, folder: Path) -> None:
+    def _check(self, loaded: LoadedRecipe, workload: Workload, folder: Path) -> None:
         """Hold a recipe against itself and what it names; raises InputError."""
         place = folder / "recipe.toml"
-        recipe, workload = loaded.recipe, load_workload(loaded.workload)
+        recipe = loaded.recipe
         if recipe.name != folder.name:
             raise InputError("no such name", place=f"{place}:name", found=recipe.name, allowed=[folder.name])
         carriers = sorted(path.parents[1].name for path in folder.parent.glob("*/kernels/src"))
@@ -127,13 +128,13 @@ class Project:
             if not is_file_in(folder, script):
                 raise InputError("no such file in the recipe's folder", place=f"{place}:{key}", found=script)
         workload.check(loaded)
-        self._check_claims(loaded, folder / "published.toml")
+        self._check_claims(loaded, workload, folder / "published.toml")
 
-    def _check_claims(self, loaded: LoadedRecipe, place: Path) -> None:
+    def _check_claims(self, loaded: LoadedRecipe, workload: Workload, place: Path) -> None:
         check_numbers(loaded.published, place=str(place), metrics=self.metrics, gpus=self.gpus)
         for number, claim in enumerate(loaded.published.claim):
             for one in self._asked(claim):
-                why = load_workload(loaded.workload).missing(
+                why = workload.missing(
                     loaded.tables, point=one.point, metric=one.metric, measurement=one.measurement
                 )
                 if why:

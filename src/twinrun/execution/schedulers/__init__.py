@@ -51,6 +51,13 @@ class Submission(Protocol):
 class Scheduler(Protocol):
     """What gives nodes."""
 
+    name: str
+    """Module of `schedulers`."""
+
+    @property
+    def site(self) -> LoadedSite | None:
+        """Where it is, None for this machine."""
+
     def unusable(self, *, nodes: int) -> str | None:
         """Return why so many nodes cannot be had, or None."""
 

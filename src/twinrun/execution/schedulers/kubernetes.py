@@ -26,8 +26,10 @@ def open_scheduler(*, site: LoadedSite | None) -> Kubernetes:
 class Kubernetes:
     """The scheduler of one site."""
 
+    name = "kubernetes"
+
     def __init__(self, site: LoadedSite) -> None:
-        self._site = site
+        self.site = site
 
     def unusable(self, *, nodes: int) -> str | None:
         """Return why no nodes can be had from here."""
@@ -43,7 +45,7 @@ class Kubernetes:
 
     def script(self, task: Task, *, run: str, logs: str) -> str:
         """Return the JobSet of `task`, as JSON, which is YAML as well; pure."""
-        return json.dumps(job_set(task, site=self._site), indent=1) + "\n"
+        return json.dumps(job_set(task, site=self.site), indent=1) + "\n"
 
     def submit(self, task: Task, *, run: Path, logs: Path, start: Start) -> Submission:
         """Raise MachineError: nothing is submitted from here."""

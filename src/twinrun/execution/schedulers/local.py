@@ -26,6 +26,9 @@ def open_scheduler(*, site: LoadedSite | None) -> Local:
 class Local:
     """The scheduler of one machine, which starts at once."""
 
+    name = "local"
+    site = None
+
     def unusable(self, *, nodes: int) -> str | None:
         """Return why so many nodes cannot be had, or None."""
         return f"the plan has points of up to {nodes} nodes" if nodes > 1 else None

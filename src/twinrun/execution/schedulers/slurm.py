@@ -34,8 +34,10 @@ def open_scheduler(*, site: LoadedSite | None) -> Slurm:
 class Slurm:
     """The scheduler of one site."""
 
+    name = "slurm"
+
     def __init__(self, site: LoadedSite) -> None:
-        self._site = site
+        self.site = site
         self._client = SlurmClient(site)
 
     def unusable(self, *, nodes: int) -> str | None:
@@ -58,7 +60,7 @@ class Slurm:
 
     def script(self, task: Task, *, run: str, logs: str) -> str:
         """Return the sbatch script of `task`; pure."""
-        return batch_script(task, site=self._site, run=run, logs=logs)
+        return batch_script(task, site=self.site, run=run, logs=logs)
 
     def submit(self, task: Task, *, run: Path, logs: Path, start: Start) -> SlurmJob:
         """Write the script of `task` to its logs and hand it to sbatch.
@@ -76,18 +78,18 @@ class Slurm:
         except RunError as error:
             raise InputError(
                 "sbatch refuses the job",
-                place=self._site.place,
+                place=self.site.place,
                 found=str(error.found).strip(),
                 hint=f"the options are the first lines of {file}",
             ) from None
         return SlurmJob(printed.strip().partition(";")[0], client=self._client, logs=logs, point=task.point)
 
     def _demand_shared(self, run: Path) -> None:
-        shared = self._site.site.shared
+        shared = self.site.site.shared
         if not any(run.is_relative_to(folder) for folder in shared):
             raise InputError(
                 "the nodes do not see the run folder",
-                place=f"{self._site.place}.shared",
+                place=f"{self.site.place}.shared",
                 found=str(run),
                 allowed=shared,
                 hint="choose a folder below one of them with --out",
