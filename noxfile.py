@@ -183,7 +183,7 @@ def trials(session: nox.Session) -> None:
 def mutations(session: nox.Session) -> None:
     """Hold the unit tests against faults made by hand in judge, units, selection, plan and flow."""
     session.install("-e", ".[test]")
-    session.run("python", "-u", "-m", "tests.mutations", *session.posargs)
+    session.run("python", "-u", "-m", "tools.mutations", *session.posargs)
 
 
 @nox.session(tags=["engine"])

@@ -1,11 +1,11 @@
-"""Each fault of tests/mutations.toml is one that the source can have."""
+"""Each fault of tools/mutations.toml is one that the source can have."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.contracts.tree import ROOT
-from tests.mutations import Fault, load_faults
+from tools.mutations import Fault, load_faults
 
 
 @pytest.mark.parametrize("fault", load_faults().fault, ids=lambda fault: f"{fault.file}: {fault.right[:40]}")

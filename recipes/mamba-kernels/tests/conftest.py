@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 HAS_TORCH = find_spec("torch") is not None
 # Compiling needs no torch.
 if not HAS_TORCH:
-    standalone = {f"test_{name}.py" for name in ("budgets", "compile", "experiments", "portable", "readable")}
+    standalone = {f"test_{name}.py" for name in ("budgets", "compile", "portable")}
     collect_ignore = [path.name for path in HERE.glob("test_*.py") if path.name not in standalone]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch", reason="needs the packages of a stack")
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 import measure
 
 SHARES = {"matrix products": 0.525, "scan backward": 0.253, "scan forward": 0.222}

@@ -1,4 +1,4 @@
-"""Hold the unit tests against faults made by hand: `python -m tests.mutations [AREA ...]`."""
+"""Hold the unit tests against faults made by hand: `python -m tools.mutations [AREA ...]`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pydantic import Field
 from twinrun.foundation.manifest import Frozen, load_toml
 
 ROOT = Path(__file__).resolve().parents[1]
-FILE = ROOT / "tests/mutations.toml"
+FILE = ROOT / "tools/mutations.toml"
 SECONDS = 600
 # Neither history nor what runs and builds have made.
 _LEFT = shutil.ignore_patterns(
@@ -42,7 +42,7 @@ class Fault(Frozen):
 
 
 class Faults(Frozen):
-    """tests/mutations.toml."""
+    """tools/mutations.toml."""
 
     tests: dict[str, tuple[str, ...]]
     """Area to the tests that must find its faults."""
@@ -137,8 +137,8 @@ def main() -> int:
             missed += not found
             outcome = "found" if found else "MISSED"
             where = f"{fault.area}  {fault.file}: {fault.right}"
-            print(f"{number:3} of {len(chosen)}  {outcome:6}  {seconds:5.0f} s  {where}", flush=True)  # noqa: T201
-    print(f"{len(chosen) - missed} of {len(chosen)} faults found")  # noqa: T201
+            print(f"{number:3} of {len(chosen)}  {outcome:6}  {seconds:5.0f} s  {where}", flush=True)
+    print(f"{len(chosen) - missed} of {len(chosen)} faults found")
     return 1 if missed else 0
 
 

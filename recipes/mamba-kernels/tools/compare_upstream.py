@@ -1,6 +1,6 @@
 """Our kernels beside upstream's at the shapes of its tests.
 
-`python recipes/mamba-kernels/tests/compare_upstream.py --help` lists the options.
+`python recipes/mamba-kernels/tools/compare_upstream.py --help` lists the options.
 Both take turns in one process, as the recipe times them: the device's part of a call, with cold caches. A
 line for each pair that is slower than allowed and one for each group, which gives lowest, median and highest
 ratio to upstream. Exit code 1 when any was slower, 2 when it could not start, 130 when it was stopped.

@@ -1,4 +1,4 @@
-"""What compiled kernels need of a GPU, measured without one: python recipes/mamba-kernels/tests/budgets.py.
+"""What compiled kernels need of a GPU, measured without one: python recipes/mamba-kernels/tools/budgets.py.
 
 Of each kernel and architecture: registers a thread (on AMD of the vector file, accumulators included),
 bytes spilled, static shared memory of a block, and warps that fit on a multiprocessor at once. Of AMD's
@@ -22,11 +22,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sources import KERNELS
-
-sys.path.insert(0, str(KERNELS / "src"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels" / "src"))
 from twinrun_mamba import compile as compiler
 
+KERNELS = Path(__file__).parents[1] / "kernels"
 BUDGETS = KERNELS / "budgets.toml"
 ARCHS = ("gfx90a", "gfx942", "sm_80", "sm_90")
 # A lane steps through 4 states x 4 or 8 times at once; fewer exponentials are those of the step sizes alone.
@@ -222,7 +221,7 @@ def write(archs: Sequence[str]) -> None:
     for arch in archs:
         compilers[arch], budgets[arch] = version(arch), measure(arch)
     lines = [
-        "# Made by `python recipes/mamba-kernels/tests/budgets.py`, which says what the numbers are.",
+        "# Made by `python recipes/mamba-kernels/tools/budgets.py`, which says what the numbers are.",
         "",
         "[compilers]",
     ]

@@ -1,6 +1,6 @@
 """What a whole Mamba costs on this GPU, beside the same model with upstream's kernels.
 
-`python recipes/mamba-throughput/tests/measure.py race` times whole training steps of both in one process,
+`python recipes/mamba-throughput/tools/measure.py race` times whole training steps of both in one process,
 which take turns. `profile` says which kernels a step's time goes to, and draws it with `--picture FILE`.
 `decode` times one token of generation through transformers, replayed as a CUDA graph, beside the time in
 which the GPU's memory could deliver the weights. The model is `mambaoutai` of recipe.toml, in bf16 with

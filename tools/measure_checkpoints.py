@@ -1,6 +1,6 @@
 """How fast weights and moments of a model are saved and loaded, beside what PyTorch and the disk do.
 
-`python tests/train/measure_checkpoints.py FOLDER [--parameters 1315950592] [--device cuda]` saves and loads
+`python tools/measure_checkpoints.py FOLDER [--parameters 1315950592] [--device cuda]` saves and loads
 the fp32 weights of that many parameters and their two moments, in turns: `torch.save` with fsync, and a
 checkpoint of ours with digests, fsync and rename; then reads of the file's bytes into nothing, and loads into
 the device that look at no digest and that look at all, from the page cache and from the disk. A line each,

@@ -1,6 +1,6 @@
 """Everything that only a GPU can show, without pytest.
 
-`python recipes/mamba-kernels/tests/gpu_grid.py --help` lists the options.
+`python recipes/mamba-kernels/tools/gpu_grid.py --help` lists the options.
 One line a case, a summary, and exit code 1 when anything failed. Inputs are new in every run, from the seed
 that is printed.
 """

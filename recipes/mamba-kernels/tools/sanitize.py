@@ -1,6 +1,6 @@
 """compute-sanitizer over everything that only a GPU can show.
 
-`python recipes/mamba-kernels/tests/sanitize.py --help` lists the options.
+`python recipes/mamba-kernels/tools/sanitize.py --help` lists the options.
 memcheck and racecheck of our kernels alone, in processes side by side that share the grid; a line for each
 that ends. What is given beyond the options goes to gpu_grid.py. Exit code 1 when a check failed or
 a tool found anything, 2 when it could not start, 130 when it was stopped.
