@@ -13,19 +13,25 @@ from tests.records import PROJECT, ROOT
 from twinrun.results.reading import read_record
 from twinrun.results.record import Record
 
-# Verdicts and figures of all version-1 records, by the code that wrote them.
+# Verdicts and figures of all converted records, by the code that wrote the files they were converted from.
 GOLDEN: dict[str, dict[str, Any]] = json.loads(
-    (ROOT / "tests" / "golden" / "records-1.json").read_text(encoding="utf-8")
+    (ROOT / "tests" / "golden" / "records-converted.json").read_text(encoding="utf-8")
 )
 
 
+def test_a_converted_record_names_the_file_that_it_comes_from() -> None:
+    found = [read_record(ROOT / path, PROJECT).converted_from for path in GOLDEN]
+    assert {one.schema_version for one in found if one} == {1}
+    assert len({one.sha256 for one in found if one}) == len(GOLDEN)
+
+
 def test_no_record_is_left_out() -> None:
-    version_1 = {
+    converted = {
         path.relative_to(ROOT).as_posix()
         for path in ROOT.glob("recipes/*/results/*.json")
-        if json.loads(path.read_text(encoding="utf-8"))["schema_version"] == 1
+        if json.loads(path.read_text(encoding="utf-8")).get("converted_from")
     }
-    assert version_1 == GOLDEN.keys()
+    assert converted == GOLDEN.keys()
 
 
 @pytest.mark.parametrize("path", GOLDEN)

@@ -168,7 +168,7 @@ def copied(content: dict[str, Any]) -> None:
 
 def outside(content: dict[str, Any]) -> None:
     content["record"]["plan"]["stack"] = "../../../stack"
-    content["record"]["plan_sha256"] = plan_hash(content["record"], older=False)
+    content["record"]["plan_sha256"] = plan_hash(content["record"])
     sealed(content)
 
 

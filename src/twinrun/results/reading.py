@@ -12,15 +12,17 @@ from twinrun.foundation.files import canonical_json, sha256_of_bytes, sha256_of_
 from twinrun.foundation.manifest import validate
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement
-from twinrun.results import version_1
 from twinrun.results.consistency import check_machine, check_points, demand_same, with_fingerprint
 from twinrun.results.judge import claims_digest, judge
 from twinrun.results.record import Record, Verdict, content_digest
 from twinrun.workloads.workload import PointRecord
 
+# The one form that is read.
+VERSION = 2
 HINT = "name a run folder of runs/, or a record of recipes/RECIPE/results"
 # Figures are computed from the same numbers in the same order; another libm may round the last digit.
 CLOSE = 1e-9
+ROUNDED = 1e-12
 
 
 def read_record(path: Path, project: Project) -> Record:
@@ -45,31 +47,27 @@ def read_content(content: Any, project: Project, *, place: str) -> Record:
     """Read what a record's file says; raises as `read_record` does, at `place`."""
     _check_schema(content, place)
     _check_digest(content, place)
-    older = content.get("schema_version") == 1
-    demand_same("the plan's hash", plan_hash(content, older=older), content.get("plan_sha256"), place)
-    if older:
-        content = version_1.converted(content, place=place)
+    demand_same("the plan's hash", plan_hash(content), content.get("plan_sha256"), place)
     record = validate(content, Record, place=place)
     published = project.recipe(record.plan.recipe).published
     check_machine(record, project, place)
     check_points(record, project.metrics, place)
     same_claims = record.claims_sha256 == claims_digest(published)
     record = with_fingerprint(record, published, place, known=same_claims)
-    record = _with_derived(record, place, older=older)
+    _check_derived(record, place)
     return _judged(record, project, place)
 
 
 def _check_schema(content: Any, place: str) -> None:
-    versions = {1, 2}
     if not isinstance(content, dict) or not {"plan", "points", "sha256"} <= content.keys():
         found = ", ".join(list(content)[:3]) if isinstance(content, dict) else type(content).__name__
         raise InputError("not a record", place=place, found=found or "an empty table", hint=HINT)
-    if content.get("schema_version") not in versions:
+    if content.get("schema_version") != VERSION:
         raise InputError(
             "a record of an unknown version",
             place=f"{place}:schema_version",
             found=repr(content.get("schema_version")),
-            allowed=sorted(versions),
+            allowed=[VERSION],
             hint="a newer twinrun reads newer records",
         )
 
@@ -87,10 +85,10 @@ def _check_digest(content: dict[str, Any], place: str) -> None:
         )
 
 
-def plan_hash(content: dict[str, Any], *, older: bool) -> str:
+def plan_hash(content: dict[str, Any]) -> str:
     """Return the hash of the plan as the file has it: fields that plans have gained since do not count."""
     plan = content["plan"]
-    if not older and isinstance(plan, dict) and isinstance(plan.get("points"), list):
+    if isinstance(plan, dict) and isinstance(plan.get("points"), list):
         # As Plan.sha256 does: an estimate is no part of what a run does.
         points = [
             {key: value for key, value in point.items() if key != "seconds"} for point in plan["points"]
@@ -107,20 +105,17 @@ def _check_files(record: Record, folder: Path) -> None:
             demand_same(f"SHA-256 of {name}", sha256_of_file(file), digest, str(file))
 
 
-def _with_derived(record: Record, place: str, *, older: bool) -> Record:
-    """Return the record with what follows from its measured numbers, which must be what it says."""
-    points = []
+def _check_derived(record: Record, place: str) -> None:
+    """Hold what follows from the measured numbers of a record against what it says."""
     for point in record.points:
         computed = record.workload.derived(record.plan.part, point, record.gpu)
         for one in computed:
             if recorded := point.measurement(one.id):
-                _demand_equal(one, recorded, f"{point.id}, {one.id}", place, older=older)
-        added = tuple(one for one in computed if older and not point.measurement(one.id))
-        lacking = [one.id for one in computed if not older and not point.measurement(one.id)]
+                slack = _rounding(one) if record.converted_from else ROUNDED
+                _demand_equal(one, recorded, f"{point.id}, {one.id}", place, slack=slack)
+        lacking = [one.id for one in computed if not point.measurement(one.id)]
         demand_same(f"{point.id}: derived numbers that are missing", [], lacking, place)
         _demand_known(point, {one.id for one in computed}, record, place)
-        points.append(point.model_copy(update={"measurements": (*point.measurements, *added)}))
-    return record.model_copy(update={"points": tuple(points)})
 
 
 def _demand_known(point: PointRecord, computed: set[str], record: Record, place: str) -> None:
@@ -130,15 +125,20 @@ def _demand_known(point: PointRecord, computed: set[str], record: Record, place:
     demand_same(f"{point.id}: numbers that nothing gives", [], sorted(wrong), place)
 
 
+def _rounding(computed: Measurement) -> float:
+    """Return how far the median of a converted record may be from the one that is computed.
+
+    Version 1 took the median of the rates of an even number of steps, which is not the rate of the median.
+    """
+    return ROUNDED if computed.count % 2 else max(computed.high - computed.low, ROUNDED)
+
+
 def _demand_equal(
-    computed: Measurement, recorded: Measurement, what: str, place: str, *, older: bool
+    computed: Measurement, recorded: Measurement, what: str, place: str, *, slack: float
 ) -> None:
-    # Version 1 took the median of the rates of an even number of steps, which is not the rate of the median.
-    rounding = (computed.high - computed.low) if older and computed.count % 2 == 0 else 0.0
-    slack = {"median": rounding, "low": 0.0, "high": 0.0}
-    for field, more in slack.items():
+    for field, allowed in {"median": slack, "low": ROUNDED, "high": ROUNDED}.items():
         a, b = getattr(computed, field), getattr(recorded, field)
-        if not math.isclose(a, b, rel_tol=CLOSE, abs_tol=max(more, 1e-12)):
+        if not math.isclose(a, b, rel_tol=CLOSE, abs_tol=allowed):
             demand_same(f"{field} of {what}", a, b, place)
     for field in ("count", "unit", "per", "formula", "metric"):
         demand_same(f"{field} of {what}", getattr(computed, field), getattr(recorded, field), place)
@@ -149,13 +149,12 @@ def _judged(record: Record, project: Project, place: str) -> Record:
     published = project.recipe(record.plan.recipe).published
     verdicts = judge(record, published, project)
     today = {verdict.claim: verdict for verdict in verdicts}
+    same_claims = record.claims_sha256 == claims_digest(published)
     for recorded in record.verdicts:
-        same_claims = record.claims_sha256 in (None, claims_digest(published))
         found = today.get(recorded.claim)
         if found and same_claims and _same_claim(found, recorded):
             demand_same(f"the verdict on {recorded.claim}", found.outcome, recorded.outcome, place)
-            if record.claims_sha256:
-                demand_same(f"the restated verdict on {recorded.claim}", found.final, recorded.final, place)
+            demand_same(f"the restated verdict on {recorded.claim}", found.final, recorded.final, place)
     return record.model_copy(update={"verdicts": verdicts})
 
 

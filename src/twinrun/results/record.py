@@ -90,6 +90,15 @@ class Environment(Frozen):
     """Environment variables that steer the frameworks, secrets left out."""
 
 
+class Conversion(Frozen):
+    """The file that a record was converted from when the form of records changed."""
+
+    schema_version: int
+    """Version of the form that the file had."""
+    sha256: str
+    """Digest that the file had."""
+
+
 class Record(Frozen):
     """record.json."""
 
@@ -102,8 +111,8 @@ class Record(Frozen):
     """As sent in: who ran it, and on what, is what the sender says."""
     plan: Plan
     plan_sha256: str
-    claims_sha256: str | None
-    """Digest of the claims that were judged; null in records from before it was kept."""
+    claims_sha256: str
+    """Digest of the claims that were judged."""
     revision: Revision
     machine: Machine
     """The first node of the allocation."""
@@ -115,6 +124,8 @@ class Record(Frozen):
     verdicts: tuple[Verdict, ...]
     files: dict[str, str]
     """SHA-256 of the other files of the run."""
+    converted_from: Conversion | None = None
+    """The older file that the record was converted from; null where the run wrote this form itself."""
     sha256: str = ""
     """Digest over everything else in this file."""
 

@@ -170,8 +170,8 @@ def _read(file: Path) -> SubmissionForm:
 
 def _demand_takeable(record: Record, place: str) -> None:
     """Raise InputError for a record that no results folder takes."""
-    if record.claims_sha256 is None:
-        hint = "records of version 1 are read, and no longer taken"
+    if record.converted_from:
+        hint = "converted records are read, and no longer taken"
         raise InputError("a record of an older version", place=place, hint=hint)
     if not record.machine.devices:
         raise InputError("no GPU ran", place=place, found=record.machine.cpu, allowed="a record of a GPU")

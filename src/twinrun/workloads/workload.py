@@ -352,7 +352,3 @@ class Workload(ABC):
     @abstractmethod
     def charts(self, records: Sequence[RecordView], drawn: PictureContext) -> tuple[Chart, ...]:
         """Return the pictures of one record, or of all of a recipe."""
-
-    @abstractmethod
-    def version_1(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Return plan part, points and their numbers of a version-1 record in today's form."""

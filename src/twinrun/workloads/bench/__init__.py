@@ -12,7 +12,7 @@ from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.bench import BenchJob, BenchResult, CallLine
 from twinrun.protocol.job import Job, Result
 from twinrun.protocol.measurements import Measurement, Numbers
-from twinrun.workloads.bench import numbers, points, report, version_1
+from twinrun.workloads.bench import numbers, points, report
 from twinrun.workloads.bench.factors import FACTORS
 from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint, BenchTables, check_names, measurement_ids
 from twinrun.workloads.charts import Chart
@@ -151,9 +151,6 @@ class BenchWorkload(Workload):
 
     def charts(self, records: Sequence[RecordView], drawn: PictureContext) -> tuple[Chart, ...]:
         return report.charts(records, drawn)
-
-    def version_1(self, record: dict[str, Any]) -> dict[str, Any]:
-        return version_1.converted(record)
 
 
 WORKLOAD = BenchWorkload()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen
@@ -144,9 +143,6 @@ class ChecksWorkload(Workload):
 
     def charts(self, records: Sequence[RecordView], drawn: PictureContext) -> tuple[Chart, ...]:
         return ()
-
-    def version_1(self, record: dict[str, Any]) -> dict[str, Any]:
-        raise InputError("no version-1 record is of checks", found=str(record.get("run")))
 
 
 WORKLOAD = ChecksWorkload()

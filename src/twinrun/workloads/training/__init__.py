@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.claims import Accepted
@@ -24,7 +23,6 @@ from twinrun.workloads.training import (
     numbers,
     points,
     report,
-    version_1,
 )
 from twinrun.workloads.training.factors import FACTORS
 from twinrun.workloads.training.manifest import (
@@ -220,9 +218,6 @@ class TrainingWorkload(Workload):
 
     def charts(self, records: Sequence[RecordView], drawn: PictureContext) -> tuple[Chart, ...]:
         return report.charts(records, drawn)
-
-    def version_1(self, record: dict[str, Any]) -> dict[str, Any]:
-        return version_1.converted(record)
 
 
 WORKLOAD = TrainingWorkload()
