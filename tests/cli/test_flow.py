@@ -18,13 +18,13 @@ from tests.cli.played_ranks import PLAYED, Job
 from tests.contracts.baking import bake
 from tests.execution.fake_engine import NAME, Play, Script, register, torchrun_report
 from twinrun.cli import commands
-from twinrun.execution.selection import select
-from twinrun.execution.sweep import finished
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError, TwinrunError
 from twinrun.planning.project import Project
 from twinrun.protocol.job import OUT_OF_MEMORY
 from twinrun.results.reading import read_record
 from twinrun.results.record import Record
+from twinrun.runs.selection import select
+from twinrun.runs.sweep import finished
 from twinrun.workloads import load_workload, workload_names
 
 RECIPE = "my-recipe"
@@ -322,7 +322,7 @@ def test_a_full_disk_leaves_no_record_and_what_was_measured(
         raise OSError(errno.ENOSPC, "No space left on device", "record.json")
 
     with monkeypatch.context() as disk:
-        disk.setattr("twinrun.cli.run.write_record", full)
+        disk.setattr("twinrun.runs.run.write_record", full)
         with pytest.raises(OSError, match="No space left"):
             site.invoke()
     (folder,) = site.folders()

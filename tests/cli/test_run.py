@@ -20,11 +20,8 @@ from filelock import FileLock
 
 from tests.cli.test_bad_input import RECIPE, copied_project, error_message, replace
 from tests.commands import ROOT, environment
-from twinrun.cli.run import LOCK, execute
 from twinrun.execution.engine import Workspace
 from twinrun.execution.engines import venv
-from twinrun.execution.progress import Display
-from twinrun.execution.selection import Request, Selection, select
 from twinrun.foundation.cache import bytecode_folder
 from twinrun.foundation.errors import MachineError
 from twinrun.machine.inventory import load_vendors
@@ -33,6 +30,9 @@ from twinrun.manifests.stack import load_stack, stamp
 from twinrun.planning.project import Project
 from twinrun.results.reading import read_record
 from twinrun.results.record import Record
+from twinrun.runs.progress import Display
+from twinrun.runs.run import LOCK, execute
+from twinrun.runs.selection import Request, Selection, select
 
 pytestmark = pytest.mark.needs("composer")
 PROJECT = Project(ROOT)

@@ -33,16 +33,17 @@ LAYERS = (
     "checkpoints",
     "manifests",
     "machine",
+    "execution",
     "workloads",
     "planning",
-    "execution",
     "images",
     "results",
+    "runs",
     "report",
     "cli",
 )
 # `images` stands beside what is made of records: neither imports the other.
-APART = {("results", "images"), ("report", "images")}
+APART = {("results", "images"), ("runs", "images"), ("report", "images")}
 # What ranks import of the package.
 OF_RANKS = ("foundation", "protocol", "checkpoints", "train")
 # A module of one workload; those that all share lie beside the folders.

@@ -18,10 +18,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from twinrun.execution.acquisition import acquire
 from twinrun.foundation.errors import InputError
 from twinrun.planning.project import Project
 from twinrun.protocol.training import DataSource
+from twinrun.runs.data import acquire
 from twinrun.workloads import load_workload
 
 ROOT = Path(__file__).parents[2]

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twinrun.execution.selection import Request, Selection, select
 from twinrun.foundation.errors import InputError
 from twinrun.planning.project import Project
+from twinrun.runs.selection import Request, Selection, select
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,11 +30,11 @@ def run(root: Path, request: Request, *, out: Path | None, resume: bool, as_json
     if request.dry:
         _print(_dry(project, selection))
         return 0
-    from twinrun.cli.run import execute
     from twinrun.cli.sending import offer
-    from twinrun.execution.progress import Display
     from twinrun.foundation.files import write_atomically
     from twinrun.results.record import FAILURES
+    from twinrun.runs.progress import Display
+    from twinrun.runs.run import execute
 
     with Display() as display:
         record, folder = execute(
@@ -62,7 +62,7 @@ def _print_choices(selection: Selection) -> None:
 
 
 def _dry(project: Project, selection: Selection) -> dict[str, object]:
-    from twinrun.cli.dry import commands_of
+    from twinrun.runs.dry import commands_of
 
     plan = selection.plan
     return {
@@ -344,8 +344,8 @@ def _framework_index() -> str | None:
 
 def data(root: Path, name: str, *, recipe: str, engine: str, files: int | None, endpoint: str | None) -> None:
     """Fetch and prepare a data set and print its folder."""
-    from twinrun.execution.acquisition import acquire
-    from twinrun.execution.progress import Display
+    from twinrun.runs.data import acquire
+    from twinrun.runs.progress import Display
 
     say = Display().say
     print(acquire(Project(root), name, recipe=recipe, engine=engine, files=files, endpoint=endpoint, say=say))

@@ -1,17 +1,22 @@
-"""Words of a shell in which nothing is replaced but variables that we name."""
+"""Words and lines of a shell in which nothing is replaced but variables that we name."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
+from twinrun.execution.engine import NodeCommand
 from twinrun.foundation.errors import InputError
 
 # Variables of a scheduler's script for what is known only where a command starts.
 FIRST_NODE, NODE, RANK, LOCAL_RANK = (
     f"TWINRUN_{name}" for name in ("FIRST_NODE", "NODE", "RANK", "LOCAL_RANK")
 )
+# The shell variable that stands for the run folder, and the folder of a workspace to render with.
+RUN = "$RUN"
+RUN_FOLDER = Path(RUN)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 
 
@@ -58,3 +63,25 @@ def _demand_text(text: str, place: str) -> None:
         raise InputError("not Unicode", place=place, found=ascii(text)[:80]) from None
     if "\0" in text:
         raise InputError("a NUL is in no argument", place=place, found=ascii(text)[:80])
+
+
+def set_run_folder(folder: Path) -> str:
+    """Return the line that makes the run folder and sets the variable that stands for it."""
+    return f"RUN={shlex.quote(str(folder))} && mkdir -p {word(RUN)}"
+
+
+def shell_line(command: NodeCommand) -> str:
+    """Return `command` as one line for a shell, its variables first."""
+    assignments = [f"{name}={word(value)}" for name, value in command.variables.items()]
+    line = " ".join([*assignments, *map(word, command.arguments)])
+    line = f"cd {word(str(command.folder))} && {line}"
+    if command.writer:
+        user, group = command.writer
+        back = f"chown -R $(id -u):$(id -g) {word(RUN)}"
+        line = f"chown -R {user}:{group} {word(RUN)} && {line}; status=$?; {back} && exit $status"
+    return f"({line})"
+
+
+def word(text: str) -> str:
+    """Return `text` as one word of a shell in which nothing but the run folder is replaced."""
+    return quoted(text, (RUN.removeprefix("$"),))

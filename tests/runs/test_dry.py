@@ -23,16 +23,13 @@ from twinrun.execution.engines.docker import ContainerRenderer
 from twinrun.execution.interpreter import Interpreter
 from twinrun.execution.launchers import Rendezvous, load_launcher
 from twinrun.execution.ranks import Launch, RankCommands
-from twinrun.execution.rendering import (
-    RUN_FOLDER,
-    RenderedCommand,
-    quoted,
-    rendered_commands,
-    set_run_folder,
-    shell_line,
-)
 from twinrun.execution.schedulers import load_scheduler
+from twinrun.execution.shell import RUN_FOLDER, set_run_folder, shell_line, word
 from twinrun.machine.inventory import Vendor, load_vendors
+from twinrun.runs.dry import (
+    RenderedCommand,
+    rendered_commands,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden"
@@ -117,7 +114,7 @@ def test_two_nodes_are_the_golden_ones(engine: str, vendor: str, monkeypatch: py
 
 @pytest.mark.parametrize("text", ["", "plain", TRICKY, "$RUN/points", "a $RUN b $RUN", "--x=$RUN"])
 def test_a_word_stays_one_word_with_nothing_but_the_run_folder_replaced(text: str) -> None:
-    program = f"RUN='/a b'; printf %s {quoted(text)}"
+    program = f"RUN='/a b'; printf %s {word(text)}"
     done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == text.replace("$RUN", "/a b")
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.records import PROJECT, RECIPE
-from twinrun.execution import selection
-from twinrun.execution.selection import Request, Selection, select
 from twinrun.execution.slurm_client import SlurmClient
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.machine.inventory import Device, Machine, processor
+from twinrun.runs import selection
+from twinrun.runs.selection import Request, Selection, select
 
 GIB = 1 << 30
 H200, PUBLISHED = PROJECT.gpus["h200"], PROJECT.gpus["mi250"]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from twinrun.execution.engine import EngineModule
 from twinrun.execution.engines import load_engine
 from twinrun.execution.launchers import Launcher, load_launcher
-from twinrun.execution.saving import checkpointing_of
 from twinrun.execution.schedulers import Scheduler, load_scheduler
 from twinrun.foundation.errors import InputError, MachineError, closest
 from twinrun.foundation.manifest import Frozen
@@ -21,6 +20,7 @@ from twinrun.manifests.vendor import Gpu, Vendor
 from twinrun.planning.plan import Plan, resolve
 from twinrun.planning.project import Project
 from twinrun.protocol.job import Checkpointing
+from twinrun.runs.checkpointing import checkpointing_of
 from twinrun.workloads import load_workload
 from twinrun.workloads.workload import Choice, Hardware, Workload
 

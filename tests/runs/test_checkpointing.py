@@ -10,17 +10,17 @@ from tests.checkpoints.writing import write
 from tests.records import plan
 from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.manifest import FORMAT
-from twinrun.execution import saving
-from twinrun.execution.saving import (
+from twinrun.foundation.errors import InputError, MachineError, TwinrunError
+from twinrun.planning.plan import Plan
+from twinrun.protocol.job import Checkpointing
+from twinrun.runs import checkpointing
+from twinrun.runs.checkpointing import (
     check_legs,
     checkpointing_of,
     checkpoints_of_point,
     reaches_store,
     source_folder,
 )
-from twinrun.foundation.errors import InputError, MachineError, TwinrunError
-from twinrun.planning.plan import Plan
-from twinrun.protocol.job import Checkpointing
 from twinrun.workloads import load_workload
 from twinrun.workloads.workload import Hardware
 
@@ -154,7 +154,7 @@ def test_half_a_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_a_leg_given_twice_overwrites_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A folder stands in for the object store.
-    monkeypatch.setattr(saving, "is_remote", lambda place, **_: place.startswith(str(tmp_path)))
+    monkeypatch.setattr(checkpointing, "is_remote", lambda place, **_: place.startswith(str(tmp_path)))
     made, place = legs(1), saved(tmp_path) / "checkpoints"
     asked = checkpointing_of((f"place={place}",), workload=TRAINING, plan=made)
     with pytest.raises(InputError, match="leg 1 was run before; nothing is overwritten") as raised:

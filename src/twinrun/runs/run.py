@@ -6,38 +6,33 @@ import contextlib
 import datetime
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from twinrun import __version__
 from twinrun.execution.engine import Engine, Workspace
 from twinrun.execution.environment import (
     PythonEnvironment,
     inspect,
     lock_differences,
-    revision,
     steering_variables,
 )
 from twinrun.execution.kernels import PROCESSOR, kernel_variables
-from twinrun.execution.preparation import prepared_data
-from twinrun.execution.progress import Display
-from twinrun.execution.ranks import METRICS, Ranks
-from twinrun.execution.saving import check_legs
-from twinrun.execution.selection import Selection
-from twinrun.execution.sweep import PointOutcome, SweepRun, finished
-from twinrun.execution.workspace import rank_commands, workspace_of
+from twinrun.execution.ranks import Ranks
 from twinrun.foundation.errors import InputError, RunInterruptedError
-from twinrun.foundation.files import sha256_of_file, write_atomically
+from twinrun.foundation.files import write_atomically
 from twinrun.machine.architecture import architectures_needed
-from twinrun.machine.inventory import Device, Machine
 from twinrun.planning.plan import Plan
 from twinrun.planning.project import Project
-from twinrun.protocol.allocation import Allocation
-from twinrun.results.judge import claims_digest, judge
 from twinrun.results.record import Environment, Record, write_record
-from twinrun.workloads.workload import Run
+from twinrun.runs.checkpointing import check_legs
+from twinrun.runs.data import prepared_data
+from twinrun.runs.launches import rank_commands, shared_settings, workspace_of
+from twinrun.runs.progress import Display
+from twinrun.runs.record import record_of
+from twinrun.runs.selection import Selection
+from twinrun.runs.sweep import SweepRun, finished
 
 LOCK = ".lock"
 
@@ -70,7 +65,7 @@ def execute(
 
 
 def _measure(project: Project, selection: Selection, run: Path, display: Display) -> Record:
-    plan, workspace = selection.plan, workspace_of(project, selection, run)
+    workspace = workspace_of(project, selection, run)
     workspace.data.mkdir(parents=True, exist_ok=True)
     engine = selection.engine.open_engine(
         stack=selection.stack, vendor=selection.vendor, workspace=workspace, say=display.say
@@ -79,21 +74,11 @@ def _measure(project: Project, selection: Selection, run: Path, display: Display
     kernels = kernel_variables(workspace, archs=_archs(project, selection), engine=engine, say=display.say)
     commands = rank_commands(selection, renderer=engine, workspace=workspace, variables=kernels)
     data = _data(selection, installed, engine, workspace, display)
-    shared = Run(
-        recipe=plan.recipe,
-        accelerator=selection.accelerator,
-        data=engine.inside(data) if data else "",
-        out="",
-        metrics=engine.inside(run / METRICS),
-        attempt="",
-        checkpointing=selection.checkpointing,
-        watchdog_seconds=selection.site.site.watchdog_seconds if selection.site else None,
-    )
     done = SweepRun(
         selection=selection,
         ranks=Ranks(engine=engine, commands=commands),
         workspace=workspace,
-        run=shared,
+        shared=shared_settings(selection, run=run, data=data, inside=engine.inside),
         display=display,
     ).finish()
     if not any(one.point.measurements or one.point.checks for one in done):
@@ -105,7 +90,7 @@ def _measure(project: Project, selection: Selection, run: Path, display: Display
         image_digest=engine.image_digest,
         variables=steering_variables(os.environ),
     )
-    return _record(project, selection, run, done, environment)
+    return record_of(project, selection, run, done, environment)
 
 
 def _archs(project: Project, selection: Selection) -> tuple[str, ...]:
@@ -134,69 +119,6 @@ def _data(
         workspace=workspace,
         log=workspace.run / "log" / "data.log",
         say=display.say,
-    )
-
-
-def _record(
-    project: Project, selection: Selection, run: Path, done: Sequence[PointOutcome], environment: Environment
-) -> Record:
-    plan, published = selection.plan, selection.recipe.published
-    allocation = _allocation([one.allocation for one in done])
-    files = {name: sha256_of_file(run / name) for name in ("plan.json", METRICS) if (run / name).exists()}
-    record = Record(
-        twinrun=__version__,
-        run=run.name,
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        plan=plan,
-        plan_sha256=plan.sha256(),
-        claims_sha256=claims_digest(published),
-        revision=revision(project.root),
-        machine=_first_node(selection, allocation),
-        allocation=allocation,
-        gpu=selection.gpu,
-        environment=environment,
-        points=tuple(one.point for one in done),
-        verdicts=(),
-        files=files,
-    )
-    return record.model_copy(update={"verdicts": judge(record, published, project)})
-
-
-def _allocation(allocations: Sequence[Allocation]) -> Allocation:
-    """Return all nodes of a run's points as one allocation."""
-    nodes = dict.fromkeys(node for one in allocations for node in one.nodes)
-    reports = {host: report for one in allocations for host, report in one.reports.items()}
-    return allocations[-1].model_copy(update={"nodes": tuple(nodes), "reports": reports})
-
-
-def _first_node(selection: Selection, allocation: Allocation) -> Machine:
-    """Return the first node of an allocation; the host that submits may be of another kind."""
-    machine, report = selection.machine, allocation.reports.get(allocation.nodes[0])
-    if selection.site is None or report is None:
-        return machine
-    vendor, gpu = selection.vendor, selection.gpu
-    devices = tuple(
-        Device(
-            index=index,
-            name=name,
-            gpu=gpu.id if gpu else None,
-            arch=gpu.arch if gpu else None,
-            memory_bytes=None,
-            unique_id=None,
-            driver=report.driver,
-        )
-        for index, name in enumerate(report.devices)
-    )
-    return Machine(
-        vendor=vendor.name,
-        devices=devices,
-        driver=report.driver if devices else None,
-        host=allocation.nodes[0],
-        cpu=report.cpu,
-        cpu_count=report.cores,
-        memory_bytes=report.memory_bytes,
-        kernel=report.kernel,
-        probe=f"asked on the node by its first rank, at the site {selection.site.name}",
     )
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from twinrun.execution.progress import Display
+from twinrun.runs.progress import Display
 from twinrun.workloads.workload import Progress
 
 

@@ -7,10 +7,7 @@ from pathlib import Path
 
 from twinrun.execution.engine import Workspace
 from twinrun.execution.layout import point_folder
-from twinrun.execution.progress import Display
-from twinrun.execution.ranks import Launch, LaunchResult, Ranks
-from twinrun.execution.saving import checkpoints_of_point, reaches_store
-from twinrun.execution.selection import Selection
+from twinrun.execution.ranks import LaunchResult, Ranks
 from twinrun.foundation.errors import InputError, MachineError, RunError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
@@ -18,6 +15,9 @@ from twinrun.foundation.text import number, percent
 from twinrun.planning.plan import Plan, typed_points
 from twinrun.protocol.allocation import Allocation
 from twinrun.protocol.job import Result
+from twinrun.runs.launches import launch_of
+from twinrun.runs.progress import Display
+from twinrun.runs.selection import Selection
 from twinrun.workloads.workload import Point, PointRecord, Run, Workload
 
 
@@ -37,8 +37,8 @@ class SweepRun:
     selection: Selection
     ranks: Ranks
     workspace: Workspace
-    run: Run
-    """What the jobs of all points share; folders and attempt are filled in for each."""
+    shared: Run
+    """What the jobs of all points share."""
     display: Display
 
     def finish(self) -> list[PointOutcome]:
@@ -96,29 +96,19 @@ class SweepRun:
         )
 
     def _start(self, point: Point, place: int, name: str) -> LaunchResult | None:
-        plan, workload, run = self.selection.plan, self.selection.workload, self.workspace.run
+        workload = self.selection.workload
         self.display.begin(
             point.id,
-            steps=workload.steps(plan.part, point),
+            steps=workload.steps(self.selection.plan.part, point),
             status=f"starting {point.world_size} rank(s), {name}",
         )
-        out = self.ranks.inside(point_folder(run, point.id))
-        settings = checkpoints_of_point(
-            self.run.checkpointing,
-            point=point.id,
-            continued=workload.continued(point),
-            known=[one.id for one in plan.points],
-            # Not in the folder of the point, which each start makes anew.
-            folder=run / "checkpoints",
+        launch = launch_of(
+            self.selection,
+            point,
+            attempt=place,
+            shared=self.shared,
+            workspace=self.workspace,
             inside=self.ranks.inside,
-        )
-        shared = self.run.model_copy(update={"out": out, "checkpointing": settings})
-        job = workload.job(plan.part, point, attempt=place, run=shared)
-        launch = Launch(
-            placement=point,
-            script=self.workspace.root / plan.script,
-            job=job,
-            reaches_store=reaches_store(settings),
         )
         return self.ranks.run(launch, show=lambda line: self.display.step(point.id, workload.progress(line)))
 

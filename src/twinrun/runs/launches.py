@@ -1,0 +1,95 @@
+"""What a selection starts at its points, composed once for `--dry` and for the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from twinrun.execution.engine import Renderer, Workspace
+from twinrun.execution.kernels import package_folders
+from twinrun.execution.layout import point_folder
+from twinrun.execution.ranks import METRICS, Launch, RankCommands
+from twinrun.foundation.cache import cache_root
+from twinrun.planning.project import Project
+from twinrun.runs.checkpointing import checkpoints_of_point, reaches_store, source_folder
+from twinrun.runs.selection import Selection
+from twinrun.workloads.workload import Point, Run
+
+
+def workspace_of(project: Project, selection: Selection, run: Path) -> Workspace:
+    """Return the folders that a run uses; kernels of the image are not looked for in the checkout."""
+    baked = selection.stack.stack.kernels if selection.engine.RUNS_IMAGES else ()
+    uses_kernels = selection.workload.uses_kernels(selection.plan.part)
+    wanted = selection.recipe.recipe.kernels if uses_kernels else ()
+    return Workspace(
+        root=project.root,
+        run=run,
+        data=cache_root() / "data",
+        packages=package_folders(project.root, [name for name in wanted if name not in baked]),
+        source=source_folder(selection.checkpointing),
+    )
+
+
+def rank_commands(
+    selection: Selection, *, renderer: Renderer, workspace: Workspace, variables: Mapping[str, str]
+) -> RankCommands:
+    """Return what composes the commands of a selection's launches."""
+    return RankCommands(
+        renderer=renderer,
+        launcher=selection.launcher,
+        scheduler=selection.scheduler,
+        workspace=workspace,
+        cores=selection.cores,
+        variables=variables,
+    )
+
+
+def shared_settings(
+    selection: Selection, *, run: Path, data: Path | None, inside: Callable[[Path], str]
+) -> Run:
+    """Return what the jobs of all points share; folders and attempt are filled in for each.
+
+    Args:
+        data: folder of the prepared data, None where ranks read none.
+        inside: says how the ranks see a folder.
+    """
+    return Run(
+        recipe=selection.plan.recipe,
+        accelerator=selection.accelerator,
+        data=inside(data) if data else "",
+        out="",
+        metrics=inside(run / METRICS),
+        attempt="",
+        checkpointing=selection.checkpointing,
+        watchdog_seconds=selection.site.site.watchdog_seconds if selection.site else None,
+    )
+
+
+def launch_of(
+    selection: Selection,
+    point: Point,
+    *,
+    attempt: int,
+    shared: Run,
+    workspace: Workspace,
+    inside: Callable[[Path], str],
+) -> Launch:
+    """Return what is started for one attempt at a point."""
+    plan, run = selection.plan, workspace.run
+    checkpoints = checkpoints_of_point(
+        shared.checkpointing,
+        point=point.id,
+        continued=selection.workload.continued(point),
+        known=[one.id for one in plan.points],
+        # Not in the folder of the point, which each start makes anew.
+        folder=run / "checkpoints",
+        inside=inside,
+    )
+    out = inside(point_folder(run, point.id))
+    settings = shared.model_copy(update={"out": out, "checkpointing": checkpoints})
+    return Launch(
+        placement=point,
+        script=workspace.root / plan.script,
+        job=selection.workload.job(plan.part, point, attempt=attempt, run=settings),
+        reaches_store=reaches_store(checkpoints),
+    )
