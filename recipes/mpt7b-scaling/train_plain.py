@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twinrun.train import worker
-from twinrun.train.plain_loop import train
+from twinrun.train.loop import train
 
 if __name__ == "__main__":
     worker.main(train)

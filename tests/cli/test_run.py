@@ -269,7 +269,7 @@ def test_a_smaller_microbatch_is_tried(broken: Path, tmp_path: Path, monkeypatch
 def plant(root: Path, failure: str) -> None:
     """Put `failure` in front of the training."""
     script = root / "src" / "twinrun" / "train" / "composer_loop.py"
-    call = "    composer_adapter.start(job)\n"
+    call = "    start(job)\n"
     replace(script, call, f"{call}    {failure}\n")
     replace(
         script,

@@ -70,7 +70,7 @@ def train(job: TrainingJob, corpus: Corpus) -> list[float]:
         if tree:
             share = interleaved(job, step)
             meter.add_samples(share["hashes"])
-            tree.of_step(share, meter)
+            meter.add_loss(tree.of_step(share), len(share["tokens"]))
         else:
             samples = batch(job, step)
             meter.add_samples(torch.tensor([step * 1000 + ranks.rank()]))

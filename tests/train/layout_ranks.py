@@ -11,8 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.train.small import SHAPE
 from twinrun.train import stages, worker
+from twinrun.train.data import targets_of
 from twinrun.train.models.mpt import MPT
-from twinrun.train.wire import TrafficCounter
+from twinrun.train.shared_work import TrafficCounter
 
 RANKS = 2
 
@@ -50,7 +51,7 @@ def cut_matrices_compute_the_same(rank: int) -> None:
     parts = copy.deepcopy(whole)
     stages.split_tensors(parts, dist.group.WORLD, rank=rank)
     tokens_BS = torch.arange(2 * SHAPE.sequence).view(2, -1) % SHAPE.vocabulary
-    losses = [model(tokens_BS, stages.targets_of(tokens_BS)) for model in (whole, parts)]
+    losses = [model(tokens_BS, targets_of(tokens_BS)) for model in (whole, parts)]
     for loss in losses:
         loss.backward()
     torch.testing.assert_close(*losses)

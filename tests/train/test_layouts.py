@@ -27,7 +27,7 @@ from twinrun.train.models import family_of
 
 SCRIPT = ROOT / "tests" / "train" / "layout_ranks.py"
 TRAIN = ROOT / "recipes" / "deepspeed-pretrain" / "train.py"
-LOADED = ("twinrun.train.layout_loop", "twinrun.train.deepspeed_adapter")
+LOADED = ("twinrun.train.loop", "twinrun.train.deepspeed_engines")
 EXPERTS = SHAPE.model_copy(update={"experts": 4})
 
 

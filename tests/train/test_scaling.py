@@ -19,7 +19,7 @@ from twinrun.protocol.training import StepMetrics, TrainingJob, TrainingResult
 from twinrun.train.corpus import Corpus
 
 # A rank imports them for longer than it trains.
-LOADED = tuple(f"twinrun.train.{name}" for name in ("plain_loop", "composer_loop", "composer_adapter"))
+LOADED = tuple(f"twinrun.train.{name}" for name in ("loop", "data_parallel", "composer_loop"))
 
 
 def losses(result: TrainingResult) -> list[float]:

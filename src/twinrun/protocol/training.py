@@ -255,3 +255,5 @@ class TrainingResult(Result):
     """Digest of the bits of all parameters that this software makes of the seed."""
     controls: tuple[tuple[float, ...], ...] = ()
     """Losses of the control runs."""
+    changes: dict[str, str] = Field(default_factory=dict)
+    """What the trainer changes of a framework, by the framework's name."""

@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.training import TrainingJob
 from twinrun.train import ranks
-from twinrun.train.metrics import Meter
-
-Batch = dict[str, Tensor]
+from twinrun.train.data import Batch
 
 
 class CanonicalGradients:
@@ -44,8 +42,8 @@ class CanonicalGradients:
             # Threads split sums by their number, and ranks of one machine have other numbers of them.
             torch.set_num_threads(1)
 
-    def of_step(self, batch: Batch, meter: Meter) -> None:
-        """Leave the mean gradients of a global batch in the parameters, and its loss in `meter`."""
+    def of_step(self, batch: Batch) -> Tensor:
+        """Leave the mean gradients of a global batch in the parameters; return its mean loss."""
         tokens_BS = self._share(batch)
         sums: list[tuple[int, Tensor]] = []
         for micro_BS in tokens_BS.split(self._job.microbatch):
@@ -55,7 +53,7 @@ class CanonicalGradients:
                 level += 1
             sums.append((level, total))
         ((_, total),) = sums
-        self._spread(self._over_ranks(total), meter)
+        return self._spread(self._over_ranks(total))
 
     def _share(self, batch: Batch) -> Tensor:
         """Return this rank's samples of the global batch in the order of their hashes.
@@ -87,13 +85,12 @@ class CanonicalGradients:
             bit *= 2
         return total
 
-    def _spread(self, total: Tensor, meter: Meter) -> None:
+    def _spread(self, total: Tensor) -> Tensor:
         mean = total / self._leaves
         sizes = [parameter.numel() for parameter in self._parameters]
         for parameter, gradient in zip(self._parameters, mean[:-1].split(sizes), strict=True):
             parameter.grad = gradient.view_as(parameter)
-        if ranks.rank() == 0:
-            meter.add_loss(mean[-1], self._job.training.global_batch)
+        return mean[-1]
 
 
 def _gathered(part: Tensor) -> Tensor:

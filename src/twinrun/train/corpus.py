@@ -16,7 +16,6 @@ from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import canonical_json, sha256_of_bytes, sha256_of_file, write_atomically
 from twinrun.foundation.manifest import Frozen, validate
 from twinrun.protocol.models.shape import Positive
-from twinrun.train.bare_imports import bare
 
 CORPUS = "corpus.json"
 INDEX = "index.json"
@@ -149,8 +148,7 @@ def _existing(folder: Path, origin: Origin) -> Corpus:
 
 def _write(folder: Path, origin: Origin, documents: Iterable[tuple[Tokens, int]]) -> Corpus:
     # Takes a while to import, which finding existing data should not.
-    with bare("streaming", "streaming.base"):
-        from streaming.base.format.mds.writer import MDSWriter
+    from streaming.base.format.mds.writer import MDSWriter
 
     digest, hashes, largest, size = hashlib.sha256(), list[int](), 0, _Total()
     columns = {COLUMN: encoding_of(origin.sequence)}

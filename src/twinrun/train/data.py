@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from streaming.base.dataset import StreamingDataset
+from torch.nn.functional import pad
 from torch.utils.data import DataLoader
 
 from twinrun.foundation.errors import InputError, RunError
 from twinrun.foundation.files import sha256_of_bytes, sha256_of_file
 from twinrun.protocol.training import TrainingJob
-from twinrun.train.bare_imports import bare
 from twinrun.train.corpus import (
     COLUMN,
     CORPUS,
@@ -28,10 +29,9 @@ from twinrun.train.corpus import (
     sample_hash,
 )
 from twinrun.train.job_files import rank_variable
+from twinrun.train.models import IGNORED
 
-# The package loads readers of images and tokenizers, which take longer than everything that is needed.
-with bare("streaming", "streaming.base"):
-    from streaming.base.dataset import StreamingDataset
+Batch = dict[str, torch.Tensor]
 
 # One canonical node divides any number of nodes, so the order of samples never depends on them.
 CANONICAL_NODES = 1
@@ -85,7 +85,7 @@ class Samples(StreamingDataset):
         return {"tokens": tokens_S, "hash": found}
 
 
-def load_batches(job: TrainingJob, corpus: Corpus) -> DataLoader[dict[str, torch.Tensor]]:
+def load_batches(job: TrainingJob, corpus: Corpus) -> DataLoader[Batch]:
     """Return this rank's batches: `tokens` int64 (B, S) and `hashes` int64 (B,).
 
     Of every global batch a rank gets its share; which samples make up a global batch depends on
@@ -123,9 +123,7 @@ def _workers(job: TrainingJob) -> int:
     return 2 if job.accelerator and not offloaded else 0
 
 
-def set_position(
-    batches: DataLoader[dict[str, torch.Tensor]], job: TrainingJob, corpus: Corpus, *, step: int
-) -> None:
+def set_position(batches: DataLoader[Batch], job: TrainingJob, corpus: Corpus, *, step: int) -> None:
     """Let `batches` begin where `step` global batches have been read."""
     batch = job.training.global_batch
     epoch, in_epoch = divmod(step, corpus.samples // batch)
@@ -141,7 +139,12 @@ def set_position(
         )
 
 
-def collate(samples: list[dict[str, Any]], *, control: int = 0) -> dict[str, torch.Tensor]:
+def targets_of(tokens_BS: torch.Tensor) -> torch.Tensor:
+    """Return the token after each; after the last of a sequence there is none."""
+    return pad(tokens_BS[:, 1:], (0, 1), value=IGNORED)
+
+
+def collate(samples: list[dict[str, Any]], *, control: int = 0) -> Batch:
     """Stack samples and their hashes; this runs in the loader's workers, beside the training.
 
     Args:

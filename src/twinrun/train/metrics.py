@@ -27,7 +27,7 @@ class Meter:
     def __init__(self, job: TrainingJob, device: torch.device) -> None:
         self.steps: list[StepMetrics] = []
         self._job = job
-        self._device = device
+        self.device = device
         self._order = hashlib.sha256()
         self._sums: list[int] = []
         self._untimed = job.training.warmup_steps
@@ -43,7 +43,7 @@ class Meter:
 
     def start(self) -> None:
         """Start the clock of the next step; a step includes the wait for its data."""
-        synchronise(self._device)
+        synchronise(self.device)
         self._began = time.perf_counter()
         pulse.beat("reads its samples", step=len(self.steps) + 1)
 
@@ -63,7 +63,7 @@ class Meter:
         Raises:
             RunError: the loss is no longer a number.
         """
-        synchronise(self._device)
+        synchronise(self.device)
         seconds = time.perf_counter() - self._began
         pulse.beat("sums the loss of all ranks")
         self._hashes[1] = stop.wanted()
@@ -124,5 +124,5 @@ class Meter:
 
     def _clear(self) -> None:
         # Of the samples, and how many ranks were told to end.
-        self._hashes = torch.zeros(2, dtype=torch.int64, device=self._device)
-        self._loss = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._hashes = torch.zeros(2, dtype=torch.int64, device=self.device)
+        self._loss = torch.zeros((), dtype=torch.float64, device=self.device)

@@ -10,17 +10,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import embedding, pad
+from torch.nn.functional import embedding
 
 from twinrun.train.head_loss import head_loss
-from twinrun.train.models import IGNORED, Model
+from twinrun.train.models import Model
 from twinrun.train.models.mpt import Linear
 from twinrun.train.recomputation import recomputed
-
-
-def targets_of(tokens_BS: Tensor) -> Tensor:
-    """Return the token after each; after the last of a sequence there is none."""
-    return pad(tokens_BS[:, 1:], (0, 1), value=IGNORED)
 
 
 class Tokens(nn.Module):

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NoReturn, TypeVar
 
 import torch
@@ -29,10 +29,10 @@ from twinrun.train.models import DTYPES, Model, family_of
 from twinrun.train.stop import TrainingStoppedError
 
 AnyJob = TypeVar("AnyJob", bound=Job)
-# Failed allocations that PyTorch reports as plain RuntimeErrors: host memory, driver, cuBLAS.
 # Integers of the size of a parameter, for its bits.
 WORDS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 CHUNK = 1 << 24
+# Failed allocations that PyTorch reports as plain RuntimeErrors: host memory, driver, cuBLAS.
 MEMORY_MESSAGES = ("can't allocate memory", "error: out of memory", "STATUS_ALLOC_FAILED")
 
 
@@ -177,6 +177,7 @@ def collect(
     parallelism: str,
     data_hash: str,
     weights_hash: str,
+    changes: Mapping[str, str],
 ) -> TrainingResult:
     """Return what this point measured; every rank must call it."""
     (peak,) = ranks.largest([devices.peak_memory_bytes(device)], device)
@@ -193,6 +194,7 @@ def collect(
         data_hash=data_hash,
         order_hash=meter.order_hash,
         weights_hash=weights_hash,
+        changes=dict(changes),
         libraries=devices.libraries(device),
     )
 

@@ -67,6 +67,7 @@ def measured(part: TrainingPlan, point: TrainingPoint, result: TrainingResult) -
             "order hash": result.order_hash,
             **(_facts(result.shared) if result.shared else {}),
             **({WEIGHTS_FACT: result.weights_hash} if result.weights_hash else {}),
+            **{f"changes to {framework}": change for framework, change in result.changes.items()},
         },
     )
 

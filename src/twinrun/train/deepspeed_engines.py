@@ -1,10 +1,9 @@
-"""Our models, optimizer and data in DeepSpeed's engines; nothing else imports DeepSpeed."""
+"""Our models and optimizer in DeepSpeed's engines, and all that is changed of them."""
 
 from __future__ import annotations
 
-import importlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,34 +14,27 @@ from deepspeed.moe.layer import MoE
 from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
 from deepspeed.pipe import PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.topology import ProcessTopology
-from deepspeed.utils import (
-    safe_get_full_fp32_param,
-    safe_get_full_optimizer_state,
-    safe_set_full_fp32_param,
-    safe_set_full_optimizer_state,
-)
+from deepspeed.utils import safe_set_full_fp32_param
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from twinrun.checkpoints.manifest import CheckpointManifest
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import write_atomically
 from twinrun.protocol.deepspeed import configuration
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.training import TrainingJob
-from twinrun.train import compilation, ranks, stages, worker
-from twinrun.train.bare_imports import uncompiled
-from twinrun.train.checkpoint.state import MODEL, OPTIMIZER, InPlaceState, Parts
+from twinrun.train import compilation, pulse, ranks, stages, worker
+from twinrun.train.checkpoint.state import InPlaceState, Parts
+from twinrun.train.data import Batch, targets_of
+from twinrun.train.deepspeed_state import GatheredState
 from twinrun.train.models import Model
 from twinrun.train.optimizer import adamw, parameter_groups, set_learning_rate
 
-# DeepSpeed asks of every optimizer whether it is one of this module, in which a function is compiled.
-with uncompiled():
-    importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
-
 CONFIG = "ds_config.json"
-# Of AdamW's state: two of the size of the parameter, and how many steps it took.
-MOMENTS, STEP = ("exp_avg", "exp_avg_sq"), "step"
+# What this module changes in DeepSpeed, as the record and the recipe's deviations name it.
+NOTHING_COMPILED = "compiles no operation that the layout does not ask for"
+UNROUNDED_MASTERS = "fp32 masters start from weights that were not rounded"
+SHARED_BUFFERS = "new weights leave the host in the memory of their gradients"
 
 
 def start(job: TrainingJob) -> None:
@@ -73,109 +65,66 @@ def build(job: TrainingJob, device: torch.device) -> ZeroEngine | PipelineEngine
     return ZeroEngine(job, model, config)
 
 
-class ZeroEngine:
-    """Data parallelism with what ZeRO splits and offloads."""
+class DeepSpeedEngine:
+    """A model in the engine of DeepSpeed that suits it."""
 
-    def __init__(self, job: TrainingJob, model: Model, config: dict[str, Any]) -> None:
-        self._job = job
-        self.module: nn.Module = model
-        self.engine = _initialize(job, model, config)
+    weights_hash = ""
+    """None: the first rank has a part of the weights."""
+
+    def __init__(self, job: TrainingJob, model: nn.Module, config: dict[str, Any]) -> None:
+        assert job.layout is not None
+        self._job, self._layout = job, job.layout
+        self.module = model
+        self.engine, changed = _initialize(job, model, config)
+        self.changes = {"deepspeed": "; ".join(changed)}
+        self.parallelism = ", ".join(job.layout.features) or "ZeRO-0"
+
+
+class ZeroEngine(DeepSpeedEngine):
+    """Data parallelism with what ZeRO splits and offloads."""
 
     def parts(self) -> Parts:
         """Return what a checkpoint has of the run; raises InputError for experts, which are not gathered."""
-        if self._job.layout and self._job.layout.experts is not None:
+        if self._layout.experts is not None:
             raise _not_saved("experts")
-        if self._job.layout and self._job.layout.zero:
+        if self._layout.zero:
             return GatheredState(self.engine, self._warm_up)
         return InPlaceState(self.module, self.engine.optimizer)
 
     def _warm_up(self) -> None:
         size_BS = (self._job.device_batch, self._job.shape.sequence)
-        self.step(torch.zeros(size_BS, dtype=torch.int64, device=self.engine.device), 0.0)
+        self.step({"tokens": torch.zeros(size_BS, dtype=torch.int64, device=self.engine.device)}, 0.0)
 
-    def step(self, tokens_BS: Tensor, rate: float) -> Tensor:
+    def step(self, batch: Batch, rate: float) -> Tensor:
         """Train one step on this rank's sequences; return their mean loss, in nats per token."""
+        tokens_BS = batch["tokens"]
         set_learning_rate(self.engine.optimizer, rate)
         total = torch.zeros((), dtype=torch.float64, device=tokens_BS.device)
         for part_BS in tokens_BS.split(self._job.microbatch):
-            loss = self.engine(part_BS, stages.targets_of(part_BS))
+            loss = self.engine(part_BS, targets_of(part_BS))
+            pulse.beat("backward and optimizer")
             self.engine.backward(loss)
             self.engine.step()
             total += loss.detach().double() * len(part_BS)
         return total / len(tokens_BS)
 
 
-class PipelineEngine:
+class PipelineEngine(DeepSpeedEngine):
     """Layers cut into stages, their matrices into tensor-parallel parts."""
-
-    def __init__(self, job: TrainingJob, model: nn.Module, config: dict[str, Any]) -> None:
-        self._job = job
-        self.module = model
-        self.engine = _initialize(job, model, config)
 
     def parts(self) -> Parts:
         """Raise InputError: a stage has its own layers, under other names."""
         raise _not_saved("pipeline and tensor")
 
-    def step(self, tokens_BS: Tensor, rate: float) -> Tensor:
+    def step(self, batch: Batch, rate: float) -> Tensor:
         """Train one step; return the mean loss of the global batch, the same on every rank."""
         set_learning_rate(self.engine.optimizer, rate)
-        loss: Tensor = self.engine.train_batch(self._parts(tokens_BS))
+        loss: Tensor = self.engine.train_batch(self._parts(batch["tokens"]))
         return loss.detach().double()
 
     def _parts(self, tokens_BS: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         for part_BS in tokens_BS.split(self._job.microbatch):
-            yield part_BS, stages.targets_of(part_BS)
-
-
-class GatheredState:
-    """Weights and moments whole on every rank, in fp32, as without ZeRO; loads of DeepSpeed's run code."""
-
-    def __init__(self, engine: Any, warm_up: Callable[[], None]) -> None:
-        """Take an engine with ZeRO, and what lets it take a step that changes no weight."""
-        self._module: nn.Module = engine.module
-        self._optimizer: torch.optim.Optimizer = engine.optimizer.optimizer
-        self._warm_up = warm_up
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return what a run goes on from; every rank gathers all of it."""
-        found, (step, *_) = {}, self._steps()
-        for name, parameter in self._module.named_parameters():
-            found[MODEL + name] = safe_get_full_fp32_param(parameter)
-            for key in MOMENTS:
-                found[f"{OPTIMIZER}{name}.{key}"] = safe_get_full_optimizer_state(parameter, key)
-            found[f"{OPTIMIZER}{name}.{STEP}"] = step.cpu()
-        return {name: tensor.detach().clone() for name, tensor in found.items()}
-
-    def prepare(self, _manifest: CheckpointManifest) -> dict[str, Tensor]:
-        """Let the engine make its moments, which it does in its first step, and return room for all."""
-        self._warm_up()
-        return {name: torch.zeros_like(tensor) for name, tensor in self.tensors().items()}
-
-    def take(self, tensors: dict[str, Tensor]) -> None:
-        """Give each rank its part of weights, moments and the count of steps."""
-        for name, parameter in self._module.named_parameters():
-            whole = tensors[MODEL + name]
-            safe_set_full_fp32_param(parameter, whole)
-            _set_arithmetic(parameter, whole)
-            for key in MOMENTS:
-                safe_set_full_optimizer_state(parameter, tensors[f"{OPTIMIZER}{name}.{key}"], key)
-            for step in self._steps():
-                step.copy_(tensors[f"{OPTIMIZER}{name}.{STEP}"])
-
-    def _steps(self) -> Iterator[Tensor]:
-        return iter([state[STEP] for state in self._optimizer.state.values()])
-
-
-def _set_arithmetic(parameter: Any, whole: Tensor) -> None:
-    """Give the parameter that layers compute with, or this rank's part of it, the master's value."""
-    part = getattr(parameter, "ds_tensor", None)
-    if part is not None:
-        rank = dist.get_rank()
-        mine = whole.flatten()[part.numel() * rank : part.numel() * (rank + 1)]
-        part.data.flatten()[: mine.numel()].copy_(mine)
-    if parameter.data.shape == whole.shape:
-        parameter.data.copy_(whole)
+            yield part_BS, targets_of(part_BS)
 
 
 def _not_saved(what: str) -> InputError:
@@ -187,7 +136,8 @@ def _not_saved(what: str) -> InputError:
     )
 
 
-def _initialize(job: TrainingJob, model: nn.Module, config: dict[str, Any]) -> Any:
+def _initialize(job: TrainingJob, model: nn.Module, config: dict[str, Any]) -> tuple[Any, tuple[str, ...]]:
+    """Return DeepSpeed's engine, and what is changed of it."""
     groups = parameter_groups(model, job.training.optimizer)
     if job.layout and job.layout.experts is not None:
         named = [{**group, "name": str(place)} for place, group in enumerate(groups)]
@@ -202,12 +152,13 @@ def _initialize(job: TrainingJob, model: nn.Module, config: dict[str, Any]) -> A
         raise InputError(f"DeepSpeed refuses a setting: {fault['msg']}", place=place, found=found) from None
     for parameter, whole in initial:
         safe_set_full_fp32_param(parameter, whole)
-    _share_gradients(engine.optimizer)
-    return engine
+    shared = _share_gradients(engine.optimizer)
+    done = {NOTHING_COMPILED: True, UNROUNDED_MASTERS: bool(initial), SHARED_BUFFERS: shared}
+    return engine, tuple(change for change, made in done.items() if made)
 
 
-def _share_gradients(optimizer: Any) -> None:
-    """Let new weights leave the host through the memory of the gradients that made them.
+def _share_gradients(optimizer: Any) -> bool:
+    """Let new weights leave the host through the memory of the gradients that made them; say whether any do.
 
     ZeRO-1 and ZeRO-2 keep a buffer of the weights for that, 2 bytes a parameter; by then a step is done with
     its gradients, and the next ones come after the weights are used.
@@ -216,6 +167,7 @@ def _share_gradients(optimizer: Any) -> None:
     for place, buffer in enumerate(buffers):
         gradients = optimizer.single_partition_of_fp32_groups[place].grad
         buffers[place] = gradients.view(buffer.dtype)[: buffer.numel()]
+    return bool(buffers)
 
 
 def _unrounded(model: nn.Module, job: TrainingJob) -> list[tuple[nn.Parameter, Tensor]]:

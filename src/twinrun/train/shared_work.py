@@ -1,15 +1,23 @@
-"""What a rank sends: every collective of c10d that is called inside, whoever calls it."""
+"""What the first rank of a layout holds, and what it sends: every collective of c10d, whoever calls it."""
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from twinrun.protocol.training import SharedWork, TrainingJob
+from twinrun.train.device import held_bytes
+
+# The step whose messages are counted, from 0: the first sets up buckets and traces what later ones do not.
+COUNTED_STEP = 1
 
 # How often each rank of n sends a message of a collective, over (n - 1) / n, by the ring algorithm: the least
 # that a rank must send on average. A message is all that is reduced, gathered or scattered.
@@ -31,6 +39,49 @@ PASSES = {
 SEND = "send"
 # Operations whose message is their second argument.
 SCATTERED = ("reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_", "alltoall_base_")
+
+
+class SharedWorkMeter:
+    """Counts the bytes of tensors between two steps, and the messages of one step."""
+
+    def __init__(self, job: TrainingJob, device: torch.device) -> None:
+        """Take the job before its engine is built: what is held by then is not the engine's."""
+        assert job.layout is not None
+        self._job, self._layout, self._device = job, job.layout, device
+        self._traffic = TrafficCounter()
+        self._before = held_bytes(device)
+        self._held: dict[str, int] = {}
+
+    def counting(self, step: int) -> AbstractContextManager[object]:
+        """Count messages in `step` of this start, where it is the one that is counted."""
+        return self._traffic if step == COUNTED_STEP else contextlib.nullcontext()
+
+    def end_step(self, step: int) -> None:
+        """Count what is held after the step whose messages are counted."""
+        if step == COUNTED_STEP:
+            self._held = {name: size - self._before[name] for name, size in held_bytes(self._device).items()}
+
+    def result(self, module: nn.Module) -> SharedWork:
+        """Return what this rank, the first, holds and sends."""
+        experts = sum(_size(one) for one in module.parameters() if not getattr(one, "allreduce", True))
+        data_ranks = self._job.world_size // self._job.replicas
+        return SharedWork(
+            parameters=sum(_size(one) for one in module.parameters()) - experts,
+            expert_parameters=experts,
+            data_ranks=data_ranks,
+            expert_ranks=data_ranks // (self._layout.experts or 1),
+            state_bytes=sum(self._held.values()),
+            host_state_bytes=self._held.get("host", 0) if self._job.accelerator else 0,
+            sent_elements=self._traffic.sent,
+            sent_bytes=self._traffic.bytes,
+            sent_by_operation=dict(self._traffic.elements),
+        )
+
+
+def _size(parameter: nn.Parameter) -> int:
+    """Return the numbers of a parameter, of which ZeRO-3 leaves a rank a part."""
+    whole: int = getattr(parameter, "ds_numel", parameter.numel())
+    return whole
 
 
 class TrafficCounter(TorchDispatchMode):
