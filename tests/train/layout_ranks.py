@@ -60,11 +60,11 @@ def cut_matrices_compute_the_same(rank: int) -> None:
     for name, parameter in ours.items():
         expected = theirs[name].grad
         assert expected is not None
-        if "qkv" in name:
+        if "Wqkv" in name:
             expected = torch.cat([part.chunk(RANKS)[rank] for part in expected.chunk(3)])
-        elif "up." in name:
+        elif "up_proj." in name:
             expected = expected.chunk(RANKS)[rank]
-        elif name.endswith(("out.weight", "down.weight")):
+        elif name.endswith(("out_proj.weight", "down_proj.weight")):
             expected = expected.chunk(RANKS, dim=1)[rank]
         torch.testing.assert_close(parameter.grad, expected, msg=lambda text, name=name: f"{name}: {text}")
 

@@ -41,7 +41,7 @@ def test_experts_are_the_ones_that_their_router_chose(make_job: MakeJob) -> None
     model = family_of(EXPERTS).build(EXPERTS, training=job.training)
     model.initialise(5)
     assert sum(one.numel() for one in model.parameters()) == EXPERTS.parameters()
-    layer, x_ND = model.blocks[0].feed_forward, torch.randn(24, SHAPE.width)
+    layer, x_ND = model.blocks[0].ffn, torch.randn(24, SHAPE.width)
     shares_NX = torch.softmax(x_ND @ layer.router.weight.T, dim=1)
     expected = [
         shares_X.max() * layer.experts[int(shares_X.argmax())](x_D)

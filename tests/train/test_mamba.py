@@ -75,28 +75,14 @@ def test_logits_equal_those_of_transformers(layout: str) -> None:
         for parameter in model.parameters():
             # Norms too: at their initial values a swapped pair would go unnoticed.
             parameter.add_(torch.randn_like(parameter) * 0.1)
-        copy_to_transformers(model, reference)
+        reference.load_state_dict({upstream_name(name): one for name, one in model.state_dict().items()})
     tokens_BS, _ = batch()
     with torch.no_grad():
         torch.testing.assert_close(model(tokens_BS), reference(tokens_BS).logits, atol=1e-5, rtol=0)
 
 
-def copy_to_transformers(model: Mamba, reference: nn.Module) -> None:
-    pairs = [
-        (model.tokens.weight, reference.backbone.embeddings.weight),
-        (model.norm, reference.backbone.norm_f.weight),
-        (model.head.weight, reference.lm_head.weight),
-    ]
-    for ours, theirs in zip(model.blocks, reference.backbone.layers, strict=True):
-        mixer, other = ours.mixer, theirs.mixer
-        pairs += [(ours.norm, theirs.norm.weight), (mixer.D, other.D), (mixer.A_log, other.A_log)]
-        pairs += [(mixer.enter.weight, other.in_proj.weight), (mixer.select.weight, other.x_proj.weight)]
-        pairs += [(mixer.step.weight, other.dt_proj.weight), (mixer.step.bias, other.dt_proj.bias)]
-        pairs += [(mixer.leave.weight, other.out_proj.weight), (mixer.filter_bias, other.conv1d.bias)]
-        pairs += [(mixer.filter[:, None], other.conv1d.weight)]
-    assert sum(theirs.numel() for _, theirs in pairs) == SMALL.parameters()
-    for mine, theirs in pairs:
-        theirs.copy_(mine)
+def upstream_name(name: str) -> str:
+    return name if name.startswith("lm_head.") else f"backbone.{name}"
 
 
 def test_the_future_does_not_reach_the_past() -> None:
@@ -273,19 +259,19 @@ def test_initial_values_are_those_of_mamba_ssm() -> None:
     model.initialise(1)
     mixer, channels = model.blocks[1].mixer, shape.channels
     torch.testing.assert_close(mixer.A_log[7], torch.log(torch.arange(1.0, 17.0)))
-    assert model.tokens.weight.std().item() == pytest.approx(0.02, rel=0.02)
+    assert model.embeddings.weight.std().item() == pytest.approx(0.02, rel=0.02)
     for weight, bound in (
-        (mixer.enter.weight, 256**-0.5),
-        (mixer.select.weight, channels**-0.5),
-        (mixer.step.weight, 16**-0.5),
-        (mixer.leave.weight, (channels * shape.layers) ** -0.5),
-        (mixer.filter, 0.5),
-        (mixer.filter_bias, 0.5),
-        (model.head.weight, 256**-0.5),
+        (mixer.in_proj.weight, 256**-0.5),
+        (mixer.x_proj.weight, channels**-0.5),
+        (mixer.dt_proj.weight, 16**-0.5),
+        (mixer.out_proj.weight, (channels * shape.layers) ** -0.5),
+        (mixer.conv1d.weight, 0.5),
+        (mixer.conv1d.bias, 0.5),
+        (model.lm_head.weight, 256**-0.5),
     ):
         assert bound * 0.95 < weight.abs().max().item() <= bound
         assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.05)
-    steps = nn.functional.softplus(mixer.step.bias)
+    steps = nn.functional.softplus(mixer.dt_proj.bias)
     assert 1e-3 * 0.999 <= steps.min() < 1.2e-3
     assert 0.085 < steps.max() <= 0.1001
     again = Mamba(shape, kernels="reference")

@@ -88,14 +88,22 @@ def test_logits_equal_those_of_gpt2() -> None:
         torch.testing.assert_close(model(tokens_BS), reference(tokens_BS).logits, atol=1e-5, rtol=0)
 
 
+def test_parameters_have_the_names_of_upstream() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MptConfig(d_model=32, n_heads=4, n_layers=2, vocab_size=61, no_bias=True)
+    theirs = transformers.MptForCausalLM(config).transformer.state_dict().keys()
+    # Theirs has ALiBi in place of positions, and no biases.
+    assert {name for name in small().state_dict() if name != "wpe.weight" and "bias" not in name} == theirs
+
+
 def copy_to_gpt2(model: MPT, reference: nn.Module) -> None:
-    pairs = [(model.norm, reference.ln_f)]
+    pairs = [(model.norm_f, reference.ln_f)]
     for ours, theirs in zip(model.blocks, reference.h, strict=True):
         pairs += [(ours.norm_1, theirs.ln_1), (ours.norm_2, theirs.ln_2)]
-        pairs += [(ours.attention.qkv, theirs.attn.c_attn), (ours.attention.out, theirs.attn.c_proj)]
-        pairs += [(ours.feed_forward.up, theirs.mlp.c_fc), (ours.feed_forward.down, theirs.mlp.c_proj)]
-    reference.wte.weight.copy_(model.tokens.weight)
-    reference.wpe.weight.copy_(model.positions.weight)
+        pairs += [(ours.attn.Wqkv, theirs.attn.c_attn), (ours.attn.out_proj, theirs.attn.c_proj)]
+        pairs += [(ours.ffn.up_proj, theirs.mlp.c_fc), (ours.ffn.down_proj, theirs.mlp.c_proj)]
+    reference.wte.weight.copy_(model.wte.weight)
+    reference.wpe.weight.copy_(model.wpe.weight)
     for ours, theirs in pairs:
         # GPT-2 keeps its affine maps transposed.
         theirs.weight.copy_(ours.weight.T if ours.weight.dim() == 2 else ours.weight)
@@ -222,14 +230,14 @@ def test_initial_weights_follow_the_published_distribution() -> None:
     model = MPT(shape)
     model.initialise(1)
     plain, residual = (2 / 256) ** 0.5, (2 / 1024) ** 0.5 / 4
-    up, down = model.blocks[3].feed_forward.up, model.blocks[3].feed_forward.down
+    up, down = model.blocks[3].ffn.up_proj, model.blocks[3].ffn.down_proj
     assert up.weight.std().item() == pytest.approx(plain, rel=0.01)
     assert up.weight.mean().item() == pytest.approx(0, abs=plain / 100)
     assert down.weight.std().item() == pytest.approx(residual, rel=0.01)
     assert up.bias.abs().max() == 0
-    assert model.norm.weight.min() == 1
+    assert model.norm_f.weight.min() == 1
     # Hashed numbers must not repeat between parameters: 5 sigma of an empty correlation.
-    other = model.blocks[4].feed_forward.up.weight
+    other = model.blocks[4].ffn.up_proj.weight
     correlation = torch.corrcoef(torch.stack([up.weight.flatten(), other.flatten()]))[0, 1]
     assert abs(correlation.item()) < 5 / up.weight.numel() ** 0.5
 
@@ -241,7 +249,7 @@ def test_initial_weights_depend_on_the_seed_alone() -> None:
     second, other = small().state_dict(), MPT(SMALL)
     other.initialise(4)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    assert not torch.equal(first["tokens.weight"], other.state_dict()["tokens.weight"])
+    assert not torch.equal(first["wte.weight"], other.state_dict()["wte.weight"])
 
 
 @pytest.mark.parametrize("experts", [None, 4])

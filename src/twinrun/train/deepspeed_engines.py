@@ -191,7 +191,7 @@ def _pipeline(model: Model, job: TrainingJob) -> PipelineModule:
     topology = ProcessTopology(axes=["data", "pipe", "model"], dims=dims)
     if layout.tensor > 1:
         stages.split_tensors(model, _tensor_group(topology), rank=ranks.rank() % layout.tensor)
-    tied = ("tokens", stages.Tokens, model.tokens)
+    tied = ("tokens", stages.Tokens, model.wte)
     embedding = TiedLayerSpec(*tied, tied_weight_attr=["weight"])
     head = TiedLayerSpec(*tied, forward_fn=stages.with_weight, tied_weight_attr=["weight"])
     return PipelineModule(
@@ -245,4 +245,4 @@ def _spread_experts(model: Model, layout: Layout) -> None:
     assert layout.experts is not None
     device = next(model.parameters()).device
     for block in model.blocks:
-        block.feed_forward = DeepSpeedExperts(block.feed_forward, ranks_of_experts=layout.experts).to(device)
+        block.ffn = DeepSpeedExperts(block.ffn, ranks_of_experts=layout.experts).to(device)

@@ -56,7 +56,7 @@ class RecomputedBlock(nn.Module):
 def middle(model: Model, *, recompute: bool) -> list[nn.Module]:
     """Return the layers between embedding and head."""
     blocks = [RecomputedBlock(block) if recompute else block for block in model.blocks]
-    return [Positions(model.positions, model.dtype), *blocks, model.norm]
+    return [Positions(model.wpe, model.dtype), *blocks, model.norm_f]
 
 
 def with_weight(tokens: Tokens, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,17 +129,15 @@ def split_tensors(model: Model, group: dist.ProcessGroup, *, rank: int) -> None:
     """Cut heads and feed-forward features over `group`, whose member `rank` this is; norms stay whole."""
     size = dist.get_world_size(group)
     for block in model.blocks:
-        attention, feed_forward = block.attention, block.feed_forward
-        qkv = [part.chunk(size)[rank] for part in attention.qkv.weight.chunk(3)]
-        qkv_bias = [part.chunk(size)[rank] for part in attention.qkv.bias.chunk(3)]
-        attention.qkv = ColumnParallelLinear(torch.cat(qkv), torch.cat(qkv_bias), group)
-        attention.out = RowParallelLinear(
-            attention.out.weight.chunk(size, dim=1)[rank], attention.out.bias, group
-        )
-        attention.heads //= size
-        up, down = feed_forward.up, feed_forward.down
-        feed_forward.up = ColumnParallelLinear(up.weight.chunk(size)[rank], up.bias.chunk(size)[rank], group)
-        feed_forward.down = RowParallelLinear(down.weight.chunk(size, dim=1)[rank], down.bias, group)
+        attn, ffn = block.attn, block.ffn
+        weight = [part.chunk(size)[rank] for part in attn.Wqkv.weight.chunk(3)]
+        bias = [part.chunk(size)[rank] for part in attn.Wqkv.bias.chunk(3)]
+        attn.Wqkv = ColumnParallelLinear(torch.cat(weight), torch.cat(bias), group)
+        out, up, down = attn.out_proj, ffn.up_proj, ffn.down_proj
+        attn.out_proj = RowParallelLinear(out.weight.chunk(size, dim=1)[rank], out.bias, group)
+        attn.heads //= size
+        ffn.up_proj = ColumnParallelLinear(up.weight.chunk(size)[rank], up.bias.chunk(size)[rank], group)
+        ffn.down_proj = RowParallelLinear(down.weight.chunk(size, dim=1)[rank], down.bias, group)
 
 
 def _cut(part: Tensor) -> nn.Parameter:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from typing import NoReturn, TypeVar
 
 import torch
-from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from twinrun.foundation.errors import TwinrunError
@@ -153,7 +152,7 @@ def count_parameters(job: TrainingJob) -> int:
         return sum(parameter.numel() for parameter in _build(job).parameters())
 
 
-def digest_of(model: nn.Module) -> str:
+def digest_of(model: Model) -> str:
     """Return a digest of the bits of all parameters of a whole model, summed where they are."""
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
@@ -164,7 +163,7 @@ def digest_of(model: nn.Module) -> str:
             # Each place has a factor of its own, so that values which change places count.
             places = torch.arange(begin, begin + len(part), device=part.device)
             total += int((part * (2 * places + 1)).sum().item())
-        digest.update(f"{name} {tuple(parameter.shape)} {total};".encode())
+        digest.update(f"{model.drawn_name(name)} {tuple(parameter.shape)} {total};".encode())
     return digest.hexdigest()
 
 

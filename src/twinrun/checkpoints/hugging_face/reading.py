@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from twinrun.checkpoints.faults import DamagedError
-from twinrun.checkpoints.hugging_face.form import Form, TensorPair, form_of_config
+from twinrun.checkpoints.hugging_face.families import Form, TensorPair, form_of_config
 from twinrun.checkpoints.hugging_face.writing import CONFIG, MODEL, SEAL, WEIGHTS, turned
 from twinrun.checkpoints.manifest import FORMAT, CheckpointManifest, Chunk, StoredFile, StoredTensor
 from twinrun.checkpoints.safetensors import (

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from twinrun.checkpoints.hugging_face.form import SHAPE, Form, TensorPair, form_of
+from twinrun.checkpoints.hugging_face.families import SHAPE, Form, TensorPair, form_of
 from twinrun.checkpoints.manifest import MANIFEST, CheckpointManifest
 from twinrun.checkpoints.safetensors import ITEM_BYTES, Entry, header_of
 from twinrun.checkpoints.store import Store
@@ -50,6 +50,7 @@ def write_folder(store: Store, step: int, out: Path) -> Path:
         "model_type": form.model_type,
         "torch_dtype": TYPES[dtype],
         **form.config(sizes),
+        **form.unset,
         **{key: value for key, (value, _) in form.fixed.items()},
     }
     draft = None

@@ -6,7 +6,9 @@ The module has `build` and `attention_heads`, see `Family`; it imports torch alo
 from __future__ import annotations
 
 import importlib
-from typing import Any, Protocol, cast
+import zlib
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +30,21 @@ class Model(nn.Module):
     """The layers, which sharding wraps one by one."""
     undecayed: tuple[str, ...] = ()
     """Endings of the names of matrices that are no weights of an embedding or a product."""
+    drawn_as: ClassVar[Mapping[str, str]] = {}
+    """Parts of upstream's names, each with the part by which initial values are drawn and digests are made.
+
+    These are older than upstream's names: a seed gives the weights that the committed records started from.
+    """
+
+    def drawn_name(self, name: str) -> str:
+        """Return the name by which the initial values of the parameter `name` are drawn."""
+        for part, drawn in self.drawn_as.items():
+            name = name.replace(part, drawn)
+        return name
+
+    def key_of(self, name: str, seed: int) -> int:
+        """Return the key of the initial values of the parameter `name`."""
+        return zlib.crc32(f"{seed}/{self.drawn_name(name)}".encode())
 
     def initialise(self, seed: int) -> None:
         """Fill the parameters with values that follow from `seed`, the same at every world size."""

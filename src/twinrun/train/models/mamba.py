@@ -1,7 +1,7 @@
 """Mamba-1 as Mambaoutai has it: pre-norm blocks of one mixer, RMS norms, no attention, an untied head.
 
-The residual stream is added to and normed in one step at the entry of each block; initial values are
-mamba_ssm's (github:lightonai/composer@9745ebc8d2a7:mamba/mamba.py builds its MixerModel).
+The residual stream is added to and normed in one step at the entry of each block; initial values and names of
+parameters are mamba_ssm's (github:lightonai/composer@9745ebc8d2a7:mamba/mamba.py builds its MixerModel).
 
 Shape suffixes: B sequences, S tokens of one, D width, E channels, R rank, T states, W width of the
 filter, V vocabulary, P rank and twice the states.
@@ -10,10 +10,9 @@ filter, V vocabulary, P rank and twice the states.
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +43,14 @@ def rms_norm(x_BSD: Tensor, weight_D: Tensor) -> Tensor:
     return (wide * scale * weight_D.float()).to(x_BSD.dtype)
 
 
+class RMSNorm(nn.Module):
+    """The scale of an RMS norm; who normalises reads it, since residual and norm are one step."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+
+
 class Mixer(nn.Module):
     """Gated selective state space: projection, convolution, scan, projection."""
 
@@ -53,49 +60,47 @@ class Mixer(nn.Module):
         self.token_major = layout == "token-major"
         self.sizes = [shape.rank, shape.states, shape.states]
         channels = shape.channels
-        self.enter = nn.Linear(shape.width, 2 * channels, bias=False)
-        self.filter = nn.Parameter(torch.empty(channels, shape.convolution))
-        self.filter_bias = nn.Parameter(torch.empty(channels))
-        self.select = nn.Linear(channels, sum(self.sizes), bias=False)
-        self.step = nn.Linear(shape.rank, channels)
+        self.in_proj = nn.Linear(shape.width, 2 * channels, bias=False)
+        self.conv1d = nn.Conv1d(channels, channels, shape.convolution, groups=channels)
+        self.x_proj = nn.Linear(channels, sum(self.sizes), bias=False)
+        self.dt_proj = nn.Linear(shape.rank, channels)
         self.A_log = nn.Parameter(torch.empty(channels, shape.states))
         self.D = nn.Parameter(torch.empty(channels))
-        self.leave = nn.Linear(channels, shape.width, bias=False)
+        self.out_proj = nn.Linear(channels, shape.width, bias=False)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        weights = (layer.weight.to(x_BSD.dtype) for layer in (self.enter, self.select, self.step, self.leave))
-        enter_ED, select_PE, step_ER, leave_DE = weights
+        layers = (self.in_proj, self.x_proj, self.dt_proj, self.out_proj)
+        in_ED, x_PE, dt_ER, out_DE = (layer.weight.to(x_BSD.dtype) for layer in layers)
         mix = self._by_token if self.token_major else self._by_channel
-        return mix(x_BSD, enter_ED.chunk(2), select_PE, step_ER, leave_DE)
+        return mix(x_BSD, in_ED.chunk(2), x_PE, dt_ER, out_DE)
 
-    def _by_token(
-        self, x_BSD: Tensor, enter: Any, select_PE: Tensor, step_ER: Tensor, leave_DE: Tensor
-    ) -> Tensor:
+    def _by_token(self, x_BSD: Tensor, in_ED: Any, x_PE: Tensor, dt_ER: Tensor, out_DE: Tensor) -> Tensor:
         """Mix with channels adjacent in memory: all products are of tokens, nothing is laid out anew."""
         # Two products in place of one: its gradient would be copied together.
-        x_BES, z_BES = (linear(x_BSD, weight_ED).transpose(1, 2) for weight_ED in enter)
-        u_BES = self.kernels.convolve(x_BES, self.filter, self.filter_bias)
-        low_BSR, b_BST, c_BST = linear(u_BES.transpose(1, 2), select_PE).split(self.sizes, dim=-1)
-        delta_BES = linear(low_BSR, step_ER).transpose(1, 2)
+        x_BES, z_BES = (linear(x_BSD, weight_ED).transpose(1, 2) for weight_ED in in_ED)
+        u_BES = self._convolve(x_BES)
+        low_BSR, b_BST, c_BST = linear(u_BES.transpose(1, 2), x_PE).split(self.sizes, dim=-1)
+        delta_BES = linear(low_BSR, dt_ER).transpose(1, 2)
         y_BES = self._scan(u_BES, delta_BES, b_BST.transpose(1, 2), c_BST.transpose(1, 2), z_BES)
-        return linear(y_BES.transpose(1, 2), leave_DE)
+        return linear(y_BES.transpose(1, 2), out_DE)
 
-    def _by_channel(
-        self, x_BSD: Tensor, enter: Any, select_PE: Tensor, step_ER: Tensor, leave_DE: Tensor
-    ) -> Tensor:
+    def _by_channel(self, x_BSD: Tensor, in_ED: Any, x_PE: Tensor, dt_ER: Tensor, out_DE: Tensor) -> Tensor:
         """Mix with tokens adjacent in memory, as mamba_ssm does."""
         batch, _, _ = x_BSD.shape
         rows_DN = x_BSD.flatten(0, 1).T
-        x_BES, z_BES = ((weight @ rows_DN).unflatten(1, (batch, -1)).transpose(0, 1) for weight in enter)
-        u_BES = self.kernels.convolve(x_BES, self.filter, self.filter_bias)
-        low_BRS, b_BTS, c_BTS = torch.bmm(select_PE.expand(batch, -1, -1), u_BES).split(self.sizes, dim=1)
-        delta_BES = torch.bmm(step_ER.expand(batch, -1, -1), low_BRS)
+        x_BES, z_BES = ((weight @ rows_DN).unflatten(1, (batch, -1)).transpose(0, 1) for weight in in_ED)
+        u_BES = self._convolve(x_BES)
+        low_BRS, b_BTS, c_BTS = torch.bmm(x_PE.expand(batch, -1, -1), u_BES).split(self.sizes, dim=1)
+        delta_BES = torch.bmm(dt_ER.expand(batch, -1, -1), low_BRS)
         y_BES = self._scan(u_BES, delta_BES, b_BTS, c_BTS, z_BES)
-        return torch.bmm(y_BES.transpose(1, 2), leave_DE.T.expand(batch, -1, -1))
+        return torch.bmm(y_BES.transpose(1, 2), out_DE.T.expand(batch, -1, -1))
+
+    def _convolve(self, x_BES: Tensor) -> Tensor:
+        return self.kernels.convolve(x_BES, self.conv1d.weight.squeeze(1), self.conv1d.bias)
 
     def _scan(self, u_BES: Tensor, delta_BES: Tensor, b_BTS: Tensor, c_BTS: Tensor, z_BES: Tensor) -> Tensor:
         A_ET = -torch.exp(self.A_log.float())
-        rest = (self.D.float(), z_BES, self.step.bias.float())
+        rest = (self.D.float(), z_BES, self.dt_proj.bias.float())
         return self.kernels.scan(u_BES, delta_BES, A_ET, b_BTS, c_BTS, *rest)
 
 
@@ -107,7 +112,7 @@ class MambaBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.checkpointing = checkpointing
-        self.norm = nn.Parameter(torch.empty(shape.width))
+        self.norm = RMSNorm(shape.width)
         self.mixer = Mixer(shape, kernels=kernels, layout=layout)
 
     def forward(self, hidden_BSD: Tensor, residual_BSD: Tensor | None = None) -> Stream:
@@ -120,7 +125,7 @@ class MambaBlock(nn.Module):
 
     def _mix(self, hidden_BSD: Tensor, residual_BSD: Tensor | None) -> Stream:
         residual_BSD = hidden_BSD if residual_BSD is None else residual_BSD + hidden_BSD
-        return self.mixer(rms_norm(residual_BSD, self.norm)), residual_BSD
+        return self.mixer(rms_norm(residual_BSD, self.norm.weight)), residual_BSD
 
 
 def final_loss(
@@ -134,7 +139,18 @@ def final_loss(
 class Mamba(Model):
     """The whole decoder; parameters keep the type they are made in, layers compute in `dtype`."""
 
-    undecayed = ("filter", "A_log")
+    undecayed = ("conv1d.weight", "A_log")
+    drawn_as: ClassVar = {
+        "embeddings": "tokens",
+        "layers.": "blocks.",
+        "in_proj": "enter",
+        "conv1d.weight": "filter",
+        "conv1d.bias": "filter_bias",
+        "x_proj": "select",
+        "dt_proj": "step",
+        "out_proj": "leave",
+        "lm_head": "head",
+    }
 
     def __init__(
         self,
@@ -155,14 +171,19 @@ class Mamba(Model):
         self.dtype = dtype
         self.position_scale = position_scale
         self.final_loss: Callable[..., Tensor] = final_loss
-        self.tokens = nn.Embedding(shape.vocabulary, shape.width)
+        self.embeddings = nn.Embedding(shape.vocabulary, shape.width)
         made = partial(
             MambaBlock, shape, kernels=self.kernels, layout=str(layout), checkpointing=checkpointing
         )
-        self.blocks = nn.ModuleList(made() for _ in range(shape.layers))
-        self.norm = nn.Parameter(torch.empty(shape.width))
-        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        self.layers = nn.ModuleList(made() for _ in range(shape.layers))
+        self.norm_f = RMSNorm(shape.width)
+        self.lm_head = nn.Linear(shape.width, shape.vocabulary, bias=False)
         self.to(parameter_type)
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """Return the layers."""
+        return self.layers
 
     def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None) -> Tensor:
         """Return logits (B, S, V), or with targets their cross entropy in fp32, a scalar."""
@@ -170,16 +191,17 @@ class Mamba(Model):
         return self._decode(tokens_BS, targets_BS)
 
     def _decode(self, tokens_BS: Tensor, targets_BS: Tensor | None) -> Tensor:
-        hidden_BSD, residual_BSD = self.tokens(tokens_BS).to(self.dtype), None
-        for block in self.blocks:
+        hidden_BSD, residual_BSD = self.embeddings(tokens_BS).to(self.dtype), None
+        for block in self.layers:
             hidden_BSD, residual_BSD = block(hidden_BSD, residual_BSD)
-        stream = (hidden_BSD, residual_BSD)
+        norm_D, weight_VD = self.norm_f.weight, self.lm_head.weight
         if targets_BS is None:
-            return linear(rms_norm(hidden_BSD + residual_BSD, self.norm), self.head.weight.to(self.dtype))
-        return self.final_loss(stream, self.norm, self.head.weight, targets_BS, self.position_scale)
+            return linear(rms_norm(hidden_BSD + residual_BSD, norm_D), weight_VD.to(self.dtype))
+        stream = (hidden_BSD, residual_BSD)
+        return self.final_loss(stream, norm_D, weight_VD, targets_BS, self.position_scale)
 
     def _check(self, tokens_BS: Tensor, targets_BS: Tensor | None) -> None:
-        least, device = 1 if targets_BS is None else 2, self.norm.device
+        least, device = 1 if targets_BS is None else 2, self.norm_f.weight.device
         if tokens_BS.dim() != 2 or not len(tokens_BS) or tokens_BS.shape[1] < least:
             allowed = f"(1 or more sequences, {least} or more tokens)"
             raise InputError("wrong shape", place="tokens", found=tuple(tokens_BS.shape), allowed=allowed)
@@ -203,7 +225,7 @@ class Mamba(Model):
 
     def compile_regions(self) -> None:
         """Compile each block's forward and the loss; call before or after sharding."""
-        for block in self.blocks:
+        for block in self.layers:
             # What cannot be compiled as one graph is an error, but for upstream's kernels.
             block.forward = torch.compile(block.forward, dynamic=False, fullgraph=self.kernels.traced)
         self.final_loss = torch.compile(final_loss, dynamic=False, fullgraph=True)
@@ -212,32 +234,31 @@ class Mamba(Model):
     def initialise(self, seed: int) -> None:
         """Fill the parameters; a value follows from `seed`, the parameter's name and its place alone."""
         for name, parameter in self.named_parameters():
-            key = zlib.crc32(f"{seed}/{name}".encode())
-            parameter.copy_(initial(name, parameter, key, self.shape))
+            parameter.copy_(initial(name, parameter, self.key_of(name, seed), self.shape))
 
     def orders(self, draw: torch.Generator) -> Orders:
         width = torch.randperm(self.shape.width, generator=draw)
-        across = dict.fromkeys(("tokens.weight", "enter.weight", "head.weight"), (None, width))
-        return {**across, "leave.weight": (width, None)}
+        across = dict.fromkeys(("embeddings.weight", "in_proj.weight", "lm_head.weight"), (None, width))
+        return {**across, "out_proj.weight": (width, None)}
 
 
 def initial(name: str, parameter: Tensor, key: int, shape: MambaShape) -> Tensor:
     """Return the first values of a parameter, as mamba_ssm draws them."""
     size, device = parameter.shape, parameter.device
-    if name.endswith(("norm", "D")):
+    if name.endswith(("norm.weight", "norm_f.weight", "D")):
         return torch.ones(size, device=device)
     if name.endswith("A_log"):
         return torch.log(torch.arange(1, size[1] + 1, device=device).float()).expand(size)
-    if name == "tokens.weight":
+    if name == "embeddings.weight":
         return normal(size, key, device) * EMBEDDING_STD
     drawn = uniform(size, key, device)
-    if name.endswith("step.bias"):
+    if name.endswith("dt_proj.bias"):
         step = torch.exp(math.log(STEP_LOW) + drawn * math.log(STEP_HIGH / STEP_LOW)).clamp(min=STEP_FLOOR)
         # What softplus makes the step of.
         return step + torch.log(-torch.expm1(-step))
     # A convolution's bias is drawn as its weights are.
-    bound = 1 / math.sqrt(shape.convolution if name.endswith("filter_bias") else size[1])
-    if name.endswith("leave.weight"):
+    bound = 1 / math.sqrt(shape.convolution if "conv1d" in name else size[1])
+    if name.endswith("out_proj.weight"):
         bound /= math.sqrt(shape.layers)
     return (2 * drawn - 1) * bound
 

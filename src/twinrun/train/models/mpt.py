@@ -1,7 +1,8 @@
 """MPT, the decoder of MosaicML's LLM Foundry, as published in its 2023 training recipes.
 
 Pre-norm blocks, learned positions, biases everywhere, exact GELU, tied embeddings, no dropout
-(github:mosaicml/llm-foundry@2e852dbf80fd, scripts/train/yamls/pretrain/mpt-*.yaml).
+(github:mosaicml/llm-foundry@2e852dbf80fd, scripts/train/yamls/pretrain/mpt-*.yaml). Parameters have the names
+that they have there.
 
 Shape suffixes: B sequences, S tokens of one, D width, H heads, E width of a head, F feed-forward
 width, V vocabulary, N = B * S tokens, C tokens of one chunk.
@@ -10,8 +11,8 @@ width, V vocabulary, N = B * S tokens, C tokens of one chunk.
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -68,17 +69,17 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = shape.heads
         self.fused = fused
-        self.qkv = Linear(shape.width, 3 * shape.width)
-        self.out = Linear(shape.width, shape.width)
+        self.Wqkv = Linear(shape.width, 3 * shape.width)
+        self.out_proj = Linear(shape.width, shape.width)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        qkv_BSD = self.qkv(x_BSD).chunk(3, dim=-1)
+        qkv_BSD = self.Wqkv(x_BSD).chunk(3, dim=-1)
         q_BHSE, k_BHSE, v_BHSE = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in qkv_BSD)
         if self.fused:
             y_BHSE = scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, is_causal=True)
         else:
             y_BHSE = causal_attention(q_BHSE, k_BHSE, v_BHSE)
-        out: Tensor = self.out(y_BHSE.transpose(1, 2).flatten(-2))
+        out: Tensor = self.out_proj(y_BHSE.transpose(1, 2).flatten(-2))
         return out
 
 
@@ -88,11 +89,11 @@ class FeedForward(nn.Module):
     def __init__(self, shape: MptShape) -> None:
         super().__init__()
         self.gelu: Callable[[Tensor], Tensor] = gelu
-        self.up = Linear(shape.width, shape.expansion * shape.width)
-        self.down = Linear(shape.expansion * shape.width, shape.width)
+        self.up_proj = Linear(shape.width, shape.expansion * shape.width)
+        self.down_proj = Linear(shape.expansion * shape.width, shape.width)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        out: Tensor = self.down(self.gelu(self.up(x_BSD)))
+        out: Tensor = self.down_proj(self.gelu(self.up_proj(x_BSD)))
         return out
 
 
@@ -103,11 +104,11 @@ class MptBlock(nn.Module):
         super().__init__()
         self.selective = selective
         self.norm_1 = LayerNorm(shape.width, eps=EPSILON)
-        self.attention = Attention(shape, fused=fused)
+        self.attn = Attention(shape, fused=fused)
         self.norm_2 = LayerNorm(shape.width, eps=EPSILON)
-        self.feed_forward: nn.Module = FeedForward(shape)
+        self.ffn: nn.Module = FeedForward(shape)
         if shape.experts:
-            self.feed_forward = Experts(shape.width, (FeedForward(shape) for _ in range(shape.experts)))
+            self.ffn = Experts(shape.width, (FeedForward(shape) for _ in range(shape.experts)))
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         # Inside what is compiled: what is computed again is fused with what needs it.
@@ -115,8 +116,8 @@ class MptBlock(nn.Module):
         return out
 
     def _add(self, x_BSD: Tensor) -> Tensor:
-        x_BSD = x_BSD + self.attention(self.norm_1(x_BSD))
-        out: Tensor = x_BSD + self.feed_forward(self.norm_2(x_BSD))
+        x_BSD = x_BSD + self.attn(self.norm_1(x_BSD))
+        out: Tensor = x_BSD + self.ffn(self.norm_2(x_BSD))
         return out
 
 
@@ -134,6 +135,18 @@ class MPT(Model):
     they do under LLM Foundry's PURE mixed precision.
     """
 
+    drawn_as: ClassVar = {
+        "wte": "tokens",
+        "wpe": "positions",
+        "attn": "attention",
+        "Wqkv": "qkv",
+        "out_proj": "out",
+        "ffn": "feed_forward",
+        "up_proj": "up",
+        "down_proj": "down",
+        "norm_f": "norm",
+    }
+
     def __init__(
         self,
         shape: MptShape,
@@ -147,36 +160,36 @@ class MPT(Model):
         self.recomputes_blocks = checkpointing is True
         self.final_loss = final_loss
         self._heads, self._widths = shape.heads, (shape.width, shape.expansion * shape.width)
-        self.tokens = nn.Embedding(shape.vocabulary, shape.width)
-        self.positions = nn.Embedding(shape.sequence, shape.width)
+        self.wte = nn.Embedding(shape.vocabulary, shape.width)
+        self.wpe = nn.Embedding(shape.sequence, shape.width)
         fused, selective = attention == "sdpa", checkpointing == "selective"
         self.blocks = nn.ModuleList(
             MptBlock(shape, fused=fused, selective=selective) for _ in range(shape.layers)
         )
-        self.norm = LayerNorm(shape.width, eps=EPSILON)
+        self.norm_f = LayerNorm(shape.width, eps=EPSILON)
 
     def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None) -> Tensor:
         """Return logits (B, S, V), or with targets their mean cross entropy in fp32, a scalar."""
-        positions_SD = self.positions.weight[: tokens_BS.shape[1]]
-        x_BSD = (self.tokens(tokens_BS) + positions_SD).to(self.dtype)
+        positions_SD = self.wpe.weight[: tokens_BS.shape[1]]
+        x_BSD = (self.wte(tokens_BS) + positions_SD).to(self.dtype)
         for block in self.blocks:
             x_BSD = recomputed(block, x_BSD) if self.recomputes_blocks else block(x_BSD)
-        weight_VD = self.tokens.weight
+        weight_VD = self.wte.weight
         if targets_BS is None:
-            return linear(self.norm(x_BSD), weight_VD.to(self.dtype))
-        return self.final_loss(x_BSD, self.norm.weight, self.norm.bias, weight_VD, targets_BS)
+            return linear(self.norm_f(x_BSD), weight_VD.to(self.dtype))
+        return self.final_loss(x_BSD, self.norm_f.weight, self.norm_f.bias, weight_VD, targets_BS)
 
     # What cannot be compiled as one graph is an error: it would run, at half the speed.
     def compile_whole(self) -> None:
         """Compile the model on one device."""
         for block in self.blocks:
-            block.feed_forward.gelu = shared_gelu
+            block.ffn.gelu = shared_gelu
         self.compile(dynamic=False, fullgraph=True, options=INDUCTOR_OPTIONS)
 
     def compile_regions(self) -> None:
         """Compile each block's forward and the loss; call before or after sharding."""
         for block in self.blocks:
-            block.feed_forward.gelu = shared_gelu
+            block.ffn.gelu = shared_gelu
             block.forward = torch.compile(
                 block.forward, dynamic=False, fullgraph=True, options=INDUCTOR_OPTIONS
             )
@@ -196,21 +209,21 @@ class MPT(Model):
                 parameter.fill_(1.0)
             else:
                 scale = math.sqrt(2 / parameter.shape[1])
-                if name.endswith(("attention.out.weight", "feed_forward.down.weight")):
+                if name.endswith(("attn.out_proj.weight", "ffn.down_proj.weight")):
                     scale /= math.sqrt(2 * len(self.blocks))
-                key = zlib.crc32(f"{seed}/{name}".encode())
-                parameter.copy_(normal(parameter.shape, key, parameter.device) * scale)
+                drawn = normal(parameter.shape, self.key_of(name, seed), parameter.device)
+                parameter.copy_(drawn * scale)
 
     def orders(self, draw: torch.Generator) -> Orders:
         width, hidden = (torch.randperm(size, generator=draw) for size in self._widths)
         heads = torch.randperm(self._heads, generator=draw)[:, None] * (len(width) // self._heads)
         heads = (heads + torch.randperm(len(width) // self._heads, generator=draw)).flatten()
         return {
-            "qkv.weight": (torch.cat([heads + part * len(width) for part in range(3)]), width),
-            "attention.out.weight": (width, heads),
-            "up.weight": (hidden, width),
-            "down.weight": (width, hidden),
-            **dict.fromkeys(("tokens.weight", "positions.weight", "router.weight"), (None, width)),
+            "Wqkv.weight": (torch.cat([heads + part * len(width) for part in range(3)]), width),
+            "out_proj.weight": (width, heads),
+            "up_proj.weight": (hidden, width),
+            "down_proj.weight": (width, hidden),
+            **dict.fromkeys(("wte.weight", "wpe.weight", "router.weight"), (None, width)),
         }
 
 
