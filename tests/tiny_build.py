@@ -16,8 +16,7 @@ from docker import DockerClient
 
 from tests.tiny_stack import STACK, Checkout, commit, make_real_checkout
 from twinrun.images.apt_archive import fetch_packages
-from twinrun.manifests.apt_lock import load_apt_lock
-from twinrun.manifests.lock_checksum import with_checksums
+from twinrun.manifests.locks import load_apt_lock, with_checksums
 from twinrun.manifests.stack import expected_stamps, load_manifest
 
 SECONDS = 900

@@ -12,9 +12,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from twinrun.manifests.apt_lock import AptLock, SystemPackage, apt_lock_text, load_apt_lock
-from twinrun.manifests.image_lock import ImageLock, image_lock_text
-from twinrun.manifests.lock_checksum import with_checksums
+from twinrun.manifests.locks import (
+    AptLock,
+    ImageLock,
+    SystemPackage,
+    apt_lock_text,
+    image_lock_text,
+    load_apt_lock,
+    with_checksums,
+)
 from twinrun.manifests.stack import load_manifest, stamp
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -24,9 +24,9 @@ from twinrun.execution.engine import Workspace
 from twinrun.execution.engines import venv
 from twinrun.foundation.cache import bytecode_folder
 from twinrun.foundation.errors import MachineError
-from twinrun.machine.inventory import load_vendors
-from twinrun.manifests.lock_checksum import with_checksums
+from twinrun.manifests.locks import with_checksums
 from twinrun.manifests.stack import load_stack, stamp
+from twinrun.manifests.vendor import load_vendors
 from twinrun.planning.project import Project
 from twinrun.results.reading import read_record
 from twinrun.results.record import Record

@@ -14,12 +14,10 @@ from functools import cache
 from pathlib import Path
 
 from twinrun.images.inventory.inventory import committed_inventory
-from twinrun.machine.inventory import load_gpus, load_vendors
-from twinrun.manifests.claims import Claim
+from twinrun.manifests.claims import Claim, Source
 from twinrun.manifests.recipe import LoadedRecipe
-from twinrun.manifests.source import Source
 from twinrun.manifests.stack import LoadedStack, load_stack, normalise, pins
-from twinrun.manifests.vendor import Gpu
+from twinrun.manifests.vendor import Gpu, load_gpus, load_vendors
 from twinrun.planning.plan import Plan, resolve
 from twinrun.planning.project import Project
 from twinrun.results.reading import read_record

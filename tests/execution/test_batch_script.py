@@ -25,8 +25,8 @@ from twinrun.execution.schedulers import load_scheduler
 from twinrun.execution.slurm_client import parse_job
 from twinrun.foundation.errors import InputError, MachineError, RunError
 from twinrun.foundation.manifest import validate
-from twinrun.machine.inventory import load_vendors
 from twinrun.manifests.cluster import ClusterTable, LoadedSite, Site
+from twinrun.manifests.vendor import load_vendors
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden"

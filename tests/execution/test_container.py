@@ -12,7 +12,7 @@ from twinrun.execution.engine import Command, Workspace
 from twinrun.execution.engines.docker import (
     ContainerRenderer,
 )
-from twinrun.machine.inventory import Vendor, load_vendors
+from twinrun.manifests.vendor import Vendor, load_vendors
 
 pytestmark = pytest.mark.docker
 

@@ -16,7 +16,7 @@ from twinrun.execution.environment import (
     steering_variables,
 )
 from twinrun.execution.interpreter import Interpreter
-from twinrun.manifests.lock_checksum import with_checksums
+from twinrun.manifests.locks import with_checksums
 from twinrun.manifests.stack import LoadedStack, load_stack, normalise, stamp
 
 LOCK = """\

@@ -16,8 +16,8 @@ from pydantic import Field
 
 from twinrun.foundation.errors import InputError, TwinrunError
 from twinrun.foundation.manifest import MAX_MANIFEST_BYTES, Frozen, load_json, load_toml
-from twinrun.machine.inventory import load_gpus, load_vendors
 from twinrun.manifests.stack import load_stack
+from twinrun.manifests.vendor import load_gpus, load_vendors
 from twinrun.planning.project import Project
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -28,7 +28,7 @@ from twinrun.images.apt_archive import (
 )
 from twinrun.images.locking.system import resolve_system
 from twinrun.images.root_filesystem import make_root, write_repository
-from twinrun.manifests.apt_lock import AptLock, SystemPackage
+from twinrun.manifests.locks import AptLock, SystemPackage
 from twinrun.manifests.stack import Base, Stack
 
 SUITE: Literal["bookworm"] = "bookworm"
@@ -184,7 +184,7 @@ _ELSEWHERE = """
 import os, sys
 from pathlib import Path
 from typing import Literal
-from twinrun.manifests.apt_lock import AptLock
+from twinrun.manifests.locks import AptLock
 from twinrun.images.root_filesystem import make_root, write_repository
 os.umask(0o077)
 lock = AptLock.model_validate_json(sys.argv[1])

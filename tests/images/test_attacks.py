@@ -12,10 +12,8 @@ from tests.tiny_stack import commit
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.tracked import tracked_files, tree_sha256
 from twinrun.images.locking.python import resolve_python
-from twinrun.manifests.apt_lock import parse_apt_lock
 from twinrun.manifests.image_identity import record_built
-from twinrun.manifests.image_lock import load_image_lock
-from twinrun.manifests.lock_checksum import with_checksums
+from twinrun.manifests.locks import load_image_lock, parse_apt_lock, with_checksums
 from twinrun.manifests.stack import load_manifest, load_stack, stamp
 
 OPTION = "-oAPT::Update::Pre-Invoke::=touch /planted"

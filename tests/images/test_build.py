@@ -16,7 +16,7 @@ import pytest
 
 from tests.tiny_stack import ROOT, STACK, Checkout, digest, make_checkout, wheel
 from twinrun.foundation.errors import InputError, MachineError
-from twinrun.foundation.redaction import redacted
+from twinrun.foundation.text import redacted
 from twinrun.images.building.artifact_cache import find_alternatives
 from twinrun.images.building.artifacts import Artifact, wheel_artifacts
 from twinrun.images.building.command import BuildRequest, check_verified, plan_request

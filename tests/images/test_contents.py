@@ -22,9 +22,14 @@ from twinrun.foundation.errors import RunError
 from twinrun.foundation.files import sha256_of_bytes
 from twinrun.foundation.manifest import load_toml
 from twinrun.images.inventory.inspection import write_inventory
-from twinrun.manifests.apt_lock import AptLock, SystemPackage, apt_lock_text
-from twinrun.manifests.image_lock import ImageLock, image_lock_text
-from twinrun.manifests.lock_checksum import with_checksums
+from twinrun.manifests.locks import (
+    AptLock,
+    ImageLock,
+    SystemPackage,
+    apt_lock_text,
+    image_lock_text,
+    with_checksums,
+)
 from twinrun.manifests.stack import LoadedStack, Stack, load_stack, stamp
 
 pytestmark = pytest.mark.docker

@@ -15,7 +15,7 @@ from twinrun.images.building.download import download_wheels
 from twinrun.images.locking.check import Finding, check, exit_code
 from twinrun.images.locking.effects import likely_effect
 from twinrun.images.locking.refresh import refresh, stack_names
-from twinrun.manifests.lock_checksum import with_checksums
+from twinrun.manifests.locks import with_checksums
 from twinrun.manifests.stack import load_stack, pins, stamp
 
 REPLACES = """

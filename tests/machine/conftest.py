@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from twinrun.manifests.lock_checksum import with_checksums
+from twinrun.manifests.locks import with_checksums
 from twinrun.manifests.stack import stamp
 
 ROOT = Path(__file__).parents[2]

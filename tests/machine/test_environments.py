@@ -12,7 +12,7 @@ import pytest
 from twinrun.foundation.cache import COMPLETE, environment_folder
 from twinrun.machine.checks import HostCheck
 from twinrun.machine.doctor import Diagnosis, diagnose
-from twinrun.manifests.lock_checksum import with_checksums
+from twinrun.manifests.locks import with_checksums
 from twinrun.manifests.stack import load_stack, stamp
 
 

@@ -16,8 +16,7 @@ from twinrun.machine.devices import Device, discover, identify, visible
 from twinrun.machine.inventory import detect
 from twinrun.machine.probe_output import ProbedDevice, parse_output
 from twinrun.machine.probing import run_probe
-from twinrun.manifests.probe import Probe
-from twinrun.manifests.vendor import load_gpus, load_vendors
+from twinrun.manifests.vendor import Probe, load_gpus, load_vendors
 
 ROOT = Path(__file__).parents[2]
 ANSWERS = ROOT / "tests" / "hardware_probes"

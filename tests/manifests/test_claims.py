@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.records import BENCH, PROJECT, ROOT, TRAINING
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import validate
-from twinrun.manifests.claims import PublishedClaims
+from twinrun.manifests.published import PublishedClaims
 from twinrun.workloads import load_workload
 
 ABSOLUTE, RATIO, INVARIANT = "throughput-1-node", "efficiency-1-to-32-nodes", "same-loss-at-every-world-size"

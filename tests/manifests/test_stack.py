@@ -12,9 +12,15 @@ from hypothesis import strategies as st
 from tests.records import ROOT
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import load_toml
-from twinrun.manifests.apt_lock import AptLock, SystemPackage, apt_lock_text
-from twinrun.manifests.image_lock import ImageLock, image_lock_text
-from twinrun.manifests.lock_checksum import first_changed_entry, with_checksums
+from twinrun.manifests.locks import (
+    AptLock,
+    ImageLock,
+    SystemPackage,
+    apt_lock_text,
+    first_changed_entry,
+    image_lock_text,
+    with_checksums,
+)
 from twinrun.manifests.stack import Stack, find_stacks, load_stack, normalise, pins, stamp
 
 MANIFEST = """

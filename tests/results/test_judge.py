@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.records import BENCH, PROJECT, TRAINING, bench_record, replaced, training_record
-from twinrun.manifests.claims import Claim, PublishedClaims
+from twinrun.manifests.claims import Claim
+from twinrun.manifests.published import PublishedClaims
 from twinrun.protocol.bench import COPY
 from twinrun.protocol.measurements import Check, Series, sampled
 from twinrun.results.judge import claims_digest, judge

@@ -25,7 +25,7 @@ from twinrun.execution.launchers import Rendezvous, load_launcher
 from twinrun.execution.ranks import Launch, RankCommands
 from twinrun.execution.schedulers import load_scheduler
 from twinrun.execution.shell import RUN_FOLDER, set_run_folder, shell_line, word
-from twinrun.machine.inventory import Vendor, load_vendors
+from twinrun.manifests.vendor import Vendor, load_vendors
 from twinrun.runs.dry import (
     RenderedCommand,
     rendered_commands,

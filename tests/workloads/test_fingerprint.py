@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.records import PROJECT, RECIPE
-from twinrun.manifests.claims import Accepted
+from twinrun.manifests.published import Accepted
 from twinrun.workloads.fingerprint import Difference, Fingerprint, Value, differences
 from twinrun.workloads.training.manifest import tables_of
 from twinrun.workloads.training.points import fingerprint

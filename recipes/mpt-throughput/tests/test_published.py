@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from twinrun.foundation.errors import InputError
-from twinrun.manifests.claims import load_published
+from twinrun.manifests.published import load_published
 from twinrun.planning.project import Project
 from twinrun.workloads.training import tables_of
 from twinrun.workloads.training.published_curves import references

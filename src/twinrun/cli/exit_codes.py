@@ -18,7 +18,7 @@ from invoke.exceptions import Exit
 
 from twinrun import __version__
 from twinrun.foundation.errors import MachineError, RunInterruptedError, TwinrunError
-from twinrun.foundation.redaction import redacted
+from twinrun.foundation.text import redacted
 
 # What a system refuses to any program: a full or closed disk, too many files, a reader that went away.
 _REFUSALS = {

@@ -9,9 +9,9 @@ from typing import Any
 from pydantic import TypeAdapter, create_model
 
 from twinrun.foundation.files import write_atomically
-from twinrun.manifests.claims import PublishedClaims
 from twinrun.manifests.cluster import ClusterTable
 from twinrun.manifests.metrics import MetricTable
+from twinrun.manifests.published import PublishedClaims
 from twinrun.manifests.recipe import Recipe
 from twinrun.manifests.stack import Stack
 from twinrun.manifests.vendor import GpuTable, Vendor

@@ -11,8 +11,8 @@ from pydantic import Field
 
 from twinrun.execution.container import Container
 from twinrun.foundation.manifest import Frozen
-from twinrun.machine.inventory import Vendor
 from twinrun.manifests.stack import LoadedStack
+from twinrun.manifests.vendor import Vendor
 
 # The word that stands for the stack's interpreter in every command of a stack.
 PYTHON = "python"

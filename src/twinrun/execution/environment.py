@@ -12,7 +12,7 @@ from pathlib import Path
 from twinrun.execution.engine import PYTHON, Command, Engine
 from twinrun.foundation.files import sha256_of_bytes, sha256_of_file
 from twinrun.foundation.manifest import Frozen
-from twinrun.foundation.redaction import redacted
+from twinrun.foundation.text import redacted
 from twinrun.manifests.stack import LoadedStack, normalise, pins
 
 # Standard library only: it runs in every environment, whatever is installed there.

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from twinrun.execution.engine import PYTHON, Command, Workspace
 from twinrun.foundation.cache import cache_root
-from twinrun.machine.inventory import Vendor
 from twinrun.manifests.stack import LoadedStack
+from twinrun.manifests.vendor import Vendor
 
 TEMPORARY_FOLDER = "/tmp"  # noqa: S108
 

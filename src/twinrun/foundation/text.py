@@ -1,6 +1,9 @@
-"""Numbers in words, the same on every surface."""
+"""Text for people: numbers in words, the same on every surface, and no secrets."""
 
 from __future__ import annotations
+
+import os
+import re
 
 
 def number(value: float) -> str:
@@ -32,3 +35,18 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{max(seconds, 1):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+_ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/\s@]+@")
+_NAME = re.compile(r"TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|PROXY|INDEX", re.IGNORECASE)
+# A shorter value is more likely a word of the log.
+_SHORTEST = 6
+
+
+def redacted(text: str) -> str:
+    """Return `text` without the secrets of this process's environment."""
+    text = _ADDRESS.sub(r"\g<scheme>***@", text)
+    secrets = {value for name, value in os.environ.items() if _NAME.search(name) and len(value) >= _SHORTEST}
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text

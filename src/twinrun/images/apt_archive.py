@@ -17,8 +17,8 @@ from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import sha256_of_file
 from twinrun.foundation.processes import last_lines
-from twinrun.foundation.redaction import redacted
-from twinrun.manifests.apt_lock import SystemPackage
+from twinrun.foundation.text import redacted
+from twinrun.manifests.locks import SystemPackage
 
 # In every image and every root file system of a distribution.
 ESSENTIAL = ("?essential", "apt")

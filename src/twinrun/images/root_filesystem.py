@@ -13,10 +13,10 @@ from pathlib import Path
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.files import sha256_of_file
 from twinrun.foundation.processes import last_lines
-from twinrun.foundation.redaction import redacted
+from twinrun.foundation.text import redacted
 from twinrun.images.apt_archive import fetch_packages
 from twinrun.images.building.layers import write_layer
-from twinrun.manifests.apt_lock import AptLock
+from twinrun.manifests.locks import AptLock
 
 # What some releases of mmdebstrap add of their own.
 _ADDED = (

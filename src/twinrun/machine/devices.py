@@ -12,8 +12,7 @@ from twinrun.foundation.errors import MachineError
 from twinrun.foundation.manifest import Frozen
 from twinrun.machine.probe_output import ProbedDevice, parse_output
 from twinrun.machine.probing import ProbeTimeoutError, available, run_probe
-from twinrun.manifests.probe import Probe
-from twinrun.manifests.vendor import Gpu, Vendor
+from twinrun.manifests.vendor import Gpu, Probe, Vendor
 
 # Probed over nominal memory: 1.006 (48 GB less error correction) to 1.074 (a GB taken as 2^30 bytes).
 MEMORY_RATIO = (0.97, 1.09)

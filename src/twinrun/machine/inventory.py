@@ -11,9 +11,7 @@ from pathlib import Path
 from twinrun.foundation.errors import InputError, MachineError, closest
 from twinrun.foundation.manifest import Frozen
 from twinrun.machine.devices import Device, discover
-from twinrun.manifests.vendor import Gpu, Vendor, load_gpus, load_vendors
-
-__all__ = ["Device", "Gpu", "Machine", "Vendor", "detect", "load_gpus", "load_vendors", "processor"]
+from twinrun.manifests.vendor import Vendor, load_gpus, load_vendors
 
 
 class Machine(Frozen):

@@ -12,7 +12,7 @@ from typing import Any
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.manifest import Frozen
 from twinrun.machine.probing import FOLDER_MARK
-from twinrun.manifests.probe import KeyPaths, Probe
+from twinrun.manifests.vendor import KeyPaths, Probe
 
 Row = Mapping[str, Any]
 

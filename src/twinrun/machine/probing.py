@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 from twinrun.foundation.errors import MachineError
-from twinrun.manifests.probe import Probe
+from twinrun.manifests.vendor import Probe
 
 FOLDER_MARK = "== "
 """Starts the line that names the folder of the properties after it."""

@@ -1,23 +1,27 @@
-"""Published numbers as data: what is claimed, for which hardware, and who says so."""
+"""Claims of a publication: what is said, of which hardware or between which records, and where it stands."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from twinrun.foundation.errors import InputError
-from twinrun.foundation.manifest import Frozen, read_toml, validate
-from twinrun.manifests.metrics import RATIO, Metric, known_metric
-from twinrun.manifests.metrics import demand as _demand
-from twinrun.manifests.record_claims import RecordClaim
-from twinrun.manifests.reference_table import read_rows
-from twinrun.manifests.restatements import Restatement, RestatementTerms, check_restatement, demand_resolution
-from twinrun.manifests.source import Source
-from twinrun.manifests.vendor import Gpu
-from twinrun.protocol.formulas import FORMULAS
+from twinrun.foundation.manifest import Frozen
+from twinrun.manifests.restatements import Restatement
 from twinrun.protocol.measurements import Per
+
+
+class Source(Frozen):
+    """Where a number stands and how it was read."""
+
+    document: str
+    """Key of the publication, see the recipe's README."""
+    where: str
+    """Table, figure or sentence."""
+    how: Literal["read from text", "read from a table", "digitised", "derived", "implied"]
+    derivation: str | None = None
+    """For derived and implied values: from what."""
+
 
 Kind = Literal["absolute", "ratio", "invariant", "parity"]
 
@@ -101,121 +105,68 @@ class Claim(Frozen):
         return self.kind in ("invariant", "parity")
 
 
-class Missing(Frozen):
-    """Something the publication does not give."""
+class ClaimSide(Frozen):
+    """What the records of one side have in common."""
 
-    what: str
-    why: str
+    gpu: str
+    """Row of images/gpus.toml."""
+    stack: str
+    """Stack of images/stacks/."""
+
+    def __str__(self) -> str:
+        return f"{self.gpu} with {self.stack}"
 
 
-class Reference(Frozen):
-    """A published point drawn for orientation; nothing is judged against it."""
+class RecordClaim(Frozen):
+    """A published mean of ratios that no one run can give: of two GPUs, or of two stacks."""
 
-    label: str
-    cards: Annotated[int, Field(gt=0)]
-    model: str
-    value: Annotated[float, Field(gt=0)]
+    kind: ClassVar[str] = "between records"
+    hardware: ClassVar[None] = None
+    """Each side has its own."""
+    id: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
+    statement: str
+    """The claim in one sentence."""
     metric: str
     """Row of recipes/metrics.toml."""
-    unit: str
     per: Per
+    """What one number of a side counts."""
     formula: str | None = None
-    precision: str = "bf16"
-    """Of the matrix products; a share of the bf16 peak is given of bf16 alone."""
-    gpu: str
+    """Identifier in the formulas; required where the metric has any."""
+    point: str
+    """The point that every record has."""
+    over: ClaimSide
+    under: ClaimSide
+    mean_over: dict[str, tuple[str, ...]]
+    """One setting, such as the model, and its values: each side has a record of each."""
+    value: Annotated[float, Field(gt=0)]
+    better: Literal["higher", "lower"]
+    """Direction of goodness, that of the metric."""
+    tolerance: Annotated[float, Field(gt=0, lt=1)]
+    """Relative to `value`."""
+    because: str
+    """Why this tolerance."""
     source: Source
-
-
-Accepted = str | int | bool | tuple[str | int | bool, ...]
-
-
-class PublishedClaims(Frozen):
-    """published.toml: everything the publication gives, and what it does not."""
-
-    fingerprint: dict[str, Accepted]
-    """The published configuration; a list means that any of its values is the published one."""
-    claim: tuple[Claim, ...]
-    between_records: tuple[RecordClaim, ...] = ()
-    """Claims that `invoke compare --claims` judges."""
-    references: str | None = None
-    """CSV file of the folder with the columns of `reference` and of its source, for long tables."""
-    reference: tuple[Reference, ...] = ()
-    missing: tuple[Missing, ...] = ()
+    here: Restatement | None = None
+    """What it says of other GPUs of the vendors that the two sides have."""
+    why_none: str | None = None
+    """Why there is no restatement, where there is none."""
 
     @model_validator(mode="after")
-    def _distinct(self) -> PublishedClaims:
-        names = [claim.id for claim in self.claim] + [claim.id for claim in self.between_records]
-        if len(names) != len(set(names)):
-            raise ValueError("two claims have the same id")
+    def _complete(self) -> RecordClaim:
+        if self.over == self.under:
+            raise ValueError(f"claim `{self.id}`: `over` and `under` are one side")
+        if len(self.mean_over) != 1 or not all(self.mean_over.values()):
+            raise ValueError(f"claim `{self.id}`: `mean_over` names one setting and its values")
+        if (self.here is None) == (self.why_none is None):
+            raise ValueError(f"claim `{self.id}` needs either a table `here` or a reason `why_none`")
         return self
 
+    @property
+    def setting(self) -> str:
+        """Name of what differs between the records of a side."""
+        return next(iter(self.mean_over))
 
-def load_published(folder: Path) -> PublishedClaims:
-    """Read `published.toml` of the recipe in `folder`; raises InputError."""
-    path = folder / "published.toml"
-    content = read_toml(path)
-    if file := content.get("references"):
-        content["reference"] = [*content.get("reference", []), *read_rows(folder, str(file))]
-    return validate(content, PublishedClaims, place=str(path))
-
-
-def check_numbers(
-    published: PublishedClaims, *, place: str, metrics: dict[str, Metric], gpus: dict[str, Gpu]
-) -> None:
-    """Hold every published number against its metric and its GPU; raises InputError with file and key."""
-    for number, claim in enumerate(published.claim):
-        where = f"{place}:claim.{number}"
-        metric = _metric_of(claim, where, metrics)
-        if not claim.is_distance:
-            _demand(claim.better, [metric.better], place=f"{where}.better", what=f"direction of {metric.id}")
-        if claim.hardware:
-            _demand(claim.hardware.gpu, gpus, place=f"{where}.hardware.gpu", what="GPU")
-        units = [RATIO] if claim.kind == "ratio" else [metric.unit, *metric.units]
-        _demand(claim.unit, units, place=f"{where}.unit", what=f"unit of {metric.id}")
-        if claim.kind == "ratio":
-            demand_resolution(claim.tolerance, claim.value, place=f"{where}.tolerance")
-        if claim.here:
-            terms = RestatementTerms(claim.kind, claim.formula, claim.tolerance, tuple(published.fingerprint))
-            check_restatement(claim.here, terms, place=f"{where}.here", metrics=metrics)
-    for number, between in enumerate(published.between_records):
-        where = f"{place}:between_records.{number}"
-        _check_between(between, tuple(published.fingerprint), where, metrics, gpus)
-    for number, reference in enumerate(published.reference):
-        where = f"{place}:reference.{number}"
-        metric = _metric_of(reference, where, metrics)
-        _demand(
-            reference.unit, [metric.unit, *metric.units], place=f"{where}.unit", what=f"unit of {metric.id}"
-        )
-        _demand(reference.gpu, gpus, place=f"{where}.gpu", what="GPU")
-
-
-def _check_between(
-    claim: RecordClaim, fields: tuple[str, ...], where: str, metrics: dict[str, Metric], gpus: dict[str, Gpu]
-) -> None:
-    metric = _metric_of(claim, where, metrics)
-    _demand(claim.better, [metric.better], place=f"{where}.better", what=f"direction of {metric.id}")
-    for name, side in (("over", claim.over), ("under", claim.under)):
-        _demand(side.gpu, gpus, place=f"{where}.{name}.gpu", what="GPU")
-    if claim.here is None:
-        return
-    terms = RestatementTerms("ratio of records", claim.formula, claim.tolerance, fields)
-    check_restatement(claim.here, terms, place=f"{where}.here", metrics=metrics)
-    demand_resolution(claim.here.tolerance, claim.here.value, place=f"{where}.here.tolerance")
-    vendors = [gpus[side.gpu].vendor for side in (claim.over, claim.under)]
-    if vendors[0] == vendors[1]:
-        raise InputError(
-            "nothing tells the sides apart on other GPUs",
-            place=f"{where}.here",
-            found=f"both sides of {vendors[0]}",
-            allowed="sides of two vendors",
-            hint="say in `why_none` why there is no restatement",
-        )
-
-
-def _metric_of(number: Claim | RecordClaim | Reference, where: str, metrics: dict[str, Metric]) -> Metric:
-    metric = known_metric(number.metric, metrics, place=f"{where}.metric")
-    _demand(number.per, metric.per, place=f"{where}.per", what=f"what {metric.id} is counted per")
-    if number.formula is not None or metric.formulas:
-        _demand(number.formula, metric.formulas, place=f"{where}.formula", what=f"formula of {metric.id}")
-        _demand(number.formula, FORMULAS, place=f"{where}.formula", what="formula")
-    return metric
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The settings that the mean is over."""
+        return self.mean_over[self.setting]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializeAsAny, model_validator
 
 from twinrun.foundation.manifest import Frozen
-from twinrun.manifests.claims import PublishedClaims
+from twinrun.manifests.published import PublishedClaims
 from twinrun.protocol.models.shape import Positive
 
 SCALES = ("smoke", "node", "paper")

@@ -1,4 +1,4 @@
-"""GPU models and vendors as data: `images/gpus.toml` and `images/vendors/`."""
+"""GPU models, vendors and their probes as data: `images/gpus.toml` and `images/vendors/`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,60 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen, load_toml
-from twinrun.manifests.probe import Probe
+
+KeyPaths = tuple[str, ...]
+"""Keys that hold one fact, tried in order; dots stand between nested keys."""
+
+
+class Fields(Frozen):
+    """Where a probe's output holds each fact."""
+
+    name: KeyPaths = ("name",)
+    memory: KeyPaths = ("memory",)
+    arch: KeyPaths = ("arch",)
+    driver: KeyPaths = ("driver",)
+    unique_id: KeyPaths = ("unique_id",)
+    compute_units: KeyPaths = ("compute_units",)
+
+
+class Probe(Frozen):
+    """One way to ask a machine for a vendor's devices."""
+
+    name: str
+    format: Literal["csv", "json", "properties"]
+    """`properties`: files of `key value` lines, one folder for each device."""
+    command: tuple[str, ...] = ()
+    timeout_s: Annotated[float, Field(gt=0)] = 30
+    columns: tuple[str, ...] = ()
+    """csv: what the columns hold, by the names of `fields`."""
+    devices: re.Pattern[str] = re.compile(".*")
+    """json: expression of the top-level keys that hold devices; every entry of a top-level list is one."""
+    folders: str | None = None
+    """properties: shell pattern of the device folders."""
+    parts: tuple[str, ...] = ()
+    """properties: files to read in each folder."""
+    where: dict[str, re.Pattern[str]] = Field(default_factory=dict)
+    """What a row must match to be a device."""
+    fields: Fields = Fields()
+    memory_unit: Annotated[int, Field(gt=0)] = 1
+    """Bytes in one unit of memory."""
+    compute_unit_parts: Annotated[int, Field(gt=0)] = 1
+    """How many of the units that the probe counts make one compute unit."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Probe:
+        needed = {"csv": ("command", "columns"), "json": ("command",), "properties": ("folders", "parts")}
+        missing = [key for key in needed[self.format] if not getattr(self, key)]
+        if missing:
+            raise ValueError(
+                f"probe `{self.name}` of format `{self.format}` also needs: {', '.join(missing)}"
+            )
+        return self
+
 
 Positive = Annotated[float, Field(gt=0)]
 Identifier = Annotated[str, Field(pattern=r"^[a-z0-9]+([.-][a-z0-9]+)*$")]

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from twinrun.foundation.errors import InputError, closest
 from twinrun.foundation.files import is_file_in
 from twinrun.foundation.manifest import read_toml, validate
-from twinrun.manifests.claims import Claim, check_numbers, load_published
+from twinrun.manifests.claims import Claim
 from twinrun.manifests.metrics import Metric, load_metrics
+from twinrun.manifests.published import check_numbers, load_published
 from twinrun.manifests.recipe import LoadedRecipe, Recipe, results_of
 from twinrun.manifests.stack import LoadedStack, load_stack
 from twinrun.manifests.vendor import Gpu, Vendor, load_gpus, load_vendors

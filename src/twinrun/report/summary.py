@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from twinrun.foundation.text import number, percent, plain, plural
-from twinrun.manifests.claims import Claim, PublishedClaims
+from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.manifests.metrics import RATIO, Metric
-from twinrun.manifests.record_claims import RecordClaim
+from twinrun.manifests.published import PublishedClaims
 from twinrun.protocol.measurements import Fact, Measurement
 from twinrun.results.record import Record, Verdict
 from twinrun.workloads.tables import Column, Table, text

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from twinrun.foundation.errors import InputError
+from twinrun.manifests.claims import ClaimSide, RecordClaim
 from twinrun.manifests.metrics import RATIO
-from twinrun.manifests.record_claims import ClaimSide, RecordClaim
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement
 from twinrun.results.between_restated import restated_between

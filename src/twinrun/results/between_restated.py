@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from twinrun.foundation.text import plain
+from twinrun.manifests.claims import RecordClaim
 from twinrun.manifests.metrics import RATIO, Metric
-from twinrun.manifests.record_claims import RecordClaim
 from twinrun.manifests.restatements import Restatement
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement

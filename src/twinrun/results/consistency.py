@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from twinrun.foundation.errors import InputError
-from twinrun.manifests.claims import PublishedClaims
 from twinrun.manifests.metrics import Metric
+from twinrun.manifests.published import PublishedClaims
 from twinrun.manifests.recipe import SCALES
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement, Series

@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 
 from twinrun.foundation.files import canonical_json, sha256_of_bytes
-from twinrun.manifests.claims import Claim, PublishedClaims
+from twinrun.manifests.claims import Claim
 from twinrun.manifests.metrics import Metric
+from twinrun.manifests.published import PublishedClaims
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement

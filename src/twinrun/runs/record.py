@@ -10,7 +10,8 @@ from twinrun import __version__
 from twinrun.execution.environment import revision
 from twinrun.execution.ranks import METRICS
 from twinrun.foundation.files import sha256_of_file
-from twinrun.machine.inventory import Device, Machine
+from twinrun.machine.devices import Device
+from twinrun.machine.inventory import Machine
 from twinrun.planning.project import Project
 from twinrun.protocol.allocation import Allocation
 from twinrun.results.judge import claims_digest, judge

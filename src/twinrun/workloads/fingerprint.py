@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from twinrun.foundation.manifest import Frozen
-from twinrun.manifests.claims import Accepted
+from twinrun.manifests.published import Accepted
 
 Value = str | int | bool
 Fingerprint = dict[str, Value]

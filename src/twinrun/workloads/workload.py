@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, SerializeAsAny
 
 from twinrun.foundation.manifest import Frozen, validate
-from twinrun.manifests.claims import Accepted
+from twinrun.manifests.published import Accepted
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.job import Checkpointing, Job, Result

@@ -11,8 +11,8 @@ from twinrun.execution.image_file import TEMPORARY_FOLDER, ImageFile, image_file
 from twinrun.execution.local_commands import LocalCommands
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.files import sha256_of_file
-from twinrun.machine.inventory import Vendor
 from twinrun.manifests.stack import LoadedStack
+from twinrun.manifests.vendor import Vendor
 
 PROGRAM = "apptainer"
 FORM = "sif"

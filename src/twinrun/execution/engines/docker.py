@@ -18,8 +18,8 @@ from twinrun.foundation.processes import GRACE_SECONDS, last_lines
 from twinrun.machine import daemon
 from twinrun.machine.abandoned import remove_abandoned
 from twinrun.machine.daemon import WORK_SECONDS, daemon_errors
-from twinrun.machine.inventory import Vendor
 from twinrun.manifests.stack import LoadedStack
+from twinrun.manifests.vendor import Vendor
 
 if TYPE_CHECKING:
     from docker import DockerClient

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from twinrun.execution.engine import Engine, Workspace
 from twinrun.execution.interpreter import Interpreter
-from twinrun.machine.inventory import Vendor
 from twinrun.manifests.stack import LoadedStack
+from twinrun.manifests.vendor import Vendor
 
 RUNS_IMAGES = False
 

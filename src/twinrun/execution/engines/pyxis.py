@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from twinrun.execution.engine import Command, Engine, NodeCommand, Workspace
 from twinrun.execution.image_file import TEMPORARY_FOLDER, ImageFile, image_file
 from twinrun.foundation.errors import InputError, MachineError
-from twinrun.machine.inventory import Vendor
 from twinrun.manifests.stack import LoadedStack
+from twinrun.manifests.vendor import Vendor
 
 RUNS_IMAGES = True
 FORM = "sqsh"

@@ -17,8 +17,8 @@ from twinrun.execution.interpreter import Interpreter
 from twinrun.foundation.cache import COMPLETE, environment_folder
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.processes import last_lines
-from twinrun.machine.inventory import Vendor
 from twinrun.manifests.stack import LoadedStack
+from twinrun.manifests.vendor import Vendor
 
 # How uv says EPERM, EACCES, ENOTDIR, EFBIG, ENOSPC, EROFS and EDQUOT.
 _REFUSED = re.compile(r"\(os error (1|13|20|27|28|30|122)\)")

@@ -14,7 +14,7 @@ from twinrun.images import apt_archive
 from twinrun.images.building.artifacts import Artifact, deb_artifact
 from twinrun.images.building.download import download_wheels
 from twinrun.images.building.wheel_tags import is_compatible
-from twinrun.manifests.apt_lock import SystemPackage
+from twinrun.manifests.locks import SystemPackage
 from twinrun.manifests.stack import AlternativePin, Stack, normalise
 
 

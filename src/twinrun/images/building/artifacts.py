@@ -11,8 +11,7 @@ from pydantic import Field
 
 from twinrun.foundation.manifest import Frozen
 from twinrun.images.building.wheel_tags import machine
-from twinrun.manifests.apt_lock import SystemPackage
-from twinrun.manifests.python_lock import parse_python_lock
+from twinrun.manifests.locks import SystemPackage, parse_python_lock
 from twinrun.manifests.stack import AlternativePin, LoadedStack, Stack, matches, normalise
 
 

@@ -16,7 +16,7 @@ from twinrun import __version__
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.files import sha256_of_file
 from twinrun.foundation.processes import last_lines
-from twinrun.foundation.redaction import redacted
+from twinrun.foundation.text import redacted
 from twinrun.foundation.tracked import tree_sha256
 from twinrun.images.building.artifacts import Artifact
 from twinrun.images.building.plan import BuildPlan

@@ -10,7 +10,7 @@ from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import sha256_of_file
 from twinrun.images.building.plan import BuildPlan
 from twinrun.images.root_filesystem import make_root
-from twinrun.manifests.apt_lock import AptLock
+from twinrun.manifests.locks import AptLock
 from twinrun.manifests.stack import Stack
 
 

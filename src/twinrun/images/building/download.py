@@ -12,7 +12,7 @@ from pathlib import Path
 
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.processes import last_lines
-from twinrun.foundation.redaction import redacted
+from twinrun.foundation.text import redacted
 from twinrun.images.building.artifacts import Artifact
 from twinrun.images.building.wheel_tags import platforms
 from twinrun.manifests.stack import SourcePackage, Stack, normalise

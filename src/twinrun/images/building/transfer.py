@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from twinrun.foundation.errors import MachineError
-from twinrun.foundation.redaction import redacted
+from twinrun.foundation.text import redacted
 from twinrun.machine.abandoned import OWNER, owner
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from pathlib import Path
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen
 from twinrun.images.locking.effects import likely_effect
-from twinrun.manifests.apt_lock import parse_apt_lock
-from twinrun.manifests.python_lock import parse_python_lock
+from twinrun.manifests.locks import parse_apt_lock, parse_python_lock
 from twinrun.manifests.stack import normalise
 
 

@@ -12,7 +12,7 @@ from twinrun.images.apt_archive import open_archive
 from twinrun.images.locking.changes import Change, changes
 from twinrun.images.locking.refresh import existing_apt_lock, python_locks, selected_parts
 from twinrun.images.locking.system import resolve_system
-from twinrun.manifests.apt_lock import AptLock, apt_lock_text
+from twinrun.manifests.locks import AptLock, apt_lock_text
 from twinrun.manifests.stack import Stack, expected_stamps, first_line, load_manifest, pins
 
 State = Literal["stale", "gone", "unverified", "out of reach"]

@@ -15,8 +15,8 @@ from uv import find_uv_bin
 
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.processes import last_lines
-from twinrun.foundation.redaction import redacted
-from twinrun.manifests.python_lock import PythonLock, parse_python_lock, python_lock_text
+from twinrun.foundation.text import redacted
+from twinrun.manifests.locks import PythonLock, parse_python_lock, python_lock_text
 from twinrun.manifests.stack import SourcePackage, Stack, matches, normalise, stamp
 
 _DIRECT = re.compile(

@@ -13,8 +13,14 @@ from twinrun.images.building.base import make_base
 from twinrun.images.locking.changes import Change, changes
 from twinrun.images.locking.python import resolve_python
 from twinrun.images.locking.system import resolve_system
-from twinrun.manifests.apt_lock import AptLock, apt_lock_text, load_apt_lock
-from twinrun.manifests.image_lock import ImageLock, image_lock_text, load_image_lock
+from twinrun.manifests.locks import (
+    AptLock,
+    ImageLock,
+    apt_lock_text,
+    image_lock_text,
+    load_apt_lock,
+    load_image_lock,
+)
 from twinrun.manifests.stack import Stack, expected_stamps, first_line, load_manifest
 
 # Values of `--only`: Python packages; system packages with the root file system made of some of them.

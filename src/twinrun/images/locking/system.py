@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twinrun.images.apt_archive import ESSENTIAL, AptArchive
-from twinrun.manifests.apt_lock import AptLock
+from twinrun.manifests.locks import AptLock
 from twinrun.manifests.stack import Stack
 
 # usr-is-merged is installed before all others: /bin is a link from the start.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from twinrun.foundation.manifest import Frozen
-from twinrun.manifests.claims import Accepted
+from twinrun.manifests.published import Accepted
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.bench import BenchJob, BenchResult, CallLine

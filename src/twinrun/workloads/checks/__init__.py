@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import number, plural
-from twinrun.manifests.claims import Accepted
+from twinrun.manifests.published import Accepted
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
 from twinrun.manifests.vendor import Gpu

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from twinrun.foundation.text import number, percent, plural
-from twinrun.manifests.claims import Claim, Reference
+from twinrun.manifests.claims import Claim
+from twinrun.manifests.published import Reference
 from twinrun.manifests.vendor import Gpu
 from twinrun.workloads.charts import Curve, Spot
 from twinrun.workloads.training.manifest import tables_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from twinrun.foundation.text import number, plain
-from twinrun.manifests.claims import PublishedClaims
+from twinrun.manifests.published import PublishedClaims
 from twinrun.protocol.measurements import Measurement
 from twinrun.workloads.charts import Chart, Curve, LineChart, Spot
 from twinrun.workloads.parity import parity

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from twinrun.foundation.arithmetic import MAX_LETTERS, evaluated
+from twinrun.manifests.restatements import MAX_LETTERS, evaluated
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,171 @@
+"""published.toml: everything that a publication gives, read and held against metrics and GPUs."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from twinrun.foundation.errors import InputError
+from twinrun.foundation.files import is_file_in
+from twinrun.foundation.manifest import Frozen, read_toml, validate
+from twinrun.manifests.claims import Claim, RecordClaim, Source
+from twinrun.manifests.metrics import RATIO, Metric, known_metric
+from twinrun.manifests.metrics import demand as _demand
+from twinrun.manifests.restatements import RestatementTerms, check_restatement, demand_resolution
+from twinrun.manifests.vendor import Gpu
+from twinrun.protocol.formulas import FORMULAS
+from twinrun.protocol.measurements import Per
+
+
+class Missing(Frozen):
+    """Something the publication does not give."""
+
+    what: str
+    why: str
+
+
+class Reference(Frozen):
+    """A published point drawn for orientation; nothing is judged against it."""
+
+    label: str
+    cards: Annotated[int, Field(gt=0)]
+    model: str
+    value: Annotated[float, Field(gt=0)]
+    metric: str
+    """Row of recipes/metrics.toml."""
+    unit: str
+    per: Per
+    formula: str | None = None
+    precision: str = "bf16"
+    """Of the matrix products; a share of the bf16 peak is given of bf16 alone."""
+    gpu: str
+    source: Source
+
+
+Accepted = str | int | bool | tuple[str | int | bool, ...]
+
+
+class PublishedClaims(Frozen):
+    """published.toml: everything the publication gives, and what it does not."""
+
+    fingerprint: dict[str, Accepted]
+    """The published configuration; a list means that any of its values is the published one."""
+    claim: tuple[Claim, ...]
+    between_records: tuple[RecordClaim, ...] = ()
+    """Claims that `invoke compare --claims` judges."""
+    references: str | None = None
+    """CSV file of the folder with the columns of `reference` and of its source, for long tables."""
+    reference: tuple[Reference, ...] = ()
+    missing: tuple[Missing, ...] = ()
+
+    @model_validator(mode="after")
+    def _distinct(self) -> PublishedClaims:
+        names = [claim.id for claim in self.claim] + [claim.id for claim in self.between_records]
+        if len(names) != len(set(names)):
+            raise ValueError("two claims have the same id")
+        return self
+
+
+def load_published(folder: Path) -> PublishedClaims:
+    """Read `published.toml` of the recipe in `folder`; raises InputError."""
+    path = folder / "published.toml"
+    content = read_toml(path)
+    if file := content.get("references"):
+        content["reference"] = [*content.get("reference", []), *read_rows(folder, str(file))]
+    return validate(content, PublishedClaims, place=str(path))
+
+
+def check_numbers(
+    published: PublishedClaims, *, place: str, metrics: dict[str, Metric], gpus: dict[str, Gpu]
+) -> None:
+    """Hold every published number against its metric and its GPU; raises InputError with file and key."""
+    for number, claim in enumerate(published.claim):
+        where = f"{place}:claim.{number}"
+        metric = _metric_of(claim, where, metrics)
+        if not claim.is_distance:
+            _demand(claim.better, [metric.better], place=f"{where}.better", what=f"direction of {metric.id}")
+        if claim.hardware:
+            _demand(claim.hardware.gpu, gpus, place=f"{where}.hardware.gpu", what="GPU")
+        units = [RATIO] if claim.kind == "ratio" else [metric.unit, *metric.units]
+        _demand(claim.unit, units, place=f"{where}.unit", what=f"unit of {metric.id}")
+        if claim.kind == "ratio":
+            demand_resolution(claim.tolerance, claim.value, place=f"{where}.tolerance")
+        if claim.here:
+            terms = RestatementTerms(claim.kind, claim.formula, claim.tolerance, tuple(published.fingerprint))
+            check_restatement(claim.here, terms, place=f"{where}.here", metrics=metrics)
+    for number, between in enumerate(published.between_records):
+        where = f"{place}:between_records.{number}"
+        _check_between(between, tuple(published.fingerprint), where, metrics, gpus)
+    for number, reference in enumerate(published.reference):
+        where = f"{place}:reference.{number}"
+        metric = _metric_of(reference, where, metrics)
+        _demand(
+            reference.unit, [metric.unit, *metric.units], place=f"{where}.unit", what=f"unit of {metric.id}"
+        )
+        _demand(reference.gpu, gpus, place=f"{where}.gpu", what="GPU")
+
+
+def _check_between(
+    claim: RecordClaim, fields: tuple[str, ...], where: str, metrics: dict[str, Metric], gpus: dict[str, Gpu]
+) -> None:
+    metric = _metric_of(claim, where, metrics)
+    _demand(claim.better, [metric.better], place=f"{where}.better", what=f"direction of {metric.id}")
+    for name, side in (("over", claim.over), ("under", claim.under)):
+        _demand(side.gpu, gpus, place=f"{where}.{name}.gpu", what="GPU")
+    if claim.here is None:
+        return
+    terms = RestatementTerms("ratio of records", claim.formula, claim.tolerance, fields)
+    check_restatement(claim.here, terms, place=f"{where}.here", metrics=metrics)
+    demand_resolution(claim.here.tolerance, claim.here.value, place=f"{where}.here.tolerance")
+    vendors = [gpus[side.gpu].vendor for side in (claim.over, claim.under)]
+    if vendors[0] == vendors[1]:
+        raise InputError(
+            "nothing tells the sides apart on other GPUs",
+            place=f"{where}.here",
+            found=f"both sides of {vendors[0]}",
+            allowed="sides of two vendors",
+            hint="say in `why_none` why there is no restatement",
+        )
+
+
+def _metric_of(number: Claim | RecordClaim | Reference, where: str, metrics: dict[str, Metric]) -> Metric:
+    metric = known_metric(number.metric, metrics, place=f"{where}.metric")
+    _demand(number.per, metric.per, place=f"{where}.per", what=f"what {metric.id} is counted per")
+    if number.formula is not None or metric.formulas:
+        _demand(number.formula, metric.formulas, place=f"{where}.formula", what=f"formula of {metric.id}")
+        _demand(number.formula, FORMULAS, place=f"{where}.formula", what="formula")
+    return metric
+
+
+SOURCE = ("document", "where", "how", "derivation")
+
+
+def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
+    """Return the rows as `[[reference]]` has them; raises InputError where the folder has no such file."""
+    if not is_file_in(folder, name):
+        place = f"{folder / 'published.toml'}:references"
+        raise InputError("no such file in the recipe's folder", place=place, found=name)
+    with (folder / name).open(encoding="utf-8", newline="") as handle:
+        return [_row(row) for row in csv.DictReader(handle)]
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    filled = {key: value for key, value in row.items() if value}
+    numbers = {"cards": _integer(filled.get("cards")), "value": _number(filled.get("value"))}
+    source = {key: filled[key] for key in SOURCE if key in filled}
+    rest = {key: value for key, value in filled.items() if key not in SOURCE}
+    return {**rest, **numbers, "source": source}
+
+
+def _integer(text: str | None) -> int | str | None:
+    return int(text) if text and text.isdecimal() else text
+
+
+def _number(text: str | None) -> float | str | None:
+    try:
+        return float(text) if text else text
+    except ValueError:
+        return text
