@@ -16,21 +16,18 @@ import nox
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv"
-nox.options.sessions = ["lint", "types", "tests", "contracts", "templates", "docs", "smoke(cpu)"]
+nox.options.sessions = ["lint", "types", "tests", "docs", "smoke(cpu)"]
 
 LOCK = "images/stacks/cpu/requirements.lock"
 PYTEST = ("python", "-m", "pytest")
 # Images are large and engines have one cache of builds: one test at a time.
 ONE_BY_ONE = (*PYTEST, "--numprocesses=0")
-TEMPLATES = "tests/contracts/test_every_template.py"
 YAML = (".github", ".pre-commit-config.yaml", "mkdocs.yml")
 YAML_STYLE = "{extends: relaxed, rules: {line-length: {max: 120}}}"
 EXTRAS = nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]
 # Every machine runs these; the other tags are the vendors of stacks.
 CPU = ["cpu"]
-
-
-# A stack that no recipe runs in now, such as one of a publication: checked when asked for by its name.
+# A stack that no recipe runs in now is checked when it is asked for by its name.
 BY_NAME = ["by-name"]
 
 
@@ -46,6 +43,13 @@ def recipes_by_stack() -> dict[str, list[str]]:
         for stack in read(path)["stacks"]["current"].values():
             found[stack].append(path.parent.as_posix())
     return found
+
+
+def one_of_each_workload(recipes: list[str]) -> list[str]:
+    """Return a recipe of each workload: the last by name, which of the training recipes is the plainest."""
+    workloads = {path.name for path in Path("src/twinrun/workloads").iterdir() if path.is_dir()}
+    tables = {recipe: read(Path(recipe, "recipe.toml")).keys() & workloads for recipe in recipes}
+    return [*{table: recipe for recipe, (table,) in tables.items()}.values()]
 
 
 RECIPES = recipes_by_stack()
@@ -77,25 +81,18 @@ def types(session: nox.Session) -> None:
 
 @nox.session(tags=CPU)
 def tests(session: nox.Session) -> None:
-    """Run the tests in the CPU stack as locked; those of a GPU say why they are skipped."""
+    """Run tests and contracts in the CPU stack as locked; those of a GPU say why they are skipped."""
     # Gigabytes: silence would look like a hang.
     session.install("--require-hashes", "-r", LOCK, silent=False)
     session.install("-e", ".[test,reference]")
-    session.run(*PYTEST, "-m", "not docker", "--ignore", "tests/contracts", *session.posargs)
+    session.run(*PYTEST, "-m", "not docker", *session.posargs)
 
 
-@nox.session(tags=CPU)
+@nox.session
 def contracts(session: nox.Session) -> None:
-    """Hold every recipe, stack, module and page to the rules."""
+    """Hold every recipe, stack, template, module and page to the rules, without PyTorch."""
     session.install("-e", ".[test]")
-    session.run(*PYTEST, "tests/contracts", "--ignore", TEMPLATES, *session.posargs)
-
-
-@nox.session(tags=CPU)
-def templates(session: nox.Session) -> None:
-    """Bake the template and hold what comes out to the rules of recipes."""
-    session.install("-e", ".[test]")
-    session.run(*PYTEST, TEMPLATES, *session.posargs)
+    session.run(*PYTEST, "tests/contracts", *session.posargs)
 
 
 @nox.session(tags=CPU)
@@ -114,7 +111,7 @@ def docs(session: nox.Session) -> None:
     ],
 )
 def smoke(session: nox.Session, stack: str) -> None:
-    """Run a stack's checks and its recipes at smoke scale, in its image where an engine can build it."""
+    """Run a stack's checks and a recipe of each workload at smoke scale; `-- all` runs every recipe."""
     session.install("-e", ".")
     engine = engine_of(session, stack)
     options = ["--stack", stack, "--engine", engine, "--json"]
@@ -122,7 +119,8 @@ def smoke(session: nox.Session, stack: str) -> None:
     # One rank leaves a core to another; what these runs measure of speed says nothing.
     with ThreadPoolExecutor(max_workers=2) as pool:
         # Raises what a task raised; tasks that have not started are left out then.
-        tasks = [["doctor", *options, *session.posargs], *(["run", one, *run] for one in RECIPES[stack])]
+        recipes = RECIPES[stack] if "all" in session.posargs else one_of_each_workload(RECIPES[stack])
+        tasks = [["doctor", *options], *(["run", one, *run] for one in recipes)]
         list(pool.map(functools.partial(smoke_task, session), tasks))
 
 

@@ -26,43 +26,43 @@ def bound(trials: int) -> float:
 
 SAME = "every loss and every final weight as without it"
 KILLED_RANK = Trials(
-    fault="kill -9 of a random rank before a random step", promise=SAME, change=16, nightly=200, seed=20
+    fault="kill -9 of a random rank before a random step", promise=SAME, change=2, nightly=200, seed=20
 )
 KILLED_LAUNCHER = Trials(
-    fault="kill -9 of the launcher at a random moment", promise=SAME, change=4, nightly=40, seed=22
+    fault="kill -9 of the launcher at a random moment", promise=SAME, change=1, nightly=40, seed=22
 )
 DAMAGED_CHECKPOINT = Trials(
     fault="a flipped bit, cut end, zeroed block, swapped or missing file of a checkpoint",
     promise="named before it is used",
-    change=300,
+    change=40,
     nightly=1000,
     seed=20,
 )
 DAMAGED_DATA = Trials(
     fault="the same of prepared data, fresh or cached; all but a missing file also while a run reads it",
     promise="named before a step is made of it",
-    change=100,
+    change=40,
     nightly=600,
     seed=24,
 )
 FULL_DISK = Trials(
     fault="a disk that is full after a number of bytes of a save",
     promise="the checkpoint before is whole",
-    change=8,
+    change=4,
     nightly=40,
     seed=26,
 )
 PICKLES = Trials(
     fault="a pickle in place of each file that a run loads",
     promise="not executed",
-    change=60,
+    change=20,
     nightly=60,
     seed=None,
 )
 INSIDE_SAVES = Trials(
     fault="kill -9 of each rank at a system call of its saves",
     promise="the newest published checkpoint is whole; then as without it",
-    change=12,
+    change=4,
     nightly=70,
     seed=None,
 )

@@ -6,7 +6,14 @@ import pickle
 import random
 from pathlib import Path
 
-PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
+import pytest
+
+# The oldest that is binary and the newest are tried for every change, the others by night.
+QUICK_PROTOCOLS = (2, pickle.HIGHEST_PROTOCOL)
+PROTOCOLS = [
+    pytest.param(number, marks=[] if number in QUICK_PROTOCOLS else pytest.mark.trials)
+    for number in range(pickle.HIGHEST_PROTOCOL + 1)
+]
 # Files of prepared data, and last a shard whose encoding says that it is a pickle.
 DATA_PLACES = ("corpus.json", "index.json", "hashes.bin", "shard.00000.mds", "encoding")
 KINDS = ("flip", "flip", "flip", "truncate", "zero", "swap", "missing")

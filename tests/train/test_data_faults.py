@@ -141,23 +141,22 @@ def encoded_as_pickle(folder: Path, attack: bytes) -> None:
     (folder / CORPUS).write_text(corpus.model_copy(update=digests).text())
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("name", DATA_PLACES)
 def test_no_pickle_in_data_is_executed(
-    prepared: tuple[Path, Path], make_job: MakeJob, tmp_path: Path, name: str
+    prepared: tuple[Path, Path], make_job: MakeJob, tmp_path: Path, name: str, protocol: int
 ) -> None:
-    mark = tmp_path / "executed"
-    for protocol in PROTOCOLS:
-        folder = tmp_path / str(protocol)
-        shutil.copytree(prepared[0], folder)
-        attack = pickle.dumps(Attack(mark), protocol=protocol)
-        if name == "encoding":
-            encoded_as_pickle(folder, attack)
-        else:
-            (folder / name).write_bytes(attack)
-        job = make_job().model_copy(update={"data": str(folder)})
-        with pytest.raises(InputError, match="missing or damaged"):
-            load_batches(job, load_corpus(job)).dataset.get_item(0)
-        assert not mark.exists(), protocol
+    mark, folder = tmp_path / "executed", tmp_path / "data"
+    shutil.copytree(prepared[0], folder)
+    attack = pickle.dumps(Attack(mark), protocol=protocol)
+    if name == "encoding":
+        encoded_as_pickle(folder, attack)
+    else:
+        (folder / name).write_bytes(attack)
+    job = make_job().model_copy(update={"data": str(folder)})
+    with pytest.raises(InputError, match="missing or damaged"):
+        load_batches(job, load_corpus(job)).dataset.get_item(0)
+    assert not mark.exists()
     pickle.loads(attack)
     assert mark.exists(), "the attack works where a pickle is read"
 
