@@ -27,7 +27,7 @@ from twinrun.execution.engines.docker import (
 )
 from twinrun.foundation.errors import MachineError, RunError
 from twinrun.foundation.processes import _MARK, _marked
-from twinrun.machine.abandoned import remove_abandoned
+from twinrun.machine.daemon import remove_abandoned
 from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Vendor, load_vendors
 

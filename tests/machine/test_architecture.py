@@ -17,7 +17,7 @@ from tests.machine.test_inventory import PROGRAMS, answering, text_of
 from twinrun.machine.architecture import architectures_needed, misfit, runs_on
 from twinrun.machine.devices import Device, identify
 from twinrun.machine.inventory import Machine
-from twinrun.machine.probe_output import parse_output
+from twinrun.machine.probes import parse_output
 from twinrun.manifests.vendor import Vendor, load_gpus, load_vendors
 from twinrun.planning.project import Project
 

@@ -21,9 +21,8 @@ from rich.console import Console
 
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError
-from twinrun.machine import daemon
-from twinrun.machine.checks import HostCheck, host
-from twinrun.machine.checks.devices import check_device_files, check_devices
+from twinrun.machine import checks, daemon
+from twinrun.machine.checks import HostCheck, check_device_files, check_devices
 from twinrun.machine.devices import discover
 from twinrun.machine.doctor import Diagnosis, diagnose
 from twinrun.manifests.vendor import load_gpus, load_vendors
@@ -143,7 +142,7 @@ def test_missing_device_file_fails(root: Path) -> None:
 CLOSED = """
 import os, sys
 from pathlib import Path
-from twinrun.machine.checks.devices import check_device_files
+from twinrun.machine.checks import check_device_files
 from twinrun.machine.devices import discover
 from twinrun.manifests.vendor import load_gpus, load_vendors
 root = Path(sys.argv[1])
@@ -216,7 +215,7 @@ def engine(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("engine")
 def test_engine_that_answers_is_well() -> None:
-    check = host.check_docker()
+    check = checks.check_docker()
     assert (check.status, check.found) == ("ok", "engine 20.10.24")
 
 
@@ -226,29 +225,29 @@ def test_engine_that_does_not_answer_is_a_warning(root: Path, monkeypatch: pytes
         silent.bind(str(root / "silent.sock"))
         silent.listen()
         monkeypatch.setenv("DOCKER_HOST", f"unix://{root}/silent.sock")
-        check = host.check_docker()
+        check = checks.check_docker()
     assert check.status == "warn"
     assert "timed out" in check.found
 
 
 def test_disk_too_small_warns_and_closed_disk_fails(tmp_path: Path) -> None:
-    assert host.check_disk("d", tmp_path / "a" / "b", 1, "move").status == "ok"
-    small = host.check_disk("d", tmp_path, 1 << 60, "move")
+    assert checks.check_disk("d", tmp_path / "a" / "b", 1, "move").status == "ok"
+    small = checks.check_disk("d", tmp_path, 1 << 60, "move")
     assert (small.status, small.hint) == ("warn", "free some space, or move")
     (tmp_path / "file").touch()
-    assert host.check_disk("d", tmp_path / "file" / "b", 1, "move").status == "fail"
+    assert checks.check_disk("d", tmp_path / "file" / "b", 1, "move").status == "fail"
 
 
 def test_check_that_cannot_be_made_is_unknown(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "SHARED_MEMORY", root / "absent")
+    monkeypatch.setattr(checks, "SHARED_MEMORY", root / "absent")
     check = named(diagnose(root), "shared memory")
     assert check.status == "unknown"
     assert "No such file" in check.found
 
 
 def test_small_shared_memory_names_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "SHARED_MEMORY_BYTES", 1 << 60)
-    check = host.check_shared_memory()
+    monkeypatch.setattr(checks, "SHARED_MEMORY_BYTES", 1 << 60)
+    check = checks.check_shared_memory()
     assert check.status == "warn"
     assert "--shm-size" in str(check.hint)
 

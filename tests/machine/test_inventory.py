@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from twinrun.foundation.errors import InputError, MachineError, TwinrunError
 from twinrun.machine.devices import Device, discover, identify, visible
 from twinrun.machine.inventory import detect
-from twinrun.machine.probe_output import ProbedDevice, parse_output
-from twinrun.machine.probing import run_probe
+from twinrun.machine.probes import ProbedDevice, parse_output, run_probe
 from twinrun.manifests.vendor import Probe, load_gpus, load_vendors
 
 ROOT = Path(__file__).parents[2]

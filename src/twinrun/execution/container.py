@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from twinrun.foundation.manifest import Frozen
-from twinrun.machine.abandoned import OWNER, owner
+from twinrun.machine.daemon import OWNER, owner
 from twinrun.protocol.allocation import IMAGE_VARIABLE
 
 # Ranks exchange batches and gradients through shared memory; the default of 64 MB ends in a bus error.

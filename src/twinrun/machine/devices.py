@@ -10,8 +10,7 @@ from typing import Literal
 
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.manifest import Frozen
-from twinrun.machine.probe_output import ProbedDevice, parse_output
-from twinrun.machine.probing import ProbeTimeoutError, available, run_probe
+from twinrun.machine.probes import ProbedDevice, ProbeTimeoutError, available, parse_output, run_probe
 from twinrun.manifests.vendor import Gpu, Probe, Vendor
 
 # Probed over nominal memory: 1.006 (48 GB less error correction) to 1.074 (a GB taken as 2^30 bytes).

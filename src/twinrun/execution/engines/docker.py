@@ -16,8 +16,7 @@ from twinrun.execution.engine import PYTHON, Command, Engine, NodeCommand, Works
 from twinrun.foundation.errors import MachineError, RunError
 from twinrun.foundation.processes import GRACE_SECONDS, last_lines
 from twinrun.machine import daemon
-from twinrun.machine.abandoned import remove_abandoned
-from twinrun.machine.daemon import WORK_SECONDS, daemon_errors
+from twinrun.machine.daemon import WORK_SECONDS, daemon_errors, remove_abandoned
 from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Vendor
 

@@ -20,7 +20,7 @@ from twinrun.images.building.layers import Layer, Snapshot, read_snapshot, write
 from twinrun.images.building.plan import CONTEXT, BuildPlan
 from twinrun.images.building.progress import BuildProgress
 from twinrun.images.building.transfer import export_root
-from twinrun.machine.abandoned import remove_abandoned
+from twinrun.machine.daemon import remove_abandoned
 
 if TYPE_CHECKING:
     from docker import DockerClient

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.text import redacted
-from twinrun.machine.abandoned import OWNER, owner
+from twinrun.machine.daemon import OWNER, owner
 
 if TYPE_CHECKING:
     from docker import DockerClient
