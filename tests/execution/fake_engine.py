@@ -14,7 +14,7 @@ import pytest
 
 from twinrun.execution import engines
 from twinrun.execution.engine import Command, NodeCommand, Workspace
-from twinrun.execution.interpreter import Interpreter
+from twinrun.execution.local_engines import Interpreter
 
 NAME = "fake"
 

@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from tests.execution.placements import SITE, PlacementStandIn
-from twinrun.execution.engine import Renderer, Workspace
+from twinrun.execution.engine import Renderer, Workspace, log_folder
 from twinrun.execution.engines.docker import ContainerRenderer
 from twinrun.execution.engines.pyxis import PyxisRenderer
-from twinrun.execution.interpreter import Interpreter
 from twinrun.execution.launchers import load_launcher
-from twinrun.execution.layout import log_folder
+from twinrun.execution.local_engines import Interpreter
 from twinrun.execution.ranks import Launch, RankCommands
 from twinrun.execution.schedulers import load_scheduler
 from twinrun.execution.slurm_client import parse_job

@@ -15,7 +15,7 @@ from tests.execution.clusters import ROOT, SECONDS, changed, cluster, container,
 from twinrun.cli import sites
 from twinrun.execution.engine import NodeCommand
 from twinrun.execution.schedulers import Submission, Task, load_scheduler
-from twinrun.execution.site_checks import check_site
+from twinrun.execution.slurm_client import check_site
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError, TwinrunError
 from twinrun.manifests.cluster import LoadedSite
 

@@ -13,10 +13,9 @@ from pydantic import BaseModel
 
 from tests.execution.fake_engine import FakeEngine, Play, Script, register, torchrun_report
 from tests.execution.placements import PlacementStandIn
-from twinrun.execution.engine import Workspace
+from twinrun.execution.engine import Workspace, point_folder
 from twinrun.execution.engines import load_engine
 from twinrun.execution.launchers import load_launcher
-from twinrun.execution.layout import point_folder
 from twinrun.execution.ranks import METRICS, Launch, LaunchResult, RankCommands, Ranks
 from twinrun.execution.schedulers import load_scheduler
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError

@@ -10,7 +10,7 @@ import pytest
 from tests.execution.placements import SITE
 from twinrun.execution import schedulers
 from twinrun.execution.engine import NodeCommand, Workspace
-from twinrun.execution.interpreter import Interpreter
+from twinrun.execution.local_engines import Interpreter
 from twinrun.execution.schedulers import Scheduler, Task, load_scheduler, local
 from twinrun.foundation.discovery import part_names
 from twinrun.foundation.errors import InputError, MachineError

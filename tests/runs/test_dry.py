@@ -20,8 +20,8 @@ from tests.execution.placements import PlacementStandIn
 from twinrun.execution.engine import NodeCommand, Renderer, Workspace
 from twinrun.execution.engines.apptainer import ApptainerRenderer
 from twinrun.execution.engines.docker import ContainerRenderer
-from twinrun.execution.interpreter import Interpreter
 from twinrun.execution.launchers import Rendezvous, load_launcher
+from twinrun.execution.local_engines import Interpreter
 from twinrun.execution.ranks import Launch, RankCommands
 from twinrun.execution.schedulers import load_scheduler
 from twinrun.execution.shell import RUN_FOLDER, set_run_folder, shell_line, word

@@ -8,8 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from twinrun.execution.site_checks import check_site
-from twinrun.execution.slurm_client import SlurmClient
+from twinrun.execution.slurm_client import SlurmClient, check_site
 from twinrun.foundation.errors import InputError
 from twinrun.images.cluster import containers
 from twinrun.manifests.cluster import load_site

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from twinrun.execution import shell
-from twinrun.execution.engine import NodeCommand
-from twinrun.execution.layout import stop_file
+from twinrun.execution.engine import NodeCommand, stop_file
 from twinrun.execution.schedulers import Task
 from twinrun.foundation.errors import MachineError
 from twinrun.manifests.cluster import LoadedSite, Site

@@ -1,4 +1,4 @@
-"""What an engine is: a stack provisioned so that commands run in it."""
+"""What an engine is: a stack provisioned so that commands run in it, with the folders that they see."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from twinrun.execution.container import Container
 from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Vendor
+from twinrun.protocol.job import STOPPED_FILE
 
 # The word that stands for the stack's interpreter in every command of a stack.
 PYTHON = "python"
@@ -39,6 +40,26 @@ class Workspace(Frozen):
     def search_path(self) -> tuple[Path, ...]:
         """Return all folders of the project that ranks import from."""
         return (self.root / "src", *self.packages)
+
+
+def point_folder(run: Path, point: str) -> Path:
+    """Return the folder that the ranks of `point` write to."""
+    return run / "points" / point
+
+
+def job_file(run: Path, point: str) -> Path:
+    """Return the file that tells the ranks of `point` what to do."""
+    return point_folder(run, point) / "job.json"
+
+
+def stop_file(run: Path, point: str) -> Path:
+    """Return the file in which the ranks of `point` say that they were told to end, and have saved."""
+    return point_folder(run, point) / STOPPED_FILE
+
+
+def log_folder(run: Path, point: str) -> Path:
+    """Return the folder for the logs of the launcher and the ranks of `point`."""
+    return run / "log" / point
 
 
 class Command(Frozen):

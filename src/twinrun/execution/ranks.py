@@ -6,23 +6,32 @@ import shutil
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from twinrun.execution.engine import PYTHON, Command, Engine, NodeCommand, Renderer, Workspace
-from twinrun.execution.last_words import described, hang, rank_states, silent
-from twinrun.execution.launchers import Launcher, RankPlacement, Rendezvous, node_logs
-from twinrun.execution.layout import job_file, log_folder, point_folder, stop_file
+from twinrun.execution.engine import (
+    PYTHON,
+    Command,
+    Engine,
+    NodeCommand,
+    Renderer,
+    Workspace,
+    job_file,
+    log_folder,
+    point_folder,
+    stop_file,
+)
+from twinrun.execution.failures import failure_of, with_last_words
+from twinrun.execution.launchers import Launcher, RankPlacement, Rendezvous
 from twinrun.execution.schedulers import Scheduler, Submission, Task
 from twinrun.foundation.errors import MachineError, RunError, RunInterruptedError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
-from twinrun.foundation.processes import last_lines
 from twinrun.protocol.allocation import Allocation, NodeReport, RankReport
-from twinrun.protocol.job import OUT_OF_MEMORY, Job, MetricsLine, Stop
+from twinrun.protocol.job import Job, MetricsLine, Stop
 from twinrun.protocol.metrics_lines import forget
 
 POLL_SECONDS = 0.1
@@ -146,7 +155,7 @@ class Ranks:
         try:
             status = _follow(submission, follower, checked=lambda: self._checked(launch.placement))
         except RunError as error:
-            raise self._with_last_words(error, point) from None
+            raise with_last_words(error, run=self._run, point=point) from None
         if status:
             self._raise_if_stopped(point)
             self._raise_unless_memory(launch.placement, submission, status)
@@ -175,14 +184,6 @@ class Ranks:
             reports=_described(reports),
         )
 
-    def _with_last_words(self, error: RunError, point: str) -> RunError:
-        """Return the error of a scheduler with what is known of the ranks."""
-        states = rank_states(point_folder(self._run, point))
-        found = hang(states, point=point, logs=log_folder(self._run, point))
-        words = str(found.found) if found else silent(states)
-        both = "; ".join(text for text in (str(error.found or "").strip(), words) if text)
-        return RunError(error.message, place=error.place, found=both, hint=error.hint)
-
     def _raise_if_stopped(self, point: str) -> None:
         file = stop_file(self._run, point)
         if file.exists():
@@ -194,29 +195,9 @@ class Ranks:
 
     def _raise_unless_memory(self, placement: RankPlacement, submission: Submission, status: int) -> None:
         """Raise RunError for a failed launch, but for a rank whose device ran out of memory."""
-        states = rank_states(point_folder(self._run, placement.id))
-        if error := hang(states, point=placement.id, logs=log_folder(self._run, placement.id)):
+        culprit, logs = self._commands.launcher.culprit, submission.logs()
+        if error := failure_of(placement, run=self._run, logs=logs, culprit=culprit, status=status):
             raise error
-        logs = submission.logs()
-        texts = [log.read_text(encoding="utf-8", errors="replace") for log in logs]
-        failed = self._commands.launcher.culprit(texts)
-        if failed is None:
-            raise RunError(
-                f"the ranks could not be started or ended with {describe_status(status)}",
-                place=placement.id,
-                found=last_lines("\n".join(texts)),
-                hint=f"the whole log is {', '.join(map(str, logs)) or 'empty'}",
-            )
-        if failed.status == OUT_OF_MEMORY:
-            return
-        where = "".join(described(one) for one in states if one.rank == failed.rank)
-        log = next(rank_logs(log_folder(self._run, placement.id), placement, failed.rank), logs[0])
-        raise RunError(
-            f"rank {failed.rank} of {placement.world_size} failed with {describe_status(failed.status)}",
-            place=placement.id,
-            found=where + last_lines(log.read_text(encoding="utf-8", errors="replace")),
-            hint=f"the whole log is {log}; after mending the cause, --resume goes on",
-        )
 
 
 class Follower:
@@ -305,21 +286,6 @@ def _demand_same_software(nodes: Mapping[str, NodeReport], point: str) -> None:
 def _software(node: NodeReport) -> str:
     packages = f"packages {node.software_sha256[:12]}"
     return f"image {node.image[:19]}, {packages}" if node.image else packages
-
-
-def rank_logs(logs: Path, placement: RankPlacement, rank: int) -> Iterator[Path]:
-    """Yield the logs of `rank` below `logs`, wherever the launcher's version puts them."""
-    node, local = divmod(rank, placement.devices_per_node)
-    folder = Path(node_logs(str(logs), placement=placement, node=str(node)))
-    for name in ("stderr.log", "stdout.log"):
-        yield from (
-            path for path in folder.rglob(name) if path.parent.name == str(local) and path.stat().st_size
-        )
-
-
-def describe_status(status: int) -> str:
-    """Return an exit status in words; a negative one is a signal."""
-    return f"signal {-status}" if status < 0 else f"exit status {status}"
 
 
 def clear(run: Path, point: str) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from twinrun.execution.engine import PYTHON, Command, Renderer
-from twinrun.execution.layout import job_file, log_folder
+from twinrun.execution.engine import PYTHON, Command, Renderer, job_file, log_folder
 from twinrun.execution.ranks import Launch, RankCommands
 from twinrun.execution.shell import RUN, RUN_FOLDER, set_run_folder, shell_line, word
 from twinrun.foundation.manifest import Frozen

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from twinrun.execution.engine import Renderer, Workspace
+from twinrun.execution.engine import Renderer, Workspace, point_folder
 from twinrun.execution.kernels import package_folders
-from twinrun.execution.layout import point_folder
 from twinrun.execution.ranks import METRICS, Launch, RankCommands
 from twinrun.foundation.cache import cache_root
 from twinrun.planning.project import Project

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from twinrun.execution.engine import Workspace
-from twinrun.execution.layout import point_folder
+from twinrun.execution.engine import Workspace, point_folder
 from twinrun.execution.ranks import LaunchResult, Ranks
 from twinrun.foundation.errors import InputError, MachineError, RunError
 from twinrun.foundation.files import write_atomically

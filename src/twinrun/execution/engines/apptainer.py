@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from twinrun.execution.engine import Command, Engine, NodeCommand, Workspace
-from twinrun.execution.image_file import TEMPORARY_FOLDER, ImageFile, image_file
-from twinrun.execution.local_commands import LocalCommands
+from twinrun.execution.local_engines import TEMPORARY_FOLDER, ImageFile, LocalCommands, image_file
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.files import sha256_of_file
 from twinrun.manifests.stack import LoadedStack

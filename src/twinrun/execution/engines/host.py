@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 
 from twinrun.execution.engine import Engine, Workspace
-from twinrun.execution.interpreter import Interpreter
+from twinrun.execution.local_engines import Interpreter
 from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Vendor
 

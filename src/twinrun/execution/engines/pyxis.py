@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from twinrun.execution.engine import Command, Engine, NodeCommand, Workspace
-from twinrun.execution.image_file import TEMPORARY_FOLDER, ImageFile, image_file
+from twinrun.execution.local_engines import TEMPORARY_FOLDER, ImageFile, image_file
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Vendor

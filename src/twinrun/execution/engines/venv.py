@@ -13,7 +13,7 @@ from filelock import FileLock
 from uv import find_uv_bin
 
 from twinrun.execution.engine import Engine, Workspace
-from twinrun.execution.interpreter import Interpreter
+from twinrun.execution.local_engines import Interpreter
 from twinrun.foundation.cache import COMPLETE, environment_folder
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.processes import last_lines

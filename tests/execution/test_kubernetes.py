@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from tests.execution.placements import SITE, PlacementStandIn
 from twinrun.execution.engine import Renderer, Workspace
 from twinrun.execution.engines.docker import ContainerRenderer
-from twinrun.execution.interpreter import Interpreter
 from twinrun.execution.launchers import load_launcher
+from twinrun.execution.local_engines import Interpreter
 from twinrun.execution.ranks import Launch, RankCommands
 from twinrun.execution.schedulers import load_scheduler
 from twinrun.foundation.errors import InputError, MachineError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from twinrun.execution.last_words import hang, rank_states, silent
+from twinrun.execution.failures import hang, rank_states, silent
 from twinrun.foundation.files import write_atomically
 from twinrun.protocol.pulse import FOLDER, RankState
 

@@ -1,0 +1,125 @@
+"""Why a launch failed, and for which rank, as logs and the processes beside the ranks tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from twinrun.execution.engine import log_folder, point_folder
+from twinrun.execution.launchers import Culprit, RankPlacement, node_logs
+from twinrun.foundation.errors import RunError
+from twinrun.foundation.manifest import load_json
+from twinrun.foundation.processes import last_lines
+from twinrun.protocol.job import OUT_OF_MEMORY
+from twinrun.protocol.pulse import FOLDER, RankState
+
+# How the kernel calls the state of a process that was stopped, or is traced.
+_HALTED = ("T", "t")
+CulpritReader = Callable[[Sequence[str]], Culprit | None]
+
+
+def failure_of(
+    placement: RankPlacement, *, run: Path, logs: Sequence[Path], culprit: CulpritReader, status: int
+) -> RunError | None:
+    """Return what to say of a launch that ended with `status`; None where a device ran out of memory.
+
+    Args:
+        logs: files that the commands of the nodes print to.
+        culprit: the launcher's, which finds in them the rank that failed first.
+    """
+    point = placement.id
+    states, folder = rank_states(point_folder(run, point)), log_folder(run, point)
+    if error := hang(states, point=point, logs=folder):
+        return error
+    texts = [log.read_text(encoding="utf-8", errors="replace") for log in logs]
+    failed = culprit(texts)
+    if failed is None:
+        return RunError(
+            f"the ranks could not be started or ended with {describe_status(status)}",
+            place=point,
+            found=last_lines("\n".join(texts)),
+            hint=f"the whole log is {', '.join(map(str, logs)) or 'empty'}",
+        )
+    if failed.status == OUT_OF_MEMORY:
+        return None
+    where = "".join(described(one) for one in states if one.rank == failed.rank)
+    log = next(rank_logs(folder, placement, failed.rank), logs[0])
+    return RunError(
+        f"rank {failed.rank} of {placement.world_size} failed with {describe_status(failed.status)}",
+        place=point,
+        found=where + last_lines(log.read_text(encoding="utf-8", errors="replace")),
+        hint=f"the whole log is {log}; after mending the cause, --resume goes on",
+    )
+
+
+def with_last_words(error: RunError, *, run: Path, point: str) -> RunError:
+    """Return the error of a scheduler with what is known of the ranks."""
+    states = rank_states(point_folder(run, point))
+    found = hang(states, point=point, logs=log_folder(run, point))
+    words = str(found.found) if found else silent(states)
+    both = "; ".join(text for text in (str(error.found or "").strip(), words) if text)
+    return RunError(error.message, place=error.place, found=both, hint=error.hint)
+
+
+def rank_states(folder: Path) -> list[RankState]:
+    """Return what is known of the ranks of a point, in their order."""
+    found = [load_json(path, RankState) for path in (folder / FOLDER).glob("*.json")]
+    return sorted(found, key=lambda one: one.rank)
+
+
+def hang(states: Sequence[RankState], *, point: str, logs: Path) -> RunError | None:
+    """Return what to say where ranks were killed because they made no progress, else None."""
+    hung = [one for one in states if one.end == "hung"]
+    if not hung:
+        return None
+    rank, reason = _first_to_hang(hung, [one for one in states if one.end is None])
+    longest = max(one.silent_seconds for one in hung)
+    return RunError(
+        f"the ranks made no progress for {longest:.0f} s and were killed",
+        place=point,
+        found=f"{described(rank)}; {reason}",
+        hint=f"the logs are in {logs}; after mending the cause, --resume goes on",
+    )
+
+
+def silent(states: Sequence[RankState]) -> str:
+    """Return the ranks whose machine had no time to say how they end; empty for none."""
+    return "; ".join(described(one) for one in states if one.end is None)
+
+
+def described(state: RankState) -> str:
+    """Return in words where a rank was, and what it did."""
+    at = f"at step {state.step}: {state.operation}" if state.step else state.operation
+    return f"rank {state.rank} on {state.host}, pid {state.pid}, {at}"
+
+
+def _first_to_hang(hung: Sequence[RankState], mute: Sequence[RankState]) -> tuple[RankState, str]:
+    """Return the rank that the others waited for, as far as that can be told, and why it is that one."""
+    for one in hung:
+        if one.process.startswith(_HALTED):
+            return one, "its process was stopped"
+    if mute:
+        return mute[0], "its machine says nothing any more"
+    cut = [one for one in hung if one.reaches_first is False]
+    hosts, cut_hosts = {one.host for one in hung}, {one.host for one in cut}
+    if cut and 2 * len(cut_hosts) <= len(hosts):
+        return cut[0], "its machine does not reach that of rank 0"
+    if cut:
+        return hung[0], f"its machine is not reached from {', '.join(sorted(cut_hosts))}"
+    last = min(hung, key=lambda one: (one.step, one.since))
+    return last, f"it is the first of {len(hung)} that fell silent"
+
+
+def rank_logs(logs: Path, placement: RankPlacement, rank: int) -> Iterator[Path]:
+    """Yield the logs of `rank` below `logs`, wherever the launcher's version puts them."""
+    node, local = divmod(rank, placement.devices_per_node)
+    folder = Path(node_logs(str(logs), placement=placement, node=str(node)))
+    for name in ("stderr.log", "stdout.log"):
+        yield from (
+            path for path in folder.rglob(name) if path.parent.name == str(local) and path.stat().st_size
+        )
+
+
+def describe_status(status: int) -> str:
+    """Return an exit status in words; a negative one is a signal."""
+    return f"signal {-status}" if status < 0 else f"exit status {status}"
