@@ -18,6 +18,7 @@ from twinrun.images.inventory.page import facts, table
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.stack import find_stacks
 from twinrun.planning.project import Project
+from twinrun.report.figures import figures
 from twinrun.report.page import excerpt, write_recipe_report
 from twinrun.report.ranking import best_of, software
 from twinrun.report.words import (
@@ -208,7 +209,8 @@ def section(name: str, loaded: LoadedRecipe) -> str:
             [f"## {recipe.title}", f"`{loaded.folder}`: {origin}", "No record is committed yet."]
         )
     choice = excerpt(records, loaded, PROJECT.gpus, PROJECT.metrics)
-    return "\n\n".join([f"## {recipe.title}", f"`{loaded.folder}`: {origin}", *shown, choice, link])
+    measured = figures(loaded.folder, PROJECT)
+    return "\n\n".join([f"## {recipe.title}", f"`{loaded.folder}`: {origin}", *shown, choice, measured, link])
 
 
 def record_results(record: Record) -> str:

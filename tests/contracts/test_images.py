@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from tests.contracts.tree import ROOT
@@ -11,33 +9,8 @@ from twinrun.images.checks import applicable
 from twinrun.images.inventory.inventory import committed_inventory, lock_differences
 from twinrun.manifests.image_identity import COMMITTED
 from twinrun.manifests.stack import LoadedStack, find_stacks
-from twinrun.planning.project import Project
-from twinrun.results.reading import read_record
 
 STACKS = find_stacks(ROOT)
-ROW = re.compile(
-    r"^\| `(?P<stack>[\w.-]+)` \| (?P<archs>.*) \| (?P<image>.*) \| (?P<gpu>.*) \|$", re.MULTILINE
-)
-
-
-def test_the_readme_has_a_true_row_for_every_stack() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    rows = {row["stack"]: row for row in ROW.finditer(readme) if row["stack"] in STACKS}
-    assert list(rows) == list(STACKS)
-    ran = stacks_whose_image_ran_on_a_gpu()
-    for name, stack in STACKS.items():
-        assert rows[name]["archs"] == (", ".join(stack.stack.archs) or "-")
-        assert rows[name]["image"] == ("built" if committed_inventory(ROOT, stack) else "not built")
-        assert (rows[name]["gpu"] != "no") == (name in ran), name
-
-
-def stacks_whose_image_ran_on_a_gpu() -> set[str]:
-    project = Project(ROOT)
-    paths = [path for loaded in project.recipes().values() for path in project.results(loaded)]
-    records = [read_record(path, project) for path in paths]
-    return {
-        record.plan.stack for record in records if record.machine.devices and record.environment.image_digest
-    }
 
 
 @pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import re
+
+import pytest
+
 from tests.report.committed import PROJECT, changed, committed, newest
 from twinrun.report.figures import newest_of_each, with_figures
 
-PAGE = "before\n<!-- figures: mpt7b-scaling -->\nold\n<!-- end of figures -->\nafter\n"
+ROWS = """mpt7b-scaling | 4 x NVIDIA H200 SXM | mpt-7b, bf16, plain | devices=4
+mamba-kernels | 1 x NVIDIA H200 SXM | median of 30 calls | 2x4096x5376x16"""
+PAGE = f"before\n<!-- figures\n{ROWS}\n-->\nold\n<!-- end of figures -->\nafter\n"
 
 
 def test_tables_stand_between_their_markers() -> None:
     text = with_figures(PAGE, PROJECT)
-    assert text.startswith("before\n<!-- figures: mpt7b-scaling -->\n| hardware |")
+    assert text.startswith(f"before\n<!-- figures\n{ROWS}\n-->\n| recipe |")
     assert text.endswith("|\n<!-- end of figures -->\nafter\n")
     assert "old" not in text
     assert with_figures(text, PROJECT) == text
@@ -26,6 +32,9 @@ def test_only_the_newest_of_the_same_is_shown() -> None:
 
 
 def test_a_range_stands_for_several_measurements() -> None:
-    text = with_figures(PAGE.replace("mpt7b-scaling", "mamba-kernels"), PROJECT)
-    assert " to " in text
-    assert "times as fast" in text
+    assert re.search(r"\| 2x4096x5376x16 \| \S+ to \S+ times as fast \|", with_figures(PAGE, PROJECT))
+
+
+def test_a_row_that_no_record_has_is_named() -> None:
+    with pytest.raises(ValueError, match=r"no committed record has .*mpt-7b, bf16, plain.*devices=8"):
+        with_figures(PAGE.replace("devices=4", "devices=8"), PROJECT)

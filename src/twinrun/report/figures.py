@@ -1,4 +1,4 @@
-"""The tables of measured figures in README.md, written from the committed records."""
+"""Tables of measured figures from the committed records: some rows in README.md, all among the results."""
 
 from __future__ import annotations
 
@@ -16,21 +16,38 @@ from twinrun.workloads.workload import PointRecord
 
 FILE = "README.md"
 COMMAND = "python -m twinrun.report.figures"
-BLOCK = re.compile(r"(<!-- figures: ([a-z0-9-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
+# Each line of the comment names a row: recipe | hardware | subject | point.
+BLOCK = re.compile(r"(<!-- figures\n(.*?)\n-->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
 
 def with_figures(text: str, project: Project) -> str:
-    """Return a page with the tables between its markers as the records give them."""
-    return BLOCK.sub(lambda found: f"{found[1]}{figures(found[2], project)}{found[3]}", text)
+    """Return a page with the rows that its markers name as the records give them."""
+    return BLOCK.sub(lambda found: f"{found[1]}{chosen(found[2].splitlines(), project)}{found[3]}", text)
+
+
+def chosen(lines: Sequence[str], project: Project) -> str:
+    """Return a row for each `recipe | hardware | subject | point`, in Markdown; raises ValueError."""
+    recipes = {line.partition(" | ")[0] for line in lines}
+    known = {f"{name} | {' | '.join(row[:3])}": row for name in recipes for row in _measured(name, project)}
+    if unknown := [line for line in lines if line not in known]:
+        raise ValueError(f"{FILE}: no committed record has {unknown}; allowed: {sorted(known)}")
+    heads = ["recipe", "hardware", "subject", "point", "measured", "record"]
+    return _table(heads, [[f"`{line.partition(' | ')[0]}`", *known[line]] for line in lines])
 
 
 def figures(recipe: str, project: Project) -> str:
     """Return a row for each point of the newest record of each hardware and subject, in Markdown."""
+    return _table(["hardware", "subject", "point", "measured", "record"], _measured(recipe, project))
+
+
+def _measured(recipe: str, project: Project) -> list[list[str]]:
     files = project.results(project.recipe(recipe))
     records = newest_of_each([read_record(file, project) for file in files])
     metrics = [project.metrics[name] for name in _shown(records)]
-    heads = ["hardware", "subject", "point", *(_title(metric) for metric in metrics), "record"]
-    rows = [row for record in records for row in _rows(record, metrics)]
+    return [row for record in records for row in _rows(record, metrics)]
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in (heads, ["---"] * len(heads), *rows))
 
 
@@ -60,8 +77,9 @@ def _shown(records: Sequence[Record]) -> list[str]:
 def _rows(record: Record, metrics: Sequence[Metric]) -> Iterator[list[str]]:
     subject = record.workload.subject(record.plan.part)
     for point in record.points:
-        cells = [spread_over(_of(point, metric.id), metric) for metric in metrics]
-        yield [hardware(record), subject, point.id, *cells, record.created[:10]]
+        found = [(metric, _of(point, metric.id)) for metric in metrics]
+        texts = [f"{spread_over(some, metric)} {_title(metric)}" for metric, some in found if some]
+        yield [hardware(record), subject, point.id, ", ".join(texts), record.created[:10]]
 
 
 def _of(point: PointRecord, metric: str) -> list[float]:
