@@ -11,6 +11,8 @@ from twinrun.foundation.errors import InputError
 from twinrun.manifests.recipe import LoadedRecipe, Sweep
 from twinrun.planning.project import Project
 
+SMALL_MODEL = '{ family = "mpt", width = 8, heads = 1, layers = 1, vocabulary = 8, sequence = 8 }'
+
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
@@ -84,6 +86,8 @@ def test_a_copy_elsewhere_does_not_stand_for_the_recipe(root: Path, tmp_path: Pa
         ('model = "mpt-7b"', 'model = "mpt-8b"', "training.model"),
         ('data = "c4"', 'data = "c5"', "training.data"),
         ('models = ["mpt-7b",', 'models = ["mpt-7c",', "scales.node.models"),
+        ('"mpt-125m",\n  ', '"mpt-125n",\n  ', "members"),
+        ("[data.c4]", f"[models]\nmpt-7b = {SMALL_MODEL}\n[data.c4]", "models.mpt-7b"),
         ("[scales.paper]", "[scales.papers]", "scales.papers"),
         ('script = "train.py"', 'script = "trian.py"', "script"),
         ('baseline = "train_plain.py"', 'baseline = "absent.py"', "baseline"),

@@ -5,18 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.records import RECIPE, ROOT
+from tests.records import ROOT
 from twinrun.foundation.errors import InputError
-from twinrun.foundation.manifest import read_toml, validate
+from twinrun.foundation.manifest import validate
 from twinrun.protocol.formulas import FORMULAS
-from twinrun.protocol.models import FAMILIES, ModelShape
+from twinrun.protocol.models import FAMILIES, ModelShape, members
 from twinrun.protocol.models.mpt import STATES_PER_PARAMETER, MptShape
 from twinrun.workloads.training.manifest import TrainingPlan
 
-MODELS = {
-    name: validate(table, MptShape, place=name)
-    for name, table in read_toml(ROOT / "recipes" / RECIPE / "recipe.toml")["models"].items()
-}
+MODELS = members()
 
 # github:mosaicml/llm-foundry@2e852dbf80fd:scripts/train/benchmarking/README.md, at sequence 2048.
 COUNTS = {

@@ -20,11 +20,11 @@ from twinrun_mamba.launch import launcher
 
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.manifest import validate
+from twinrun.protocol.models import members
 from twinrun.protocol.models.mamba import MambaShape
 from twinrun.train.models import IGNORED
 from twinrun.train.models.mamba import Mamba
 
-MAMBAOUTAI = MambaShape(width=2688, layers=28, vocabulary=65024, sequence=4096, rank=168)
 # A width that is no multiple of 8, a rank and numbers of states and taps that differ.
 SMALL = MambaShape(width=28, layers=2, vocabulary=61, sequence=23, rank=3, states=5, convolution=3)
 LAYOUTS = ("token-major", "channel-first")
@@ -51,10 +51,12 @@ def gradients(model: Mamba) -> dict[str, Tensor]:
 
 
 def test_parameters_are_the_published_count() -> None:
+    shape = members()["mambaoutai"]
+    assert isinstance(shape, MambaShape)
     with torch.device("meta"):
-        model = Mamba(MAMBAOUTAI, kernels="reference")
+        model = Mamba(shape, kernels="reference")
     assert sum(parameter.numel() for parameter in model.parameters()) == 1_622_361_216
-    assert MAMBAOUTAI.parameters() == 1_622_361_216
+    assert shape.parameters() == 1_622_361_216
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

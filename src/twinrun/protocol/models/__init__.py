@@ -1,17 +1,21 @@
 """Model families as the host knows them: the shape of a member, and what follows from it without building it.
 
-A family is one module here, whose `SHAPE` is the class of its members, and one of the same name in
-`twinrun/train/models/` that builds it.
+A family is one module here, whose `SHAPE` is the class of its members, a table of that name with the members
+that several recipes train, and a module of that name in `twinrun/train/models/` that builds it.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
+from twinrun.foundation.errors import InputError, closest
+from twinrun.foundation.manifest import read_toml, validate
 from twinrun.protocol.models.shape import ModelShape
 
 FAMILIES: dict[str, type[ModelShape]] = {
@@ -31,4 +35,36 @@ else:
         _union = _union | _one
     AnyShape = Annotated[_union, Field(discriminator="family")]
 
-__all__ = ["FAMILIES", "AnyShape", "ModelShape"]
+__all__ = ["FAMILIES", "AnyShape", "ModelShape", "member", "members"]
+
+
+@cache
+def members() -> dict[str, ModelShape]:
+    """Return the members of all families by name."""
+    found: dict[str, ModelShape] = {}
+    for family, shape in FAMILIES.items():
+        path = Path(__file__).with_name(f"{family}.toml")
+        for name, sizes in (read_toml(path) if path.is_file() else {}).items():
+            found[name] = validate(sizes, shape, place=f"{path}:{name}")
+    return found
+
+
+def member(name: str, *, place: str) -> ModelShape:
+    """Return the member called `name`; `NAME-SEQUENCE` is one whose sequences have another length.
+
+    Raises:
+        InputError: no family has it.
+    """
+    base, _, sequence = name.rpartition("-")
+    if name in members():
+        return members()[name]
+    if base in members() and sequence.isdecimal():
+        shape = members()[base]
+        return validate(shape.model_dump() | {"sequence": int(sequence)}, type(shape), place=place)
+    raise InputError(
+        "no such member of a model family",
+        place=place,
+        found=name,
+        allowed=sorted(members()),
+        hint=closest(name, members()),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -10,7 +11,7 @@ from twinrun.foundation.errors import InputError, closest
 from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.recipe import LoadedRecipe, Scale, Sweep
 from twinrun.protocol.layout import Layout
-from twinrun.protocol.models import AnyShape
+from twinrun.protocol.models import AnyShape, ModelShape, member, members
 from twinrun.protocol.models.shape import Positive
 from twinrun.protocol.training import DataSource, Sharding, Training
 from twinrun.workloads.workload import Part
@@ -60,13 +61,21 @@ class TrainingTables(Frozen):
 
     baseline: str | None = None
     """File that trains the same job in a plain PyTorch loop, for `--set trainer=plain`."""
-    models: dict[str, AnyShape]
+    members: tuple[str, ...] = ()
+    """Models of families that are defined once, in src/twinrun/protocol/models/*.toml."""
+    own_models: dict[str, AnyShape] = Field(default_factory=dict, alias="models")
+    """Models of this recipe alone."""
     data: dict[str, DataSource]
     training: Training
     """The published configuration."""
     layouts: dict[str, Layout] = Field(default_factory=dict)
     """Ways to share the work that a sweep goes through; their names are its points."""
     scales: TrainingScales
+
+    @cached_property
+    def models(self) -> dict[str, ModelShape]:
+        """Return every model by name; raises InputError for a member that no family has."""
+        return {**{name: member(name, place="members") for name in self.members}, **self.own_models}
 
     def scale(self, name: str) -> TrainingScale:
         """Return the scale called `name`."""
@@ -144,6 +153,10 @@ def tables_of(recipe: LoadedRecipe) -> TrainingTables:
 def check_names(recipe: LoadedRecipe) -> None:
     """Hold the names inside recipe.toml against each other; raises InputError."""
     tables, place = tables_of(recipe), recipe.manifest
+    for name in tables.members:
+        member(name, place=f"{place}:members")
+    for name in tables.own_models.keys() & members().keys():
+        raise InputError("defined already", place=f"{place}:models.{name}", hint=f'members = ["{name}"]')
     _demand(tables.training.model, tables.models, f"{place}:training.model")
     _demand(tables.training.data, tables.data, f"{place}:training.data")
     for name in ("smoke", "node", "paper"):
