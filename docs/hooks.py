@@ -13,8 +13,7 @@ from invoke.collection import Collection
 from invoke.loader import FilesystemLoader
 
 from twinrun.cli.schemas import schema_of
-from twinrun.images.inventory.inventory import committed_inventory
-from twinrun.images.inventory.page import facts, table
+from twinrun.images.inventory import committed_inventory, facts, table
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.stack import find_stacks
 from twinrun.planning.project import Project

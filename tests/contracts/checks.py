@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from twinrun.images.inventory.inventory import committed_inventory
+from twinrun.images.inventory import committed_inventory
 from twinrun.manifests.claims import Claim, Source
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.stack import LoadedStack, load_stack, normalise, pins

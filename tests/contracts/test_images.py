@@ -6,7 +6,7 @@ import pytest
 
 from tests.contracts.tree import ROOT
 from twinrun.images.checks import applicable
-from twinrun.images.inventory.inventory import committed_inventory, lock_differences
+from twinrun.images.inventory import committed_inventory, lock_differences
 from twinrun.manifests.image_identity import COMMITTED
 from twinrun.manifests.stack import LoadedStack, find_stacks
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from twinrun.images.cluster import containers
+from twinrun.images import local_cluster
 from twinrun.manifests.cluster import LoadedSite, load_site
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,13 +24,13 @@ def cluster(*, nodes: int, folder: Path) -> Iterator[LoadedSite]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("TWINRUN_CLUSTER", raising=False)
         try:
-            found = containers.up(ROOT, nodes=nodes, mounts=(folder,), say=print)
-            workers = [(name, "idle") for name in containers.node_names(nodes)]
+            found = local_cluster.up(ROOT, nodes=nodes, mounts=(folder,), say=print)
+            workers = [(name, "idle") for name in local_cluster.node_names(nodes)]
             assert [(one.name, one.slurm) for one in found] == [("controller", "answers"), *workers]
             yield load_site(ROOT, "local")
         finally:
-            containers.down()
-    assert containers.status() == ()
+            local_cluster.down()
+    assert local_cluster.status() == ()
 
 
 def changed(site: LoadedSite, **keys: object) -> LoadedSite:
@@ -51,7 +51,7 @@ def docker(*words: str) -> None:
 
 
 def container(node: str) -> str:
-    return f"{containers.NAME}-{node}"
+    return f"{local_cluster.NAME}-{node}"
 
 
 def processes(node: str, pattern: str) -> list[str]:

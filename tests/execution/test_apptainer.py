@@ -17,8 +17,8 @@ from twinrun.execution.engine import Command, Workspace, run_to_end
 from twinrun.execution.engines.apptainer import PROGRAM, ApptainerEngine
 from twinrun.foundation.errors import RunError
 from twinrun.foundation.files import sha256_of_file
-from twinrun.images.building.dockerfile import ContainerConfig
-from twinrun.images.building.image_archive import Image, ImageLayer, image_archive
+from twinrun.images.archive import Image, ImageLayer, image_archive
+from twinrun.images.dockerfile import ContainerConfig
 from twinrun.manifests.vendor import load_vendors
 
 ROOT = Path(__file__).resolve().parents[2]

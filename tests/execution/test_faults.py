@@ -28,7 +28,7 @@ from twinrun.execution.local_engines import Interpreter
 from twinrun.execution.ranks import METRICS, Launch, RankCommands, Ranks
 from twinrun.execution.schedulers import load_scheduler
 from twinrun.foundation.errors import RunError, RunInterruptedError
-from twinrun.images.cluster import containers
+from twinrun.images import local_cluster
 from twinrun.manifests.cluster import LoadedSite
 from twinrun.protocol.job import Checkpointing
 from twinrun.protocol.training import TrainingJob
@@ -322,12 +322,12 @@ def test_a_node_that_is_cut_off_is_named(start: Start, undisturbed: list[float],
 
     def cut() -> None:
         pid.append(run.pid(1))
-        docker("network", "disconnect", containers.NAME, container("worker2"))
+        docker("network", "disconnect", local_cluster.NAME, container("worker2"))
 
     try:
         said = fails(run, cut)
     finally:
         with contextlib.suppress(subprocess.CalledProcessError):
-            docker("network", "connect", containers.NAME, container("worker2"))
+            docker("network", "connect", local_cluster.NAME, container("worker2"))
     assert re.search(rf"rank 1 on worker2, pid {pid[0]}, at step \d+: \w", said), said
     goes_on(run, undisturbed)

@@ -26,7 +26,7 @@ from twinrun.images.apt_archive import (
     own_mirror,
     sources_list,
 )
-from twinrun.images.locking.system import resolve_system
+from twinrun.images.resolution import resolve_system
 from twinrun.images.root_filesystem import make_root, write_repository
 from twinrun.manifests.locks import AptLock, SystemPackage
 from twinrun.manifests.stack import Base, Stack

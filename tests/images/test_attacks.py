@@ -11,7 +11,7 @@ from tests.indexes import MANIFEST, digest_of
 from tests.tiny_stack import commit
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.tracked import tracked_files, tree_sha256
-from twinrun.images.locking.python import resolve_python
+from twinrun.images.resolution import resolve_python
 from twinrun.manifests.image_identity import record_built
 from twinrun.manifests.locks import load_image_lock, parse_apt_lock, with_checksums
 from twinrun.manifests.stack import load_manifest, load_stack, stamp

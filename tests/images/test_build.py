@@ -17,13 +17,11 @@ import pytest
 from tests.tiny_stack import ROOT, STACK, Checkout, digest, make_checkout, wheel
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.text import redacted
-from twinrun.images.building.artifact_cache import find_alternatives
-from twinrun.images.building.artifacts import Artifact, wheel_artifacts
-from twinrun.images.building.command import BuildRequest, check_verified, plan_request
-from twinrun.images.building.context import fetch_artifacts, write_context
-from twinrun.images.building.download import download_wheels
-from twinrun.images.building.plan import plan_build
-from twinrun.images.building.selection import choose_stack
+from twinrun.images.artifact_cache import download_wheels, find_alternatives
+from twinrun.images.artifacts import Artifact, wheel_artifacts
+from twinrun.images.command import BuildRequest, check_verified, plan_request
+from twinrun.images.context import fetch_artifacts, write_context
+from twinrun.images.plan import choose_stack, plan_build
 from twinrun.manifests.stack import SourcePackage, find_stacks
 
 GOLDEN = ROOT / "tests" / "golden"

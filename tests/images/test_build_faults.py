@@ -72,7 +72,7 @@ def test_what_a_killed_build_has_left_is_removed(
 ) -> None:
     image = json.loads(build(checkout, "--json").stdout)["built"]["image"]
     program = (
-        "import docker, sys, time\nfrom twinrun.images.building.transfer import export_root\n"
+        "import docker, sys, time\nfrom twinrun.images.archive import export_root\n"
         "with export_root(docker.from_env(), sys.argv[1]):\n    print('open', flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", program, image], stdout=subprocess.PIPE) as killed:

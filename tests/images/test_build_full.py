@@ -19,7 +19,7 @@ from docker import DockerClient
 
 from tests.registries import RunningRegistry
 from tests.tiny_stack import ROOT, commit
-from twinrun.images.building.transfer import push
+from twinrun.images.archive import push
 
 pytestmark = [pytest.mark.nightly, pytest.mark.needs("docker-registry", "unshare", "root")]
 
@@ -53,11 +53,11 @@ _ANEW = """
 import json, shutil, sys, time
 from pathlib import Path
 from twinrun.machine import daemon
-from twinrun.images.building.builder import Builder
-from twinrun.images.building.command import BuildRequest, plan_request
-from twinrun.images.building.context import fetch_artifacts
-from twinrun.images.building.progress import BuildProgress
-from twinrun.images.building.stages import layer_folder
+from twinrun.images.builder import Builder
+from twinrun.images.command import BuildRequest, plan_request
+from twinrun.images.context import fetch_artifacts
+from twinrun.images.buildkit import BuildProgress
+from twinrun.images.stages import layer_folder
 root, vendor, stack = Path.cwd(), *sys.argv[1:]
 plan = plan_request(root, BuildRequest(vendor=vendor, stack=stack))
 fetch_artifacts(plan, root=root, wheelhouse=None, say=lambda text: None)

@@ -21,7 +21,7 @@ from docker import DockerClient
 from tests.registries import RunningRegistry, wire
 from tests.tiny_build import another, answer, arguments, build, carried_checkout, environment, open_engine
 from tests.tiny_stack import STACK, Checkout
-from twinrun.images.building.attachments import PROVENANCE, SBOM, TYPES
+from twinrun.images.attachments import PROVENANCE, SBOM, TYPES
 from twinrun.manifests.stack import load_stack
 
 pytestmark = pytest.mark.image

@@ -21,7 +21,7 @@ from tests.tiny_image import SECONDS, loaded, make_root_file_system, write_image
 from twinrun.foundation.errors import RunError
 from twinrun.foundation.files import sha256_of_bytes
 from twinrun.foundation.manifest import load_toml
-from twinrun.images.inventory.inspection import write_inventory
+from twinrun.images.inspection import write_inventory
 from twinrun.manifests.locks import (
     AptLock,
     ImageLock,

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tests.tiny_stack import ROOT, digest
-from twinrun.images.building.dockerfile import read_dockerfile
-from twinrun.images.building.image_archive import Image, ImageLayer, image_archive
-from twinrun.images.building.layers import Layer, Snapshot, is_excluded, read_snapshot, write_layer
+from twinrun.images.archive import Image, ImageLayer, image_archive
+from twinrun.images.dockerfile import read_dockerfile
+from twinrun.images.layers import Layer, Snapshot, is_excluded, read_snapshot, write_layer
 
 # Layers
 

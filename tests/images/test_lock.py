@@ -10,11 +10,9 @@ import pytest
 from tests.indexes import MANIFEST, digest_of, forget, serving, small_stack, source_archive, wheel
 from twinrun.cli import commands
 from twinrun.foundation.errors import InputError, MachineError
-from twinrun.images.building.artifacts import wheel_artifacts
-from twinrun.images.building.download import download_wheels
-from twinrun.images.locking.check import Finding, check, exit_code
-from twinrun.images.locking.effects import likely_effect
-from twinrun.images.locking.refresh import refresh, stack_names
+from twinrun.images.artifact_cache import download_wheels
+from twinrun.images.artifacts import wheel_artifacts
+from twinrun.images.lock import Finding, check, exit_code, likely_effect, refresh, stack_names
 from twinrun.manifests.locks import with_checksums
 from twinrun.manifests.stack import load_stack, pins, stamp
 

@@ -12,10 +12,9 @@ from cyclonedx.model import HashAlgorithm, HashType
 from packageurl import PackageURL
 
 from twinrun.foundation.errors import RunError
-from twinrun.images.building.artifacts import wheel_artifacts
-from twinrun.images.inventory.inventory import ImageInventory, PackageInventory, lock_differences
-from twinrun.images.inventory.page import facts, inventory_page
-from twinrun.images.inventory.sbom import sbom_json
+from twinrun.images.artifacts import wheel_artifacts
+from twinrun.images.inventory import ImageInventory, PackageInventory, facts, inventory_page, lock_differences
+from twinrun.images.sbom import sbom_json
 from twinrun.manifests.stack import LoadedStack, find_stacks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -129,7 +128,7 @@ def test_an_image_as_locked_has_no_differences(name: str) -> None:
 
 def test_what_a_schema_forbids_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     stack = STACKS["rocm-debian"]
-    monkeypatch.setattr("twinrun.images.inventory.sbom._sha256", broken)
+    monkeypatch.setattr("twinrun.images.sbom._sha256", broken)
     with pytest.raises(RunError, match="breaks its schema"):
         sbom_json(contents_of(stack, only=("bash",)), stack, ROOT)
 

@@ -16,7 +16,7 @@ from twinrun.runs.selection import Request, Selection, select
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from twinrun.images.locking.check import Finding
+    from twinrun.images.lock import Finding
     from twinrun.results.record import Record
 
 __all__ = ["Request", "build", "compare", "data", "doctor", "lock", "parity", "report", "run", "schemas"]
@@ -115,9 +115,8 @@ def _show(record: Record, page: Path) -> None:
 
 def build(root: Path, options: Mapping[str, Any], *, dry: bool, as_json: bool) -> None:
     """Build the image of a stack and print its layers and ID; with `dry` the plan alone."""
-    from twinrun.images.building.command import BuildRequest, plan_request, run_build
-    from twinrun.images.building.progress import BuildProgress
-    from twinrun.images.building.view import plan_lines, result_table
+    from twinrun.images.buildkit import BuildProgress
+    from twinrun.images.command import BuildRequest, plan_lines, plan_request, result_table, run_build
 
     request = BuildRequest(**{**options, "index": options["index"] or _framework_index()})
     plan = plan_request(root, request)
@@ -319,9 +318,8 @@ def lock(
     root: Path, stack: str, *, index: str | None, upgrade: bool, only: Sequence[str], check: bool
 ) -> int:
     """Refresh the locks of `stack`, or of all when empty; with `check` print findings and write nothing."""
-    from twinrun.images.locking.check import check as check_locks
-    from twinrun.images.locking.check import exit_code
-    from twinrun.images.locking.refresh import refresh, stack_names
+    from twinrun.images.lock import check as check_locks
+    from twinrun.images.lock import exit_code, refresh, stack_names
 
     index = index or _framework_index()
     findings: list[Finding] = []

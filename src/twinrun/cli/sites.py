@@ -10,18 +10,18 @@ from pathlib import Path
 
 from twinrun.execution.slurm_client import SlurmClient, check_site
 from twinrun.foundation.errors import InputError
-from twinrun.images.cluster import containers
+from twinrun.images import local_cluster
 from twinrun.manifests.cluster import load_site
 
 
 def cluster(root: Path, what: str, *, nodes: int, mounts: Sequence[Path]) -> None:
     """Start, list or remove the cluster on this machine, and print its nodes."""
     if what == "up":
-        found = containers.up(root, nodes=nodes, mounts=tuple(mounts), say=_say)
+        found = local_cluster.up(root, nodes=nodes, mounts=tuple(mounts), say=_say)
     elif what == "status":
-        found = containers.status()
+        found = local_cluster.status()
     elif what == "down":
-        _print(f"{containers.down()} containers removed")
+        _print(f"{local_cluster.down()} containers removed")
         return
     else:
         raise InputError(

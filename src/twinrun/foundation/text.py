@@ -5,6 +5,11 @@ from __future__ import annotations
 import os
 import re
 
+_ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/\s@]+@")
+_NAME = re.compile(r"TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|PROXY|INDEX", re.IGNORECASE)
+# A shorter value is more likely a word of the log.
+_SHORTEST = 6
+
 
 def number(value: float) -> str:
     """Return four significant digits, thousands separated."""
@@ -35,12 +40,6 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{max(seconds, 1):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-_ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/\s@]+@")
-_NAME = re.compile(r"TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|PROXY|INDEX", re.IGNORECASE)
-# A shorter value is more likely a word of the log.
-_SHORTEST = 6
 
 
 def redacted(text: str) -> str:

@@ -1,8 +1,11 @@
 """Images of stacks, made from lock files.
 
-- `locking/`: `invoke lock`. `refresh` writes the lock files, `check` compares their pins with the origins.
-- `building/`: `invoke build`. `command` leads from its options to the image: plan, artifacts, stages, layers.
-- `inventory/`: package inventory of an image, measured in a container of it, as JSON, Markdown and SBOM.
+- `invoke lock`: `lock` writes the lock files of a stack or compares them with their origins; `resolution`,
+  `apt_archive` and `root_filesystem` say what is in them.
+- `invoke build`: `command` leads from its options to the image. `plan` decides everything; `artifacts`,
+  `artifact_cache` and `context` bring the files; `builder`, `stages`, `buildkit` and `layers` make a layer of
+  each stage in `dockerfile`; `archive` and `attachments` carry the image to engines, files and registries.
+- Package inventory of an image: `inspection` measures it in a container; `inventory` and `sbom` write it.
 - `checks`: checks that run inside an image, for `invoke doctor --stack`.
-- `apt_archive`, `root_filesystem`: where packages and bases come from.
+- `local_cluster`: a Slurm cluster of containers on one machine, for `invoke cluster`.
 """

@@ -25,6 +25,12 @@ from twinrun.machine.probes import matching_files
 from twinrun.manifests.vendor import Gpu, Vendor
 
 GIB = 1 << 30
+# Two ranks that import the framework, and the file cache; an estimate, so that less is only a warning.
+MEMORY_BYTES = 8 * GIB
+# Collective libraries and data loaders exchange through it; container engines give 64 MiB unless told more.
+SHARED_MEMORY_BYTES = 1 * GIB
+SHARED_MEMORY = Path("/dev") / "shm"
+UV_TIMEOUT_S = 10
 
 
 class HostCheck(Frozen):
@@ -122,14 +128,6 @@ def _remedies(files: list[Path]) -> Iterator[str]:
             name = f"gpu{number}"
             yield f"`sudo groupadd -g {number} {name}`"
         yield f"`sudo usermod -aG {name} $USER`"
-
-
-# Two ranks that import the framework, and the file cache; an estimate, so that less is only a warning.
-MEMORY_BYTES = 8 * GIB
-# Collective libraries and data loaders exchange through it; container engines give 64 MiB unless told more.
-SHARED_MEMORY_BYTES = 1 * GIB
-SHARED_MEMORY = Path("/dev") / "shm"
-UV_TIMEOUT_S = 10
 
 
 def check_memory() -> HostCheck:

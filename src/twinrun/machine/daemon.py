@@ -20,6 +20,9 @@ SOCKET = "/var/run/docker.sock"
 ANSWER_SECONDS = 5
 # A daemon that has answered may be slow under load.
 WORK_SECONDS = 120
+OWNER = "dev.twinrun.owner"
+# In /proc/PID/stat, counted after the name of the program.
+_START_TIME = 19
 
 
 def expected() -> bool:
@@ -144,11 +147,6 @@ def _silent(found: str) -> MachineError:
         found=found,
         hint="start it, join the group that may use its socket, or use --engine venv",
     )
-
-
-OWNER = "dev.twinrun.owner"
-# In /proc/PID/stat, counted after the name of the program.
-_START_TIME = 19
 
 
 def owner() -> str:

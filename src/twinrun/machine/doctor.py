@@ -32,6 +32,10 @@ from twinrun.manifests.vendor import load_gpus, load_vendors
 # A GPU environment is 5.7 GB, and as much again stands in the package cache while it is made.
 CACHE_BYTES = 12 * GIB
 RUN_BYTES = 1 * GIB
+INTERPRETER_TIMEOUT_S = 10
+_SITE = "import sysconfig; print(sysconfig.get_path('purelib'))"
+# Of the files in a RECORD, those whose absence means that nothing can be imported.
+_MODULES = re.compile(r"^((?:[^/,\n]+/__init__|[^/,\n]+)\.py),", re.MULTILINE)
 
 
 class Diagnosis(Frozen):
@@ -85,12 +89,6 @@ def _guarded(name: str, check: Callable[[], HostCheck]) -> HostCheck:
         return HostCheck(
             name=name, status="unknown", found=f"not checked: {error}", needed="an answer", hint=hint
         )
-
-
-INTERPRETER_TIMEOUT_S = 10
-_SITE = "import sysconfig; print(sysconfig.get_path('purelib'))"
-# Of the files in a RECORD, those whose absence means that nothing can be imported.
-_MODULES = re.compile(r"^((?:[^/,\n]+/__init__|[^/,\n]+)\.py),", re.MULTILINE)
 
 
 def check_environments(root: Path) -> Iterator[HostCheck]:

@@ -21,6 +21,13 @@ from twinrun.manifests.vendor import KeyPaths, Probe
 
 FOLDER_MARK = "== "
 """Starts the line that names the folder of the properties after it."""
+Row = Mapping[str, Any]
+_NOT_GIVEN = {"", "n/a", "[n/a]", "[not supported]", "not supported", "[unknown error]", "none"}
+# A count, or one with its unit such as `65520 MB`.
+_COUNT = re.compile(r"([0-9]{1,19})(?: ?[A-Za-z]{1,8})?")
+_SHOWN_CHARACTERS = 200
+# Lines that look like the start of JSON, warnings in brackets among them.
+_JSON_STARTS = 20
 
 
 class ProbeTimeoutError(MachineError):
@@ -94,16 +101,6 @@ def _kill(process: subprocess.Popen[str]) -> None:
     # A process stuck inside the driver survives the kill: it is left behind rather than waited for.
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.communicate(timeout=1)
-
-
-Row = Mapping[str, Any]
-
-_NOT_GIVEN = {"", "n/a", "[n/a]", "[not supported]", "not supported", "[unknown error]", "none"}
-# A count, or one with its unit such as `65520 MB`.
-_COUNT = re.compile(r"([0-9]{1,19})(?: ?[A-Za-z]{1,8})?")
-_SHOWN_CHARACTERS = 200
-# Lines that look like the start of JSON, warnings in brackets among them.
-_JSON_STARTS = 20
 
 
 class ProbedDevice(Frozen):

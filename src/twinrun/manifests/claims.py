@@ -10,6 +10,8 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.restatements import Restatement
 from twinrun.protocol.measurements import Per
 
+Kind = Literal["absolute", "ratio", "invariant", "parity"]
+
 
 class Source(Frozen):
     """Where a number stands and how it was read."""
@@ -21,9 +23,6 @@ class Source(Frozen):
     how: Literal["read from text", "read from a table", "digitised", "derived", "implied"]
     derivation: str | None = None
     """For derived and implied values: from what."""
-
-
-Kind = Literal["absolute", "ratio", "invariant", "parity"]
 
 
 class PublishedHardware(Frozen):

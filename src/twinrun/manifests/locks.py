@@ -18,6 +18,20 @@ _PREFIX = "# entries: "
 _ENTRY_START = re.compile(r"^(?=\S)", re.MULTILINE)
 # Enough to find an accidental change; only the file's history shows an intended one.
 _DIGITS = 8
+# A package is in the first of these that needs it.
+STAGES = ("base", "runtime", "build")
+_NAME = r"[a-z0-9][a-z0-9+.-]+"
+_LINE = re.compile(rf"(?P<name>{_NAME})=(?P<version>[A-Za-z0-9.+:~-]+)  (?P<sha256>[0-9a-f]{{64}})")
+# Name, version and marker to the SHA-256 of each file, in the order of the lock.
+PythonLock = dict[str, frozenset[str]]
+_PIN_START = re.compile(r"^(?=[A-Za-z0-9])", re.MULTILINE)
+_COMMENT = re.compile(r"^#.*", re.MULTILINE)
+_LOCKED = re.compile(
+    r"(?P<pin>[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!-]+(?: ; [^\\\n]+?)?)"
+    r"(?P<hashes>(?:\s*\\\n\s+--hash=sha256:[0-9a-f]{64})*)\s*"
+)
+_HASH = re.compile(r"[0-9a-f]{64}")
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 def with_checksums(text: str) -> str:
@@ -43,12 +57,6 @@ def _entries(text: str) -> list[str]:
 
 def _checksum(entry: str) -> str:
     return sha256_of_bytes(entry.encode("utf-8", "surrogateescape"))[:_DIGITS]
-
-
-# A package is in the first of these that needs it.
-STAGES = ("base", "runtime", "build")
-_NAME = r"[a-z0-9][a-z0-9+.-]+"
-_LINE = re.compile(rf"(?P<name>{_NAME})=(?P<version>[A-Za-z0-9.+:~-]+)  (?P<sha256>[0-9a-f]{{64}})")
 
 
 class SystemPackage(Frozen):
@@ -123,17 +131,6 @@ def apt_lock_text(stamp: str, lock: AptLock) -> str:
     return with_checksums("\n".join([*lines, ""]))
 
 
-# Name, version and marker to the SHA-256 of each file, in the order of the lock.
-PythonLock = dict[str, frozenset[str]]
-_PIN_START = re.compile(r"^(?=[A-Za-z0-9])", re.MULTILINE)
-_COMMENT = re.compile(r"^#.*", re.MULTILINE)
-_LOCKED = re.compile(
-    r"(?P<pin>[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!-]+(?: ; [^\\\n]+?)?)"
-    r"(?P<hashes>(?:\s*\\\n\s+--hash=sha256:[0-9a-f]{64})*)\s*"
-)
-_HASH = re.compile(r"[0-9a-f]{64}")
-
-
 def parse_python_lock(text: str, *, place: str) -> PythonLock:
     """Read the text of a lock of Python packages; raises InputError for an entry that is none."""
     found: PythonLock = {}
@@ -159,9 +156,6 @@ def python_lock_text(stamp: str, lock: PythonLock) -> str:
 
 def _entry(pin: str, hashes: Iterable[str]) -> str:
     return " \\\n    ".join([pin, *(f"--hash=sha256:{digest}" for digest in sorted(hashes))])
-
-
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class ImageLock(Frozen):

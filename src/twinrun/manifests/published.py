@@ -19,6 +19,9 @@ from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.formulas import FORMULAS
 from twinrun.protocol.measurements import Per
 
+Accepted = str | int | bool | tuple[str | int | bool, ...]
+SOURCE = ("document", "where", "how", "derivation")
+
 
 class Missing(Frozen):
     """Something the publication does not give."""
@@ -43,9 +46,6 @@ class Reference(Frozen):
     """Of the matrix products; a share of the bf16 peak is given of bf16 alone."""
     gpu: str
     source: Source
-
-
-Accepted = str | int | bool | tuple[str | int | bool, ...]
 
 
 class PublishedClaims(Frozen):
@@ -138,9 +138,6 @@ def _metric_of(number: Claim | RecordClaim | Reference, where: str, metrics: dic
         _demand(number.formula, metric.formulas, place=f"{where}.formula", what=f"formula of {metric.id}")
         _demand(number.formula, FORMULAS, place=f"{where}.formula", what="formula")
     return metric
-
-
-SOURCE = ("document", "where", "how", "derivation")
 
 
 def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:

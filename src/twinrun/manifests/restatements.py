@@ -17,6 +17,16 @@ from twinrun.manifests.metrics import Metric, demand, known_metric
 
 # A value is written with three or four digits.
 ROUNDING = 1e-3
+# Longer than any derivation, short enough to be parsed at once.
+MAX_LETTERS = 200
+# Powers beyond are no derivation but a way to fill the memory.
+MAX_EXPONENT = 16
+OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 
 
 class Restatement(Frozen):
@@ -152,18 +162,6 @@ def demand_resolution(tolerance: float, value: float, *, place: str) -> None:
             found=percent(tolerance),
             allowed=f"less than {percent(effect)}, the distance of {value:g} from 1",
         )
-
-
-# Longer than any derivation, short enough to be parsed at once.
-MAX_LETTERS = 200
-# Powers beyond are no derivation but a way to fill the memory.
-MAX_EXPONENT = 16
-OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-}
 
 
 def evaluated(text: str) -> float:

@@ -13,6 +13,8 @@ from twinrun.foundation.manifest import Frozen, load_toml
 
 KeyPaths = tuple[str, ...]
 """Keys that hold one fact, tried in order; dots stand between nested keys."""
+Positive = Annotated[float, Field(gt=0)]
+Identifier = Annotated[str, Field(pattern=r"^[a-z0-9]+([.-][a-z0-9]+)*$")]
 
 
 class Fields(Frozen):
@@ -59,10 +61,6 @@ class Probe(Frozen):
                 f"probe `{self.name}` of format `{self.format}` also needs: {', '.join(missing)}"
             )
         return self
-
-
-Positive = Annotated[float, Field(gt=0)]
-Identifier = Annotated[str, Field(pattern=r"^[a-z0-9]+([.-][a-z0-9]+)*$")]
 
 
 class Gpu(Frozen):

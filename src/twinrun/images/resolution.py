@@ -1,4 +1,4 @@
-"""Resolution of Python packages by uv to versions and hashes; the lock file names no index."""
+"""Resolution of packages to versions and checksums: Python's by uv, the system's by apt."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from uv import find_uv_bin
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.processes import last_lines
 from twinrun.foundation.text import redacted
-from twinrun.manifests.locks import PythonLock, parse_python_lock, python_lock_text
+from twinrun.images.apt_archive import ESSENTIAL, AptArchive
+from twinrun.manifests.locks import AptLock, PythonLock, parse_python_lock, python_lock_text
 from twinrun.manifests.stack import SourcePackage, Stack, matches, normalise, stamp
 
 _DIRECT = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9,._-]+\])?==[A-Za-z0-9.+!_-]+( *;[ A-Za-z0-9_.'\"<>=!()]+)?"
 )
+
+# usr-is-merged is installed before all others: /bin is a link from the start.
+_ROOT = (*ESSENTIAL, "usr-is-merged")
 
 
 def resolve_python(
@@ -163,3 +167,13 @@ def compile_requirements(
                 hint="check the network and the requirement; the old lock stays",
             )
         return parse_python_lock(lock.read_text(encoding="utf-8"), place="uv pip compile")
+
+
+def resolve_system(stack: Stack, archive: AptArchive) -> AptLock:
+    """Return the system packages of a stack, each in the first stage that needs it.
+
+    Raises:
+        InputError: no such package in the suite.
+    """
+    base, runtime = archive.resolve(_ROOT), archive.resolve(stack.packages)
+    return AptLock(base=base, runtime=runtime, build=archive.resolve(stack.build_packages))

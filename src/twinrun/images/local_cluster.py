@@ -1,4 +1,4 @@
-"""Containers of a cluster: started together, listed, and removed together."""
+"""A Slurm cluster on one machine: containers started together, listed, and removed together."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen
-from twinrun.images.cluster.configuration import CONTROLLER, site_text, write_files
-from twinrun.images.cluster.image import ensure_image, recipe_folder
+from twinrun.images.cluster_files import CONTROLLER, ensure_image, recipe_folder, site_text, write_files
 from twinrun.machine import daemon
 from twinrun.machine.daemon import daemon_errors
 from twinrun.machine.inventory import processor

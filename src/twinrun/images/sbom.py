@@ -20,8 +20,8 @@ from packageurl import PackageURL
 
 from twinrun import __version__
 from twinrun.foundation.errors import RunError
-from twinrun.images.building.artifacts import wheel_artifacts
-from twinrun.images.inventory.inventory import ImageInventory, installed_alternatives
+from twinrun.images.artifacts import wheel_artifacts
+from twinrun.images.inventory import ImageInventory, installed_alternatives
 from twinrun.manifests.stack import LoadedStack, normalise
 
 # Marks a component with the checksums of all files that the lock allows: which is in an image that was not

@@ -9,10 +9,15 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import IO, TYPE_CHECKING, NamedTuple, NoReturn
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from twinrun.foundation.errors import MachineError, RunError
 from twinrun.foundation.processes import last_lines
@@ -32,6 +37,10 @@ _DISK_FULL = "no space left on device"
 _MOUNT = re.compile(r"--mount=\S+ ")
 _KEPT_LINES = 400
 _FIRST_MAJOR_WITH_PLUGIN = 23
+# The engine's address, and nothing that could reach a layer: no proxies, tokens or user's configuration.
+_INHERITED = re.compile(r"PATH|LANG|LC_ALL|DOCKER_HOST|DOCKER_TLS_VERIFY|DOCKER_CERT_PATH|XDG_RUNTIME_DIR")
+_MEGABYTE = 1_000_000
+_SHOWN_CHARACTERS = 110
 
 
 class StageBuild:
@@ -178,10 +187,6 @@ def _can_build(program: str) -> bool:
     return subprocess.run([program, "buildx", "version"], capture_output=True, check=False).returncode == 0
 
 
-# The engine's address, and nothing that could reach a layer: no proxies, tokens or user's configuration.
-_INHERITED = re.compile(r"PATH|LANG|LC_ALL|DOCKER_HOST|DOCKER_TLS_VERIFY|DOCKER_CERT_PATH|XDG_RUNTIME_DIR")
-
-
 def _environment(home: str) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
     configuration = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
@@ -191,3 +196,64 @@ def _environment(home: str) -> dict[str, str]:
     # The user's configuration, such as proxies, would reach every step; an attestation would be no layer.
     own = {"DOCKER_BUILDKIT": "1", "BUILDKIT_PROGRESS": "plain", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
     return inherited | own | {"DOCKER_CONFIG": home, "HOME": home}
+
+
+class BuildProgress:
+    """Progress of one build."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+        self._progress = Progress(
+            SpinnerColumn(finished_text=" "),
+            TextColumn("{task.description:9}", markup=False),
+            TextColumn("{task.fields[size]:>10}", markup=False),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[status]}", markup=False),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._started: dict[str, float] = {}
+
+    def __enter__(self) -> BuildProgress:
+        if not self._progress.disable:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._progress.disable:
+            self._progress.stop()
+
+    def say(self, text: str) -> None:
+        """Print one line of the log."""
+        self.console.print(text, markup=False)
+
+    def start_layer(self, layer: str) -> None:
+        """Show that the build of a layer has started."""
+        self._started[layer] = time.monotonic()
+        self._tasks[layer] = self._progress.add_task(layer, total=1, size="", status="")
+
+    def step(self, layer: str, text: str) -> None:
+        """Show the instruction of the Dockerfile that runs."""
+        self._progress.update(self._tasks[layer], status=text[: max(20, self.console.width - 40)])
+        if not self.console.is_terminal:
+            self.say(f"{layer}: {text[:_SHOWN_CHARACTERS]}")
+
+    def update_size(self, layer: str, size: int) -> None:
+        """Show the size of a layer so far, in bytes."""
+        self._progress.update(self._tasks[layer], size=megabytes(size))
+
+    def finish_layer(self, layer: str, *, size: int, digest: str) -> None:
+        """Show that a layer is complete."""
+        status = digest.removeprefix("sha256:")[:12]
+        self._progress.update(self._tasks[layer], size=megabytes(size), status=status, completed=1)
+        if not self.console.is_terminal:
+            seconds = time.monotonic() - self._started[layer]
+            self.say(f"{layer}: {megabytes(size)}  {seconds:.1f} s  {status}")
+
+
+def megabytes(size: int) -> str:
+    """Return a size in bytes as megabytes."""
+    return f"{size / _MEGABYTE:,.1f} MB"

@@ -13,9 +13,8 @@ from twinrun.execution.engines.docker import ContainerEngine
 from twinrun.foundation.errors import InputError, RunError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import validate
-from twinrun.images.inventory.inventory import ImageInventory, PackageInventory, lock_differences
-from twinrun.images.inventory.page import inventory_page
-from twinrun.images.inventory.sbom import sbom_json
+from twinrun.images.inventory import ImageInventory, PackageInventory, inventory_page, lock_differences
+from twinrun.images.sbom import sbom_json
 from twinrun.machine import daemon
 from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import load_vendors

@@ -1,28 +1,31 @@
-"""`invoke build` from its options to its result."""
+"""`invoke build` from its options to its result and the lines that it prints."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen, load_json
-from twinrun.images.building.artifact_cache import find_alternatives
-from twinrun.images.building.attachments import SBOM, attach, check_signer
-from twinrun.images.building.base import check_base_file
-from twinrun.images.building.builder import Builder, BuiltImage
-from twinrun.images.building.plan import BuildPlan, plan_build
-from twinrun.images.building.progress import BuildProgress
-from twinrun.images.building.selection import choose_stack
-from twinrun.images.building.stages import files_of
-from twinrun.images.building.transfer import push
-from twinrun.images.inventory.inventory import ImageInventory
+from twinrun.images.archive import push
+from twinrun.images.artifact_cache import find_alternatives
+from twinrun.images.attachments import SBOM, attach, check_signer
+from twinrun.images.builder import Builder, BuiltImage
+from twinrun.images.buildkit import BuildProgress, megabytes
+from twinrun.images.inventory import ImageInventory
+from twinrun.images.plan import BuildPlan, choose_stack, plan_build
+from twinrun.images.root_filesystem import check_base_file
+from twinrun.images.stages import files_of
 from twinrun.machine import daemon
 
 if TYPE_CHECKING:
     from docker import DockerClient
-
 
 _BY_DIGEST = re.compile(r"[a-z0-9][a-z0-9._:/-]*@sha256:[0-9a-f]{64}")
 
@@ -143,7 +146,39 @@ def _write_inventory(
     if whole and load_json(manifest, ImageInventory).digest == built.id:
         return
     # The libraries of the SBOM are slow to import.
-    from twinrun.images.inventory.inspection import write_inventory
+    from twinrun.images.inspection import write_inventory
 
     used = files_of(plan, [layer.diff_id for layer in built.layers])
     write_inventory(client=client, image=built.image, stack=plan.stack, root=root, folder=folder, used=used)
+
+
+def plan_lines(plan: BuildPlan) -> list[str]:
+    """Return the lines that `invoke build` prints before it starts."""
+    counts = Counter(artifact.folder.partition("/")[0] for artifact in plan.artifacts)
+    lines = [
+        f"image     {plan.image}  ({plan.stack.stack.platform})",
+        f"base      {plan.stack.stack.base.suite if plan.stack.stack.base else ''}  {plan.base[:12]}",
+        f"layers    {', '.join(plan.stages)}",
+        f"files     {', '.join(f'{count} {folder}' for folder, count in counts.items())}",
+    ]
+    if plan.kernels or plan.stack.stack.archs:
+        # The Dockerfile compiles kernels for the emulation on the processor too.
+        targets = [*plan.stack.stack.archs, *(["the processor"] if plan.kernels else [])]
+        lines.append(f"compiled  {', '.join(plan.kernels) or 'nothing'}  (for {', '.join(targets)})")
+    if plan.unverified:
+        lines.append(f"on trust  {', '.join(plan.unverified)}")
+    return lines
+
+
+def result_table(result: BuildResult) -> Group:
+    """Return the layers of an image, and where it is."""
+    table = Table("layer", "digest", "size", box=None)
+    for layer in result.built.layers:
+        size = "as it was" if layer.bytes is None else megabytes(layer.bytes)
+        table.add_row(layer.name, layer.diff_id.removeprefix("sha256:")[:12], Text(size, justify="right"))
+    built = result.built
+    lines = [f"{built.image}  {built.id}{'' if built.fresh else '  (nothing had changed)'}"]
+    lines.append(f"log, manifest and contents: {result.folder}")
+    lines += [f"pushed: {result.pushed}"] if result.pushed else []
+    lines += [f"saved: {result.saved}"] if result.saved else []
+    return Group(table, *(Text(line, overflow="fold") for line in lines))

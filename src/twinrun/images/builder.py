@@ -1,4 +1,4 @@
-"""Builder of a stack's image: fetches, verifies, builds stage by stage and loads layer by layer."""
+"""Builder of a stack's image, stage by stage, unless the image is known: built here, committed or pulled."""
 
 from __future__ import annotations
 
@@ -16,15 +16,12 @@ from filelock import FileLock
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.manifest import Frozen
-from twinrun.images.building.base import root_file_system
-from twinrun.images.building.context import fetch_artifacts, write_context, write_wheelhouse
-from twinrun.images.building.image_archive import Image, ImageLayer, image_archive
-from twinrun.images.building.known_images import check_committed, find_known, pull_known
-from twinrun.images.building.plan import BuildPlan
-from twinrun.images.building.progress import BuildProgress
-from twinrun.images.building.space import Space
-from twinrun.images.building.stages import StageBuilder
-from twinrun.images.building.transfer import load, save
+from twinrun.images.archive import Image, ImageLayer, image_archive, load, pull, save
+from twinrun.images.buildkit import BuildProgress
+from twinrun.images.context import Space, fetch_artifacts, write_context, write_wheelhouse
+from twinrun.images.plan import BuildPlan
+from twinrun.images.root_filesystem import root_file_system
+from twinrun.images.stages import StageBuilder
 from twinrun.machine import daemon
 from twinrun.manifests.image_identity import record_built
 
@@ -33,6 +30,54 @@ if TYPE_CHECKING:
 
 # Machine names of engines to Debian's architectures.
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def find_known(client: DockerClient, plan: BuildPlan) -> str | None:
+    """Return what the engine calls the image that was built or is committed, if its labels are the plan's."""
+    known = plan.stack.known_ids()
+    for found in daemon.labelled_images(client, plan.stack.inputs_label()) if known else ():
+        labels = client.images.get(found).attrs["Config"]["Labels"]
+        if labels == plan.labels and daemon.image_id(client, found) in known:
+            return found
+    return None
+
+
+def pull_known(client: DockerClient, plan: BuildPlan, reference: str) -> str:
+    """Pull `repository@sha256:...` and return what the engine calls it; who names a digest vouches for it.
+
+    Raises:
+        MachineError: it cannot be pulled, or is not of these inputs; nothing was tagged.
+    """
+    found = pull(client, reference)
+    attributes = client.images.get(found).attrs
+    labels = attributes["Config"]["Labels"] or {}
+    if labels != plan.labels:
+        raise MachineError(
+            "the image is of other inputs than this checkout's",
+            place=reference,
+            found=[f"{name}={value}" for name, value in sorted(labels.items() - plan.labels.items())],
+            allowed=[f"{name}={value}" for name, value in sorted(plan.labels.items() - labels.items())],
+            hint="check the commit out that it was built of",
+        )
+    own, hint = daemon.image_id(client, found), "somebody else's build; nothing was tagged"
+    check_committed(plan, own, attributes["RootFS"]["Layers"], hint=hint)
+    record_built(plan.image, own)
+    return found
+
+
+def check_committed(plan: BuildPlan, found: str, layers: list[str], *, hint: str) -> None:
+    """Refuse an image that differs from the committed one of the same inputs; raises MachineError."""
+    committed = plan.stack.committed
+    if committed and not plan.unverified and found != committed.digest:
+        pairs = zip(("base", *plan.stages), layers, committed.layers, strict=False)
+        differ = [name for name, own, other in pairs if own != other]
+        raise MachineError(
+            "this is not the committed image of the same inputs",
+            place=f"{plan.stack.folder}/contents.json: digest",
+            found=found,
+            allowed=committed.digest,
+            hint=f"{hint}; layers that differ: {', '.join(differ) or 'none'}",
+        )
 
 
 class BuiltLayer(Frozen):

@@ -18,8 +18,8 @@ from twinrun.foundation.files import sha256_of_file
 from twinrun.foundation.processes import last_lines
 from twinrun.foundation.text import redacted
 from twinrun.foundation.tracked import tree_sha256
-from twinrun.images.building.artifacts import Artifact
-from twinrun.images.building.plan import BuildPlan
+from twinrun.images.artifacts import Artifact
+from twinrun.images.plan import BuildPlan
 from twinrun.manifests.image_identity import rfc3339
 from twinrun.manifests.stack import DOCKERFILE
 

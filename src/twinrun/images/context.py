@@ -1,4 +1,4 @@
-"""Build context: exactly the files that the locks name, and the kernels that git tracks."""
+"""Build context: the files that the locks name, the kernels that git tracks, and the space for them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,26 @@ import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from twinrun.foundation.cache import cache_root
+from twinrun.foundation.errors import MachineError
 from twinrun.foundation.files import sha256_of_file
 from twinrun.foundation.tracked import tracked_files
-from twinrun.images.building.artifact_cache import fetch_debs, fetch_wheels, matches_name
-from twinrun.images.building.artifacts import Artifact
-from twinrun.images.building.plan import BuildPlan
+from twinrun.images.artifact_cache import fetch_debs, fetch_wheels, matches_name
+from twinrun.images.artifacts import Artifact
+from twinrun.images.buildkit import megabytes
+from twinrun.images.plan import BuildPlan
 from twinrun.manifests.stack import DOCKERFILE
+
+if TYPE_CHECKING:
+    from docker import DockerClient
 
 FOLDERS = ("packages/runtime", "packages/build", "python", "tools", "kernels")
 # A .deb file is about a quarter of what it unpacks to.
 _COMPRESSION = 4
+# Unpacked by a stage, read in as finished layers, and those unpacked.
+_COPIES_IN_ENGINE = 3
 
 
 def fetch_artifacts(
@@ -107,3 +116,35 @@ def _copy_tracked(root: Path, folder: str, target: Path) -> None:
         copy.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
     for parent in (target, *(path for path in target.rglob("*") if path.is_dir())):
         parent.chmod(0o755)
+
+
+class Space:
+    """Space that is there, and about how much one build needs."""
+
+    def __init__(self, client: DockerClient) -> None:
+        self._client = client
+        self._needed_bytes = 0
+
+    def require(self, files: dict[str, list[Path]]) -> None:
+        """Refuse to begin what cannot end; raises MachineError."""
+        packed = sum(path.stat().st_size for paths in files.values() for path in paths)
+        self._needed_bytes = packed + (_COPIES_IN_ENGINE + 1) * installed_bytes(files)
+        if min(self._free_bytes().values()) < self._needed_bytes:
+            raise self.exhausted()
+
+    def exhausted(self) -> MachineError:
+        """Return the error that says how much is free and how much is needed."""
+        free = self._free_bytes()
+        return MachineError(
+            "not enough space on the disk",
+            place=str(min(free, key=lambda folder: free[folder])),
+            found=", ".join(f"{megabytes(size)} free in {folder}" for folder, size in free.items()),
+            allowed=f"about {megabytes(self._needed_bytes)} needed",
+            hint="nothing was tagged; `docker builder prune` and `docker image prune` free space",
+        )
+
+    def _free_bytes(self) -> dict[Path, int]:
+        """Return the free space at the engine's folder, where this machine can see it, and at the cache."""
+        engine = Path(self._client.info()["DockerRootDir"])
+        folders = [*([engine] if engine.is_dir() else []), cache_root()]
+        return {folder: shutil.disk_usage(folder).free for folder in folders}

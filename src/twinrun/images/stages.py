@@ -14,12 +14,10 @@ from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import sha256_of_file, write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
-from twinrun.images.building.buildkit import StageBuild, build_stage, find_client
-from twinrun.images.building.image_archive import ImageLayer
-from twinrun.images.building.layers import Layer, Snapshot, read_snapshot, write_layer
-from twinrun.images.building.plan import CONTEXT, BuildPlan
-from twinrun.images.building.progress import BuildProgress
-from twinrun.images.building.transfer import export_root
+from twinrun.images.archive import ImageLayer, export_root
+from twinrun.images.buildkit import BuildProgress, StageBuild, build_stage, find_client
+from twinrun.images.layers import Layer, Snapshot, read_snapshot, write_layer
+from twinrun.images.plan import CONTEXT, BuildPlan
 from twinrun.machine.daemon import remove_abandoned
 
 if TYPE_CHECKING:
