@@ -76,7 +76,8 @@ def fault_of(command: str) -> str | None:
     """Return why `command` would not be understood; words in capitals stand for anything."""
     program, *words = shlex.split(command)
     if program == "nox":
-        named = [word.partition("(")[0] for word in words[words.index("-s") + 1 :]] if "-s" in words else []
+        own = words[: words.index("--")] if "--" in words else words
+        named = [word.partition("(")[0] for word in own[own.index("-s") + 1 :]] if "-s" in own else []
         return next((f"no session {name}" for name in named if name not in sessions()), None)
     if words[0] not in ("--list", "--help", *(tasks_named() if len(words) == 1 else ())):
         try:
