@@ -8,13 +8,9 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
-from twinrun.cli.checkpoint_task import checkpoint as checkpoint_command  # noqa: F401 - a command too
-from twinrun.cli.exit_codes import exit_on_error
-from twinrun.cli.options import count, demand_with, demand_without
-from twinrun.cli.site_tasks import site_tasks
+from twinrun.cli.console import count, demand_with, demand_without, exit_on_error
 
 ROOT = Path(__file__).resolve().parent
-cluster, jobs = site_tasks(ROOT)
 
 
 @task(
@@ -59,7 +55,7 @@ def run(
 ) -> None:
     """Run a published experiment and judge its claims."""
     with exit_on_error():
-        from twinrun.cli import commands
+        from twinrun.cli import run as commands
 
         names = {"vendor": vendor, "stack": stack, "engine": engine, "launcher": launcher}
         names |= {"scheduler": scheduler, "cluster": cluster, "scale": scale}
@@ -110,14 +106,14 @@ def build(
 ) -> None:
     """Build the image of a stack from its locks."""
     with exit_on_error():
-        from twinrun.cli import commands
+        from twinrun.cli import stacks
 
         texts = {"vendor": vendor, "stack": stack, "pull": pull, "push": push, "sign": sign}
         paths = {"save": save, "base": base, "wheelhouse": wheelhouse}
         texts["index"] = index
         options: dict[str, object] = {name: text or None for name, text in texts.items()}
         options |= {name: Path(path).absolute() if path else None for name, path in paths.items()}
-        commands.build(ROOT, options | {"allow_unverified": allow_unverified}, dry=dry, as_json=json)
+        stacks.build(ROOT, options | {"allow_unverified": allow_unverified}, dry=dry, as_json=json)
 
 
 @task(
@@ -145,7 +141,7 @@ def compare(
 ) -> None:
     """Explain what differs between two records, or judge the claims between the records of A and of B."""
     with exit_on_error():
-        from twinrun.cli import commands
+        from twinrun.cli import records
 
         demand_with("--parity", parity, points=points, controls=controls, out=out)
         demand_without("--parity", parity, claims=claims)
@@ -153,9 +149,9 @@ def compare(
             files = {
                 name: Path(path) if path else None for name, path in (("controls", controls), ("out", out))
             }
-            code = commands.parity(ROOT, Path(a), Path(b), points=points, as_json=json, **files)
+            code = records.parity(ROOT, Path(a), Path(b), points=points, as_json=json, **files)
         else:
-            code = commands.compare(ROOT, Path(a), Path(b), claims=claims, as_json=json)
+            code = records.compare(ROOT, Path(a), Path(b), claims=claims, as_json=json)
     raise Exit(code=code)
 
 
@@ -170,10 +166,10 @@ def compare(
 def report(context: Context, what: str, out: str = "", form: bool = False, add: str = "") -> None:
     """Write the HTML report of a run, or of a recipe's committed records; send a record in, or take one."""
     with exit_on_error():
-        from twinrun.cli import commands
+        from twinrun.cli import records
 
         paths = {"out": Path(out) if out else None, "add": Path(add) if add else None}
-        commands.report(ROOT, what, form=form, **paths)
+        records.report(ROOT, what, form=form, **paths)
 
 
 @task(
@@ -189,10 +185,10 @@ def doctor(
 ) -> None:
     """Check what this machine offers: GPUs, engines, disk, permissions; or that a stack works on it."""
     with exit_on_error():
-        from twinrun.cli import commands
+        from twinrun.cli import stacks
 
         names = {"stack": stack, "engine": engine, "cluster": cluster}
-        code = commands.doctor(ROOT, as_json=json, **{key: name or None for key, name in names.items()})
+        code = stacks.doctor(ROOT, as_json=json, **{key: name or None for key, name in names.items()})
     raise Exit(code=code)
 
 
@@ -216,9 +212,9 @@ def lock(
 ) -> None:
     """Resolve every pin of stacks: packages to hashes, the root file system made of them to a digest."""
     with exit_on_error():
-        from twinrun.cli import commands
+        from twinrun.cli import stacks
 
-        code = commands.lock(ROOT, stack, index=index or None, upgrade=upgrade, only=only or (), check=check)
+        code = stacks.lock(ROOT, stack, index=index or None, upgrade=upgrade, only=only or (), check=check)
     raise Exit(code=code)
 
 
@@ -241,9 +237,9 @@ def data(
 ) -> None:
     """Fetch, verify and tokenise a data set; goes on where it was stopped."""
     with exit_on_error():
-        from twinrun.cli import commands
+        from twinrun.cli import run
 
-        commands.data(
+        run.data(
             ROOT, name, recipe=recipe, engine=engine, files=count(files, "--files"), endpoint=endpoint or None
         )
 
@@ -252,6 +248,69 @@ def data(
 def schemas(context: Context) -> None:
     """Write the JSON Schemas of the manifests that editors complete and check with."""
     with exit_on_error():
-        from twinrun.cli import commands
+        from twinrun.cli import stacks
 
-        commands.schemas(ROOT)
+        stacks.schemas(ROOT)
+
+
+@task(
+    help={
+        "action": "verify (every byte against its digest), list, or convert (to or from Hugging Face format)",
+        "place": "folder or s3://bucket/prefix with the checkpoints of a run, or a folder of transformers",
+        "step": "one checkpoint; all when left out, and the newest to convert",
+        "out": "where a conversion writes: a folder, or s3://bucket/prefix for a checkpoint",
+        "json": "print JSON",
+    }
+)
+def checkpoint(
+    context: Context,
+    action: str,
+    place: str,
+    step: str = "",
+    out: str = "",
+    json: bool = False,
+) -> None:
+    """Verify, list or convert the checkpoints of a run."""
+    with exit_on_error():
+        # A command pays only for what it imports.
+        from twinrun.cli import checkpoint as command
+
+        steps = count(step, "--step")
+        code = command.checkpoint(action, place, step=steps, out=out or None, as_json=json)
+    raise Exit(code=code)
+
+
+@task(
+    iterable=["mount"],
+    help={
+        "what": "up, status or down",
+        "nodes": "workers",
+        "mount": "folder that nodes see beside checkout, interpreter and cache; may be given many times",
+    },
+)
+def cluster(context: Context, what: str, nodes: str = "3", mount: list[str] | None = None) -> None:
+    """Start, list or remove a Slurm cluster of containers on this machine: the site `local`."""
+    with exit_on_error():
+        from twinrun.cli import sites
+
+        sites.cluster(
+            ROOT,
+            what,
+            nodes=count(nodes, "--nodes") or 0,
+            mounts=tuple(Path(one).resolve() for one in mount or ()),
+        )
+
+
+@task(
+    help={
+        "cluster": "site of cluster.toml",
+        "follow": "number of a job whose output is shown until it ends",
+        "cancel": "number of a job to end",
+    }
+)
+def jobs(context: Context, cluster: str = "local", follow: str = "", cancel: str = "") -> None:
+    """List the jobs of twinrun at a site, follow one or end one."""
+    with exit_on_error():
+        from twinrun.cli import sites
+
+        sites.jobs(ROOT, cluster, follow=follow or None, cancel=cancel or None)

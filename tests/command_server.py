@@ -22,7 +22,7 @@ for recipe in project.recipes().values():
 
 def modules() -> Iterator[str]:
     """Name what commands import; all of it loads without a framework, unlike what runs in ranks."""
-    for package in ("cli", "manifests", "planning", "results", "workloads"):
+    for package in ("cli", "manifests", "planning", "results", "runs", "workloads"):
         path = [f"{folder}/{package}" for folder in twinrun.__path__]
         yield from (module.name for module in pkgutil.walk_packages(path, f"twinrun.{package}."))
 

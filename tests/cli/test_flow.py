@@ -17,7 +17,7 @@ from tests.checkouts import checkout
 from tests.cli.played_ranks import PLAYED, Job
 from tests.contracts.baking import bake
 from tests.execution.fake_engine import NAME, Play, Script, register, torchrun_report
-from twinrun.cli import commands
+from twinrun.cli import run as commands
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError, TwinrunError
 from twinrun.planning.project import Project
 from twinrun.protocol.job import OUT_OF_MEMORY

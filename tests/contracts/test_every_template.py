@@ -14,7 +14,7 @@ from tests.checkouts import checkout
 from tests.contracts.baking import TEMPLATE, bake
 from tests.contracts.checks import RECIPE_CHECKS
 from tests.contracts.tree import ROOT
-from twinrun.cli import commands
+from twinrun.cli import run as commands
 from twinrun.workloads import workload_names
 
 NASTY = 'a "quoted" title: \\n is no line, C:\\path, {curly} # [brackets], naïve ≤ 7, 吾, 💡 \'\'\' """'

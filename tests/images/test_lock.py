@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.indexes import MANIFEST, digest_of, forget, serving, small_stack, source_archive, wheel
-from twinrun.cli import commands
+from twinrun.cli import stacks
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.images.artifact_cache import download_wheels
 from twinrun.images.artifacts import wheel_artifacts
@@ -254,12 +254,12 @@ def test_the_command_says_what_changed_and_its_effect(
     wheel(tmp_path / "served" / "general", "torch", "1.0")
     (folder / "requirements.in").write_text("torch==1.0\n", encoding="utf-8")
     options: dict[str, bool | tuple[str, ...] | None] = {"index": None, "upgrade": False, "only": ()}
-    assert commands.lock(tmp_path, "small", check=False, **options) == 0  # type: ignore[arg-type]
+    assert stacks.lock(tmp_path, "small", check=False, **options) == 0  # type: ignore[arg-type]
     assert capsys.readouterr().out == (
         "small: 1 changed\n  requirements.lock: torch: absent -> 1.0 (numerics and speed)\n"
     )
     (folder / "requirements.in").write_text("# asked for\ntorch==1.0\n", encoding="utf-8")
-    assert commands.lock(tmp_path, "small", check=True, **options) == 1  # type: ignore[arg-type]
+    assert stacks.lock(tmp_path, "small", check=True, **options) == 1  # type: ignore[arg-type]
     assert "stale: requirements.lock: does not belong to requirements.in" in capsys.readouterr().out
 
 
@@ -283,7 +283,7 @@ def test_a_check_of_some_parts_is_silent_of_the_others(
     # The image of a stack whose lock files are missing.
     base = '[base]\nsuite = "bookworm"\n'
     (folder / "stack.toml").write_text(MANIFEST + base, encoding="utf-8")
-    assert commands.lock(tmp_path, "small", index=None, upgrade=False, only=only, check=True) == code
+    assert stacks.lock(tmp_path, "small", index=None, upgrade=False, only=only, check=True) == code
     lines = capsys.readouterr().out.splitlines()
     assert {line.split(": ")[1] for line in lines[1:]} == parts
 

@@ -316,7 +316,7 @@ def test_no_word_is_broken(width: int) -> None:
 PIPED = """
 import sys
 from pathlib import Path
-from twinrun.cli.commands import doctor
+from twinrun.cli.stacks import doctor
 sys.exit(doctor(Path(sys.argv[1]), as_json=False, stack=None, engine=None))
 """
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from twinrun.cli import commands
+from twinrun.cli import stacks
 from twinrun.foundation.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 DOCTOR = """
 import sys
 from pathlib import Path
-from twinrun.cli.commands import doctor
-from twinrun.cli.exit_codes import exit_on_error
+from twinrun.cli.stacks import doctor
+from twinrun.cli.console import exit_on_error
 with exit_on_error():
     doctor(Path(sys.argv[1]), as_json=False, stack="plain", engine="host")
 """
@@ -45,4 +45,4 @@ def test_a_stop_says_which_checks_ended(root: Path) -> None:
 
 def test_an_engine_without_a_stack_is_refused() -> None:
     with pytest.raises(InputError, match="only the checks of a stack have an engine"):
-        commands.doctor(ROOT, as_json=False, stack=None, engine="venv")
+        stacks.doctor(ROOT, as_json=False, stack=None, engine="venv")

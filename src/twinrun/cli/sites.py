@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from twinrun.cli.console import print_json
 from twinrun.execution.slurm_client import SlurmClient, check_site
 from twinrun.foundation.errors import InputError
 from twinrun.images import local_cluster
@@ -17,20 +17,22 @@ from twinrun.manifests.cluster import load_site
 def cluster(root: Path, what: str, *, nodes: int, mounts: Sequence[Path]) -> None:
     """Start, list or remove the cluster on this machine, and print its nodes."""
     if what == "up":
-        found = local_cluster.up(root, nodes=nodes, mounts=tuple(mounts), say=_say)
+        found = local_cluster.up(
+            root, nodes=nodes, mounts=tuple(mounts), say=lambda line: print(line, file=sys.stderr)
+        )
     elif what == "status":
         found = local_cluster.status()
     elif what == "down":
-        _print(f"{local_cluster.down()} containers removed")
+        print(f"{local_cluster.down()} containers removed")
         return
     else:
         raise InputError(
             "unknown command", place="invoke cluster", found=what, allowed=["up", "status", "down"]
         )
     for node in found:
-        _print(f"{node.name:12} {node.container:10} {node.slurm}")
+        print(f"{node.name:12} {node.container:10} {node.slurm}")
     if not found:
-        _print("no cluster; `invoke cluster up` starts one")
+        print("no cluster; `invoke cluster up` starts one")
 
 
 def jobs(root: Path, site: str, *, follow: str | None, cancel: str | None) -> None:
@@ -46,17 +48,17 @@ def jobs(root: Path, site: str, *, follow: str | None, cancel: str | None) -> No
         return
     for job in client.jobs():
         where = job.nodes or job.reason
-        _print(f"{job.id:>8}  {job.state:12} {job.run_seconds:6.0f} s  {job.user:12} {job.name}  {where}")
+        print(f"{job.id:>8}  {job.state:12} {job.run_seconds:6.0f} s  {job.user:12} {job.name}  {where}")
 
 
 def doctor(root: Path, site: str, *, as_json: bool) -> int:
     """Print what is well and what is not at a site; 3 when something needed is broken."""
     diagnosis = check_site(root, load_site(root, site))
     if as_json:
-        _print(json.dumps(diagnosis.model_dump(mode="json"), indent=1))
+        print_json(diagnosis.model_dump(mode="json"))
         return diagnosis.exit_code
-    from twinrun.report.doctor_table import diagnosis_lines  # noqa: PLC0415 - its tables are slow to import
-    from twinrun.report.terminal import show  # noqa: PLC0415
+    from twinrun.report.doctor_table import diagnosis_lines
+    from twinrun.report.terminal import show
 
     for line in diagnosis_lines(diagnosis, width=None):
         show(line)
@@ -74,14 +76,6 @@ def _follow(client: SlurmClient, number: str) -> None:
             sys.stdout.write(text[shown.get(file, 0) :])
             shown[file] = len(text)
         if state.ended:
-            _print(f"{state.id} {state.state}")
+            print(f"{state.id} {state.state}")
             return
         time.sleep(client.site.site.poll_seconds)
-
-
-def _print(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")

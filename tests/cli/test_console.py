@@ -41,7 +41,7 @@ def block(statement: str, **variables: str) -> subprocess.CompletedProcess[bytes
     """Run `statement` as the body of a task."""
     code = (
         "import os, signal, sys\nfrom invoke.exceptions import Exit\n"
-        "from twinrun.cli.exit_codes import exit_on_error\nfrom twinrun.foundation.errors import *\n"
+        "from twinrun.cli.console import exit_on_error\nfrom twinrun.foundation.errors import *\n"
         f"try:\n    with exit_on_error():\n        {statement}\nexcept Exit as end:\n    sys.exit(end.code)\n"
     )
     return ended("-c", code, variables=variables)

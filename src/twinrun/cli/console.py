@@ -1,10 +1,11 @@
-"""What a command says of an error or a stop: a message and an exit code, no traceback."""
+"""Both ends of a command: options that Invoke does not check, and JSON, messages and exit codes."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import io
+import json
 import os
 import platform
 import shlex
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 from invoke.exceptions import Exit
 
 from twinrun import __version__
-from twinrun.foundation.errors import MachineError, RunInterruptedError, TwinrunError
+from twinrun.foundation.errors import InputError, MachineError, RunInterruptedError, TwinrunError
 from twinrun.foundation.text import redacted
 
 # What a system refuses to any program: a full or closed disk, too many files, a reader that went away.
@@ -98,3 +99,34 @@ def _fault(error: Exception) -> TwinrunError:
     return TwinrunError(
         "a fault of twinrun itself", found=found, hint=f"report it as CONTRIBUTING.md says; {kept}"
     )
+
+
+def demand_with(name: str, given: bool, **options: object) -> None:
+    """Refuse what was typed for `options`, where the option that they belong to is not given."""
+    typed = [option for option, value in options.items() if value]
+    if typed and not given:
+        found = ", ".join(f"--{option}" for option in typed)
+        raise InputError(f"only with {name}", place=found, found=f"no {name}", hint=f"add {name}")
+
+
+def demand_without(name: str, given: bool, **options: object) -> None:
+    """Refuse what was typed for `options`, by their names, beside an option that does something else."""
+    if given and (typed := [option for option, value in options.items() if value]):
+        found = ", ".join(f"--{option}" for option in typed)
+        raise InputError(
+            "two questions at once", place=name, found=found, allowed=f"{name}, or {found}, alone"
+        )
+
+
+def count(text: str, option: str) -> int | None:
+    """Return the whole number that was typed for `option`, None for nothing; raises InputError."""
+    if not text:
+        return None
+    if not text.isdecimal():
+        raise InputError("not a whole number", place=option, found=text, allowed="digits alone, such as 3")
+    return int(text)
+
+
+def print_json(content: object) -> None:
+    """Print `content` as JSON on stdout."""
+    sys.stdout.write(f"{json.dumps(content, indent=1)}\n")

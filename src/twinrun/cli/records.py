@@ -1,0 +1,191 @@
+"""Commands about records: compare two, hold claims and curves against each other, report, send in and add."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+from twinrun.cli.console import print_json
+from twinrun.foundation.errors import InputError
+from twinrun.foundation.files import write_atomically
+from twinrun.machine.doctor import diagnose
+from twinrun.planning.project import Project
+from twinrun.report.comparison import comparison_view
+from twinrun.report.form import form as submission_form
+from twinrun.report.page import write_recipe_report, write_report
+from twinrun.report.parity import parity_view, write_parity_page
+from twinrun.report.tables import verdict_table
+from twinrun.report.terminal import show
+from twinrun.report.words import headline, headline_of_all
+from twinrun.results.between import judge_between, read_records
+from twinrun.results.compare import compare as compare_records
+from twinrun.results.parity_between import held_between
+from twinrun.results.reading import read_record
+from twinrun.results.record import FAILURES, Record
+from twinrun.results.submission import FILE, add_submission, write_submission
+
+
+def compare(root: Path, a: Path, b: Path, *, claims: bool, as_json: bool) -> int:
+    """Print what differs between two records and what that did; with `claims` see `_compare_claims`."""
+    if claims:
+        return _compare_claims(root, a, b, as_json=as_json)
+    project = Project(root)
+    comparison = compare_records(read_record(a, project), read_record(b, project), project)
+    if as_json:
+        print_json(comparison.model_dump(mode="json"))
+    else:
+        show(comparison_view(comparison))
+    return 0
+
+
+def parity(
+    root: Path,
+    a: Path,
+    b: Path,
+    *,
+    points: str,
+    controls: Path | None,
+    out: Path | None,
+    as_json: bool,
+) -> int:
+    """Say whether two records have one loss curve, and draw it; 1 when they do not or nothing tells."""
+    project = Project(root)
+    records = [read_record(path, project) for path in (a, b)]
+    further = read_record(controls, project) if controls else None
+    named = [name.strip() for name in points.split(",")] if points else []
+    found = held_between(*records, points=named, controls=further)
+    marks = "-".join(record.digest()[:8] for record in records)
+    page = out or root / "runs" / f"parity-{marks}.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    write_parity_page(page, found, a=records[0], b=records[1])
+    if as_json:
+        print_json({"report": str(page), "parities": [one.parity.model_dump(mode="json") for one in found]})
+    else:
+        show(parity_view(found))
+        print(f"report: {page}")
+    return int(any(one.parity.outcome != "inside" for one in found))
+
+
+def _compare_claims(root: Path, a: Path, b: Path, *, as_json: bool) -> int:
+    """Judge the claims between records of A and of B; 1 when one is not reproduced."""
+    project = Project(root)
+    records = read_records([a, b], project)
+    verdicts = judge_between(records, project)
+    said = headline_of_all(records, verdicts)
+    if as_json:
+        shown = [one.model_dump(mode="json") | {"final": one.final, "why": one.why} for one in verdicts]
+        print_json({"headline": said, "verdicts": shown})
+    else:
+        print(said)
+        show(verdict_table(verdicts))
+    return int(any(verdict.final in FAILURES for verdict in verdicts))
+
+
+def report(root: Path, what: str, *, out: Path | None, form: bool, add: Path | None) -> None:
+    """Write the report of a run, a record or a recipe's committed records, and print its path.
+
+    Args:
+        form: write the file with which a record is sent in instead.
+        add: a record that was sent in, to be added to the recipe's results before.
+    """
+    path, project = Path(what), Project(root)
+    of_one = path.suffix == ".json" or (path / "record.json").is_file()
+    if form and add:
+        raise InputError("one of both", place="--form, --add", hint="--form is of a run, --add of a recipe")
+    if form:
+        print(send(project, path, out=out))
+        return
+    if add and of_one:
+        raise InputError("a record is added to a recipe", place="--add", found=what, allowed="recipes/RECIPE")
+    if add:
+        print("\n".join(add_to_results(project, what, add)))
+    if of_one:
+        record = read_record(path, project)
+        print(write_run_report(project, record, out or _page_of(project, path, record)))
+    else:
+        print(_recipe_report(project, what, out))
+
+
+def _page_of(project: Project, path: Path, record: Record) -> Path:
+    """Return the page of a run, in its folder; of a single record, among the runs."""
+    folder = path if path.is_dir() else path.parent
+    if (folder / "record.json").is_file():
+        return folder / "report.html"
+    page = project.root / "runs" / record.plan.recipe / f"{path.stem}.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    return page
+
+
+def _recipe_report(project: Project, name: str, out: Path | None) -> Path:
+    loaded = project.recipe(name)
+    files = project.results(loaded)
+    if not files:
+        raise InputError(
+            "no records to report",
+            place=f"{loaded.folder}/results",
+            hint="copy a record.json there, or name a run folder",
+        )
+
+    page = out or project.root / "runs" / loaded.recipe.name / "report.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    records = [read_record(file, project) for file in files]
+    write_recipe_report(
+        page,
+        records=records,
+        recipe=loaded,
+        gpus=project.gpus,
+        metrics=project.metrics,
+        between=judge_between(records, project),
+    )
+    return page
+
+
+def write_run_report(project: Project, record: Record, page: Path) -> Path:
+    """Write the report of a run to `page` and return that path."""
+    write_report(
+        page,
+        record=record,
+        recipe=project.recipe(record.plan.recipe),
+        gpus=project.gpus,
+        metrics=project.metrics,
+    )
+    return page
+
+
+def offer(project: Project, record: Record, folder: Path) -> str:
+    """Keep a form, and the file that goes with it, for hardware that the recipe has no record of.
+
+    Returns:
+        The form, why there is none, or nothing for hardware that is known.
+    """
+    known = project.results(project.recipe(record.plan.recipe))
+    text = submission_form(record, [read_record(file, project) for file in known])
+    if text is None:
+        return ""
+    try:
+        _write_submission(project, folder, record, folder / FILE)
+    except InputError as reason:
+        return f"The results have no such GPU yet, and cannot take this run: {reason.message}\n"
+    write_atomically(folder / "form.md", text)
+    return text
+
+
+def send(project: Project, what: Path, *, out: Path | None) -> Path:
+    """Write the submission of a run to its folder, of a single record to the working folder; return it."""
+    record, usual = read_record(what, project), (what if what.is_dir() else Path()) / FILE
+    return _write_submission(project, what, record, out or usual)
+
+
+def add_to_results(project: Project, recipe: str, file: Path) -> list[str]:
+    """Add a submission to the results of a recipe; return lines that say what it is."""
+    path, record = add_submission(file, recipe, project)
+    return [f"added: {path}", f"{headline(record)} As sent in: who ran it, and on what, nobody here saw."]
+
+
+def _write_submission(project: Project, source: Path, record: Record, out: Path) -> Path:
+
+    ran_on = record.machine.host, record.machine.kernel
+    here = ran_on == (platform.node(), platform.release())
+    doctor = diagnose(project.root).model_dump(mode="json") if here else None
+    write_submission(out, source, project, doctor=doctor)
+    return out

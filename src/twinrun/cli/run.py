@@ -1,0 +1,103 @@
+"""`invoke run` and `invoke data`: from a request to the printed plan, or to the record and its exit code."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twinrun.cli.console import print_json
+from twinrun.planning.project import Project
+from twinrun.runs.selection import Request, Selection, select
+
+if TYPE_CHECKING:
+    from twinrun.results.record import Record
+
+__all__ = ["Request", "data", "run"]
+
+
+def run(root: Path, request: Request, *, out: Path | None, resume: bool, as_json: bool) -> int:
+    """Run a recipe and return the exit code: 1 when a claim or a check fails."""
+    project = Project(root)
+    selection = select(project, request)
+    _print_choices(selection)
+    if request.dry:
+        print_json(_dry(project, selection))
+        return 0
+    from twinrun.cli.records import offer, write_run_report
+    from twinrun.foundation.files import write_atomically
+    from twinrun.results.record import FAILURES
+    from twinrun.runs.progress import Display
+    from twinrun.runs.run import execute
+
+    with Display() as display:
+        record, folder = execute(
+            project=project, selection=selection, out=out, resume=resume, display=display
+        )
+    page = write_run_report(project, record, folder / "report.html")
+    for name, text in record.workload.files(record.shown()).items():
+        write_atomically(folder / name, text)
+    form = offer(project, record, folder)
+    if as_json:
+        print_json(summary(record, folder))
+    else:
+        _show(record, page)
+        print(form, end="")
+    failed = any(check.outcome == "fail" for point in record.points for check in point.checks)
+    return int(failed or any(verdict.final in FAILURES for verdict in record.verdicts))
+
+
+def _print_choices(selection: Selection) -> None:
+    """Say what was chosen and where the run is not the published configuration."""
+    for choice in selection.choices:
+        print(f"{choice.name:9} {choice.value}  ({choice.because})", file=sys.stderr)
+    for item in selection.plan.differences:
+        print(f"differs   {item.field} is {item.found}, published {item.published}", file=sys.stderr)
+
+
+def _dry(project: Project, selection: Selection) -> dict[str, object]:
+    from twinrun.runs.dry import commands_of
+
+    plan = selection.plan
+    return {
+        "plan_sha256": plan.sha256(),
+        "plan": plan.model_dump(mode="json"),
+        "choices": [choice.model_dump() for choice in selection.choices],
+        **commands_of(project, selection),
+    }
+
+
+def summary(record: Record, folder: Path) -> dict[str, object]:
+    """Return what `--json` prints: where the record is, its points and verdicts."""
+    from twinrun.report.words import headline
+
+    numbers = {"id", "nodes", "devices", "hosts", "measurements", "checks", "facts"}
+    return {
+        "headline": headline(record),
+        "run": record.run,
+        "record": str(folder / "record.json"),
+        "report": str(folder / "report.html"),
+        "points": [point.model_dump(mode="json", include=numbers) for point in record.points],
+        "verdicts": [one.model_dump() | {"final": one.final, "why": one.why} for one in record.verdicts],
+    }
+
+
+def _show(record: Record, page: Path) -> None:
+    from twinrun.report.tables import record_tables, verdict_table
+    from twinrun.report.terminal import show
+    from twinrun.report.words import headline
+
+    print(headline(record))
+    print()
+    show(verdict_table(record.verdicts))
+    show(record_tables(record))
+    print(f"report: {page}")
+
+
+def data(root: Path, name: str, *, recipe: str, engine: str, files: int | None, endpoint: str | None) -> None:
+    """Fetch and prepare a data set and print its folder."""
+    from twinrun.runs.data import acquire
+    from twinrun.runs.progress import Display
+
+    say = Display().say
+    print(acquire(Project(root), name, recipe=recipe, engine=engine, files=files, endpoint=endpoint, say=say))

@@ -1,0 +1,117 @@
+"""Commands about stacks and machines: build, lock, doctor, and the schemas of their manifests."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twinrun.cli.console import print_json
+from twinrun.foundation.errors import InputError
+
+if TYPE_CHECKING:
+    from twinrun.images.lock import Finding
+
+
+def build(root: Path, options: Mapping[str, Any], *, dry: bool, as_json: bool) -> None:
+    """Build the image of a stack and print its layers and ID; with `dry` the plan alone."""
+    from twinrun.images.buildkit import BuildProgress
+    from twinrun.images.command import BuildRequest, plan_lines, plan_request, result_table, run_build
+    from twinrun.report.terminal import show
+
+    request = BuildRequest(**{**options, "index": options["index"] or _framework_index()})
+    plan = plan_request(root, request)
+    if dry:
+        print_json(plan.summary())
+        return
+    with BuildProgress() as progress:
+        for line in plan_lines(plan):
+            progress.say(line)
+        result = run_build(root, plan, request, progress)
+    if as_json:
+        print_json(result.model_dump(mode="json"))
+    else:
+        show(result_table(result))
+
+
+def lock(
+    root: Path, stack: str, *, index: str | None, upgrade: bool, only: Sequence[str], check: bool
+) -> int:
+    """Refresh the locks of `stack`, or of all when empty; with `check` print findings and write nothing."""
+    from twinrun.images.lock import check as check_locks
+    from twinrun.images.lock import exit_code, refresh, stack_names
+
+    index = index or _framework_index()
+    findings: list[Finding] = []
+    for name in stack_names(root, stack or None):
+        if check:
+            found = check_locks(root, name, index=index, only=only)
+            findings += found
+            lines = [f"{name}: {len(found) or 'no'} findings", *map(str, found)]
+        else:
+            changes = refresh(root, name, index=index, upgrade=upgrade, only=only)
+            changed = (f"{change.lock}: {change}" for change in changes)
+            lines = [f"{name}: {len(changes) or 'nothing'} changed", *changed]
+        print("\n  ".join(lines))
+    return exit_code(findings)
+
+
+def _framework_index() -> str | None:
+    return os.environ.get("TWINRUN_INDEX") or None
+
+
+def doctor(
+    root: Path, *, as_json: bool, stack: str | None, engine: str | None, cluster: str | None = None
+) -> int:
+    """Print what this machine, or a site, offers; 3 when something needed is broken.
+
+    Args:
+        stack: run the checks of this stack instead.
+    """
+    if cluster:
+        from twinrun.cli import sites
+
+        return sites.doctor(root, cluster, as_json=as_json)
+    if stack:
+        return _check_stack(root, stack, engine=engine, as_json=as_json)
+    if engine:
+        hint = "add --stack STACK, or leave --engine out: without a stack every engine is looked for"
+        raise InputError(
+            "only the checks of a stack have an engine", place="--engine", found=engine, hint=hint
+        )
+    from rich.console import Console
+
+    from twinrun.machine.doctor import diagnose
+    from twinrun.report.doctor_table import diagnosis_lines
+
+    diagnosis = diagnose(root)
+    if as_json:
+        print_json(diagnosis.model_dump(mode="json"))
+        return diagnosis.exit_code
+    console = Console()
+    for line in diagnosis_lines(diagnosis, width=console.width if console.is_terminal else None):
+        console.print(line, soft_wrap=True)
+    return diagnosis.exit_code
+
+
+def _check_stack(root: Path, stack: str, *, engine: str | None, as_json: bool) -> int:
+    """Run the checks of a stack, telling each as it ends."""
+    from twinrun.images.checks import run_checks
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
+
+    outcomes = run_checks(root, stack, engine=engine, say=say)
+    if as_json:
+        print_json([outcome.model_dump() for outcome in outcomes])
+    return 0
+
+
+def schemas(root: Path) -> None:
+    """Write the JSON Schemas of the manifests and print their paths."""
+    from twinrun.cli.schemas import write_schemas
+
+    for path in write_schemas(root):
+        print(path.relative_to(root))
