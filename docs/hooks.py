@@ -30,7 +30,8 @@ from twinrun.report.words import (
 )
 from twinrun.results.between import judge_between
 from twinrun.results.reading import read_record
-from twinrun.results.record import Record, Verdict, hardware
+from twinrun.results.record import Record, hardware
+from twinrun.results.verdicts import Verdict
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = Project(ROOT)

@@ -8,7 +8,8 @@ from typing import Any
 
 from twinrun.planning.project import Project
 from twinrun.results.reading import read_record
-from twinrun.results.record import AsPublished, AsRestated, Record, RestatementVerdict, Verdict
+from twinrun.results.record import Record
+from twinrun.results.verdicts import AsPublished, AsRestated, RestatementVerdict, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = Project(ROOT)

@@ -13,7 +13,7 @@ from twinrun.report.words import (
     published_value,
     tone,
 )
-from twinrun.results.record import AsPublished, AsRestated
+from twinrun.results.verdicts import AsPublished, AsRestated
 
 RECORD = newest("mpt7b-scaling")
 

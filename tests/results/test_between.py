@@ -10,8 +10,10 @@ import pytest
 
 from tests.records import PROJECT, committed, training_record
 from twinrun.foundation.errors import InputError
-from twinrun.results.between import judge_between, read_records
-from twinrun.results.record import Record, Verdict
+from twinrun.results.between import judge_between
+from twinrun.results.reading import read_records
+from twinrun.results.record import Record
+from twinrun.results.verdicts import Verdict
 
 CLAIMS = {claim.id: claim for claim in PROJECT.recipe("mpt-throughput").published.between_records}
 OCTOBER = CLAIMS["october-of-a100-80gb"]

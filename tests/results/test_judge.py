@@ -13,7 +13,8 @@ from twinrun.manifests.published import PublishedClaims
 from twinrun.protocol.bench import COPY
 from twinrun.protocol.measurements import Check, Series, sampled
 from twinrun.results.judge import claims_digest, judge
-from twinrun.results.record import Record, Verdict
+from twinrun.results.record import Record
+from twinrun.results.verdicts import Verdict
 from twinrun.workloads.checks import WORKLOAD as CHECKS
 
 PUBLISHED = PROJECT.recipe(TRAINING).published

@@ -9,7 +9,8 @@ import pytest
 
 from tests.records import PROJECT, bench_record, measurement, replaced, training_record
 from twinrun.results.judge import judge
-from twinrun.results.record import FAILURES, Record, RestatementVerdict, Verdict
+from twinrun.results.record import Record
+from twinrun.results.verdicts import FAILURES, RestatementVerdict, Verdict
 
 ONE, MANY, KEPT = "throughput-1-node", "throughput-32-nodes", "efficiency-1-to-32-nodes"
 NODE: dict[str, Any] = {"scale": "node", "gpu": "h200", "settings": ("model=mpt-1b",)}

@@ -17,12 +17,13 @@ from twinrun.report.parity import parity_view, write_parity_page
 from twinrun.report.tables import verdict_table
 from twinrun.report.terminal import show
 from twinrun.report.words import headline, headline_of_all
-from twinrun.results.between import judge_between, read_records
+from twinrun.results.between import judge_between
 from twinrun.results.compare import compare as compare_records
-from twinrun.results.parity_between import held_between
-from twinrun.results.reading import read_record
-from twinrun.results.record import FAILURES, Record
+from twinrun.results.parity import held_between
+from twinrun.results.reading import read_record, read_records
+from twinrun.results.record import Record
 from twinrun.results.submission import FILE, add_submission, write_submission
+from twinrun.results.verdicts import FAILURES
 
 
 def compare(root: Path, a: Path, b: Path, *, claims: bool, as_json: bool) -> int:

@@ -26,7 +26,7 @@ def run(root: Path, request: Request, *, out: Path | None, resume: bool, as_json
         return 0
     from twinrun.cli.records import offer, write_run_report
     from twinrun.foundation.files import write_atomically
-    from twinrun.results.record import FAILURES
+    from twinrun.results.verdicts import FAILURES
     from twinrun.runs.progress import Display
     from twinrun.runs.run import execute
 

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from twinrun.foundation.manifest import Frozen
+from twinrun.manifests.metrics import RATIO
 from twinrun.manifests.restatements import Restatement
 from twinrun.protocol.measurements import Per
 
@@ -120,6 +121,7 @@ class RecordClaim(Frozen):
     """A published mean of ratios that no one run can give: of two GPUs, or of two stacks."""
 
     kind: ClassVar[str] = "between records"
+    unit: ClassVar[str] = RATIO
     hardware: ClassVar[None] = None
     """Each side has its own."""
     id: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]

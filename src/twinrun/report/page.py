@@ -19,7 +19,8 @@ from twinrun.manifests.vendor import Gpu
 from twinrun.report import ranking, summary, words
 from twinrun.report.drawing import draw
 from twinrun.report.svg import Picture
-from twinrun.results.record import Record, Verdict, hardware
+from twinrun.results.record import Record, hardware
+from twinrun.results.verdicts import Verdict
 from twinrun.workloads import load_workload
 from twinrun.workloads.charts import Chart
 from twinrun.workloads.tables import Table

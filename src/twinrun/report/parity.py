@@ -12,7 +12,7 @@ from twinrun.foundation.files import write_atomically
 from twinrun.report.drawing import draw
 from twinrun.report.page import page_environment
 from twinrun.report.tables import View, word_columns
-from twinrun.results.parity_between import METRIC, CurveParity
+from twinrun.results.parity import METRIC, CurveParity
 from twinrun.results.record import Record
 from twinrun.workloads.parity import Outcome
 from twinrun.workloads.parity_charts import parity_charts

@@ -9,7 +9,8 @@ from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.manifests.metrics import RATIO, Metric
 from twinrun.manifests.published import PublishedClaims
 from twinrun.protocol.measurements import Fact, Measurement
-from twinrun.results.record import Record, Verdict
+from twinrun.results.record import Record
+from twinrun.results.verdicts import Verdict
 from twinrun.workloads.tables import Column, Table, text
 from twinrun.workloads.workload import PointRecord
 

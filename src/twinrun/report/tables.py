@@ -9,7 +9,8 @@ from rich.text import Text
 
 from twinrun.report.layout import HARD_SPACE, Line, lines
 from twinrun.report.words import measured_value, outcome, published_neutral, published_value
-from twinrun.results.record import FAILURES, Outcome, Record, Verdict
+from twinrun.results.record import Record
+from twinrun.results.verdicts import FAILURES, Outcome, Verdict
 from twinrun.workloads.tables import Cell, Column, Table, text
 
 STYLES: dict[Outcome, str] = {"reproduced": "green", "holds-here": "green"}

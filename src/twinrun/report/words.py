@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from twinrun.foundation.text import number, plural
-from twinrun.results.record import FAILURES, Outcome, Record, Verdict, hardware
-from twinrun.results.restate import measured_here, published_here
+from twinrun.results.record import Record, hardware
+from twinrun.results.verdicts import FAILURES, Outcome, Verdict, measured_here, published_here
 
 GIB = 1 << 30
 Tone = Literal["good", "bad", "neutral"]

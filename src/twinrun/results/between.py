@@ -1,46 +1,45 @@
-"""Verdicts on claims between records: two GPUs, or two stacks, over the same settings."""
+"""The claims between records, judged: means over two GPUs, or two stacks, of the same settings."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
-from twinrun.foundation.errors import InputError
+from twinrun.foundation.text import plain
 from twinrun.manifests.claims import ClaimSide, RecordClaim
-from twinrun.manifests.metrics import RATIO
+from twinrun.manifests.metrics import Metric
+from twinrun.manifests.restatements import Restatement
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement
-from twinrun.results.between_restated import restated_between
-from twinrun.results.evidence import counted
-from twinrun.results.reading import read_record
-from twinrun.results.record import AsPublished, Record, Verdict
+from twinrun.results.evidence import counted, doubt_of, mismatches
+from twinrun.results.record import Record, hardware
+from twinrun.results.verdicts import (
+    Finding,
+    FoundValue,
+    NotAskedError,
+    RestatementVerdict,
+    Verdict,
+    judge_claim,
+    judge_restated_ratio,
+    margin,
+)
+from twinrun.workloads.workload import PointRecord
+
+# Fewer settings in common, such as models, are no mean.
+LEAST_SETTINGS = 2
 
 
-def read_records(paths: Sequence[Path], project: Project) -> list[Record]:
-    """Read the records that `paths` name: files, run folders, or folders of either.
+class SideMeasurement(NamedTuple):
+    """What one record gives to a side."""
 
-    Raises:
-        InputError: no record, one that does not hold, or records of several recipes or without such claims.
-    """
-    files = dict.fromkeys(file.resolve() for path in paths for file in _files(path))
-    records = [read_record(file, project) for file in files]
-    recipes = sorted({record.plan.recipe for record in records})
-    if len(recipes) > 1:
-        raise InputError("the records are of different recipes", found=recipes, allowed="one recipe")
-    if not project.recipe(recipes[0]).published.between_records:
-        raise InputError(
-            "the recipe has no claim between records",
-            place=f"recipes/{recipes[0]}/published.toml:between_records",
-            hint="leave --claims out: the record itself holds the verdicts on the other claims",
-        )
-    return records
+    record: Record
+    point: PointRecord
+    measurement: Measurement
 
 
-def _files(path: Path) -> list[Path]:
-    if not path.is_dir() or (path / "record.json").is_file():
-        return [path]
-    found = sorted([*path.glob("*.json"), *path.glob("*/record.json")])
-    return found or [path]
+# What the records of a side give, by the setting that the mean is over.
+Side = dict[str, SideMeasurement]
 
 
 def judge_between(records: Sequence[Record], project: Project) -> tuple[Verdict, ...]:
@@ -48,94 +47,150 @@ def judge_between(records: Sequence[Record], project: Project) -> tuple[Verdict,
     if not records:
         return ()
     published = project.recipe(records[0].plan.recipe).published
-    return tuple(_judged(claim, records, project) for claim in published.between_records)
+    return tuple(
+        judge_claim(
+            claim,
+            partial(_as_published, claim, records, project),
+            partial(_as_restated, claim, records=records, project=project),
+        )
+        for claim in published.between_records
+    )
 
 
-def _judged(claim: RecordClaim, records: Sequence[Record], project: Project) -> Verdict:
-    verdict = _as_published(claim, records, project)
-    if claim.here is None or verdict.outcome not in ("not-comparable", "config-mismatch"):
-        return verdict
-    return verdict.model_copy(update={"here": restated_between(claim, claim.here, records, project)})
+def _as_published(claim: RecordClaim, records: Sequence[Record], project: Project) -> Finding:
+    over, under = (_published_side(claim, side, records) for side in (claim.over, claim.under))
+    used = [one.record for side in (over, under) for one in side.values()]
+    if apart := sorted({", ".join(mismatches(record.plan.differences)) for record in used} - {""}):
+        raise NotAskedError("; ".join(apart), outcome="config-mismatch")
+    metric = project.metrics[claim.metric]
+
+    def value(one: SideMeasurement) -> float:
+        return counted(one.point, one.measurement, metric, one.record.gpu, per=claim.per)
+
+    ratios = {name: value(over[name]) / value(under[name]) for name in claim.values}
+    mean = sum(ratios.values()) / len(ratios)
+    stands = margin(mean, claim.value, better=claim.better, tolerance=claim.tolerance)
+    reason = f"mean of {_each(ratios)}; published {claim.value:g}, tolerance {claim.tolerance:.0%}"
+    return Finding(mean, stands.holds, reason)
 
 
-def _as_published(claim: RecordClaim, records: Sequence[Record], project: Project) -> Verdict:
-    over, under = (_of_side(claim, side, records) for side in (claim.over, claim.under))
-    for side, found in ((claim.over, over), (claim.under, under)):
-        if doubt := _doubt(claim, side, found):
-            return _verdict(claim, "not-comparable", doubt)
-    used = [one[0] for found in (over, under) for one in found.values()]
-    if apart := sorted({_difference(record) for record in used} - {""}):
-        return _verdict(claim, "config-mismatch", "; ".join(apart))
-    ratios = [
-        _value(claim, over[name][0], project) / _value(claim, under[name][0], project)
-        for name in claim.values
-    ]
-    return _directed(claim, ratios)
-
-
-def _of_side(claim: RecordClaim, side: ClaimSide, records: Sequence[Record]) -> dict[str, list[Record]]:
-    """Return the records of a side by the setting that the mean is over."""
-    found: dict[str, list[Record]] = {}
+def _published_side(claim: RecordClaim, side: ClaimSide, records: Sequence[Record]) -> Side:
+    """Return what the published GPU and stack of a side give; raises NotAskedError where that is no mean."""
+    found: dict[str, list[tuple[Record, PointRecord]]] = {}
     for record in records:
         point = record.point(claim.point)
         if point and record.gpu and (record.gpu.id, record.plan.stack) == (side.gpu, side.stack):
             name = record.workload.settings(record.plan.part, point)[claim.setting]
-            found.setdefault(name, []).append(record)
-    return {name: found[name] for name in claim.values if name in found}
-
-
-def _doubt(claim: RecordClaim, side: ClaimSide, found: dict[str, list[Record]]) -> str | None:
-    """Return why a side gives no mean."""
+            found.setdefault(name, []).append((record, point))
     if absent := [name for name in claim.values if name not in found]:
-        return f"no record at {claim.point} of {side} for {claim.setting} {', '.join(absent)}"
-    if several := [name for name, records in found.items() if len(records) > 1]:
-        return f"more than one record of {side} for {claim.setting} {', '.join(several)}"
-    for name, (record,) in found.items():
-        one = _measured(claim, record)
-        if one is None or one.count < 2:
-            return f"{side}: {claim.metric} of {name} is not measured over two steps or more"
-        if record.environment.lock_differences:
-            packages = ", ".join(sorted(record.environment.lock_differences)[:3])
-            return f"{name} did not run on {side}: other versions of {packages}"
-    return None
+        raise NotAskedError(f"no record at {claim.point} of {side} for {claim.setting} {', '.join(absent)}")
+    found = {name: found[name] for name in claim.values}
+    if several := [name for name, those in found.items() if len(those) > 1]:
+        raise NotAskedError(f"more than one record of {side} for {claim.setting} {', '.join(several)}")
+    return {name: _published_one(claim, side, name, *those[0]) for name, those in found.items()}
 
 
-def _difference(record: Record) -> str:
-    return ", ".join(
-        f"{one.field} is {one.found}, published {one.published}" for one in record.plan.differences
-    )
+def _published_one(
+    claim: RecordClaim, side: ClaimSide, name: str, record: Record, point: PointRecord
+) -> SideMeasurement:
+    """Return the number of a record; raises NotAskedError where it is not one of the published side."""
+    one = _measured(claim.metric, point)
+    if one is None or one.count < 2:
+        raise NotAskedError(f"{side}: {claim.metric} of {name} is not measured over two steps or more")
+    if record.environment.lock_differences:
+        packages = ", ".join(sorted(record.environment.lock_differences)[:3])
+        raise NotAskedError(f"{name} did not run on {side}: other versions of {packages}")
+    return SideMeasurement(record, point, one)
 
 
-def _value(claim: RecordClaim, record: Record, project: Project) -> float:
-    """Return what one record measured, per what the claim counts."""
-    point, one = record.point(claim.point), _measured(claim, record)
-    assert point is not None
-    assert one is not None
-    return counted(point, one, project.metrics[claim.metric], record.gpu, per=claim.per)
+def _as_restated(
+    claim: RecordClaim, here: Restatement, *, records: Sequence[Record], project: Project
+) -> RestatementVerdict:
+    """Judge the restatement over the settings that both sides have: one of each vendor that was compared."""
+    metric, differs = project.metrics[here.metric], ""
+    found: FoundValue | NotAskedError
+    try:
+        vendors = [project.gpus[side.gpu].vendor for side in (claim.over, claim.under)]
+        over, under = (_restated_side(claim, here, records, vendor, metric) for vendor in vendors)
+        common = _common(claim, over, under)
+        ratios = {name: _canonical(over[name], metric) / _canonical(under[name], metric) for name in common}
+        found = FoundValue(sum(ratios.values()) / len(ratios), f"the mean of {_each(ratios)}")
+        differs = "; ".join(_differs(claim, (over, under), common))
+    except NotAskedError as refusal:
+        found = refusal
+    return judge_restated_ratio(here, found, metric, run=differs)
 
 
-def _measured(claim: RecordClaim, record: Record) -> Measurement | None:
-    point = record.point(claim.point)
-    assert point is not None
-    return next((one for one in point.measurements if one.metric == claim.metric), None)
+def _common(claim: RecordClaim, over: Side, under: Side) -> list[str]:
+    """Return the settings that both sides have; raises NotAskedError for fewer than make a mean."""
+    common = [name for name in claim.values if name in over and name in under]
+    if len(common) < LEAST_SETTINGS:
+        raise NotAskedError(
+            f"the sides have {claim.setting} {', '.join(common) or 'none'} in common,"
+            f" and {LEAST_SETTINGS} make a mean"
+        )
+    return common
 
 
-def _directed(claim: RecordClaim, ratios: Sequence[float]) -> Verdict:
-    mean = sum(ratios) / len(ratios)
-    worse = (claim.value - mean if claim.better == "higher" else mean - claim.value) / claim.value
-    each = ", ".join(f"{name} {ratio:.3f}" for name, ratio in zip(claim.values, ratios, strict=True))
-    reason = f"mean of {each}; published {claim.value:g}, tolerance {claim.tolerance:.0%}"
-    return _verdict(claim, "not-reproduced" if worse > claim.tolerance else "reproduced", reason, mean)
+def _restated_side(
+    claim: RecordClaim, here: Restatement, records: Sequence[Record], vendor: str, metric: Metric
+) -> Side:
+    """Return what the GPUs of a vendor give; raises NotAskedError."""
+    found: Side = {}
+    for record in records:
+        if record.gpu is None or record.plan.vendor != vendor or not record.points:
+            continue
+        point = max(record.points, key=lambda one: one.devices)
+        name = record.workload.settings(record.plan.part, point)[claim.setting]
+        if name not in claim.values:
+            continue
+        if name in found:
+            raise NotAskedError(f"more than one record of {vendor} is of {claim.setting} {name}")
+        found[name] = SideMeasurement(record, point, _restated_one(here, record, point, metric))
+    if not found:
+        values = ", ".join(claim.values)
+        raise NotAskedError(f"no record of a {vendor} GPU is of {claim.setting} {values}")
+    if len(named := sorted({hardware(one.record) for one in found.values()})) > 1:
+        raise NotAskedError(f"the records of {vendor} are of several machines: {', '.join(named)}")
+    return found
 
 
-def _verdict(claim: RecordClaim, outcome: AsPublished, reason: str, measured: float | None = None) -> Verdict:
-    return Verdict(
-        claim=claim.id,
-        statement=claim.statement,
-        outcome=outcome,
-        reason=reason,
-        published=claim.value,
-        measured=measured,
-        unit=RATIO,
-        per=claim.per,
-    )
+def _restated_one(here: Restatement, record: Record, point: PointRecord, metric: Metric) -> Measurement:
+    """Return the number of a record; raises NotAskedError where nothing stands behind it."""
+    place = f"{record.run} at {point.id}"
+    if metric.repeated and record.plan.scale == "smoke":
+        raise NotAskedError(f"{place} is a smoke run, and its speed says nothing")
+    if held := [one for one in record.plan.differences if one.field not in here.free]:
+        fields = "; ".join(f"{one.field} {plain(one.found)}" for one in held)
+        raise NotAskedError(f"{place} is not the published configuration: {fields}")
+    found = _measured(here.metric, point)
+    if found is None:
+        raise NotAskedError(f"{place} has no {here.metric}")
+    if doubt := doubt_of([found], metric, record.gpu, per=found.per, tolerance=here.tolerance):
+        raise NotAskedError(f"{place}: {doubt}")
+    return found
+
+
+def _measured(metric: str, point: PointRecord) -> Measurement | None:
+    return next((one for one in point.measurements if one.metric == metric), None)
+
+
+def _canonical(one: SideMeasurement, metric: Metric) -> float:
+    return metric.canonical(one.measurement.median, one.measurement.unit)
+
+
+def _each(ratios: dict[str, float]) -> str:
+    return ", ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items())
+
+
+def _differs(claim: RecordClaim, sides: Sequence[Side], common: Sequence[str]) -> Iterator[str]:
+    """Yield what differs from the published comparison: machines, settings, fields."""
+    for side, published in zip(sides, (claim.over, claim.under), strict=True):
+        one = side[common[0]].record
+        yield f"{hardware(one)} with {one.plan.stack}, published {published}"
+    if absent := [name for name in claim.values if name not in common]:
+        yield f"without {claim.setting} {', '.join(absent)}"
+    apart = {
+        one.field: one for side in sides for name in common for one in side[name].record.plan.differences
+    }
+    yield from (f"{one.field} {plain(one.found)}, published {plain(one.published)}" for one in apart.values())

@@ -14,6 +14,8 @@ from twinrun.results.record import Record
 from twinrun.workloads.fingerprint import Difference
 from twinrun.workloads.workload import PointRecord
 
+# Fewer steps than this show no curve; the shortest committed record of an invariant has as many.
+LEAST_STEPS = 4
 # A peak is nominal, and so is a clock: what is above it by no more than this is rounding.
 PEAK_SLACK = 1.02
 
@@ -79,6 +81,20 @@ def _beyond(found: Measurement, metric: Metric, gpu: Gpu | None) -> str | None:
     return f"{found.id} is {value:.4g} {metric.unit}, more than the {limit:.4g} that the device can do"
 
 
+def nothing_behind(claim: Claim, curves: Sequence[Sequence[float]]) -> str | None:
+    """Return why curves that coincide show nothing, or None."""
+    steps = min(len(curve) for curve in curves)
+    if steps < LEAST_STEPS:
+        return f"{steps} steps show no curve; {LEAST_STEPS} are needed"
+    fall = min((curve[0] - min(curve)) / abs(curve[0]) if curve[0] else 0.0 for curve in curves)
+    if fall <= claim.tolerance:
+        return (
+            f"the {claim.metric} fell by {fall:.2g} of its start, no more than the tolerance:"
+            " nothing was learned"
+        )
+    return None
+
+
 def differences_of(
     record: Record, points: Sequence[PointRecord], terms: JudgeContext
 ) -> tuple[Difference, ...]:
@@ -87,6 +103,11 @@ def differences_of(
     if None in of_points:
         return record.plan.differences
     return next((found for found in of_points if found), ())
+
+
+def mismatches(differences: Sequence[Difference]) -> list[str]:
+    """Return in words where a run is not the published configuration."""
+    return [f"{one.field} is {one.found}, published {one.published}" for one in differences]
 
 
 def names_of(points: Sequence[PointRecord]) -> str:

@@ -1,9 +1,11 @@
-"""Verdicts: each published claim against one record, and the reason in words."""
+"""The claims about one record, judged as published: each kind finds its value, or says why not."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
+from typing import Literal
 
 from twinrun.foundation.files import canonical_json, sha256_of_bytes
 from twinrun.manifests.claims import Claim
@@ -12,38 +14,43 @@ from twinrun.manifests.published import PublishedClaims
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement
-from twinrun.results.curves import held
-from twinrun.results.evidence import JudgeContext, differences_of, doubt_of, found_of, names_of, value_of
-from twinrun.results.record import AsPublished, Record, Verdict
+from twinrun.results.evidence import (
+    JudgeContext,
+    differences_of,
+    doubt_of,
+    found_of,
+    mismatches,
+    names_of,
+    nothing_behind,
+    value_of,
+)
+from twinrun.results.parity import held_within
+from twinrun.results.record import Record
 from twinrun.results.restate import restated
-from twinrun.workloads.fingerprint import Difference
+from twinrun.results.verdicts import Finding, NotAskedError, Verdict, judge_claim, margin
 from twinrun.workloads.parity import Outcome
 from twinrun.workloads.series import largest_difference, same_order, values_of
 from twinrun.workloads.workload import PointRecord
 
-PARITY: dict[Outcome, AsPublished] = {
-    "inside": "reproduced",
-    "outside": "not-reproduced",
-    "start": "not-reproduced",
+# What a parity that could not be decided makes of its claim.
+UNDECIDED: dict[Outcome, Literal["not-comparable", "config-mismatch"]] = {
     "other-run": "config-mismatch",
     "no-envelope": "not-comparable",
 }
-# Fewer steps than this show no curve; the shortest committed record of an invariant has as many.
-LEAST_STEPS = 4
 
 
 def judge(record: Record, published: PublishedClaims, project: Project) -> tuple[Verdict, ...]:
     """Judge every claim against `record`, in the published order; where that cannot be, as restated."""
     terms = JudgeContext(metrics=project.metrics, gpus=project.gpus, fingerprint=dict(published.fingerprint))
-    return tuple(_judged(claim, record, terms) for claim in published.claim)
-
-
-def _judged(claim: Claim, record: Record, terms: JudgeContext) -> Verdict:
     rules = {"absolute": _absolute, "ratio": _ratio, "invariant": _invariant, "parity": _parity}
-    verdict = rules[claim.kind](claim, record, terms)
-    if claim.here is None or verdict.outcome not in ("not-comparable", "config-mismatch"):
-        return verdict
-    return verdict.model_copy(update={"here": restated(claim, claim.here, record, terms)})
+    return tuple(
+        judge_claim(
+            claim,
+            partial(rules[claim.kind], claim, record, terms),
+            partial(restated, claim, record=record, terms=terms),
+        )
+        for claim in published.claim
+    )
 
 
 def claims_digest(published: PublishedClaims) -> str:
@@ -52,120 +59,99 @@ def claims_digest(published: PublishedClaims) -> str:
     return sha256_of_bytes(canonical_json(content).encode())
 
 
-def _absolute(claim: Claim, record: Record, terms: JudgeContext) -> Verdict:
-    assert claim.hardware is not None
+def _absolute(claim: Claim, record: Record, terms: JudgeContext) -> Finding:
     assert claim.point is not None
-    published_gpu, metric = terms.gpus[claim.hardware.gpu], terms.metrics[claim.metric]
-    point = record.point(claim.point)
+    metric, point = terms.metrics[claim.metric], record.point(claim.point)
     found = found_of(claim, point) if point else None
-    if record.gpu is None or record.gpu.id != published_gpu.id:
-        measured = (point, found) if point and found else None
-        other = _other_hardware(claim, record, published_gpu, measured, metric)
-        return _verdict(claim, "not-comparable", other)
+    _demand_hardware(claim, record, terms, (point, found) if point and found else None)
     if point is None or found is None:
         lacking = (
             f"no point {claim.point}"
             if point is None
             else f"no {claim.metric} of {claim.measurement or claim.point}"
         )
-        return _verdict(claim, "not-comparable", f"this run has {lacking}; it has {names_of(record.points)}")
+        raise NotAskedError(f"this run has {lacking}; it has {names_of(record.points)}")
     value = value_of(claim, point, found, metric, record.gpu)
-    if apart := differences_of(record, [point], terms):
-        return _verdict(claim, "config-mismatch", _mismatch(apart), value)
-    if doubt := _doubt(claim, [found], metric, record):
-        return _verdict(claim, "not-comparable", doubt, value)
+    _demand_comparable(claim, record, terms, [(point, found)], value)
     return _directed(claim, value)
 
 
-def _ratio(claim: Claim, record: Record, terms: JudgeContext) -> Verdict:
+def _ratio(claim: Claim, record: Record, terms: JudgeContext) -> Finding:
     assert claim.between is not None
     metric = terms.metrics[claim.metric]
     points = [point for name in claim.between if (point := record.point(name))]
     pairs = [(point, one) for point in points if (one := found_of(claim, point))]
     if len(pairs) < 2:
-        return _verdict(claim, "not-comparable", _other_points(claim, record, metric))
+        raise NotAskedError(_other_points(claim, record, metric))
     over, under = (value_of(claim, point, one, metric, record.gpu) for point, one in pairs)
     value = over / under if under else math.inf
-    if apart := differences_of(record, points, terms):
-        return _verdict(claim, "config-mismatch", _mismatch(apart), value)
-    if doubt := _doubt(claim, [one for _, one in pairs], metric, record):
-        return _verdict(claim, "not-comparable", doubt, value)
+    _demand_comparable(claim, record, terms, pairs, value)
     return _directed(claim, value)
 
 
-def _invariant(claim: Claim, record: Record, terms: JudgeContext) -> Verdict:
+def _invariant(claim: Claim, record: Record, terms: JudgeContext) -> Finding:
     points = record.workload.whole(record.points)
     if len(points) < 2:
-        names = names_of(points) or "none"
-        return _verdict(claim, "not-comparable", f"needs two world sizes; this run has {names}")
+        raise NotAskedError(f"needs two world sizes; this run has {names_of(points) or 'none'}")
     if fact := terms.metrics[claim.metric].fact:
-        return _same_fact(claim, points, fact)
-    return _distance(claim, points, terms, allowed=claim.tolerance)
+        return _same_fact(points, fact)
+    return _distance(claim, points, terms)
 
 
-def _same_fact(claim: Claim, points: Sequence[PointRecord], fact: str) -> Verdict:
+def _same_fact(points: Sequence[PointRecord], fact: str) -> Finding:
     found = {point.id: point.facts.get(fact) for point in points}
     if absent := [name for name, value in found.items() if value is None]:
-        return _verdict(claim, "not-comparable", f"no {fact} of {', '.join(absent)}")
+        raise NotAskedError(f"no {fact} of {', '.join(absent)}")
     apart = len(set(found.values())) > 1
     reason = f"{', '.join(found)}: the {fact} is {'not ' if apart else ''}the same at every point"
-    return _verdict(claim, "not-reproduced" if apart else "reproduced", reason, float(apart))
+    return Finding(float(apart), not apart, reason)
 
 
-def _parity(claim: Claim, record: Record, terms: JudgeContext) -> Verdict:
+def _parity(claim: Claim, record: Record, terms: JudgeContext) -> Finding:
     """Judge whether curves are one but for rounding; as published on the published hardware alone."""
     if terms.metrics[claim.metric].series is None:
         return _same_value(claim, record, terms)
-    found = held(claim, record)
-    if isinstance(found, str):
-        return _verdict(claim, "not-comparable", found)
-    worst = found[0]
+    worst = held_within(claim, record)[0]
     distance, reason = worst.distance, f"{worst.b} against {worst.a}: {worst.reason}"
-    if claim.hardware and (record.gpu is None or record.gpu.id != claim.hardware.gpu):
-        published_gpu, metric = terms.gpus[claim.hardware.gpu], terms.metrics[claim.metric]
-        other = _other_hardware(claim, record, published_gpu, None, metric)
-        return _verdict(claim, "not-comparable", f"{other}; {reason}", distance)
-    if claim.hardware and (apart := differences_of(record, record.points, terms)):
-        return _verdict(claim, "config-mismatch", _mismatch(apart), distance)
-    if worst.outcome == "inside" and (doubt := _nothing_behind(claim, _curves(claim, record))):
-        return _verdict(claim, "not-comparable", doubt, distance)
-    return _verdict(claim, PARITY[worst.outcome], reason, distance)
+    _demand_hardware(claim, record, terms, None, also=f"; {reason}", measured=distance)
+    if claim.hardware:
+        _demand_published(record, record.points, terms, distance)
+    if undecided := UNDECIDED.get(worst.outcome):
+        raise NotAskedError(reason, outcome=undecided, measured=distance)
+    held = worst.outcome == "inside"
+    curves = [_curve(claim, point) for point in record.workload.whole(record.points)]
+    if held and (doubt := nothing_behind(claim, curves)):
+        raise NotAskedError(doubt, measured=distance)
+    return Finding(distance, held, reason)
 
 
-def _same_value(claim: Claim, record: Record, terms: JudgeContext) -> Verdict:
+def _same_value(claim: Claim, record: Record, terms: JudgeContext) -> Finding:
     """Judge whether two points have one value, which no control run widens."""
     points = [point for name in claim.between or () if (point := record.point(name))]
     if len(points) < 2:
-        return _verdict(claim, "not-comparable", _other_points(claim, record, terms.metrics[claim.metric]))
-    return _distance(claim, points, terms, allowed=claim.tolerance)
+        raise NotAskedError(_other_points(claim, record, terms.metrics[claim.metric]))
+    return _distance(claim, points, terms)
 
 
-def _curves(claim: Claim, record: Record) -> list[tuple[float, ...]]:
-    """Return the whole curves of a claim's metric."""
-    return [_curve(claim, point) for point in record.workload.whole(record.points)]
-
-
-def _distance(claim: Claim, points: Sequence[PointRecord], terms: JudgeContext, *, allowed: float) -> Verdict:
+def _distance(claim: Claim, points: Sequence[PointRecord], terms: JudgeContext) -> Finding:
     """Judge how far the curves, or the values, of `points` are apart."""
     curves = [_curve(claim, point) for point in points]
     if not all(curves):
-        return _verdict(
-            claim, "not-comparable", f"a point has no {claim.metric}; this run has {names_of(points)}"
-        )
+        raise NotAskedError(f"a point has no {claim.metric}; this run has {names_of(points)}")
     if not same_order(points):
         reason = "data order: the points did not train on the same global batches"
-        return _verdict(claim, "config-mismatch", reason)
+        raise NotAskedError(reason, outcome="config-mismatch")
     value, step = largest_difference(curves)
     if math.isnan(value):
-        return _verdict(claim, "not-reproduced", f"the {claim.metric} is not a finite number at step {step}")
-    held = value <= allowed
-    if held and terms.metrics[claim.metric].series and (doubt := _nothing_behind(claim, curves)):
-        return _verdict(claim, "not-comparable", doubt, value)
+        return Finding(None, False, f"the {claim.metric} is not a finite number at step {step}")
+    held = margin(value, claim.value, better=claim.better, tolerance=claim.tolerance).holds
+    if held and terms.metrics[claim.metric].series and (doubt := nothing_behind(claim, curves)):
+        raise NotAskedError(doubt, measured=value)
     reason = (
         f"{names_of(points)}: largest relative difference {value:.2g} at step {step} of"
-        f" {len(curves[0])}, allowed {allowed:g}; same batches in the same order"
+        f" {len(curves[0])}, allowed {claim.tolerance:g}; same batches in the same order"
     )
-    return _verdict(claim, "reproduced" if held else "not-reproduced", reason, value)
+    return Finding(value, held, reason)
 
 
 def _curve(claim: Claim, point: PointRecord) -> tuple[float, ...]:
@@ -174,47 +160,54 @@ def _curve(claim: Claim, point: PointRecord) -> tuple[float, ...]:
     return values_of(point, claim.metric) or ((found.median,) if found else ())
 
 
-def _nothing_behind(claim: Claim, curves: Sequence[tuple[float, ...]]) -> str | None:
-    """Return why curves that coincide show nothing, or None."""
-    steps = min(len(curve) for curve in curves)
-    if steps < LEAST_STEPS:
-        return f"{steps} steps show no curve; {LEAST_STEPS} are needed"
-    fall = min((curve[0] - min(curve)) / abs(curve[0]) if curve[0] else 0.0 for curve in curves)
-    if fall <= claim.tolerance:
-        return (
-            f"the {claim.metric} fell by {fall:.2g} of its start, no more than the tolerance:"
-            " nothing was learned"
-        )
-    return None
-
-
-def _doubt(claim: Claim, found: Sequence[Measurement], metric: Metric, record: Record) -> str | None:
-    return doubt_of(found, metric, record.gpu, per=claim.per, tolerance=claim.tolerance)
-
-
-def _directed(claim: Claim, value: float) -> Verdict:
+def _directed(claim: Claim, value: float) -> Finding:
     """Compare with the published value in its direction of goodness."""
-    change = value / claim.value - 1
-    worse = -change if claim.better == "higher" else change
-    outcome: AsPublished = "reproduced" if worse <= claim.tolerance else "not-reproduced"
+    stands = margin(value, claim.value, better=claim.better, tolerance=claim.tolerance)
     reason = (
-        f"{abs(change):.1%} {'above' if change >= 0 else 'below'} the published value;"
+        f"{abs(stands.change):.1%} {stands.side} the published value;"
         f" {claim.better} is better, {claim.tolerance:.0%} worse is allowed because {claim.because}"
     )
-    return _verdict(claim, outcome, reason, value)
+    return Finding(value, stands.holds, reason)
 
 
-def _verdict(claim: Claim, outcome: AsPublished, reason: str, measured: float | None = None) -> Verdict:
-    return Verdict(
-        claim=claim.id,
-        statement=claim.statement,
-        outcome=outcome,
-        reason=reason,
-        published=claim.value,
-        measured=measured,
-        unit=claim.unit,
-        per=claim.per,
-    )
+def _demand_hardware(
+    claim: Claim,
+    record: Record,
+    terms: JudgeContext,
+    found: tuple[PointRecord, Measurement] | None,
+    *,
+    also: str = "",
+    measured: float | None = None,
+) -> None:
+    """Raise NotAskedError where the run is not on the published hardware, with what it gives here."""
+    published_gpu = claim.hardware and terms.gpus[claim.hardware.gpu]
+    if published_gpu and (record.gpu is None or record.gpu.id != published_gpu.id):
+        other = _other_hardware(claim, record, published_gpu, found, terms.metrics[claim.metric])
+        raise NotAskedError(other + also, measured=measured)
+
+
+def _demand_comparable(
+    claim: Claim,
+    record: Record,
+    terms: JudgeContext,
+    pairs: Sequence[tuple[PointRecord, Measurement]],
+    value: float,
+) -> None:
+    """Raise NotAskedError for another configuration, and where nothing stands behind the numbers."""
+    _demand_published(record, [point for point, _ in pairs], terms, value)
+    metric = terms.metrics[claim.metric]
+    found = [one for _, one in pairs]
+    if doubt := doubt_of(found, metric, record.gpu, per=claim.per, tolerance=claim.tolerance):
+        raise NotAskedError(doubt, measured=value)
+
+
+def _demand_published(
+    record: Record, points: Sequence[PointRecord], terms: JudgeContext, value: float
+) -> None:
+    """Raise NotAskedError where the points are not of the published configuration."""
+    if apart := differences_of(record, points, terms):
+        reason = f"not the published configuration: {'; '.join(mismatches(apart))}"
+        raise NotAskedError(reason, outcome="config-mismatch", measured=value)
 
 
 def _other_hardware(
@@ -254,8 +247,3 @@ def _other_points(claim: Claim, record: Record, metric: Metric) -> str:
     (first, under), (last, over) = found[0], found[-1]
     own = value_of(claim, last, over, metric, record.gpu) / value_of(claim, first, under, metric, record.gpu)
     return f"{reason}, and from {first.id} to {last.id} it keeps {own:.3f}"
-
-
-def _mismatch(differences: Sequence[Difference]) -> str:
-    fields = (f"{item.field} is {item.found}, published {item.published}" for item in differences)
-    return "not the published configuration: " + "; ".join(fields)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement
 from twinrun.results.consistency import check_machine, check_points, demand_same, with_fingerprint
 from twinrun.results.judge import claims_digest, judge
-from twinrun.results.record import Record, Verdict, content_digest
+from twinrun.results.record import Record, content_digest
+from twinrun.results.verdicts import Verdict
 from twinrun.workloads.workload import PointRecord
 
 # The one form that is read.
@@ -41,6 +43,33 @@ def read_record(path: Path, project: Project) -> Record:
     record = read_content(content, project, place=str(file))
     _check_files(record, file.parent)
     return record
+
+
+def read_records(paths: Sequence[Path], project: Project) -> list[Record]:
+    """Read the records that `paths` name: files, run folders, or folders of either.
+
+    Raises:
+        InputError: no record, one that does not hold, or records of several recipes or without such claims.
+    """
+    files = dict.fromkeys(file.resolve() for path in paths for file in _record_files(path))
+    records = [read_record(file, project) for file in files]
+    recipes = sorted({record.plan.recipe for record in records})
+    if len(recipes) > 1:
+        raise InputError("the records are of different recipes", found=recipes, allowed="one recipe")
+    if not project.recipe(recipes[0]).published.between_records:
+        raise InputError(
+            "the recipe has no claim between records",
+            place=f"recipes/{recipes[0]}/published.toml:between_records",
+            hint="leave --claims out: the record itself holds the verdicts on the other claims",
+        )
+    return records
+
+
+def _record_files(path: Path) -> list[Path]:
+    if not path.is_dir() or (path / "record.json").is_file():
+        return [path]
+    found = sorted([*path.glob("*.json"), *path.glob("*/record.json")])
+    return found or [path]
 
 
 def read_content(content: Any, project: Project, *, place: str) -> Record:

@@ -15,66 +15,9 @@ from twinrun.machine.inventory import Machine
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.plan import Plan, typed_points
 from twinrun.protocol.allocation import Allocation
-from twinrun.protocol.measurements import Per
+from twinrun.results.verdicts import Verdict
 from twinrun.workloads import load_workload
 from twinrun.workloads.workload import PointRecord, RecordView, Workload
-
-AsPublished = Literal["reproduced", "not-reproduced", "not-comparable", "config-mismatch", "failed"]
-AsRestated = Literal["holds-here", "fails-here", "not-comparable"]
-Outcome = Literal[
-    "reproduced",
-    "not-reproduced",
-    "not-comparable",
-    "config-mismatch",
-    "failed",
-    "holds-here",
-    "fails-here",
-]
-# What makes a run's exit code 1.
-FAILURES: tuple[Outcome, ...] = ("not-reproduced", "fails-here", "failed")
-
-
-class RestatementVerdict(Frozen):
-    """What became of a claim's restatement, where the claim could not be judged as published."""
-
-    statement: str
-    outcome: AsRestated
-    reason: str
-    published: float
-    measured: float | None
-    """At the point that is worst for the claim."""
-    metric: str
-    """Row of recipes/metrics.toml."""
-    title: str
-    """Of the metric."""
-    unit: str
-
-
-class Verdict(Frozen):
-    """What became of one claim as published and, where that cannot be asked, as restated; and why."""
-
-    claim: str
-    statement: str
-    outcome: AsPublished
-    """As published."""
-    reason: str
-    published: float
-    measured: float | None
-    unit: str
-    per: Per
-    here: RestatementVerdict | None = None
-    """As restated; null where the claim was judged as published, or has no restatement."""
-
-    @property
-    def final(self) -> Outcome:
-        """The outcome that counts: as restated where the restatement could be judged, else as published."""
-        judged = self.here is not None and self.here.outcome != "not-comparable"
-        return self.here.outcome if judged and self.here else self.outcome
-
-    @property
-    def why(self) -> str:
-        """The reason of the outcome that counts."""
-        return self.here.reason if self.here else self.reason
 
 
 class Environment(Frozen):

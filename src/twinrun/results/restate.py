@@ -1,34 +1,22 @@
-"""Restatements judged: a claim in a neutral metric, where the published hardware or scale is not."""
+"""The claims about one record, judged as restated: in a neutral metric, on other hardware or scale."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
-from twinrun.foundation.text import number, plain, plural
+from twinrun.foundation.text import plain, plural
 from twinrun.manifests.claims import Claim
-from twinrun.manifests.metrics import RATIO, Metric
+from twinrun.manifests.metrics import Metric
 from twinrun.manifests.restatements import Restatement
 from twinrun.protocol.measurements import Measurement
-from twinrun.results.curves import held
 from twinrun.results.evidence import JudgeContext, differences_of, doubt_of, found_of
-from twinrun.results.record import AsRestated, Record, RestatementVerdict
+from twinrun.results.parity import held_within
+from twinrun.results.record import Record
+from twinrun.results.verdicts import FoundValue, NotAskedError, RestatementVerdict, judge_restatement
 from twinrun.workloads.fingerprint import Difference
 from twinrun.workloads.workload import PointRecord
-
-
-class Reading(NamedTuple):
-    """One value of the neutral metric, where it was found, and the measurements behind it."""
-
-    value: float
-    place: str
-    behind: tuple[Measurement, ...]
-
-
-class _NotAskedError(Exception):
-    """Why a restatement cannot be judged on a record."""
 
 
 def restated(claim: Claim, here: Restatement, record: Record, terms: JudgeContext) -> RestatementVerdict:
@@ -37,64 +25,24 @@ def restated(claim: Claim, here: Restatement, record: Record, terms: JudgeContex
     points = _points(claim, here, record)
     differences = _distinct(differences_of(record, [point], terms) for point in points)
     differs = "; ".join(_differs(claim, record, terms, points, differences)) or "as published"
+    found: FoundValue | NotAskedError
     try:
         _demand_askable(here, record, metric, points, differences)
-        readings = list(
-            _parities(claim, record) if metric.between_curves else _readings(claim, here, metric, points)
-        )
-        _demand_no_doubt(here, record, terms, readings)
-    except _NotAskedError as obstacle:
-        return _restated(here, metric, "not-comparable", f"Not asked, because {obstacle}. Run: {differs}.")
-    worst = (min if metric.better == "higher" else max)(readings, key=lambda one: one.value)
-    change = worst.value / _canonical(here, metric) - 1
-    worse = -change if metric.better == "higher" else change
-    where = f"{worst.place}, the worst of {len(readings)}" if len(readings) > 1 else worst.place
-    found = _restated(
-        here, metric, "holds-here" if worse <= here.tolerance else "fails-here", "", worst.value
-    )
-    reason = (
-        f"Here {measured_here(found)} at {where}; published {published_here(found)} = {here.derivation},"
-        f" {here.basis}. {abs(change):.1%} {'above' if change >= 0 else 'below'}; {metric.better} is better,"
-        f" {here.tolerance:.1%} worse is allowed because {here.because}. Run: {differs}."
-    )
-    weaker = f" Weaker than published: {here.weaker}." if here.weaker else ""
-    return found.model_copy(update={"reason": reason + weaker})
+        found = _worst(claim, here, record, terms, points)
+    except NotAskedError as refusal:
+        found = refusal
+    return judge_restatement(here, found, metric, run=differs)
 
 
-def published_here(found: RestatementVerdict) -> str:
-    """Return the published value in the neutral metric."""
-    return _in_words(found.published, found)
-
-
-def measured_here(found: RestatementVerdict) -> str:
-    """Return what the run says in the neutral metric, a dash where it says nothing."""
-    return "-" if found.measured is None else _in_words(found.measured, found)
-
-
-def _in_words(value: float, found: RestatementVerdict) -> str:
-    if found.unit == "%":
-        return f"{value:.1f} % {found.title}"
-    return f"{value:.2f} {found.title}" if found.unit == RATIO else f"{number(value)} {found.unit}"
-
-
-def _canonical(here: Restatement, metric: Metric) -> float:
-    return metric.canonical(here.value, here.unit or metric.unit)
-
-
-def _restated(
-    here: Restatement, metric: Metric, outcome: AsRestated, reason: str, measured: float | None = None
-) -> RestatementVerdict:
-    unit = "%" if "%" in metric.units else metric.unit
-    return RestatementVerdict(
-        statement=here.statement,
-        outcome=outcome,
-        reason=reason,
-        published=metric.in_unit(_canonical(here, metric), unit),
-        measured=None if measured is None else metric.in_unit(measured, unit),
-        metric=metric.id,
-        title=metric.title,
-        unit=unit,
-    )
+def _worst(
+    claim: Claim, here: Restatement, record: Record, terms: JudgeContext, points: Sequence[PointRecord]
+) -> FoundValue:
+    """Return the value that is worst for the claim; raises NotAskedError where one cannot be judged."""
+    metric = terms.metrics[here.metric]
+    values = list(_parities(claim, record) if metric.between_curves else _values(claim, here, metric, points))
+    _demand_no_doubt(here, record, terms, values)
+    worst = (min if metric.better == "higher" else max)(values, key=lambda one: one.value)
+    return worst._replace(place=f"{worst.place}, the worst of {len(values)}") if len(values) > 1 else worst
 
 
 def _points(claim: Claim, here: Restatement, record: Record) -> list[PointRecord]:
@@ -141,12 +89,12 @@ def _demand_askable(
     points: Sequence[PointRecord],
     differences: Sequence[Difference],
 ) -> None:
-    """Raise _NotAskedError where the run cannot answer at all."""
+    """Raise NotAskedError where the run cannot answer at all."""
     if metric.repeated and record.plan.scale == "smoke":
-        raise _NotAskedError("a smoke run checks, and its speed says nothing")
+        raise NotAskedError("a smoke run checks, and its speed says nothing")
     if metric.repeated and record.gpu is None:
         known = "has no row in images/gpus.toml, so its dense peak is unknown"
-        raise _NotAskedError(
+        raise NotAskedError(
             f"{_gpus(record)} {known}"
             if record.machine.devices
             else "the run is on a processor, whose speed says nothing of a GPU"
@@ -156,42 +104,43 @@ def _demand_askable(
         {str(name) for point in record.points if (name := point.facts.get("device name"))},
     ):
         if metric.repeated and len(names) > 1:
-            raise _NotAskedError(f"the run mixes GPUs: {', '.join(sorted(names))}")
+            raise NotAskedError(f"the run mixes GPUs: {', '.join(sorted(names))}")
     if lost := [point.id for point in record.plan.points if record.point(point.id) is None]:
-        raise _NotAskedError(f"{plural(len(lost), 'planned point')} failed: {', '.join(lost)}")
+        raise NotAskedError(f"{plural(len(lost), 'planned point')} failed: {', '.join(lost)}")
     if held := [one for one in differences if one.field not in here.free]:
-        raise _NotAskedError(
+        raise NotAskedError(
             "; ".join(f"{one.field} must be {plain(one.published)}, is {plain(one.found)}" for one in held)
         )
     if not points:
-        raise _NotAskedError(f"needs a point of {plural(here.least_devices, 'device')}, the run has none")
+        raise NotAskedError(f"needs a point of {plural(here.least_devices, 'device')}, the run has none")
 
 
-def _parities(claim: Claim, record: Record) -> Iterator[Reading]:
+def _parities(claim: Claim, record: Record) -> Iterator[FoundValue]:
     """Yield what part of its envelope each curve is away from the first."""
-    found = held(claim, record)
-    if isinstance(found, str):
-        raise _NotAskedError(f"the claim {found}")
+    try:
+        found = held_within(claim, record)
+    except NotAskedError as refusal:
+        raise NotAskedError(f"the claim {refusal}") from None
     for one in found:
         if one.outcome in ("other-run", "no-envelope") or one.worst is None:
-            raise _NotAskedError(one.reason)
+            raise NotAskedError(one.reason)
         share = one.start / one.start_allowed if one.outcome == "start" else one.worst.share
-        yield Reading(share, f"{one.b} against {one.a} ({one.reason})", ())
+        yield FoundValue(share, f"{one.b} against {one.a} ({one.reason})")
 
 
-def _readings(
+def _values(
     claim: Claim, here: Restatement, metric: Metric, points: Sequence[PointRecord]
-) -> Iterator[Reading]:
+) -> Iterator[FoundValue]:
     if metric.between_points:
         yield from _doublings(claim, points)
         return
     for point in points:
         found = _measured(here, point)
         if found is None:
-            raise _NotAskedError(f"no {here.measurement or here.metric} at {point.id}")
+            raise NotAskedError(f"no {here.measurement or here.metric} at {point.id}")
         if metric.formulas and found.formula != (here.formula or claim.formula):
-            raise _NotAskedError(f"{found.id} at {point.id} is counted by {found.formula}")
-        yield Reading(metric.canonical(found.median, found.unit), point.id, (found,))
+            raise NotAskedError(f"{found.id} at {point.id} is counted by {found.formula}")
+        yield FoundValue(metric.canonical(found.median, found.unit), point.id, (found,))
 
 
 def _measured(here: Restatement, point: PointRecord) -> Measurement | None:
@@ -200,33 +149,33 @@ def _measured(here: Restatement, point: PointRecord) -> Measurement | None:
     return next((one for one in point.measurements if one.metric == here.metric), None)
 
 
-def _doublings(claim: Claim, points: Sequence[PointRecord]) -> Iterator[Reading]:
+def _doublings(claim: Claim, points: Sequence[PointRecord]) -> Iterator[FoundValue]:
     """Yield what a device keeps of its throughput from each size to the next, for a doubling."""
     # Before the @ of a point's name stands its case: two cases are no two sizes of one.
     ordered = sorted(points, key=lambda point: (point.id.rpartition("@")[0], point.devices))
     pairs = [(a, b) for a, b in pairwise(ordered) if a.id.rpartition("@")[0] == b.id.rpartition("@")[0]]
     steps = [(a, b) for a, b in pairs if b.devices > a.devices]
     if not steps:
-        raise _NotAskedError("two world sizes are needed and the run has one")
+        raise NotAskedError("two world sizes are needed and the run has one")
     for smaller, larger in steps:
         under, over = found_of(claim, smaller), found_of(claim, larger)
         if not under or not over or under.median <= 0:
-            raise _NotAskedError(f"no {claim.metric} at {smaller.id} or {larger.id}")
+            raise NotAskedError(f"no {claim.metric} at {smaller.id} or {larger.id}")
         doublings = math.log2(larger.devices / smaller.devices)
         kept = float((over.median / under.median) ** (1 / doublings))
-        yield Reading(kept, f"{smaller.id} to {larger.id}", (under, over))
+        yield FoundValue(kept, f"{smaller.id} to {larger.id}", (under, over))
 
 
 def _demand_no_doubt(
-    here: Restatement, record: Record, terms: JudgeContext, readings: Sequence[Reading]
+    here: Restatement, record: Record, terms: JudgeContext, values: Sequence[FoundValue]
 ) -> None:
-    """Raise _NotAskedError where nothing stands behind a reading."""
-    for one in readings:
+    """Raise NotAskedError where nothing stands behind a value."""
+    for one in values:
         for found in one.behind:
             metric = terms.metrics[found.metric]
             doubt = doubt_of([found], metric, record.gpu, per=found.per, tolerance=here.tolerance)
             if doubt:
-                raise _NotAskedError(f"at {one.place} {doubt}")
+                raise NotAskedError(f"at {one.place} {doubt}")
         # Curves may be equal; what rests on measurements is never zero.
         if not math.isfinite(one.value) or one.value < 0 or (one.value == 0 and one.behind):
-            raise _NotAskedError(f"{one.value:g} at {one.place} is no number to judge")
+            raise NotAskedError(f"{one.value:g} at {one.place} is no number to judge")

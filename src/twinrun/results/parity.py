@@ -1,4 +1,4 @@
-"""The curves of two records, of one site or of two, held against each other."""
+"""Curves held against each other: those of one record, and those of two records of one site or of two."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from collections.abc import Sequence
 
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen
+from twinrun.manifests.claims import Claim
 from twinrun.results.record import Record, hardware
+from twinrun.results.verdicts import NotAskedError
 from twinrun.workloads.parity import WEIGHTS, Parity, differences, parity
 from twinrun.workloads.series import ORDER
 from twinrun.workloads.workload import ControlledCurve, PointRecord
 
 METRIC = "loss"
+# Worst first: one curve that differs decides for all.
+SEVERITY = ("start", "outside", "other-run", "no-envelope", "inside")
 
 
 class CurveParity(Frozen):
@@ -20,6 +24,25 @@ class CurveParity(Frozen):
     a: ControlledCurve
     b: ControlledCurve
     parity: Parity
+
+
+def held_within(claim: Claim, record: Record) -> tuple[Parity, ...]:
+    """Hold the curves of a claim against the first of them, worst first; raises NotAskedError."""
+    points = record.workload.whole(record.points)
+    if claim.between:
+        points = tuple(point for name in claim.between if (point := record.point(name)))
+    if len(points) < 2:
+        names = ", ".join(point.id for point in points) or "none"
+        raise NotAskedError(
+            f"needs two whole curves, this run has {names}; `invoke compare --parity A B` holds two records"
+        )
+    asked = (record.workload.traced(record.plan.part, point, claim.metric) for point in points)
+    traced = [one for one in asked if one]
+    if len(traced) < len(points):
+        raise NotAskedError(f"a point has no {claim.metric}")
+    first, *others = traced
+    found = (parity(first, other, widest=claim.tolerance) for other in others)
+    return tuple(sorted(found, key=lambda one: SEVERITY.index(one.outcome)))
 
 
 def held_between(

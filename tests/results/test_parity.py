@@ -9,7 +9,7 @@ import pytest
 from tests.records import committed
 from twinrun.foundation.errors import InputError
 from twinrun.report.parity import parity_view, windows_table, write_parity_page
-from twinrun.results.parity_between import held_between
+from twinrun.results.parity import held_between
 from twinrun.results.record import Record
 from twinrun.workloads.workload import PointRecord
 

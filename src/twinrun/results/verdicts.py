@@ -1,0 +1,251 @@
+"""Verdicts, and the steps that lead to one, whether a claim is about one record or between several.
+
+Who judges a claim finds a value in the records and hands it over, or refuses with a `NotAskedError`. Only
+this module compares measured with published and gives the outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from twinrun.foundation.manifest import Frozen
+from twinrun.foundation.text import number
+from twinrun.manifests.claims import Claim, RecordClaim
+from twinrun.manifests.metrics import RATIO, Metric
+from twinrun.manifests.restatements import Restatement
+from twinrun.protocol.measurements import Measurement, Per
+
+AsPublished = Literal["reproduced", "not-reproduced", "not-comparable", "config-mismatch", "failed"]
+AsRestated = Literal["holds-here", "fails-here", "not-comparable"]
+Outcome = Literal[
+    "reproduced",
+    "not-reproduced",
+    "not-comparable",
+    "config-mismatch",
+    "failed",
+    "holds-here",
+    "fails-here",
+]
+# What makes a run's exit code 1.
+FAILURES: tuple[Outcome, ...] = ("not-reproduced", "fails-here", "failed")
+
+
+class RestatementVerdict(Frozen):
+    """What became of a claim's restatement, where the claim could not be judged as published."""
+
+    statement: str
+    outcome: AsRestated
+    reason: str
+    published: float
+    measured: float | None
+    """At the point that is worst for the claim."""
+    metric: str
+    """Row of recipes/metrics.toml."""
+    title: str
+    """Of the metric."""
+    unit: str
+
+
+class Verdict(Frozen):
+    """What became of one claim as published and, where that cannot be asked, as restated; and why."""
+
+    claim: str
+    statement: str
+    outcome: AsPublished
+    """As published."""
+    reason: str
+    published: float
+    measured: float | None
+    unit: str
+    per: Per
+    here: RestatementVerdict | None = None
+    """As restated; null where the claim was judged as published, or has no restatement."""
+
+    @property
+    def final(self) -> Outcome:
+        """The outcome that counts: as restated where the restatement could be judged, else as published."""
+        judged = self.here is not None and self.here.outcome != "not-comparable"
+        return self.here.outcome if judged and self.here else self.outcome
+
+    @property
+    def why(self) -> str:
+        """The reason of the outcome that counts."""
+        return self.here.reason if self.here else self.reason
+
+
+class NotAskedError(Exception):
+    """A claim, or its restatement, cannot be judged on these records; the message says why."""
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        outcome: Literal["not-comparable", "config-mismatch"] = "not-comparable",
+        measured: float | None = None,
+    ) -> None:
+        """Take the reason, and the value where one was found all the same."""
+        super().__init__(reason)
+        self.outcome: Literal["not-comparable", "config-mismatch"] = outcome
+        self.measured = measured
+
+
+class FoundValue(NamedTuple):
+    """A value that records give, where it was found, and the measurements behind it."""
+
+    value: float
+    place: str
+    behind: tuple[Measurement, ...] = ()
+
+
+class Finding(NamedTuple):
+    """What the records say about a claim as published."""
+
+    value: float | None
+    """The measured value or distance; None where it is no number."""
+    holds: bool
+    reason: str
+
+
+class Margin(NamedTuple):
+    """How a value stands to the published one."""
+
+    change: float
+    """Relative to the published value; the distance itself where a distance of 0 was published."""
+    holds: bool
+    """Whether the value is worse by no more than the tolerance."""
+
+    @property
+    def side(self) -> str:
+        """On which side of the published value it lies."""
+        return "above" if self.change >= 0 else "below"
+
+
+def margin(
+    value: float, published: float, *, better: Literal["higher", "lower", "equal"], tolerance: float
+) -> Margin:
+    """Compare a value with the published one in its direction of goodness."""
+    if better == "equal":
+        return Margin(value - published, value - published <= tolerance)
+    change = value / published - 1
+    worse = -change if better == "higher" else change
+    return Margin(change, worse <= tolerance)
+
+
+def judge_claim(
+    claim: Claim | RecordClaim,
+    as_published: Callable[[], Finding],
+    as_restated: Callable[[Restatement], RestatementVerdict],
+) -> Verdict:
+    """Judge a claim as published and, where that cannot be asked, as restated."""
+    verdict = _published(claim, as_published)
+    if claim.here is None or verdict.outcome not in ("not-comparable", "config-mismatch"):
+        return verdict
+    return verdict.model_copy(update={"here": as_restated(claim.here)})
+
+
+def _published(claim: Claim | RecordClaim, as_published: Callable[[], Finding]) -> Verdict:
+    outcome: AsPublished
+    measured: float | None
+    try:
+        measured, holds, reason = as_published()
+        outcome = "reproduced" if holds else "not-reproduced"
+    except NotAskedError as refusal:
+        measured, outcome, reason = refusal.measured, refusal.outcome, str(refusal)
+    return Verdict(
+        claim=claim.id,
+        statement=claim.statement,
+        outcome=outcome,
+        reason=reason,
+        published=claim.value,
+        measured=measured,
+        unit=claim.unit,
+        per=claim.per,
+    )
+
+
+def judge_restatement(
+    here: Restatement, found: FoundValue | NotAskedError, metric: Metric, *, run: str
+) -> RestatementVerdict:
+    """Judge what records give for the restatement of a claim about one record.
+
+    Args:
+        found: the value in the metric's canonical unit, or why there is none.
+        run: what differs from the published run.
+    """
+    unit = "%" if "%" in metric.units else metric.unit
+    published = metric.canonical(here.value, here.unit or metric.unit)
+    verdict = _restated(here, metric.in_unit(published, unit), title=metric.title, unit=unit)
+    if isinstance(found, NotAskedError):
+        return _refused(verdict, found, run)
+    verdict = verdict.model_copy(update={"measured": metric.in_unit(found.value, unit)})
+    value, reference = f"{measured_here(verdict)} at {found.place}", published_here(verdict)
+    stands = margin(found.value, published, better=metric.better, tolerance=here.tolerance)
+    return _held(verdict, here, stands, metric, words=(value, reference), run=run)
+
+
+def judge_restated_ratio(
+    here: Restatement, found: FoundValue | NotAskedError, metric: Metric, *, run: str
+) -> RestatementVerdict:
+    """Judge what records give for the restatement of a claim between records: a ratio of two sides."""
+    verdict = _restated(here, here.value, title=f"of the other side's {metric.title}", unit=RATIO)
+    if isinstance(found, NotAskedError):
+        return _refused(verdict, found, run)
+    verdict = verdict.model_copy(update={"measured": found.value})
+    value, reference = f"{found.value:.3f}, {found.place}", f"{here.value:g}"
+    stands = margin(found.value, here.value, better=metric.better, tolerance=here.tolerance)
+    return _held(verdict, here, stands, metric, words=(value, reference), run=run)
+
+
+def _restated(here: Restatement, published: float, *, title: str, unit: str) -> RestatementVerdict:
+    return RestatementVerdict(
+        statement=here.statement,
+        outcome="not-comparable",
+        reason="",
+        published=published,
+        measured=None,
+        metric=here.metric,
+        title=title,
+        unit=unit,
+    )
+
+
+def _refused(verdict: RestatementVerdict, refusal: NotAskedError, run: str) -> RestatementVerdict:
+    reason = f"Not asked, because {refusal}." + (f" Run: {run}." if run else "")
+    return verdict.model_copy(update={"reason": reason})
+
+
+def _held(
+    verdict: RestatementVerdict,
+    here: Restatement,
+    stands: Margin,
+    metric: Metric,
+    *,
+    words: tuple[str, str],
+    run: str,
+) -> RestatementVerdict:
+    value, reference = words
+    reason = (
+        f"Here {value}; published {reference} = {here.derivation}, {here.basis}."
+        f" {abs(stands.change):.1%} {stands.side}; {metric.better} is better,"
+        f" {here.tolerance:.1%} worse is allowed because {here.because}. Run: {run}."
+    )
+    weaker = f" Weaker than published: {here.weaker}." if here.weaker else ""
+    outcome: AsRestated = "holds-here" if stands.holds else "fails-here"
+    return verdict.model_copy(update={"outcome": outcome, "reason": reason + weaker})
+
+
+def published_here(found: RestatementVerdict) -> str:
+    """Return the published value in the neutral metric."""
+    return _in_words(found.published, found)
+
+
+def measured_here(found: RestatementVerdict) -> str:
+    """Return what the run says in the neutral metric, a dash where it says nothing."""
+    return "-" if found.measured is None else _in_words(found.measured, found)
+
+
+def _in_words(value: float, found: RestatementVerdict) -> str:
+    if found.unit == "%":
+        return f"{value:.1f} % {found.title}"
+    return f"{value:.2f} {found.title}" if found.unit == RATIO else f"{number(value)} {found.unit}"
