@@ -28,13 +28,13 @@ def environment() -> dict[str, str]:
 
 
 def run_ranks(
-    script: Path,
+    script: Path | str,
     *arguments: str,
     world_size: int,
     variables: Mapping[str, str],
     modules: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script on ranks that find each other as under torchrun, and return what all have printed.
+    """Run a script or a module on ranks that find each other as under torchrun; return what all have printed.
 
     Args:
         variables: environment of the ranks, with PYTHONPATH.

@@ -46,7 +46,14 @@ HOST = re.compile(r"://|\b[a-z0-9-]+\.(com|dev|io|net|org)\b", re.IGNORECASE)
 def check_folder(root: Path, loaded: LoadedRecipe) -> None:
     """A recipe folder holds what a reader expects there, and nothing else."""
     manifests = {"recipe.toml", "published.toml"}
-    known = manifests | {"README.md", "kernels", "results", "tests", "tools", loaded.recipe.script}
+    known = manifests | {
+        "README.md",
+        "kernels",
+        "results",
+        "tests",
+        "tools",
+        loaded.recipe.script or "recipe.toml",
+    }
     for path in (root / loaded.folder).glob("[!_]*"):
         assert ENTRY_NAME.fullmatch(path.name), f"{path}: letters and digits joined by one of - _ ."
         allowed = path.name in known or path.suffix in {".csv", ".py", ".svg"}

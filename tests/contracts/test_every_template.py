@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,6 @@ from cookiecutter.exceptions import FailedHookException
 from tests.checkouts import checkout
 from tests.contracts.baking import TEMPLATE, bake
 from tests.contracts.checks import RECIPE_CHECKS
-from tests.contracts.tree import ROOT
 from twinrun.cli import run as commands
 from twinrun.workloads import workload_names
 
@@ -85,16 +83,6 @@ def test_wrong_answers_are_refused_and_leave_nothing(
         bake(root, answers)
     assert said in capfd.readouterr().err
     assert [path.name for path in (root / "recipes").iterdir()] == ["metrics.toml"]
-
-
-def test_the_script_is_that_of_the_first_recipe() -> None:
-    baked = TEMPLATE / "templates" / "training" / "script.py"
-    first = ROOT / "recipes" / "mpt7b-scaling" / "train.py"
-    codes = [
-        [ast.dump(node) for node in ast.parse(path.read_text(encoding="utf-8")).body[1:]]
-        for path in (baked, first)
-    ]
-    assert codes[0] == codes[1]
 
 
 def test_five_questions_are_asked_and_each_is_explained() -> None:

@@ -18,7 +18,7 @@ from twinrun.protocol.training import Optimizer, Training, TrainingJob
 from twinrun.train.corpus import TOKEN, Corpus, Origin, Tokens, read_corpus, write_corpus
 
 ROOT = Path(__file__).parents[2]
-RECIPE = ROOT / "recipes" / "mpt7b-scaling"
+TRAINING = "twinrun.train.training"
 SHAPE = MptShape(width=32, heads=2, layers=2, vocabulary=64, sequence=16)
 STEPS = 6
 GLOBAL_BATCH = 16
@@ -122,8 +122,10 @@ def bench_job(
     )
 
 
-def launch(script: Path, job: Job, *, modules: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Run `script` for `job` on ranks that are forked where `modules` are imported."""
+def launch(
+    script: Path | str, job: Job, *, modules: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run a script or a module for `job` on ranks that are forked where `modules` are imported."""
     arguments = ("--job", str(job_file(job)))
     return run_ranks(script, *arguments, world_size=job.world_size, variables=environment(), modules=modules)
 

@@ -85,10 +85,11 @@ def job(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> TrainingJob:
     return make_job().model_copy(update={"shape": shape})
 
 
-@pytest.mark.parametrize("script", ["train", "train_plain"])
-def test_both_trainers_train_a_family_without_attention(script: str, job: TrainingJob) -> None:
-    result = run_here(script, job)
+@pytest.mark.parametrize("trainer", ["composer", "plain"])
+def test_both_trainers_train_a_family_without_attention(trainer: str, job: TrainingJob) -> None:
+    settings = job.training.model_copy(update={"trainer": trainer})
+    result = run_here(job.model_copy(update={"training": settings}))
     assert result.parameters == job.shape.parameters()
-    assert result.attention_backend == ("none" if script == "train" else "chosen by PyTorch")
+    assert result.attention_backend == ("none" if trainer == "composer" else "chosen by PyTorch")
     assert losses(result)[0] == pytest.approx(torch.tensor(float(SHAPE.vocabulary)).log().item())
     assert losses(result)[-1] < losses(result)[0]

@@ -16,7 +16,7 @@ import torch
 
 from tests.ranks import environment, run_ranks
 from tests.train.checkpoint_jobs import digests, saving
-from tests.train.small import ROOT, SHAPE, STEPS, MakeJob, launch
+from tests.train.small import ROOT, SHAPE, STEPS, TRAINING, MakeJob, launch
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.layout import Layout
@@ -26,7 +26,6 @@ from twinrun.train.checkpoint.state import MODEL
 from twinrun.train.models import family_of
 
 SCRIPT = ROOT / "tests" / "train" / "layout_ranks.py"
-TRAIN = ROOT / "recipes" / "deepspeed-pretrain" / "train.py"
 LOADED = ("twinrun.train.loop", "twinrun.train.deepspeed_engines")
 EXPERTS = SHAPE.model_copy(update={"experts": 4})
 
@@ -95,7 +94,7 @@ def test_ranks_name_the_lock_of_a_killed_compilation(
     lock.parent.mkdir(parents=True)
     lock.touch()
     done = launch(
-        TRAIN, with_layout(make_job(), zero=3, offload="optimizer", storage=str(tmp_path)), modules=LOADED
+        TRAINING, with_layout(make_job(), zero=3, offload="optimizer", storage=str(tmp_path)), modules=LOADED
     )
     assert done.returncode == 1
     assert f"{lock}: a compilation is under way, or was killed and left its lock" in done.stderr
@@ -106,7 +105,7 @@ def test_ranks_name_the_lock_of_a_killed_compilation(
 @pytest.mark.needs("deepspeed")
 def test_a_setting_that_deepspeed_does_not_have_is_named(make_job: MakeJob) -> None:
     typo = {"zero_optimization.stage3_max_live_paramters": 0}
-    done = launch(TRAIN, with_layout(make_job(), zero=3, settings=typo), modules=LOADED)
+    done = launch(TRAINING, with_layout(make_job(), zero=3, settings=typo), modules=LOADED)
     assert done.returncode == 1
     assert "settings: DeepSpeed refuses a setting: Extra inputs are not permitted" in done.stderr
     assert "found: stage3_max_live_paramters" in done.stderr
@@ -114,7 +113,7 @@ def test_a_setting_that_deepspeed_does_not_have_is_named(make_job: MakeJob) -> N
 
 
 def run(job: TrainingJob) -> TrainingResult:
-    done = launch(TRAIN, job, modules=LOADED)
+    done = launch(TRAINING, job, modules=LOADED)
     assert done.returncode == 0, done.stderr[-4000:]
     return load_json(Path(job.out) / "result.json", TrainingResult)
 

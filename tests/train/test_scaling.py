@@ -1,8 +1,7 @@
-"""The recipe's scripts as ranks run them: one loss curve, whoever computes it."""
+"""The trainers as ranks run them: one loss curve, whoever computes it."""
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,10 @@ pytest.importorskip("composer")
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from tests.train.small import GLOBAL_BATCH, RECIPE, SHAPE, STEPS, MakeJob, launch
+from tests.train.small import GLOBAL_BATCH, SHAPE, STEPS, TRAINING, MakeJob, launch
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.training import StepMetrics, TrainingJob, TrainingResult
+from twinrun.train import training
 from twinrun.train.corpus import Corpus
 
 # A rank imports them for longer than it trains.
@@ -26,18 +26,12 @@ def losses(result: TrainingResult) -> list[float]:
     return [step.loss for step in result.steps]
 
 
-def run_here(name: str, job: TrainingJob) -> TrainingResult:
-    """Run a script of the recipe on one rank, in this process: an import less."""
-    spec = importlib.util.spec_from_file_location(f"mpt7b_scaling_{name}", RECIPE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
+def run_here(job: TrainingJob) -> TrainingResult:
+    """Train on one rank, in this process: an import less."""
     with warnings.catch_warnings():
         # Composer and what it imports warn about each other.
         warnings.simplefilter("ignore")
-        spec.loader.exec_module(script)
-        result: TrainingResult = script.train(job)
-    return result
+        return training.train(job)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +41,7 @@ def job(make_job: MakeJob) -> TrainingJob:
 
 @pytest.fixture(scope="module")
 def alone(job: TrainingJob) -> TrainingResult:
-    return run_here("train", job)
+    return run_here(job)
 
 
 def test_a_run_reports_every_step(alone: TrainingResult, job: TrainingJob) -> None:
@@ -71,21 +65,21 @@ def test_the_loss_falls_past_the_end_of_an_epoch(alone: TrainingResult, corpus: 
 
 
 @pytest.mark.parametrize(
-    ("script", "parallelism", "options"),
+    ("trainer", "parallelism", "options"),
     [
-        ("train.py", "fsdp2", {"microbatch": 2, "activation_checkpointing": True}),
-        ("train.py", "ddp", {"sharding": "none"}),
-        ("train.py", "fsdp2", {"microbatch": 2, "reduction": "step"}),
-        ("train_plain.py", "fsdp2", {"microbatch": 8}),
-        ("train_plain.py", "fsdp2", {"microbatch": 2, "reduction": "step"}),
+        ("composer", "fsdp2", {"microbatch": 2, "activation_checkpointing": True}),
+        ("composer", "ddp", {"sharding": "none"}),
+        ("composer", "fsdp2", {"microbatch": 2, "reduction": "step"}),
+        ("plain", "fsdp2", {"microbatch": 8}),
+        ("plain", "fsdp2", {"microbatch": 2, "reduction": "step"}),
     ],
 )
 def test_two_ranks_train_as_one(
-    alone: TrainingResult, make_job: MakeJob, script: str, parallelism: str, options: dict[str, Any]
+    alone: TrainingResult, make_job: MakeJob, trainer: str, parallelism: str, options: dict[str, Any]
 ) -> None:
     """Gradients are means over ranks, clipping is global, batches are the same: else curves part."""
-    job = make_job(world_size=2, **options)
-    ended = launch(RECIPE / script, job, modules=LOADED)
+    job = make_job(world_size=2, trainer=trainer, **options)
+    ended = launch(TRAINING, job, modules=LOADED)
     assert ended.returncode == 0, ended.stderr
     result = load_json(Path(job.out) / "result.json", TrainingResult)
     assert result.parallelism == parallelism
@@ -95,13 +89,13 @@ def test_two_ranks_train_as_one(
 
 
 def test_a_plain_loop_trains_as_composer_does(alone: TrainingResult, make_job: MakeJob) -> None:
-    result = run_here("train_plain", make_job())
+    result = run_here(make_job(trainer="plain"))
     assert losses(result) == pytest.approx(losses(alone), rel=1e-5)
     assert result.order_hash == alone.order_hash
 
 
 def test_another_seed_is_another_order(alone: TrainingResult, make_job: MakeJob) -> None:
-    result = run_here("train_plain", make_job(seed=18))
+    result = run_here(make_job(trainer="plain", seed=18))
     assert result.order_hash != alone.order_hash
     assert result.data_hash == alone.data_hash
 
@@ -112,7 +106,7 @@ def test_no_optimizer_waits_for_the_loss_of_a_closure(make_job: MakeJob) -> None
         lambda _, positional, named: given.append((positional[1:], named))
     )
     try:
-        run_here("train", make_job(steps=2, warmup_steps=1))
+        run_here(make_job(steps=2, warmup_steps=1))
     finally:
         hook.remove()
     assert given == [((), {}), ((), {})]

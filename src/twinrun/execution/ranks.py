@@ -43,7 +43,8 @@ class Launch:
     """What is started for a point: its script, with one job for all ranks of a placement."""
 
     placement: RankPlacement
-    script: Path
+    script: Path | str
+    """A file, or the name of a module."""
     job: Job
     """Its paths are as the ranks see them."""
     reaches_store: bool = False
@@ -91,8 +92,10 @@ class RankCommands:
         """
         inside, point = self.renderer.inside, launch.placement.id
         job = job_file(self.workspace.run, point)
+        script = launch.script
+        program = (inside(script),) if isinstance(script, Path) else ("-m", script)
         command = Command(
-            arguments=(PYTHON, inside(launch.script), "--job", inside(job)),
+            arguments=(PYTHON, *program, "--job", inside(job)),
             variables=dict(self.variables),
             reaches_store=launch.reaches_store,
         )

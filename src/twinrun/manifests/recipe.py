@@ -86,8 +86,8 @@ class Recipe(Frozen):
     """Raised by every change that may move a number."""
     title: str
     publication: Publication
-    script: str
-    """File of the recipe that every rank runs."""
+    script: str | None = None
+    """File of the recipe that every rank runs; a training without one is run by `twinrun.train.training`."""
     kernels: tuple[str, ...] = ()
     """Recipes whose kernels are used, this one or others."""
     stacks: Stacks

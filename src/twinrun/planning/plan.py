@@ -34,6 +34,7 @@ class Plan(Frozen):
     recipe_version: int
     workload: str
     script: str
+    """What every rank runs: a file of the recipe, relative to the root, or a module of twinrun."""
     scale: str
     vendor: str
     gpu: str | None
@@ -117,7 +118,7 @@ def resolve(
         recipe=recipe.recipe.name,
         recipe_version=recipe.recipe.version,
         workload=recipe.workload,
-        script=recipe.file(planned.script),
+        script=_script(recipe, workload),
         scale=scale,
         vendor=stack.stack.vendor,
         gpu=hardware.gpu.id if hardware.gpu else None,
@@ -133,6 +134,14 @@ def resolve(
         differences=differences(marks, published),
     )
     return plan, planned.choices
+
+
+def _script(recipe: LoadedRecipe, workload: Workload) -> str:
+    own = recipe.recipe.script
+    if own is not None:
+        return recipe.file(own)
+    assert workload.module is not None, "a recipe without a script is refused when it is loaded"
+    return workload.module
 
 
 def _spread(point: Point, node_devices: int | None) -> Point:

@@ -125,9 +125,12 @@ class Project:
                     allowed=carriers,
                     hint=closest(carrier, carriers),
                 )
-        for key, script in {"script": recipe.script, **workload.scripts(loaded.tables)}.items():
-            if not is_file_in(folder, script):
-                raise InputError("no such file in the recipe's folder", place=f"{place}:{key}", found=script)
+        if recipe.script is None and workload.module is None:
+            raise InputError(f"a recipe with [{workload.table}] needs a script", place=f"{place}:script")
+        if recipe.script is not None and not is_file_in(folder, recipe.script):
+            raise InputError(
+                "no such file in the recipe's folder", place=f"{place}:script", found=recipe.script
+            )
         workload.check(loaded)
         self._check_claims(loaded, workload, folder / "published.toml")
 

@@ -99,8 +99,8 @@ class Training(Frozen):
     """Recompute each block in the backward pass instead of keeping its activations; `selective` keeps the
     results of matrix products and of attention."""
     trainer: Literal["composer", "plain", "deepspeed"] = "composer"
-    """`plain` runs the recipe's baseline, a loop in PyTorch alone that speeds are held against; `deepspeed`
-    trains the recipe's layouts."""
+    """`plain` is a loop in PyTorch alone that speeds are held against; `deepspeed` trains the recipe's
+    layouts."""
     compile: bool = True
     """Compile the blocks and the loss with torch.compile."""
     steps: Positive

@@ -88,7 +88,7 @@ def launch_of(
     settings = shared.model_copy(update={"out": out, "checkpointing": checkpoints})
     return Launch(
         placement=point,
-        script=workspace.root / plan.script,
+        script=workspace.root / plan.script if plan.script.endswith(".py") else plan.script,
         job=selection.workload.job(plan.part, point, attempt=attempt, run=settings),
         reaches_store=reaches_store(checkpoints),
     )

@@ -91,8 +91,6 @@ class PlanRequest(Frozen):
 class WorkloadPlan(Frozen):
     """What a workload answers: its part of a plan."""
 
-    script: str
-    """Of the recipe's folder."""
     part: SerializeAsAny[Part]
     points: tuple[Point, ...]
     choices: tuple[Choice, ...]
@@ -215,6 +213,8 @@ class Workload(ABC):
     """What its settings do, in the order of likely effect on speed."""
     smaller: str
     """What to do where nothing fits into memory."""
+    module: str | None = None
+    """What ranks run where the recipe has no script; None: every recipe needs one."""
     saves: bool = False
     """Whether its ranks can save a point half way, and go on from there."""
     timed: bool
@@ -223,10 +223,6 @@ class Workload(ABC):
     @abstractmethod
     def check(self, recipe: LoadedRecipe) -> None:
         """Hold the names inside recipe.toml against each other; raises InputError."""
-
-    def scripts(self, tables: Frozen) -> dict[str, str]:
-        """Return further files of the recipe's folder that ranks may run, by their keys."""
-        return {}
 
     @abstractmethod
     def missing(

@@ -45,7 +45,6 @@ def plan(request: PlanRequest) -> WorkloadPlan:
     )
     timed = f"{bench.repeats} timed calls each" if bench.repeats else "checked, not timed"
     return WorkloadPlan(
-        script=recipe.recipe.script,
         part=BenchPlan(bench=bench, labels=tables.label),
         points=points,
         choices=(Choice(name="cases", value=", ".join(point.id for point in points), because=timed),),

@@ -78,7 +78,6 @@ class ChecksWorkload(Workload):
         points = tuple(Point(**place.model_dump(), part=ChecksPoint()) for place in places)
         names = [one.id for one in checks.chosen]
         return WorkloadPlan(
-            script=recipe.recipe.script,
             part=ChecksPlan(checks=checks.chosen),
             points=points,
             choices=(Choice(name="checks", value=plural(len(names), "check"), because=", ".join(names)),),

@@ -66,6 +66,7 @@ class TrainingWorkload(Workload):
     plan_part = TrainingPlan
     point_part = TrainingPoint
     result = TrainingResult
+    module = "twinrun.train.training"
     headline = ("model-flops-share", "tokens-per-second")
     factors = FACTORS
     smaller = "choose a smaller model, --set activation_checkpointing=true, or --set microbatch=1"
@@ -74,10 +75,6 @@ class TrainingWorkload(Workload):
 
     def check(self, recipe: LoadedRecipe) -> None:
         check_names(recipe)
-
-    def scripts(self, tables: Frozen) -> dict[str, str]:
-        assert isinstance(tables, TrainingTables)
-        return {"baseline": tables.baseline} if tables.baseline else {}
 
     def missing(
         self, tables: Frozen, *, point: str | None, metric: str, measurement: str | None

@@ -59,8 +59,6 @@ class TrainingScales(Frozen):
 class TrainingTables(Frozen):
     """Tables of recipe.toml."""
 
-    baseline: str | None = None
-    """File that trains the same job in a plain PyTorch loop, for `--set trainer=plain`."""
     members: tuple[str, ...] = ()
     """Models of families that are defined once, in src/twinrun/protocol/models/*.toml."""
     own_models: dict[str, AnyShape] = Field(default_factory=dict, alias="models")

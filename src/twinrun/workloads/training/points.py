@@ -63,7 +63,6 @@ def plan(request: PlanRequest) -> WorkloadPlan:
         points = layouts.points(tables, training, scale, request.hardware, **given)
     ids = ", ".join(point.id for point in points)
     return WorkloadPlan(
-        script=_script(tables, recipe.recipe.script, training),
         part=TrainingPlan(shape=shape, training=training, data=tables.data[training.data]),
         points=points,
         choices=(
@@ -87,16 +86,6 @@ def fingerprint(shape: AnyShape, training: Training) -> Fingerprint:
         "sharding": training.sharding,
         "activation_checkpointing": training.activation_checkpointing,
     }
-
-
-def _script(tables: TrainingTables, script: str, training: Training) -> str:
-    if training.trainer != "plain":
-        return script
-    if tables.baseline is None:
-        raise InputError(
-            "the recipe has no plain loop", place="--set trainer", found=training.trainer, allowed="its own"
-        )
-    return tables.baseline
 
 
 def _training(

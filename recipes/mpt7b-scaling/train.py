@@ -1,9 +1,0 @@
-"""One point of the scaling sweep: MPT at a fixed global batch on some number of devices."""
-
-from __future__ import annotations
-
-from twinrun.train import worker
-from twinrun.train.composer_loop import train
-
-if __name__ == "__main__":
-    worker.main(train)
