@@ -19,7 +19,7 @@ import docker
 import pytest
 from docker import DockerClient
 
-from tests.tiny_build import another, arguments, build, carried_checkout, environment, open_engine, relock
+from tests.tiny_build import another, arguments, build, environment, relock
 from tests.tiny_image import await_daemon
 from tests.tiny_stack import ROOT, STACK, Checkout
 from twinrun.manifests.stack import find_stacks, load_stack
@@ -29,16 +29,6 @@ pytestmark = pytest.mark.image
 PYTHON_STAGE = "FROM system AS python\n"
 # Stacks with wheels of an index that is not reached from everywhere.
 DISTANT = sorted(name for name, one in find_stacks(ROOT).items() if one.unhashed(ROOT))
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[DockerClient]:
-    yield from open_engine()
-
-
-@pytest.fixture(scope="module")
-def checkout(client: DockerClient, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    return carried_checkout(tmp_path_factory.mktemp("tiny"))
 
 
 def test_a_failing_step_is_named_with_its_last_lines(checkout: Checkout, tmp_path: Path) -> None:

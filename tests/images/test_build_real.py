@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,22 +18,12 @@ import pytest
 from docker import DockerClient
 
 from tests.registries import RunningRegistry, wire
-from tests.tiny_build import another, answer, arguments, build, carried_checkout, environment, open_engine
+from tests.tiny_build import another, answer, arguments, build, environment
 from tests.tiny_stack import STACK, Checkout
 from twinrun.images.attachments import PROVENANCE, SBOM, TYPES
 from twinrun.manifests.stack import load_stack
 
 pytestmark = pytest.mark.image
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[DockerClient]:
-    yield from open_engine()
-
-
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    return carried_checkout(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

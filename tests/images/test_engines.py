@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import docker
 import pytest
 from docker import DockerClient
 
-from tests.tiny_build import SECONDS, another, answer, build, carried_checkout, open_engine
+from tests.tiny_build import SECONDS, another, answer, build
 from tests.tiny_image import containerd_store, podman
 from tests.tiny_stack import STACK, Checkout
 from twinrun.execution.engines.docker import unusable
@@ -28,16 +28,6 @@ ENGINES = [
     pytest.param(podman, marks=pytest.mark.needs("podman", "root"), id="podman"),
     pytest.param(containerd_store, marks=pytest.mark.needs("unshare", "root"), id="containerd-store"),
 ]
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[DockerClient]:
-    yield from open_engine()
-
-
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    return carried_checkout(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

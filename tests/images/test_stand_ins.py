@@ -22,7 +22,7 @@ import pytest
 from docker import DockerClient
 
 from tests.indexes import digest_of, serving_folder, source_archive, wheel
-from tests.tiny_build import SECONDS, open_engine
+from tests.tiny_build import SECONDS
 from tests.tiny_image import loaded, make_root_file_system, write_image
 from tests.tiny_stack import ROOT, commit
 from twinrun.foundation.cache import cache_root
@@ -155,11 +155,6 @@ def write_source(index: Path, source: SourcePackage) -> str:
 
 
 STACK_FOLDER = f"images/stacks/{NAME}"
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[DockerClient]:
-    yield from open_engine()
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from twinrun.manifests.stack import AlternativePin, LoadedStack, Stack, matches,
 
 # Debian's architecture to Python's platform.machine().
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
-# Of the newest base; wheels for an older C library run there too.
+# The C library of the newest base runs wheels for older ones too.
 _NEWEST_GLIBC_MINOR = 39
 _OLD_PLATFORMS = ("manylinux2014", "manylinux2010", "manylinux1", "linux")
 
@@ -57,7 +57,7 @@ class Artifact(Frozen):
     lock: str
     """Path of the lock."""
     entry: str
-    """As the lock has it, for example `torch==2.7.0`."""
+    """Text of the entry in the lock, for example `torch==2.7.0`."""
     kind: Literal["wheel", "deb"]
     folder: str
     """Folder of the build context."""

@@ -27,7 +27,7 @@ from twinrun.machine import daemon
 if TYPE_CHECKING:
     from docker import DockerClient
 
-# As BuildKit and as Podman write it.
+# BuildKit writes a step in one of these forms, Podman in the other.
 _STEP = re.compile(r"(?:#(?P<number>\d+) |(?=\[\d+/\d+\] STEP ))\[(?P<step>[^\]]*\d+/\d+)\] (?P<command>.*)")
 _LINE = re.compile(r"#(?P<number>\d+) (?:[0-9.]+ )?(?P<text>.*)")
 # Checksums, and the instruction that the Dockerfile has.

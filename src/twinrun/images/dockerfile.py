@@ -61,7 +61,7 @@ class Dockerfile(Frozen):
 
     stages: dict[str, DockerfileStage]
     env: tuple[tuple[str, str], ...]
-    """As written, with references to variables set before."""
+    """Values are as written, with references to variables that were set before."""
     user: str
     working_dir: str
 

@@ -50,7 +50,7 @@ class ImageInventory(Frozen):
     platform: str
     created: str
     size_bytes: int
-    """Of all layers, uncompressed."""
+    """Size of all layers, uncompressed."""
     layers: tuple[str, ...] = ()
     """`sha256:` and the checksum of each layer's tar, the lowest first."""
     labels: dict[str, str]

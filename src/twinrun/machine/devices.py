@@ -23,7 +23,7 @@ class Device(Frozen):
     index: int
     """Place in the probe's list, counted before any variable hides devices."""
     name: str
-    """As probed."""
+    """Name that the probe prints."""
     gpu: str | None
     """Row of images/gpus.toml; null for a model, or a part of one, that has no row."""
     arch: str | None

@@ -34,7 +34,7 @@ CACHE_BYTES = 12 * GIB
 RUN_BYTES = 1 * GIB
 INTERPRETER_TIMEOUT_S = 10
 _SITE = "import sysconfig; print(sysconfig.get_path('purelib'))"
-# Of the files in a RECORD, those whose absence means that nothing can be imported.
+# Without these files of a RECORD nothing can be imported.
 _MODULES = re.compile(r"^((?:[^/,\n]+/__init__|[^/,\n]+)\.py),", re.MULTILINE)
 
 

@@ -37,7 +37,7 @@ class PublishedHardware(Frozen):
     devices: Annotated[int, Field(gt=0)] | None = None
     """Devices used, where that is not all of the cards: a die of one that has two."""
     software: str
-    """As far as the publication names it."""
+    """Software of the measurement, where the publication names it."""
 
 
 class Claim(Frozen):
@@ -50,7 +50,7 @@ class Claim(Frozen):
     metric: str
     """Row of recipes/metrics.toml."""
     unit: str
-    """Of the metric, or `ratio` for a ratio of two points."""
+    """Unit of the metric, or `ratio` for a ratio of two points."""
     per: Per
     """What one published number counts: a card of two dies is two devices."""
     formula: str | None = None

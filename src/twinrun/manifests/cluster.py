@@ -49,7 +49,7 @@ class Site(Frozen):
     exclude: tuple[Nodes, ...] = ()
     """Nodes that no job is to run on."""
     requeue: bool = False
-    """Whether a point starts over where its nodes are taken away or die."""
+    """A point starts over where its nodes are taken away or die."""
     signal_seconds: Annotated[int, Field(ge=0, le=3600)] = 0
     """How long before the time limit ranks are told to end; 0 leaves it to the scheduler."""
     watchdog_seconds: Annotated[float, Field(gt=0, le=86_400)] | None = None

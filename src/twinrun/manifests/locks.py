@@ -16,7 +16,7 @@ from twinrun.foundation.manifest import Frozen, load_toml
 _PREFIX = "# entries: "
 # Continued lines are indented.
 _ENTRY_START = re.compile(r"^(?=\S)", re.MULTILINE)
-# Enough to find an accidental change; only the file's history shows an intended one.
+# This many find an accidental change; only the file's history shows an intended one.
 _DIGITS = 8
 # A package is in the first of these that needs it.
 STAGES = ("base", "runtime", "build")
@@ -65,7 +65,7 @@ class SystemPackage(Frozen):
     name: str
     version: str
     sha256: str
-    """Of the .deb file."""
+    """SHA-256 of the .deb file."""
 
     def __str__(self) -> str:
         return f"{self.name}={self.version}"
@@ -164,7 +164,7 @@ class ImageLock(Frozen):
     epoch: Annotated[int, Field(gt=0)]
     """SOURCE_DATE_EPOCH of the build: when the packages were published, in seconds since 1970."""
     base: Sha256
-    """Of the root file system's tar, as mmdebstrap makes it from apt.lock."""
+    """SHA-256 of the root file system's tar, which mmdebstrap makes from apt.lock."""
 
 
 def load_image_lock(folder: Path) -> ImageLock:

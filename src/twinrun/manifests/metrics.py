@@ -34,9 +34,9 @@ class Metric(Frozen):
     formulas: tuple[str, ...] = ()
     """Formulas that belong to it; where there are any, a number of it names one."""
     additive: bool = False
-    """Whether what a card has is the sum over its devices."""
+    """The value of a card is the sum over its devices."""
     repeated: bool = False
-    """Whether one sample decides nothing."""
+    """One sample decides nothing."""
     series: str | None = None
     """What a series of it goes over, for example `step`."""
     bound: Literal["peak", "bandwidth", "one"] | None = None
@@ -44,9 +44,9 @@ class Metric(Frozen):
     depends_on: tuple[str, ...] = ()
     """Fields of a fingerprint that it is not normalised for: a restatement in it cannot free them."""
     between_points: bool = False
-    """Whether it is computed between points, from the metric of the claim, instead of measured at one."""
+    """It is computed between points, from the metric of the claim, instead of measured at one."""
     between_curves: bool = False
-    """Whether it is computed between the curves that a parity is about."""
+    """It is computed between the curves that a parity is about."""
     fact: str | None = None
     """The fact of a point that it compares, where it is no number."""
 

@@ -43,7 +43,7 @@ class Reference(Frozen):
     per: Per
     formula: str | None = None
     precision: str = "bf16"
-    """Of the matrix products; a share of the bf16 peak is given of bf16 alone."""
+    """Type of the matrix products; only bf16 has a share of the bf16 peak."""
     gpu: str
     source: Source
 

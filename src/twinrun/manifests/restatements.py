@@ -37,11 +37,11 @@ class Restatement(Frozen):
     metric: str
     """Row of recipes/metrics.toml."""
     unit: str | None = None
-    """Of the metric; its canonical one where not given."""
+    """Unit of the metric; the canonical one where not given."""
     better: Literal["higher", "lower"] | None = None
     """Direction of the metric, for the reader."""
     formula: str | None = None
-    """As the claim's, where not given."""
+    """Formula of the metric; the claim's where not given."""
     measurement: str | None = None
     """Which measurement of a point, where its metric has several."""
     value: Annotated[float, Field(gt=0)]
@@ -85,7 +85,7 @@ class RestatementTerms(NamedTuple):
     formula: str | None
     tolerance: float
     fields: tuple[str, ...]
-    """Of the published fingerprint."""
+    """Fields of the published fingerprint."""
 
 
 def check_restatement(

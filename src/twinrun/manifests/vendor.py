@@ -71,13 +71,13 @@ class Gpu(Frozen):
     vendor: str
     """Folder of images/vendors/."""
     arch: str
-    """As the vendor's compiler calls it."""
+    """Name that the vendor's compiler uses."""
     match: tuple[re.Pattern[str], ...]
     """Expressions, one of which is found in the name that a probe prints."""
     devices_per_card: Annotated[int, Field(gt=0)]
     """Devices the framework sees of one card."""
     compute_units: int | None = None
-    """Of a device, where they tell models of one name apart."""
+    """Compute units of a device, where they tell models of one name apart."""
     memory_gb: Positive
     bandwidth_gb_s: Positive
     peak_bf16_tflops: Positive
@@ -119,7 +119,7 @@ class ContainerAccess(Frozen):
     """Device driver of the container engine, asked for all devices."""
     capabilities: tuple[str, ...] = ()
     resource: str | None = None
-    """Under which name Kubernetes counts the devices of a node."""
+    """Name under which Kubernetes counts the devices of a node."""
     apptainer: tuple[str, ...] = ()
     """Options with which Apptainer passes the devices on."""
     enroot: dict[str, str] = Field(default_factory=dict)
@@ -131,7 +131,7 @@ class KernelCompiler(Frozen):
 
     command: str
     arch_flag: str
-    """With `{arch}` for the architecture."""
+    """Option that names the architecture; `{arch}` stands for it."""
 
 
 class Compatibility(Frozen):
