@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints.writing import VALUES, write
-from twinrun.checkpoints.faults import DamagedError
 from twinrun.checkpoints.folder import FolderStore, _File
 from twinrun.checkpoints.manifest import Chunk
-from twinrun.checkpoints.retention import retire
 from twinrun.checkpoints.safetensors import Entry, parse_header
-from twinrun.checkpoints.verification import entry_of, verify
-from twinrun.checkpoints.whole import whole_tensor
+from twinrun.checkpoints.store import DamagedError
+from twinrun.checkpoints.verification import entry_of, retire, verify, whole_tensor
 from twinrun.cli.checkpoint import checkpoint
 from twinrun.foundation.errors import InputError, RunError, TwinrunError
 from twinrun.foundation.files import canonical_json, sha256_of_bytes

@@ -10,9 +10,8 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from tests.checkpoints.writing import write
-from twinrun.checkpoints.faults import DamagedError
-from twinrun.checkpoints.places import store_at
-from twinrun.checkpoints.store import Store
+from twinrun.checkpoints import store_at
+from twinrun.checkpoints.store import DamagedError, Store
 from twinrun.checkpoints.verification import verify
 from twinrun.foundation.errors import InputError, MachineError, RunError
 

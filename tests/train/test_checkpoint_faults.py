@@ -18,8 +18,8 @@ from tests.train.checkpoint_run import train
 from tests.train.damage import DATA_PLACES, PROTOCOLS, QUICK_PROTOCOLS, Attack, damage
 from tests.train.small import STEPS, MakeJob
 from tests.trials import DAMAGED_CHECKPOINT, FULL_DISK, PICKLES
-from twinrun.checkpoints.faults import DamagedError
 from twinrun.checkpoints.folder import FolderStore
+from twinrun.checkpoints.store import DamagedError
 from twinrun.checkpoints.verification import verify
 from twinrun.foundation.errors import RunError
 from twinrun.protocol.training import TrainingJob

@@ -19,11 +19,10 @@ from tests.checkpoints.writing import write
 from tests.train.checkpoint_jobs import saving
 from tests.train.small import SHAPE as MPT_SHAPE
 from tests.train.small import MakeJob
-from twinrun.checkpoints.faults import DamagedError
 from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.hugging_face.writing import turned
-from twinrun.checkpoints.verification import verify
-from twinrun.checkpoints.whole import whole_tensor
+from twinrun.checkpoints.store import DamagedError
+from twinrun.checkpoints.verification import verify, whole_tensor
 from twinrun.cli.checkpoint import checkpoint
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.models.mamba import MambaShape

@@ -13,9 +13,8 @@ from typing import IO, Any
 
 from filelock import FileLock
 
-from twinrun.checkpoints.faults import DamagedError
 from twinrun.checkpoints.manifest import MANIFEST
-from twinrun.checkpoints.store import STEP, fenced_off, newest_token
+from twinrun.checkpoints.store import STEP, DamagedError, fenced_off, newest_token
 from twinrun.foundation.errors import MachineError, RunError
 from twinrun.foundation.files import write_atomically
 

@@ -8,8 +8,8 @@ from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from twinrun.checkpoints.faults import DamagedError
 from twinrun.checkpoints.safetensors import ITEM_BYTES
+from twinrun.checkpoints.store import DamagedError
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import canonical_json, sha256_of_bytes
 from twinrun.foundation.manifest import Frozen

@@ -9,9 +9,8 @@ import tempfile
 from collections.abc import Iterator
 from typing import IO, Any
 
-from twinrun.checkpoints.faults import DamagedError
 from twinrun.checkpoints.manifest import MANIFEST, parse_manifest
-from twinrun.checkpoints.store import STEP, fenced_off, newest_token
+from twinrun.checkpoints.store import STEP, DamagedError, fenced_off, newest_token
 from twinrun.foundation.errors import InputError, MachineError, RunError
 
 LATEST = "latest.json"
@@ -22,6 +21,22 @@ _STEP = re.compile(r"step-(\d{8,})/manifest\.json")
 _ABSENT = {"NoSuchKey", "404", "NotFound"}
 _CHANGED = {"PreconditionFailed", "412", "ConditionalRequestConflict"}
 _ATTEMPTS = 20
+# What says where the object store is, and who asks; boto3 reads them.
+VARIABLES = (
+    *("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION"),
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+)
+
+
+def is_remote(place: str, *, option: str | None = None) -> bool:
+    """Say whether `place`, the value of `option`, is one that every machine sees.
+
+    Raises:
+        InputError: it looks like one, and names no bucket.
+    """
+    if place.startswith("s3:") and not re.match(r"s3://[^/]", place):
+        raise InputError("no bucket is named", place=option, found=place, allowed="s3://bucket/prefix")
+    return place.startswith("s3:")
 
 
 class ObjectStore:

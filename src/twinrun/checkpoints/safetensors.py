@@ -1,4 +1,9 @@
-"""The safetensors file format: a length, a header in JSON, and the bytes of the tensors."""
+"""The safetensors file format: a length, a header in JSON, and the bytes of the tensors.
+
+The package of that name cannot do it: it takes whole tensors in memory or a file on a disk, tells nobody where
+in the file a tensor begins, and reads no bf16 without torch. Here parts of tensors are hashed while they are
+written, and read by their range of bytes, from an object store too.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from twinrun.checkpoints.faults import DamagedError
+from twinrun.checkpoints.store import DamagedError
 
 # Bytes of an element, by the name that the format has for its type.
 ITEM_BYTES = {

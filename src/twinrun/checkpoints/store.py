@@ -12,6 +12,10 @@ from twinrun.foundation.errors import RunError
 STEP = "step-{:08d}"
 
 
+class DamagedError(RunError):
+    """A checkpoint, or a part of it, is not what was written; names the file and both contents."""
+
+
 class Sink(Protocol):
     """A file that is being written."""
 

@@ -1,20 +1,29 @@
-"""Whether a checkpoint is what was written: every byte is held against a digest."""
+"""Whether a checkpoint is what was written: every byte that is read is held against a digest."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from twinrun.checkpoints.faults import DamagedError
-from twinrun.checkpoints.manifest import MANIFEST, CheckpointManifest, Chunk, StoredFile, parse_manifest
-from twinrun.checkpoints.safetensors import LENGTH_BYTES, Entry, header_bytes, parse_header
-from twinrun.checkpoints.store import STEP, ReadableFile, Store
+from twinrun.checkpoints.manifest import (
+    MANIFEST,
+    CheckpointManifest,
+    Chunk,
+    StoredFile,
+    StoredTensor,
+    parse_manifest,
+)
+from twinrun.checkpoints.safetensors import ITEM_BYTES, LENGTH_BYTES, Entry, header_bytes, parse_header
+from twinrun.checkpoints.store import STEP, DamagedError, ReadableFile, Store
 from twinrun.foundation.errors import InputError
 
 # Fewer would wait for an object store.
 LEAST_THREADS = 8
+# Checkpoints that are kept: the newest, of which one at least was read back and found good.
+KEPT = 2
 
 
 def threads() -> int:
@@ -115,6 +124,37 @@ def chunks_of(manifest: CheckpointManifest, file: str) -> Iterator[Chunk]:
         yield from (chunk for chunk in tensor.chunks if chunk.file == file)
 
 
+def whole_tensor(store: Store, manifest: CheckpointManifest, tensor: StoredTensor) -> bytearray:
+    """Return the bytes of a tensor, put together from its parts; raises DamagedError."""
+    item = ITEM_BYTES[tensor.dtype]
+    whole = bytearray(math.prod(tensor.shape) * item)
+    files = {file.name: file for file in manifest.files}
+    for chunk in tensor.chunks:
+        place = store.file(manifest.step, chunk.file)
+        with store.open(manifest.step, chunk.file) as source:
+            entries = read_entries(store, manifest.step, files[chunk.file], source)
+            entry = entry_of(chunk, entries, source, place=place)
+            data = bytearray(entry.bytes)
+            read_chunk(source, entry, chunk, memoryview(data), place=place)
+        for position, (begin, length) in enumerate(_rows(tensor.shape, chunk.offsets, chunk.sizes)):
+            row = data[position * length * item : (position + 1) * length * item]
+            if (begin + length) * item > len(whole):
+                raise DamagedError("a part lies outside its tensor", place=place)
+            whole[begin * item : (begin + length) * item] = row
+    return whole
+
+
+def retire(store: Store, *, kept: int = KEPT) -> list[int]:
+    """Remove all but the newest `kept` checkpoints and return their steps; none where no kept one is good."""
+    steps = store.steps()
+    old, new = steps[:-kept], steps[-kept:]
+    if not old or not any(_is_good(store, step) for step in reversed(new)):
+        return []
+    for step in old:
+        store.remove(step)
+    return old
+
+
 def _verify_file(
     store: Store, manifest: CheckpointManifest, file: StoredFile, pool: ThreadPoolExecutor
 ) -> None:
@@ -141,3 +181,33 @@ def _refuse_uncovered(entries: dict[str, Entry], chunks: list[Chunk], place: str
     unknown = entries.keys() - {chunk.key for chunk in chunks}
     if unknown:
         raise DamagedError("a tensor that the manifest does not have", place=place, found=sorted(unknown))
+
+
+def _is_good(store: Store, step: int) -> bool:
+    try:
+        verify(store, step)
+    except (DamagedError, InputError):
+        return False
+    return True
+
+
+def _rows(
+    shape: tuple[int, ...], offsets: tuple[int, ...], sizes: tuple[int, ...]
+) -> Iterator[tuple[int, int]]:
+    """Yield first element and length of each run of a part that is without gaps in the whole."""
+    if not math.prod(sizes):
+        return
+    # From this dimension on the part is as wide as the whole.
+    full = len(shape)
+    while full and sizes[full - 1] == shape[full - 1]:
+        full -= 1
+    split = max(full - 1, 0)
+    strides = [math.prod(shape[one + 1 :]) for one in range(len(shape))]
+    length = math.prod(sizes[split:])
+    base = sum(offset * stride for offset, stride in zip(offsets, strides, strict=True))
+    for number in range(math.prod(sizes[:split])):
+        begin, rest = base, number
+        for one in reversed(range(split)):
+            rest, place = divmod(rest, sizes[one])
+            begin += place * strides[one]
+        yield begin, length

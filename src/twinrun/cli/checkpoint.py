@@ -6,12 +6,12 @@ import json
 import sys
 from pathlib import Path
 
-from twinrun.checkpoints.faults import DamagedError
+from twinrun.checkpoints import store_at
 from twinrun.checkpoints.hugging_face.reading import is_folder_of_weights, read_folder
 from twinrun.checkpoints.hugging_face.writing import write_folder
 from twinrun.checkpoints.manifest import CheckpointManifest
-from twinrun.checkpoints.places import is_remote, store_at
-from twinrun.checkpoints.store import Store
+from twinrun.checkpoints.s3 import is_remote
+from twinrun.checkpoints.store import DamagedError, Store
 from twinrun.checkpoints.verification import read_manifest, verify
 from twinrun.foundation.errors import InputError, TwinrunError, closest
 from twinrun.foundation.text import number

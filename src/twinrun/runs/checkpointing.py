@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from twinrun.checkpoints import store_at
 from twinrun.checkpoints.manifest import MANIFEST
-from twinrun.checkpoints.places import is_remote, store_at
+from twinrun.checkpoints.s3 import is_remote
 from twinrun.checkpoints.verification import demand_same, read_manifest
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import validate

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from twinrun.checkpoints.faults import DamagedError
 from twinrun.checkpoints.hugging_face.families import Form, TensorPair, form_of_config
 from twinrun.checkpoints.hugging_face.writing import CONFIG, MODEL, SEAL, WEIGHTS, turned
 from twinrun.checkpoints.manifest import FORMAT, CheckpointManifest, Chunk, StoredFile, StoredTensor
@@ -21,7 +20,7 @@ from twinrun.checkpoints.safetensors import (
     metadata_of,
     parse_header,
 )
-from twinrun.checkpoints.store import Store
+from twinrun.checkpoints.store import DamagedError, Store
 from twinrun.checkpoints.verification import demand_same
 from twinrun.foundation.errors import InputError, MachineError
 

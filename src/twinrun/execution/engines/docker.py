@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twinrun.checkpoints.places import VARIABLES
+from twinrun.checkpoints.s3 import VARIABLES
 from twinrun.execution.container import Container, Mount
 from twinrun.execution.engine import PYTHON, Command, Engine, NodeCommand, Workspace
 from twinrun.foundation.errors import MachineError, RunError

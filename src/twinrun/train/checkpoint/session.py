@@ -16,12 +16,10 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 
-from twinrun.checkpoints.faults import DamagedError
+from twinrun.checkpoints import store_at
 from twinrun.checkpoints.manifest import FORMAT, MANIFEST, CheckpointManifest, StoredFile, StoredTensor
-from twinrun.checkpoints.places import store_at
-from twinrun.checkpoints.retention import retire
-from twinrun.checkpoints.store import Store
-from twinrun.checkpoints.verification import read_manifest
+from twinrun.checkpoints.store import DamagedError, Store
+from twinrun.checkpoints.verification import read_manifest, retire
 from twinrun.foundation.errors import InputError, RunError, TwinrunError
 from twinrun.protocol.training import TrainingJob
 from twinrun.train import pulse, ranks, stop
