@@ -126,11 +126,20 @@ def test_wrong_options(untouched: Path, options: list[str], parts: list[str]) ->
         assert part in message
 
 
+WIDE = """[models.own]
+family = "mpt"
+width = "wide"
+heads = 1
+layers = 1
+vocabulary = 8
+sequence = 8"""
+
+
 @pytest.mark.parametrize(
     ("old", "new", "parts"),
     [
         (NAME, f"{NAME}versoin = 2\n", ["recipe.toml:versoin: unknown key", "did you mean `version`?"]),
-        ("width = 8192", 'width = "wide"', ["recipe.toml:models.mpt-70b.width", "integer", "'wide'"]),
+        ("[data.c4]", f"{WIDE}\n\n[data.c4]", ["recipe.toml:models.own.width", "integer", "'wide'"]),
         (NAME, f"{NAME}{NAME}", ["recipe.toml:3: broken TOML", "only once"]),
         (NAME, "name = mpt7b\n", ["recipe.toml:2: broken TOML"]),
         ('figure = "Figure 5"\n', "", ["recipe.toml:publication.figure: this key is required"]),

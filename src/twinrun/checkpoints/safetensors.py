@@ -1,8 +1,8 @@
 """The safetensors file format: a length, a header in JSON, and the bytes of the tensors.
 
-The package of that name cannot do it: it takes whole tensors in memory or a file on a disk, tells nobody where
-in the file a tensor begins, and reads no bf16 without torch. Here parts of tensors are hashed while they are
-written, and read by their range of bytes, from an object store too.
+The package of that name cannot do it: it takes whole tensors in memory or a file on a disk, does not tell
+where in the file a tensor begins, and reads no bf16 without torch. Here parts of tensors are hashed while
+they are written, and read by their range of bytes, from an object store too.
 """
 
 from __future__ import annotations
