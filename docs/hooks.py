@@ -19,7 +19,7 @@ from twinrun.manifests.stack import find_stacks
 from twinrun.planning.project import Project
 from twinrun.report.figures import figures
 from twinrun.report.page import excerpt, write_recipe_report
-from twinrun.report.ranking import best_of, software
+from twinrun.report.summary import best_of, software
 from twinrun.report.words import (
     headline,
     headline_of_all,

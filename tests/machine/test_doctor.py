@@ -26,7 +26,7 @@ from twinrun.machine.checks import HostCheck, check_device_files, check_devices
 from twinrun.machine.devices import discover
 from twinrun.machine.doctor import Diagnosis, diagnose
 from twinrun.manifests.vendor import load_gpus, load_vendors
-from twinrun.report.doctor_table import diagnosis_lines
+from twinrun.report.terminal import diagnosis_lines
 
 ROOT = Path(__file__).parents[2]
 ANSWERS = ROOT / "tests" / "hardware_probes"

@@ -9,11 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.transforms import Bbox
 
-from twinrun.report import labels
 from twinrun.report.drawing import draw
-from twinrun.report.labels import ChartLabel, write_labels
-from twinrun.report.look import look_of
-from twinrun.report.svg import COLOURS, SIGNS, canvas
+from twinrun.report.line_chart import LETTER, POINTS, ChartLabel, write_labels
+from twinrun.report.svg import COLOURS, SIGNS, canvas, look_of
 from twinrun.workloads.charts import (
     Bar,
     BarChart,
@@ -170,7 +168,7 @@ def test_labels_cover_neither_each_other_nor_marks(values: list[float]) -> None:
         boxes = []
         for one in axes.texts:
             x, y = axes.transData.transform(one.xy) * scale + one.xyann  # type: ignore[attr-defined]
-            width = labels.LETTER * labels.POINTS * len(one.get_text())
+            width = LETTER * POINTS * len(one.get_text())
             boxes.append(Bbox.from_bounds(x - width / 2, y - 4, width, 8))
         for place, box in enumerate(boxes):
             assert not any(box.overlaps(other) for other in boxes[:place])

@@ -12,7 +12,7 @@ import pytest
 from tests.report.committed import PROJECT, RECIPES, as_published, changed, committed, judged, newest, verdict
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.report.page import charts, hardware_tables, write_recipe_report, write_report
-from twinrun.report.ranking import best_of, ranked
+from twinrun.report.summary import best_of, ranked
 from twinrun.results.between import judge_between
 from twinrun.results.record import Record, hardware
 from twinrun.workloads.charts import LineChart

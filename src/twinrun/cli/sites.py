@@ -57,8 +57,7 @@ def doctor(root: Path, site: str, *, as_json: bool) -> int:
     if as_json:
         print_json(diagnosis.model_dump(mode="json"))
         return diagnosis.exit_code
-    from twinrun.report.doctor_table import diagnosis_lines
-    from twinrun.report.terminal import show
+    from twinrun.report.terminal import diagnosis_lines, show
 
     for line in diagnosis_lines(diagnosis, width=None):
         show(line)

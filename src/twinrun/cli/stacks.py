@@ -84,7 +84,7 @@ def doctor(
     from rich.console import Console
 
     from twinrun.machine.doctor import diagnose
-    from twinrun.report.doctor_table import diagnosis_lines
+    from twinrun.report.terminal import diagnosis_lines
 
     diagnosis = diagnose(root)
     if as_json:

@@ -1,17 +1,28 @@
-"""Curves over one axis: scaling, losses, and how far losses are apart."""
+"""Curves over one axis, such as scaling and losses, and values written beside their spots."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.transforms import Bbox
 
+from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import number, percent
-from twinrun.report.labels import ChartLabel, write_labels
-from twinrun.report.look import Look, look_of
-from twinrun.report.svg import COLOURS, SIGNS, Key, Picture, canvas, label_logarithmic, svg_text
+from twinrun.report.svg import (
+    COLOURS,
+    SIGNS,
+    Key,
+    Look,
+    Picture,
+    canvas,
+    label_logarithmic,
+    lay_out,
+    look_of,
+    svg_text,
+)
 from twinrun.workloads.charts import Curve, LineChart, Spot
 
 # More values than this are a cloud of numbers, and the table has them.
@@ -21,6 +32,20 @@ MAX_MARKS = 12
 BINARY = ("", "Ki", "Mi", "Gi", "Ti")
 VALUES: dict[str, Callable[[float], str]] = {"share": percent, "relative": "{:.3f}".format}
 TICKS: dict[str, Callable[[float], str]] = {"share": "{:.0%}".format, "relative": "{:.2f}".format}
+POINTS = 9
+# Of a sans-serif text, in its font size: how wide a letter and how high a line is at most.
+LETTER, LINE = 0.62, 1.2
+# Half the side of the square that a mark covers.
+MARK = 4.5
+# Where a label may stand, in the order of preference: share of its width and height, then points on top.
+PLACES = (
+    (0, 0.5, 0, 7),
+    (0, -0.5, 0, -7),
+    (0.5, 0, 8, 0),
+    (-0.5, 0, -8, 0),
+    (0, 0.5, 0, 19),
+    (0, -0.5, 0, -19),
+)
 
 
 def draw_lines(chart: LineChart) -> Picture:
@@ -142,3 +167,62 @@ def _described(chart: LineChart) -> str:
             f"{curve.label}: {', '.join(f'{_text(chart, one)} at {number(one.x)}' for one in spots)}"
         )
     return f"{chart.y_label} over {chart.x_label}. {'; '.join(parts)}."
+
+
+class ChartLabel(Frozen):
+    """A text that belongs to a spot."""
+
+    x: float
+    value: float
+    text: str
+    colour: str
+
+
+def write_labels(axes: Axes, labels: Sequence[ChartLabel], *, marks: Sequence[tuple[float, float]]) -> None:
+    """Write each label where it is clear of every mark and of the labels before it; nowhere if it is not.
+
+    Args:
+        axes: with its limits, scales and texts set.
+        marks: all spots that are drawn.
+    """
+    lay_out(axes.figure)  # type: ignore[arg-type] # canvas() has no subfigures
+    to_points = 72 / axes.figure.dpi
+    inside = _scaled(axes.get_window_extent(), to_points)
+    places = [axes.transData.transform(mark) * to_points for mark in marks]
+    taken = [_box(x, y, 2 * MARK, 2 * MARK) for x, y in places]
+    for label in labels:
+        x, y = axes.transData.transform((label.x, label.value)) * to_points
+        width, height = LETTER * POINTS * len(label.text), LINE * POINTS
+        for right, up, aside, above in PLACES:
+            dx, dy = right * width + aside, up * height + above
+            box = _box(x + dx, y + dy, width, height)
+            if _within(box, inside) and not any(box.overlaps(other) for other in taken):
+                _write(axes, label, dx, dy)
+                taken.append(box)
+                break
+
+
+def _write(axes: Axes, label: ChartLabel, dx: float, dy: float) -> None:
+    axes.annotate(
+        label.text,
+        (label.x, label.value),
+        xytext=(dx, dy),
+        textcoords="offset points",
+        ha="center",
+        va="center",
+        color=COLOURS[label.colour],
+        fontsize=POINTS,
+        bbox={"facecolor": COLOURS["paper"], "edgecolor": "none", "pad": 0.5, "alpha": 0.8},
+    ).set_in_layout(False)
+
+
+def _box(x: float, y: float, width: float, height: float) -> Bbox:
+    return Bbox.from_bounds(x - width / 2, y - height / 2, width, height)
+
+
+def _scaled(box: Bbox, factor: float) -> Bbox:
+    return Bbox(box.get_points() * factor)
+
+
+def _within(box: Bbox, outer: Bbox) -> bool:
+    return bool(outer.x0 <= box.x0 and outer.y0 <= box.y0 and box.x1 <= outer.x1 and box.y1 <= outer.y1)

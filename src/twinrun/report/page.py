@@ -16,7 +16,7 @@ from twinrun.foundation.text import number, plain, plural
 from twinrun.manifests.metrics import Metric
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.vendor import Gpu
-from twinrun.report import ranking, summary, words
+from twinrun.report import summary, words
 from twinrun.report.drawing import draw
 from twinrun.report.svg import Picture
 from twinrun.results.record import Record, hardware
@@ -70,7 +70,7 @@ def excerpt(
     records: Sequence[Record], recipe: LoadedRecipe, gpus: dict[str, Gpu], metrics: Mapping[str, Metric]
 ) -> str:
     """Return published and measured hardware side by side, a table and a picture, for a page of all."""
-    best = ranking.best_of(records, metrics)
+    best = summary.best_of(records, metrics)
     first = charts(best, recipe, gpus)[:1]
     named = [draw(chart.model_copy(update={"name": f"{recipe.recipe.name}-{chart.name}"})) for chart in first]
     sides = hardware_tables(best, recipe, gpus)
@@ -140,7 +140,7 @@ def _write(
     metrics: Mapping[str, Metric],
     between: Sequence[Verdict] = (),
 ) -> None:
-    ranks = ranking.ranked(records, metrics)
+    ranks = summary.ranked(records, metrics)
     best = [one.best for one in ranks]
     text = (
         page_environment()
@@ -191,8 +191,8 @@ def page_environment() -> Environment:
         words.headline_of_all,
         words.tone,
         hardware,
-        ranking.software,
-        ranking.label,
+        summary.software,
+        summary.label,
         subject,
         configuration,
         tables,

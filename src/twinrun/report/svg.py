@@ -1,4 +1,4 @@
-"""Figures as SVG text that takes its colours and font from the page around it."""
+"""Figures as SVG text in the style of the page around them, and the look of each kind of curve."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import number
+from twinrun.workloads.charts import Kind
 
 SERIES = 8
 # A logarithmic axis that is shorter than this many times its start has room for three labels a decade.
@@ -74,6 +75,28 @@ STYLE: Any = {
     "text.parse_math": False,
     "xtick.color": COLOURS["ink"],
     "ytick.color": COLOURS["ink"],
+}
+# No mark belongs to two kinds. The marks of measured curves and their colours are coprime in number, so that
+# the two together repeat after 72 curves only.
+MARKS: dict[Kind, str] = {
+    "measured": "o^sv>P<X*",
+    "published": "Dh",
+    "reference": "dpx+14",
+    "baseline": "H",
+    "bound": "_",
+}
+CURVE_COLOURS: dict[Kind, str] = {
+    "published": "published",
+    "reference": "reference",
+    "baseline": "baseline",
+    "bound": "ink",
+}
+LINES: dict[Kind, str] = {
+    "published": "--",
+    "reference": ":",
+    "baseline": "-.",
+    "bound": "--",
+    "measured": "-",
 }
 
 
@@ -144,4 +167,24 @@ def svg_text(figure: Figure, *, name: str, title: str, description: str) -> str:
         f'{opening} role="img" aria-labelledby="{name}-title {name}-description">'
         f'<title id="{name}-title">{escape(title)}</title>'
         f'<desc id="{name}-description">{escape(description)}</desc>{rest}'
+    )
+
+
+class Look(Frozen):
+    """How a curve is drawn."""
+
+    colour: str
+    """CSS variable of the page, without its dashes."""
+    mark: str
+    """Of matplotlib."""
+    line: str
+
+
+def look_of(kind: Kind, place: int) -> Look:
+    """Return the look of the curve at `place` among those of its kind."""
+    marks = MARKS[kind]
+    return Look(
+        colour=CURVE_COLOURS.get(kind) or f"series-{place % SERIES + 1}",
+        mark=marks[place % len(marks)],
+        line=LINES[kind],
     )
