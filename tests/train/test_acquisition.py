@@ -54,6 +54,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
     files: dict[str, bytes]
     fetched: list[str]
 
+    def do_HEAD(self) -> None:
+        """Describe a file as the hub does: its commit, its digest and its size."""
+        name = next(name for name in self.files if self.path.endswith(f"/{name}"))
+        content = self.files[name]
+        self.send_response(200)
+        self.send_header("X-Repo-Commit", self.path.partition("/resolve/")[2].partition("/")[0])
+        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+
     def do_GET(self) -> None:
         if self.path.startswith("/api/"):
             self.answer(json.dumps([self.entry(name) for name in self.files if self.lists(name)]).encode())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from twinrun.execution.download import Repository, fetch
 from twinrun.execution.engine import PYTHON, Command, Engine, Workspace, run_to_end
 from twinrun.execution.engines import load_engine
 from twinrun.execution.environment import inspect
@@ -16,6 +15,7 @@ from twinrun.foundation.processes import last_lines
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.planning.project import Project
 from twinrun.protocol.training import DataSource
+from twinrun.runs.download import Repository, fetch
 from twinrun.workloads import load_workload
 from twinrun.workloads.workload import DataRequest
 

@@ -11,12 +11,13 @@ import urllib.parse
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.foundation.test_files import small_files
-from twinrun.execution.download import LISTING, Repository, fetch
 from twinrun.foundation.errors import InputError, MachineError
+from twinrun.runs.download import LISTING, Repository, fetch
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 # More than the 10 MiB that the library takes at once.
@@ -49,6 +50,20 @@ class Hub(http.server.ThreadingHTTPServer):
 
 class Handler(http.server.BaseHTTPRequestHandler):
     server: Hub
+
+    def do_HEAD(self) -> None:
+        """Describe a file as the hub does: its commit, its digest and its size."""
+        path = urllib.parse.unquote(self.path.partition("?")[0])
+        name = path.partition(f"{COMMIT}/")[2]
+        if not path.startswith(f"{self.server.prefix}/owner/texts/resolve/{COMMIT}/"):
+            self.send_error(404)
+            return
+        listed: dict[str, Any] = entry(name, FILES[name])
+        self.send_response(200)
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("ETag", f'"{listed["lfs"]["oid"] if "lfs" in listed else listed["oid"]}"')
+        self.send_header("Content-Length", str(len(FILES[name])))
+        self.end_headers()
 
     def do_GET(self) -> None:
         self.server.asked.append((self.path, self.headers.get("Range")))
@@ -142,7 +157,7 @@ def test_brings_what_matches_from_every_page(hub: Hub, tmp_path: Path) -> None:
     paths = bring(hub, tmp_path)
     assert [path.relative_to(tmp_path).as_posix() for path in paths] == list(FILES)[:2]
     assert [path.read_bytes() for path in paths] == [LARGE, LARGE[::-1]]
-    assert not list(tmp_path.rglob("*.part"))
+    assert not list(tmp_path.rglob("*.incomplete"))
 
 
 def test_says_each_file(hub: Hub, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -176,11 +191,10 @@ def test_a_broken_connection_is_taken_up_where_it_broke(hub: Hub, tmp_path: Path
 
 
 def test_an_interrupted_download_goes_on_in_the_next_run(hub: Hub, tmp_path: Path) -> None:
-    part = tmp_path / "en" / "train.00000.json.gz.part"
-    part.parent.mkdir()
-    part.write_bytes(LARGE[:5000])
-    assert bring(hub, tmp_path, limit=1)[0].read_bytes() == LARGE
-    assert hub.asked[-1][1] == "bytes=5000-"
+    bring(hub, tmp_path, limit=1)
+    hub.asked.clear()
+    assert [path.read_bytes() for path in bring(hub, tmp_path)] == [LARGE, LARGE[::-1]]
+    assert [path.rpartition("/")[2] for path, _ in hub.asked] == ["train.00001.json.gz"]
 
 
 def test_a_server_without_ranges_is_read_from_the_start(hub: Hub, tmp_path: Path) -> None:
@@ -192,7 +206,9 @@ def test_a_flipped_byte_is_refused_and_removed(hub: Hub, tmp_path: Path) -> None
     hub.flip = True
     with pytest.raises(MachineError, match="not the published file"):
         bring(hub, tmp_path, limit=1)
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [LISTING]
+    # What the library knows of a file lies in its own folder.
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [LISTING]
+    assert not list((tmp_path / "en").iterdir())
 
 
 def test_a_damaged_file_on_disk_is_fetched_again(hub: Hub, tmp_path: Path) -> None:
@@ -263,13 +279,13 @@ def test_only_addresses_of_the_web_are_opened(tmp_path: Path) -> None:
 
 # The library leaves the connection to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_full_disk_keeps_what_came(hub: Hub, tmp_path: Path) -> None:
+def test_a_full_disk_keeps_no_part_of_a_file(hub: Hub, tmp_path: Path) -> None:
     with small_files(100_000), pytest.raises(MachineError, match="cannot write: File too large") as caught:
         bring(hub, tmp_path, limit=1)
-    assert "free some space; what has come is kept" in str(caught.value)
+    assert "free some space; whole files that have come are kept" in str(caught.value)
     del caught
     gc.collect()
-    assert (tmp_path / "en" / "train.00000.json.gz.part").stat().st_size > 0
+    assert not list(tmp_path.rglob("*.incomplete"))
     assert bring(hub, tmp_path, limit=1)[0].read_bytes() == LARGE
 
 

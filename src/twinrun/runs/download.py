@@ -1,4 +1,4 @@
-"""Files of a public repository on this disk: resumed where a connection broke, checked by digest."""
+"""Files of a public repository on this disk, each held against its digest."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from huggingface_hub import HfApi, hf_hub_url
+from huggingface_hub import HfApi, hf_hub_download, hf_hub_url
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of requests, httpx or httpx2
-from huggingface_hub.file_download import http_get
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented there
 from huggingface_hub.utils.sha import git_hash
 
 from twinrun.foundation.errors import InputError, MachineError
@@ -21,11 +19,9 @@ from twinrun.foundation.files import cannot_write, sha256_of_file, write_atomica
 from twinrun.foundation.manifest import Frozen, load_json
 
 LISTING = "files.json"
-# A broken connection is taken up again until it broke this often in a row without a chunk more.
-ATTEMPTS = 3
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _OF_CONNECTION = (ConnectionError, TimeoutError)
-_KEPT = "what has come is kept: the same command goes on from there"
+_KEPT = "whole files that have come are kept: the same command goes on from there"
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,7 @@ def fetch(
         if not target.resolve().is_relative_to(folder.resolve()):
             raise MachineError("the server lists a file outside its repository", place=file.path)
         if not is_intact(target, file):
-            _fetch_file(source, file, target)
+            _fetch_file(source, file, folder)
         say(f"{number}/{len(wanted)} {file.path}: {file.size} bytes, intact")
     return [folder / file.path for file in wanted]
 
@@ -114,54 +110,48 @@ def _listing(source: Repository, pattern: str, kept: Path) -> Listing:
     return listing
 
 
-def _fetch_file(source: Repository, file: RemoteFile, target: Path) -> None:
-    """Bring one file to `target`, in a part that later runs append to.
-
-    `hf_hub_download` removes what a broken connection left, in newer versions.
-    """
-    commit = {"repo_type": source.kind, "revision": source.revision}
-    address = hf_hub_url(source.name, file.path, endpoint=source.endpoint, **commit)
-    part = target.with_name(f"{target.name}.part")
-    with _transfer(address, part):
-        part.parent.mkdir(parents=True, exist_ok=True)
-        part.touch()
-        failures = 0
-        while (before := part.stat().st_size) < file.size:
-            with part.open("ab") as stream:
-                try:
-                    http_get(
-                        address,
-                        stream,
-                        resume_size=before,
-                        headers=build_hf_headers(),
-                        expected_size=file.size,
-                    )
-                except (OSError, HTTPError):
-                    failures = 0 if stream.tell() > before else failures + 1
-                    if failures == ATTEMPTS:
-                        raise
-        if is_intact(part, file):
-            part.replace(target)
-            return
-        part.unlink()
-    raise MachineError(
-        "what came is not the published file, and was removed",
-        place=address,
-        allowed=f"digest {file.digest}",
-        hint="a proxy or mirror may have changed it: try again, or name another endpoint",
+def _fetch_file(source: Repository, file: RemoteFile, folder: Path) -> None:
+    """Bring one file to `folder`, and remove what is not the published one."""
+    target = folder / file.path
+    address = hf_hub_url(
+        source.name,
+        file.path,
+        repo_type=source.kind,
+        revision=source.revision,
+        endpoint=source.endpoint,
     )
+    with _transfer(address, target):
+        target.unlink(missing_ok=True)
+        # `snapshot_download` would list the repository again, report no single file and check sizes alone.
+        hf_hub_download(
+            source.name,
+            file.path,
+            repo_type=source.kind,
+            revision=source.revision,
+            endpoint=source.endpoint,
+            local_dir=folder,
+        )
+    if not is_intact(target, file):
+        target.unlink()
+        raise MachineError(
+            "what came is not the published file, and was removed",
+            place=address,
+            allowed=f"digest {file.digest}",
+            hint="a proxy or mirror may have changed it: try again, or name another endpoint",
+        )
 
 
 @contextlib.contextmanager
-def _transfer(address: str, part: Path | None = None) -> Iterator[None]:
+def _transfer(address: str, target: Path | None = None) -> Iterator[None]:
     """Turn what the server, the connection or the disk refuses into a MachineError."""
     try:
         yield
     except (OSError, HTTPError) as error:
         # Errors of the system have a number; those of the HTTP libraries have none.
-        if part and isinstance(error, OSError) and error.errno and not isinstance(error, _OF_CONNECTION):
-            raise cannot_write(error, part, kept=_KEPT) from None
-        answer = getattr(error, "response", None)
+        if target and isinstance(error, OSError) and error.errno and not isinstance(error, _OF_CONNECTION):
+            raise cannot_write(error, target, kept=_KEPT) from None
+        answers = (getattr(one, "response", None) for one in (error, error.__cause__))
+        answer = next((one for one in answers if one is not None), None)
         raise MachineError(
             "the download failed",
             place=address,
