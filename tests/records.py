@@ -89,7 +89,7 @@ def training_record(
     """
     made = plan(recipe, scale=scale, gpu=gpu, settings=settings, devices=8)
     row = PROJECT.gpus[gpu] if gpu else None
-    shape, training = made.part.shape, made.part.training  # type: ignore[attr-defined]
+    shape, training = made.part.shape, made.part.training
     points = []
     for point in made.points:
         if point.id not in rates:
@@ -112,7 +112,7 @@ def training_record(
             ),
             series=(Series(id="loss", metric="loss", unit="nats/token", per="run", values=tuple(curve)),),
             facts={
-                "microbatch": point.part.microbatches[-1],  # type: ignore[attr-defined]
+                "microbatch": point.part.microbatches[-1],
                 "parameters": shape.parameters(),
                 "parallelism": "fsdp2",
                 "attention backend": "flash",

@@ -51,11 +51,11 @@ WORKLOAD = re.compile(rf"twinrun\.workloads\.({'|'.join(workload_names())})(\..*
 RECIPE = min(shown(path) for path in (ROOT / "recipes").iterdir())
 # Extras that one module may import, when it is called.
 EXTRAS = {"twinrun.checkpoints.s3": {"boto3", "botocore"}}
-# What a declared package hands out under another import name.
+# What a declared package hands out, or always brings, under another import name.
 PARTS = {
     "cyclonedx_python_lib": {"cyclonedx", "packageurl"},
     "jinja2": {"markupsafe"},
-    "pydantic": {"pydantic_core"},
+    "pydantic": {"pydantic_core", "typing_extensions"},
 }
 
 

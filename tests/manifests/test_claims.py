@@ -43,7 +43,8 @@ def check(recipe: str, table: dict[str, Any]) -> None:
     """Hold what published.toml says against the recipe."""
     published = validate(table, PublishedClaims, place="published.toml")
     loaded = PROJECT.recipe(recipe).model_copy(update={"published": published})
-    PROJECT._check_claims(loaded, load_workload(loaded.workload), Path("published.toml"))
+    demands = PROJECT._demands(loaded, Path("published.toml"))
+    load_workload(loaded.workload).check(loaded, demands)
 
 
 @pytest.mark.parametrize("claim", [ABSOLUTE, RATIO, INVARIANT])

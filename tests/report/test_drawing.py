@@ -12,7 +12,7 @@ from matplotlib.transforms import Bbox
 from twinrun.report.drawing import draw
 from twinrun.report.line_chart import LETTER, POINTS, ChartLabel, write_labels
 from twinrun.report.svg import COLOURS, SIGNS, canvas, look_of
-from twinrun.workloads.charts import (
+from twinrun.workloads.tables_and_charts import (
     Bar,
     BarChart,
     Chart,

@@ -15,7 +15,7 @@ from twinrun.report.page import charts, hardware_tables, write_recipe_report, wr
 from twinrun.report.summary import best_of, ranked
 from twinrun.results.between import judge_between
 from twinrun.results.record import Record, hardware
-from twinrun.workloads.charts import LineChart
+from twinrun.workloads.tables_and_charts import LineChart
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 EVIL = '<script>alert("$x$")</script>&amp;{{ 7 * 7 }}'
@@ -199,7 +199,7 @@ def test_differences_from_the_published_configuration_are_listed(tmp_path: Path)
 def test_the_circumstances_are_all_there(tmp_path: Path, record: Record) -> None:
     text = run_page(tmp_path, record).words()
     environment = record.environment
-    configuration = record.workload.configuration(record.plan.part)
+    configuration = record.description.configuration
     for expected in (
         *(record.plan_sha256, record.plan.lock_sha256, record.plan.engine, record.machine.cpu, record.run),
         *(
@@ -221,7 +221,7 @@ def test_the_circumstances_are_all_there(tmp_path: Path, record: Record) -> None
 def test_every_number_of_the_tables_is_there(tmp_path: Path) -> None:
     for record in (TRAINING, BENCH):
         text = run_page(tmp_path, record).words()
-        for table in record.workload.point_tables(record.shown()):
+        for table in record.workload.show(record.shown()).tables:
             assert all(cell.text in text for row in table.rows for cell in row)
 
 
@@ -324,7 +324,7 @@ def test_the_table_of_hardware_is_of_what_was_measured_first() -> None:
     (first, folded) = hardware_tables(
         committed("mpt-throughput"), PROJECT.recipe("mpt-throughput"), PROJECT.gpus
     )
-    measured = {record.plan.part.training.model for record in committed("mpt-throughput")}  # type: ignore[attr-defined]
+    measured = {record.plan.part.training.model for record in committed("mpt-throughput")}
     assert {row[1].text for row in first.rows} == measured
     assert len(folded.rows) > 100
     assert not measured & {row[1].text for row in folded.rows}
@@ -382,7 +382,7 @@ def test_bandwidths_of_two_records_of_one_machine_stay_apart_and_have_the_librar
     for record, machine in zip(records, machines, strict=True):
         mark = record.run[:15] if machines.count(machine) > 1 else machine
         (curve,) = [one for one in chart.curves if mark in one.label and ", library" in one.label]
-        assert [spot.x for spot in curve.spots] == [point.part.settings["bytes"] for point in record.points]  # type: ignore[attr-defined]
+        assert [spot.x for spot in curve.spots] == [point.part.settings["bytes"] for point in record.points]
         times = [point.measurement("ring-fp32@library") for point in record.points]
         # Two ranks: a link carries as many bytes as the buffer has.
         assert [spot.value * 1e6 for spot in curve.spots] == pytest.approx(

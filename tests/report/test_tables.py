@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from tests.report.committed import RECIPES, committed, newest, verdict
 from twinrun.report.tables import View, lines, parts, record_tables, verdict_table, widened, word_columns
 from twinrun.report.terminal import show
-from twinrun.workloads.tables import Cell, Column, Table, text
+from twinrun.workloads.tables_and_charts import Cell, Column, Table, text
 
 WORDS = st.text("abc-", min_size=1, max_size=14)
 PHRASES = st.lists(WORDS, min_size=1, max_size=5).map(" ".join)

@@ -22,7 +22,8 @@ from twinrun.runs.checkpointing import (
     source_folder,
 )
 from twinrun.workloads import load_workload
-from twinrun.workloads.workload import Hardware
+from twinrun.workloads.sweep import refuse
+from twinrun.workloads.workload import Hardware, PlanDescription
 
 RECIPE, TRAINING = "mpt1b-convergence", load_workload("training")
 
@@ -31,10 +32,14 @@ def legs(leg: int | None = None, *settings: str) -> Plan:
     return plan(RECIPE, scale="smoke", gpu=None, leg=leg, settings=settings)
 
 
+def described(made: Plan) -> PlanDescription:
+    return TRAINING.describe(made.part, made.points)
+
+
 def saved(place: Path, changes: dict[str, str] | None = None) -> Path:
     """Leave the checkpoint that leg 1 ends with, of a run with other settings where `changes` says so."""
     store = FolderStore(place / "checkpoints" / "leg=1")
-    identity = TRAINING.identity(legs().part) | (changes or {}) | {"data": "d" * 64}
+    identity = dict(described(legs()).identity) | (changes or {}) | {"data": "d" * 64}
     write(store, step=20, token=store.claim("test"), identity=identity)
     return place
 
@@ -57,7 +62,7 @@ def test_a_run_in_legs_is_one_of_points_that_go_on_from_each_other(tmp_path: Pat
         point.id: checkpoints_of_point(
             asked,
             point=point.id,
-            continued=TRAINING.continued(point),
+            continued=described(made).points[point.id].leg,
             known=[one.id for one in made.points],
             folder=Path("folder"),
             inside=str,
@@ -82,7 +87,7 @@ def test_a_folder_of_another_run_is_seen_by_every_engine(tmp_path: Path, engine:
     found = checkpoints_of_point(
         asked,
         point=point.id,
-        continued=TRAINING.continued(point),
+        continued=described(made).points[point.id].leg,
         known=[point.id],
         folder=Path("run"),
         inside=lambda path: f"seen/{path.name}",
@@ -119,7 +124,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, changes: dict[st
     with pytest.raises(InputError, match="the checkpoint is of another run") as raised:
         check(saved(tmp_path, changes))
     (theirs,) = changes.values()
-    ours = TRAINING.identity(legs().part).get(field, "nothing")
+    ours = described(legs()).identity.get(field, "nothing")
     assert raised.value.place is not None
     assert raised.value.place.endswith(f"leg=1/step-00000020/manifest.json:{field}")
     assert (raised.value.found, raised.value.allowed) == (theirs, f"{ours}, that of this run")
@@ -205,15 +210,15 @@ def test_a_leg_of_another_vendor_is_for_another_machine() -> None:
         gpu=None, device_memory_bytes=None, devices=8, cores=2, vendor="cuda", processor="cpu"
     )
     with pytest.raises(MachineError, match="a leg for hardware of another vendor") as raised:
-        TRAINING.refuse(made.part, made.points, scale="paper", hardware=hardware, here=True)
+        refuse(TRAINING, made.part, made.points, scale="paper", hardware=hardware, here=True)
     assert (raised.value.found, raised.value.allowed) == ("cuda", "rocm")
     assert raised.value.hint is not None
     assert "--leg 2 --from" in raised.value.hint
     alone = plan(RECIPE, scale="paper", gpu="a100-40gb", devices=8, leg=3)
-    TRAINING.refuse(alone.part, alone.points, scale="paper", hardware=hardware, here=True)
+    refuse(TRAINING, alone.part, alone.points, scale="paper", hardware=hardware, here=True)
 
 
 def test_on_a_machine_with_a_gpu_a_leg_may_be_on_its_processor() -> None:
     made = plan(RECIPE, scale="node", gpu="h200", devices=1)
-    on_processor = [point.part.leg.processor for point in made.points if point.part.leg]  # type: ignore[attr-defined]
+    on_processor = [point.part.leg.processor for point in made.points if point.part.leg]
     assert on_processor == [False, True] * 3

@@ -71,7 +71,7 @@ def test_with_gpus_the_scale_is_node_and_the_smallest_memory_counts(monkeypatch:
     large = selected(monkeypatch, machine(140 * GIB, 140 * GIB), **choices).plan
     mixed = selected(monkeypatch, machine(140 * GIB, 80 * GIB), **choices).plan
     assert (large.scale, large.gpu, large.vendor) == ("node", "h200", H200.vendor)
-    first, second = (max(one.points[-1].part.microbatches) for one in (large, mixed))  # type: ignore[attr-defined]
+    first, second = (max(one.points[-1].part.microbatches) for one in (large, mixed))
     assert first > second
 
 

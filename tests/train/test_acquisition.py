@@ -31,7 +31,7 @@ RECIPE = "recipes/mpt7b-scaling"
 def hub_source() -> DataSource:
     """Return what the recipe says of the data set."""
     loaded = Project(ROOT).recipe(RECIPE)
-    return load_workload(loaded.workload).data_sets(loaded.tables)["c4"].source
+    return load_workload(loaded.workload).check(loaded, ())["c4"].source
 
 
 WORDS = ["<|endoftext|>", "<|unknown|>", "a", "shard", "of", "text"]

@@ -34,7 +34,7 @@ def test_an_option_that_is_too_small_is_refused(setting: str, found: int, least:
 
 def test_what_was_asked_for_holds_where_a_case_has_its_own() -> None:
     made = plan(RECIPE, scale="smoke", gpu=None, settings=('options.compressions=["bf16"]', "cases=64KB,1KB"))
-    settings = {point.part.case: point.part.settings for point in made.points}  # type: ignore[attr-defined]
+    settings = {point.part.case: point.part.settings for point in made.points}
     assert {name: one["compressions"] for name, one in settings.items()} == {
         "64KB": ("bf16",),
         "1KB": ("bf16",),

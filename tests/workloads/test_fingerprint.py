@@ -4,9 +4,9 @@ import pytest
 
 from tests.records import PROJECT, RECIPE
 from twinrun.manifests.published import Accepted
-from twinrun.workloads.fingerprint import Difference, Fingerprint, Value, differences
-from twinrun.workloads.training.manifest import tables_of
-from twinrun.workloads.training.points import fingerprint
+from twinrun.workloads.settings import Difference, Fingerprint, Value, differences
+from twinrun.workloads.training.manifest import TrainingTables
+from twinrun.workloads.training.plan import fingerprint
 
 
 def published() -> dict[str, Accepted]:
@@ -14,7 +14,7 @@ def published() -> dict[str, Accepted]:
 
 
 def recipes_own() -> Fingerprint:
-    recipe = tables_of(PROJECT.recipe(RECIPE))
+    recipe: TrainingTables = PROJECT.recipe(RECIPE).tables
     return fingerprint(recipe.models[recipe.training.model], recipe.training)
 
 
@@ -53,7 +53,7 @@ def test_a_list_means_any_of_its_values(backend: str, count: int) -> None:
 
 
 def test_another_model_or_batch_shows_in_every_field_it_moves() -> None:
-    recipe = tables_of(PROJECT.recipe(RECIPE))
+    recipe = PROJECT.recipe(RECIPE).tables
     smaller = recipe.training.model_copy(update={"global_batch": 192})
     found = differences(fingerprint(recipe.models["mpt-1b"], smaller), published())
     assert [item.field for item in found] == ["parameters", "global_batch", "tokens_per_step"]

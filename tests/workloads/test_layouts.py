@@ -15,7 +15,7 @@ from twinrun.protocol.deepspeed import OWNED, TABLES, configuration
 from twinrun.protocol.layout import FEATURES, Layout, refused_pair
 from twinrun.protocol.training import TrainingJob
 from twinrun.workloads import load_workload
-from twinrun.workloads.training.formulas import state_bytes, traffic
+from twinrun.workloads.training.numbers import state_bytes, traffic
 from twinrun.workloads.workload import Run
 
 RECIPE = "deepspeed-pretrain"
@@ -27,7 +27,7 @@ RUN = Run(recipe=RECIPE, accelerator=False, data="", out="", metrics="", attempt
 def jobs(**choices: Any) -> dict[str, TrainingJob]:
     made = plan(RECIPE, **choices)
     workload = load_workload("training")
-    found = {point.id: workload.job(made.part, point, attempt=0, run=RUN) for point in made.points}
+    found = {point.id: workload.job(made.part, point, 0, RUN) for point in made.points}
     assert all(isinstance(job, TrainingJob) for job in found.values())
     return found  # type: ignore[return-value]
 
@@ -225,5 +225,5 @@ def test_a_device_of_139_gib_holds_what_the_budget_says() -> None:
     made = plan(RECIPE, scale="node", gpu="h200", devices=1)
     assert hardware("h200", 1).device_memory_bytes
     assert PROJECT.gpus["h200"]
-    sizes = {point.id: point.part.microbatches for point in made.points}  # type: ignore[attr-defined]
+    sizes = {point.id: point.part.microbatches for point in made.points}
     assert all(sizes.values()), sizes

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
+from twinrun.workloads.curve_charts import parity_charts
 from twinrun.workloads.parity import FIRST, Parity, envelope_of, parity
-from twinrun.workloads.parity_charts import parity_charts
 from twinrun.workloads.workload import ControlledCurve
 
 STEPS = 200

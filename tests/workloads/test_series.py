@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from twinrun.workloads.series import largest_difference
+from twinrun.workloads.parity import largest_difference
 
 
 @pytest.mark.parametrize(

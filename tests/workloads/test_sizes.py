@@ -10,8 +10,8 @@ from tests.records import TRAINING, plan
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.manifests.recipe import Sweep
 from twinrun.workloads.sweep import sizes
+from twinrun.workloads.training.estimates import Budget
 from twinrun.workloads.training.manifest import TrainingPlan
-from twinrun.workloads.training.memory import Budget
 
 DEVICES, NODES = Sweep(devices="powers-of-two"), Sweep(nodes=(1, 2), devices_per_node=8)
 

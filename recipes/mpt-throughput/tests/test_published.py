@@ -9,8 +9,7 @@ import pytest
 from twinrun.foundation.errors import InputError
 from twinrun.manifests.published import load_published
 from twinrun.planning.project import Project
-from twinrun.workloads.training import tables_of
-from twinrun.workloads.training.published_curves import references
+from twinrun.workloads.training.published import references
 from twinrun.workloads.workload import PictureContext
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -25,7 +24,7 @@ def test_the_means_are_those_of_the_publications() -> None:
 def test_every_reference_is_of_a_model_that_can_be_run() -> None:
     references = RECIPE.published.reference
     assert len(references) == 380
-    assert {one.model for one in references} <= tables_of(RECIPE).models.keys()
+    assert {one.model for one in references} <= RECIPE.tables.models.keys()
 
 
 def test_a_reference_in_fp8_has_no_share_of_the_bf16_peak() -> None:
@@ -38,13 +37,13 @@ def test_a_reference_in_fp8_has_no_share_of_the_bf16_peak() -> None:
 
 
 def test_models_of_a_claim_can_be_run() -> None:
-    models = tables_of(RECIPE).models
+    models = RECIPE.tables.models
     for claim in RECIPE.published.between_records:
         assert set(claim.values) <= models.keys()
 
 
 def test_parameters_are_those_of_the_tables() -> None:
-    models = tables_of(RECIPE).models
+    models = RECIPE.tables.models
     counts = {name: models[name].parameters() for name in ("mpt-125m", "mpt-13b", "mpt-7b-65536", "mpt-70b")}
     assert counts == {
         "mpt-125m": 125311488,

@@ -35,7 +35,7 @@ def run(root: Path, request: Request, *, out: Path | None, resume: bool, as_json
             project=project, selection=selection, out=out, resume=resume, display=display
         )
     page = write_run_report(project, record, folder / "report.html")
-    for name, text in record.workload.files(record.shown()).items():
+    for name, text in record.workload.show(record.shown()).files.items():
         write_atomically(folder / name, text)
     form = offer(project, record, folder)
     if as_json:

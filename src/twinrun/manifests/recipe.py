@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import Field, model_validator
+from typing_extensions import TypeVar
 
 from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.published import PublishedClaims
 from twinrun.protocol.models.shape import Positive
 
 SCALES = ("smoke", "node", "paper")
+# What a workload reads of recipe.toml: a type of its own, `Any` for those that serve every workload.
+Tables = TypeVar("Tables", default=Any)
 
 
 class Publication(Frozen):
@@ -93,13 +96,13 @@ class Recipe(Frozen):
     stacks: Stacks
 
 
-class LoadedRecipe(Frozen):
+class LoadedRecipe(Frozen, Generic[Tables]):
     """What stands in a recipe's folder."""
 
     recipe: Recipe
     workload: str
     """The table that says what is run."""
-    tables: SerializeAsAny[Frozen]
+    tables: Tables
     """What the workload reads of recipe.toml."""
     published: PublishedClaims
     folder: str

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, Generic
 
-from pydantic import SerializeAsAny, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import canonical_json, sha256_of_bytes
@@ -13,21 +13,19 @@ from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.settings import parse_settings
 from twinrun.manifests.stack import LoadedStack
 from twinrun.workloads import load_workload
-from twinrun.workloads.fingerprint import Difference, Fingerprint, differences
+from twinrun.workloads.settings import Difference, Fingerprint, differences
 from twinrun.workloads.workload import (
     Choice,
     Hardware,
-    Part,
+    PlanPart,
     PlanRequest,
     Point,
-    PointRecord,
+    PointPart,
     Workload,
 )
 
-AnyPoint = TypeVar("AnyPoint", Point, PointRecord)
 
-
-class Plan(Frozen):
+class Plan(Frozen, Generic[PlanPart, PointPart]):
     """Everything that decides what a run does and means."""
 
     recipe: str
@@ -45,36 +43,31 @@ class Plan(Frozen):
     engine: str
     launcher: str
     scheduler: str
-    part: SerializeAsAny[Part]
+    part: PlanPart = Field(json_schema_extra={"type": "object"})
     """What the workload says of the run."""
-    points: tuple[Point, ...]
+    points: tuple[Point[PointPart], ...]
     fingerprint: Fingerprint
     """The run in the terms of the publication; of a benchmark, its case nearest to that."""
     differences: tuple[Difference, ...]
     """Where the run is not the published configuration."""
 
-    @model_validator(mode="after")
-    def _typed_parts(self) -> Plan:
-        """Read the parts as their workload's types, where they come from a file."""
-        workload = load_workload(self.workload)
-        object.__setattr__(self, "part", self.part.typed(workload.plan_part, place="plan.part"))
-        object.__setattr__(self, "points", typed_points(self.points, workload))
-        return self
+    @field_validator("part")
+    @classmethod
+    def _typed_part(cls, part: Any, read: ValidationInfo) -> Any:
+        """Read what a file says as the type of its workload."""
+        name = read.data.get("workload")
+        return load_workload(name).read_plan(part) if name else part
+
+    @field_validator("points")
+    @classmethod
+    def _typed_points(cls, points: tuple[Point, ...], read: ValidationInfo) -> tuple[Point, ...]:
+        name = read.data.get("workload")
+        return load_workload(name).read_points(points) if name else points
 
     def sha256(self) -> str:
         """Return the digest that says whether two runs do the same; estimates do not count."""
         content = self.model_dump(mode="json", exclude={"points": {"__all__": {"seconds"}}})
         return sha256_of_bytes(canonical_json(content).encode())
-
-
-def typed_points(points: tuple[AnyPoint, ...], workload: Workload) -> tuple[AnyPoint, ...]:
-    """Return points whose parts are their workload's type; raises InputError."""
-    model = workload.point_part
-    parts = [point.part.typed(model, place=f"points.{point.id}.part") for point in points]
-    return tuple(
-        point if part is point.part else point.model_copy(update={"part": part})
-        for point, part in zip(points, parts, strict=True)
-    )
 
 
 def resolve(
@@ -113,7 +106,7 @@ def resolve(
             leg=leg,
         )
     )
-    marks = workload.fingerprint(planned.part, planned.points, published)
+    marks = workload.describe(planned.part, planned.points).marks(published)
     plan = Plan(
         recipe=recipe.recipe.name,
         recipe_version=recipe.recipe.version,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from twinrun.foundation.errors import InputError, closest
 from twinrun.foundation.files import is_file_in
@@ -16,7 +16,7 @@ from twinrun.manifests.recipe import LoadedRecipe, Recipe, results_of
 from twinrun.manifests.stack import LoadedStack, load_stack
 from twinrun.manifests.vendor import Gpu, Vendor, load_gpus, load_vendors
 from twinrun.workloads import load_workload, workload_names
-from twinrun.workloads.workload import Workload
+from twinrun.workloads.workload import Demand, Workload
 
 
 class Project:
@@ -131,43 +131,30 @@ class Project:
             raise InputError(
                 "no such file in the recipe's folder", place=f"{place}:script", found=recipe.script
             )
-        workload.check(loaded)
-        self._check_claims(loaded, workload, folder / "published.toml")
+        workload.check(loaded, self._demands(loaded, folder / "published.toml"))
 
-    def _check_claims(self, loaded: LoadedRecipe, workload: Workload, place: Path) -> None:
+    def _demands(self, loaded: LoadedRecipe, place: Path) -> list[Demand]:
+        """Return what the claims and their restatements ask of the workload; raises InputError."""
         check_numbers(loaded.published, place=str(place), metrics=self.metrics, gpus=self.gpus)
-        for number, claim in enumerate(loaded.published.claim):
-            for one in self._asked(claim):
-                why = workload.missing(
-                    loaded.tables, point=one.point, metric=one.metric, measurement=one.measurement
-                )
-                if why:
-                    found = one.point if "no scale has" in why else one.measurement or one.metric
-                    raise InputError(
-                        f"no scale of the recipe can give this: {why}",
-                        place=f"{place}:claim.{number}.{one.key}",
-                        found=found,
-                    )
+        return [
+            one
+            for number, claim in enumerate(loaded.published.claim)
+            for one in self._asked(claim, f"{place}:claim.{number}")
+        ]
 
     def _computed(self, metric: str) -> bool:
         """Say whether a metric is computed from several points, and measured at none."""
         return self.metrics[metric].between_points or self.metrics[metric].between_curves
 
-    def _asked(self, claim: Claim) -> list[_Demand]:
+    def _asked(self, claim: Claim, place: str) -> list[Demand]:
         """Return what a claim and its restatement ask of the workload."""
-        asked = [_Demand(key, point, claim.metric, claim.measurement) for key, point in _points_of(claim)]
+        named = [(key, point, claim.metric, claim.measurement) for key, point in _points_of(claim)]
         if (here := claim.here) and not self._computed(here.metric):
-            asked.append(_Demand("here.metric", claim.point, here.metric, here.measurement))
-        return asked
-
-
-class _Demand(NamedTuple):
-    """A number that a claim needs, and the key of the claim that says so."""
-
-    key: str
-    point: str | None
-    metric: str
-    measurement: str | None
+            named.append(("here.metric", claim.point, here.metric, here.measurement))
+        return [
+            Demand(place=f"{place}.{key}", point=point, metric=metric, measurement=measurement)
+            for key, point, metric, measurement in named
+        ]
 
 
 def _points_of(claim: Claim) -> list[tuple[str, str | None]]:

@@ -13,7 +13,7 @@ from twinrun.manifests.metrics import RATIO
 from twinrun.report.tables import View, word_columns
 from twinrun.results.compare import Comparison, MeasurementPair, SeriesDistance
 from twinrun.results.factors import SettingChange
-from twinrun.workloads.tables import Cell, Column, Table, text
+from twinrun.workloads.tables_and_charts import Cell, Column, Table, text
 
 # The first characters tell hashes apart; the JSON has all of them.
 HASH = re.compile(r"[0-9a-f]{40,}")

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from twinrun.foundation.text import number
 from twinrun.report.line_chart import draw_lines
 from twinrun.report.svg import COLOURS, SIGNS, Key, Picture, canvas, label_logarithmic, svg_text
-from twinrun.workloads.charts import BarChart, Chart, Kind, RooflineChart, RooflineSpot
+from twinrun.workloads.tables_and_charts import BarChart, Chart, Kind, RooflineChart, RooflineSpot
 
 BAR_COLOURS: dict[Kind, str] = {
     "published": "published",

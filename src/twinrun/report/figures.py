@@ -54,7 +54,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def newest_of_each(records: Iterable[Record]) -> list[Record]:
     """Return the newest record of each hardware and subject, in the order of their names."""
     oldest_first = sorted(records, key=lambda record: record.created)
-    newest = {(hardware(one), one.workload.subject(one.plan.part)): one for one in oldest_first}
+    newest = {(hardware(one), one.description.subject): one for one in oldest_first}
     return [record for _, record in sorted(newest.items(), key=lambda item: item[0])]
 
 
@@ -75,7 +75,7 @@ def _shown(records: Sequence[Record]) -> list[str]:
 
 
 def _rows(record: Record, metrics: Sequence[Metric]) -> Iterator[list[str]]:
-    subject = record.workload.subject(record.plan.part)
+    subject = record.description.subject
     for point in record.points:
         found = [(metric, _of(point, metric.id)) for metric in metrics]
         texts = [f"{spread_over(some, metric)} {_title(metric)}" for metric, some in found if some]

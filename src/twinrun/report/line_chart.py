@@ -23,7 +23,7 @@ from twinrun.report.svg import (
     look_of,
     svg_text,
 )
-from twinrun.workloads.charts import Curve, LineChart, Spot
+from twinrun.workloads.tables_and_charts import Curve, LineChart, Spot
 
 # More values than this are a cloud of numbers, and the table has them.
 MAX_LABELS = 12

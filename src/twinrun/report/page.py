@@ -22,8 +22,7 @@ from twinrun.report.svg import Picture
 from twinrun.results.record import Record, hardware
 from twinrun.results.verdicts import Verdict
 from twinrun.workloads import load_workload
-from twinrun.workloads.charts import Chart
-from twinrun.workloads.tables import Table
+from twinrun.workloads.tables_and_charts import Chart, Table
 from twinrun.workloads.workload import PictureContext
 
 
@@ -83,7 +82,7 @@ def charts(records: Sequence[Record], recipe: LoadedRecipe, gpus: dict[str, Gpu]
     """Return what is drawn of one record, or of all of a recipe."""
     shown = [record.shown() for record in records]
     drawn = PictureContext(recipe=recipe, gpus=gpus)
-    return list(load_workload(recipe.workload).charts(shown, drawn)) if records else []
+    return list(load_workload(recipe.workload).overview(shown, drawn).charts)
 
 
 def pictures(records: Sequence[Record], recipe: LoadedRecipe, gpus: dict[str, Gpu]) -> list[Picture]:
@@ -96,22 +95,23 @@ def hardware_tables(
 ) -> tuple[Table, ...]:
     """Return published and measured hardware side by side; those after the first table are folded."""
     shown = [record.shown() for record in records]
-    return load_workload(recipe.workload).hardware_tables(shown, PictureContext(recipe=recipe, gpus=gpus))
+    drawn = PictureContext(recipe=recipe, gpus=gpus)
+    return load_workload(recipe.workload).overview(shown, drawn).tables
 
 
 def tables(record: Record) -> tuple[Table, ...]:
     """Return the measured numbers of a record."""
-    return record.workload.point_tables(record.shown())
+    return record.workload.show(record.shown()).tables
 
 
 def subject(record: Record) -> str:
     """Return what a record is of."""
-    return record.workload.subject(record.plan.part)
+    return record.description.subject
 
 
 def configuration(record: Record) -> tuple[tuple[str, dict[str, str]], ...]:
     """Return groups of what was asked for, each with its names and values."""
-    return record.workload.configuration(record.plan.part)
+    return record.description.configuration
 
 
 def counted(values: Sequence[str]) -> str:

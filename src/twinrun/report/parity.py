@@ -14,9 +14,9 @@ from twinrun.report.page import page_environment
 from twinrun.report.tables import View, word_columns
 from twinrun.results.parity import METRIC, CurveParity
 from twinrun.results.record import Record
+from twinrun.workloads.curve_charts import parity_charts
 from twinrun.workloads.parity import Outcome
-from twinrun.workloads.parity_charts import parity_charts
-from twinrun.workloads.tables import Table, text
+from twinrun.workloads.tables_and_charts import Table, text
 
 HEADLINES: dict[Outcome, str] = {
     "inside": "One curve: no farther apart than control runs",

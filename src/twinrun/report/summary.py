@@ -13,7 +13,7 @@ from twinrun.manifests.published import PublishedClaims
 from twinrun.protocol.measurements import Fact, Measurement
 from twinrun.results.record import Record, hardware
 from twinrun.results.verdicts import Verdict
-from twinrun.workloads.tables import Column, Table, text
+from twinrun.workloads.tables_and_charts import Column, Table, text
 from twinrun.workloads.workload import PointRecord
 
 
@@ -121,7 +121,7 @@ def ranked(records: Sequence[Record], metrics: Mapping[str, Metric]) -> list[Rec
     """Return the records of each hardware and subject: most devices first, then most claims judged."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
-        key = (hardware(record), record.workload.subject(record.plan.part))
+        key = (hardware(record), record.description.subject)
         groups.setdefault(key, []).append(record)
     found = [_ranked(group, metrics) for group in groups.values()]
     return sorted(found, key=lambda one: (-_devices(one.best), -_judged(one.best), hardware(one.best)))

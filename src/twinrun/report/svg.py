@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import number
-from twinrun.workloads.charts import Kind
+from twinrun.workloads.tables_and_charts import Kind
 
 SERIES = 8
 # A logarithmic axis that is shorter than this many times its start has room for three labels a decade.

@@ -13,7 +13,7 @@ from rich.text import Text
 from twinrun.report.words import heading, measured_value, outcome, published_neutral, published_value
 from twinrun.results.record import Record
 from twinrun.results.verdicts import FAILURES, Outcome, Verdict
-from twinrun.workloads.tables import Cell, Column, Table, text
+from twinrun.workloads.tables_and_charts import Cell, Column, Table, text
 
 STYLES: dict[Outcome, str] = {"reproduced": "green", "holds-here": "green"}
 STYLES |= dict.fromkeys(FAILURES, "bold red")
@@ -46,7 +46,7 @@ class View:
 
 def record_tables(record: Record) -> Group:
     """Return the measured numbers of a record."""
-    return Group(*(View(table) for table in record.workload.point_tables(record.shown())))
+    return Group(*(View(table) for table in record.workload.show(record.shown()).tables))
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> View:

@@ -80,7 +80,7 @@ def _published_side(claim: RecordClaim, side: ClaimSide, records: Sequence[Recor
     for record in records:
         point = record.point(claim.point)
         if point and record.gpu and (record.gpu.id, record.plan.stack) == (side.gpu, side.stack):
-            name = record.workload.settings(record.plan.part, point)[claim.setting]
+            name = record.terms(point).settings[claim.setting]
             found.setdefault(name, []).append((record, point))
     if absent := [name for name in claim.values if name not in found]:
         raise NotAskedError(f"no record at {claim.point} of {side} for {claim.setting} {', '.join(absent)}")
@@ -141,7 +141,7 @@ def _restated_side(
         if record.gpu is None or record.plan.vendor != vendor or not record.points:
             continue
         point = max(record.points, key=lambda one: one.devices)
-        name = record.workload.settings(record.plan.part, point)[claim.setting]
+        name = record.terms(point).settings[claim.setting]
         if name not in claim.values:
             continue
         if name in found:

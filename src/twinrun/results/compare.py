@@ -12,8 +12,9 @@ from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement, Per
 from twinrun.results.factors import SettingChange, changed, conditions
 from twinrun.results.record import Record
-from twinrun.workloads.series import largest_difference
-from twinrun.workloads.workload import Grade, PointRecord
+from twinrun.workloads.parity import largest_difference
+from twinrun.workloads.settings import Grade
+from twinrun.workloads.workload import PointRecord, Premise
 
 # A sentence names no more reasons than this; the table has all.
 MAX_REASONS = 3
@@ -163,7 +164,7 @@ def _over(good: float, base: float) -> float:
 
 
 def _series(a: Record, b: Record, one: PointRecord, other: PointRecord) -> Iterable[SeriesDistance]:
-    obstacle = a.workload.incomparable(a.shown(), b.shown(), one, other)
+    obstacle = _obstacle(a.terms(one).premises, b.terms(other).premises)
     for mine in one.series:
         theirs = other.one_series(mine.metric)
         if theirs is None or not mine.values or not theirs.values:
@@ -184,6 +185,15 @@ def _series(a: Record, b: Record, one: PointRecord, other: PointRecord) -> Itera
             steps=len(mine.values),
             note=f"not comparable: {why}" if why else "same samples in the same order",
         )
+
+
+def _obstacle(ours: Sequence[Premise], theirs: Sequence[Premise]) -> str | None:
+    """Return why series that rest on these premises cannot be held against each other, or None."""
+    for one, other in zip(ours, theirs, strict=True):
+        changed = [name for name, value in one.values.items() if value != other.values.get(name)]
+        if changed:
+            return one.otherwise.format(changed=", ".join(changed))
+    return None
 
 
 def _headline(record: Record, pairs: Sequence[MeasurementPair]) -> str:

@@ -8,10 +8,11 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import percent
 from twinrun.manifests.claims import Claim
 from twinrun.manifests.metrics import Metric
+from twinrun.manifests.published import Accepted
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.measurements import Measurement, Per
 from twinrun.results.record import Record
-from twinrun.workloads.fingerprint import Difference
+from twinrun.workloads.settings import Difference
 from twinrun.workloads.workload import PointRecord
 
 # Fewer steps than this show no curve; the shortest committed record of an invariant has as many.
@@ -25,7 +26,7 @@ class JudgeContext(Frozen):
 
     metrics: dict[str, Metric]
     gpus: dict[str, Gpu]
-    fingerprint: Mapping[str, object]
+    fingerprint: Mapping[str, Accepted]
 
 
 def found_of(claim: Claim, point: PointRecord) -> Measurement | None:
@@ -99,7 +100,8 @@ def differences_of(
     record: Record, points: Sequence[PointRecord], terms: JudgeContext
 ) -> tuple[Difference, ...]:
     """Return where the run, or the points that a claim is about, are not the published configuration."""
-    of_points = [record.workload.point_differences(point, dict(terms.fingerprint)) for point in points]
+    described = record.description.points
+    of_points = [described[point.id].differences(terms.fingerprint) for point in points]
     if None in of_points:
         return record.plan.differences
     return next((found for found in of_points if found), ())

@@ -6,8 +6,8 @@ from fnmatch import fnmatchcase
 
 from twinrun.foundation.manifest import Frozen
 from twinrun.results.record import Record
-from twinrun.workloads.settings import factor
-from twinrun.workloads.workload import Factor, Grade, PointRecord
+from twinrun.workloads.settings import Factor, Grade, factor
+from twinrun.workloads.workload import PointRecord
 
 ABSENT = "absent"
 # In the order of likely effect on speed; those of the workload stand between.
@@ -81,7 +81,7 @@ def conditions(record: Record, point: PointRecord) -> dict[str, str]:
         "variable ": environment.variables,
     }
     found = {name: str(value) for name, value in common.items() if value is not None}
-    found |= record.workload.settings(plan.part, point)
+    found |= record.terms(point).settings
     return found | {prefix + name: value for prefix, group in groups.items() for name, value in group.items()}
 
 

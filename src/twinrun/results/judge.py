@@ -28,8 +28,7 @@ from twinrun.results.parity import held_within
 from twinrun.results.record import Record
 from twinrun.results.restate import restated
 from twinrun.results.verdicts import Finding, NotAskedError, Verdict, judge_claim, margin
-from twinrun.workloads.parity import Outcome
-from twinrun.workloads.series import largest_difference, same_order, values_of
+from twinrun.workloads.parity import Outcome, largest_difference, same_order, values_of
 from twinrun.workloads.workload import PointRecord
 
 # What a parity that could not be decided makes of its claim.
@@ -90,7 +89,7 @@ def _ratio(claim: Claim, record: Record, terms: JudgeContext) -> Finding:
 
 
 def _invariant(claim: Claim, record: Record, terms: JudgeContext) -> Finding:
-    points = record.workload.whole(record.points)
+    points = record.whole
     if len(points) < 2:
         raise NotAskedError(f"needs two world sizes; this run has {names_of(points) or 'none'}")
     if fact := terms.metrics[claim.metric].fact:
@@ -119,7 +118,7 @@ def _parity(claim: Claim, record: Record, terms: JudgeContext) -> Finding:
     if undecided := UNDECIDED.get(worst.outcome):
         raise NotAskedError(reason, outcome=undecided, measured=distance)
     held = worst.outcome == "inside"
-    curves = [_curve(claim, point) for point in record.workload.whole(record.points)]
+    curves = [_curve(claim, point) for point in record.whole]
     if held and (doubt := nothing_behind(claim, curves)):
         raise NotAskedError(doubt, measured=distance)
     return Finding(distance, held, reason)

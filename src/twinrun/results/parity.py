@@ -9,8 +9,7 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.claims import Claim
 from twinrun.results.record import Record, hardware
 from twinrun.results.verdicts import NotAskedError
-from twinrun.workloads.parity import WEIGHTS, Parity, differences, parity
-from twinrun.workloads.series import ORDER
+from twinrun.workloads.parity import ORDER, WEIGHTS, Parity, differences, parity
 from twinrun.workloads.workload import ControlledCurve, PointRecord
 
 METRIC = "loss"
@@ -28,7 +27,7 @@ class CurveParity(Frozen):
 
 def held_within(claim: Claim, record: Record) -> tuple[Parity, ...]:
     """Hold the curves of a claim against the first of them, worst first; raises NotAskedError."""
-    points = record.workload.whole(record.points)
+    points = record.whole
     if claim.between:
         points = tuple(point for name in claim.between if (point := record.point(name)))
     if len(points) < 2:
@@ -36,7 +35,7 @@ def held_within(claim: Claim, record: Record) -> tuple[Parity, ...]:
         raise NotAskedError(
             f"needs two whole curves, this run has {names}; `invoke compare --parity A B` holds two records"
         )
-    asked = (record.workload.traced(record.plan.part, point, claim.metric) for point in points)
+    asked = (record.terms(point).curves.get(claim.metric) for point in points)
     traced = [one for one in asked if one]
     if len(traced) < len(points):
         raise NotAskedError(f"a point has no {claim.metric}")
@@ -76,7 +75,7 @@ def _pairs(a: Record, b: Record, points: Sequence[str]) -> list[tuple[PointRecor
                 "expected two points", place="--points", found=points, allowed="one of A, one of B"
             )
         return [(_named(a, points[0]), _named(b, points[1]))]
-    whole_a, whole_b = (record.workload.whole(record.points) or record.points for record in (a, b))
+    whole_a, whole_b = (record.whole or record.points for record in (a, b))
     same = [(one, other) for one in whole_a for other in whole_b if one.id == other.id]
     if same or not (whole_a and whole_b):
         return same
@@ -92,7 +91,7 @@ def _named(record: Record, name: str) -> PointRecord:
 
 
 def _traced(record: Record, point: PointRecord, side: str) -> ControlledCurve:
-    found = record.workload.traced(record.plan.part, point, METRIC)
+    found = record.terms(point).curves.get(METRIC)
     if found is None:
         raise InputError(f"the record has no {METRIC} by step", place=record.run, found=point.id)
     return found.model_copy(update={"name": f"{side}: {point.id}, {hardware(record)}"})
@@ -120,7 +119,7 @@ def _repeated(
 ) -> tuple[tuple[ControlledCurve, ...], tuple[str, ...]]:
     """Return the curves of `record` with control runs that repeat `run`, and how others differ from it."""
     points = [point for point in record.points if point is not but]
-    every = (record.workload.traced(record.plan.part, point, METRIC) for point in points)
+    every = (record.terms(point).curves.get(METRIC) for point in points)
     found: list[ControlledCurve] = []
     others: list[str] = []
     for one in every:

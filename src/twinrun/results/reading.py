@@ -19,7 +19,7 @@ from twinrun.protocol.measurements import Measurement, Series
 from twinrun.results.judge import claims_digest, judge
 from twinrun.results.record import Record, content_digest
 from twinrun.results.verdicts import Verdict
-from twinrun.workloads.fingerprint import differences
+from twinrun.workloads.settings import differences
 from twinrun.workloads.workload import Point, PointRecord
 
 # The one form that is read.
@@ -153,7 +153,7 @@ def _check_derived(record: Record, place: str) -> None:
 def _demand_known(point: PointRecord, computed: set[str], record: Record, place: str) -> None:
     """Refuse numbers that are neither measured nor follow from what is, such as an MFU without a peak."""
     basis = {one.id for one in point.measurements} - computed
-    wrong = [name for name in basis if not record.workload.is_measured(name)]
+    wrong = [name for name in basis if not record.workload.measured.fullmatch(name)]
     demand_same(f"{point.id}: numbers that nothing gives", [], sorted(wrong), place)
 
 
@@ -248,7 +248,7 @@ def _check_planned(record: Record, planned: Point, point: PointRecord, where: st
     demand_same("nodes of the plan", planned.nodes, point.nodes, where)
     demand_same("devices of the plan", planned.world_size, point.devices, where)
     demand_same("what the plan says of the point", planned.part, point.part, where)
-    for fact, allowed in record.workload.expected(record.plan.part, point).items():
+    for fact, allowed in record.description.points[point.id].expected.items():
         if point.facts.get(fact) not in allowed:
             demand_same(fact, " or ".join(map(str, allowed)), point.facts.get(fact), where)
     if record.allocation:
@@ -278,7 +278,7 @@ def with_fingerprint(record: Record, published: PublishedClaims, place: str, *, 
         known: the publication is the one that the record was judged by.
     """
     plan, accepted = record.plan, published.fingerprint
-    found = record.workload.fingerprint(plan.part, plan.points, accepted)
+    found = record.description.marks(accepted)
     for field, value in plan.fingerprint.items():
         if field in found:
             demand_same(f"{field} of the fingerprint", found[field], value, place)

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Generic, Literal, Self
 
-from pydantic import model_validator
+from pydantic import ValidationInfo, field_validator
 
 from twinrun.execution.environment import Revision
 from twinrun.foundation.files import canonical_json, sha256_of_bytes, write_atomically
 from twinrun.foundation.manifest import Frozen
 from twinrun.machine.inventory import Machine
 from twinrun.manifests.vendor import Gpu
-from twinrun.planning.plan import Plan, typed_points
+from twinrun.planning.plan import Plan
 from twinrun.protocol.allocation import Allocation
 from twinrun.results.verdicts import Verdict
 from twinrun.workloads import load_workload
-from twinrun.workloads.workload import PointRecord, RecordView, Workload
+from twinrun.workloads.workload import (
+    ComparisonTerms,
+    PlanDescription,
+    PlanPart,
+    PointPart,
+    PointRecord,
+    RecordView,
+    Workload,
+    whole,
+)
 
 
 class Environment(Frozen):
@@ -42,7 +51,7 @@ class Conversion(Frozen):
     """Digest that the file had."""
 
 
-class Record(Frozen):
+class Record(Frozen, Generic[PlanPart, PointPart]):
     """record.json."""
 
     schema_version: Literal[2] = 2
@@ -52,7 +61,7 @@ class Record(Frozen):
     """UTC, ISO 8601."""
     evidence: Literal["measured", "as sent in"] = "measured"
     """As sent in: who ran it, and on what, is what the sender says."""
-    plan: Plan
+    plan: Plan[PlanPart, PointPart]
     plan_sha256: str
     claims_sha256: str
     """Digest of the claims that were judged."""
@@ -63,7 +72,7 @@ class Record(Frozen):
     """The nodes that ran; null in records from before ranks reported their hosts."""
     gpu: Gpu | None
     environment: Environment
-    points: tuple[PointRecord, ...]
+    points: tuple[PointRecord[PointPart], ...]
     verdicts: tuple[Verdict, ...]
     files: dict[str, str]
     """SHA-256 of the other files of the run."""
@@ -72,16 +81,32 @@ class Record(Frozen):
     sha256: str = ""
     """Digest over everything else in this file."""
 
-    @model_validator(mode="after")
-    def _typed_parts(self) -> Record:
-        """Read the parts of points as their workload's types, where they come from a file."""
-        object.__setattr__(self, "points", typed_points(self.points, self.workload))
-        return self
+    @field_validator("points")
+    @classmethod
+    def _typed_points(cls, points: tuple[PointRecord, ...], read: ValidationInfo) -> tuple[PointRecord, ...]:
+        """Read what a file says of the points as the type of their workload."""
+        plan = read.data.get("plan")
+        return load_workload(plan.workload).read_points(points) if plan else points
 
     @property
     def workload(self) -> Workload:
         """What ran."""
         return load_workload(self.plan.workload)
+
+    @property
+    def description(self) -> PlanDescription:
+        """What follows from the plan."""
+        return self.workload.describe(self.plan.part, self.plan.points)
+
+    @property
+    def whole(self) -> tuple[PointRecord, ...]:
+        """The points whose curve reaches to the end of the run, undisturbed ones first."""
+        points = self.description.points
+        return whole(self.points, lambda one: points[one.id].leg)
+
+    def terms(self, point: PointRecord) -> ComparisonTerms:
+        """Return what a point is compared by."""
+        return self.workload.terms(self.plan.part, point)
 
     def point(self, name: str) -> PointRecord | None:
         """Return the point called `name`, if the run has it."""
@@ -95,7 +120,7 @@ class Record(Frozen):
         """Return the record with its digest filled in."""
         return self.model_copy(update={"sha256": self.digest()})
 
-    def shown(self) -> RecordView:
+    def shown(self) -> RecordView[PlanPart, PointPart]:
         """Return what the workload shows of this record."""
         return RecordView(
             label=hardware(self),

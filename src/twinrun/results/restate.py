@@ -15,7 +15,7 @@ from twinrun.results.evidence import JudgeContext, differences_of, doubt_of, fou
 from twinrun.results.parity import held_within
 from twinrun.results.record import Record
 from twinrun.results.verdicts import FoundValue, NotAskedError, RestatementVerdict, judge_restatement
-from twinrun.workloads.fingerprint import Difference
+from twinrun.workloads.settings import Difference
 from twinrun.workloads.workload import PointRecord
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from twinrun.checkpoints import store_at
@@ -13,7 +13,7 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import validate
 from twinrun.planning.plan import Plan
 from twinrun.protocol.job import Checkpointing
-from twinrun.workloads.workload import LegPosition, Workload
+from twinrun.workloads.workload import LegSteps, Workload
 
 OPTION, FROM = "--checkpoint", "--from"
 
@@ -30,7 +30,8 @@ def checkpointing_of(
     Raises:
         InputError: it is no such key or value, or this workload, engine or leg cannot do it.
     """
-    found = [one for point in plan.points if (one := workload.continued(point))]
+    points = workload.describe(plan.part, plan.points).points
+    found = [one for point in plan.points if (one := points[point.id].leg)]
     _check_source(plan, found, source)
     if not texts and not found:
         return None
@@ -58,7 +59,7 @@ def checkpointing_of(
     return asked.model_copy(update={"source": source})
 
 
-def _check_source(plan: Plan, legs: Sequence[LegPosition], source: str | None) -> None:
+def _check_source(plan: Plan, legs: Sequence[LegSteps], source: str | None) -> None:
     """Refuse a later leg that has nothing to go on from, and a source that nothing goes on from."""
     first = legs[0] if legs else None
     known = {point.id for point in plan.points}
@@ -94,7 +95,7 @@ def checkpoints_of_point(
     asked: Checkpointing | None,
     *,
     point: str,
-    continued: LegPosition | None,
+    continued: LegSteps | None,
     known: Collection[str],
     folder: Path,
     inside: Callable[[Path], str],
@@ -121,7 +122,7 @@ def checkpoints_of_point(
 
 
 def _left_by_another(
-    source: str | None, continued: LegPosition | None, inside: Callable[[Path], str]
+    source: str | None, continued: LegSteps | None, inside: Callable[[Path], str]
 ) -> str | None:
     """Return the place of another run's checkpoints as the ranks see it; the first leg needs none."""
     if source is None or (continued and continued.previous is None):
@@ -130,7 +131,7 @@ def _left_by_another(
     return place if is_remote(place) else inside(Path(place))
 
 
-def inside_of(source: str, continued: LegPosition) -> str:
+def inside_of(source: str, continued: LegSteps) -> str:
     """Return the place of the leg before inside a run folder, a place of several points, or as it is."""
     base = source.rstrip("/")
     for place in (f"{base}/checkpoints/{continued.previous}", f"{base}/{continued.previous}"):
@@ -146,8 +147,9 @@ def check_legs(asked: Checkpointing | None, *, workload: Workload, plan: Plan, r
         InputError: the leg was run before, or what it should go on from is no checkpoint, of another run, or
             after another step.
     """
+    described = workload.describe(plan.part, plan.points)
     for point in plan.points:
-        leg = workload.continued(point)
+        leg = described.points[point.id].leg
         if asked is None or leg is None:
             continue
         if (
@@ -163,10 +165,10 @@ def check_legs(asked: Checkpointing | None, *, workload: Workload, plan: Plan, r
                 hint="choose another place, run the leg after it, or go on with --resume",
             )
         if leg.previous and leg.previous not in {one.id for one in plan.points} and asked.source:
-            _check_continuation(inside_of(asked.source, leg), leg, workload.identity(plan.part))
+            _check_continuation(inside_of(asked.source, leg), leg, described.identity)
 
 
-def _check_continuation(source: str, leg: LegPosition, identity: dict[str, str]) -> None:
+def _check_continuation(source: str, leg: LegSteps, identity: Mapping[str, str]) -> None:
     store = store_at(source)
     steps = store.steps()
     if leg.begin not in steps:

@@ -84,7 +84,7 @@ def acquire(
 
 
 def _request(loaded: LoadedRecipe, name: str) -> DataRequest:
-    known = load_workload(loaded.workload).data_sets(loaded.tables)
+    known = load_workload(loaded.workload).check(loaded, ())
     if name not in known:
         raise InputError(
             "no such data set",

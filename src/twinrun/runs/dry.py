@@ -67,7 +67,7 @@ def commands_of(project: Project, selection: Selection) -> dict[str, object]:
 
 def _data(selection: Selection, data: Path, renderer: Renderer) -> tuple[Path | None, str | None]:
     """Return the folder of the data, and the line that prepares it; None where ranks read none."""
-    request = selection.workload.data(selection.plan.part)
+    request = selection.description.data
     if request is None:
         return None, None
     source, sequence = request.source, request.sequence

@@ -18,8 +18,7 @@ from twinrun.workloads.workload import Point, Run
 def workspace_of(project: Project, selection: Selection, run: Path) -> Workspace:
     """Return the folders that a run uses; kernels of the image are not looked for in the checkout."""
     baked = selection.stack.stack.kernels if selection.engine.RUNS_IMAGES else ()
-    uses_kernels = selection.workload.uses_kernels(selection.plan.part)
-    wanted = selection.recipe.recipe.kernels if uses_kernels else ()
+    wanted = selection.recipe.recipe.kernels if selection.description.kernels else ()
     return Workspace(
         root=project.root,
         run=run,
@@ -78,7 +77,7 @@ def launch_of(
     checkpoints = checkpoints_of_point(
         shared.checkpointing,
         point=point.id,
-        continued=selection.workload.continued(point),
+        continued=selection.description.points[point.id].leg,
         known=[one.id for one in plan.points],
         # Not in the folder of the point, which each start makes anew.
         folder=run / "checkpoints",
@@ -89,6 +88,6 @@ def launch_of(
     return Launch(
         placement=point,
         script=workspace.root / plan.script if plan.script.endswith(".py") else plan.script,
-        job=selection.workload.job(plan.part, point, attempt=attempt, run=settings),
+        job=selection.workload.job(plan.part, point, attempt, settings),
         reaches_store=reaches_store(checkpoints),
     )

@@ -107,7 +107,7 @@ def _data(
     selection: Selection, installed: PythonEnvironment, engine: Engine, workspace: Workspace, display: Display
 ) -> Path | None:
     """Return the folder of the data that the ranks read, None where they read none."""
-    request = selection.workload.data(selection.plan.part)
+    request = selection.description.data
     if request is None:
         return None
     return prepared_data(

@@ -22,7 +22,8 @@ from twinrun.planning.project import Project
 from twinrun.protocol.job import Checkpointing
 from twinrun.runs.checkpointing import checkpointing_of
 from twinrun.workloads import load_workload
-from twinrun.workloads.workload import Choice, Hardware, Workload
+from twinrun.workloads.sweep import refuse
+from twinrun.workloads.workload import Choice, Hardware, PlanDescription, Workload
 
 LAUNCHER, SCHEDULER = "torchrun", "local"
 
@@ -66,6 +67,11 @@ class Selection:
     gpu: Gpu | None
     checkpointing: Checkpointing | None = None
     """No part of the plan: it leaves what is measured as it is."""
+
+    @property
+    def description(self) -> PlanDescription:
+        """What follows from the plan."""
+        return self.workload.describe(self.plan.part, self.plan.points)
 
     @property
     def site(self) -> LoadedSite | None:
@@ -121,7 +127,7 @@ def select(project: Project, request: Request) -> Selection:
     )
     starter, giver = _launcher(plan), load_scheduler(plan.scheduler, site=site)
     if not request.dry:
-        workload.refuse(plan.part, plan.points, scale=plan.scale, hardware=hardware, here=site is None)
+        refuse(workload, plan.part, plan.points, scale=plan.scale, hardware=hardware, here=site is None)
         _demand_nodes(giver, plan)
     chosen = vendor or Choice(name="vendor", value=name, because=_seen(machine))
     # The engine first: it changes when somebody builds an image.

@@ -11,7 +11,7 @@ from twinrun.foundation.errors import InputError, MachineError, RunError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.foundation.text import number, percent
-from twinrun.planning.plan import Plan, typed_points
+from twinrun.planning.plan import Plan
 from twinrun.protocol.allocation import Allocation
 from twinrun.protocol.job import Result
 from twinrun.runs.launches import launch_of
@@ -62,7 +62,7 @@ class SweepRun:
 
     def _measure(self, point: Point) -> PointOutcome:
         plan, workload = self.selection.plan, self.selection.workload
-        names = workload.attempts(plan.part, point)
+        names = self.selection.description.points[point.id].attempts
         for place, name in enumerate(names):
             launched = self._start(point, place, name)
             if launched:
@@ -98,7 +98,7 @@ class SweepRun:
         workload = self.selection.workload
         self.display.begin(
             point.id,
-            steps=workload.steps(self.selection.plan.part, point),
+            steps=self.selection.description.points[point.id].steps,
             status=f"starting {point.world_size} rank(s), {name}",
         )
         launch = launch_of(
@@ -117,7 +117,7 @@ def finished(run: Path, plan: Plan, *, workload: Workload) -> dict[str, PointOut
     files = {point.id: _file(run, point.id) for point in plan.points}
     found = {name: load_json(file, PointOutcome) for name, file in files.items() if file.is_file()}
     return {
-        name: one.model_copy(update={"point": typed_points((one.point,), workload)[0]})
+        name: one.model_copy(update={"point": workload.read_points((one.point,))[0]})
         for name, one in found.items()
         if one.plan_sha256 == plan.sha256()
     }

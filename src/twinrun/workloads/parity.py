@@ -1,4 +1,4 @@
-"""Whether two curves are one but for rounding: inside what control runs show that rounding does, or not."""
+"""Curves held against each other: how far apart they are, and whether control runs show that of rounding."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Literal
 from twinrun.foundation.files import canonical_json, sha256_of_bytes
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import plural
-from twinrun.workloads.series import ORDER, largest_difference
-from twinrun.workloads.workload import ControlledCurve
+from twinrun.workloads.workload import ControlledCurve, PointRecord
 
 # A curve is held over all of its steps, and over the first ones, where rounding has not grown yet.
 FIRST = 100
@@ -20,6 +19,8 @@ REACH = {5: 4.10, 6: 3.64, 7: 3.36, 8: 3.18, 9: 3.05, 10: 2.96}
 LEAST_CONTROLS = min(REACH)
 # An origin that may differ in its last bits from one kind of hardware to another.
 WEIGHTS = "initial weights"
+# A fact that two points share when they worked through the same samples in the same order.
+ORDER = "order hash"
 # A loss is a sum in fp32: closer than this to each other, two are the same.
 RESOLUTION = 6e-8
 # Two units in the last place of fp32, where a loss is at its coarsest: distances below are 0, 1 or 2 units,
@@ -73,6 +74,33 @@ class Parity(Frozen):
     def worst(self) -> Window | None:
         """The window that is nearest to its envelope, or farthest beyond it."""
         return max(self.windows, key=lambda one: one.share, default=None)
+
+
+def largest_difference(curves: Sequence[Sequence[float]]) -> tuple[float, int]:
+    """Return the largest relative distance between curves and its step, counted from 1.
+
+    The value is nan, at the first such step, where a value is not finite or a curve ends early.
+    """
+    worst, worst_step = 0.0, 1
+    for step in range(1, max(len(curve) for curve in curves) + 1):
+        values = [curve[step - 1] if step <= len(curve) else math.nan for curve in curves]
+        if not all(math.isfinite(value) for value in values):
+            return math.nan, step
+        distance = (max(values) - min(values)) / max(abs(min(values)), 1e-12)
+        if distance > worst:
+            worst, worst_step = distance, step
+    return worst, worst_step
+
+
+def same_order(points: Sequence[PointRecord]) -> bool:
+    """Say whether all points worked through the same samples in the same order, as far as they say."""
+    return len({point.facts.get(ORDER) for point in points}) <= 1
+
+
+def values_of(point: PointRecord, metric: str) -> tuple[float, ...]:
+    """Return the series of `metric` of a point, empty where it has none."""
+    found = point.one_series(metric)
+    return found.values if found else ()
 
 
 def envelope_of(distances: Sequence[float]) -> float:

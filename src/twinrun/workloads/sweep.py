@@ -1,12 +1,14 @@
-"""The sizes of a sweep on this machine."""
+"""The sizes of a sweep on this machine, and what this machine cannot run."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.manifests.recipe import Sweep
-from twinrun.workloads.workload import Placement
+from twinrun.protocol.storage import check_storage
+from twinrun.workloads.workload import Hardware, LegSteps, Placement, Point, Workload
 
 
 def sizes(sweep: Sweep, *, requested: Any, devices: int) -> tuple[int, ...]:
@@ -69,3 +71,49 @@ def _limited(wanted: tuple[int, ...], devices: int) -> tuple[int, ...]:
     if not kept:
         raise MachineError("this machine has fewer devices", found=devices, allowed=f"at least {min(wanted)}")
     return kept
+
+
+def refuse(
+    workload: Workload, part: Any, points: Sequence[Point], *, scale: str, hardware: Hardware, here: bool
+) -> None:
+    """Raise a TwinrunError where the hardware cannot run a scale; a plan is still printed.
+
+    Args:
+        part: what the workload says of the plan.
+        here: ranks run on this machine, whose disks can be looked at.
+    """
+    if workload.measures_gpus and scale != "smoke" and not hardware.devices:
+        raise MachineError(
+            "this scale measures a GPU",
+            found="no GPU in use",
+            allowed="--scale smoke",
+            hint="use --scale smoke, or print the plan with --dry",
+        )
+    described = workload.describe(part, points).points
+    for point in points:
+        if leg := described[point.id].leg:
+            _refuse_elsewhere(point, leg, hardware)
+    for point in points:
+        if here and (need := described[point.id].storage):
+            check_storage(need.folder, parameters=need.parameters, place=f"layouts.{point.id}.storage")
+
+
+def _refuse_elsewhere(point: Point, leg: LegSteps, hardware: Hardware) -> None:
+    """Raise MachineError for a leg whose hardware this machine does not have."""
+    hint = f"run it where its hardware is: --leg {leg.number} --from PLACE of the leg before"
+    if leg.vendor not in (hardware.vendor, hardware.processor):
+        raise MachineError(
+            "a leg for hardware of another vendor",
+            place=f"leg {leg.number}",
+            found=hardware.vendor,
+            allowed=leg.vendor,
+            hint=hint,
+        )
+    if not leg.processor and hardware.devices and point.devices_per_node > hardware.devices:
+        raise MachineError(
+            "a leg for more devices than this machine has",
+            place=f"leg {leg.number}",
+            found=hardware.devices,
+            allowed=f"{point.devices_per_node} or more",
+            hint=hint,
+        )

@@ -1,33 +1,31 @@
-"""What a workload is: all that is special to one kind of run, behind one interface."""
+"""What a workload is: all that is special to one kind of run, behind ten functions."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Generic
 
-from pydantic import Field, SerializeAsAny
+from pydantic import Field
+from typing_extensions import TypeVar
 
+from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen, validate
 from twinrun.manifests.published import Accepted
-from twinrun.manifests.recipe import LoadedRecipe
+from twinrun.manifests.recipe import LoadedRecipe, Tables
 from twinrun.manifests.vendor import Gpu
-from twinrun.protocol.job import Checkpointing, Job, Result
+from twinrun.protocol.job import Checkpointing, Job
 from twinrun.protocol.measurements import Fact, Measurement, Numbers
+from twinrun.protocol.models.shape import Positive
 from twinrun.protocol.training import DataSource
-from twinrun.workloads.charts import Chart
-from twinrun.workloads.fingerprint import Difference, Fingerprint
-from twinrun.workloads.tables import Table
+from twinrun.workloads.settings import Difference, Factor, Fingerprint, differences, nearest
+from twinrun.workloads.tables_and_charts import Chart, Table
 
-Grade = Literal["large", "some", "small", "none"]
-
-
-class Part(Frozen, extra="allow"):
-    """What a workload says of a plan or of a point; read as it is, then as the type of its workload."""
-
-    def typed(self, model: type[Part], *, place: str) -> Part:
-        """Return the part as its workload's type; raises InputError at `place`."""
-        return self if type(self) is not Part else validate(self.model_dump(mode="json"), model, place=place)
+# What a workload says of a plan and of a point: types of its own, `Any` for those that serve every workload.
+PlanPart = TypeVar("PlanPart", default=Any)
+PointPart = TypeVar("PointPart", default=Any)
+RankResult = TypeVar("RankResult", default=Any)
 
 
 class Placement(Frozen):
@@ -43,10 +41,10 @@ class Placement(Frozen):
         return self.nodes * self.devices_per_node
 
 
-class Point(Placement):
+class Point(Placement, Generic[PointPart]):
     """One placement of a plan, with what its workload says of it."""
 
-    part: SerializeAsAny[Part]
+    part: PointPart = Field(json_schema_extra={"type": "object"})
     seconds: float | None = None
     """Estimated before anything runs; None where nothing is known of the device."""
 
@@ -76,10 +74,10 @@ class Hardware(Frozen):
     """That of the processor, which every machine has beside."""
 
 
-class PlanRequest(Frozen):
+class PlanRequest(Frozen, Generic[Tables]):
     """What a workload plans from."""
 
-    recipe: LoadedRecipe
+    recipe: LoadedRecipe[Tables]
     scale: str
     overrides: dict[str, Any]
     """`--set` as parsed."""
@@ -88,11 +86,11 @@ class PlanRequest(Frozen):
     hardware: Hardware
 
 
-class WorkloadPlan(Frozen):
+class WorkloadPlan(Frozen, Generic[PlanPart, PointPart]):
     """What a workload answers: its part of a plan."""
 
-    part: SerializeAsAny[Part]
-    points: tuple[Point, ...]
+    part: PlanPart
+    points: tuple[Point[PointPart], ...]
     choices: tuple[Choice, ...]
 
 
@@ -113,27 +111,25 @@ class Progress(Frozen):
     status: str
 
 
-class Factor(Frozen):
-    """A setting or circumstance, and what a change of it is likely to do."""
+class LegSteps(Frozen):
+    """A stretch of one run that a point is, and the hardware that it runs on."""
 
-    pattern: str
-    """Shell pattern over names."""
-    speed: Grade
-    numerics: Grade
-    because: str
-
-
-class LegPosition(Frozen):
-    """Where a point that is a leg stands in its run."""
-
-    number: int
+    number: Positive
     """Counted from 1."""
-    previous: str | None
-    """The point from whose checkpoint it goes on; None for the first."""
-    begin: int
+    vendor: str
+    """Whose hardware it runs on."""
+    processor: bool
+    """Whether it leaves the GPUs of its machine alone."""
+    begin: Annotated[int, Field(ge=0)]
     """Steps that are done when it starts."""
-    end: int
+    end: Positive
     """Steps that are done when it ends."""
+    last: bool
+
+    @property
+    def previous(self) -> str | None:
+        """The point from whose checkpoint it goes on; None for the first."""
+        return f"leg={self.number - 1}" if self.number > 1 else None
 
 
 class Run(Frozen):
@@ -150,7 +146,7 @@ class Run(Frozen):
     watchdog_seconds: float | None = None
 
 
-class PointRecord(Numbers):
+class PointRecord(Numbers, Generic[PointPart]):
     """One measured point: what ran, where, and what came out."""
 
     id: str
@@ -158,8 +154,8 @@ class PointRecord(Numbers):
     devices: int
     """Over all nodes."""
     hosts: tuple[str, ...] = ()
-    """That the ranks reported; empty in records from before they did."""
-    part: SerializeAsAny[Part]
+    """Hosts reported by the ranks; empty in records made before they were collected."""
+    part: PointPart = Field(json_schema_extra={"type": "object"})
     attempts: tuple[str, ...] = ()
     """What was tried before, and did not fit into memory."""
 
@@ -178,39 +174,148 @@ class ControlledCurve(Frozen):
     """What two kinds of hardware may be apart at the first step, relative; of the arithmetic's type."""
 
 
-class RecordView(Frozen):
+class RecordView(Frozen, Generic[PlanPart, PointPart]):
     """What reports and comparisons need of a record to show one workload."""
 
     label: str
     """What tells the record from others, for example `2 x H200`."""
     run: str
-    part: SerializeAsAny[Part]
+    part: PlanPart
     gpu: Gpu | None
-    points: tuple[PointRecord, ...]
+    points: tuple[PointRecord[PointPart], ...]
     differences: tuple[Difference, ...] = ()
 
 
-class PictureContext(Frozen):
+class PictureContext(Frozen, Generic[Tables]):
     """What a picture of a recipe is drawn from."""
 
-    recipe: LoadedRecipe
+    recipe: LoadedRecipe[Tables]
     gpus: dict[str, Gpu] = Field(default_factory=dict)
 
 
-class Workload(ABC):
+class Demand(Frozen):
+    """A number that a claim asks of a recipe."""
+
+    place: str
+    """Key of the claim that asks for it."""
+    point: str | None
+    metric: str
+    measurement: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageNeed:
+    """A folder that takes the optimizer state of so many parameters."""
+
+    folder: str
+    parameters: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointDescription:
+    """What follows from the plan of one point."""
+
+    attempts: tuple[str, ...]
+    """What is tried in turn until one fits into memory, for example `microbatch 8`."""
+    steps: int
+    """Lines of metrics that the point writes, as far as known."""
+    leg: LegSteps | None = None
+    """The leg that the point is; None for a point that starts by itself and runs to the end."""
+    storage: StorageNeed | None = None
+    expected: Mapping[str, tuple[Fact, ...]] = field(default_factory=dict)
+    """Facts of a record that the plan decides, by name, each with the values that it allows."""
+    case: Mapping[str, Any] | None = None
+    """The point in the terms of the publication; None where the plan says so for all points."""
+
+    def differences(self, published: Mapping[str, Accepted]) -> tuple[Difference, ...] | None:
+        """Return where the point is not the published configuration; None where the plan says so for all."""
+        return None if self.case is None else differences(nearest([self.case], published), published)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanDescription:
+    """What follows from a plan; computed whenever a plan or a record is read."""
+
+    subject: str
+    """What is run, in a few words."""
+    configuration: tuple[tuple[str, dict[str, str]], ...]
+    """Titled groups of what was asked for."""
+    points: Mapping[str, PointDescription]
+    data: DataRequest | None = None
+    """The data that the ranks read, None where there is none."""
+    identity: Mapping[str, str] = field(default_factory=dict)
+    """What a checkpoint must have in common with a run that goes on from it, before any data."""
+    kernels: bool = True
+    """Whether the kernels that the recipe names are run; they are compiled only then."""
+    fingerprint: Fingerprint | None = None
+    """The run in the terms of the publication; None where each point is a case of its own."""
+
+    def marks(self, published: Mapping[str, Accepted]) -> Fingerprint:
+        """Return the run in the terms of the publication; of cases, the one that is nearest to it."""
+        if self.fingerprint is not None:
+            return self.fingerprint
+        return nearest([point.case or {} for point in self.points.values()], published)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Premise:
+    """What the series of two points must have in common to be held against each other."""
+
+    values: Mapping[str, object]
+    otherwise: str
+    """Why they cannot be, with `{changed}` for the names of the values that differ."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonTerms:
+    """What a measured point is compared by."""
+
+    settings: Mapping[str, str]
+    """What may change its numbers, by name."""
+    premises: tuple[Premise, ...] = ()
+    curves: Mapping[str, ControlledCurve] = field(default_factory=dict)
+    """Curves by metric, each with all that decides it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordTables:
+    """What a record shows."""
+
+    tables: tuple[Table, ...]
+    """The measured numbers."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Further files of the run's folder by name, for other programs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overview:
+    """What one record, or all of a recipe, show beside what was published."""
+
+    charts: tuple[Chart, ...] = ()
+    tables: tuple[Table, ...] = ()
+    """Published and measured hardware side by side; those after the first table are folded."""
+
+
+AnyPoint = TypeVar("AnyPoint", Point, PointRecord)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload(Generic[Tables, PlanPart, PointPart, RankResult]):
     """One folder of `workloads/` offers one instance of this as `WORKLOAD`."""
 
     table: str
     """The table of recipe.toml that means this workload."""
-    tables: type[Frozen]
+    tables: type[Tables]
     """All that it reads of recipe.toml."""
-    plan_part: type[Part]
-    point_part: type[Part]
-    result: type[Result]
+    plan_part: type[PlanPart]
+    point_part: type[PointPart]
+    result: type[RankResult]
     headline: tuple[str, ...]
     """Metrics that stand for a record, the first that a point has."""
     factors: tuple[Factor, ...]
     """What its settings do, in the order of likely effect on speed."""
+    measured: re.Pattern[str]
+    """Names of measurements that come from the ranks; all others come from `derived`."""
     smaller: str
     """What to do where nothing fits into memory."""
     module: str | None = None
@@ -219,132 +324,66 @@ class Workload(ABC):
     """Whether its ranks can save a point half way, and go on from there."""
     timed: bool
     """Whether its numbers are worth nothing where ranks share a processor."""
+    measures_gpus: bool = False
+    """Whether a scale above smoke is refused where there is no GPU."""
 
-    @abstractmethod
-    def check(self, recipe: LoadedRecipe) -> None:
-        """Hold the names inside recipe.toml against each other; raises InputError."""
+    check: Callable[[LoadedRecipe[Tables], Sequence[Demand]], Mapping[str, DataRequest]]
+    """Return the data sets of a recipe that says nothing against itself or its claims; raises InputError."""
+    plan: Callable[[PlanRequest[Tables]], WorkloadPlan[PlanPart, PointPart]]
+    """Turn a request into points; pure. Raises InputError, MachineError."""
+    describe: Callable[[PlanPart, Sequence[Point[PointPart]]], PlanDescription]
+    """Return what follows from a plan."""
+    job: Callable[[PlanPart, Point[PointPart], int, Run], Job]
+    """Return the job of one attempt at a point, counted from 0."""
+    progress: Callable[[bytes], Progress]
+    """Read one line of metrics."""
+    numbers: Callable[[PlanPart, Point[PointPart], RankResult], Numbers]
+    """Return what the ranks measured, and nothing computed from it."""
+    derived: Callable[[PlanPart, PointRecord[PointPart], Gpu | None], tuple[Measurement, ...]]
+    """Return what follows from the measured numbers; recomputed whenever a record is read."""
+    terms: Callable[[PlanPart, PointRecord[PointPart]], ComparisonTerms]
+    """Return what a measured point is compared by."""
+    show: Callable[[RecordView[PlanPart, PointPart]], RecordTables]
+    """Return the measured numbers as tables."""
+    overview: Callable[[Sequence[RecordView[PlanPart, PointPart]], PictureContext[Tables]], Overview]
+    """Return the pictures of one record, or of all of a recipe."""
 
-    @abstractmethod
-    def missing(
-        self, tables: Frozen, *, point: str | None, metric: str, measurement: str | None
-    ) -> str | None:
-        """Return why no scale can give this point or measurement, or None."""
+    def read_plan(self, part: Any) -> PlanPart:
+        """Return what a file says of a plan as this workload's type; raises InputError."""
+        found: PlanPart = _read(part, self.plan_part, place="plan.part")
+        return found
 
-    @abstractmethod
-    def plan(self, request: PlanRequest) -> WorkloadPlan:
-        """Turn a request into points; pure. Raises InputError, MachineError."""
+    def read_points(self, points: tuple[AnyPoint, ...]) -> tuple[AnyPoint, ...]:
+        """Return points whose parts are this workload's type, also those from a file; raises InputError."""
+        parts = [_read(one.part, self.point_part, place=f"points.{one.id}.part") for one in points]
+        return tuple(
+            point if part is point.part else point.model_copy(update={"part": part})
+            for point, part in zip(points, parts, strict=True)
+        )
 
-    @abstractmethod
-    def fingerprint(
-        self, part: Part, points: Sequence[Point], published: Mapping[str, Accepted]
-    ) -> Fingerprint:
-        """Return a plan in the terms of the publication; computed again whenever a record is read."""
 
-    def refuse(
-        self, part: Part, points: Sequence[Point], *, scale: str, hardware: Hardware, here: bool
-    ) -> None:
-        """Raise a TwinrunError where the hardware cannot run a scale; a plan is still printed.
+def _read(part: Any, model: Any, *, place: str) -> Any:
+    return part if isinstance(part, model) else validate(part, model, place=place)
 
-        Args:
-            here: ranks run on this machine, whose disks can be looked at.
-        """
 
-    def continued(self, point: Point) -> LegPosition | None:
-        """Return from which point's checkpoint a point goes on, None for one that starts by itself."""
-        return None
+def refuse_demands(demands: Sequence[Demand], missing: Callable[[Demand], str | None]) -> None:
+    """Raise InputError for the first number that no scale of a recipe can give, with what `missing` says."""
+    for one in demands:
+        if why := missing(one):
+            raise InputError(
+                f"no scale of the recipe can give this: {why}",
+                place=one.place,
+                found=one.point if "no scale has" in why else one.measurement or one.metric,
+            )
 
-    def identity(self, part: Part) -> dict[str, str]:
-        """Return what a checkpoint must have in common with a run that goes on from it, before any data."""
-        return {}
 
-    def data(self, part: Part) -> DataRequest | None:
-        """Return the data that the ranks read, None where there is none."""
-        return None
+def whole(
+    points: Sequence[PointRecord[PointPart]], leg: Callable[[PointRecord[PointPart]], LegSteps | None]
+) -> tuple[PointRecord[PointPart], ...]:
+    """Return the points whose curve reaches to the end of the run, undisturbed ones first.
 
-    def data_sets(self, tables: Frozen) -> dict[str, DataRequest]:
-        """Return the data sets that recipe.toml names."""
-        return {}
-
-    @abstractmethod
-    def attempts(self, part: Part, point: Point) -> tuple[str, ...]:
-        """Name what is tried in turn until one fits into memory, for example `microbatch 8`."""
-
-    @abstractmethod
-    def job(self, part: Part, point: Point, *, attempt: int, run: Run) -> Job:
-        """Return the job of one attempt."""
-
-    @abstractmethod
-    def steps(self, part: Part, point: Point) -> int:
-        """Return how many lines of metrics a point writes, as far as known."""
-
-    @abstractmethod
-    def progress(self, line: bytes) -> Progress:
-        """Read one line of metrics."""
-
-    @abstractmethod
-    def numbers(self, part: Part, point: Point, result: Result) -> Numbers:
-        """Return what the ranks measured, and nothing computed from it."""
-
-    @abstractmethod
-    def derived(self, part: Part, point: PointRecord, gpu: Gpu | None) -> tuple[Measurement, ...]:
-        """Return what follows from the measured numbers; recomputed whenever a record is read."""
-
-    def uses_kernels(self, part: Part) -> bool:
-        """Say whether this plan runs the kernels that the recipe names; they are compiled only then."""
-        return True
-
-    def expected(self, part: Part, point: PointRecord) -> dict[str, tuple[Fact, ...]]:
-        """Return by name the facts of a point that its plan decides, each with the values that it allows."""
-        return {}
-
-    @abstractmethod
-    def is_measured(self, measurement: str) -> bool:
-        """Say whether a measurement of this name comes from the ranks, and not from `derived`."""
-
-    @abstractmethod
-    def settings(self, part: Part, point: PointRecord) -> dict[str, str]:
-        """Return by name what may change the numbers of a point."""
-
-    @abstractmethod
-    def configuration(self, part: Part) -> tuple[tuple[str, dict[str, str]], ...]:
-        """Return titled groups of what was asked for."""
-
-    @abstractmethod
-    def subject(self, part: Part) -> str:
-        """Return what was run, in a few words."""
-
-    @abstractmethod
-    def incomparable(
-        self, a: RecordView, b: RecordView, point_a: PointRecord, point_b: PointRecord
-    ) -> str | None:
-        """Return why series of two points cannot be held against each other, or None."""
-
-    def whole(self, points: Sequence[PointRecord]) -> tuple[PointRecord, ...]:
-        """Return the points whose curves are of a whole run, the undisturbed first."""
-        return tuple(points)
-
-    def traced(self, part: Part, point: PointRecord, metric: str) -> ControlledCurve | None:
-        """Return the curve of a point with all that decides it; None where it has none."""
-        return None
-
-    def point_differences(
-        self, point: PointRecord, published: dict[str, Any]
-    ) -> tuple[Difference, ...] | None:
-        """Return where one point is not the published configuration; None where the plan says so for all."""
-        return None
-
-    @abstractmethod
-    def point_tables(self, record: RecordView) -> tuple[Table, ...]:
-        """Return the measured numbers as tables."""
-
-    def hardware_tables(self, records: Sequence[RecordView], drawn: PictureContext) -> tuple[Table, ...]:
-        """Return published and measured hardware side by side; those after the first table are folded."""
-        return ()
-
-    def files(self, record: RecordView) -> dict[str, str]:
-        """Return further files of the run's folder by name, for other programs."""
-        return {}
-
-    @abstractmethod
-    def charts(self, records: Sequence[RecordView], drawn: PictureContext) -> tuple[Chart, ...]:
-        """Return the pictures of one record, or of all of a recipe."""
+    Args:
+        leg: returns the leg that a point is.
+    """
+    undisturbed = [point for point in points if leg(point) is None]
+    return (*undisturbed, *(point for point in points if (found := leg(point)) and found.last))

@@ -10,7 +10,6 @@ from twinrun.foundation.errors import InputError, closest
 from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.recipe import SCALES, LoadedRecipe, Scale, Sweep
 from twinrun.protocol.bench import Label, Settings, Timing, possible_names
-from twinrun.workloads.workload import Part
 
 
 class BenchScale(Scale):
@@ -75,14 +74,14 @@ class BenchTables(Frozen):
         return found
 
 
-class BenchPlan(Part, extra="forbid"):
+class BenchPlan(Frozen):
     """What decides a benchmark."""
 
     bench: Timing
     labels: tuple[Label, ...] = ()
 
 
-class BenchPoint(Part, extra="forbid"):
+class BenchPoint(Frozen):
     """One case at one placement."""
 
     case: str
@@ -90,15 +89,9 @@ class BenchPoint(Part, extra="forbid"):
     """What its script is told."""
 
 
-def tables_of(recipe: LoadedRecipe) -> BenchTables:
-    """Return the tables of a benchmark's recipe."""
-    assert isinstance(recipe.tables, BenchTables)
-    return recipe.tables
-
-
-def check_names(recipe: LoadedRecipe) -> None:
+def check_names(recipe: LoadedRecipe[BenchTables]) -> None:
     """Hold the names inside recipe.toml against each other; raises InputError."""
-    tables, place = tables_of(recipe), recipe.manifest
+    tables, place = recipe.tables, recipe.manifest
     numbers = {name: one for name, one in tables.bench.options.items() if type(one) in (int, float)}
     for option in tables.at_least:
         _demand(option, numbers, f"{place}:at_least")

@@ -7,17 +7,37 @@ A call's measurements are named after it: `NAME` is our time, `NAME@BASELINE` th
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 
-from twinrun.protocol.bench import COPY, BenchResult, Call, Implementation, PeakRate, largest_error
+from twinrun.manifests.vendor import Gpu
+from twinrun.protocol.bench import COPY, BenchResult, Call, CallLine, Implementation, PeakRate, largest_error
 from twinrun.protocol.formulas import BUS_BANDWIDTH
 from twinrun.protocol.measurements import Fact, Measurement, Numbers, rate, sampled, scaled
-from twinrun.workloads.workload import PointRecord
+from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint
+from twinrun.workloads.settings import factor, flat
+from twinrun.workloads.workload import ComparisonTerms, Point, PointRecord, Premise, Progress
 
 GIB, MIB = 1 << 30, 1 << 20
+# What the ranks measure: times, and after a slash the rest; all else follows from it.
+MEASURED = re.compile(r"[^/]+(/(error|kept-memory|link-traffic)?(@.*)?)?")
+FACTORS = (
+    factor("kernels", "large", "some", "other code, or another code object"),
+    factor("settings.*", "large", "some", "another shape, or other inputs"),
+    factor("bench.*", "some", "small", "what is timed, and how often"),
+    factor("peak rate *", "some", "none", "clocks, power limits, another memory"),
+)
 
 
-def measured(result: BenchResult) -> Numbers:
+def progress(line: bytes) -> Progress:
+    """Read the line that a finished call writes."""
+    call = CallLine.model_validate_json(line).call
+    times = [(one.name, sorted(one.milliseconds)) for one in (call.ours, *call.baselines)]
+    shown = [f"{name} {ms[len(ms) // 2]:.4g} ms" if ms else f"{name} checked" for name, ms in times]
+    return Progress(done=0, status=f"{call.name}: {', '.join(shown)}")
+
+
+def measured(_part: BenchPlan, _point: Point[BenchPoint], result: BenchResult) -> Numbers:
     """Return times, errors and memory of every call, and the peak rates of the device."""
     facts: dict[str, Fact] = {"seed": result.seed, "device name": result.device_name}
     found = [
@@ -97,7 +117,7 @@ def _facts(call: Call) -> dict[str, Fact]:
     return facts | {f"{call.name} without {name}": why for name, why in call.absent.items()}
 
 
-def derived(point: PointRecord) -> tuple[Measurement, ...]:
+def derived(_part: BenchPlan, point: PointRecord[BenchPoint], _gpu: Gpu | None) -> tuple[Measurement, ...]:
     """Return speedups, bandwidths and shares of what the device was measured to do."""
     times = [one for one in point.measurements if one.metric == "time"]
     ours = [one for one in times if one.id == one.labels["call"]]
@@ -195,3 +215,27 @@ def roofline_bound(amounts: dict[str, float], peaks: dict[str, float]) -> tuple[
         return None
     slowest = max(times, key=lambda name: times[name])
     return times[slowest], slowest
+
+
+def terms(part: BenchPlan, point: PointRecord[BenchPoint]) -> ComparisonTerms:
+    """Return what a case is compared by: what ran, its settings, and what its device can do."""
+    kernels = {
+        f"{name.removeprefix('version of ')} {value}"
+        for name, value in point.facts.items()
+        if name.startswith("version of ")
+    }
+    case = point.part.settings
+    texts = {
+        name: ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        for name, value in case.items()
+    }
+    settings = {
+        "kernels": ", ".join(sorted(kernels)),
+        **{f"settings.{name}": value for name, value in texts.items()},
+        **{f"bench.{name}": value for name, value in flat(part.bench).items()},
+        # Three digits: the last ones of a measurement differ in every run.
+        **{f"peak rate {name}": f"{value:.3g}/s" for name, value in peaks_of(point).items()},
+    }
+    return ComparisonTerms(
+        settings=settings, premises=(Premise(values=case, otherwise="other settings of the case"),)
+    )

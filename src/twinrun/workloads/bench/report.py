@@ -10,11 +10,24 @@ from twinrun.manifests.claims import Claim
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.bench import COPY, Label
 from twinrun.protocol.measurements import Measurement
-from twinrun.workloads.bench.manifest import BenchPoint, Figure, tables_of
+from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint, BenchTables, Figure
 from twinrun.workloads.bench.numbers import bus_bandwidth, peaks_of, work_of
-from twinrun.workloads.charts import Bar, BarChart, Chart, Curve, LineChart, RooflineChart, RooflineSpot, Spot
-from twinrun.workloads.tables import Cell, Column, Table, measured, text
-from twinrun.workloads.workload import PictureContext, PointRecord, RecordView
+from twinrun.workloads.tables_and_charts import (
+    Bar,
+    BarChart,
+    Cell,
+    Chart,
+    Column,
+    Curve,
+    LineChart,
+    RooflineChart,
+    RooflineSpot,
+    Spot,
+    Table,
+    measured,
+    text,
+)
+from twinrun.workloads.workload import Overview, PictureContext, PointRecord, RecordTables, RecordView
 
 TERA = 1e12
 # A call whose least time is shorter measures the launch, not the kernel.
@@ -27,7 +40,27 @@ def calls_of(point: PointRecord) -> list[str]:
     return list(dict.fromkeys(one.labels["call"] for one in point.measurements if "call" in one.labels))
 
 
-def point_table(point: PointRecord) -> Table:
+def show(record: RecordView[BenchPlan, BenchPoint]) -> RecordTables:
+    """Return a table of each case."""
+    return RecordTables(tables=tuple(_point_table(point) for point in record.points))
+
+
+def overview(records: Sequence[RecordView], drawn: PictureContext[BenchTables]) -> Overview:
+    """Return the figures that the recipe declares, of all `records`."""
+    found: list[Chart] = []
+    for figure in drawn.recipe.tables.figure:
+        if figure.kind == "bars":
+            found += _bars(figure, records, drawn)
+        elif figure.kind == "lines":
+            found += _lines(figure, records, drawn.recipe.tables.label)
+        else:
+            found += [
+                one for place, record in enumerate(records) if (one := _roofline(figure, record, place))
+            ]
+    return Overview(charts=tuple(found))
+
+
+def _point_table(point: PointRecord) -> Table:
     """Return a row for each call of a case."""
     return Table(
         title=f"{point.id}: medians of {point.devices} device{'' if point.devices == 1 else 's'}",
@@ -84,21 +117,6 @@ def _notes(point: PointRecord) -> tuple[str, ...]:
     return (", ".join(versions), *absent, *peaks)
 
 
-def charts(records: Sequence[RecordView], drawn: PictureContext) -> tuple[Chart, ...]:
-    """Return the figures that the recipe declares, of all `records`."""
-    found: list[Chart] = []
-    for figure in tables_of(drawn.recipe).figure:
-        if figure.kind == "bars":
-            found += _bars(figure, records, drawn)
-        elif figure.kind == "lines":
-            found += _lines(figure, records, tables_of(drawn.recipe).label)
-        else:
-            found += [
-                one for place, record in enumerate(records) if (one := _roofline(figure, record, place))
-            ]
-    return tuple(found)
-
-
 def _chosen(point: PointRecord, figure: Figure) -> list[Measurement]:
     """Return the measurements of a point that a figure draws."""
     return [
@@ -113,7 +131,9 @@ def _groups(figure: Figure, found: Sequence[Measurement]) -> list[tuple[str, ...
     return list(dict.fromkeys(tuple(one.labels.get(name, "") for name in figure.each) for one in found))
 
 
-def _bars(figure: Figure, records: Sequence[RecordView], drawn: PictureContext) -> Iterator[BarChart]:
+def _bars(
+    figure: Figure, records: Sequence[RecordView], drawn: PictureContext[BenchTables]
+) -> Iterator[BarChart]:
     claims = [one for one in drawn.recipe.published.claim if one.metric == figure.metric and one.point]
     cases = figure.cases or tuple(dict.fromkeys(one.point for one in claims if one.point))
     for case in cases:
@@ -261,8 +281,7 @@ def _series_label(
     return "".join(f", {part}" for part in (*values, one.labels["implementation"], devices) if part)
 
 
-def _over(figure: Figure, point: PointRecord, one: Measurement) -> Spot:
-    assert isinstance(point.part, BenchPoint)
+def _over(figure: Figure, point: PointRecord[BenchPoint], one: Measurement) -> Spot:
     value = point.part.settings.get(str(figure.over))
     x = float(value) if isinstance(value, int) else 0.0
     return Spot(x=x, value=one.median, low=one.low, high=one.high)

@@ -7,9 +7,8 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from twinrun.foundation.manifest import Frozen
-from twinrun.manifests.recipe import LoadedRecipe, Scale, Sweep
+from twinrun.manifests.recipe import Scale, Sweep
 from twinrun.protocol.checks import CheckSpec
-from twinrun.workloads.workload import Part
 
 
 class ChecksScale(Scale):
@@ -61,17 +60,11 @@ class ChecksTables(Frozen):
         return found
 
 
-class ChecksPlan(Part, extra="forbid"):
+class ChecksPlan(Frozen):
     """What decides a run of checks."""
 
     checks: tuple[CheckSpec, ...]
 
 
-class ChecksPoint(Part, extra="forbid"):
+class ChecksPoint(Frozen):
     """Nothing beside the placement."""
-
-
-def tables_of(recipe: LoadedRecipe) -> ChecksTables:
-    """Return the tables of a recipe of checks."""
-    assert isinstance(recipe.tables, ChecksTables)
-    return recipe.tables

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from xml.etree import ElementTree
 
 from twinrun.protocol.measurements import Check
-from twinrun.workloads.tables import ABSENT, Cell, Column, Table, text
-from twinrun.workloads.workload import PointRecord, RecordView
+from twinrun.workloads.checks.manifest import ChecksPlan, ChecksPoint
+from twinrun.workloads.tables_and_charts import ABSENT, Cell, Column, Table, text
+from twinrun.workloads.workload import PointRecord, RecordTables, RecordView
 
 SIGNS = {"pass": "✓ pass", "fail": "✗ fail", "unknown": "? unknown"}
 # Of several outcomes of one check on one node the first counts.
@@ -16,9 +17,10 @@ SEVERITY = ("fail", "unknown", "pass")
 WHOLE = "allocation"
 
 
-def tables_of_point(point: PointRecord) -> tuple[Table, ...]:
-    """Return what each check found, and the grid of nodes and checks."""
-    return (_outcomes(point), _grid(point))
+def show(record: RecordView[ChecksPlan, ChecksPoint]) -> RecordTables:
+    """Return what each check found, and the grid of nodes and checks, of every point."""
+    tables = tuple(table for point in record.points for table in (_outcomes(point), _grid(point)))
+    return RecordTables(tables=tables, files=files(record))
 
 
 def files(record: RecordView) -> dict[str, str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from twinrun.foundation.text import number
-from twinrun.protocol.layout import FEATURES, Layout, refused_pair
+from twinrun.protocol.layout import FEATURES, refused_pair
 from twinrun.protocol.measurements import Measurement
-from twinrun.workloads.series import largest_difference, values_of
-from twinrun.workloads.tables import ABSENT, Cell, Column, Table, measured, text
-from twinrun.workloads.training.manifest import TrainingPoint
+from twinrun.workloads.parity import largest_difference, values_of
+from twinrun.workloads.tables_and_charts import ABSENT, Cell, Column, Table, measured, text
+from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint
 from twinrun.workloads.workload import PointRecord, RecordView
 
 COLUMNS = (
@@ -25,19 +25,21 @@ COLUMNS = (
 )
 
 
-def tables(record: RecordView) -> tuple[Table, ...]:
+def layout_tables(record: RecordView[TrainingPlan, TrainingPoint]) -> tuple[Table, ...]:
     """Return a table of layouts and one of pairs of features; none for a sweep over sizes."""
-    if not any(_layout(point) for point in record.points):
+    if not any(point.part.layout for point in record.points):
         return ()
     return _of_layouts(record.points), _of_pairs(record.points)
 
 
-def baseline_of(point: PointRecord, points: Sequence[PointRecord]) -> PointRecord | None:
+def baseline_of(
+    point: PointRecord[TrainingPoint], points: Sequence[PointRecord[TrainingPoint]]
+) -> PointRecord[TrainingPoint] | None:
     """Return the first point in PyTorch's own data parallelism that trains the same model."""
-    return next((one for one in points if _is_plain(one) and _part(one).shape == _part(point).shape), None)
+    return next((one for one in points if _is_plain(one) and one.part.shape == point.part.shape), None)
 
 
-def _of_layouts(points: Sequence[PointRecord]) -> Table:
+def _of_layouts(points: Sequence[PointRecord[TrainingPoint]]) -> Table:
     return Table(
         title="Layouts beside PyTorch's own data parallelism of the same model",
         columns=COLUMNS,
@@ -50,7 +52,7 @@ def _of_layouts(points: Sequence[PointRecord]) -> Table:
     )
 
 
-def _row(point: PointRecord, plain: PointRecord | None) -> tuple[Cell, ...]:
+def _row(point: PointRecord[TrainingPoint], plain: PointRecord[TrainingPoint] | None) -> tuple[Cell, ...]:
     return (
         text(point.id, str(point.facts["parallelism"])),
         text(str(point.devices)),
@@ -64,7 +66,7 @@ def _row(point: PointRecord, plain: PointRecord | None) -> tuple[Cell, ...]:
     )
 
 
-def _of_pairs(points: Sequence[PointRecord]) -> Table:
+def _of_pairs(points: Sequence[PointRecord[TrainingPoint]]) -> Table:
     rows = tuple((text(one), *(_pair(one, other, points) for other in FEATURES)) for one in FEATURES)
     return Table(
         title="What was used together: the layouts that have both, or why DeepSpeed refuses it",
@@ -74,17 +76,19 @@ def _of_pairs(points: Sequence[PointRecord]) -> Table:
     )
 
 
-def _pair(one: str, other: str, points: Sequence[PointRecord]) -> Cell:
+def _pair(one: str, other: str, points: Sequence[PointRecord[TrainingPoint]]) -> Cell:
     if one != other and one.startswith("ZeRO") and other.startswith("ZeRO"):
         return text(ABSENT)
-    have = [point.id for point in points if (found := _layout(point)) and {one, other} <= set(found.features)]
+    have = [
+        point.id for point in points if (found := point.part.layout) and {one, other} <= set(found.features)
+    ]
     if have:
         return text("trained", ", ".join(have))
     reason = refused_pair(one, other)
     return text("refused", reason) if reason else text("not tried")
 
 
-def _apart(point: PointRecord, plain: PointRecord | None) -> str:
+def _apart(point: PointRecord[TrainingPoint], plain: PointRecord[TrainingPoint] | None) -> str:
     """Return how far the losses of a point are from its baseline's."""
     if plain is None or plain is point:
         return ABSENT
@@ -92,7 +96,7 @@ def _apart(point: PointRecord, plain: PointRecord | None) -> str:
     return f"{found:.1e}"
 
 
-def _ratio(point: PointRecord, plain: PointRecord | None, name: str) -> str:
+def _ratio(point: PointRecord[TrainingPoint], plain: PointRecord[TrainingPoint] | None, name: str) -> str:
     over, under = (one.measurement(name) if one else None for one in (point, plain))
     return number(over.median / under.median) if over and under and under.median else ABSENT
 
@@ -101,15 +105,5 @@ def _plain(found: Measurement | None) -> str:
     return f"{found.median:.3f}" if found else ABSENT
 
 
-def _is_plain(point: PointRecord) -> bool:
-    layout = _layout(point)
-    return layout is not None and layout.plain
-
-
-def _layout(point: PointRecord) -> Layout | None:
-    return _part(point).layout
-
-
-def _part(point: PointRecord) -> TrainingPoint:
-    assert isinstance(point.part, TrainingPoint)
-    return point.part
+def _is_plain(point: PointRecord[TrainingPoint]) -> bool:
+    return point.part.layout is not None and point.part.layout.plain

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from twinrun.foundation.errors import InputError, MachineError, closest
 from twinrun.protocol.deepspeed import check_settings
 from twinrun.protocol.layout import PROCESSOR_RANKS, Layout, refusals
 from twinrun.protocol.models import AnyShape
-from twinrun.protocol.storage import check_storage
 from twinrun.protocol.training import Training
-from twinrun.workloads.training.duration import estimated_seconds
+from twinrun.workloads.training.estimates import Budget, estimated_seconds
 from twinrun.workloads.training.manifest import TrainingPoint, TrainingScale, TrainingTables
-from twinrun.workloads.training.memory import Budget
 from twinrun.workloads.workload import Hardware, Point
 
 REDUCED = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -46,7 +44,7 @@ def points(
     wanted: tuple[str, ...],
     requested: Any,
     manifest: str,
-) -> tuple[Point, ...]:
+) -> tuple[Point[TrainingPoint], ...]:
     """Return a point for each layout that these devices can have.
 
     Args:
@@ -116,16 +114,6 @@ def trained(training: Training, layout: Layout | None) -> Training:
     if layout.variant is not None:
         own["model"] = f"{training.model}-{layout.variant}"
     return training.model_copy(update={name: value for name, value in own.items() if value is not None})
-
-
-def refuse_storage(points: Sequence[Point]) -> None:
-    """Refuse layouts whose disk this machine does not have, or not enough of; raises a TwinrunError."""
-    for point in points:
-        part = point.part
-        assert isinstance(part, TrainingPoint)
-        if part.layout and part.layout.storage and part.shape:
-            place = f"layouts.{point.id}.storage"
-            check_storage(part.layout.storage, parameters=part.shape.parameters(), place=place)
 
 
 def _check(

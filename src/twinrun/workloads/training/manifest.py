@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated
 
 from pydantic import Field, model_validator
 
@@ -14,7 +13,7 @@ from twinrun.protocol.layout import Layout
 from twinrun.protocol.models import AnyShape, ModelShape, member, members
 from twinrun.protocol.models.shape import Positive
 from twinrun.protocol.training import DataSource, Sharding, Training
-from twinrun.workloads.workload import Part
+from twinrun.workloads.workload import LegSteps
 
 
 class Leg(Frozen):
@@ -87,7 +86,7 @@ class TrainingTables(Frozen):
         return self
 
 
-class TrainingPlan(Part, extra="forbid"):
+class TrainingPlan(Frozen):
     """What decides a sweep of one training configuration."""
 
     shape: AnyShape
@@ -106,23 +105,7 @@ class TrainingPlan(Part, extra="forbid"):
         return "".join(f", {one}" for one in found)
 
 
-class LegSteps(Frozen):
-    """The leg that a point is."""
-
-    number: Positive
-    """Counted from 1."""
-    vendor: str
-    """Whose hardware it runs on."""
-    processor: bool
-    """Whether it leaves the GPUs of its machine alone."""
-    begin: Annotated[int, Field(ge=0)]
-    """Steps that are done when it starts."""
-    end: Positive
-    """Steps that are done when it ends."""
-    last: bool
-
-
-class TrainingPoint(Part, extra="forbid"):
+class TrainingPoint(Frozen):
     """What one placement adds."""
 
     microbatches: tuple[int, ...]
@@ -142,15 +125,9 @@ class TrainingPoint(Part, extra="forbid"):
     """Null for a run that nothing interrupts."""
 
 
-def tables_of(recipe: LoadedRecipe) -> TrainingTables:
-    """Return the tables of a training recipe."""
-    assert isinstance(recipe.tables, TrainingTables)
-    return recipe.tables
-
-
-def check_names(recipe: LoadedRecipe) -> None:
+def check_names(recipe: LoadedRecipe[TrainingTables]) -> None:
     """Hold the names inside recipe.toml against each other; raises InputError."""
-    tables, place = tables_of(recipe), recipe.manifest
+    tables, place = recipe.tables, recipe.manifest
     for name in tables.members:
         member(name, place=f"{place}:members")
     for name in tables.own_models.keys() & members().keys():

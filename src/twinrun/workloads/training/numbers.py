@@ -1,38 +1,48 @@
-"""From what the ranks of a training point report to the numbers of its record."""
+"""From what the ranks of a training point report to the numbers of its record.
+
+What ZeRO leaves a rank to hold and lets it send is by its paper (arXiv:1910.02054, sections 5 and 7). Both
+are for each parameter that the first rank's part of the model has: P that are no experts' over N ranks,
+experts over those ranks that have the same ones.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping
 
 from twinrun.foundation.errors import RunError
 from twinrun.manifests.vendor import Gpu
+from twinrun.protocol.layout import Layout
 from twinrun.protocol.measurements import Fact, Measurement, Numbers, Series, rate, sampled, scaled
-from twinrun.protocol.training import SharedWork, TrainingResult
-from twinrun.workloads.parity import WEIGHTS
-from twinrun.workloads.series import ORDER
-from twinrun.workloads.settings import flat
-from twinrun.workloads.training.factors import ROUNDING_ONLY
-from twinrun.workloads.training.formulas import state_bytes, traffic
+from twinrun.protocol.training import Reduction, SharedWork, StepMetrics, TrainingResult
 from twinrun.workloads.training.layouts import trained
-from twinrun.workloads.training.manifest import LegSteps, TrainingPlan, TrainingPoint
-from twinrun.workloads.workload import ControlledCurve, PointRecord
+from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint
+from twinrun.workloads.workload import Point, PointRecord, Progress
 
 TERA = 1e12
+# Master weights and the two moments of Adam, always in fp32.
+OPTIMIZER_BYTES = 12
 GIB, MIB = 1 << 30, 1 << 20
 # What the ranks measure; the rest follows from it.
-MEASURED = ("step-time", "peak-memory", "state-memory", "state-on-host", "traffic", "traffic-bytes")
+MEASURED = re.compile("step-time|peak-memory|state-memory|state-on-host|traffic|traffic-bytes")
 # Series with the losses of control runs.
 CONTROL = "control-"
 WEIGHTS_FACT = "initial weights hash"
-# What two kinds of hardware may be apart at the first step: 1, 2 and 4 H200s are by up to 3e-4 in bf16.
-ROUNDING = {"fp32": 1e-6, "bf16": 1e-3}
 
 
-def measured(part: TrainingPlan, point: TrainingPoint, result: TrainingResult) -> Numbers:
+def progress(line: bytes) -> Progress:
+    """Read the line that a step writes."""
+    step = StepMetrics.model_validate_json(line)
+    which = f"control run {step.control}  " if step.control else ""
+    return Progress(done=step.step, status=f"{which}loss {step.loss:.4f}  {step.seconds:.3f} s/step")
+
+
+def measured(part: TrainingPlan, planned: Point[TrainingPoint], result: TrainingResult) -> Numbers:
     """Return step time, memory and losses; raises RunError where the ranks trained another model.
 
     Steps that another leg has done are in the curve, and not timed here.
     """
+    point = planned.part
     shape, begin = point.shape or part.shape, point.leg.begin if point.leg else 0
     expected = shape.parameters()
     if result.parameters != expected:
@@ -94,54 +104,16 @@ def _facts(shared: SharedWork) -> dict[str, Fact]:
     return {**counts, "numbers sent by operation": ", ".join(sent)}
 
 
-def whole(points: Sequence[PointRecord]) -> tuple[PointRecord, ...]:
-    """Return the points whose curve reaches to the end of the run, undisturbed ones first."""
-    legs = {point.id: leg_of(point) for point in points}
-    undisturbed = [point for point in points if legs[point.id] is None]
-    return (*undisturbed, *(point for point in points if (leg := legs[point.id]) and leg.last))
-
-
-def traced(part: TrainingPlan, point: PointRecord, metric: str) -> ControlledCurve | None:
-    """Return the curve of a point with all that decides it; None where it has none."""
-    found = point.one_series(metric)
-    if found is None or not found.values:
-        return None
-    return ControlledCurve(
-        name=point.id,
-        values=found.values,
-        controls=tuple(one.values for one in point.series if one.id.startswith(CONTROL)),
-        configuration=mathematics(part),
-        origins=origins(point),
-        rounding=ROUNDING[part.training.precision],
-    )
-
-
-def mathematics(part: TrainingPlan) -> dict[str, str]:
-    """Return the settings that decide the loss, rounding aside."""
-    training = {name: value for name, value in flat(part.training).items() if name not in ROUNDING_ONLY}
-    return training | {f"shape.{name}": value for name, value in flat(part.shape).items()}
-
-
-def origins(point: PointRecord) -> dict[str, str]:
-    """Return the digests of what the curve of a point follows from, as far as they were recorded."""
-    facts = {WEIGHTS: WEIGHTS_FACT, "data": "data hash", ORDER: ORDER}
-    return {name: str(point.facts[fact]) for name, fact in facts.items() if fact in point.facts}
-
-
-def leg_of(point: PointRecord) -> LegSteps | None:
-    """Return the leg that a recorded point is."""
-    assert isinstance(point.part, TrainingPoint)
-    return point.part.leg
-
-
-def derived(part: TrainingPlan, point: PointRecord, gpu: Gpu | None) -> tuple[Measurement, ...]:
+def derived(
+    part: TrainingPlan, point: PointRecord[TrainingPoint], gpu: Gpu | None
+) -> tuple[Measurement, ...]:
     """Return rates, MFU and last loss of a point.
 
     The tokens of a step are those of the global batch; a rate is that number over the step's wall
     time and over the devices, so a slower rank slows every device.
     """
     found: list[Measurement] = []
-    shape = _point_of(point).shape or part.shape
+    shape = point.part.shape or part.shape
     if step_time := point.measurement("step-time"):
         tokens = part.training.global_batch * shape.sequence / point.devices
         name = "tokens-per-second"
@@ -153,9 +125,9 @@ def derived(part: TrainingPlan, point: PointRecord, gpu: Gpu | None) -> tuple[Me
     return tuple(found)
 
 
-def of_formulas(part: TrainingPlan, point: PointRecord) -> Iterator[Measurement]:
+def of_formulas(part: TrainingPlan, point: PointRecord[TrainingPoint]) -> Iterator[Measurement]:
     """Yield what the first rank of a layout holds and sends, over the formulas' values."""
-    planned = _point_of(point)
+    planned = point.part
     if planned.layout is None or point.measurement("state-memory") is None:
         return
     precision = trained(part.training, planned.layout).precision
@@ -176,17 +148,12 @@ def of_formulas(part: TrainingPlan, point: PointRecord) -> Iterator[Measurement]
             yield scaled(base, 1 / value, name=metric, metric=metric, unit="ratio", per="device")
 
 
-def _point_of(point: PointRecord) -> TrainingPoint:
-    assert isinstance(point.part, TrainingPoint)
-    return point.part
-
-
 def flops_of(
-    tokens_rate: Measurement, part: TrainingPlan, point: PointRecord, gpu: Gpu | None
+    tokens_rate: Measurement, part: TrainingPlan, point: PointRecord[TrainingPoint], gpu: Gpu | None
 ) -> list[Measurement]:
     """Return model FLOP/s and, where the dense peak is known for the precision, MFU."""
-    shape = _point_of(point).shape or part.shape
-    precision = trained(part.training, _point_of(point).layout).precision
+    shape = point.part.shape or part.shape
+    precision = trained(part.training, point.part.layout).precision
     formula = shape.formula
     flops = scaled(
         tokens_rate,
@@ -209,3 +176,53 @@ def flops_of(
         formula=formula,
     )
     return [flops, share]
+
+
+def state_bytes(layout: Layout, facts: Mapping[str, Fact], precision: str) -> float | None:
+    """Return the bytes of parameters, gradients and optimizer state for each parameter, between two steps.
+
+    With 16-bit parameters 2 + 12 / N and, with parameters and gradients split, 16 / N; fp32 has 4 for
+    each 2. Without ZeRO there is no second copy: parameters and moments, and gradients where they are kept;
+    FSDP2 splits these and keeps no gradients.
+    """
+    width = 4 if precision == "fp32" else 2
+
+    def per_parameter(ranks: int) -> float:
+        if layout.framework == "torch":
+            return 16 if layout.plain else 12 / ranks
+        if not layout.zero:
+            return 12
+        split = (2 * width if layout.zero == 3 else 0) + OPTIMIZER_BYTES
+        return (0 if layout.zero == 3 else width) + split / ranks
+
+    return _mean(facts, per_parameter)
+
+
+def traffic(
+    layout: Layout, facts: Mapping[str, Fact], *, microbatches: int, reduction: Reduction = "microbatch"
+) -> float | None:
+    """Return the numbers that a rank sends in a step for each parameter; None where activations are sent too.
+
+    An all-reduce is 2 (N - 1) / N of its message, a gather or a reduce-scatter half of that. Without ZeRO
+    gradients are all-reduced once a step; ZeRO-1 reduces them to their owners once and gathers the new
+    parameters, ZeRO-2 reduces after each microbatch; ZeRO-3 also gathers parameters in each pass, two of a
+    microbatch, and none afterwards. So does FSDP2, which with the reduction `step` gathers and reduces once.
+    """
+    if layout.replicas > 1 or layout.experts is not None or facts.get("first rank's expert parameters"):
+        return None
+    if layout.sharding == "full":
+        messages = 2 if reduction == "step" else 3 * microbatches
+    else:
+        messages = {0: 2, 1: 2, 2: microbatches + 1, 3: 3 * microbatches}[layout.zero]
+    ranks = int(facts["first rank's data ranks"] or 1)
+    return messages * (ranks - 1) / ranks
+
+
+def _mean(facts: Mapping[str, Fact], per_parameter: Callable[[int], float]) -> float:
+    """Return the mean over parameters that are no experts' and those of experts, each over their ranks."""
+    total = weighted = 0.0
+    for kind, group in (("parameters", "data ranks"), ("expert parameters", "expert ranks")):
+        count = int(facts[f"first rank's {kind}"] or 0)
+        total += count
+        weighted += count * per_parameter(int(facts[f"first rank's {group}"] or 1))
+    return weighted / total

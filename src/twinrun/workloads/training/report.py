@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from twinrun.foundation.text import number, plain
 from twinrun.manifests.published import PublishedClaims
 from twinrun.protocol.measurements import Measurement
-from twinrun.workloads.charts import Chart, Curve, LineChart, Spot
+from twinrun.workloads.curve_charts import curves_of, distance_in_words, distances, parity_charts
 from twinrun.workloads.parity import parity
-from twinrun.workloads.parity_charts import parity_charts
-from twinrun.workloads.series import curves_of, distance_in_words, distances
-from twinrun.workloads.tables import Column, Table, measured, text
-from twinrun.workloads.training.manifest import TrainingPlan, tables_of
-from twinrun.workloads.training.numbers import leg_of, traced, whole
-from twinrun.workloads.training.published_curves import published_curves
-from twinrun.workloads.workload import PictureContext, PointRecord, RecordView
+from twinrun.workloads.tables_and_charts import Chart, Column, Curve, LineChart, Spot, Table, measured, text
+from twinrun.workloads.training.comparison import loss_of
+from twinrun.workloads.training.layout_tables import layout_tables
+from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables
+from twinrun.workloads.training.published import hardware_tables, published_curves
+from twinrun.workloads.workload import Overview, PictureContext, PointRecord, RecordTables, RecordView, whole
 
 LOSS = "loss, nats/token"
 COLUMNS = (
@@ -30,13 +29,20 @@ COLUMNS = (
 )
 
 
-def part_of(record: RecordView) -> TrainingPlan:
-    """Return what was trained."""
-    assert isinstance(record.part, TrainingPlan)
-    return record.part
+def show(record: RecordView[TrainingPlan, TrainingPoint]) -> RecordTables:
+    """Return a table of the points and, of a sweep over layouts, two of what these do."""
+    return RecordTables(tables=(_points_table(record), *layout_tables(record)))
 
 
-def points_table(record: RecordView) -> Table:
+def overview(
+    records: Sequence[RecordView[TrainingPlan, TrainingPoint]], drawn: PictureContext[TrainingTables]
+) -> Overview:
+    """Return the pictures of `records`, and published and measured hardware side by side."""
+    charts = _charts(records, drawn) if records else ()
+    return Overview(charts=charts, tables=hardware_tables(records, drawn))
+
+
+def _points_table(record: RecordView[TrainingPlan, TrainingPoint]) -> Table:
     """Return a row for each point."""
     return Table(
         title="Points: median of the timed steps, and how far the farthest is from it",
@@ -58,7 +64,7 @@ def points_table(record: RecordView) -> Table:
     )
 
 
-def _notes(record: RecordView) -> tuple[str, ...]:
+def _notes(record: RecordView[TrainingPlan, TrainingPoint]) -> tuple[str, ...]:
     formulas = {one.formula for point in record.points for one in point.measurements if one.formula}
     notes = [f"model FLOP/s: {formula}" for formula in sorted(formulas)]
     if record.gpu and any(point.measurement("model-flops-share") for point in record.points):
@@ -67,7 +73,9 @@ def _notes(record: RecordView) -> tuple[str, ...]:
     return (*notes, "MFU: no dense peak is known for this device in this precision")
 
 
-def charts(records: Sequence[RecordView], drawn: PictureContext) -> tuple[Chart, ...]:
+def _charts(
+    records: Sequence[RecordView[TrainingPlan, TrainingPoint]], drawn: PictureContext[TrainingTables]
+) -> tuple[Chart, ...]:
     """Return throughput, share of the peak and efficiency over devices and, of one record, its losses."""
     rates = [_per_card(records, drawn)] if any(record.gpu for record in records) else []
     found: list[Chart] = [
@@ -78,9 +86,11 @@ def charts(records: Sequence[RecordView], drawn: PictureContext) -> tuple[Chart,
     return tuple(found)
 
 
-def _per_card(records: Sequence[RecordView], drawn: PictureContext) -> LineChart:
+def _per_card(
+    records: Sequence[RecordView[TrainingPlan, TrainingPoint]], drawn: PictureContext[TrainingTables]
+) -> LineChart:
     """Return model FLOP/s of a card over devices, published and measured."""
-    formula = part_of(records[0]).shape.formula
+    formula = records[0].part.shape.formula
     curves = [
         _of_cards(_curve(record, place, "model-flops"), record)
         for place, record in enumerate(records)
@@ -92,18 +102,22 @@ def _per_card(records: Sequence[RecordView], drawn: PictureContext) -> LineChart
     return _chart("per-card", "Throughput of one card, published and measured", label, "count", every, notes)
 
 
-def _of_cards(curve: Curve, record: RecordView) -> Curve:
+def _of_cards(curve: Curve, record: RecordView[TrainingPlan, TrainingPoint]) -> Curve:
     dies = record.gpu.devices_per_card if record.gpu else 1
     return _scaled(curve, dies)
 
 
-def _models(records: Sequence[RecordView], drawn: PictureContext) -> tuple[str, ...]:
+def _models(
+    records: Sequence[RecordView[TrainingPlan, TrainingPoint]], drawn: PictureContext[TrainingTables]
+) -> tuple[str, ...]:
     """Return the models of the records, the published one first."""
-    shown = (part_of(record).training.model for record in records)
-    return tuple(dict.fromkeys((tables_of(drawn.recipe).training.model, *shown)))
+    shown = (record.part.training.model for record in records)
+    return tuple(dict.fromkeys((drawn.recipe.tables.training.model, *shown)))
 
 
-def _throughput(records: Sequence[RecordView], drawn: PictureContext) -> LineChart:
+def _throughput(
+    records: Sequence[RecordView[TrainingPlan, TrainingPoint]], drawn: PictureContext[TrainingTables]
+) -> LineChart:
     """Return MFU over devices, which a card of two devices and a device have in common; else tokens/s."""
     shares = [_curve(record, place, "model-flops-share") for place, record in enumerate(records)]
     known = [one for one in shares if one.spots]
@@ -113,7 +127,7 @@ def _throughput(records: Sequence[RecordView], drawn: PictureContext) -> LineCha
         return _chart(
             "throughput", "Throughput of one device", "tokens/s per device", "count", rates, (note,)
         )
-    formula = part_of(records[0]).shape.formula
+    formula = records[0].part.shape.formula
     left_out = ", ".join(one.label for one in shares if not one.spots)
     notes = (
         "MFU is model FLOP/s over the dense bf16 peak of the same device or card; zero-based axis.",
@@ -125,11 +139,13 @@ def _throughput(records: Sequence[RecordView], drawn: PictureContext) -> LineCha
     return _chart("throughput", title, f"MFU ({formula})", "share", curves, notes)
 
 
-def _efficiency(records: Sequence[RecordView], drawn: PictureContext) -> LineChart:
+def _efficiency(
+    records: Sequence[RecordView[TrainingPlan, TrainingPoint]], drawn: PictureContext[TrainingTables]
+) -> LineChart:
     """Return throughput per device relative to the smallest point, without ranks that share a processor."""
     ours = [_curve(record, place, "tokens-per-second") for place, record in enumerate(records) if record.gpu]
     several = [one for one in ours if len(one.spots) > 1]
-    formula = part_of(records[0]).shape.formula
+    formula = records[0].part.shape.formula
     published = published_curves(drawn, formula, (), share=True) if several else []
     theirs = [one for one in published if len(one.spots) > 1]
     note = "Each series is relative to its own smallest point; the axis does not start at zero."
@@ -156,10 +172,10 @@ def _chart(  # noqa: PLR0917 - in the order of the picture
     )
 
 
-def _curve(record: RecordView, place: int, metric: str) -> Curve:
-    part = part_of(record)
+def _curve(record: RecordView[TrainingPlan, TrainingPoint], place: int, metric: str) -> Curve:
+    part = record.part
     # A leg on the processor of a machine with GPUs says nothing of them.
-    points = [one for one in record.points if not (record.gpu and (leg := leg_of(one)) and leg.processor)]
+    points = [one for one in record.points if not (record.gpu and (leg := one.part.leg) and leg.processor)]
     points.sort(key=lambda point: point.devices)
     found = [(point, one) for point in points if (one := point.measurement(metric))]
     return Curve(
@@ -171,7 +187,7 @@ def _curve(record: RecordView, place: int, metric: str) -> Curve:
     )
 
 
-def _spot(point: PointRecord, found: Measurement) -> Spot:
+def _spot(point: PointRecord[TrainingPoint], found: Measurement) -> Spot:
     return Spot(x=point.devices, value=found.median, low=found.low, high=found.high)
 
 
@@ -187,9 +203,11 @@ def _scaled(curve: Curve, factor: float) -> Curve:
     return curve.model_copy(update={"spots": spots})
 
 
-def _other_model(records: Sequence[RecordView], published: PublishedClaims) -> list[str]:
+def _other_model(
+    records: Sequence[RecordView[TrainingPlan, TrainingPoint]], published: PublishedClaims
+) -> list[str]:
     theirs = published.fingerprint.get("parameters")
-    ours = sorted({part_of(record).shape.parameters() for record in records})
+    ours = sorted({record.part.shape.parameters() for record in records})
     if not isinstance(theirs, int) or ours == [theirs]:
         return []
     return [
@@ -197,8 +215,12 @@ def _other_model(records: Sequence[RecordView], published: PublishedClaims) -> l
     ]
 
 
-def _losses(record: RecordView, published: PublishedClaims) -> list[Chart]:
-    points = [point for point in whole(record.points) if (curve := point.one_series("loss")) and curve.values]
+def _losses(record: RecordView[TrainingPlan, TrainingPoint], published: PublishedClaims) -> list[Chart]:
+    points = [
+        point
+        for point in whole(record.points, lambda one: one.part.leg)
+        if (curve := point.one_series("loss")) and curve.values
+    ]
     if not points:
         return []
     note = distance_in_words(points, "loss")
@@ -209,7 +231,7 @@ def _losses(record: RecordView, published: PublishedClaims) -> list[Chart]:
         apart = distances(points, "loss", limit=min(allowed), title="How far the losses are apart")
         found += [apart] if apart.curves[0].spots else []
     if len(points) > 1 and any(claim.kind == "parity" for claim in claims):
-        first, last = (traced(part_of(record), point, "loss") for point in (points[0], points[-1]))
+        first, last = (loss_of(record.part, point) for point in (points[0], points[-1]))
         if first and last:
             found += parity_charts(parity(first, last), first, last, metric="loss", label=LOSS)
     return found

@@ -1,4 +1,4 @@
-"""Pictures of two curves: both over each other, and their difference beside those of control runs."""
+"""Pictures of curves: those of all points over each other, and two beside their control runs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,66 @@ import math
 from collections.abc import Sequence
 
 from twinrun.foundation.text import plural
-from twinrun.workloads.charts import Curve, Kind, LineChart, Spot
-from twinrun.workloads.parity import Parity
-from twinrun.workloads.workload import ControlledCurve
+from twinrun.workloads.parity import Parity, largest_difference, same_order, values_of
+from twinrun.workloads.tables_and_charts import Curve, Kind, LineChart, Spot
+from twinrun.workloads.workload import ControlledCurve, PointRecord
+
+
+def distance_in_words(points: Sequence[PointRecord], metric: str) -> str:
+    """Name the largest relative difference between the curves of `points`."""
+    if len(points) < 2:
+        return "One point, so there is no second curve to compare with."
+    if not same_order(points):
+        return "The points did not train on the same batches in the same order: the curves need not coincide."
+    value, step = largest_difference([values_of(point, metric) for point in points])
+    if math.isnan(value):
+        return f"A curve ends, or is not a finite number, at step {step}."
+    found = f"largest relative difference {value:.2g}, at step {step}" if value else "the curves are equal"
+    return f"Same batches in the same order at every point; {found}."
+
+
+def curves_of(points: Sequence[PointRecord], metric: str, *, title: str, label: str, note: str) -> LineChart:
+    """Return the series of all points over each other."""
+    return LineChart(
+        name=metric,
+        title=title,
+        x_label="step",
+        x_scale="linear",
+        y_label=label,
+        y_scale="linear",
+        curves=tuple(
+            Curve(
+                label=point.id,
+                kind="measured",
+                place=place,
+                spots=_spots(values_of(point, metric)),
+                detail=f"last {metric} {values_of(point, metric)[-1]:.4f}",
+            )
+            for place, point in enumerate(points)
+        ),
+        notes=(note,),
+    )
+
+
+def distances(points: Sequence[PointRecord], metric: str, *, limit: float, title: str) -> LineChart:
+    """Return how far the series are apart at each step at which they differ."""
+    steps = zip(*(values_of(point, metric) for point in points), strict=False)
+    apart = [largest_difference([(value,) for value in step])[0] for step in steps]
+    note = (
+        f"Relative distance between the lowest and the highest {metric} of each step, over all points;"
+        " steps with equal values are left out."
+    )
+    return LineChart(
+        name=f"{metric}-distance",
+        title=title,
+        x_label="step",
+        x_scale="linear",
+        y_label=f"relative difference of {metric}",
+        y_scale="log10",
+        curves=(Curve(label="measured", kind="measured", place=0, spots=_spots(apart)),),
+        limit=limit,
+        notes=(note,),
+    )
 
 
 def parity_charts(
@@ -86,9 +143,13 @@ def _relative(a: Sequence[float], b: Sequence[float], steps: int) -> list[float]
 
 
 def _curve(label: str, kind: Kind, place: int, values: Sequence[float]) -> Curve:
-    spots = (
+    return Curve(label=label, kind=kind, place=place, spots=_spots(values))
+
+
+def _spots(values: Sequence[float]) -> tuple[Spot, ...]:
+    """Return a spot for each step whose value is a number above 0."""
+    return tuple(
         Spot(x=step, value=value, low=value, high=value)
         for step, value in enumerate(values, 1)
         if math.isfinite(value) and value > 0
     )
-    return Curve(label=label, kind=kind, place=place, spots=tuple(spots))

@@ -1,4 +1,4 @@
-"""What fits: the microbatches worth trying on one device."""
+"""What a point will need before anything runs: the microbatches worth trying on a device, and the time."""
 
 from __future__ import annotations
 
@@ -8,12 +8,21 @@ from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.manifest import Frozen
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import Training
+from twinrun.workloads.workload import Hardware
 
 # The estimate is 0.95 to 1.04 times the peaks recorded on H200s; the run itself finds out.
 ESTIMATE_SLACK = 1.05
 MAX_ATTEMPTS = 6
 GIB = 1 << 30
 PARAMETER_BYTES = {"fp32": 4, "bf16": 2}
+# H200s reach 0.55 to 0.61 of the dense peak, MI250s as published 0.44 to 0.46.
+PEAK_SHARE = 0.45
+# One core of a two-core machine reached 3e10 FLOP/s with the smoke model in fp32.
+CORE_FLOPS = 2.5e10
+# Ranks start, data is read, blocks are compiled: seconds.
+GPU_START, CPU_START = 40.0, 10.0
+# A sweep that nobody asked to be longer ends in about this time.
+SWEEP_SECONDS = 360.0
 
 
 class Budget(Frozen):
@@ -83,3 +92,17 @@ def _divisors(number: int) -> tuple[int, ...]:
     """Return the divisors of `number`, largest first."""
     small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
     return tuple(sorted({*small, *(number // size for size in small)}, reverse=True))
+
+
+def estimated_seconds(shape: AnyShape, training: Training, hardware: Hardware, *, world: int) -> float | None:
+    """Estimate the wall time of one point on `world` devices; None for a GPU without a known peak."""
+    flops = shape.flops_per_token() * training.global_batch * shape.sequence * training.steps
+    if hardware.gpu is not None:
+        speed, start = PEAK_SHARE * hardware.gpu.device_peak_flops * world, GPU_START
+    elif hardware.devices:
+        return None
+    else:
+        speed, start = CORE_FLOPS * hardware.cores, CPU_START
+    if training.activation_checkpointing is True:
+        flops = flops * 4 // 3
+    return start + flops / speed

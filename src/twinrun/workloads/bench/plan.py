@@ -1,37 +1,84 @@
-"""From a request to the cases of a benchmark."""
+"""From a benchmark's recipe to its cases at placements, and to the jobs of their ranks."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from twinrun.foundation.errors import InputError, MachineError, closest
+from twinrun.foundation.errors import InputError, closest
+from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
-from twinrun.protocol.bench import Settings
+from twinrun.protocol.bench import BenchJob, Settings
 from twinrun.workloads.bench.manifest import (
     BenchPlan,
     BenchPoint,
     BenchScale,
     BenchTables,
+    check_names,
     check_values,
-    tables_of,
+    measurement_ids,
 )
+from twinrun.workloads.settings import flat
 from twinrun.workloads.sweep import placement, sizes
-from twinrun.workloads.workload import Choice, Placement, PlanRequest, Point, WorkloadPlan
+from twinrun.workloads.workload import (
+    Choice,
+    DataRequest,
+    Demand,
+    Placement,
+    PlanDescription,
+    PlanRequest,
+    Point,
+    PointDescription,
+    Run,
+    WorkloadPlan,
+    refuse_demands,
+)
 
 # Where an option is, and what its values may be.
 OPTION = "options."
 KINDS = {int: "a whole number", bool: "true or false", str: "text", list: "a list"}
 
 
-def plan(request: PlanRequest) -> WorkloadPlan:
+def check(recipe: LoadedRecipe[BenchTables], demands: Sequence[Demand]) -> Mapping[str, DataRequest]:
+    """Hold the names inside recipe.toml, and what claims ask, against each other; raises InputError."""
+    check_names(recipe)
+    refuse_demands(demands, lambda one: _missing(recipe.tables, one))
+    return {}
+
+
+def _missing(tables: BenchTables, asked: Demand) -> str | None:
+    """Return why no scale gives a number, or None."""
+    if asked.point is not None and not _gives(tables, asked.point):
+        return f"no scale has a point {asked.point}"
+    ids = measurement_ids(tables, asked.metric)
+    if ids is None:
+        return f"a benchmark measures no {asked.metric}"
+    if asked.measurement is None and asked.metric not in ids:
+        return "which call is not said: `measurement` is needed"
+    if asked.measurement is not None and asked.measurement not in ids:
+        return f"the labels give no measurement {asked.measurement}"
+    return None
+
+
+def _gives(tables: BenchTables, point: str) -> bool:
+    case, _, size = point.partition("@")
+    for name in SCALES:
+        scale = tables.scale(name)
+        placed = scale.sweep.gives(size) if scale.sweep else not size
+        if case in scale.cases and placed:
+            return True
+    return False
+
+
+def plan(request: PlanRequest[BenchTables]) -> WorkloadPlan[BenchPlan, BenchPoint]:
     """Turn a request into cases at placements.
 
     Raises:
         InputError: a setting, case or value that does not exist, or one of another type than the recipe's.
         MachineError: this machine has too few devices.
     """
-    recipe, tables = request.recipe, tables_of(request.recipe)
+    recipe, tables = request.recipe, request.recipe.tables
     scale, overrides = tables.scale(request.scale), dict(request.overrides)
     names = _cases(tables, scale, overrides.pop("cases", None))
     places = _places(scale, overrides.pop("devices", None), request.hardware.devices)
@@ -72,7 +119,7 @@ def _places(scale: BenchScale, requested: Any, devices: int) -> list[Placement |
     return [placement(scale.sweep, size) for size in sizes(scale.sweep, requested=requested, devices=devices)]
 
 
-def _point(name: str, settings: Settings, place: Placement | None) -> Point:
+def _point(name: str, settings: Settings, place: Placement | None) -> Point[BenchPoint]:
     return Point(
         id=f"{name}@{place.id}" if place else name,
         nodes=place.nodes if place else 1,
@@ -94,12 +141,27 @@ def _cases(tables: BenchTables, scale: BenchScale, asked: Any) -> tuple[str, ...
     return tuple(dict.fromkeys(map(str, names)))
 
 
-def demand_devices(scale: str, *, devices: int) -> None:
-    """Raise MachineError where a scale that times devices has none."""
-    if scale != "smoke" and not devices:
-        raise MachineError(
-            "this scale measures a GPU",
-            found="no GPU in use",
-            allowed="--scale smoke",
-            hint="use --scale smoke, or print the plan with --dry",
-        )
+def describe(part: BenchPlan, points: Sequence[Point[BenchPoint]]) -> PlanDescription:
+    """Return what follows from a plan of a benchmark."""
+    repeats = part.bench.repeats
+    return PlanDescription(
+        subject=f"median of {repeats} calls" if repeats else "checked, not timed",
+        configuration=(("Benchmark", flat(part.bench)),),
+        points={
+            point.id: PointDescription(attempts=("the case",), steps=1, case=point.part.settings)
+            for point in points
+        },
+    )
+
+
+def job(part: BenchPlan, point: Point[BenchPoint], _attempt: int, run: Run) -> BenchJob:
+    """Return the job of a case."""
+    return BenchJob(
+        **run.model_dump(exclude={"data"}),
+        point=point.id,
+        world_size=point.world_size,
+        case=point.part.case,
+        settings=point.part.settings,
+        timing=part.bench,
+        labels=part.labels,
+    )

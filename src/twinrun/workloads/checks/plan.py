@@ -1,0 +1,84 @@
+"""From a recipe of checks to the points at which they run, and to the jobs of their ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from twinrun.foundation.errors import InputError
+from twinrun.foundation.text import number, plural
+from twinrun.manifests.recipe import SCALES, LoadedRecipe
+from twinrun.manifests.settings import overlay
+from twinrun.protocol.checks import ChecksJob
+from twinrun.workloads.checks.manifest import ChecksPlan, ChecksPoint, ChecksTables
+from twinrun.workloads.sweep import placement, sizes
+from twinrun.workloads.workload import (
+    Choice,
+    DataRequest,
+    Demand,
+    PlanDescription,
+    PlanRequest,
+    Point,
+    PointDescription,
+    Run,
+    WorkloadPlan,
+    refuse_demands,
+)
+
+# The one metric: the share of checks that passed.
+PASSED = "checks-passed"
+
+
+def check(recipe: LoadedRecipe[ChecksTables], demands: Sequence[Demand]) -> Mapping[str, DataRequest]:
+    """Hold what claims ask of a recipe of checks against its scales; raises InputError."""
+
+    def missing(one: Demand) -> str | None:
+        if one.point is not None and not any(
+            recipe.tables.scale(name).sweep.gives(one.point) for name in SCALES
+        ):
+            return f"no scale has a point {one.point}"
+        given = one.metric == PASSED and one.measurement in (None, PASSED)
+        return None if given else f"checks measure {PASSED}"
+
+    refuse_demands(demands, missing)
+    return {}
+
+
+def plan(request: PlanRequest[ChecksTables]) -> WorkloadPlan[ChecksPlan, ChecksPoint]:
+    """Turn a request into the chosen checks at placements; raises InputError, MachineError."""
+    recipe, overrides = request.recipe, dict(request.overrides)
+    scale = recipe.tables.scale(request.scale)
+    counts = sizes(scale.sweep, requested=overrides.pop("devices", None), devices=request.hardware.devices)
+    if "check" in overrides:
+        raise InputError(
+            "checks are listed in recipe.toml", place="--set check", hint="--set 'only=[\"ID\"]'"
+        )
+    checks = overlay(recipe.tables.checks, scale=scale.set, manifest=recipe.manifest, user=overrides)
+    places = [placement(scale.sweep, count) for count in counts]
+    names = [one.id for one in checks.chosen]
+    return WorkloadPlan(
+        part=ChecksPlan(checks=checks.chosen),
+        points=tuple(Point(**place.model_dump(), part=ChecksPoint()) for place in places),
+        choices=(Choice(name="checks", value=plural(len(names), "check"), because=", ".join(names)),),
+    )
+
+
+def describe(part: ChecksPlan, points: Sequence[Point[ChecksPoint]]) -> PlanDescription:
+    """Return what follows from a plan of checks."""
+    shown = {one.id: f"{one.title}; {one.scope}, {number(one.timeout)} s" for one in part.checks}
+    described = PointDescription(attempts=("the checks",), steps=len(part.checks))
+    return PlanDescription(
+        subject=plural(len(part.checks), "check"),
+        configuration=(("Checks", shown),),
+        points={point.id: described for point in points},
+        fingerprint={},
+    )
+
+
+def job(part: ChecksPlan, point: Point[ChecksPoint], _attempt: int, run: Run) -> ChecksJob:
+    """Return the job of a point."""
+    return ChecksJob(
+        **run.model_dump(exclude={"data"}),
+        point=point.id,
+        world_size=point.world_size,
+        checks=part.checks,
+    )

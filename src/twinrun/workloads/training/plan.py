@@ -1,0 +1,377 @@
+"""From a training recipe to the points of a sweep, and to the jobs of their ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from twinrun.foundation.errors import InputError, closest
+from twinrun.foundation.text import duration
+from twinrun.manifests.recipe import SCALES, LoadedRecipe
+from twinrun.manifests.settings import overlay
+from twinrun.protocol.models import AnyShape
+from twinrun.protocol.training import Training, TrainingJob, identity
+from twinrun.workloads.settings import Fingerprint, flat
+from twinrun.workloads.sweep import placement, sizes
+from twinrun.workloads.training import layouts
+from twinrun.workloads.training.estimates import SWEEP_SECONDS, Budget, estimated_seconds
+from twinrun.workloads.training.manifest import (
+    Leg,
+    TrainingPlan,
+    TrainingPoint,
+    TrainingScale,
+    TrainingTables,
+    check_names,
+    leg_names,
+)
+from twinrun.workloads.workload import (
+    Choice,
+    DataRequest,
+    Demand,
+    Hardware,
+    LegSteps,
+    Placement,
+    PlanDescription,
+    PlanRequest,
+    Point,
+    PointDescription,
+    Run,
+    StorageNeed,
+    WorkloadPlan,
+    refuse_demands,
+)
+
+METRICS = (
+    *("step-time", "tokens-per-second", "model-flops", "model-flops-share"),
+    *("loss", "peak-memory", "sample-order", "envelope-share"),
+    *("state-memory", "state-of-formula", "traffic", "traffic-of-formula"),
+)
+
+
+def check(recipe: LoadedRecipe[TrainingTables], demands: Sequence[Demand]) -> Mapping[str, DataRequest]:
+    """Hold the names inside recipe.toml, and what claims ask, against each other; raises InputError."""
+    check_names(recipe)
+    tables = recipe.tables
+    refuse_demands(demands, lambda one: _missing(tables, one))
+    sequence = tables.models[tables.training.model].sequence
+    return {
+        name: DataRequest(name=name, source=source, sequence=sequence) for name, source in tables.data.items()
+    }
+
+
+def _missing(tables: TrainingTables, asked: Demand) -> str | None:
+    """Return why no scale gives a number, or None."""
+    if asked.point is not None and not any(tables.scale(name).gives(asked.point) for name in SCALES):
+        return f"no scale has a point {asked.point}"
+    if asked.metric not in METRICS:
+        return f"a training point measures {', '.join(METRICS)}"
+    if asked.measurement in (None, asked.metric):
+        return None
+    return f"the measurement of {asked.metric} is called {asked.metric}"
+
+
+def plan(request: PlanRequest[TrainingTables]) -> WorkloadPlan[TrainingPlan, TrainingPoint]:
+    """Turn a request into a plan of one training configuration at several placements.
+
+    Raises:
+        InputError: a setting that does not exist or does not fit.
+        MachineError: the model does not fit into the devices.
+    """
+    recipe, tables = request.recipe, request.recipe.tables
+    scale, overrides = tables.scale(request.scale), dict(request.overrides)
+    requested, chosen = overrides.pop("devices", None), None
+    if scale.sweep.layouts:
+        chosen = layouts.names(tables, scale, overrides.pop("layouts", None))
+    training = _training(tables, scale, overrides, recipe.manifest)
+    because = "asked for" if "model" in overrides else "the recipe's for this scale"
+    if chosen is None:
+        counts = sizes(scale.sweep, requested=requested, devices=request.hardware.devices)
+        places = [placement(scale.sweep, count) for count in counts]
+        if scale.models and "model" not in overrides:
+            training, because = _largest(tables, scale, training, places, request.hardware)
+        _refuse_precision(training)
+    shape = tables.models[training.model]
+    _refuse_foreign(shape, training)
+    legs = leg_points(
+        scale.legs,
+        shape,
+        training,
+        request.hardware,
+        place=f"{recipe.manifest}:scales.{request.scale}.legs",
+    )
+    if request.leg is not None:
+        points = one_leg(legs, request.leg, scale=request.scale)
+    elif chosen is None:
+        points = (*_points(shape, training, places, scale, request.hardware), *legs)
+    else:
+        given = {"wanted": chosen, "requested": requested, "manifest": recipe.manifest}
+        points = layouts.points(tables, training, scale, request.hardware, **given)
+    ids = ", ".join(point.id for point in points)
+    return WorkloadPlan(
+        part=TrainingPlan(shape=shape, training=training, data=tables.data[training.data]),
+        points=points,
+        choices=(
+            Choice(name="model", value=training.model, because=because),
+            Choice(name="points", value=ids, because=f"global batch {training.global_batch} at each"),
+        ),
+    )
+
+
+def _training(
+    tables: TrainingTables, scale: TrainingScale, overrides: dict[str, Any], manifest: str
+) -> Training:
+    training = overlay(tables.training, scale=scale.set, manifest=manifest, user=overrides)
+    _known("model", training.model, tables.models)
+    _known("data", training.data, tables.data)
+    if training.warmup_steps >= training.steps:
+        raise InputError(
+            "no step would be timed",
+            place="--set warmup_steps",
+            found=f"{training.warmup_steps} of {training.steps} steps",
+            allowed="fewer warm-up steps than steps",
+        )
+    if training.summation == "canonical" and training.trainer == "composer":
+        raise InputError(
+            "Composer sums in its own order",
+            place="--set summation",
+            found=training.summation,
+            allowed="fast",
+            hint="--set trainer=plain can sum in a tree",
+        )
+    return training
+
+
+def _refuse_precision(training: Training) -> None:
+    """Raise InputError for what only the trainer of layouts has."""
+    if training.precision == "fp16":
+        allowed = "fp32, bf16; DeepSpeed scales the loss, the other trainers do not"
+        raise InputError("fp16 needs a scaled loss", place="--set precision", found="fp16", allowed=allowed)
+    if training.trainer == "deepspeed":
+        raise InputError(
+            "this scale has no layouts", place="--set trainer", found="deepspeed", allowed="composer, plain"
+        )
+
+
+def _refuse_foreign(shape: AnyShape, training: Training) -> None:
+    """Raise InputError for a setting that the model's family does not have."""
+    for name, allowed in shape.fixed.items():
+        if (found := getattr(training, name)) != allowed:
+            raise InputError(
+                f"the family `{shape.family}` has no such setting",
+                place=f"--set {name}",
+                found=found,
+                allowed=allowed or "none",
+                hint=f"leave it out, or choose a model of another family than {training.model}'s",
+            )
+
+
+def _known(key: str, name: str, table: dict[str, Any]) -> None:
+    if name not in table:
+        raise InputError(
+            "no such name", place=f"--set {key}", found=name, allowed=list(table), hint=closest(name, table)
+        )
+
+
+def _largest(
+    tables: TrainingTables,
+    scale: TrainingScale,
+    training: Training,
+    places: list[Placement],
+    hardware: Hardware,
+) -> tuple[Training, str]:
+    """Return the largest candidate that fits and whose sweep is short, and why it was taken."""
+    world, longer = places[-1].world_size, ""
+    candidates = [training.model_copy(update={"model": name}) for name in scale.models]
+    for candidate in candidates:
+        shape = tables.models[candidate.model]
+        budget = Budget(shape=shape, training=candidate, device_memory_bytes=hardware.device_memory_bytes)
+        if not budget.fits(world):
+            continue
+        seconds = [estimated_seconds(shape, candidate, hardware, world=one.world_size) for one in places]
+        total = sum(one or 0.0 for one in seconds)
+        if total <= SWEEP_SECONDS:
+            return candidate, f"the largest that fits and ends in about {duration(total)}{longer}"
+        longer = longer or f"; --set model={candidate.model} takes about {duration(total)}"
+    return candidates[-1], f"the smallest of the recipe{longer}"
+
+
+def _seconds(
+    shape: AnyShape, training: Training, hardware: Hardware, *, world: int, first: bool
+) -> float | None:
+    """Estimate the wall time of a point, that of the first with its control runs."""
+    runs = 1 + training.controls if first else 1
+    repeated = training.model_copy(update={"steps": training.steps * runs})
+    return estimated_seconds(shape, repeated, hardware, world=world)
+
+
+def _points(
+    shape: AnyShape, training: Training, places: list[Placement], scale: TrainingScale, hardware: Hardware
+) -> tuple[Point[TrainingPoint], ...]:
+    budget = Budget(shape=shape, training=training, device_memory_bytes=hardware.device_memory_bytes)
+    alone = [one.world_size for one in places] == [1] and scale.sweep.nodes is None
+    for place in places:
+        if training.global_batch % place.world_size:
+            raise InputError(
+                "the global batch does not divide over the devices",
+                place="--set global_batch",
+                found=training.global_batch,
+                allowed=f"a multiple of {place.world_size}",
+            )
+    points = tuple(
+        Point(
+            id=place.id,
+            nodes=place.nodes,
+            devices_per_node=place.devices_per_node,
+            part=TrainingPoint(
+                microbatches=budget.microbatches(place.world_size),
+                sharding="none" if alone else training.sharding,
+                controls=0 if number else training.controls,
+            ),
+            seconds=_seconds(shape, training, hardware, world=place.world_size, first=not number),
+        )
+        for number, place in enumerate(places)
+        if budget.microbatches(place.world_size)
+    )
+    if not points:
+        raise budget.too_small(places[-1].world_size)
+    return points
+
+
+def leg_points(
+    legs: Sequence[Leg], shape: AnyShape, training: Training, hardware: Hardware, *, place: str
+) -> tuple[Point[TrainingPoint], ...]:
+    """Return a point for each leg, in their order.
+
+    Args:
+        place: of the legs in recipe.toml, for messages.
+
+    Raises:
+        InputError: together they are not the run's steps, or one is too short to be timed.
+        MachineError: the model does not fit into the devices of a leg.
+    """
+    if legs and sum(leg.steps for leg in legs) != training.steps:
+        raise InputError(
+            "the legs together are not the steps of the run",
+            place=place,
+            found=f"{sum(leg.steps for leg in legs)} steps",
+            allowed=f"{training.steps}, the setting `steps`",
+        )
+    return tuple(_leg_points(legs, shape, training, hardware, place))
+
+
+def _leg_points(
+    legs: Sequence[Leg], shape: AnyShape, training: Training, hardware: Hardware, place: str
+) -> Iterator[Point[TrainingPoint]]:
+    for number, (leg, end) in enumerate(
+        zip(legs, accumulate(leg.steps for leg in legs), strict=True), start=1
+    ):
+        if leg.steps <= training.warmup_steps:
+            raise InputError(
+                "no step of this leg would be timed",
+                place=f"{place}.{number - 1}.steps",
+                found=leg.steps,
+                allowed=f"more than {training.warmup_steps}, the setting `warmup_steps`",
+            )
+        vendor = leg.vendor or hardware.vendor
+        processor = vendor == hardware.processor
+        here = hardware.model_copy(update={"gpu": None, "device_memory_bytes": None, "devices": 0})
+        here = here if processor else hardware
+        own = training.model_copy(
+            update={"microbatch": leg.microbatch or training.microbatch, "steps": leg.steps}
+        )
+        budget = Budget(shape=shape, training=own, device_memory_bytes=here.device_memory_bytes)
+        microbatches = budget.microbatches(leg.devices)
+        if training.global_batch % leg.devices or not microbatches:
+            raise budget.too_small(leg.devices)
+        yield Point(
+            id=leg_names(len(legs))[number - 1],
+            nodes=1,
+            devices_per_node=leg.devices,
+            part=TrainingPoint(
+                microbatches=microbatches,
+                sharding="none" if leg.devices == 1 else training.sharding,
+                leg=LegSteps(
+                    number=number,
+                    vendor=vendor,
+                    processor=processor,
+                    begin=end - leg.steps,
+                    end=end,
+                    last=number == len(legs),
+                ),
+            ),
+            seconds=estimated_seconds(shape, own, here, world=leg.devices),
+        )
+
+
+def one_leg(
+    points: Sequence[Point[TrainingPoint]], number: int, *, scale: str
+) -> tuple[Point[TrainingPoint], ...]:
+    """Return the point of one leg; raises InputError where the scale has no such leg."""
+    if not 1 <= number <= len(points):
+        raise InputError(
+            "no such leg",
+            place="--leg",
+            found=number,
+            allowed=f"1 to {len(points)}" if points else f"none: the scale `{scale}` has no legs",
+        )
+    return (points[number - 1],)
+
+
+def describe(part: TrainingPlan, points: Sequence[Point[TrainingPoint]]) -> PlanDescription:
+    """Return what follows from a plan of a training."""
+    shape, training = part.shape, part.training
+    return PlanDescription(
+        subject=f"{training.model}, {training.precision}, {training.trainer}",
+        configuration=(("Training", flat(training)), ("Model", flat(shape)), ("Data", flat(part.data))),
+        points={point.id: _described(part, point.part) for point in points},
+        data=DataRequest(name=training.data, source=part.data, sequence=shape.sequence),
+        identity=identity(shape, training),
+        kernels=training.kernels == "ours",
+        fingerprint=fingerprint(shape, training),
+    )
+
+
+def _described(part: TrainingPlan, point: TrainingPoint) -> PointDescription:
+    parameters = (point.shape or part.shape).parameters()
+    disk = point.layout.storage if point.layout and point.shape else None
+    return PointDescription(
+        attempts=tuple(f"microbatch {size}" for size in point.microbatches),
+        steps=point.leg.end if point.leg else part.training.steps,
+        leg=point.leg,
+        storage=StorageNeed(folder=disk, parameters=parameters) if disk else None,
+        expected={"parameters": (parameters,), "microbatch": point.microbatches},
+    )
+
+
+def fingerprint(shape: AnyShape, training: Training) -> Fingerprint:
+    """Return the fields that decide whether two runs are the same experiment."""
+    return {
+        "parameters": shape.parameters(),
+        "vocabulary": shape.vocabulary,
+        "sequence": shape.sequence,
+        "global_batch": training.global_batch,
+        "tokens_per_step": training.global_batch * shape.sequence,
+        "precision": training.precision,
+        "parameter_type": training.parameter_type,
+        "attention": training.attention,
+        "sharding": training.sharding,
+        "activation_checkpointing": training.activation_checkpointing,
+    }
+
+
+def job(part: TrainingPlan, point: Point[TrainingPoint], attempt: int, run: Run) -> TrainingJob:
+    """Return the job of one attempt at a point, with the microbatch that it tries."""
+    placed, leg = point.part, point.part.leg
+    ends = {"controls": placed.controls} | ({"steps": leg.end} if leg else {})
+    shared = run.model_dump() | {"accelerator": run.accelerator and not (leg and leg.processor)}
+    return TrainingJob(
+        **shared,
+        point=point.id,
+        world_size=point.world_size,
+        shape=placed.shape or part.shape,
+        training=layouts.trained(part.training, placed.layout).model_copy(update=ends),
+        layout=placed.layout,
+        microbatch=placed.microbatches[attempt],
+        sharding=placed.sharding or part.training.sharding,
+    )
