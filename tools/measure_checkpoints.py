@@ -34,7 +34,7 @@ from twinrun.checkpoints.safetensors import Entry
 from twinrun.checkpoints.store import ReadableFile, Store
 from twinrun.checkpoints.verification import read_chunk, read_manifest, threads
 from twinrun.train.checkpoint import storage
-from twinrun.train.checkpoint.staging import Staging
+from twinrun.train.checkpoint.state import Staging
 from twinrun.train.checkpoint.storage import Reader, Writer
 
 WIDTH = 2048

@@ -18,7 +18,7 @@ from twinrun.foundation.errors import InputError
 from twinrun.protocol.bench import BenchJob, BenchResult, PeakRate
 from twinrun.train import worker
 from twinrun.train.bench import Session
-from twinrun.train.clock import copy_rate
+from twinrun.train.measure import copy_rate
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 ALLOWED_ERRORS = {"fp32": 1e-5, "fp16": 1e-3, "bf16": 5e-3}

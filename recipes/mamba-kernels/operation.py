@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from twinrun.protocol.bench import Work
-from twinrun.train.accuracy import distance, kept_bytes, poisoned
 from twinrun.train.bench import CheckedCall, Session
+from twinrun.train.measure import distance, kept_bytes, poisoned
 
 Function = Callable[..., Tensor]
 """An implementation, which takes the inputs by name."""

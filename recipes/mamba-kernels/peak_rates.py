@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from twinrun.protocol.bench import PeakRate
-from twinrun.train.clock import Clock
+from twinrun.train.measure import Clock
 
 LANES = 1024
 ROUNDS = 2048

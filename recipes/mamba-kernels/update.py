@@ -10,8 +10,8 @@ from operation import Function, Operation, distances_of
 from torch.nn.functional import silu
 
 from twinrun.protocol.bench import COPY, Work
-from twinrun.train.accuracy import poisoned
 from twinrun.train.bench import Session
+from twinrun.train.measure import poisoned
 
 
 class Update(Operation):

@@ -32,7 +32,7 @@ from twinrun.images import local_cluster
 from twinrun.manifests.cluster import LoadedSite
 from twinrun.protocol.job import Checkpointing
 from twinrun.protocol.training import TrainingJob
-from twinrun.train import watchdog
+from twinrun.train import liveness
 
 pytestmark = pytest.mark.cluster
 
@@ -48,7 +48,7 @@ NODES = ("worker1", "worker2")
 POINT = PlacementStandIn(id="nodes=2", nodes=2)
 SCRIPT = "fault_ranks.py"
 # Ranks and what watches them, but not what has started them.
-RANK = rf"^[^ ]*python[^ ]* (-u )?([^ ]*/{SCRIPT}|-m {watchdog.__name__})"
+RANK = rf"^[^ ]*python[^ ]* (-u )?([^ ]*/{SCRIPT}|-m {liveness.MODULE})"
 Fault = Callable[[], object]
 
 

@@ -30,14 +30,13 @@ from torch.distributed.fsdp import fully_shard
 from twinrun.foundation.errors import TwinrunError
 from twinrun.protocol.job import STOPPED
 from twinrun.protocol.training import TrainingJob
-from twinrun.train import pulse, ranks, stop
+from twinrun.train import liveness, ranks
 from twinrun.train.canonical import CanonicalGradients
 from twinrun.train.checkpoint.session import checkpoints_of
 from twinrun.train.corpus import Corpus, read_corpus
 from twinrun.train.metrics import Meter
 from twinrun.train.optimizer import adamw, learning_rate, set_learning_rate
 from twinrun.train.sharding import gradient_excess, settle_buckets
-from twinrun.train.stop import TrainingStoppedError
 
 WIDTH = 8
 
@@ -119,9 +118,9 @@ def batch(job: TrainingJob, step: int) -> Tensor:
 
 
 def hold(until: Path) -> None:
-    while not until.exists() and not stop.wanted():
+    while not until.exists() and not ranks.stop_wanted():
         # As a reader that is slow but not stuck; the watchdog knows by now how long that takes.
-        pulse.beat("reads its samples")
+        liveness.beat("reads its samples")
         time.sleep(0.05)
 
 
@@ -168,7 +167,7 @@ def run_rank(job_file: str, log: str, variables: dict[str, str]) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         os.write(2, f"{error}\n".encode())
         os._exit(error.exit_code)
-    except TrainingStoppedError:
+    except ranks.TrainingStoppedError:
         os._exit(STOPPED)
     except BaseException:
         os.write(2, traceback.format_exc().encode())

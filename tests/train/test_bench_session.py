@@ -18,9 +18,8 @@ from twinrun.foundation.errors import InputError, RunError
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.bench import BenchJob, BenchResult, CallLine, Work
 from twinrun.protocol.formulas import BUS_BANDWIDTH
-from twinrun.train.accuracy import distance, poisoned
 from twinrun.train.bench import CheckedCall, Session, bus_bytes_of_all_reduce
-from twinrun.train.clock import Clock
+from twinrun.train.measure import Clock, distance, poisoned
 
 LABELS = (
     {"name": "operation", "values": ("sum", "product")},
@@ -33,7 +32,7 @@ import torch.distributed as dist
 
 from twinrun.protocol.bench import BenchJob
 from twinrun.train import worker
-from twinrun.train.accuracy import distance
+from twinrun.train.measure import distance
 from twinrun.train.bench import CheckedCall, Session, bus_bytes_of_all_reduce
 
 
@@ -196,7 +195,7 @@ def test_a_call_that_takes_the_host_longer_is_queued_behind_a_longer_spin(
     taken: float, cycles: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = itertools.count(step=taken)
-    monkeypatch.setattr("twinrun.train.clock.time", SimpleNamespace(perf_counter=lambda: next(now)))
+    monkeypatch.setattr("twinrun.train.measure.time", SimpleNamespace(perf_counter=lambda: next(now)))
     clock = Clock(torch.device("cpu"), warmup=5, repeats=0)
     assert clock._warm(lambda: None) == pytest.approx(cycles)
 

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "kernels" / "src"))
 from gpu_grid import device_of
 from twinrun_mamba.launch import BACKENDS
 
-from twinrun.train.clock import Clock
+from twinrun.train.measure import Clock
 
 ours, upstream = import_module("ours"), import_module("upstream")
 Function = Callable[..., Tensor]

@@ -25,9 +25,9 @@ from twinrun.protocol.bench import (
     name_of,
 )
 from twinrun.train import device as devices
-from twinrun.train import pulse, ranks
-from twinrun.train.clock import Clock, Function, TimedOn
+from twinrun.train import liveness, ranks
 from twinrun.train.job_files import append_line
+from twinrun.train.measure import Clock, Function, TimedOn
 
 # Parts of a buffer that cannot be cut evenly differ by an element.
 TRAFFIC_TOLERANCE = 0.01
@@ -96,7 +96,7 @@ class Session:
         """
         labels = self._complete(labels)
         name = self._new_name(labels)
-        pulse.beat(name, step=len(self._calls) + 1)
+        liveness.beat(name, step=len(self._calls) + 1)
         checked = [self._with_largest_errors(one) for one in (ours, *baselines)]
         self._refuse_wrong(name, checked[0].errors, allowed_error)
         self._refuse_traffic(name, traffic)

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.training import TrainingJob
-from twinrun.train import pulse, ranks, worker
+from twinrun.train import liveness, ranks, worker
 from twinrun.train.canonical import CanonicalGradients
 from twinrun.train.checkpoint.state import InPlaceState, Parts
 from twinrun.train.data import Batch, targets_of
@@ -93,7 +93,7 @@ class WholeModel:
         for number, part_BS in enumerate(parts, start=1):
             self.before_microbatch(last=number == len(parts))
             loss = self._loss_of(part_BS)
-            pulse.beat("backward and optimizer")
+            liveness.beat("backward and optimizer")
             scaled = self._scaler.scale(loss * len(part_BS) / len(tokens_BS) / self._excess)
             scaled.backward()
             total += loss.detach().double() * len(part_BS)

@@ -23,7 +23,7 @@ from twinrun.foundation.files import write_atomically
 from twinrun.protocol.deepspeed import configuration
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.training import TrainingJob
-from twinrun.train import compilation, pulse, ranks, stages, worker
+from twinrun.train import compilation, liveness, ranks, stages, worker
 from twinrun.train.checkpoint.state import InPlaceState, Parts
 from twinrun.train.data import Batch, targets_of
 from twinrun.train.deepspeed_state import GatheredState
@@ -102,7 +102,7 @@ class ZeroEngine(DeepSpeedEngine):
         total = torch.zeros((), dtype=torch.float64, device=tokens_BS.device)
         for part_BS in tokens_BS.split(self._job.microbatch):
             loss = self.engine(part_BS, targets_of(part_BS))
-            pulse.beat("backward and optimizer")
+            liveness.beat("backward and optimizer")
             self.engine.backward(loss)
             self.engine.step()
             total += loss.detach().double() * len(part_BS)

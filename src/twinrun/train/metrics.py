@@ -13,7 +13,7 @@ from torch import Tensor
 
 from twinrun.foundation.errors import RunError
 from twinrun.protocol.training import StepMetrics, TrainingJob
-from twinrun.train import pulse, ranks, stop
+from twinrun.train import liveness, ranks
 from twinrun.train.device import synchronise
 from twinrun.train.job_files import append_line
 
@@ -45,17 +45,17 @@ class Meter:
         """Start the clock of the next step; a step includes the wait for its data."""
         synchronise(self.device)
         self._began = time.perf_counter()
-        pulse.beat("reads its samples", step=len(self.steps) + 1)
+        liveness.beat("reads its samples", step=len(self.steps) + 1)
 
     def add_samples(self, hashes_B: Tensor) -> None:
         """Add the int64 hashes of this rank's samples; the sum may wrap, the order is free."""
         self._hashes[0] += hashes_B.sum()
-        pulse.beat("forward")
+        liveness.beat("forward")
 
     def add_loss(self, loss: Tensor, sequences: int) -> None:
         """Add the mean loss of a microbatch of `sequences`."""
         self._loss += loss.detach().double() * sequences
-        pulse.beat("backward and optimizer")
+        liveness.beat("backward and optimizer")
 
     def end_step(self) -> None:
         """Stop the clock, combine all ranks, and write the step's line from the first rank.
@@ -65,8 +65,8 @@ class Meter:
         """
         synchronise(self.device)
         seconds = time.perf_counter() - self._began
-        pulse.beat("sums the loss of all ranks")
-        self._hashes[1] = stop.wanted()
+        liveness.beat("sums the loss of all ranks")
+        self._hashes[1] = ranks.stop_wanted()
         if dist.is_initialized():
             dist.all_reduce(self._hashes)
             dist.all_reduce(self._loss)

@@ -1,13 +1,19 @@
-"""The process group of a job's ranks; one rank needs none."""
+"""The ranks of a job: their process group, what all of them must know, and being told to end.
+
+One rank needs no group.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from twinrun.foundation.errors import InputError
+from twinrun.foundation.errors import InputError, TwinrunError
 from twinrun.protocol.job import Job
 from twinrun.train.job_files import rank_variable
 
@@ -51,3 +57,56 @@ def largest(values: Sequence[float], device: torch.device) -> list[float]:
         dist.all_reduce(over_ranks, op=dist.ReduceOp.MAX)
     found: list[float] = over_ranks.tolist()
     return found
+
+
+_signals: list[int] = []
+
+
+class TrainingStoppedError(Exception):
+    """All ranks have saved what they did, and end."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"saved after step {step}")
+        self.step = step
+
+
+def listen_for_stop() -> None:
+    """Take SIGTERM, which schedulers send before they kill, as a request; for a run that can save."""
+    signal.signal(signal.SIGTERM, _note)
+
+
+def stop_wanted() -> bool:
+    """Say whether this rank was told to end."""
+    return bool(_signals)
+
+
+def _note(number: int, _frame: FrameType | None) -> None:
+    _signals.append(number)
+
+
+def together(work: Callable[[], Any], group: dist.ProcessGroup | None) -> Any:
+    """Do `work` on the first rank; return its result, or raise its TwinrunError, on all.
+
+    Args:
+        group: all ranks, None where there is one.
+    """
+    found: list[Any] = [None, None]
+    if rank() == 0:
+        try:
+            found[0] = work()
+        except TwinrunError as error:
+            found[1] = error
+    if group is not None:
+        dist.broadcast_object_list(found, src=0, group=group)
+    if found[1] is not None:
+        raise found[1]
+    return found[0]
+
+
+def first_fault(fault: str | None, group: dist.ProcessGroup | None) -> str | None:
+    """Return the fault of the lowest rank that has one."""
+    found: list[str | None] = [fault]
+    if group is not None:
+        found = [None] * dist.get_world_size()
+        dist.all_gather_object(found, fault, group=group)
+    return next((one for one in found if one is not None), None)

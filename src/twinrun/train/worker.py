@@ -20,12 +20,11 @@ from twinrun.foundation.errors import TwinrunError
 from twinrun.foundation.processes import end_with_parent
 from twinrun.protocol.job import OUT_OF_MEMORY, STOPPED, Job, Result
 from twinrun.protocol.training import TrainingJob, TrainingResult
-from twinrun.train import attention, pulse, ranks
+from twinrun.train import attention, liveness, ranks
 from twinrun.train import device as devices
 from twinrun.train.job_files import read_job, report_rank, start_over, write_result, write_stop
 from twinrun.train.metrics import Meter
 from twinrun.train.models import DTYPES, Model, family_of
-from twinrun.train.stop import TrainingStoppedError
 
 AnyJob = TypeVar("AnyJob", bound=Job)
 # Integers of the size of a parameter, for its bits.
@@ -75,21 +74,21 @@ def run(work: Callable[[AnyJob], Result], kind: type[AnyJob]) -> None:
 def _run(work: Callable[[AnyJob], Result], kind: type[AnyJob]) -> None:
     job = read_job(kind)
     # First of all: file systems and drivers, which the next lines ask, may hang.
-    pulse.watch(job)
+    liveness.watch(job)
     if ranks.rank() == 0:
         # A scheduler may have started the ranks before, and ended them.
         start_over(job)
     report_rank(job)
     try:
         result = work(job)
-    except TrainingStoppedError as stopped:
+    except ranks.TrainingStoppedError as stopped:
         if ranks.rank() == 0:
             write_stop(job, stopped.step)
-        pulse.end()
+        liveness.end()
         _leave(STOPPED)
     if ranks.rank() == 0:
         write_result(job, result)
-    pulse.end()
+    liveness.end()
     end()
 
 

@@ -22,10 +22,9 @@ from twinrun.checkpoints.store import DamagedError, Store
 from twinrun.checkpoints.verification import read_manifest, retire
 from twinrun.foundation.errors import InputError, RunError, TwinrunError
 from twinrun.protocol.training import TrainingJob
-from twinrun.train import pulse, ranks, stop
-from twinrun.train.checkpoint import agreement, state
+from twinrun.train import liveness, ranks
+from twinrun.train.checkpoint import state
 from twinrun.train.checkpoint.identity import check_allowed, identity_of, layout_of, weights_alone
-from twinrun.train.checkpoint.staging import Staging
 from twinrun.train.checkpoint.storage import Publish, Reader, Writer
 from twinrun.train.corpus import Corpus
 from twinrun.train.metrics import Meter
@@ -78,12 +77,12 @@ class Checkpoints:
         if self._group is None:
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         self._store = store_at(self._settings.place)
-        self._staging = Staging()
+        self._staging = state.Staging()
         self._previous: str | None = None
         self._saving: Future[Any] | None = None
         self._saved = -1
         self._token = self._claim()
-        stop.listen()
+        ranks.listen_for_stop()
 
     def resume(self) -> int:
         """Go on from the newest good checkpoint, if there is one; return the steps that are done.
@@ -133,11 +132,11 @@ class Checkpoints:
             self._save(step)
         if stopping and not last:
             self.wait()
-            raise stop.TrainingStoppedError(step)
+            raise ranks.TrainingStoppedError(step)
 
     def _save(self, step: int) -> None:
         self.wait()
-        pulse.beat("copies what it saves")
+        liveness.beat("copies what it saves")
         tensors = self._parts.tensors() | state.history(self._meter)
         writer = Writer(
             self._store,
@@ -153,7 +152,7 @@ class Checkpoints:
         """Wait until the last save is durable and published; raises TwinrunError where it failed."""
         if self._saving is None:
             return
-        pulse.beat("waits until it is saved")
+        liveness.beat("waits until it is saved")
         saving, self._saving = self._saving, None
         try:
             saving.result()
@@ -186,7 +185,7 @@ class Checkpoints:
             manifest = read_manifest(store, step)
         except DamagedError as error:
             fault = str(error)
-        fault = agreement.first(fault, self._group)
+        fault = ranks.first_fault(fault, self._group)
         if fault is not None or manifest is None:
             return fault
         place = store.file(step, MANIFEST)
@@ -248,7 +247,7 @@ class Checkpoints:
         check_allowed(manifest, self._identity, self._layout, mode=self._settings.mode, place=place)
 
     def _together(self, work: Callable[[], Any]) -> Any:
-        return agreement.together(work, self._group)
+        return ranks.together(work, self._group)
 
     def _say(self, text: str) -> None:
         if ranks.rank() == 0:

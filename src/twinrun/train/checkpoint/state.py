@@ -7,12 +7,25 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
 from twinrun.checkpoints.manifest import CheckpointManifest, StoredTensor
 from twinrun.foundation.errors import InputError
-from twinrun.train.checkpoint.storage import NAMES
 from twinrun.train.metrics import Meter
 
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MODEL, OPTIMIZER, HISTORY = "model.", "optimizer.", "history."
 # What a wrapper adds to the name of a parameter.
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
@@ -126,3 +139,19 @@ def _empty(stored: StoredTensor, parameter: Tensor, group: dict[str, Any]) -> Te
 
 def _dtype(stored: StoredTensor) -> torch.dtype:
     return {name: dtype for dtype, name in NAMES.items()}[stored.dtype]
+
+
+class Staging:
+    """The copies of one run; the save before must be written when the next is copied."""
+
+    def __init__(self) -> None:
+        # Pinned memory takes seconds to get and is copied into at the full rate of the link, so it is kept.
+        self._pinned = BlockingAsyncStager(cache_staged_state_dict=True)
+        self._pageable = BlockingAsyncStager()
+
+    def copy(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return `tensors` on the host; those of a device have the same names and shapes in every save."""
+        on_device = {name: tensor for name, tensor in tensors.items() if tensor.device.type != "cpu"}
+        rest = {name: tensor for name, tensor in tensors.items() if name not in on_device}
+        pinned = self._pinned.stage(on_device) if on_device else {}
+        return {**pinned, **self._pageable.stage(rest)}

@@ -42,22 +42,9 @@ from twinrun.checkpoints.store import Sink, Store
 from twinrun.checkpoints.verification import entry_of, read_chunk, read_entries, threads
 from twinrun.foundation.errors import TwinrunError
 from twinrun.train import ranks
-from twinrun.train.checkpoint.staging import Staging
+from twinrun.train.checkpoint.state import DTYPES, NAMES, Staging
 
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 Publish = Callable[[tuple[StoredFile, ...], dict[str, StoredTensor]], None]
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ from torch.nn.functional import layer_norm
 
 from twinrun.protocol.bench import COPY, BenchJob, BenchResult, Work
 from twinrun.train import worker
-from twinrun.train.accuracy import distance
+from twinrun.train.measure import distance
 from twinrun.train.bench import CheckedCall, Session
-from twinrun.train.clock import Function, copy_rate
+from twinrun.train.measure import Function, copy_rate
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ALLOWED_ERRORS = {"fp32": 1e-5, "bf16": 1e-2}

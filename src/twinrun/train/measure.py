@@ -1,17 +1,55 @@
-"""Times of calls: cold caches and queued launches on the device, or from call to call on the host."""
+"""What is measured of a call: its error, the memory that it keeps, and its times.
+
+Times are those of the device, caches cold and launches queued, or from call to call on the host.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from twinrun.protocol.bench import COPY, PeakRate
-from twinrun.train import pulse, ranks
+from twinrun.train import liveness, ranks
 from twinrun.train.device import synchronise
+
+
+def distance(found: Tensor, reference: Tensor) -> float:
+    """Return ||found - reference|| over ||reference||, computed in float64; infinite where not a number."""
+    found, reference = found.detach().double(), reference.detach().double()
+    norm = float(torch.linalg.vector_norm(reference))
+    difference = float(torch.linalg.vector_norm(found - reference))
+    relative = difference / norm if norm else difference
+    return relative if math.isfinite(relative) else math.inf
+
+
+@contextlib.contextmanager
+def poisoned() -> Iterator[None]:
+    """Fill memory that is handed out uninitialised with NaN, so that what is not written shows."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    # Filling goes with this mode; kernels without a deterministic form are not our concern here.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def kept_bytes(forward: Callable[[], Tensor], device: torch.device) -> int | None:
+    """Return the memory that `forward` keeps beside its output; None where it cannot be known."""
+    if device.type != "cuda":
+        return None
+    before = torch.cuda.memory_allocated(device)
+    out = forward()
+    return int(torch.cuda.memory_allocated(device) - before - out.nbytes)
+
 
 Function = Callable[[], object]
 TimedOn = Literal["device", "host"]
@@ -50,7 +88,7 @@ class Clock:
         turns = list(zip(calls, spins, spent, strict=True))
         for repeat in range(self._repeats):
             # In turns on an H200 every second short call read 0.3 microseconds more: not always the same.
-            pulse.beat("times its calls")
+            liveness.beat("times its calls")
             for call, spin, times in turns[:: -1 if repeat % 2 else 1]:
                 ranks.wait()
                 times.append(self._on_device(call, spin) if clock == "device" else self._on_host(call))

@@ -16,23 +16,23 @@ from tests.ranks import environment
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.job import Job
 from twinrun.protocol.pulse import FOLDER, RankState, WatchedRank
-from twinrun.train.watchdog import FIRST_SECONDS, FLOOR_SECONDS, Watchdog
+from twinrun.train.liveness import FIRST_SECONDS, FLOOR_SECONDS, Watchdog
 
 SECONDS = 30
 # Two steps, of which the second hangs where it does what it has done before.
 HANGS = """
 import sys, time
 from twinrun.protocol.job import Job
-from twinrun.train import pulse
+from twinrun.train import liveness
 job = Job.model_validate_json(sys.argv[1])
-pulse.watch(job)
+liveness.watch(job)
 for step in (1, 2):
-    pulse.beat("forward", step=step)
+    liveness.beat("forward", step=step)
     if step == 2:
         print("there", flush=True)
         {hang}
-    pulse.beat("backward")
-pulse.end()
+    liveness.beat("backward")
+liveness.end()
 """
 
 
@@ -129,7 +129,7 @@ def test_a_file_system_that_hangs_does_not_keep_the_watchdog(
         goes_on.wait(SECONDS)
         written.append(text)
 
-    monkeypatch.setattr("twinrun.train.watchdog.write_atomically", hang)
+    monkeypatch.setattr("twinrun.train.liveness.write_atomically", hang)
     dog = Watchdog(watched(tmp_path), reader=0)
     began = time.monotonic()
     for _ in range(3):
