@@ -1,18 +1,22 @@
-"""Commands of twinrun as processes of their own, in a project that may be a copy."""
+"""Commands of twinrun in a project that may be a copy, in this process or in one of their own."""
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from unittest.mock import patch
 
-from tests.forks import PATIENCE_SECONDS, Forked, ForkServer
+from invoke import __version__
+from invoke.program import Program
 
 ROOT = Path(__file__).resolve().parents[1]
+PATIENCE_SECONDS = 300
 
 
 def environment(root: Path, **variables: str) -> dict[str, str]:
@@ -30,26 +34,50 @@ def environment(root: Path, **variables: str) -> dict[str, str]:
 def invoke(
     root: Path, *arguments: str, variables: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command in the project at `root`, in a fork of a process that has imported the package.
+    """Run a command in the project at `root`, in this process.
 
     The code is this project's: what a test changes of the copy's `src` needs `invoke_anew`.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder) / name for name in ("stdout", "stderr")]
-        asked = Forked(
-            arguments=arguments,
-            folder=str(root),
-            variables=environment(root, **(variables or {})),
-            stdout=str(files[0]),
-            stderr=str(files[1]),
-        )
-        status = _server().run([asked])
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        files = [folder / name for name in ("stdout", "stderr")]
+        out, err = (stack.enter_context(file.open("w", encoding="utf-8")) for file in files)
+        stack.enter_context(contextlib.redirect_stdout(out))
+        stack.enter_context(contextlib.redirect_stderr(err))
+        stack.enter_context(contextlib.chdir(root))
+        stack.enter_context(patch.dict(os.environ, environment(root, **(variables or {}))))
+        stack.enter_context(patch.object(sys, "argv", ["invoke", *arguments]))
+        stack.enter_context(patch.object(sys, "path", [str(root), *sys.path]))
+        stack.enter_context(_own_signals())
+        status = _status(arguments)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
         return subprocess.CompletedProcess(arguments, status, *(file.read_text("utf-8") for file in files))
 
 
-@functools.cache
-def _server() -> ForkServer:
-    return ForkServer("tests.command_server", variables=os.environ | {"PYTHONPATH": str(ROOT / "src")})
+def _status(arguments: Sequence[str]) -> int:
+    """Run a command and return its exit code; the tasks are those of the folder that this process is in."""
+    before = sys.modules.pop("tasks", None)
+    try:
+        Program(version=__version__, name="Invoke", binary="invoke").run(["invoke", *arguments])
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
+    finally:
+        sys.modules.pop("tasks", None)
+        if before:
+            sys.modules["tasks"] = before
+    return 0
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Leave to this process what it does at a signal: a command has handlers of its own until it ends."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def invoke_anew(
