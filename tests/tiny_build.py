@@ -44,7 +44,10 @@ def carried_checkout(folder: Path) -> Checkout:
 
 def another(checkout: Checkout, root: Path, *, instead: tuple[str, str] | None = None) -> Checkout:
     """Return a copy of the checkout, in which the Dockerfile may have one text instead of another."""
-    shutil.copytree(checkout.root, root, ignore=shutil.ignore_patterns("runs"))
+    # `runs` is also a package of src.
+    shutil.copytree(
+        checkout.root, root, ignore=lambda folder, _: ["runs"] if Path(folder) == checkout.root else []
+    )
     dockerfile = root / "images/Dockerfile"
     if instead:
         text = dockerfile.read_text(encoding="utf-8")
