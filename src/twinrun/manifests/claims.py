@@ -122,6 +122,7 @@ class RecordClaim(Frozen):
 
     kind: ClassVar[str] = "between records"
     unit: ClassVar[str] = RATIO
+    measurement: ClassVar[None] = None
     hardware: ClassVar[None] = None
     """Each side has its own."""
     id: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]

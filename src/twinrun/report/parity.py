@@ -15,17 +15,17 @@ from twinrun.report.tables import View, word_columns
 from twinrun.results.parity import METRIC, CurveParity
 from twinrun.results.record import Record
 from twinrun.workloads.curve_charts import parity_charts
-from twinrun.workloads.parity import Outcome
+from twinrun.workloads.parity import CurveOutcome
 from twinrun.workloads.tables_and_charts import Table, text
 
-HEADLINES: dict[Outcome, str] = {
+HEADLINES: dict[CurveOutcome, str] = {
     "inside": "One curve: no farther apart than control runs",
     "outside": "Two curves: farther apart than control runs, though they start as one",
     "start": "Two curves from the first step on",
     "other-run": "Two experiments, whose curves need not coincide",
     "no-envelope": "Not decided: no envelope tells rounding from more",
 }
-TONES: dict[Outcome, str] = {"inside": "good", "outside": "bad", "start": "bad"}
+TONES: dict[CurveOutcome, str] = {"inside": "good", "outside": "bad", "start": "bad"}
 COLUMNS = ("over", "largest difference", "at step", "envelope", "control runs")
 
 

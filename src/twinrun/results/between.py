@@ -12,10 +12,10 @@ from twinrun.manifests.metrics import Metric
 from twinrun.manifests.restatements import Restatement
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement
-from twinrun.results.evidence import counted, doubt_of, mismatches
+from twinrun.results.evidence import counted, doubt_of, found_of, mismatches
 from twinrun.results.record import Record, hardware
 from twinrun.results.verdicts import (
-    Finding,
+    Assessment,
     FoundValue,
     NotAskedError,
     RestatementVerdict,
@@ -57,7 +57,7 @@ def judge_between(records: Sequence[Record], project: Project) -> tuple[Verdict,
     )
 
 
-def _as_published(claim: RecordClaim, records: Sequence[Record], project: Project) -> Finding:
+def _as_published(claim: RecordClaim, records: Sequence[Record], project: Project) -> Assessment:
     over, under = (_published_side(claim, side, records) for side in (claim.over, claim.under))
     used = [one.record for side in (over, under) for one in side.values()]
     if apart := sorted({", ".join(mismatches(record.plan.differences)) for record in used} - {""}):
@@ -71,7 +71,7 @@ def _as_published(claim: RecordClaim, records: Sequence[Record], project: Projec
     mean = sum(ratios.values()) / len(ratios)
     stands = margin(mean, claim.value, better=claim.better, tolerance=claim.tolerance)
     reason = f"mean of {_each(ratios)}; published {claim.value:g}, tolerance {claim.tolerance:.0%}"
-    return Finding(mean, stands.holds, reason)
+    return Assessment(mean, stands.holds, reason)
 
 
 def _published_side(claim: RecordClaim, side: ClaimSide, records: Sequence[Record]) -> Side:
@@ -94,7 +94,7 @@ def _published_one(
     claim: RecordClaim, side: ClaimSide, name: str, record: Record, point: PointRecord
 ) -> SideMeasurement:
     """Return the number of a record; raises NotAskedError where it is not one of the published side."""
-    one = _measured(claim.metric, point)
+    one = found_of(claim, point)
     if one is None or one.count < 2:
         raise NotAskedError(f"{side}: {claim.metric} of {name} is not measured over two steps or more")
     if record.environment.lock_differences:
@@ -163,16 +163,12 @@ def _restated_one(here: Restatement, record: Record, point: PointRecord, metric:
     if held := [one for one in record.plan.differences if one.field not in here.free]:
         fields = "; ".join(f"{one.field} {plain(one.found)}" for one in held)
         raise NotAskedError(f"{place} is not the published configuration: {fields}")
-    found = _measured(here.metric, point)
+    found = found_of(here, point)
     if found is None:
         raise NotAskedError(f"{place} has no {here.metric}")
     if doubt := doubt_of([found], metric, record.gpu, per=found.per, tolerance=here.tolerance):
         raise NotAskedError(f"{place}: {doubt}")
     return found
-
-
-def _measured(metric: str, point: PointRecord) -> Measurement | None:
-    return next((one for one in point.measurements if one.metric == metric), None)
 
 
 def _canonical(one: SideMeasurement, metric: Metric) -> float:

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import percent
-from twinrun.manifests.claims import Claim
+from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.manifests.metrics import Metric
 from twinrun.manifests.published import Accepted
+from twinrun.manifests.restatements import Restatement
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.measurements import Measurement, Per
 from twinrun.results.record import Record
@@ -29,11 +30,11 @@ class JudgeContext(Frozen):
     fingerprint: Mapping[str, Accepted]
 
 
-def found_of(claim: Claim, point: PointRecord) -> Measurement | None:
-    """Return the measurement of a point that a claim is about."""
-    if claim.measurement:
-        return point.measurement(claim.measurement)
-    return next((one for one in point.measurements if one.metric == claim.metric), None)
+def found_of(asked: Claim | RecordClaim | Restatement, point: PointRecord) -> Measurement | None:
+    """Return the measurement of a point that a claim, or its restatement, is about."""
+    if asked.measurement:
+        return point.measurement(asked.measurement)
+    return next((one for one in point.measurements if one.metric == asked.metric), None)
 
 
 def value_of(claim: Claim, point: PointRecord, found: Measurement, metric: Metric, gpu: Gpu | None) -> float:

@@ -27,12 +27,12 @@ from twinrun.results.evidence import (
 from twinrun.results.parity import held_within
 from twinrun.results.record import Record
 from twinrun.results.restate import restated
-from twinrun.results.verdicts import Finding, NotAskedError, Verdict, judge_claim, margin
-from twinrun.workloads.parity import Outcome, largest_difference, same_order, values_of
+from twinrun.results.verdicts import Assessment, NotAskedError, Verdict, judge_claim, margin
+from twinrun.workloads.parity import CurveOutcome, largest_difference, same_order, values_of
 from twinrun.workloads.workload import PointRecord
 
 # What a parity that could not be decided makes of its claim.
-UNDECIDED: dict[Outcome, Literal["not-comparable", "config-mismatch"]] = {
+UNDECIDED: dict[CurveOutcome, Literal["not-comparable", "config-mismatch"]] = {
     "other-run": "config-mismatch",
     "no-envelope": "not-comparable",
 }
@@ -58,7 +58,7 @@ def claims_digest(published: PublishedClaims) -> str:
     return sha256_of_bytes(canonical_json(content).encode())
 
 
-def _absolute(claim: Claim, record: Record, terms: JudgeContext) -> Finding:
+def _absolute(claim: Claim, record: Record, terms: JudgeContext) -> Assessment:
     assert claim.point is not None
     metric, point = terms.metrics[claim.metric], record.point(claim.point)
     found = found_of(claim, point) if point else None
@@ -75,7 +75,7 @@ def _absolute(claim: Claim, record: Record, terms: JudgeContext) -> Finding:
     return _directed(claim, value)
 
 
-def _ratio(claim: Claim, record: Record, terms: JudgeContext) -> Finding:
+def _ratio(claim: Claim, record: Record, terms: JudgeContext) -> Assessment:
     assert claim.between is not None
     metric = terms.metrics[claim.metric]
     points = [point for name in claim.between if (point := record.point(name))]
@@ -88,7 +88,7 @@ def _ratio(claim: Claim, record: Record, terms: JudgeContext) -> Finding:
     return _directed(claim, value)
 
 
-def _invariant(claim: Claim, record: Record, terms: JudgeContext) -> Finding:
+def _invariant(claim: Claim, record: Record, terms: JudgeContext) -> Assessment:
     points = record.whole
     if len(points) < 2:
         raise NotAskedError(f"needs two world sizes; this run has {names_of(points) or 'none'}")
@@ -97,16 +97,16 @@ def _invariant(claim: Claim, record: Record, terms: JudgeContext) -> Finding:
     return _distance(claim, points, terms)
 
 
-def _same_fact(points: Sequence[PointRecord], fact: str) -> Finding:
+def _same_fact(points: Sequence[PointRecord], fact: str) -> Assessment:
     found = {point.id: point.facts.get(fact) for point in points}
     if absent := [name for name, value in found.items() if value is None]:
         raise NotAskedError(f"no {fact} of {', '.join(absent)}")
     apart = len(set(found.values())) > 1
     reason = f"{', '.join(found)}: the {fact} is {'not ' if apart else ''}the same at every point"
-    return Finding(float(apart), not apart, reason)
+    return Assessment(float(apart), not apart, reason)
 
 
-def _parity(claim: Claim, record: Record, terms: JudgeContext) -> Finding:
+def _parity(claim: Claim, record: Record, terms: JudgeContext) -> Assessment:
     """Judge whether curves are one but for rounding; as published on the published hardware alone."""
     if terms.metrics[claim.metric].series is None:
         return _same_value(claim, record, terms)
@@ -121,10 +121,10 @@ def _parity(claim: Claim, record: Record, terms: JudgeContext) -> Finding:
     curves = [_curve(claim, point) for point in record.whole]
     if held and (doubt := nothing_behind(claim, curves)):
         raise NotAskedError(doubt, measured=distance)
-    return Finding(distance, held, reason)
+    return Assessment(distance, held, reason)
 
 
-def _same_value(claim: Claim, record: Record, terms: JudgeContext) -> Finding:
+def _same_value(claim: Claim, record: Record, terms: JudgeContext) -> Assessment:
     """Judge whether two points have one value, which no control run widens."""
     points = [point for name in claim.between or () if (point := record.point(name))]
     if len(points) < 2:
@@ -132,7 +132,7 @@ def _same_value(claim: Claim, record: Record, terms: JudgeContext) -> Finding:
     return _distance(claim, points, terms)
 
 
-def _distance(claim: Claim, points: Sequence[PointRecord], terms: JudgeContext) -> Finding:
+def _distance(claim: Claim, points: Sequence[PointRecord], terms: JudgeContext) -> Assessment:
     """Judge how far the curves, or the values, of `points` are apart."""
     curves = [_curve(claim, point) for point in points]
     if not all(curves):
@@ -142,7 +142,7 @@ def _distance(claim: Claim, points: Sequence[PointRecord], terms: JudgeContext) 
         raise NotAskedError(reason, outcome="config-mismatch")
     value, step = largest_difference(curves)
     if math.isnan(value):
-        return Finding(None, False, f"the {claim.metric} is not a finite number at step {step}")
+        return Assessment(None, False, f"the {claim.metric} is not a finite number at step {step}")
     held = margin(value, claim.value, better=claim.better, tolerance=claim.tolerance).holds
     if held and terms.metrics[claim.metric].series and (doubt := nothing_behind(claim, curves)):
         raise NotAskedError(doubt, measured=value)
@@ -150,7 +150,7 @@ def _distance(claim: Claim, points: Sequence[PointRecord], terms: JudgeContext) 
         f"{names_of(points)}: largest relative difference {value:.2g} at step {step} of"
         f" {len(curves[0])}, allowed {claim.tolerance:g}; same batches in the same order"
     )
-    return Finding(value, held, reason)
+    return Assessment(value, held, reason)
 
 
 def _curve(claim: Claim, point: PointRecord) -> tuple[float, ...]:
@@ -159,14 +159,14 @@ def _curve(claim: Claim, point: PointRecord) -> tuple[float, ...]:
     return values_of(point, claim.metric) or ((found.median,) if found else ())
 
 
-def _directed(claim: Claim, value: float) -> Finding:
+def _directed(claim: Claim, value: float) -> Assessment:
     """Compare with the published value in its direction of goodness."""
     stands = margin(value, claim.value, better=claim.better, tolerance=claim.tolerance)
     reason = (
         f"{abs(stands.change):.1%} {stands.side} the published value;"
         f" {claim.better} is better, {claim.tolerance:.0%} worse is allowed because {claim.because}"
     )
-    return Finding(value, stands.holds, reason)
+    return Assessment(value, stands.holds, reason)
 
 
 def _demand_hardware(

@@ -10,7 +10,6 @@ from twinrun.foundation.text import plain, plural
 from twinrun.manifests.claims import Claim
 from twinrun.manifests.metrics import Metric
 from twinrun.manifests.restatements import Restatement
-from twinrun.protocol.measurements import Measurement
 from twinrun.results.evidence import JudgeContext, differences_of, doubt_of, found_of
 from twinrun.results.parity import held_within
 from twinrun.results.record import Record
@@ -135,18 +134,12 @@ def _values(
         yield from _doublings(claim, points)
         return
     for point in points:
-        found = _measured(here, point)
+        found = found_of(here, point)
         if found is None:
             raise NotAskedError(f"no {here.measurement or here.metric} at {point.id}")
         if metric.formulas and found.formula != (here.formula or claim.formula):
             raise NotAskedError(f"{found.id} at {point.id} is counted by {found.formula}")
         yield FoundValue(metric.canonical(found.median, found.unit), point.id, (found,))
-
-
-def _measured(here: Restatement, point: PointRecord) -> Measurement | None:
-    if here.measurement:
-        return point.measurement(here.measurement)
-    return next((one for one in point.measurements if one.metric == here.metric), None)
 
 
 def _doublings(claim: Claim, points: Sequence[PointRecord]) -> Iterator[FoundValue]:

@@ -98,7 +98,7 @@ class FoundValue(NamedTuple):
     behind: tuple[Measurement, ...] = ()
 
 
-class Finding(NamedTuple):
+class Assessment(NamedTuple):
     """What the records say about a claim as published."""
 
     value: float | None
@@ -134,7 +134,7 @@ def margin(
 
 def judge_claim(
     claim: Claim | RecordClaim,
-    as_published: Callable[[], Finding],
+    as_published: Callable[[], Assessment],
     as_restated: Callable[[Restatement], RestatementVerdict],
 ) -> Verdict:
     """Judge a claim as published and, where that cannot be asked, as restated."""
@@ -144,7 +144,7 @@ def judge_claim(
     return verdict.model_copy(update={"here": as_restated(claim.here)})
 
 
-def _published(claim: Claim | RecordClaim, as_published: Callable[[], Finding]) -> Verdict:
+def _published(claim: Claim | RecordClaim, as_published: Callable[[], Assessment]) -> Verdict:
     outcome: AsPublished
     measured: float | None
     try:

@@ -27,7 +27,7 @@ RESOLUTION = 6e-8
 # and that control runs had one of them says nothing of the next.
 FINEST = 2**-22
 
-Outcome = Literal["inside", "outside", "start", "other-run", "no-envelope"]
+CurveOutcome = Literal["inside", "outside", "start", "other-run", "no-envelope"]
 
 
 class Window(Frozen):
@@ -55,7 +55,7 @@ class Parity(Frozen):
 
     a: str
     b: str
-    outcome: Outcome
+    outcome: CurveOutcome
     reason: str
     start: float
     """Relative difference at the first step."""
@@ -189,7 +189,7 @@ def _largest(a: Sequence[float], b: Sequence[float], steps: int) -> tuple[float,
     return (math.inf if math.isnan(value) else value), step
 
 
-def _judged(found: Parity, *, controls: int, same: bool, widest: float) -> tuple[Outcome, str]:
+def _judged(found: Parity, *, controls: int, same: bool, widest: float) -> tuple[CurveOutcome, str]:
     differs = "; ".join(f"{name} {sides}" for name, sides in found.differs.items())
     if found.start > found.start_allowed:
         why = (
