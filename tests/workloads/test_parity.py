@@ -8,7 +8,7 @@ import random
 import pytest
 
 from twinrun.workloads.curve_charts import parity_charts
-from twinrun.workloads.parity import FIRST, Parity, envelope_of, parity
+from twinrun.workloads.parity import FIRST, Parity, envelope_of, largest_difference, parity
 from twinrun.workloads.workload import ControlledCurve
 
 STEPS = 200
@@ -135,3 +135,28 @@ def test_the_pictures_have_both_curves_and_the_envelope() -> None:
     assert [len(chart.curves) for chart in charts] == [2, 2, 2, 2]
     assert [chart.limit for chart in charts[1::2]] == [window.envelope for window in found.windows]
     assert {len(chart.curves[0].spots) for chart in charts[2:]} <= {FIRST - 1, FIRST}
+
+
+@pytest.mark.parametrize(
+    ("curves", "value", "step"),
+    [
+        ([(2.0, 1.0), (2.0, 1.5)], 0.5, 2),
+        ([(4.0, 1.0), (2.0, 1.0)], 1.0, 1),
+        ([(1.0, 1.0), (1.0, 1.0)], 0.0, 1),
+        ([(-2.0,), (-1.0,)], 0.5, 1),
+        ([(1.0, 1.0), (1.1, 1.2), (1.0, 1.1)], 0.2, 2),
+    ],
+)
+def test_the_distance_is_over_the_lowest_value(
+    curves: list[tuple[float, ...]], value: float, step: int
+) -> None:
+    found, at = largest_difference(curves)
+    assert found == pytest.approx(value)
+    assert at == step
+
+
+@pytest.mark.parametrize("curves", [[(1.0, 1.0), (1.0,)], [(1.0, math.inf), (1.0, 1.0)]])
+def test_a_curve_that_ends_is_no_number(curves: list[tuple[float, ...]]) -> None:
+    value, step = largest_difference(curves)
+    assert math.isnan(value)
+    assert step == 2

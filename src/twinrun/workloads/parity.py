@@ -38,11 +38,11 @@ class Window(Frozen):
     distance: float
     """Largest relative difference."""
     step: int
-    """Where that is."""
+    """Step of the largest difference."""
     controls: tuple[float, ...]
     """Largest relative difference of each control run to the run that it repeats."""
     envelope: float
-    """What one further control run stays below, 99 times of 100."""
+    """Distance that one further control run stays below, 99 times of 100."""
 
     @property
     def share(self) -> float:

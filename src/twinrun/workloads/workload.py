@@ -37,7 +37,7 @@ class Placement(Frozen):
 
     @property
     def world_size(self) -> int:
-        """Ranks."""
+        """Number of ranks."""
         return self.nodes * self.devices_per_node
 
 
@@ -69,9 +69,9 @@ class Hardware(Frozen):
     cores: int
     """Processors that this process may run on."""
     vendor: str = ""
-    """Folder of images/vendors, of what the run has."""
+    """Vendor of the hardware that the run uses, a folder of images/vendors."""
     processor: str = ""
-    """That of the processor, which every machine has beside."""
+    """Vendor of the processor, which every machine has."""
 
 
 class PlanRequest(Frozen, Generic[Tables]):
@@ -125,6 +125,7 @@ class LegSteps(Frozen):
     end: Positive
     """Steps that are done when it ends."""
     last: bool
+    """Whether the run ends with it."""
 
     @property
     def previous(self) -> str | None:
@@ -133,7 +134,7 @@ class LegSteps(Frozen):
 
 
 class Run(Frozen):
-    """The common part of a job, see `Job`."""
+    """The part of a job that is the same for every workload, see `Job`."""
 
     recipe: str
     accelerator: bool
@@ -171,7 +172,7 @@ class ControlledCurve(Frozen):
     origins: dict[str, str]
     """Digests by name: of the initial weights, the data, and the order of the data over the whole curve."""
     rounding: float
-    """What two kinds of hardware may be apart at the first step, relative; of the arithmetic's type."""
+    """Largest relative difference of two kinds of hardware at the first step, by the arithmetic's type."""
 
 
 class RecordView(Frozen, Generic[PlanPart, PointPart]):

@@ -16,7 +16,7 @@ class BenchScale(Scale):
     """One size at which the benchmark runs."""
 
     cases: tuple[str, ...]
-    """In their order."""
+    """Cases, in the order in which they run."""
     sweep: Sweep | None = None
     """Placements of each case; one device where there is none."""
 
@@ -39,7 +39,7 @@ class Figure(Frozen):
     series: tuple[str, ...] = ()
     """Labels whose values name a bar or a curve, beside the implementation."""
     over: str | None = None
-    """Of lines: the setting of the cases on the horizontal axis, for example `bytes`."""
+    """Setting of the cases on the horizontal axis of lines, for example `bytes`."""
     where: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Labels and the values of them that are drawn; all where a label is left out."""
     cases: tuple[str, ...] = ()

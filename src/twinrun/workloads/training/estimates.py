@@ -33,7 +33,7 @@ class Budget(Frozen):
     device_memory_bytes: int | None
     """None on a CPU, where the recipe names sizes that fit."""
     state_bytes: int | None = None
-    """Of parameters, gradients and optimizer, where a layout says more of them than sharding does."""
+    """Bytes of parameters, gradients and optimizer, where a layout says more of them than sharding does."""
 
     def needed(self, *, microbatch: int, world: int) -> int:
         """Estimate the bytes one of `world` devices needs."""

@@ -106,7 +106,7 @@ class TrainingPlan(Frozen):
 
 
 class TrainingPoint(Frozen):
-    """What one placement adds."""
+    """What one placement adds to the plan."""
 
     microbatches: tuple[int, ...]
     """Sequences of one forward pass of one device, largest first; the first that fits is kept."""
@@ -116,7 +116,7 @@ class TrainingPoint(Frozen):
     Null in records from before it was written down; the fact `parallelism` says what ran.
     """
     layout: Layout | None = None
-    """Of a sweep over layouts."""
+    """Layout of the point; null where the sweep is over sizes."""
     shape: AnyShape | None = None
     """The model of a layout, which may be another than the sweep's."""
     controls: int = 0

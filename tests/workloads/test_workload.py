@@ -1,0 +1,64 @@
+"""A workload is ten functions at most, and what files say of a plan is read as its types."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from tests.records import plan
+from twinrun.foundation.errors import InputError
+from twinrun.planning.plan import Plan
+from twinrun.workloads import load_workload, whole_workload, workload_names
+from twinrun.workloads.workload import Workload
+
+RECIPES = {"training": "mpt7b-scaling", "bench": "mamba-kernels", "checks": "cluster-acceptance"}
+
+
+def test_a_workload_is_ten_functions_at_most() -> None:
+    functions = [one.name for one in dataclasses.fields(Workload) if str(one.type).startswith("Callable")]
+    assert 0 < len(functions) <= 10
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (SimpleNamespace(), "a workload offers an instance of Workload as `WORKLOAD`"),
+        (SimpleNamespace(WORKLOAD="bench"), "a workload offers an instance of Workload as `WORKLOAD`"),
+        (SimpleNamespace(WORKLOAD=load_workload("checks")), "the table is not the folder's"),
+    ],
+)
+def test_a_folder_without_its_workload_is_refused(module: SimpleNamespace, said: str) -> None:
+    with pytest.raises(InputError) as raised:
+        whole_workload(module, "bench")
+    assert raised.value.message == said
+    assert raised.value.place == "src/twinrun/workloads/bench/__init__.py"
+
+
+@pytest.mark.parametrize("name", workload_names())
+def test_a_plan_from_a_file_has_the_types_of_its_workload(name: str) -> None:
+    workload, made = load_workload(name), plan(RECIPES[name], scale="smoke", gpu=None)
+    again = Plan.model_validate_json(made.model_dump_json())
+    assert again == made
+    assert again.sha256() == made.sha256()
+    assert type(again.part) is workload.plan_part
+    assert {type(point.part) for point in again.points} == {workload.point_part}
+
+
+@pytest.mark.parametrize("name", workload_names())
+def test_a_plan_of_another_workload_is_refused(name: str) -> None:
+    content = json.loads(plan(RECIPES[name], scale="smoke", gpu=None).model_dump_json())
+    other = next(one for one in workload_names() if one != name)
+    with pytest.raises(InputError, match=r"plan\.part"):
+        Plan.model_validate_json(json.dumps(content | {"workload": other}))
+
+
+@pytest.mark.parametrize("name", workload_names())
+def test_a_description_has_every_point_of_its_plan(name: str) -> None:
+    made = plan(RECIPES[name], scale="smoke", gpu=None)
+    described = load_workload(name).describe(made.part, made.points)
+    assert list(described.points) == [point.id for point in made.points]
+    assert all(point.attempts for point in described.points.values())
+    assert described.marks(made.fingerprint) == made.fingerprint
