@@ -72,7 +72,7 @@ def _cache() -> Iterator[None]:
         yield
 
 
-class Job(BaseModel):
+class ScriptJob(BaseModel):
     """The least that a job has."""
 
     out: str = "/run"
@@ -106,7 +106,7 @@ def script(
         cores=64,
         variables={"TOLD": payload},
     )
-    job: Any = Job()
+    job: Any = ScriptJob()
     launch = Launch(placement=placement, script=root / "train.py", job=job)
     logs = str(log_folder(run, placement.id))
     made = commands.scheduler.script(commands.task(launch, attempt="a1b2"), run=str(run), logs=logs)

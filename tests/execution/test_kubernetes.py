@@ -27,7 +27,7 @@ GOLDEN = ROOT / "tests" / "golden"
 NODES = ("node3", "node7.example.org")
 
 
-class Job(BaseModel):
+class PodJob(BaseModel):
     """The least that a job has."""
 
     out: str = "/run"
@@ -72,7 +72,7 @@ def job_set(
         cores=64,
         variables={"TOLD": payload},
     )
-    job: Any = Job()
+    job: Any = PodJob()
     placement = PlacementStandIn(id=f"nodes={nodes}", nodes=nodes, devices_per_node=8)
     launch = Launch(placement=placement, script=workspace.root / "train.py", job=job)
     text = commands.scheduler.script(

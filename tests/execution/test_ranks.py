@@ -22,7 +22,7 @@ from twinrun.foundation.errors import InputError, MachineError, RunError, RunInt
 from twinrun.protocol.job import STOPPED_FILE
 
 
-class Job(BaseModel):
+class RankJob(BaseModel):
     """The least that a job has."""
 
     out: str
@@ -67,7 +67,7 @@ def drive(workspace: Workspace, shown: list[dict[str, Any]], monkeypatch: pytest
             ),
         )
         folder = point_folder(workspace.run, placement.id)
-        job: Any = Job(out=str(folder), metrics=str(workspace.run / METRICS))
+        job: Any = RankJob(out=str(folder), metrics=str(workspace.run / METRICS))
         launch = Launch(placement=placement, script=workspace.root / "train.py", job=job)
         return ranks.run(launch, show=show)
 

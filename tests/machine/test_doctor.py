@@ -183,7 +183,7 @@ def test_closed_device_file_names_group_and_remedy(root: Path, mode: int) -> Non
     assert hint == f"{chmod if mode == 0o600 else ''}{add}, then sign in again"
 
 
-class Engine(BaseHTTPRequestHandler):
+class EngineStandIn(BaseHTTPRequestHandler):
     """A process that answers as an engine without containers does."""
 
     def do_GET(self) -> None:
@@ -204,7 +204,7 @@ class Engine(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def engine(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with UnixStreamServer(str(root / "engine.sock"), Engine) as server:
+    with UnixStreamServer(str(root / "engine.sock"), EngineStandIn) as server:
         monkeypatch.setenv("DOCKER_HOST", f"unix://{root}/engine.sock")
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()

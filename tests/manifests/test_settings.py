@@ -50,33 +50,35 @@ def test_numbers_keep_their_value(value: int) -> None:
     assert parse_settings((f"key={str(value).lower()}",)) == {"key": value}
 
 
-class Optimizer(Frozen):
+class OptimizerTable(Frozen):
     betas: tuple[float, float] = (0.9, 0.95)
     epsilon: float = 1e-8
 
 
-class Table(Frozen):
+class SettingsTable(Frozen):
     model: str = "mpt-1b"
     steps: int = 30
     names: tuple[str, ...] = ()
-    optimizer: Optimizer = Optimizer()
+    optimizer: OptimizerTable = OptimizerTable()
 
 
-def laid(**user: Any) -> Table:
-    return overlay(Table(), scale={}, manifest="recipe.toml", user=user)
+def laid(**user: Any) -> SettingsTable:
+    return overlay(SettingsTable(), scale={}, manifest="recipe.toml", user=user)
 
 
 @pytest.mark.parametrize(("key", "value"), [("steps", 8), ("optimizer.epsilon", 1e-6)])
 def test_only_the_named_field_changes(key: str, value: Any) -> None:
     made = laid(**{key: value}).model_dump()
-    expected = Table().model_dump()
+    expected = SettingsTable().model_dump()
     inner = expected["optimizer"] if "." in key else expected
     inner[key.rpartition(".")[2]] = value
     assert made == expected
 
 
 def test_the_user_has_the_last_word() -> None:
-    made = overlay(Table(), scale={"steps": 5, "model": "a"}, manifest="recipe.toml", user={"steps": 6})
+    made = overlay(
+        SettingsTable(), scale={"steps": 5, "model": "a"}, manifest="recipe.toml", user={"steps": 6}
+    )
     assert (made.steps, made.model) == (6, "a")
 
 
@@ -99,7 +101,7 @@ def test_a_field_that_is_not_there_is_told(key: str, hint: str | None) -> None:
 
 def test_a_field_of_a_scale_names_the_manifest() -> None:
     with pytest.raises(InputError, match=r"recipe\.toml:set\.step: no such field"):
-        overlay(Table(), scale={"step": 1}, manifest="recipe.toml", user={})
+        overlay(SettingsTable(), scale={"step": 1}, manifest="recipe.toml", user={})
 
 
 def test_one_name_for_a_list_is_refused() -> None:

@@ -48,7 +48,7 @@ class Hub(http.server.ThreadingHTTPServer):
     """Paths and Range headers of the requests, in order."""
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
+class DownloadHandler(http.server.BaseHTTPRequestHandler):
     server: Hub
 
     def do_HEAD(self) -> None:
@@ -126,7 +126,7 @@ def without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    with Hub(("127.0.0.1", 0), Handler) as server:
+    with Hub(("127.0.0.1", 0), DownloadHandler) as server:
         server.asked = []
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

@@ -51,7 +51,7 @@ pathlib.Path(job["out"], facts["RANK"] + ".json").write_text(json.dumps({"text":
 TRICKY = "a 'quoted' \"text\" with $HOME, `date`, \\ and a\nline"
 
 
-class Job(BaseModel):
+class PlanJob(BaseModel):
     """The least that a job has."""
 
     out: str
@@ -69,7 +69,7 @@ def rendered(
         cores=32,
         variables={"TOLD": TRICKY},
     )
-    job: Any = Job(out=renderer.inside(workspace.run / "points" / placement.id))
+    job: Any = PlanJob(out=renderer.inside(workspace.run / "points" / placement.id))
     return rendered_commands(
         [Launch(placement=placement, script=workspace.root / "train.py", job=job)], commands
     )

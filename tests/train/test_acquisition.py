@@ -50,7 +50,7 @@ def hub_files(folder: Path) -> dict[str, bytes]:
     }
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
+class HubHandler(http.server.BaseHTTPRequestHandler):
     files: dict[str, bytes]
     fetched: list[str]
 
@@ -94,8 +94,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Serve the files, with an empty cache on this side."""
     monkeypatch.setenv("TWINRUN_CACHE", str(tmp_path / "cache"))
-    Handler.files, Handler.fetched = hub_files(tmp_path), []
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    HubHandler.files, HubHandler.fetched = hub_files(tmp_path), []
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield f"http://127.0.0.1:{server.server_address[1]}"
@@ -118,10 +118,10 @@ def test_published_data_becomes_shards_once(endpoint: str) -> None:
     assert corpus["sequence"] == 2048
     # One file of 3000 times four words, and the separator behind them.
     assert corpus["tokens"] == 12_001 // 2048 * 2048
-    assert sorted(Handler.fetched) == ["en/c4-train.00000-of-01024.json.gz", "tokenizer.json"]
+    assert sorted(HubHandler.fetched) == ["en/c4-train.00000-of-01024.json.gz", "tokenizer.json"]
     assert any(f"{source.repository} at {(source.revision or '')[:12]}" in line for line in said)
     assert get() == folder
-    assert len(Handler.fetched) == 2
+    assert len(HubHandler.fetched) == 2
 
 
 def test_unknown_data_set_names_the_known() -> None:

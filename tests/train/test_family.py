@@ -23,7 +23,7 @@ from twinrun.train import models
 from twinrun.train.models import IGNORED, Model
 
 
-class Shape(ModelShape):
+class BigramShape(ModelShape):
     family: Literal["bigram"] = "bigram"
 
     @property
@@ -51,7 +51,7 @@ class Shape(ModelShape):
 class Bigram(Model):
     """Predicts a token from the one before, without attention."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: BigramShape) -> None:
         super().__init__()
         self.blocks = nn.ModuleList([nn.Embedding(shape.vocabulary, shape.vocabulary)])
 
@@ -68,11 +68,11 @@ class Bigram(Model):
         return cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
 
-def build(shape: Shape, *, training: Training) -> Bigram:
+def build(shape: BigramShape, *, training: Training) -> Bigram:
     return Bigram(shape)
 
 
-def attention_heads(shape: Shape) -> None:
+def attention_heads(shape: BigramShape) -> None:
     return None
 
 
@@ -81,7 +81,7 @@ def job(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> TrainingJob:
     family = ModuleType(f"{models.__name__}.bigram")
     vars(family).update(build=build, attention_heads=attention_heads)
     monkeypatch.setitem(sys.modules, family.__name__, family)
-    shape = Shape(vocabulary=SHAPE.vocabulary, sequence=SHAPE.sequence)
+    shape = BigramShape(vocabulary=SHAPE.vocabulary, sequence=SHAPE.sequence)
     return make_job().model_copy(update={"shape": shape})
 
 

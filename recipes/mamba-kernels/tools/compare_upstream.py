@@ -39,7 +39,7 @@ BATCH, WIDTH = 2, 4
 
 
 @dataclass(frozen=True)
-class Shape:
+class TimedShape:
     """What is timed: an operation of one size in one type."""
 
     operation: str
@@ -80,14 +80,14 @@ class Shape:
         return {"u": u, "delta": delta, "A": A, "B": B, "C": C, "D": D, "z": z, "delta_bias": delta_bias}
 
 
-def shapes() -> Iterator[Shape]:
+def shapes() -> Iterator[TimedShape]:
     """Return all shapes, group by group."""
     for dtype in DTYPES:
         for length, (channels, states) in product(SCAN_LENGTHS, SCAN_SIZES):
-            yield Shape("scan", dtype, channels, length, states)
+            yield TimedShape("scan", dtype, channels, length, states)
     for tokens, dtype in product((False, True), DTYPES):
         for channels, length in product(CONV_CHANNELS, CONV_LENGTHS):
-            yield Shape("conv", dtype, channels, length, tokens=tokens)
+            yield TimedShape("conv", dtype, channels, length, tokens=tokens)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _summed_up(ratios, given.least)
 
 
-def _announced(chosen: Sequence[Shape]) -> Iterator[Shape]:
+def _announced(chosen: Sequence[TimedShape]) -> Iterator[TimedShape]:
     """Return the shapes, and say where it is."""
     group = ""
     for number, shape in enumerate(chosen, 1):
@@ -130,7 +130,7 @@ def _announced(chosen: Sequence[Shape]) -> Iterator[Shape]:
 
 
 def _ratios(
-    shape: Shape, mine: Function, theirs: dict[str, Function], clock: Clock, given: argparse.Namespace
+    shape: TimedShape, mine: Function, theirs: dict[str, Function], clock: Clock, given: argparse.Namespace
 ) -> dict[str, float]:
     """Return upstream's time over ours by phase, and print those that are less than allowed."""
     inputs, gradient = shape.inputs(given.device), shape.sequence(given.device)
@@ -158,7 +158,7 @@ def _calls(
     return lambda: function(**leaves), lambda: torch.autograd.grad(out, given, gradient, retain_graph=True)
 
 
-def _summed_up(ratios: dict[Shape, dict[str, float]], least: float) -> int:
+def _summed_up(ratios: dict[TimedShape, dict[str, float]], least: float) -> int:
     """Print a line for each group and phase; return the exit code."""
     slower = 0
     print("ratio to upstream, lowest / median / highest")

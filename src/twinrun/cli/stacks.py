@@ -12,7 +12,7 @@ from twinrun.cli.console import print_json
 from twinrun.foundation.errors import InputError
 
 if TYPE_CHECKING:
-    from twinrun.images.lock import Finding
+    from twinrun.images.lock import PinFault
 
 
 def build(root: Path, options: Mapping[str, Any], *, dry: bool, as_json: bool) -> None:
@@ -44,7 +44,7 @@ def lock(
     from twinrun.images.lock import exit_code, refresh, stack_names
 
     index = index or _framework_index()
-    findings: list[Finding] = []
+    findings: list[PinFault] = []
     for name in stack_names(root, stack or None):
         if check:
             found = check_locks(root, name, index=index, only=only)

@@ -202,7 +202,7 @@ def likely_effect(name: str) -> str:
     return "none expected"
 
 
-class Finding(Frozen):
+class PinFault(Frozen):
     """Fault of one pin."""
 
     pin: str
@@ -216,7 +216,7 @@ class Finding(Frozen):
 
 def check(
     root: Path, name: str, *, index: str | None = None, only: Collection[str] = ()
-) -> tuple[Finding, ...]:
+) -> tuple[PinFault, ...]:
     """Compare the pins of stack `name` with their origins; nothing is written.
 
     An origin out of reach is a finding, so that the other pins are still checked.
@@ -241,7 +241,7 @@ def check(
     return tuple(found)
 
 
-def exit_code(findings: Iterable[Finding]) -> int:
+def exit_code(findings: Iterable[PinFault]) -> int:
     """Return 1 if a pin must be resolved again, 3 if that could not be found out, else 0."""
     states = {finding.state for finding in findings}
     if states & {"stale", "gone"}:
@@ -249,29 +249,29 @@ def exit_code(findings: Iterable[Finding]) -> int:
     return 3 if "out of reach" in states else 0
 
 
-def _stamps(folder: Path, stack: Stack, parts: Collection[str]) -> Iterator[Finding]:
+def _stamps(folder: Path, stack: Stack, parts: Collection[str]) -> Iterator[PinFault]:
     for path, expected in expected_stamps(folder, stack).items():
         if _PARTS.get(path.name, "python") not in parts:
             continue
         if not path.is_file():
-            yield Finding(pin=path.name, state="stale", detail="missing")
+            yield PinFault(pin=path.name, state="stale", detail="missing")
         elif first_line(path) != expected:
             what = expected.removeprefix("# ").partition(" sha256")[0]
-            yield Finding(pin=path.name, state="stale", detail=f"does not belong to {what}")
+            yield PinFault(pin=path.name, state="stale", detail=f"does not belong to {what}")
 
 
-def _query(pin: str, find: Callable[[], Iterator[Finding]]) -> list[Finding]:
+def _query(pin: str, find: Callable[[], Iterator[PinFault]]) -> list[PinFault]:
     """Return the findings of `find`: an InputError means gone, a MachineError out of reach."""
     try:
         return list(find())
     except InputError as error:
-        return [Finding(pin=pin, state="gone", detail=f"{error.message}: {error.place or error.found}")]
+        return [PinFault(pin=pin, state="gone", detail=f"{error.message}: {error.place or error.found}")]
     except MachineError as error:
         lines = str(error.found or error.place).split("\n    ")
-        return [Finding(pin=pin, state="out of reach", detail=f"{error.message}: {' '.join(lines[:4])}")]
+        return [PinFault(pin=pin, state="out of reach", detail=f"{error.message}: {' '.join(lines[:4])}")]
 
 
-def _python_findings(folder: Path, stack: Stack, index: str | None) -> Iterator[Finding]:
+def _python_findings(folder: Path, stack: Stack, index: str | None) -> Iterator[PinFault]:
     """Versions change only when they must: the requirements changed, or the index has them no longer."""
     for path, text in python_locks(folder, stack, index=index).items():
         current = path.is_file() and first_line(path) == expected_stamps(folder, stack)[path]
@@ -279,7 +279,7 @@ def _python_findings(folder: Path, stack: Stack, index: str | None) -> Iterator[
             yield _moved(change, gone=current)
 
 
-def _system_findings(folder: Path, stack: Stack, lock: AptLock) -> Iterator[Finding]:
+def _system_findings(folder: Path, stack: Stack, lock: AptLock) -> Iterator[PinFault]:
     assert stack.base is not None
     with open_archive(stack.base.suite, stack.architecture()) as archive:
         available = {package.name for package in archive.available(lock.all())}
@@ -288,16 +288,16 @@ def _system_findings(folder: Path, stack: Stack, lock: AptLock) -> Iterator[Find
         yield _moved(change, gone=change.old != "absent" and change.name not in available)
 
 
-def _moved(change: Change, *, gone: bool) -> Finding:
+def _moved(change: Change, *, gone: bool) -> PinFault:
     pin = f"{change.lock}: {change.name}"
-    return Finding(pin=pin, state="gone" if gone else "stale", detail=str(change))
+    return PinFault(pin=pin, state="gone" if gone else "stale", detail=str(change))
 
 
-def _unverified_packages(folder: Path, stack: Stack) -> Iterator[Finding]:
+def _unverified_packages(folder: Path, stack: Stack) -> Iterator[PinFault]:
     lock = folder / "requirements.lock"
     locked = pins(lock.read_text(encoding="utf-8")) if lock.is_file() else {}
     for pin in stack.unverified:
         if pins(pin.requirement).items() - locked.items():
-            yield Finding(pin=f"stack.toml: {pin.requirement}", state="unverified", detail=pin.source)
+            yield PinFault(pin=f"stack.toml: {pin.requirement}", state="unverified", detail=pin.source)
     for wheel in stack.alternative:
-        yield Finding(pin=f"requirements.lock: {wheel.requirement}", state="unverified", detail=wheel.source)
+        yield PinFault(pin=f"requirements.lock: {wheel.requirement}", state="unverified", detail=wheel.source)

@@ -26,7 +26,7 @@ from twinrun.train.shared_work import SharedWorkMeter
 FREE_ATTENTION = "chosen by PyTorch"
 
 
-class Engine(Protocol):
+class StepEngine(Protocol):
     """What takes a step: PyTorch's own (`data_parallel`) or DeepSpeed's (`deepspeed_engines`)."""
 
     module: nn.Module
@@ -52,7 +52,7 @@ def train(job: TrainingJob) -> TrainingResult:
     corpus = load_corpus(job)
     kernel = worker.choose_attention(job, device) if job.layout else FREE_ATTENTION
     shared = SharedWorkMeter(job, device) if job.layout else None
-    engine: Engine = framework.build(job, device)
+    engine: StepEngine = framework.build(job, device)
     meter = Meter(job, device)
     with attention.only(kernel) if job.layout else contextlib.nullcontext():
         _steps(job, corpus, engine, meter, shared)
@@ -70,7 +70,7 @@ def train(job: TrainingJob) -> TrainingResult:
 
 
 def _steps(
-    job: TrainingJob, corpus: Corpus, engine: Engine, meter: Meter, shared: SharedWorkMeter | None
+    job: TrainingJob, corpus: Corpus, engine: StepEngine, meter: Meter, shared: SharedWorkMeter | None
 ) -> None:
     """Train the steps that no checkpoint has, saving on the way."""
     saves = _saves(job, corpus, engine, meter)
@@ -102,7 +102,7 @@ def _counted(shared: SharedWorkMeter | None, *, step: int) -> AbstractContextMan
     return shared.counting(step) if shared else contextlib.nullcontext()
 
 
-def _saves(job: TrainingJob, corpus: Corpus, engine: Engine, meter: Meter) -> CheckpointCalls:
+def _saves(job: TrainingJob, corpus: Corpus, engine: StepEngine, meter: Meter) -> CheckpointCalls:
     if job.checkpointing is None:
         return NoCheckpoints()
     return checkpoints_in(job, corpus=corpus, parts=engine.parts(), meter=meter)
