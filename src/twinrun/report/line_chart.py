@@ -33,7 +33,7 @@ BINARY = ("", "Ki", "Mi", "Gi", "Ti")
 VALUES: dict[str, Callable[[float], str]] = {"share": percent, "relative": "{:.3f}".format}
 TICKS: dict[str, Callable[[float], str]] = {"share": "{:.0%}".format, "relative": "{:.2f}".format}
 POINTS = 9
-# Of a sans-serif text, in its font size: how wide a letter and how high a line is at most.
+# The width of a letter and the height of a line of sans-serif text, at most, in font sizes.
 LETTER, LINE = 0.62, 1.2
 # Half the side of the square that a mark covers.
 MARK = 4.5

@@ -114,7 +114,7 @@ class RecordRank(NamedTuple):
 
     best: Record
     others: tuple[Record, ...]
-    """Newest first."""
+    """The other records, newest first."""
 
 
 def ranked(records: Sequence[Record], metrics: Mapping[str, Metric]) -> list[RecordRank]:
@@ -146,7 +146,7 @@ def label(record: Record) -> str:
 
 def _ranked(group: Sequence[Record], metrics: Mapping[str, Metric]) -> RecordRank:
     newest = sorted(group, key=lambda one: one.created, reverse=True)
-    # An older version measured something else, however good its number.
+    # A record of an older version measured something else, however good its number.
     best = max(newest, key=lambda one: (one.plan.recipe_version, _merit(one, metrics)))
     return RecordRank(best, tuple(one for one in newest if one is not best))
 

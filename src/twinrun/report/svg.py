@@ -176,7 +176,7 @@ class Look(Frozen):
     colour: str
     """CSS variable of the page, without its dashes."""
     mark: str
-    """Of matplotlib."""
+    """Marker of matplotlib."""
     line: str
 
 

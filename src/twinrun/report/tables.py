@@ -37,7 +37,7 @@ class View:
             yield self._styled(line)
 
     def _styled(self, line: Line) -> Text:
-        # Text as it is: names that come from a machine must not be read as markup.
+        # Names that come from a machine must not be read as markup.
         shown = Text(line.text, style=line.style, no_wrap=True, overflow="ignore")
         for phrase, style in self._styles.items():
             shown.highlight_words([phrase], style)

@@ -13,7 +13,7 @@ from twinrun.results.verdicts import FAILURES, Outcome, Verdict, measured_here, 
 GIB = 1 << 30
 Tone = Literal["good", "bad", "neutral"]
 
-# In the order a reader wants to hear of them; the sign keeps the meaning out of the colour.
+# Outcomes in the order of interest to a reader. The sign repeats what the colour says.
 SIGNS: dict[Outcome, str] = {
     "failed": "!",
     "not-reproduced": "✗",

@@ -1,4 +1,4 @@
-"""What stands behind a judgement: the numbers of a claim, and what speaks against them."""
+"""The evidence for a verdict: the numbers that a claim is about, and the rules that they must meet."""
 
 from __future__ import annotations
 

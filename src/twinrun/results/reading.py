@@ -105,7 +105,7 @@ def _check_schema(content: Any, place: str) -> None:
 
 
 def _check_digest(content: dict[str, Any], place: str) -> None:
-    # Of the file's own content: fields that the model has gained since do not count.
+    # The digest is of the file's own content: fields that the model has gained since do not count.
     found = content_digest(content)
     if found != content["sha256"]:
         raise InputError(
@@ -121,7 +121,7 @@ def plan_hash(content: dict[str, Any]) -> str:
     """Return the hash of the plan as the file has it: fields that plans have gained since do not count."""
     plan = content["plan"]
     if isinstance(plan, dict) and isinstance(plan.get("points"), list):
-        # As Plan.sha256 does: an estimate is no part of what a run does.
+        # Plan.sha256 leaves estimates out too: they are no part of what a run does.
         points = [
             {key: value for key, value in point.items() if key != "seconds"} for point in plan["points"]
         ]

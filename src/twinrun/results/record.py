@@ -34,9 +34,9 @@ class Environment(Frozen):
 
     python: str
     libraries: dict[str, str]
-    """As the ranks imported them."""
+    """Versions of the libraries that the ranks imported."""
     lock_differences: dict[str, str]
-    """Packages that are not what the lock says: `found, lock has ...`."""
+    """Packages whose version is not the locked one: `found, lock has ...`."""
     image_digest: str | None
     variables: dict[str, str]
     """Environment variables that steer the frameworks, secrets left out."""
@@ -60,7 +60,7 @@ class Record(Frozen, Generic[PlanPart, PointPart]):
     created: str
     """UTC, ISO 8601."""
     evidence: Literal["measured", "as sent in"] = "measured"
-    """As sent in: who ran it, and on what, is what the sender says."""
+    """`as sent in` where the sender alone says who ran it, and on what."""
     plan: Plan[PlanPart, PointPart]
     plan_sha256: str
     claims_sha256: str
@@ -69,7 +69,7 @@ class Record(Frozen, Generic[PlanPart, PointPart]):
     machine: Machine
     """The first node of the allocation."""
     allocation: Allocation | None
-    """The nodes that ran; null in records from before ranks reported their hosts."""
+    """The nodes that ran; null in records made before ranks reported their hosts."""
     gpu: Gpu | None
     environment: Environment
     points: tuple[PointRecord[PointPart], ...]
@@ -90,7 +90,7 @@ class Record(Frozen, Generic[PlanPart, PointPart]):
 
     @property
     def workload(self) -> Workload:
-        """What ran."""
+        """The workload that ran."""
         return load_workload(self.plan.workload)
 
     @property

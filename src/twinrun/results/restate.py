@@ -144,7 +144,7 @@ def _values(
 
 def _doublings(claim: Claim, points: Sequence[PointRecord]) -> Iterator[FoundValue]:
     """Yield what a device keeps of its throughput from each size to the next, for a doubling."""
-    # Before the @ of a point's name stands its case: two cases are no two sizes of one.
+    # A point's name starts with its case, up to the @: points of two cases are no two sizes of one.
     ordered = sorted(points, key=lambda point: (point.id.rpartition("@")[0], point.devices))
     pairs = [(a, b) for a, b in pairwise(ordered) if a.id.rpartition("@")[0] == b.id.rpartition("@")[0]]
     steps = [(a, b) for a, b in pairs if b.devices > a.devices]

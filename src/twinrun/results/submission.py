@@ -21,7 +21,7 @@ FILE = "submission.json"
 # Lines of each log: versions, devices and the first warnings stand there.
 HEAD_LINES = 40
 MAX_BYTES = 32 << 20
-# An absolute path, of which the last name is kept; addresses of the network have their slashes elsewhere.
+# An absolute path, whose last name is kept; addresses of the network have their slashes elsewhere.
 _PATH = re.compile(r"(?<![\w.:/~-])/(?:[\w.+@~=-]+/)+")
 _ADDRESS = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])")
 # What a record says of the hosts that it ran on, beside its points; the rest follows from the recipe.
@@ -54,7 +54,7 @@ def write_submission(
     _demand_takeable(record, str(source))
     hide = _Names(record)
     file = source / "record.json" if source.is_dir() else source
-    # As the run wrote it: fields that records have gained since are not of its digests.
+    # The file is sent as the run wrote it: its digests do not cover fields that records have gained since.
     content = json.loads(file.read_text(encoding="utf-8"))
     submission = SubmissionForm(
         run_sha256=content["sha256"],

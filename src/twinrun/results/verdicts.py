@@ -32,35 +32,35 @@ FAILURES: tuple[Outcome, ...] = ("not-reproduced", "fails-here", "failed")
 
 
 class RestatementVerdict(Frozen):
-    """What became of a claim's restatement, where the claim could not be judged as published."""
+    """The verdict on a claim's restatement, where the claim could not be judged as published."""
 
     statement: str
     outcome: AsRestated
     reason: str
     published: float
     measured: float | None
-    """At the point that is worst for the claim."""
+    """The value at the point that is worst for the claim."""
     metric: str
     """Row of recipes/metrics.toml."""
     title: str
-    """Of the metric."""
+    """Title of the metric."""
     unit: str
 
 
 class Verdict(Frozen):
-    """What became of one claim as published and, where that cannot be asked, as restated; and why."""
+    """The verdict on one claim as published and, where that cannot be asked, as restated."""
 
     claim: str
     statement: str
     outcome: AsPublished
-    """As published."""
+    """The outcome as published."""
     reason: str
     published: float
     measured: float | None
     unit: str
     per: Per
     here: RestatementVerdict | None = None
-    """As restated; null where the claim was judged as published, or has no restatement."""
+    """The verdict as restated; null where the claim was judged as published, or has no restatement."""
 
     @property
     def final(self) -> Outcome:
@@ -111,7 +111,7 @@ class Margin(NamedTuple):
     """How a value stands to the published one."""
 
     change: float
-    """Relative to the published value; the distance itself where a distance of 0 was published."""
+    """Relative change from the published value; the distance itself where a distance of 0 was published."""
     holds: bool
     """Whether the value is worse by no more than the tolerance."""
 
