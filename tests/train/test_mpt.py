@@ -11,13 +11,12 @@ pytest.importorskip("torch")
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, gelu
+from torch.nn.functional import cross_entropy
 
 from twinrun.protocol.models import members
 from twinrun.protocol.models.mpt import PRODUCT_BYTES_PER_FEATURE, MptShape
 from twinrun.protocol.models.shape import Checkpointing
-from twinrun.train import head_loss
-from twinrun.train.gelu import shared_gelu
+from twinrun.train import layers
 from twinrun.train.models import IGNORED
 from twinrun.train.models.mpt import MPT
 
@@ -130,7 +129,7 @@ def test_loss_with_targets_is_the_mean_cross_entropy_of_the_logits() -> None:
 
 @pytest.mark.parametrize("chunk", [7, 48, 1000])
 def test_chunked_loss_has_the_plain_gradients(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_loss, "CHUNK_TOKENS", chunk)
+    monkeypatch.setattr(layers, "CHUNK_TOKENS", chunk)
     hidden_BSD, weight_VD = torch.randn(3, 16, 16), torch.randn(61, 16)
     targets_BS = torch.randint(61, (3, 16))
     targets_BS[:, ::5] = IGNORED
@@ -139,7 +138,7 @@ def test_chunked_loss_has_the_plain_gradients(chunk: int, monkeypatch: pytest.Mo
     def plain_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy((hidden @ weight.T).flatten(0, 1), targets.flatten())
 
-    for loss_of in (head_loss.head_loss, plain_loss):
+    for loss_of in (layers.head_loss, plain_loss):
         hidden, weight = hidden_BSD.clone().requires_grad_(), weight_VD.clone().requires_grad_()
         loss = loss_of(hidden, weight, targets_BS)
         (2.5 * loss).backward()
@@ -202,15 +201,6 @@ def test_compiled_equals_eager(*, whole: bool) -> None:
     model.compile_whole() if whole else model.compile_regions()
     for name, gradient in gradients(model).items():
         torch.testing.assert_close(gradient, eager[name], rtol=1e-4, atol=1e-6)
-
-
-def test_shared_gelu_is_exact() -> None:
-    x = torch.linspace(-12, 12, 200_001, requires_grad=True)
-    wide = x.detach().double().requires_grad_()
-    ours, exact = shared_gelu(x), gelu(wide)
-    assert (ours.double() - exact).abs().max().item() < 1e-6
-    slopes = [torch.autograd.grad(y.sum(), at)[0].double() for y, at in ((ours, x), (exact, wide))]
-    assert (slopes[0] - slopes[1]).abs().max().item() < 1e-6
 
 
 def test_layers_compute_in_bf16_and_parameters_stay_fp32() -> None:

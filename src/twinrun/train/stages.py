@@ -12,10 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from twinrun.train.head_loss import head_loss
+from twinrun.train.layers import head_loss, recomputed
 from twinrun.train.models import Model
 from twinrun.train.models.mpt import Linear
-from twinrun.train.recomputation import recomputed
 
 
 class Tokens(nn.Module):

@@ -16,7 +16,7 @@ UNSHARDED_BYTES_PER_PARAMETER = 6
 # Activations a block keeps for its backward pass, in bytes per token and feature of the residual
 # stream, 16-bit: 34 without the attention matrix (Korthikanti et al. 2022, arXiv:2205.05198, eq. 2),
 # and 3 for the work at hand: recorded peaks of MPT-1B, 3B and 7B ask for 35.6 to 37.6, and for 39.7 after a
-# larger size was tried in vain. Logits are there a chunk of tokens at a time (train/models/mpt.py).
+# larger size was tried in vain. Logits are there a chunk of tokens at a time (train/layers.py).
 ACTIVATION_BYTES_PER_FEATURE = 37
 # Of these the products alone and the input: 6 of queries, keys and values, 2 of attention, 2 of its
 # projection, 8 of the expansion, 2 of what enters.

@@ -22,10 +22,8 @@ from twinrun.foundation.errors import InputError
 from twinrun.protocol.models.mamba import MambaShape
 from twinrun.protocol.models.shape import Checkpointing
 from twinrun.protocol.training import Training
-from twinrun.train.draws import normal, uniform
-from twinrun.train.head_loss import head_loss
-from twinrun.train.models import DTYPES, Model, Orders
-from twinrun.train.recomputation import recomputed, recomputed_but_products
+from twinrun.train.layers import head_loss, recomputed, recomputed_but_products
+from twinrun.train.models import DTYPES, Model, Orders, normal, uniform
 from twinrun.train.state_space import Kernels, chosen
 
 EPSILON = 1e-5

@@ -23,12 +23,15 @@ from twinrun.foundation.errors import InputError
 from twinrun.protocol.models.mpt import MptShape
 from twinrun.protocol.models.shape import Checkpointing
 from twinrun.protocol.training import Training
-from twinrun.train.draws import normal
-from twinrun.train.experts import Experts
-from twinrun.train.gelu import INDUCTOR_OPTIONS, shared_gelu
-from twinrun.train.head_loss import head_loss
-from twinrun.train.models import DTYPES, Model, Orders
-from twinrun.train.recomputation import recomputed, recomputed_but_products
+from twinrun.train.layers import (
+    INDUCTOR_OPTIONS,
+    Experts,
+    head_loss,
+    recomputed,
+    recomputed_but_products,
+    shared_gelu,
+)
+from twinrun.train.models import DTYPES, Model, Orders, normal
 
 EPSILON = 1e-5
 

@@ -1,4 +1,4 @@
-"""The shared-exponential GELU against the library's."""
+"""Layers that models share: the shared-exponential GELU against the library's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 import torch
 from torch.nn.functional import gelu
 
-from twinrun.train.gelu import shared_gelu
+from twinrun.train.layers import shared_gelu
 
 
 def test_value_and_gradient_are_exact_to_fp32() -> None:

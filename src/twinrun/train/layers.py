@@ -1,0 +1,175 @@
+"""What blocks and losses of more than one model are made of.
+
+Shape suffixes: B sequences, S tokens of one, D width, V vocabulary, N = B * S tokens, C tokens of one chunk,
+X experts, M tokens of one expert.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from twinrun.train.models import IGNORED
+
+aten = torch.ops.aten
+# Attention's kernels hold two products. All else, a scan and a convolution too, is cheap for what it writes.
+PRODUCTS = [
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+]
+# Inductor writes to memory what two kernels read and is longer than 30 operations. The derivative of
+# shared_gelu was written in fp32, and its sum, the gradient of a bias, read that: 0.43 ms in place of 0.12
+# for a block of MPT-7B (H200, PyTorch 2.11). Regions that hold shared_gelu are compiled with this.
+INDUCTOR_OPTIONS = {"realize_opcount_threshold": 200}
+# Tokens whose logits exist at once: 8192 rows of 50368 are 0.8 GB in bf16 and still fill a GPU.
+CHUNK_TOKENS = 8192
+
+recomputed: Callable[..., Any] = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+"""Call a function, and again in the backward pass; of its first call the inputs alone are kept."""
+
+
+def recomputed_but_products(function: Callable[..., Any], *given: Any) -> Any:
+    """Call a function, and all of it but matrix products again in the backward pass."""
+    return recomputed(function, *given, context_fn=_keep_products)
+
+
+def _keep_products() -> Any:
+    """Return the contexts of a forward pass that keeps matrix products, and of its second run."""
+    return create_selective_checkpoint_contexts(PRODUCTS)
+
+
+class SharedGelu(torch.autograd.Function):
+    """Exact GELU, x times the normal distribution function, to 4e-7; for compiled graphs.
+
+    Value and derivative share one exponential: Abramowitz and Stegun 7.1.26 writes the error
+    function as a polynomial times the density. With the two library calls of gelu the kernels of
+    a compiled block are bound by arithmetic instead of memory.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        wide = x.float()
+        return (wide * normal_distribution(wide)[0]).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        wide = x.float()
+        below, density = normal_distribution(wide)
+        return (grad.float() * (below + wide * density)).to(x.dtype)
+
+
+def shared_gelu(x: Tensor) -> Tensor:
+    """Apply SharedGelu; dynamo follows it only through a function."""
+    y: Tensor = SharedGelu.apply(x)
+    return y
+
+
+def normal_distribution(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return distribution function, to 7.5e-8, and density of the standard normal, in fp32."""
+    kernel = torch.exp(-0.5 * x * x)
+    t = 1 / (1 + 0.3275911 / math.sqrt(2) * x.abs())
+    series = 1.421413741 + t * (-1.453152027 + t * 1.061405429)
+    tail = 0.5 * kernel * t * (0.254829592 + t * (-0.284496736 + t * series))
+    return torch.where(x < 0, tail, 1 - tail), kernel / math.sqrt(2 * math.pi)
+
+
+class HeadLoss(torch.autograd.Function):
+    """Weighted sum of the tokens' cross entropies, without all of the logits at once.
+
+    The gradient is taken in the forward pass, so that logits are never recomputed. `share_N` is fp32, 0 where
+    nothing is learned.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, share_N: Tensor) -> Tensor:
+        head_VD = weight_VD.to(hidden_ND.dtype)
+        loss = torch.zeros((), dtype=torch.float32, device=hidden_ND.device)
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
+        grads_CD = []
+        for start in range(0, len(targets_N), CHUNK_TOKENS):
+            chunk = slice(start, start + CHUNK_TOKENS)
+            hidden_CD = hidden_ND[chunk]
+            losses_C, grad_CV = cross_entropy_and_gradient(
+                hidden_CD @ head_VD.T, targets_N[chunk], share_N[chunk]
+            )
+            loss = loss + losses_C.sum()
+            grads_CD.append(grad_CV @ head_VD)
+            # A chunk's product is exact to bf16; the sum over chunks would not be.
+            grad_weight_VD = grad_weight_VD + (grad_CV.T @ hidden_CD).float()
+        ctx.save_for_backward(torch.cat(grads_CD), grad_weight_VD.to(weight_VD.dtype))
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        grad_hidden_ND, grad_weight_VD = ctx.saved_tensors
+        return grad_hidden_ND * grad, grad_weight_VD * grad, None, None
+
+
+def cross_entropy_and_gradient(
+    logits_CV: Tensor, targets_C: Tensor, share_C: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the loss of each token times its share in fp32, and its gradient in the logits' type."""
+    scores_CV = logits_CV.float()
+    total_C = torch.logsumexp(scores_CV, dim=-1)
+    target_C1 = targets_C.clamp(min=0)[:, None]
+    losses_C = (total_C - scores_CV.gather(-1, target_C1)[:, 0]) * share_C
+    is_target_CV = torch.arange(logits_CV.shape[-1], device=logits_CV.device) == target_C1
+    grad_CV = (torch.exp(scores_CV - total_C[:, None]) - is_target_CV.float()) * share_C[:, None]
+    return losses_C, grad_CV.to(logits_CV.dtype)
+
+
+def head_loss(
+    hidden_BSD: Tensor, weight_VD: Tensor, targets_BS: Tensor, *, position_scale: float | None = None
+) -> Tensor:
+    """Return the mean cross entropy of a head in fp32, nats per token.
+
+    Args:
+        position_scale: weigh a token by tanh(its position in the sequence, from 1, over this).
+    """
+    share_BS = (targets_BS != IGNORED).float()
+    if position_scale is not None:
+        positions_S = torch.arange(1, targets_BS.shape[1] + 1, device=targets_BS.device)
+        share_BS = share_BS * torch.tanh(positions_S / position_scale)
+    share_BS = share_BS / share_BS.sum()
+    tokens = (hidden_BSD.flatten(0, 1), weight_VD, targets_BS.flatten(), share_BS.flatten())
+    loss: Tensor = HeadLoss.apply(*tokens)
+    return loss
+
+
+class Experts(nn.Module):
+    """A router sends each token to one of several layers; the result is scaled by the router's share of it.
+
+    No token is ever dropped. As the layers of Switch Transformers (Fedus et al. 2021, arXiv:2101.03961),
+    without their auxiliary loss.
+    """
+
+    def __init__(self, width: int, experts: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(experts)
+        self.router = nn.Linear(width, len(self.experts), bias=False)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        x_ND = x_BSD.flatten(0, 1)
+        shares_NX = torch.softmax(linear(x_ND.float(), self.router.weight.float()), dim=1)
+        share_N, chosen_N = shares_NX.max(dim=1)
+        y_ND = torch.zeros_like(x_ND)
+        for number, expert in enumerate(self.experts):
+            # An expert that no token was sent to still takes part, with nothing: its gradient is zero.
+            rows_M = (chosen_N == number).nonzero()[:, 0]
+            y_MD = expert(x_ND[rows_M]) * share_N[rows_M, None].to(x_ND.dtype)
+            y_ND = y_ND.index_add(0, rows_M, y_MD)
+        return y_ND.view_as(x_BSD)
