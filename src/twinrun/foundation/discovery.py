@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 from types import ModuleType
 
-from twinrun.foundation.errors import InputError, closest
+from twinrun.foundation.errors import require_known
 
 
 def part_names(package: ModuleType) -> list[str]:
@@ -16,10 +16,6 @@ def part_names(package: ModuleType) -> list[str]:
 
 def load_part(package: ModuleType, name: str) -> ModuleType:
     """Import the module `name` of `package`; raises InputError when there is none."""
-    names = part_names(package)
-    if name not in names:
-        option = package.__name__.rpartition(".")[2].removesuffix("s")
-        raise InputError(
-            f"unknown {option}", place=f"--{option}", found=name, allowed=names, hint=closest(name, names)
-        )
+    option = package.__name__.rpartition(".")[2].removesuffix("s")
+    require_known(name, part_names(package), f"unknown {option}", place=f"--{option}")
     return importlib.import_module(f"{package.__name__}.{name}")

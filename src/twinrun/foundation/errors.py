@@ -66,6 +66,13 @@ class RunInterruptedError(TwinrunError):
     exit_code = 5
 
 
+def require_known(name: str, known: Iterable[str], message: str, *, place: str) -> None:
+    """Raise InputError where `name` is none of `known`; it names all of them and the nearest."""
+    names = list(known)
+    if name not in names:
+        raise InputError(message, place=place, found=name, allowed=names, hint=closest(name, names))
+
+
 def closest(word: str, choices: Iterable[str]) -> str | None:
     """Return a hint naming the choice nearest to `word`, if one is near."""
     names = list(choices)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from twinrun.foundation.errors import InputError, MachineError, closest
+from twinrun.foundation.errors import InputError, MachineError, require_known
 from twinrun.foundation.files import write_together
 from twinrun.foundation.manifest import Frozen
 from twinrun.images.apt_archive import open_archive
@@ -54,10 +54,8 @@ _PARTS = {"apt.lock": "system", "image.lock": "system"}
 def stack_names(root: Path, name: str | None) -> list[str]:
     """Return the stacks to lock: the one asked for, or all; raises InputError."""
     known = sorted(path.parent.name for path in (root / "images" / "stacks").glob("*/stack.toml"))
-    if name is not None and name not in known:
-        raise InputError(
-            "unknown stack", place="--stack", found=name, allowed=known, hint=closest(name, known)
-        )
+    if name is not None:
+        require_known(name, known, "unknown stack", place="--stack")
     return [name] if name else known
 
 
@@ -113,11 +111,8 @@ def existing_image_lock(folder: Path) -> ImageLock | None:
 
 def selected_parts(only: Collection[str]) -> frozenset[str]:
     """Return the parts that `--only` names, all when it is empty; raises InputError."""
-    unknown = sorted(set(only) - set(PARTS))
-    if unknown:
-        raise InputError(
-            "unknown part", place="--only", found=unknown[0], allowed=PARTS, hint=closest(unknown[0], PARTS)
-        )
+    for part in sorted(only):
+        require_known(part, PARTS, "unknown part", place="--only")
     return frozenset(only or PARTS)
 
 

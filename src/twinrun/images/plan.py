@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from twinrun.foundation.errors import InputError, closest
+from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.tracked import tracked_files
 from twinrun.images.artifacts import Artifact, build_tool_artifacts, deb_artifact, wheel_artifacts
@@ -155,7 +155,7 @@ def choose_stack(root: Path, vendor: str | None, stack: str | None) -> LoadedSta
         hint = f"or --vendor, for the stack that the recipes use: {', '.join(sorted(load_vendors(root)))}"
         raise InputError("which stack?", place="--stack", allowed=_with_image(root), hint=hint)
     if vendor:
-        _check_vendor(root, vendor)
+        require_known(vendor, load_vendors(root), "unknown vendor", place="--vendor")
     loaded = load_stack(root, stack) if stack else _recipes_stack(root, str(vendor))
     if vendor and loaded.stack.vendor != vendor:
         raise InputError(
@@ -170,13 +170,6 @@ def choose_stack(root: Path, vendor: str | None, stack: str | None) -> LoadedSta
             "the stack has no image", place=f"{loaded.folder}/stack.toml", hint="give it a table [base]"
         )
     return loaded
-
-
-def _check_vendor(root: Path, vendor: str) -> None:
-    vendors = load_vendors(root)
-    if vendor not in vendors:
-        hint = closest(vendor, vendors)
-        raise InputError("unknown vendor", place="--vendor", found=vendor, allowed=sorted(vendors), hint=hint)
 
 
 def _recipes_stack(root: Path, vendor: str) -> LoadedStack:

@@ -8,7 +8,7 @@ import platform
 import re
 from pathlib import Path
 
-from twinrun.foundation.errors import InputError, MachineError, closest
+from twinrun.foundation.errors import InputError, MachineError, require_known
 from twinrun.foundation.manifest import Frozen
 from twinrun.machine.devices import Device, discover
 from twinrun.manifests.vendor import Vendor, load_gpus, load_vendors
@@ -38,9 +38,8 @@ def detect(root: Path, *, vendor: str | None = None) -> Machine:
         MachineError: this machine has no device of `vendor`.
     """
     vendors, gpus = load_vendors(root), load_gpus(root)
-    if vendor is not None and vendor not in vendors:
-        hint = closest(vendor, vendors)
-        raise InputError("unknown vendor", place="--vendor", found=vendor, allowed=list(vendors), hint=hint)
+    if vendor is not None:
+        require_known(vendor, vendors, "unknown vendor", place="--vendor")
     own = _processor(root, vendors)
     if vendor == own:
         return _machine(own, (), "none asked")

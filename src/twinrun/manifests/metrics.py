@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from twinrun.foundation.errors import InputError, closest
+from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.manifest import Frozen, load_toml
 from twinrun.protocol.measurements import Per
 
@@ -84,21 +84,10 @@ def load_metrics(root: Path) -> dict[str, Metric]:
 
 def known_metric(name: str, metrics: dict[str, Metric], *, place: str) -> Metric:
     """Return the metric called `name`; raises InputError at `place`."""
-    if name not in metrics:
-        raise InputError(
-            "no such metric", place=place, found=name, allowed=list(metrics), hint=closest(name, metrics)
-        )
+    require_known(name, metrics, "no such metric", place=place)
     return metrics[name]
 
 
 def demand(found: str | None, allowed: Iterable[str], *, place: str, what: str) -> None:
     """Raise InputError at `place` where `found` is none of `allowed`."""
-    choices = list(allowed)
-    if found not in choices:
-        raise InputError(
-            f"not a {what}",
-            place=place,
-            found=found or "none",
-            allowed=choices,
-            hint=closest(found or "", choices),
-        )
+    require_known(found or "none", allowed, f"not a {what}", place=place)

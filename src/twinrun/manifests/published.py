@@ -12,15 +12,14 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import is_file_in
 from twinrun.foundation.manifest import Frozen, read_toml, validate
 from twinrun.manifests.claims import Claim, RecordClaim, Source
-from twinrun.manifests.metrics import RATIO, Metric, known_metric
-from twinrun.manifests.metrics import demand as _demand
+from twinrun.manifests.metrics import RATIO, Metric, demand, known_metric
 from twinrun.manifests.restatements import RestatementTerms, check_restatement, demand_resolution
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.formulas import FORMULAS
 from twinrun.protocol.measurements import Per
 
 Accepted = str | int | bool | tuple[str | int | bool, ...]
-SOURCE = ("document", "where", "how", "derivation")
+_SOURCE_KEYS = ("document", "where", "how", "derivation")
 
 
 class Missing(Frozen):
@@ -74,7 +73,7 @@ def load_published(folder: Path) -> PublishedClaims:
     path = folder / "published.toml"
     content = read_toml(path)
     if file := content.get("references"):
-        content["reference"] = [*content.get("reference", []), *read_rows(folder, str(file))]
+        content["reference"] = [*content.get("reference", []), *_read_rows(folder, str(file))]
     return validate(content, PublishedClaims, place=str(path))
 
 
@@ -86,11 +85,11 @@ def check_numbers(
         where = f"{place}:claim.{number}"
         metric = _metric_of(claim, where, metrics)
         if not claim.is_distance:
-            _demand(claim.better, [metric.better], place=f"{where}.better", what=f"direction of {metric.id}")
+            demand(claim.better, [metric.better], place=f"{where}.better", what=f"direction of {metric.id}")
         if claim.hardware:
-            _demand(claim.hardware.gpu, gpus, place=f"{where}.hardware.gpu", what="GPU")
+            demand(claim.hardware.gpu, gpus, place=f"{where}.hardware.gpu", what="GPU")
         units = [RATIO] if claim.kind == "ratio" else [metric.unit, *metric.units]
-        _demand(claim.unit, units, place=f"{where}.unit", what=f"unit of {metric.id}")
+        demand(claim.unit, units, place=f"{where}.unit", what=f"unit of {metric.id}")
         if claim.kind == "ratio":
             demand_resolution(claim.tolerance, claim.value, place=f"{where}.tolerance")
         if claim.here:
@@ -102,19 +101,19 @@ def check_numbers(
     for number, reference in enumerate(published.reference):
         where = f"{place}:reference.{number}"
         metric = _metric_of(reference, where, metrics)
-        _demand(
+        demand(
             reference.unit, [metric.unit, *metric.units], place=f"{where}.unit", what=f"unit of {metric.id}"
         )
-        _demand(reference.gpu, gpus, place=f"{where}.gpu", what="GPU")
+        demand(reference.gpu, gpus, place=f"{where}.gpu", what="GPU")
 
 
 def _check_between(
     claim: RecordClaim, fields: tuple[str, ...], where: str, metrics: dict[str, Metric], gpus: dict[str, Gpu]
 ) -> None:
     metric = _metric_of(claim, where, metrics)
-    _demand(claim.better, [metric.better], place=f"{where}.better", what=f"direction of {metric.id}")
+    demand(claim.better, [metric.better], place=f"{where}.better", what=f"direction of {metric.id}")
     for name, side in (("over", claim.over), ("under", claim.under)):
-        _demand(side.gpu, gpus, place=f"{where}.{name}.gpu", what="GPU")
+        demand(side.gpu, gpus, place=f"{where}.{name}.gpu", what="GPU")
     if claim.here is None:
         return
     terms = RestatementTerms("ratio of records", claim.formula, claim.tolerance, fields)
@@ -133,14 +132,14 @@ def _check_between(
 
 def _metric_of(number: Claim | RecordClaim | Reference, where: str, metrics: dict[str, Metric]) -> Metric:
     metric = known_metric(number.metric, metrics, place=f"{where}.metric")
-    _demand(number.per, metric.per, place=f"{where}.per", what=f"what {metric.id} is counted per")
+    demand(number.per, metric.per, place=f"{where}.per", what=f"what {metric.id} is counted per")
     if number.formula is not None or metric.formulas:
-        _demand(number.formula, metric.formulas, place=f"{where}.formula", what=f"formula of {metric.id}")
-        _demand(number.formula, FORMULAS, place=f"{where}.formula", what="formula")
+        demand(number.formula, metric.formulas, place=f"{where}.formula", what=f"formula of {metric.id}")
+        demand(number.formula, FORMULAS, place=f"{where}.formula", what="formula")
     return metric
 
 
-def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
+def _read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
     """Return the rows as `[[reference]]` has them; raises InputError where the folder has no such file."""
     if not is_file_in(folder, name):
         place = f"{folder / 'published.toml'}:references"
@@ -152,8 +151,8 @@ def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
 def _row(row: dict[str, Any]) -> dict[str, Any]:
     filled = {key: value for key, value in row.items() if value}
     numbers = {"cards": _integer(filled.get("cards")), "value": _number(filled.get("value"))}
-    source = {key: filled[key] for key in SOURCE if key in filled}
-    rest = {key: value for key, value in filled.items() if key not in SOURCE}
+    source = {key: filled[key] for key in _SOURCE_KEYS if key in filled}
+    rest = {key: value for key, value in filled.items() if key not in _SOURCE_KEYS}
     return {**rest, **numbers, "source": source}
 
 

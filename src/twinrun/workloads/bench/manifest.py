@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from twinrun.foundation.errors import InputError, closest
+from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.recipe import SCALES, LoadedRecipe, Scale, Sweep
 from twinrun.protocol.bench import Label, Settings, Timing, possible_names
@@ -131,10 +131,7 @@ def check_values(tables: BenchTables, options: Settings, place: str) -> None:
 
 def _demand(name: str, allowed: object, place: str) -> None:
     choices = [str(one) for one in allowed] if isinstance(allowed, (dict, tuple)) else []
-    if name not in choices:
-        raise InputError(
-            "no such name", place=place, found=name, allowed=choices, hint=closest(name, choices)
-        )
+    require_known(name, choices, "no such name", place=place)
 
 
 def measurement_ids(tables: BenchTables, metric: str) -> set[str] | None:

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from pydantic import Field, model_validator
 
-from twinrun.foundation.errors import InputError, closest
+from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.recipe import LoadedRecipe, Scale, Sweep
 from twinrun.protocol.layout import Layout
@@ -146,8 +146,4 @@ def _demand(
     allowed: dict[str, object] | dict[str, DataSource] | dict[str, AnyShape] | dict[str, Layout],
     place: str,
 ) -> None:
-    if name not in allowed:
-        choices = sorted(allowed)
-        raise InputError(
-            "no such name", place=place, found=name, allowed=choices, hint=closest(name, choices)
-        )
+    require_known(name, sorted(allowed), "no such name", place=place)
