@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import importlib
 import os
 import shutil
@@ -31,18 +30,6 @@ IMPLIED = {
 }
 # Tests with these markers take minutes: they run where `-m` names the marker.
 LONG = ("cluster", "image", "nightly", "trials")
-
-
-def pytest_collection() -> None:
-    """Look for no garbage while modules are imported: all of them stay."""
-    gc.disable()
-
-
-def pytest_collection_finish() -> None:
-    """Leave out of later searches what is there now, and search seldom: a twentieth of a worker's time."""
-    gc.freeze()
-    gc.set_threshold(20_000)
-    gc.enable()
 
 
 def _engine() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import gc
 import json
 import os
 import signal
@@ -72,7 +71,6 @@ def serve(run: Callable[[Sequence[str]], object], *, modules: Iterable[str]) -> 
     os.dup2(2, 1)
     for name in modules:
         import_module(name)
-    gc.freeze()
     for line in sys.stdin:
         processes = [_fork(Forked(**asked), run) for asked in json.loads(line)]
         answers.write(f"{_ended(processes)}\n")
