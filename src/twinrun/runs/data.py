@@ -49,7 +49,6 @@ def acquire(
     """
     loaded = project.recipe(recipe)
     request = _request(loaded, name)
-    source, sequence = request.source, request.sequence
     downloads = cache_root() / "downloads"
     workspace = Workspace(root=project.root, run=downloads, data=cache_root() / "data")
     for folder in (workspace.run, workspace.data):
@@ -57,26 +56,22 @@ def acquire(
     opened = _open(project, loaded, engine, workspace, say)
     python = inspect(opened).python
     log = downloads / f"{name}.log"
-    if source.kind == "standard-library":
-        return prepared_data(
-            source=source,
-            name=name,
-            sequence=sequence,
-            python=python,
-            engine=opened,
-            workspace=workspace,
-            log=log,
-            say=say,
-        )
-    folder = data_folder(data=workspace.data, source=source, name=name, sequence=sequence, python=python)
+    if request.source.kind == "standard-library":
+        return prepared_data(request, python=python, engine=opened, workspace=workspace, log=log, say=say)
+    folder = data_folder(request, data=workspace.data, python=python)
     if (folder / INDEX).is_file():
         return folder
-    texts, tokenizer = _fetch(source, downloads, files=files, endpoint=endpoint, say=say)
+    texts, tokenizer = _fetch(request.source, downloads, files=files, endpoint=endpoint, say=say)
     say(f"tokenising {len(texts)} file(s): {folder}")
     inside = opened.inside
-    options = ("--source", source.kind, "--sequence", str(sequence), "--out", inside(folder))
     prepare(
-        (*options, "--tokenizer", inside(tokenizer), "--files", *(inside(text) for text in texts)),
+        (
+            *preparation(request, inside(folder)),
+            "--tokenizer",
+            inside(tokenizer),
+            "--files",
+            *(inside(text) for text in texts),
+        ),
         engine=opened,
         log=log,
     )
@@ -126,19 +121,23 @@ def _fetch(
     return fetched[1], fetched[0][0]
 
 
-def data_folder(*, data: Path, source: DataSource, name: str, sequence: int, python: str) -> Path:
+def data_folder(request: DataRequest, *, data: Path, python: str) -> Path:
     """Return where the prepared data stands; the standard library differs between interpreters."""
+    source, sequence = request.source, request.sequence
     pinned = source.model_dump(mode="json", exclude={"source"})
     mark = sha256_of_bytes(canonical_json([_FORMAT, pinned, sequence]).encode())[:12]
-    kind = f"{name}-python{python}" if source.kind == "standard-library" else name
+    kind = f"{request.name}-python{python}" if source.kind == "standard-library" else request.name
     return data / f"{kind}-{sequence}-{mark}"
 
 
+def preparation(request: DataRequest, out: str) -> tuple[str, ...]:
+    """Return the options of PREPARE that make the shards of `request`, as its engine sees `out`."""
+    return ("--source", request.source.kind, "--sequence", str(request.sequence), "--out", out)
+
+
 def prepared_data(
+    request: DataRequest,
     *,
-    source: DataSource,
-    name: str,
-    sequence: int,
     python: str,
     engine: Engine,
     workspace: Workspace,
@@ -151,10 +150,10 @@ def prepared_data(
         MachineError: the data must be fetched first.
         RunError: the preparation failed.
     """
-    folder = data_folder(data=workspace.data, source=source, name=name, sequence=sequence, python=python)
+    name, folder = request.name, data_folder(request, data=workspace.data, python=python)
     if (folder / INDEX).is_file():
         return folder
-    if source.kind != "standard-library":
+    if request.source.kind != "standard-library":
         raise MachineError(
             "this data set is not on this machine",
             place=str(folder),
@@ -162,11 +161,7 @@ def prepared_data(
             hint=f"fetch it with `invoke data {name}`, or use --set data=standard-library",
         )
     say(f"preparing {name}, once: {folder}")
-    prepare(
-        ("--source", source.kind, "--sequence", str(sequence), "--out", engine.inside(folder)),
-        engine=engine,
-        log=log,
-    )
+    prepare(preparation(request, engine.inside(folder)), engine=engine, log=log)
     return folder
 
 

@@ -10,7 +10,7 @@ from twinrun.execution.ranks import Launch, RankCommands
 from twinrun.execution.shell import RUN, RUN_FOLDER, set_run_folder, shell_line, word
 from twinrun.foundation.manifest import Frozen
 from twinrun.planning.project import Project
-from twinrun.runs.data import PREPARE, data_folder
+from twinrun.runs.data import PREPARE, data_folder, preparation
 from twinrun.runs.launches import launch_of, rank_commands, shared_settings, workspace_of
 from twinrun.runs.selection import Selection
 
@@ -70,13 +70,12 @@ def _data(selection: Selection, data: Path, renderer: Renderer) -> tuple[Path | 
     request = selection.description.data
     if request is None:
         return None, None
-    source, sequence = request.source, request.sequence
-    if source.kind != "standard-library":
-        folder = data_folder(data=data, source=source, name=request.name, sequence=sequence, python="")
+    if request.source.kind != "standard-library":
+        folder = data_folder(request, data=data, python="")
         return folder, f"invoke data {request.name} --recipe recipes/{selection.plan.recipe}"
     # Which interpreter reads its own sources is known when it runs: they go into the run folder.
     folder = RUN_FOLDER / "data"
-    options = ("--source", source.kind, "--sequence", str(sequence), "--out", renderer.inside(folder))
+    options = preparation(request, renderer.inside(folder))
     command = Command(arguments=(PYTHON, "-m", PREPARE, *options), variables={}, writes_data=True)
     return folder, shell_line(renderer.render(command))
 

@@ -6,33 +6,36 @@ import contextlib
 import datetime
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from twinrun.execution.engine import Engine, Workspace
+from twinrun import __version__
 from twinrun.execution.environment import (
-    PythonEnvironment,
     inspect,
     lock_differences,
+    revision,
     steering_variables,
 )
 from twinrun.execution.kernels import PROCESSOR, kernel_variables
-from twinrun.execution.ranks import Ranks
+from twinrun.execution.ranks import METRICS, Ranks
 from twinrun.foundation.errors import InputError, RunInterruptedError
-from twinrun.foundation.files import write_atomically
+from twinrun.foundation.files import sha256_of_file, write_atomically
 from twinrun.machine.architecture import architectures_needed
+from twinrun.machine.devices import Device
+from twinrun.machine.inventory import Machine
 from twinrun.planning.plan import Plan
 from twinrun.planning.project import Project
+from twinrun.protocol.allocation import Allocation
+from twinrun.results.judge import claims_digest, judge
 from twinrun.results.record import Environment, Record, write_record
 from twinrun.runs.checkpointing import check_legs
 from twinrun.runs.data import prepared_data
 from twinrun.runs.launches import rank_commands, shared_settings, workspace_of
 from twinrun.runs.progress import Display
-from twinrun.runs.record import record_of
 from twinrun.runs.selection import Selection
-from twinrun.runs.sweep import SweepRun, finished
+from twinrun.runs.sweep import PointOutcome, SweepRun, finished
 
 LOCK = ".lock"
 
@@ -73,7 +76,17 @@ def _measure(project: Project, selection: Selection, run: Path, display: Display
     installed = inspect(engine)
     kernels = kernel_variables(workspace, archs=_archs(project, selection), engine=engine, say=display.say)
     commands = rank_commands(selection, renderer=engine, workspace=workspace, variables=kernels)
-    data = _data(selection, installed, engine, workspace, display)
+    data = None
+    if request := selection.description.data:
+        log = run / "log" / "data.log"
+        data = prepared_data(
+            request,
+            python=installed.python,
+            engine=engine,
+            workspace=workspace,
+            log=log,
+            say=display.say,
+        )
     done = SweepRun(
         selection=selection,
         ranks=Ranks(engine=engine, commands=commands),
@@ -90,7 +103,7 @@ def _measure(project: Project, selection: Selection, run: Path, display: Display
         image_digest=engine.image_digest,
         variables=steering_variables(os.environ),
     )
-    return record_of(project, selection, run, done, environment)
+    return _record(project, selection, run, done, environment)
 
 
 def _archs(project: Project, selection: Selection) -> tuple[str, ...]:
@@ -103,22 +116,67 @@ def _archs(project: Project, selection: Selection) -> tuple[str, ...]:
     return built or (PROCESSOR,)
 
 
-def _data(
-    selection: Selection, installed: PythonEnvironment, engine: Engine, workspace: Workspace, display: Display
-) -> Path | None:
-    """Return the folder of the data that the ranks read, None where they read none."""
-    request = selection.description.data
-    if request is None:
-        return None
-    return prepared_data(
-        source=request.source,
-        name=request.name,
-        sequence=request.sequence,
-        python=installed.python,
-        engine=engine,
-        workspace=workspace,
-        log=workspace.run / "log" / "data.log",
-        say=display.say,
+def _record(
+    project: Project, selection: Selection, run: Path, done: Sequence[PointOutcome], environment: Environment
+) -> Record:
+    """Return the judged record of the finished points of a run."""
+    plan, published = selection.plan, selection.recipe.published
+    allocation = _allocation([one.allocation for one in done])
+    files = {name: sha256_of_file(run / name) for name in ("plan.json", METRICS) if (run / name).exists()}
+    record = Record(
+        twinrun=__version__,
+        run=run.name,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        plan=plan,
+        plan_sha256=plan.sha256(),
+        claims_sha256=claims_digest(published),
+        revision=revision(project.root),
+        machine=_first_node(selection, allocation),
+        allocation=allocation,
+        gpu=selection.gpu,
+        environment=environment,
+        points=tuple(one.point for one in done),
+        verdicts=(),
+        files=files,
+    )
+    return record.model_copy(update={"verdicts": judge(record, published, project)})
+
+
+def _allocation(allocations: Sequence[Allocation]) -> Allocation:
+    """Return all nodes of a run's points as one allocation."""
+    nodes = dict.fromkeys(node for one in allocations for node in one.nodes)
+    reports = {host: report for one in allocations for host, report in one.reports.items()}
+    return allocations[-1].model_copy(update={"nodes": tuple(nodes), "reports": reports})
+
+
+def _first_node(selection: Selection, allocation: Allocation) -> Machine:
+    """Return the first node of an allocation; the host that submits may be of another kind."""
+    machine, report = selection.machine, allocation.reports.get(allocation.nodes[0])
+    if selection.site is None or report is None:
+        return machine
+    vendor, gpu = selection.vendor, selection.gpu
+    devices = tuple(
+        Device(
+            index=index,
+            name=name,
+            gpu=gpu.id if gpu else None,
+            arch=gpu.arch if gpu else None,
+            memory_bytes=None,
+            unique_id=None,
+            driver=report.driver,
+        )
+        for index, name in enumerate(report.devices)
+    )
+    return Machine(
+        vendor=vendor.name,
+        devices=devices,
+        driver=report.driver if devices else None,
+        host=allocation.nodes[0],
+        cpu=report.cpu,
+        cpu_count=report.cores,
+        memory_bytes=report.memory_bytes,
+        kernel=report.kernel,
+        probe=f"asked on the node by its first rank, at the site {selection.site.name}",
     )
 
 
