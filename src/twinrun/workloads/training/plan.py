@@ -80,36 +80,46 @@ def plan(request: PlanRequest[TrainingTables]) -> WorkloadPlan[TrainingPlan, Tra
     """
     recipe, tables = request.recipe, request.recipe.tables
     scale, overrides = tables.scale(request.scale), dict(request.overrides)
-    requested, chosen = overrides.pop("devices", None), None
+    requested, wanted = overrides.pop("devices", None), None
     if scale.sweep.layouts:
-        chosen = layouts.names(tables, scale, overrides.pop("layouts", None))
+        wanted = layouts.names(tables, scale, overrides.pop("layouts", None))
     training = _training(tables, scale, overrides, recipe.manifest)
     because = "asked for" if "model" in overrides else "the recipe's for this scale"
-    if chosen is None:
+    places: list[Placement] = []
+    if wanted is None:
         counts = sizes(scale.sweep, requested=requested, devices=request.hardware.devices)
         places = [placement(scale.sweep, count) for count in counts]
         if scale.models and "model" not in overrides:
             training, because = _largest(tables, scale, training, places, request.hardware)
         _refuse_precision(training)
-    shape = tables.models[training.model]
-    _refuse_foreign(shape, training)
-    legs = leg_points(
-        scale.legs,
-        shape,
-        training,
-        request.hardware,
-        place=f"{recipe.manifest}:scales.{request.scale}.legs",
-    )
+    _refuse_foreign(tables.models[training.model], training)
+    swept = _swept(request, training, places)
+    if wanted is not None and request.leg is None:
+        given = {"wanted": wanted, "requested": requested, "manifest": recipe.manifest}
+        swept = layouts.points(tables, training, scale, request.hardware, **given)
+    return _planned(tables, training, swept, because)
+
+
+def _swept(
+    request: PlanRequest[TrainingTables], training: Training, places: list[Placement]
+) -> tuple[Point[TrainingPoint], ...]:
+    """Return the points of a sweep over sizes and the legs after them, or the one leg that was asked for."""
+    recipe, hardware = request.recipe, request.hardware
+    scale, shape = recipe.tables.scale(request.scale), recipe.tables.models[training.model]
+    place = f"{recipe.manifest}:scales.{request.scale}.legs"
+    legs = leg_points(scale.legs, shape, training, hardware, place=place)
     if request.leg is not None:
-        points = one_leg(legs, request.leg, scale=request.scale)
-    elif chosen is None:
-        points = (*_points(shape, training, places, scale, request.hardware), *legs)
-    else:
-        given = {"wanted": chosen, "requested": requested, "manifest": recipe.manifest}
-        points = layouts.points(tables, training, scale, request.hardware, **given)
+        return one_leg(legs, request.leg, scale=request.scale)
+    return (*_points(shape, training, places, scale, hardware), *legs) if places else legs
+
+
+def _planned(
+    tables: TrainingTables, training: Training, points: tuple[Point[TrainingPoint], ...], because: str
+) -> WorkloadPlan[TrainingPlan, TrainingPoint]:
     ids = ", ".join(point.id for point in points)
+    shape, data = tables.models[training.model], tables.data[training.data]
     return WorkloadPlan(
-        part=TrainingPlan(shape=shape, training=training, data=tables.data[training.data]),
+        part=TrainingPlan(shape=shape, training=training, data=data),
         points=points,
         choices=(
             Choice(name="model", value=training.model, because=because),
