@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from twinrun.checkpoints.safetensors import (
 from twinrun.checkpoints.store import DamagedError, Store
 from twinrun.checkpoints.verification import demand_same
 from twinrun.foundation.errors import InputError, MachineError
+from twinrun.foundation.files import sha256_of_bytes
 
 INDEX = f"{WEIGHTS}.index.json"
 FILE = "rank-00000.safetensors"
@@ -84,38 +84,20 @@ def _write(
     seal: Seal | None,
     identity: dict[str, str],
 ) -> None:
-    entries = {
-        pair.ours: Entry(
-            name=f"{MODEL}{pair.ours}@{','.join('0' * len(pair.shape))}",
-            dtype=tensors[pair.theirs].entry.dtype,
-            shape=pair.shape,
-        )
-        for pair in pairs
-    }
-    header = header_of(entries.values())
-    needed = len(header) + sum(entry.bytes for entry in entries.values())
+    entries = [_entry(pair, tensors[pair.theirs].entry.dtype) for pair in pairs]
+    header = header_of(entries)
+    needed = len(header) + sum(entry.bytes for entry in entries)
     token = store.claim(RUN)
     store.begin(0, token, needed=needed)
     stored: dict[str, StoredTensor] = {}
     try:
         with store.create(0, token, FILE) as sink:
             sink.write(header)
-            for pair in pairs:
-                data, entry = _data(pair, tensors[pair.theirs]), entries[pair.ours]
-                digest = hashlib.sha256(data).hexdigest()
-                if seal and digest != seal.sha256.get(pair.ours):
-                    raise DamagedError(
-                        f"{pair.theirs} was changed since it was converted",
-                        place=str(tensors[pair.theirs].file),
-                        found=digest,
-                        allowed=seal.sha256.get(pair.ours, "no such tensor"),
-                    )
+            for pair, entry in zip(pairs, entries, strict=True):
+                data, digest = _data(pair, tensors[pair.theirs], seal)
                 sink.write(data)
-                chunk = Chunk(
-                    file=FILE, key=entry.name, offsets=(0,) * len(pair.shape), sizes=pair.shape, sha256=digest
-                )
-                stored[MODEL + pair.ours] = StoredTensor(dtype=entry.dtype, shape=pair.shape, chunks=(chunk,))
-        file = StoredFile(name=FILE, bytes=needed, header_sha256=hashlib.sha256(header).hexdigest())
+                stored[MODEL + pair.ours] = _stored(entry, digest)
+        file = StoredFile(name=FILE, bytes=needed, header_sha256=sha256_of_bytes(header))
         manifest = CheckpointManifest(
             format=FORMAT,
             step=0,
@@ -133,13 +115,34 @@ def _write(
         raise
 
 
-def _data(pair: TensorPair, found: TensorLocation) -> bytes:
-    """Return a tensor as we have it."""
+def _entry(pair: TensorPair, dtype: str) -> Entry:
+    """Return a tensor as our file has it: one part, which begins at the first element."""
+    offsets = ",".join("0" * len(pair.shape))
+    return Entry(name=f"{MODEL}{pair.ours}@{offsets}", dtype=dtype, shape=pair.shape)
+
+
+def _stored(entry: Entry, digest: str) -> StoredTensor:
+    offsets = (0,) * len(entry.shape)
+    chunk = Chunk(file=FILE, key=entry.name, offsets=offsets, sizes=entry.shape, sha256=digest)
+    return StoredTensor(dtype=entry.dtype, shape=entry.shape, chunks=(chunk,))
+
+
+def _data(pair: TensorPair, found: TensorLocation, seal: Seal | None) -> tuple[bytes, str]:
+    """Return a tensor as we have it and its digest; raises DamagedError where it differs from the seal."""
     with found.file.open("rb") as stream:
         stream.seek(found.entry.begin)
         data = stream.read(found.entry.bytes)
-    item = ITEM_BYTES[found.entry.dtype]
-    return turned(data, pair.their_shape, item) if pair.transposed else data
+    if pair.transposed:
+        data = turned(data, pair.their_shape, ITEM_BYTES[found.entry.dtype])
+    digest = sha256_of_bytes(data)
+    if seal and digest != seal.sha256.get(pair.ours):
+        raise DamagedError(
+            f"{pair.theirs} was changed since it was converted",
+            place=str(found.file),
+            found=digest,
+            allowed=seal.sha256.get(pair.ours, "no such tensor"),
+        )
+    return data, digest
 
 
 def _tensors(folder: Path) -> tuple[dict[str, TensorLocation], Seal | None]:
