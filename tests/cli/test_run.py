@@ -208,6 +208,7 @@ def test_a_smaller_microbatch_is_tried(broken: Path, tmp_path: Path, monkeypatch
     (point,) = record.points
     assert point.attempts == ("microbatch 16",)
     assert point.facts["microbatch"] == 8
+    assert "without a closure" in str(point.facts["changes to composer"])
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
 
 

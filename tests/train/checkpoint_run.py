@@ -33,6 +33,7 @@ from twinrun.protocol.training import TrainingJob
 from twinrun.train import liveness, ranks
 from twinrun.train.canonical import CanonicalGradients
 from twinrun.train.checkpoint.session import checkpoints_of
+from twinrun.train.checkpoint.state import InPlaceState
 from twinrun.train.corpus import Corpus, read_corpus
 from twinrun.train.metrics import Meter
 from twinrun.train.optimizer import adamw, learning_rate, set_learning_rate
@@ -51,7 +52,7 @@ def train(job: TrainingJob, corpus: Corpus) -> list[float]:
     canonical = job.training.summation == "canonical"
     tree = CanonicalGradients(model, job, loss_of=functools.partial(loss_of, model)) if canonical else None
     meter = Meter(job, torch.device("cpu"))
-    saves = checkpoints_of(job, corpus=corpus, model=model, optimizer=optimizer, meter=meter)
+    saves = checkpoints_of(job, corpus=corpus, parts=lambda: InPlaceState(model, optimizer), meter=meter)
     done = saves.resume()
     if done and job.sharding == "none" and job.world_size > 1:
         settle_buckets(called(batch(job, 0)).sum(), optimizer)

@@ -28,6 +28,7 @@ from twinrun.foundation.errors import InputError
 from twinrun.protocol.models.mamba import MambaShape
 from twinrun.protocol.training import TrainingJob
 from twinrun.train.checkpoint.session import CheckpointCalls, checkpoints_of
+from twinrun.train.checkpoint.state import InPlaceState
 from twinrun.train.corpus import Corpus
 from twinrun.train.metrics import Meter
 from twinrun.train.models.mamba import Mamba
@@ -56,7 +57,7 @@ def session(job: TrainingJob, model: Any, corpus: Corpus) -> CheckpointCalls:
         sum(parameter.sum() for parameter in model.parameters()).backward()
         optimizer.step()
     meter = Meter(job, torch.device("cpu"))
-    return checkpoints_of(job, corpus=corpus, model=model, optimizer=optimizer, meter=meter)
+    return checkpoints_of(job, corpus=corpus, parts=lambda: InPlaceState(model, optimizer), meter=meter)
 
 
 @pytest.fixture(scope="module", params=[MPT_SHAPE, MAMBA_SHAPE], ids=["mpt", "mamba"])

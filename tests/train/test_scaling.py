@@ -55,6 +55,7 @@ def test_a_run_reports_its_circumstances(alone: TrainingResult) -> None:
     assert alone.parameters == SHAPE.parameters()
     assert alone.parallelism == "single"
     assert alone.attention_backend == "flash"
+    assert alone.changes.keys() == {"composer"}
     assert 100e6 < alone.peak_memory_bytes < alone.device_memory_bytes
     assert {"torch", "composer", "streaming", "numpy", "collectives"} <= alone.libraries.keys()
 

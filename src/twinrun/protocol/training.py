@@ -13,8 +13,8 @@ from twinrun.protocol.models import AnyShape
 from twinrun.protocol.models.shape import Checkpointing, Positive
 
 Sharding = Literal["none", "full"]
-Reduction = Literal["microbatch", "step"]
 """`none` replicates (DDP); `full` shards parameters, gradients and optimizer state (FSDP)."""
+Reduction = Literal["microbatch", "step"]
 NotNegative = Annotated[int, Field(ge=0)]
 
 

@@ -18,6 +18,7 @@ from twinrun.foundation.errors import InputError
 from twinrun.protocol.training import TrainingJob, TrainingResult
 from twinrun.train import attention, ranks, worker
 from twinrun.train.checkpoint.session import CheckpointCalls, checkpoints_of
+from twinrun.train.checkpoint.state import InPlaceState
 from twinrun.train.corpus import Corpus
 from twinrun.train.data import Batch, load_batches, load_corpus, set_position, targets_of
 from twinrun.train.device import device_of
@@ -120,7 +121,7 @@ def fit(trainer: Trainer, job: TrainingJob, *, model: Model, corpus: Corpus, met
     if job.checkpointing and parallelism(job) == "fsdp1":
         raise InputError("FSDP1 is not saved", place="--checkpoint", hint="choose a stack that has FSDP2")
     (optimizer,) = trainer.state.optimizers
-    saves = checkpoints_of(job, corpus=corpus, model=model, optimizer=optimizer, meter=meter)
+    saves = checkpoints_of(job, corpus=corpus, parts=lambda: InPlaceState(model, optimizer), meter=meter)
     done = saves.resume()
     set_position(trainer.state.train_dataloader, job, corpus, step=done)
     (steps,) = (one for one in trainer.state.callbacks if isinstance(one, StepCallback))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from twinrun.protocol.training import TrainingJob, TrainingResult
 from twinrun.train import attention, ranks, worker
-from twinrun.train.checkpoint.session import CheckpointCalls, NoCheckpoints, checkpoints_in
+from twinrun.train.checkpoint.session import checkpoints_of
 from twinrun.train.checkpoint.state import Parts
 from twinrun.train.corpus import Corpus
 from twinrun.train.data import Batch, load_batches, load_corpus, set_position
@@ -73,7 +73,7 @@ def _steps(
     job: TrainingJob, corpus: Corpus, engine: StepEngine, meter: Meter, shared: SharedWorkMeter | None
 ) -> None:
     """Train the steps that no checkpoint has, saving on the way."""
-    saves = _saves(job, corpus, engine, meter)
+    saves = checkpoints_of(job, corpus=corpus, parts=engine.parts, meter=meter)
     done = saves.resume()
     batches = load_batches(job, corpus)
     set_position(batches, job, corpus, step=done)
@@ -100,12 +100,6 @@ def _steps(
 
 def _counted(shared: SharedWorkMeter | None, *, step: int) -> AbstractContextManager[object]:
     return shared.counting(step) if shared else contextlib.nullcontext()
-
-
-def _saves(job: TrainingJob, corpus: Corpus, engine: StepEngine, meter: Meter) -> CheckpointCalls:
-    if job.checkpointing is None:
-        return NoCheckpoints()
-    return checkpoints_in(job, corpus=corpus, parts=engine.parts(), meter=meter)
 
 
 def _framework(job: TrainingJob) -> ModuleType:

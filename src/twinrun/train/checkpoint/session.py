@@ -10,10 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 
 from twinrun.checkpoints import store_at
@@ -59,14 +57,7 @@ class NoCheckpoints:
 class Checkpoints:
     """Saves and resumes one run; every rank calls each method."""
 
-    def __init__(
-        self,
-        job: TrainingJob,
-        *,
-        corpus: Corpus,
-        parts: state.Parts,
-        meter: Meter,
-    ) -> None:
+    def __init__(self, job: TrainingJob, *, corpus: Corpus, parts: state.Parts, meter: Meter) -> None:
         """Take the parts of the run as they are after sharding."""
         assert job.checkpointing is not None
         self._job, self._settings = job, job.checkpointing
@@ -255,17 +246,16 @@ class Checkpoints:
 
 
 def checkpoints_of(
-    job: TrainingJob, *, corpus: Corpus, model: nn.Module, optimizer: torch.optim.Optimizer, meter: Meter
+    job: TrainingJob, *, corpus: Corpus, parts: Callable[[], state.Parts], meter: Meter
 ) -> CheckpointCalls:
-    """Return the checkpoints of `job`, or what saves nothing where it keeps none; every rank calls it."""
-    return checkpoints_in(job, corpus=corpus, parts=state.InPlaceState(model, optimizer), meter=meter)
+    """Return the checkpoints of `job`, or what saves nothing where it keeps none; every rank calls it.
 
-
-def checkpoints_in(job: TrainingJob, *, corpus: Corpus, parts: state.Parts, meter: Meter) -> CheckpointCalls:
-    """Return the same for a run whose tensors are not where a model and its optimizer have them."""
+    Args:
+        parts: returns the parts of the run as they are after sharding; may raise InputError.
+    """
     if job.checkpointing is None:
         return NoCheckpoints()
-    return Checkpoints(job, corpus=corpus, parts=parts, meter=meter)
+    return Checkpoints(job, corpus=corpus, parts=parts(), meter=meter)
 
 
 def _cause(error: BaseException) -> BaseException:
