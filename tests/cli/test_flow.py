@@ -23,7 +23,9 @@ from twinrun.planning.project import Project
 from twinrun.protocol.job import OUT_OF_MEMORY
 from twinrun.results.reading import read_record
 from twinrun.results.record import Record
-from twinrun.runs.selection import select
+from twinrun.runs.progress import Display
+from twinrun.runs.run import execute
+from twinrun.runs.selection import Selection, select
 from twinrun.runs.sweep import finished
 from twinrun.workloads import load_workload, workload_names
 
@@ -217,6 +219,31 @@ def test_a_microbatch_that_does_not_fit_is_told(trained: FlowSite) -> None:
         trained.invoke("microbatch=4")
     assert refused.value.found == "tried microbatch 4"
     assert "choose a smaller model" in str(refused.value)
+
+
+def test_a_smaller_microbatch_is_tried(trained: FlowSite) -> None:
+    project = Project(trained.root)
+    request = commands.Request(
+        recipe=RECIPE, vendor="cpu", engine=NAME, scale="smoke", settings=("devices=1", "microbatch=16")
+    )
+    selection = with_microbatches(select(project, request), (16, 8))
+    full = Play(status=1, log=torchrun_report(0, OUT_OF_MEMORY))
+    trained.script.play = lambda job: full if job["microbatch"] > 8 else trained.play(job)
+    record, _ = execute(
+        project=project, selection=selection, out=trained.out, resume=False, display=Display(quiet=True)
+    )
+    (point,) = record.points
+    assert point.attempts == ("microbatch 16",)
+    assert point.facts["microbatch"] == 8
+
+
+def with_microbatches(selection: Selection, sizes: tuple[int, ...]) -> Selection:
+    """Return the selection as if the memory of a device were known, which on a CPU it is not."""
+    points = tuple(
+        point.model_copy(update={"part": point.part.model_copy(update={"microbatches": sizes})})
+        for point in selection.plan.points
+    )
+    return dataclasses.replace(selection, plan=selection.plan.model_copy(update={"points": points}))
 
 
 def test_what_was_mended_goes_on_with_the_points_that_are_left(site: FlowSite) -> None:

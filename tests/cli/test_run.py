@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_bad_input import RECIPE, copied_project, error_message, replace
+from tests.cli.test_bad_input import RECIPE, copied_project, error_message
 from tests.commands import ROOT, environment
 from twinrun.execution.engine import Workspace
 from twinrun.execution.engines import venv
@@ -29,9 +28,6 @@ from twinrun.manifests.vendor import load_vendors
 from twinrun.planning.project import Project
 from twinrun.results.reading import read_record
 from twinrun.results.record import Record
-from twinrun.runs.progress import Display
-from twinrun.runs.run import execute
-from twinrun.runs.selection import Request, Selection, select
 
 pytestmark = pytest.mark.needs("composer")
 PROJECT = Project(ROOT)
@@ -61,13 +57,6 @@ def root(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def undisturbed(root: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     return finished(start(root, *SMOKE, *SHORT, "--json", "--out", str(folder / "undisturbed")))
-
-
-@pytest.fixture
-def broken(tmp_path: Path, folder: Path) -> Path:
-    """A project of its own, for a changed script; its data are those of the others."""
-    (tmp_path / "cache").symlink_to(folder / "cache")
-    return copied_project(tmp_path / "project")
 
 
 def start(root: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -146,6 +135,7 @@ def test_a_run_leaves_all_its_files_and_prints_only_its_summary(
     assert {path.name for path in (run / "log").iterdir()} >= {"devices=1", "devices=2"}
     assert "<html" in (run / "report.html").read_text(encoding="utf-8")
     assert outcomes(record)[INVARIANT] == "reproduced"
+    assert "without a closure" in str(record.points[0].facts["changes to composer"])
 
 
 def test_a_stopped_run_goes_on_where_it_was(
@@ -173,72 +163,6 @@ def test_a_stopped_run_goes_on_where_it_was(
     assert losses(record) == losses(whole)
     assert outcomes(record) == outcomes(whole)
     assert json.loads(again.stdout)["run"] == run.name
-
-
-def test_a_rank_that_raises_is_named_with_its_message(broken: Path, tmp_path: Path) -> None:
-    # The other rank waits, so that only one fails.
-    plant(
-        broken,
-        'if os.environ["RANK"] == "1":\n        raise ValueError("planted in one rank")\n    time.sleep(600)',
-    )
-    process = start(broken, *SMOKE, "--set", "devices=2", "--out", str(tmp_path / "out"))
-    message = told_with_log(finished(process), 4)
-    run = run_folder(tmp_path / "out")
-    assert "devices=2: rank 1 of 2 failed with exit status 1" in message
-    assert "ValueError: planted in one rank" in message
-    assert "--resume goes on" in message
-    assert not list(processes_of(run))
-    assert not (run / "record.json").exists()
-
-
-def test_a_smaller_microbatch_is_tried(broken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(broken, 'if job.microbatch > 8:\n        raise torch.cuda.OutOfMemoryError("planted")')
-    monkeypatch.setenv("TWINRUN_CACHE", str(tmp_path / "cache"))
-    settings = ("steps=3", "warmup_steps=1", "devices=1", "microbatch=16")
-    project = Project(broken)
-    selection = with_microbatches(
-        select(
-            project, Request(recipe=RECIPE, vendor="cpu", engine="host", scale="smoke", settings=settings)
-        ),
-        (16, 8),
-    )
-    record, run = execute(
-        project=project, selection=selection, out=tmp_path / "out", resume=False, display=Display(quiet=True)
-    )
-    (point,) = record.points
-    assert point.attempts == ("microbatch 16",)
-    assert point.facts["microbatch"] == 8
-    assert "without a closure" in str(point.facts["changes to composer"])
-    assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
-
-
-def plant(root: Path, failure: str) -> None:
-    """Put `failure` in front of the training."""
-    script = root / "src" / "twinrun" / "train" / "composer_loop.py"
-    call = "    start(job)\n"
-    replace(script, call, f"{call}    {failure}\n")
-    replace(
-        script,
-        "from twinrun.train import",
-        "import os\nimport time\n\nimport torch\n\nfrom twinrun.train import",
-    )
-
-
-def with_microbatches(selection: Selection, sizes: tuple[int, ...]) -> Selection:
-    """Return the selection as if the memory of a device were known, which on a CPU it is not."""
-    points = tuple(
-        point.model_copy(update={"part": point.part.model_copy(update={"microbatches": sizes})})
-        for point in selection.plan.points
-    )
-    return dataclasses.replace(selection, plan=selection.plan.model_copy(update={"points": points}))
-
-
-def told_with_log(done: subprocess.CompletedProcess[str], code: int) -> str:
-    """Return the message of a failed rank, which quotes the rank's own traceback and no other."""
-    quoted = "    Traceback (most recent call last):\n"
-    assert done.stderr.count("Traceback") == done.stderr.count(quoted)
-    stderr = done.stderr.replace(quoted, "")
-    return error_message(subprocess.CompletedProcess(done.args, done.returncode, done.stdout, stderr), code)
 
 
 OPEN = """
