@@ -1,0 +1,61 @@
+"""Our kernels by what a device has: compiled, in Triton's interpreter on a processor, or their reference."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from attention import AttentionCase, Function
+
+HAS_TRITON = find_spec("triton") is not None
+if not torch.cuda.is_available():
+    # Triton reads it when it is imported.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from twinrun_attention.reference import reference_attention  # noqa: E402 - after what it reads
+
+if HAS_TRITON:
+    import triton
+    import twinrun_attention
+
+
+def backend(device: torch.device) -> str:
+    """Return what runs here: `native`, `interpreted`, or without Triton `reference`."""
+    if not HAS_TRITON:
+        print("the kernels are not run, only their reference: Triton is not installed")
+        return "reference"
+    return "interpreted" if device.type == "cpu" else "native"
+
+
+def function(one: AttentionCase, backend: str) -> Function:
+    """Return our implementation of a case."""
+    if backend == "reference":
+        return lambda q, k, v: reference(one, q, k, v)
+    slopes, sides = one.slopes, (one.left, 0 if one.causal else -1)
+    if "decode" in one.phases:
+        return lambda q, k, v: twinrun_attention.flash_attn_with_kvcache(
+            q, k, v, window_size=sides, alibi_slopes=slopes
+        )
+    return lambda q, k, v: twinrun_attention.flash_attn_func(q, k, v, window_size=sides, alibi_slopes=slopes)
+
+
+def reference(one: AttentionCase, q: Tensor, k: Tensor, v: Tensor, heads: slice = slice(None)) -> Tensor:
+    """Return attention in plain torch, in the type of the inputs."""
+    slopes = None if one.slopes is None else one.slopes[heads]
+    right = 0 if one.causal else -1
+    return reference_attention(q, k, v, scale=one.head_size**-0.5, left=one.left, right=right, slopes=slopes)
+
+
+def name(backend: str) -> str:
+    """Return the name in records: package, backend and Triton."""
+    return f"twinrun-attention {backend}" + (f" triton {triton.__version__}" if HAS_TRITON else "")
+
+
+def version() -> str:
+    """Return the version of the package."""
+    return str(twinrun_attention.__version__) if HAS_TRITON else "reference"

@@ -1,0 +1,20 @@
+"""The kernels are tested where torch and Triton are: in Triton's interpreter, or compiled on a GPU."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+RECIPE = Path(__file__).parents[1]
+for folder in (RECIPE / "kernels" / "src", RECIPE):
+    sys.path.insert(0, str(folder))
+
+HAS_TRITON = find_spec("torch") is not None and find_spec("triton") is not None
+HERE = Path(__file__).parent
+if not HAS_TRITON:
+    collect_ignore = [path.name for path in HERE.glob("test_attention_*.py")]
+elif not __import__("torch").cuda.is_available():
+    # Triton reads it when it is imported.
+    os.environ.setdefault("TRITON_INTERPRET", "1")

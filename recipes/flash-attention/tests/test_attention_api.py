@@ -1,0 +1,106 @@
+"""What the functions refuse, how launch options are chosen, and what MPT's slopes are."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import triton
+from twinrun_attention import (
+    UnsupportedError,
+    alibi_slopes,
+    flash_attn_func,
+    flash_attn_varlen_func,
+    scaled_dot_product_attention,
+    tuning,
+)
+
+
+def tensors(*shape: int, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
+    return [torch.zeros(shape, dtype=dtype) for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "says"),
+    [
+        (tensors(1, 4, 2, 20), {}, "the head size is 20, not a multiple of 8 up to 256"),
+        (tensors(1, 4, 2, 264), {}, "the head size is 264"),
+        (tensors(1, 4, 2, 32, dtype=torch.float32), {}, "torch.float32"),
+        (tensors(1, 4, 2, 32, dtype=torch.float64), {}, "torch.float64"),
+        (tensors(4, 2, 32), {}, "3, 3, 3 dimensions, not 4"),
+        (tensors(1, 4, 2, 32), {"dropout_p": 0.1}, "there is no dropout"),
+        (tensors(1, 4, 2, 32), {"softcap": -1.0}, "softcap is -1.0"),
+        (tensors(1, 4, 2, 32), {"softmax_scale": 0.0}, "the scale is 0.0"),
+        (tensors(1, 4, 2, 32), {"alibi_slopes": torch.ones(3)}, r"alibi_slopes are \(3,\)"),
+    ],
+    ids=str,
+)
+def test_what_is_refused(given: list[torch.Tensor], options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UnsupportedError, match=says):
+        flash_attn_func(*given, **options)
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    q, k, v = tensors(1, 4, 3, 32)
+    with pytest.raises(UnsupportedError, match="3 heads of queries are no multiple of 2"):
+        flash_attn_func(q, k[:, :, :2], v[:, :, :2])
+    with pytest.raises(UnsupportedError, match="they differ"):
+        flash_attn_func(q, k, v[:, :3])
+    with pytest.raises(UnsupportedError, match="not on one device"):
+        flash_attn_func(q, k.to("meta"), v)
+    with pytest.raises(UnsupportedError, match="a mask is given"):
+        scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(3, 3))
+    with pytest.raises(UnsupportedError, match="enable_gqa is off"):
+        scaled_dot_product_attention(q, k[:, :1], v[:, :1])
+    with pytest.raises(UnsupportedError, match="cu_seqlens"):
+        flash_attn_varlen_func(q[0], k[0], v[0], torch.zeros(1), torch.zeros(1), 4, 4)
+
+
+@pytest.mark.parametrize("heads", [1, 8, 12, 16, 40])
+def test_slopes_are_those_of_mpt(heads: int) -> None:
+    # github:mosaicml/llm-foundry@2e852dbf80fd:llmfoundry/models/layers/attention.py, gen_slopes
+    count = 2 ** math.ceil(math.log2(heads))
+    found = [1.0 / 2 ** (one * 8 / count) for one in range(1, count + 1)]
+    wanted = found if count == heads else (found[1::2] + found[::2])[:heads]
+    torch.testing.assert_close(alibi_slopes(heads), torch.tensor(wanted))
+
+
+@pytest.fixture
+def anew() -> Iterator[None]:
+    for cached in (tuning.options, tuning._say):
+        cached.cache_clear()
+    yield
+    for cached in (tuning.options, tuning._say):
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize("arch", ["sm90", "sm80", "gfx90a", "gfx942", "gfx950"])
+@pytest.mark.parametrize("kernel", tuning.KERNELS)
+@pytest.mark.parametrize("head_size", [16, 32, 64, 128, 256])
+def test_every_head_size_has_a_row(arch: str, kernel: str, head_size: int, anew: None) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        row = tuning.options(kernel, arch=arch, head_size=head_size, causal=True)
+    assert row.arch == arch
+    assert row.head_size >= head_size
+
+
+def test_an_unknown_architecture_gets_the_default_and_that_is_said_once(anew: None) -> None:
+    with pytest.warns(UserWarning, match="no launch options for sm75: those of sm80 are used"):
+        row = tuning.options("forward", arch="sm75", head_size=64, causal=True)
+    assert row.arch == "sm80"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tuning.options("forward", arch="sm75", head_size=128, causal=True)
+
+
+def test_an_unknown_version_gets_the_nearest_older_row(anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "__version__", "3.5.1")
+    with pytest.warns(UserWarning, match=r"for Triton 3\.3, not 3\.5"):
+        row = tuning.options("forward", arch="sm90", head_size=64, causal=True)
+    assert "3.3" in row.triton
+    assert not row.descriptors

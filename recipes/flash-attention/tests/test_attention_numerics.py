@@ -1,0 +1,231 @@
+"""Output and gradients against float64, for every option; on a processor in Triton's interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from twinrun_attention import (
+    alibi_slopes,
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+    launch,
+    ops,
+    scaled_dot_product_attention,
+)
+from twinrun_attention.reference import reference_attention
+
+from twinrun.train.measure import distance, poisoned
+
+# What Triton's interpreter does with NumPy, and with the logarithm of a sum of nothing.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ALLOWED = {torch.float16: 1e-3, torch.bfloat16: 5e-3}
+
+# Queries, keys, heads of queries, heads of keys, head size, and the options.
+CASES: dict[str, tuple[tuple[int, int, int, int, int], dict[str, Any]]] = {
+    "full": ((40, 40, 1, 1, 32), {}),
+    "causal": ((70, 70, 1, 1, 32), {"causal": True}),
+    "fewer queries": ((33, 70, 1, 1, 64), {"causal": True}),
+    "fewer keys": ((70, 33, 1, 1, 32), {"causal": True}),
+    "one query": ((1, 45, 1, 1, 32), {"causal": True}),
+    "length 127": ((127, 127, 1, 1, 16), {"causal": True}),
+    "window": ((70, 70, 1, 1, 32), {"window_size": (20, 10)}),
+    "causal window": ((100, 100, 1, 1, 32), {"causal": True, "window_size": (9, 0)}),
+    "window to the right": ((50, 70, 1, 1, 32), {"window_size": (-1, 5)}),
+    "grouped": ((40, 40, 4, 2, 32), {"causal": True}),
+    "multi-query": ((40, 40, 3, 1, 32), {}),
+    "alibi": ((50, 50, 3, 3, 32), {"causal": True, "alibi": True}),
+    "alibi both ways": ((50, 40, 2, 1, 32), {"alibi": True}),
+    "softcap": ((50, 50, 1, 1, 32), {"softcap": 2.0}),
+    "all": ((45, 60, 2, 1, 40), {"window_size": (30, 5), "softcap": 3.0, "alibi": True}),
+    "head size 8": ((40, 40, 1, 1, 8), {"causal": True}),
+    "head size 80": ((40, 40, 1, 1, 80), {"causal": True}),
+    "head size 256": ((40, 40, 1, 1, 256), {"causal": True}),
+    "scale": ((40, 40, 1, 1, 32), {"softmax_scale": 0.7}),
+    "negative scale": ((40, 40, 1, 1, 32), {"softmax_scale": -0.3, "causal": True}),
+}
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
+    return torch.randn(shape, device=DEVICE, dtype=dtype).requires_grad_()
+
+
+def expected(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
+    left, right = options.get("window_size", (-1, -1))
+    return reference_attention(
+        q,
+        k,
+        v,
+        scale=options.get("softmax_scale", q.shape[-1] ** -0.5),
+        left=left,
+        right=0 if options.get("causal") else right,
+        end=options.get("end", True),
+        slopes=options.get("alibi_slopes"),
+        softcap=options.get("softcap", 0.0),
+    )
+
+
+def hold(found: Tensor, leaves: tuple[Tensor, ...], options: dict[str, Any], grad: Tensor) -> None:
+    """Hold output and gradients against those in float64."""
+    exact = tuple(one.detach().double().requires_grad_() for one in leaves)
+    out = expected(*exact, options)
+    assert distance(found, out) < ALLOWED[found.dtype]
+    with poisoned():
+        gradients = torch.autograd.grad(found, leaves, grad)
+    for one, other in zip(gradients, torch.autograd.grad(out, exact, grad.double()), strict=True):
+        assert distance(one, other) < 2 * ALLOWED[found.dtype]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_output_and_gradients(case: str) -> None:
+    (rows, keys, heads, kv_heads, size), options = CASES[case]
+    options = dict(options)
+    if options.pop("alibi", False):
+        options["alibi_slopes"] = alibi_slopes(heads, device=DEVICE)
+    dtype = torch.bfloat16 if case in ("causal", "all") else torch.float16
+    q, k, v = (
+        random(1, *one, size, dtype=dtype) for one in ((rows, heads), (keys, kv_heads), (keys, kv_heads))
+    )
+    with poisoned():
+        out = flash_attn_func(q, k, v, **options)
+    hold(out, (q, k, v), options, torch.randn_like(out))
+
+
+def test_slopes_of_each_sequence() -> None:
+    q, k, v = (random(2, 40, 2, 32) for _ in range(3))
+    slopes = torch.rand(2, 2, device=DEVICE)
+    out = flash_attn_func(q, k, v, alibi_slopes=slopes)
+    hold(out, (q, k, v), {"alibi_slopes": slopes}, torch.randn_like(out))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_torch_signature(causal: bool) -> None:
+    q, k, v = random(1, 4, 33, 32), random(1, 2, 50, 32), random(1, 2, 50, 32)
+    out = scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+    exact = [one.detach().double() for one in (q, k, v)]
+    torch_own = torch.nn.functional.scaled_dot_product_attention(*exact, is_causal=causal, enable_gqa=True)
+    assert out.shape == torch_own.shape
+    assert distance(out, torch_own) < 1e-3
+
+
+@pytest.mark.parametrize("options", [{"causal": True}, {"window_size": (7, 3)}], ids=["causal", "window"])
+def test_packed_sequences_do_not_see_each_other(options: dict[str, Any]) -> None:
+    starts = [0, 17, 17, 60]
+    q, k, v = (random(60, 2, 32) for _ in range(3))
+    grad = torch.randn_like(q)
+    packed = torch.tensor(starts, device=DEVICE)
+    out = flash_attn_varlen_func(q, k, v, packed, packed, 43, 43, **options)
+    gradients = torch.autograd.grad(out, (q, k, v), grad)
+    for first, end in ((0, 17), (17, 60)):
+        part = tuple(one[None, first:end].detach().double().requires_grad_() for one in (q, k, v))
+        exact = expected(*part, options)
+        assert distance(out[first:end], exact[0]) < 1e-3
+        wanted = torch.autograd.grad(exact, part, grad[None, first:end].double())
+        for one, other in zip(gradients, wanted, strict=True):
+            assert distance(one[first:end], other[0]) < 2e-3
+
+
+def test_rows_with_nothing_to_attend_give_zeros() -> None:
+    q, k, v = random(1, 50, 1, 32), random(1, 20, 1, 32), random(1, 20, 1, 32)
+    with poisoned():
+        out, lse, _ = flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+        (dq,) = torch.autograd.grad(out, q, torch.ones_like(out))
+    assert not out[:, :30].any()
+    assert not dq[:, :30].any()
+    assert torch.isposinf(lse[:, :, :30]).all()
+    assert out[:, 30:].any()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_in_its_head(bad: float) -> None:
+    q, k, v = (random(1, 40, 3, 32) for _ in range(3))
+    spoilt = k.detach().clone()
+    spoilt[0, 3, 1, 5] = bad
+    good, found = flash_attn_func(q, k, v), flash_attn_func(q, spoilt, v)
+    assert torch.equal(good[:, :, [0, 2]], found[:, :, [0, 2]])
+    assert found[:, :, 1].isnan().any()
+
+
+def test_lengths_of_zero() -> None:
+    q, k, v = (random(1, 20, 2, 32) for _ in range(3))
+    assert flash_attn_func(q[:, :0], k, v).shape == (1, 0, 2, 32)
+    out = flash_attn_func(q, k[:, :0], v[:, :0])
+    assert not out.any()
+    (dq,) = torch.autograd.grad(out.sum(), q)
+    assert not dq.any()
+
+
+def test_strides_of_all_kinds() -> None:
+    packed = torch.randn(1, 40, 3, 2, 32, device=DEVICE, dtype=torch.float16)
+    q, k, v = packed.unbind(2)
+    wanted = flash_attn_func(*(one.contiguous() for one in (q, k, v)), causal=True)
+    assert torch.equal(flash_attn_func(q, k, v, causal=True), wanted)
+    odd = [torch.randn(1, 40, 2, 33, device=DEVICE, dtype=torch.float16)[..., 1:] for _ in range(3)]
+    copies = [one.contiguous() for one in odd]
+    assert torch.equal(flash_attn_func(*odd), flash_attn_func(*copies))
+    turned = [one.transpose(1, 3).contiguous().transpose(1, 3) for one in copies]
+    assert torch.equal(flash_attn_func(*turned), flash_attn_func(*copies))
+    shared = copies[1][:, :, :1].expand(-1, -1, 2, -1)
+    assert torch.equal(
+        flash_attn_func(copies[0], shared, shared), flash_attn_func(copies[0], *(2 * [shared.clone()]))
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"window_size": (20, 0)}, {"softcap": 2.0, "alibi": True}], ids=str)
+def test_decoding_is_attention_at_the_end_of_the_cache(options: dict[str, Any]) -> None:
+    options = dict(options)
+    if options.pop("alibi", False):
+        options["alibi_slopes"] = alibi_slopes(4, device=DEVICE)
+    q, k, v = random(2, 2, 4, 32), random(2, 100, 2, 32), random(2, 100, 2, 32)
+    lengths = torch.tensor([70, 100], device=DEVICE)
+    with torch.no_grad(), poisoned():
+        out = flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, causal=True, **options)
+    for row, length in enumerate(lengths.tolist()):
+        exact = [one[row, None].double() for one in (q, k[:, :length], v[:, :length])]
+        assert distance(out[row, None], expected(*exact, options | {"causal": True})) < 1e-3
+
+
+def test_new_keys_are_written_into_the_cache() -> None:
+    q, k, v = random(1, 1, 2, 32), random(1, 1, 2, 32), random(1, 1, 2, 32)
+    cache_k, cache_v = (torch.randn(1, 50, 2, 32, device=DEVICE, dtype=torch.float16) for _ in range(2))
+    with torch.no_grad():
+        out = flash_attn_with_kvcache(q, cache_k, cache_v, k, v, cache_seqlens=20, causal=True)
+    assert torch.equal(cache_k[:, 20], k[:, 0])
+    exact = [one.double() for one in (q, cache_k[:, :21], cache_v[:, :21])]
+    assert distance(out, expected(*exact, {})) < 1e-3
+
+
+def test_gradients_repeat_bit_for_bit() -> None:
+    q, k, v = (random(1, 70, 2, 32) for _ in range(3))
+    out = flash_attn_func(q, k, v, causal=True)
+    grad = torch.randn_like(out)
+    first = torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
+    for _ in range(1000 if DEVICE == "cuda" else 2):
+        again = torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
+        assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+
+
+def test_the_operators_are_whole() -> None:
+    q, k, v = (random(1, 20, 1, 16) for _ in range(3))
+    arguments = (q, k, v, None, None, None, 20, 20, 0.25, -1, 0, True, 0.0)
+    found = torch.library.opcheck(ops.forward, arguments)
+    assert set(found.values()) == {"SUCCESS"}
+    lengths = torch.tensor([20], dtype=torch.int32, device=DEVICE)
+    cache = tuple(one.detach() for one in (q, k, v))
+    assert set(torch.library.opcheck(ops.decode, (*cache, lengths, None, 0.25, -1, 0, 0.0)).values()) == {
+        "SUCCESS"
+    }
+
+
+def test_parts_of_a_cache_cover_it() -> None:
+    sizes = launch.Sizes.of(torch.empty(1, 1, 4, 32), torch.empty(1, 1000, 1, 32), None)
+    splits, per_split = launch._splits(sizes, 1, 32, torch.device("cpu"))
+    assert (splits - 1) * per_split < 1000 <= splits * per_split
