@@ -188,14 +188,15 @@ def check_stack_manifest(root: Path, stack: LoadedStack) -> None:
 
 
 def check_lock_is_whole(root: Path, stack: LoadedStack) -> None:
-    """Every requirement is pinned, and locked at that version or named as unverified with a source."""
+    """Every requirement is pinned: locked at that version, attested, or named as unverified with a source."""
     path = root / stack.folder / "requirements.in"
     lines = re.findall(r"^[^#\s].*$", path.read_text(encoding="utf-8"), re.MULTILINE)
     wanted, locked = _requirements(root, stack), stack.locked(root)
     assert len(wanted) == len(lines), f"{path}: a requirement is not pinned with =="
     unverified = {normalise(pin.package()): pin for pin in stack.stack.unverified}
+    attested = {one.package(): (one.version(),) for one in stack.stack.attested}
     for name, versions in wanted.items():
-        kept = locked.get(name) == versions or name in unverified
+        kept = locked.get(name) in (versions, attested.get(name)) or name in unverified
         assert kept, f"{path}: {name}=={versions} is neither locked nor unverified"
     for pin in unverified.values():
         assert pin.source.strip(), f"{stack.folder}/stack.toml: {pin.requirement} has no source"

@@ -27,7 +27,9 @@ def test_a_machine_without_gpus_has_a_stack() -> None:
 
 
 # What runs today: the same torch on both vendors.
-LISTED = "cpu rocm-debian cuda12.6-torch2.7 rocm6.3-torch2.7"
+LISTED = (
+    "cpu rocm-debian cuda12.6-torch2.7 rocm6.3-torch2.7 cuda13.0-torch2.11 rocm7.1-torch2.10 rocm6.1-torch2.4"
+)
 
 
 def test_a_stack_for_each_vendor_is_there() -> None:

@@ -23,6 +23,8 @@ FORBIDDEN = {
     ),
     "a note to oneself": re.compile(r"\b(?:TO[D]O|FIX[M]E|X[X]X)\b"),
 }
+# The framework's own index is data: of a stack.toml, in the one key that names it.
+INDEX = re.compile(r'index = "https://[^"]+"')
 # What the template's page says is held against the recipe that is baked.
 PAGES = [path for path in project_files("*.md") if "{{" not in shown(path)]
 BLOCK = re.compile(r"^```(?:console|bash|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -39,7 +41,7 @@ def hits(path: Path) -> list[str]:
         f"{shown(path)}:{number}: {what}: {match[0]}"
         for number, line in enumerate(lines, start=1)
         for what, pattern in FORBIDDEN.items()
-        if (match := pattern.search(line))
+        if (match := pattern.search(line)) and not (path.name == "stack.toml" and INDEX.fullmatch(line))
     ]
 
 

@@ -272,9 +272,9 @@ def test_a_second_hand_wheel_takes_the_place_of_the_locked_one(
 def test_the_processor_wheel_is_known_by_its_name_and_taken_by_its_digest(tmp_path: Path) -> None:
     stack = find_stacks(ROOT)["cpu"].stack
     (pin,) = stack.alternative
-    content = wheel("torch", "2.7.0+cpu")
+    content = wheel("torch", "2.7.1+cpu")
     # As the framework's own index calls it.
-    (tmp_path / "torch-2.7.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl").write_bytes(content)
+    (tmp_path / "torch-2.7.1+cpu-cp311-cp311-manylinux_2_28_x86_64.whl").write_bytes(content)
     with pytest.raises(InputError, match="is not the locked file") as caught:
         find_alternatives(stack, tmp_path)
     assert pin.sha256 in str(caught.value)

@@ -21,14 +21,12 @@ from docker import DockerClient
 
 from tests.tiny_build import another, arguments, build, environment, relock
 from tests.tiny_image import await_daemon
-from tests.tiny_stack import ROOT, STACK, Checkout
-from twinrun.manifests.stack import find_stacks, load_stack
+from tests.tiny_stack import STACK, Checkout
+from twinrun.manifests.stack import load_stack
 
 pytestmark = pytest.mark.image
 
 PYTHON_STAGE = "FROM system AS python\n"
-# Stacks with wheels of an index that is not reached from everywhere.
-DISTANT = sorted(name for name, one in find_stacks(ROOT).items() if one.unhashed(ROOT))
 
 
 def test_a_failing_step_is_named_with_its_last_lines(checkout: Checkout, tmp_path: Path) -> None:
@@ -168,14 +166,3 @@ def fill_when(filler: Path, root: Path, step: str) -> None:
         while True:
             stream.write(b"\0" * (1 << 20))
             stream.flush()
-
-
-@pytest.mark.parametrize("name", DISTANT)
-def test_a_distant_stack_is_refused_with_its_unverified_pins(name: str) -> None:
-    vendor = find_stacks(ROOT)[name].stack.vendor
-    command = [sys.executable, "-m", "invoke", "build", "--vendor", vendor, "--stack", name]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "pins that nobody could verify" in done.stderr
-    for text in ("--index", "--allow-unverified", "torch=="):
-        assert text in done.stderr

@@ -12,7 +12,7 @@ from twinrun.cli import stacks
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.images.artifact_cache import download_wheels
 from twinrun.images.artifacts import wheel_artifacts
-from twinrun.images.lock import PinFault, check, exit_code, likely_effect, refresh, stack_names
+from twinrun.images.lock import PinFinding, check, exit_code, likely_effect, refresh, stack_names
 from twinrun.manifests.locks import with_checksums
 from twinrun.manifests.stack import load_stack, pins, stamp
 
@@ -35,7 +35,7 @@ def folder(tmp_path: Path, address: str) -> Path:
     return small_stack(tmp_path)
 
 
-def states(findings: tuple[PinFault, ...]) -> list[tuple[str, str]]:
+def states(findings: tuple[PinFinding, ...]) -> list[tuple[str, str]]:
     return [(finding.state, finding.pin) for finding in findings]
 
 

@@ -27,11 +27,13 @@ from tests.tiny_image import loaded, make_root_file_system, write_image
 from tests.tiny_stack import ROOT, commit
 from twinrun.foundation.cache import cache_root
 from twinrun.manifests.stack import SourcePackage, find_stacks, load_manifest, load_stack, pins
+from twinrun.planning.project import Project
 
 pytestmark = [pytest.mark.image, pytest.mark.needs("mirror")]
 
-# Stacks that need the framework's own index, and the vendor whose recipes run in it.
-(NAME,) = sorted(name for name, one in find_stacks(ROOT).items() if one.stack.unverified)
+# The current stack of the vendor whose wheels the framework's own index alone has.
+DISTANT = {name for name, one in find_stacks(ROOT).items() if one.stack.attested}
+(NAME,) = DISTANT & set(Project(ROOT).recipe("recipes/mpt7b-scaling").recipe.stacks.current.values())
 STACK = load_manifest(ROOT, NAME)
 TAG = "cp311-cp311-manylinux_2_28_x86_64"
 # As the index has it for Linux alone.
@@ -109,7 +111,7 @@ def write_indexes(folder: Path) -> None:
     general, own = folder / "general", folder / "own"
     lines = (ROOT / STACK_FOLDER / "requirements.in", ROOT / STACK_FOLDER / "build.in")
     wanted = {name: version for path in lines for name, (version,) in pins(path.read_text("utf-8")).items()}
-    local = {pin.package(): pin.requirement.partition("==")[2] for pin in STACK.unverified}
+    local = {one.package(): one.version() for one in STACK.attested}
     sources = {source.package() for source in STACK.source}
     for name in wanted.keys() - local.keys() - sources:
         requires = ("torch<2.7.1,>=2.4", "torchvision", "helper>=1") if name == "mosaicml" else ()
@@ -122,16 +124,18 @@ def write_indexes(folder: Path) -> None:
     wheel(general, "helper", "1.0")
     # The framework's own index has copies and newer releases of other packages too.
     wheel(own, "helper", "9.0")
-    triton = next(name for name in local if "triton" in name)
-    version = local["torch"]
+    triton, version = next(name for name in local if "triton" in name), local["torch"]
     files = {
         "torch/__init__.py": f"from . import version\n__version__ = {version!r}\nclass _C: pass\n",
         "torch/version.py": "cuda = None\nhip = '6.3'\n",
         "torch/distributed/__init__.py": "def is_available():\n    return False\n",
     }
-    wheel(own, "torch", version, f"{triton}=={local[triton]} ; {LINUX}", tag=TAG, files=files)
-    wheel(own, "torchvision", local["torchvision"], f"torch=={wanted['torch']}", tag=TAG)
-    wheel(own, triton, local[triton], tag=TAG, files={"triton/__init__.py": ""})
+    content = {"torch": files, triton: {"triton/__init__.py": ""}}
+    further = {"torch": f"{triton}=={local[triton]} ; {LINUX}", "torchvision": f"torch=={wanted['torch']}"}
+    for one in STACK.attested:
+        name, tag = one.package(), "-".join(one.file.removesuffix(".whl").split("-")[-3:])
+        asked = [further[name]] if name in further else []
+        wheel(own, name, one.version(), *asked, tag=tag, files=content.get(name))
 
 
 def write_source(index: Path, source: SourcePackage) -> str:
@@ -175,6 +179,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandInSite]:
     write_indexes(folder / "served")
     for source in STACK.source:
         text = text.replace(source.wheel, write_source(folder / "served/general", source))
+    for one in STACK.attested:
+        text = text.replace(one.sha256, digest_of(folder / "served/own" / one.package() / one.file))
     manifest.write_text(text, encoding="utf-8")
     for lock in (root / STACK_FOLDER).glob("*.lock"):
         lock.unlink()
@@ -213,9 +219,10 @@ def test_lock_and_build_lead_from_nothing_to_a_container(
 ) -> None:
     locked = load_stack(site.root, NAME)
     found = locked.locked(site.root)
-    for pin in STACK.unverified:
-        assert found[pin.package()] == (pin.requirement.partition("==")[2],)
-    assert locked.unhashed(site.root) == ()
+    for attested in STACK.attested:
+        assert found[attested.package()] == (attested.version(),)
+    # The index of this machine has the hashes.
+    assert (locked.unhashed(site.root), locked.attested(site.root)) == ((), ())
     for one in STACK.source:
         assert found[one.package()] == (one.requirement.partition("==")[2],)
     # Of the framework's index nothing is taken but what is named.
@@ -275,17 +282,13 @@ def test_a_changed_kernel_is_another_image(site: StandInSite, built: dict[str, A
         source.write_text(text, encoding="utf-8")
 
 
-def test_without_the_index_the_pins_are_named_and_nothing_starts(
-    site: StandInSite, built: dict[str, Any]
-) -> None:
+def test_without_the_index_nothing_is_half_built(site: StandInSite, built: dict[str, Any]) -> None:
+    """The locks stay whole; a build without the wheels says which index it needs, and keeps nothing."""
     before = {path: path.read_bytes() for path in (site.root / STACK_FOLDER).glob("*.lock")}
-    offline = site._replace(variables=site.variables | {"TWINRUN_INDEX": ""})
-    try:
-        offline.invoke("lock", "--stack", NAME, "--only", "python")
-        errors = offline.invoke("build", "--vendor", STACK.vendor, code=2).stderr
-        assert "pins that nobody could verify" in errors
-        assert "--index" in errors
-        assert all(pin.requirement in errors for pin in STACK.unverified)
-    finally:
-        for path, content in before.items():
-            path.write_bytes(content)
+    gone = "http://127.0.0.1:9/own"
+    empty = str(Path(site.variables["TWINRUN_CACHE"]).with_name("empty"))
+    offline = site._replace(variables=site.variables | {"TWINRUN_INDEX": gone, "TWINRUN_CACHE": empty})
+    assert offline.invoke("lock", "--stack", NAME, "--only", "python").stdout == f"{NAME}: nothing changed\n"
+    assert {path: path.read_bytes() for path in (site.root / STACK_FOLDER).glob("*.lock")} == before
+    errors = offline.invoke("build", "--vendor", STACK.vendor, code=3).stderr
+    assert "the Python packages cannot be fetched" in errors

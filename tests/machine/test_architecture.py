@@ -32,6 +32,7 @@ PAIRS = [
     (BOTH_CDNA, "mi250x.amd-smi.json", None),
     (BOTH_CDNA, "mi300x.amd-smi.json", None),
     (BOTH_CDNA, "mi300x.kfd.txt", None),
+    (BOTH_CDNA, "mi355x.amd-smi.json", "gfx950"),
     (BOTH_CDNA, "mi300x-partitioned.rocm-smi.json", None),
     (BOTH_CDNA, "unknown.rocm-smi.json", "gfx1100"),
     # The probe tells no architecture: that of the row in images/gpus.toml counts.
@@ -143,8 +144,8 @@ def planned(
 ) -> subprocess.CompletedProcess[str]:
     """Plan a run on a machine whose probe answers so, with a stack built so."""
     vendor = machine_of(answer)[1].name
-    loaded = Project(root).recipe(RECIPE)
-    manifest = root / "images" / "stacks" / loaded.recipe.stacks.current[vendor] / "stack.toml"
+    stack = Project(root).recipe(RECIPE).recipe.stacks.current[vendor]
+    manifest = root / "images" / "stacks" / stack / "stack.toml"
     text = re.sub(r"^archs = .*\n", "", manifest.read_text(encoding="utf-8"), flags=re.MULTILINE)
     archs = f"archs = {json.dumps(built)}\n"
     manifest.write_text(text.replace("vendor = ", f"{archs}vendor = ", 1), encoding="utf-8")
@@ -152,7 +153,7 @@ def planned(
     program.write_text(f"#!/bin/sh\n{answering(answer)}\n", encoding="utf-8")
     program.chmod(0o755)
     path = os.pathsep.join([str(program.parent), os.environ["PATH"]])
-    return invoke(root, "run", RECIPE, "--dry", *options, variables={"PATH": path})
+    return invoke(root, "run", RECIPE, "--dry", "--stack", stack, *options, variables={"PATH": path})
 
 
 # What an image for it is built for, what another is built for, and its own architecture.

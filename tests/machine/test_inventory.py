@@ -32,6 +32,10 @@ PROGRAMS = {
 }
 # file: (row of gpus.toml, devices, cards, architecture, driver)
 KNOWN = {
+    "mi210.amd-smi.json": ("mi210", 2, 2, "gfx90a", "6.10.5"),
+    "mi300a.amd-smi.json": ("mi300a", 4, 4, "gfx942", "6.12.12"),
+    "mi325x.amd-smi.json": ("mi325x", 8, 8, "gfx942", "6.12.12"),
+    "mi355x.amd-smi.json": ("mi355x", 8, 8, "gfx950", "6.14.14"),
     "mi250.rocm-smi.json": ("mi250", 8, 4, "gfx90a", "6.2.4"),
     "mi250.rocm-smi-5.json": ("mi250", 8, 4, None, "5.18.13"),
     "mi250.amd-smi.json": ("mi250", 8, 4, "gfx90a", "6.14.14"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from twinrun.cli.console import print_json
 from twinrun.foundation.errors import InputError
 
 if TYPE_CHECKING:
-    from twinrun.images.lock import PinFault
+    from twinrun.images.lock import PinFinding
 
 
 def build(root: Path, options: Mapping[str, Any], *, dry: bool, as_json: bool) -> None:
@@ -21,7 +20,7 @@ def build(root: Path, options: Mapping[str, Any], *, dry: bool, as_json: bool) -
     from twinrun.images.command import BuildRequest, plan_lines, plan_request, result_table, run_build
     from twinrun.report.terminal import show
 
-    request = BuildRequest(**{**options, "index": options["index"] or _framework_index()})
+    request = BuildRequest(**options)
     plan = plan_request(root, request)
     if dry:
         print_json(plan.summary())
@@ -43,8 +42,7 @@ def lock(
     from twinrun.images.lock import check as check_locks
     from twinrun.images.lock import exit_code, refresh, stack_names
 
-    index = index or _framework_index()
-    findings: list[PinFault] = []
+    findings: list[PinFinding] = []
     for name in stack_names(root, stack or None):
         if check:
             found = check_locks(root, name, index=index, only=only)
@@ -56,10 +54,6 @@ def lock(
             lines = [f"{name}: {len(changes) or 'nothing'} changed", *changed]
         print("\n  ".join(lines))
     return exit_code(findings)
-
-
-def _framework_index() -> str | None:
-    return os.environ.get("TWINRUN_INDEX") or None
 
 
 def doctor(

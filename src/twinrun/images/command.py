@@ -23,6 +23,7 @@ from twinrun.images.plan import BuildPlan, choose_stack, plan_build
 from twinrun.images.root_filesystem import check_base_file
 from twinrun.images.stages import files_of
 from twinrun.machine import daemon
+from twinrun.manifests.stack import framework_index
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -124,7 +125,7 @@ def run_build(root: Path, plan: BuildPlan, request: BuildRequest, progress: Buil
         built = adopted or builder.build(
             wheelhouse=request.wheelhouse,
             base_file=request.base,
-            index=request.index,
+            index=framework_index(plan.stack.stack, asked=request.index),
             save_to=request.save,
         )
         _write_inventory(client, built, plan, root=root, folder=folder)
@@ -165,6 +166,8 @@ def plan_lines(plan: BuildPlan) -> list[str]:
         # The Dockerfile compiles kernels for the emulation on the processor too.
         targets = [*plan.stack.stack.archs, *(["the processor"] if plan.kernels else [])]
         lines.append(f"compiled  {', '.join(plan.kernels) or 'nothing'}  (for {', '.join(targets)})")
+    if plan.attested:
+        lines.append(f"attested  {', '.join(plan.attested)}  (hashes of public lock files)")
     if plan.unverified:
         lines.append(f"on trust  {', '.join(plan.unverified)}")
     return lines

@@ -13,6 +13,7 @@ from twinrun.foundation.errors import InputError, MachineError, require_known
 from twinrun.foundation.files import write_together
 from twinrun.foundation.manifest import Frozen
 from twinrun.images.apt_archive import open_archive
+from twinrun.images.framework_index import IndexAnswer, verify
 from twinrun.images.resolution import resolve_python, resolve_system
 from twinrun.images.root_filesystem import make_base
 from twinrun.manifests.locks import (
@@ -24,8 +25,17 @@ from twinrun.manifests.locks import (
     load_image_lock,
     parse_apt_lock,
     parse_python_lock,
+    verified_pins,
 )
-from twinrun.manifests.stack import Stack, expected_stamps, first_line, load_manifest, normalise, pins
+from twinrun.manifests.stack import (
+    Stack,
+    expected_stamps,
+    first_line,
+    framework_index,
+    load_manifest,
+    normalise,
+    pins,
+)
 
 # Values of `--only`: Python packages; system packages with the root file system made of some of them.
 PARTS = ("python", "system")
@@ -46,7 +56,7 @@ _EFFECTS = (
     ("libc6*|libstdc++*|libgcc*", "system libraries below everything"),
     ("python3*|libpython3*", "interpreter"),
 )
-State = Literal["stale", "gone", "unverified", "out of reach"]
+State = Literal["stale", "gone", "unverified", "attested", "verified", "out of reach"]
 # Lock file to its part; every other one has Python packages.
 _PARTS = {"apt.lock": "system", "image.lock": "system"}
 
@@ -88,11 +98,47 @@ def refresh(
 def python_locks(
     folder: Path, stack: Stack, *, index: str | None = None, upgrade: bool = False
 ) -> dict[Path, str]:
-    """Return the text of each lock file of Python packages; raises MachineError."""
+    """Return the text of each lock file of Python packages; raises InputError, MachineError."""
     locks = [path for path in expected_stamps(folder, stack) if path.with_suffix(".in").is_file()]
+    address = framework_index(stack, asked=index)
+    verified = _verified(folder / "requirements.lock", stack, address)
     return {
-        lock: resolve_python(lock.with_suffix(".in"), stack, index=index, upgrade=upgrade) for lock in locks
+        lock: resolve_python(
+            lock.with_suffix(".in"), stack, index=address, verified=verified, upgrade=upgrade
+        )
+        for lock in locks
     }
+
+
+def _verified(lock: Path, stack: Stack, index: str | None) -> frozenset[str]:
+    """Return the attested pins of which the framework's index has every hash, else those that had been seen.
+
+    Raises:
+        InputError: the index has another hash than was attested, or no such file.
+    """
+    before = lock.read_text(encoding="utf-8", errors="replace") if lock.is_file() else ""
+    seen = verified_pins(before)
+    answers = _answers(stack, index)
+    if wrong := next((one for one in answers if one.state in ("differs", "missing")), None):
+        raise InputError(
+            "the framework's index contradicts an attested hash",
+            place=f"{stack.name}: {wrong.wheel.file}",
+            found=wrong.found or "no such file",
+            allowed=wrong.wheel.sha256,
+            hint="correct the table [[attested]] of stack.toml; the old lock stays",
+        )
+    doubtful = {one.wheel.requirement() for one in answers if one.state != "verified"}
+    return seen | {one.wheel.requirement() for one in answers} - doubtful
+
+
+def _answers(stack: Stack, index: str | None) -> tuple[IndexAnswer, ...]:
+    """Return what the framework's index says of the attested wheels; nothing where it is out of reach."""
+    if not index:
+        return ()
+    try:
+        return verify(stack.attested, index=index)
+    except MachineError:
+        return ()
 
 
 def existing_apt_lock(folder: Path) -> AptLock | None:
@@ -197,8 +243,8 @@ def likely_effect(name: str) -> str:
     return "none expected"
 
 
-class PinFault(Frozen):
-    """Fault of one pin."""
+class PinFinding(Frozen):
+    """What was found of one pin."""
 
     pin: str
     """Lock file and name."""
@@ -211,7 +257,7 @@ class PinFault(Frozen):
 
 def check(
     root: Path, name: str, *, index: str | None = None, only: Collection[str] = ()
-) -> tuple[PinFault, ...]:
+) -> tuple[PinFinding, ...]:
     """Compare the pins of stack `name` with their origins; nothing is written.
 
     An origin out of reach is a finding, so that the other pins are still checked.
@@ -233,10 +279,11 @@ def check(
         found += _query("apt.lock", lambda: _system_findings(folder, stack, system))
     if "python" in parts:
         found += _unverified_packages(folder, stack)
+        found += _attested_packages(stack, index)
     return tuple(found)
 
 
-def exit_code(findings: Iterable[PinFault]) -> int:
+def exit_code(findings: Iterable[PinFinding]) -> int:
     """Return 1 if a pin must be resolved again, 3 if that could not be found out, else 0."""
     states = {finding.state for finding in findings}
     if states & {"stale", "gone"}:
@@ -244,29 +291,29 @@ def exit_code(findings: Iterable[PinFault]) -> int:
     return 3 if "out of reach" in states else 0
 
 
-def _stamps(folder: Path, stack: Stack, parts: Collection[str]) -> Iterator[PinFault]:
+def _stamps(folder: Path, stack: Stack, parts: Collection[str]) -> Iterator[PinFinding]:
     for path, expected in expected_stamps(folder, stack).items():
         if _PARTS.get(path.name, "python") not in parts:
             continue
         if not path.is_file():
-            yield PinFault(pin=path.name, state="stale", detail="missing")
+            yield PinFinding(pin=path.name, state="stale", detail="missing")
         elif first_line(path) != expected:
             what = expected.removeprefix("# ").partition(" sha256")[0]
-            yield PinFault(pin=path.name, state="stale", detail=f"does not belong to {what}")
+            yield PinFinding(pin=path.name, state="stale", detail=f"does not belong to {what}")
 
 
-def _query(pin: str, find: Callable[[], Iterator[PinFault]]) -> list[PinFault]:
+def _query(pin: str, find: Callable[[], Iterator[PinFinding]]) -> list[PinFinding]:
     """Return the findings of `find`: an InputError means gone, a MachineError out of reach."""
     try:
         return list(find())
     except InputError as error:
-        return [PinFault(pin=pin, state="gone", detail=f"{error.message}: {error.place or error.found}")]
+        return [PinFinding(pin=pin, state="gone", detail=f"{error.message}: {error.place or error.found}")]
     except MachineError as error:
         lines = str(error.found or error.place).split("\n    ")
-        return [PinFault(pin=pin, state="out of reach", detail=f"{error.message}: {' '.join(lines[:4])}")]
+        return [PinFinding(pin=pin, state="out of reach", detail=f"{error.message}: {' '.join(lines[:4])}")]
 
 
-def _python_findings(folder: Path, stack: Stack, index: str | None) -> Iterator[PinFault]:
+def _python_findings(folder: Path, stack: Stack, index: str | None) -> Iterator[PinFinding]:
     """Versions change only when they must: the requirements changed, or the index has them no longer."""
     for path, text in python_locks(folder, stack, index=index).items():
         current = path.is_file() and first_line(path) == expected_stamps(folder, stack)[path]
@@ -274,7 +321,7 @@ def _python_findings(folder: Path, stack: Stack, index: str | None) -> Iterator[
             yield _moved(change, gone=current)
 
 
-def _system_findings(folder: Path, stack: Stack, lock: AptLock) -> Iterator[PinFault]:
+def _system_findings(folder: Path, stack: Stack, lock: AptLock) -> Iterator[PinFinding]:
     assert stack.base is not None
     with open_archive(stack.base.suite, stack.architecture()) as archive:
         available = {package.name for package in archive.available(lock.all())}
@@ -283,16 +330,34 @@ def _system_findings(folder: Path, stack: Stack, lock: AptLock) -> Iterator[PinF
         yield _moved(change, gone=change.old != "absent" and change.name not in available)
 
 
-def _moved(change: Change, *, gone: bool) -> PinFault:
+def _moved(change: Change, *, gone: bool) -> PinFinding:
     pin = f"{change.lock}: {change.name}"
-    return PinFault(pin=pin, state="gone" if gone else "stale", detail=str(change))
+    return PinFinding(pin=pin, state="gone" if gone else "stale", detail=str(change))
 
 
-def _unverified_packages(folder: Path, stack: Stack) -> Iterator[PinFault]:
+def _unverified_packages(folder: Path, stack: Stack) -> Iterator[PinFinding]:
     lock = folder / "requirements.lock"
     locked = pins(lock.read_text(encoding="utf-8")) if lock.is_file() else {}
     for pin in stack.unverified:
         if pins(pin.requirement).items() - locked.items():
-            yield PinFault(pin=f"stack.toml: {pin.requirement}", state="unverified", detail=pin.source)
+            yield PinFinding(pin=f"stack.toml: {pin.requirement}", state="unverified", detail=pin.source)
     for wheel in stack.alternative:
-        yield PinFault(pin=f"requirements.lock: {wheel.requirement}", state="unverified", detail=wheel.source)
+        yield PinFinding(
+            pin=f"requirements.lock: {wheel.requirement}", state="unverified", detail=wheel.source
+        )
+
+
+def _attested_packages(stack: Stack, index: str | None) -> Iterator[PinFinding]:
+    """Yield each attested wheel as verified, as gone, or as attested where its index says nothing."""
+    answers = {one.wheel.file: one for one in _answers(stack, framework_index(stack, asked=index))}
+    for wheel in stack.attested:
+        pin, answer = f"stack.toml: {wheel.file}", answers.get(wheel.file)
+        if answer and answer.state in ("differs", "missing"):
+            detail = f"the index has {answer.found or 'no such file'}, attested is {wheel.sha256}"
+            yield PinFinding(pin=pin, state="gone", detail=detail)
+        elif answer and answer.state == "verified":
+            yield PinFinding(pin=pin, state="verified", detail="the framework's index has this hash")
+        else:
+            why = "the index gives no hash of it" if answer else "the framework's index is out of reach"
+            where = ", ".join(one.repository for one in wheel.found)
+            yield PinFinding(pin=pin, state="attested", detail=f"{why}; found in lock files of {where}")

@@ -43,6 +43,8 @@ class BuildPlan(Frozen):
     artifacts: tuple[Artifact, ...]
     kernels: tuple[str, ...]
     """Kernel folders of this checkout that are compiled into the image."""
+    attested: tuple[str, ...]
+    """Pins whose hashes public lock files have, and that were not verified at the framework's index."""
     unverified: tuple[str, ...]
     labels: dict[str, str]
 
@@ -75,6 +77,7 @@ class BuildPlan(Frozen):
             "files": dict(counts),
             "kernels": list(self.kernels),
             "alternatives": [pin.requirement for pin in self.alternatives],
+            "attested": list(self.attested),
             "unverified": list(self.unverified),
             "labels": self.labels,
             "commands": {stage: ["docker", *self.command(stage)] for stage in self.stages},
@@ -97,6 +100,7 @@ def plan_build(
     kernels = loaded.stack.kernel_folders()
     for folder in kernels:
         tracked_files(root, folder)
+    attested = loaded.attested(root)
     unverified = (*loaded.unhashed(root), *(pin.requirement for pin in alternatives))
     return BuildPlan(
         stack=loaded,
@@ -108,8 +112,9 @@ def plan_build(
         dockerfile=read_dockerfile(root / DOCKERFILE),
         artifacts=_artifacts(root, loaded, alternatives=alternatives),
         kernels=kernels,
+        attested=attested,
         unverified=unverified,
-        labels=_labels(loaded, epoch=lock.epoch, unverified=unverified),
+        labels=_labels(loaded, epoch=lock.epoch, attested=attested, unverified=unverified),
     )
 
 
@@ -129,7 +134,9 @@ def _artifacts(
     )
 
 
-def _labels(loaded: LoadedStack, *, epoch: int, unverified: tuple[str, ...]) -> dict[str, str]:
+def _labels(
+    loaded: LoadedStack, *, epoch: int, attested: tuple[str, ...], unverified: tuple[str, ...]
+) -> dict[str, str]:
     """Return the labels that have a value, sorted: of the inputs alone, so that the same give one image."""
     labels = {
         "org.opencontainers.image.title": loaded.stack.title,
@@ -139,6 +146,7 @@ def _labels(loaded: LoadedStack, *, epoch: int, unverified: tuple[str, ...]) -> 
         "dev.twinrun.archs": " ".join(loaded.stack.archs),
         "dev.twinrun.lock-sha256": loaded.lock_sha256,
         INPUTS_LABEL: loaded.inputs_sha256,
+        "dev.twinrun.attested": ", ".join(attested),
         "dev.twinrun.unverified": ", ".join(unverified),
     }
     return {name: value for name, value in sorted(labels.items()) if value}

@@ -23,13 +23,19 @@ from twinrun.manifests.stack import SourcePackage, Stack, matches, normalise, st
 _DIRECT = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9,._-]+\])?==[A-Za-z0-9.+!_-]+( *;[ A-Za-z0-9_.'\"<>=!()]+)?"
 )
+_EXACT = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==([A-Za-z0-9.+!_-]+)", re.MULTILINE)
 
 # usr-is-merged is installed before all others: /bin is a link from the start.
 _ROOT = (*ESSENTIAL, "usr-is-merged")
 
 
 def resolve_python(
-    requirements: Path, stack: Stack, *, index: str | None = None, upgrade: bool = False
+    requirements: Path,
+    stack: Stack,
+    *,
+    index: str | None = None,
+    verified: frozenset[str] = frozenset(),
+    upgrade: bool = False,
 ) -> str:
     """Return the text of the lock file of `requirements`; the existing one lies beside it.
 
@@ -38,9 +44,11 @@ def resolve_python(
     Args:
         index: the framework's own package index, for the packages that stack.toml names as unverified and
             for no other; without it they stay out of the lock file.
+        verified: attested pins whose hashes the framework's own index was seen to have.
         upgrade: allow another version of every package that the requirements do not pin.
 
     Raises:
+        InputError: an attested wheel is of another version than the requirements ask for.
         MachineError: the packages cannot be resolved.
     """
     text = requirements.read_text(encoding="utf-8")
@@ -48,20 +56,21 @@ def resolve_python(
     before = existing_lock(requirements.with_suffix(".lock"))
     options = ["--python-version", stack.interpreter()]
     options += [word for one in stack.source for word in ("--no-binary", one.package())]
-    project = _declared_metadata(stack.source)
-    if index:
+    project = _declared_metadata(stack.source) + _lifted_bounds(stack)
+    if index and stack.unverified:
         text = _with_local_versions(text, stack)
         project += _explicit_index(index, stack)
     # Without hashes: uv would copy those of versions that it keeps, also wrong ones.
     preferences = [] if upgrade else list(before)
     entries = compile_requirements(text, options, preferences=preferences, project=project)
-    if not index:
+    if not index or stack.attested:
         entries = {pin: hashes for pin, hashes in entries.items() if not matches(_name(pin), stack.replaces)}
+    entries |= _attested_entries(requirements, text, stack)
     kept = {
         pin: _stable_hashes(before.get(pin, frozenset()), hashes | _own_hashes(pin, stack), stack)
-        for pin, hashes in entries.items()
+        for pin, hashes in sorted(entries.items(), key=lambda entry: _name(entry[0]))
     }
-    return python_lock_text(stamp(requirements), kept)
+    return python_lock_text(stamp(requirements), kept, verified=verified & kept.keys())
 
 
 def existing_lock(lock: Path) -> PythonLock:
@@ -101,6 +110,30 @@ def _declared_metadata(sources: tuple[SourcePackage, ...]) -> str:
             f'name = "{name}"\nversion = "{version}"\nrequires-dist = {requires}\n'
         )
     return "".join(tables)
+
+
+def _lifted_bounds(stack: Stack) -> str:
+    """Return uv's settings by which a package may be newer than another one declares."""
+    if not stack.lifted:
+        return ""
+    return f"[tool.uv]\noverride-dependencies = {json.dumps([one.requirement for one in stack.lifted])}\n"
+
+
+def _attested_entries(requirements: Path, text: str, stack: Stack) -> PythonLock:
+    """Return the attested wheels of a stack as entries of the lock of packages that they belong to."""
+    asked = {normalise(name): version for name, version in _EXACT.findall(text)}
+    entries: dict[str, set[str]] = {}
+    for wheel in stack.attested if any(one.package() in asked for one in stack.attested) else ():
+        public = wheel.version().partition("+")[0]
+        if (wanted := asked.get(wheel.package(), public)) != public:
+            raise InputError(
+                "an attested wheel is of another version",
+                place=str(requirements),
+                found=wheel.file,
+                allowed=f"{wheel.package()}=={wanted}",
+            )
+        entries.setdefault(wheel.requirement(), set()).add(wheel.sha256)
+    return {pin: frozenset(hashes) for pin, hashes in entries.items()}
 
 
 def _name(pin: str) -> str:

@@ -24,6 +24,7 @@ _NAME = r"[a-z0-9][a-z0-9+.-]+"
 _LINE = re.compile(rf"(?P<name>{_NAME})=(?P<version>[A-Za-z0-9.+:~-]+)  (?P<sha256>[0-9a-f]{{64}})")
 # Name, version and marker to the SHA-256 of each file, in the order of the lock.
 PythonLock = dict[str, frozenset[str]]
+_VERIFIED = "# verified at the framework's index: "
 _PIN_START = re.compile(r"^(?=[A-Za-z0-9])", re.MULTILINE)
 _COMMENT = re.compile(r"^#.*", re.MULTILINE)
 _LOCKED = re.compile(
@@ -149,9 +150,21 @@ def parse_python_lock(text: str, *, place: str) -> PythonLock:
     return found
 
 
-def python_lock_text(stamp: str, lock: PythonLock) -> str:
-    """Return the text of a lock of Python packages."""
-    return with_checksums("\n".join([stamp, *(_entry(pin, hashes) for pin, hashes in lock.items()), ""]))
+def python_lock_text(stamp: str, lock: PythonLock, *, verified: Iterable[str] = ()) -> str:
+    """Return the text of a lock of Python packages.
+
+    Args:
+        verified: attested pins whose hashes the framework's own index was seen to have.
+    """
+    marks = [f"{_VERIFIED}{pin}" for pin in sorted(verified)]
+    entries = (_entry(pin, hashes) for pin, hashes in lock.items())
+    return with_checksums("\n".join([stamp, *marks, *entries, ""]))
+
+
+def verified_pins(text: str) -> frozenset[str]:
+    """Return the attested pins that a lock says were verified at the framework's own index."""
+    lines = text.splitlines()
+    return frozenset(line.removeprefix(_VERIFIED) for line in lines if line.startswith(_VERIFIED))
 
 
 def _entry(pin: str, hashes: Iterable[str]) -> str:

@@ -36,6 +36,8 @@ class Stacks(Frozen):
 
     current: dict[str, str]
     """The stack for each vendor."""
+    also: tuple[str, ...] = ()
+    """Further stacks it runs in; the first built for the GPU is taken where the current one is not."""
     published: tuple[str, ...] = ()
     """Stacks with the software of the publication, of images/stacks/ or of the table of those not built."""
 

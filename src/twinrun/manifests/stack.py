@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from twinrun.foundation.errors import InputError, closest
 from twinrun.foundation.files import canonical_json, is_file_in, sha256_of_bytes, sha256_of_file
 from twinrun.foundation.manifest import Frozen, load_toml
 from twinrun.foundation.tracked import tree_sha256
+from twinrun.manifests.attestation import Attestation, check_attestations
 from twinrun.manifests.image_identity import CommittedInventory, built_id, committed
-from twinrun.manifests.locks import AptLock, ImageLock, first_changed_entry, load_apt_lock, load_image_lock
+from twinrun.manifests.locks import (
+    AptLock,
+    ImageLock,
+    first_changed_entry,
+    load_apt_lock,
+    load_image_lock,
+    verified_pins,
+)
 
 STAMP = "# {} sha256: "
 # Counts up when the same packages give another root file system than before.
@@ -76,6 +85,14 @@ class SourcePackage(Frozen):
         return self.requirement.partition("==")[0]
 
 
+class LiftedBound(Frozen):
+    """A requirement beyond the bound that another package declares; it is installed all the same."""
+
+    requirement: Requirement
+    because: Line
+    """Who was seen to work with it."""
+
+
 class Base(Frozen):
     """What an image starts from: a root file system that mmdebstrap makes of the packages of apt.lock."""
 
@@ -117,10 +134,21 @@ class Stack(Frozen):
     base: Base | None = None
     """None: the stack has no image."""
     replaces: tuple[Pattern, ...] = ()
-    """Patterns of packages left out of the lock because an unverified pin takes their place."""
+    """Patterns of packages left out of the lock because an attested or unverified pin takes their place."""
+    index: Annotated[str, Field(pattern=r"^https://[a-z0-9.-]+(/[A-Za-z0-9._-]+)*/?$")] | None = None
+    """The framework's own package index, which has the attested wheels."""
+    attested: tuple[Attestation, ...] = ()
+    lifted: tuple[LiftedBound, ...] = ()
     unverified: tuple[UnverifiedPin, ...] = ()
     alternative: tuple[AlternativePin, ...] = ()
     source: tuple[SourcePackage, ...] = ()
+
+    @model_validator(mode="after")
+    def _attested_wheels_fit(self) -> Stack:
+        check_attestations(self.attested, python=self.python, platform=self.platform)
+        if self.attested and self.index is None:
+            raise ValueError("attested wheels need the address of their `index`")
+        return self
 
     def interpreter(self) -> str:
         """Return the version of the interpreter in the image, for example `3.11`."""
@@ -204,6 +232,11 @@ class LoadedStack(Frozen):
             pin.requirement for pin in self.stack.unverified if pins(pin.requirement).items() - locked.items()
         )
 
+    def attested(self, root: Path) -> tuple[str, ...]:
+        """Return the pins whose hashes public lock files attest and the index was not seen to have."""
+        verified = verified_pins(self.lock(root).read_text(encoding="utf-8"))
+        return tuple(sorted({wheel.requirement() for wheel in self.stack.attested} - verified))
+
     def image(self) -> str:
         """Return the reference of the image that is made of exactly these inputs."""
         return f"{self.stack.image}:{self.inputs_sha256[:12]}"
@@ -223,6 +256,11 @@ class LoadedStack(Frozen):
             return None
         expected = " or ".join(known) or "no image that was built here or is committed"
         return f"{self.image()} is {found}, not {expected}"
+
+
+def framework_index(stack: Stack, *, asked: str | None = None) -> str | None:
+    """Return the package index that has the framework's own wheels: as asked for, as set, or the stack's."""
+    return asked or os.environ.get("TWINRUN_INDEX") or stack.index
 
 
 def find_stacks(root: Path) -> dict[str, LoadedStack]:

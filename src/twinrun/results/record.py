@@ -37,6 +37,10 @@ class Environment(Frozen):
     """Versions of the libraries that the ranks imported."""
     lock_differences: dict[str, str]
     """Packages whose version is not the locked one: `found, lock has ...`."""
+    attested: tuple[str, ...] = ()
+    """Pins of the lock whose hashes public lock files have, and that were not verified at their index."""
+    unverified: tuple[str, ...] = ()
+    """Pins that the lock has no hash of."""
     image_digest: str | None
     variables: dict[str, str]
     """Environment variables that steer the frameworks, secrets left out."""

@@ -100,6 +100,8 @@ def _measure(project: Project, selection: Selection, run: Path, display: Display
         python=installed.python,
         libraries=done[-1].libraries,
         lock_differences=lock_differences(installed, selection.stack, project.root),
+        attested=selection.stack.attested(project.root),
+        unverified=selection.stack.unhashed(project.root),
         image_digest=engine.image_digest,
         variables=steering_variables(os.environ),
     )

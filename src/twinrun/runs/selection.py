@@ -21,6 +21,7 @@ from twinrun.planning.plan import Plan, resolve
 from twinrun.planning.project import Project
 from twinrun.protocol.job import Checkpointing
 from twinrun.runs.checkpointing import checkpointing_of
+from twinrun.runs.stack_choice import choose_stack
 from twinrun.workloads import load_workload
 from twinrun.workloads.sweep import refuse
 from twinrun.workloads.workload import Choice, Hardware, PlanDescription, Workload
@@ -102,7 +103,8 @@ def select(project: Project, request: Request) -> Selection:
     site = load_site(project.root, request.cluster) if request.cluster else None
     machine, vendor = _at_site(project, request, site) if site else _machine(project, request, loaded)
     scale = _scale(scale_name, machine, site)
-    stack = _stack(project, request, loaded, machine.vendor if vendor is None else vendor.value)
+    wanted = machine.vendor if vendor is None else vendor.value
+    stack, stack_choice = choose_stack(project, loaded, asked=request.stack, vendor=wanted, machine=machine)
     name = stack.stack.vendor
     module, engine = (
         _site_engine(request, site)
@@ -131,7 +133,7 @@ def select(project: Project, request: Request) -> Selection:
         _demand_nodes(giver, plan)
     chosen = vendor or Choice(name="vendor", value=name, because=_seen(machine))
     # The engine first: it changes when somebody builds an image.
-    decided = (engine, chosen, scale, _stack_choice(request, stack), launcher, scheduler)
+    decided = (engine, chosen, scale, stack_choice, launcher, scheduler)
     return Selection(
         plan=plan,
         workload=workload,
@@ -248,43 +250,6 @@ def _scale(asked: str | None, machine: Machine, site: LoadedSite | None) -> Choi
     if machine.devices:
         return Choice(name="scale", value="node", because="the machine has GPUs")
     return Choice(name="scale", value="smoke", because="no GPU in use")
-
-
-def _stack(project: Project, request: Request, loaded: LoadedRecipe, vendor: str) -> LoadedStack:
-    stacks = loaded.recipe.stacks
-    there = (name for name in stacks.published if (project.root / "images" / "stacks" / name).is_dir())
-    serving = [*stacks.current.values(), *there]
-    name = request.stack or stacks.current.get(vendor)
-    if name is None:
-        raise InputError(
-            "the recipe has no stack for this vendor",
-            place=f"{loaded.folder}/recipe.toml:stacks.current",
-            found=vendor,
-            allowed=sorted(stacks.current),
-        )
-    stack = project.stack(name)
-    if name not in serving:
-        raise InputError(
-            "the stack does not serve this recipe",
-            place="--stack",
-            found=name,
-            allowed=serving,
-            hint=closest(name, serving),
-        )
-    if stack.stack.vendor != vendor:
-        raise InputError(
-            "the stack is for another vendor",
-            place="--stack",
-            found=f"{name} is for {stack.stack.vendor}",
-            allowed=f"a stack for {vendor}",
-            hint=f"add --vendor {stack.stack.vendor}, or leave --stack out",
-        )
-    return stack
-
-
-def _stack_choice(request: Request, stack: LoadedStack) -> Choice:
-    because = _why(request.stack) if request.stack else f"the recipe's current stack for {stack.stack.vendor}"
-    return Choice(name="stack", value=stack.stack.name, because=because)
 
 
 def _site_engine(request: Request, site: LoadedSite) -> tuple[EngineModule, Choice]:

@@ -17,7 +17,8 @@ from twinrun.execution.local_engines import Interpreter
 from twinrun.foundation.cache import COMPLETE, environment_folder
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.processes import last_lines
-from twinrun.manifests.stack import LoadedStack
+from twinrun.foundation.text import redacted
+from twinrun.manifests.stack import LoadedStack, framework_index
 from twinrun.manifests.vendor import Vendor
 
 # How uv says EPERM, EACCES, ENOTDIR, EFBIG, ENOSPC, EROFS and EDQUOT.
@@ -72,11 +73,19 @@ def _install(stack: LoadedStack, folder: Path, root: Path, say: Callable[[str], 
     lock = str(stack.lock(root))
     try:
         _uv("venv", "--quiet", "--python", stack.stack.python, str(folder))
-        _uv("pip", "sync", "--require-hashes", "--python", str(folder / "bin" / "python"), lock)
+        python = str(folder / "bin" / "python")
+        _uv("pip", "sync", "--require-hashes", *_index_options(stack), "--python", python, lock)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     (folder / COMPLETE).touch()
+
+
+def _index_options(stack: LoadedStack) -> tuple[str, ...]:
+    """Return the options by which uv finds the framework's own wheels; hashes decide what is installed."""
+    index = framework_index(stack.stack)
+    # That index has old releases of other packages too, which must not hide those of the general one.
+    return ("--index", index, "--index-strategy", "unsafe-best-match") if index else ()
 
 
 def _uv(*arguments: str) -> None:
@@ -97,7 +106,7 @@ def _uv(*arguments: str) -> None:
         raise MachineError(
             "the environment cannot be installed",
             place=f"uv {arguments[0]} {arguments[1]}",
-            found=last_lines(done.stderr, 6),
+            found=redacted(last_lines(done.stderr, 6)),
             hint="free some space, or set TWINRUN_CACHE and UV_CACHE_DIR to folders that you can write to"
             if _REFUSED.search(done.stderr)
             else "check the network, or carry the cache folder over from a machine that has the environment",

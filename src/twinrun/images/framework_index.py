@@ -1,0 +1,93 @@
+"""The framework's own package index: which hash it gives for a wheel, read from its page of the package."""
+
+from __future__ import annotations
+
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from typing import Literal
+from urllib.parse import unquote, urlsplit
+
+from twinrun.foundation.errors import MachineError
+from twinrun.foundation.manifest import Frozen
+from twinrun.foundation.text import redacted
+from twinrun.manifests.attestation import Attestation
+
+SECONDS = 20
+_HASH = re.compile(r"sha256=([0-9a-f]{64})")
+
+State = Literal["verified", "differs", "without a hash", "missing"]
+
+
+class IndexAnswer(Frozen):
+    """What the index says of an attested wheel."""
+
+    wheel: Attestation
+    state: State
+    found: str | None
+    """The hash that the index gives, where it gives one."""
+
+
+class _Links(HTMLParser):
+    """Collects the files of a page of PEP 503: the last part of each link's path, with its hash."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files: dict[str, str | None] = {}
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        address = urlsplit(dict(attrs).get("href") or "") if tag == "a" else None
+        if address:
+            found = _HASH.search(address.fragment)
+            self.files[unquote(address.path.rpartition("/")[2])] = found[1] if found else None
+
+
+def verify(attested: tuple[Attestation, ...], *, index: str) -> tuple[IndexAnswer, ...]:
+    """Return what the index says of each attested wheel.
+
+    Args:
+        index: address of a package index as PEP 503 describes it.
+
+    Raises:
+        MachineError: the index is out of reach; credentials in its address are not shown.
+    """
+    pages = {package: _page(index, package) for package in sorted({one.package() for one in attested})}
+    return tuple(_answers(attested, pages))
+
+
+def _answers(
+    attested: tuple[Attestation, ...], pages: dict[str, dict[str, str | None]]
+) -> Iterator[IndexAnswer]:
+    for wheel in attested:
+        page = pages[wheel.package()]
+        found = page.get(wheel.file)
+        states: dict[bool, State] = {True: "verified", False: "differs"}
+        absent: State = "without a hash" if wheel.file in page else "missing"
+        yield IndexAnswer(wheel=wheel, state=states[found == wheel.sha256] if found else absent, found=found)
+
+
+def _page(index: str, package: str) -> dict[str, str | None]:
+    """Return the files of a package by name, each with its SHA-256 where the index gives one."""
+    address = f"{index.rstrip('/')}/{package}/"
+    links = _Links()
+    try:
+        with urllib.request.urlopen(address, timeout=SECONDS) as answer:  # noqa: S310 - the index is chosen by the user
+            links.feed(answer.read().decode("utf-8", "replace"))
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return {}
+        raise _unreachable(address, error) from None
+    except (OSError, ValueError) as error:
+        raise _unreachable(address, error) from None
+    return links.files
+
+
+def _unreachable(address: str, error: Exception) -> MachineError:
+    return MachineError(
+        "the framework's package index is out of reach",
+        place=redacted(address),
+        found=redacted(str(error)),
+        hint="check the network, or name a mirror with --index or TWINRUN_INDEX",
+    )
