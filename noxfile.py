@@ -83,7 +83,7 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run tests and contracts in the CPU stack as locked; those of a GPU say why they are skipped."""
     # Gigabytes: silence would look like a hang.
-    session.install("--require-hashes", "-r", LOCK, silent=False)
+    session.install("--require-hashes", "--no-deps", "-r", LOCK, silent=False)
     session.install("-e", ".[test,reference]")
     session.run(*PYTEST, "-m", "not docker", *session.posargs)
 
@@ -156,7 +156,7 @@ def docker(session: nox.Session) -> None:
 @nox.session(tags=["engine"])
 def cluster(session: nox.Session) -> None:
     """Start a Slurm cluster of containers, train on two nodes of it, and break it."""
-    session.install("--require-hashes", "-r", LOCK, silent=False)
+    session.install("--require-hashes", "--no-deps", "-r", LOCK, silent=False)
     session.install("-e", ".[test]")
     session.run(*ONE_BY_ONE, "-m", "cluster and not nightly", "tests", *session.posargs)
 
@@ -164,7 +164,7 @@ def cluster(session: nox.Session) -> None:
 @nox.session(tags=["nightly"])
 def faults(session: nox.Session) -> None:
     """Preempt, kill, halt and cut off the ranks of two nodes of a Slurm cluster, each five times."""
-    session.install("--require-hashes", "-r", LOCK, silent=False)
+    session.install("--require-hashes", "--no-deps", "-r", LOCK, silent=False)
     session.install("-e", ".[test]")
     session.run(*ONE_BY_ONE, "-s", "-m", "cluster", "tests/execution/test_faults.py", *session.posargs)
 
@@ -172,7 +172,7 @@ def faults(session: nox.Session) -> None:
 @nox.session(tags=["nightly"])
 def trials(session: nox.Session) -> None:
     """Kill ranks and launchers, damage checkpoints and data, and fill disks, as often as the docs say."""
-    session.install("--require-hashes", "-r", LOCK, silent=False)
+    session.install("--require-hashes", "--no-deps", "-r", LOCK, silent=False)
     session.install("-e", ".[test,reference]")
     session.run(*ONE_BY_ONE, "-m", "trials", "tests/train", *session.posargs)
 

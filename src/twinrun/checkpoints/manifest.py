@@ -36,7 +36,7 @@ class StoredTensor(Frozen):
     """A tensor, whole or in parts that cover it."""
 
     dtype: str
-    """As safetensors calls it."""
+    """Name of the type in safetensors."""
     shape: tuple[Count, ...]
     chunks: tuple[Chunk, ...]
 

@@ -32,7 +32,7 @@ class JobState(Frozen):
     id: str
     name: str
     state: str
-    """As Slurm calls it, for example RUNNING."""
+    """Slurm's name of the state, for example RUNNING."""
     reason: str
     status: int
     """Exit status; a negative one is a signal."""

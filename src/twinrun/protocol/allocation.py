@@ -28,7 +28,7 @@ class NodeReport(Frozen):
 
     cpu: str
     cores: int
-    """That the rank may run on."""
+    """Processors that the rank may run on."""
     memory_bytes: int
     kernel: str
     devices: tuple[str, ...]
@@ -62,4 +62,4 @@ class RankReport(Frozen):
     host: str
     """Name of the machine, as its kernel has it."""
     node: NodeReport | None = None
-    """Of the first rank of each node."""
+    """Report of its node; only the first rank of a node gives one."""

@@ -59,7 +59,7 @@ class Timing(Frozen):
     repeats: NotNegative
     """Timed calls of each implementation, whose median counts; 0 checks and does not time."""
     seed: int | None = None
-    """Of the random inputs; when left out each point draws one, which its record has."""
+    """Seed of the random inputs; when left out, each point draws one and its record has it."""
     options: Settings = Field(default_factory=dict)
     """What the script is told at every case; a case says otherwise where it must."""
 
@@ -101,7 +101,7 @@ class Implementation(Frozen):
     name: str
     version: str
     milliseconds: tuple[float, ...]
-    """Of each timed call; on several ranks that of the slowest."""
+    """Time of each timed call; on several ranks the time of the slowest."""
     errors: Annotated[dict[str, Annotated[float, Field(ge=0)] | None], Field(min_length=1)]
     """Relative distance from the float64 reference of each tensor that is returned; None when not finite."""
     kept_bytes: int | None = None
@@ -140,7 +140,7 @@ class Call(Frozen):
     absent: dict[str, str] = Field(default_factory=dict)
     """Baselines that could not run, and why."""
     bus_bytes: float | None = None
-    """Of a collective: the bytes that each link must move."""
+    """Bytes that each link must move, for a collective."""
     traffic: Traffic | None = None
 
 

@@ -65,7 +65,7 @@ class Result(Frozen):
 
     point: str
     device_name: str
-    """As the framework names it."""
+    """Name that the framework gives the device."""
     libraries: dict[str, str]
     """Versions as imported: torch, the collective library, ..."""
 

@@ -24,7 +24,7 @@ class Layout(Frozen):
     devices: Positive | None = None
     """Ranks; where not given all GPUs of the machine, or two processes of a processor."""
     variant: str | None = None
-    """Of the training's model: `moe` trains MODEL-moe of the recipe's models in place of MODEL."""
+    """Variant of the training's model: `moe` trains MODEL-moe of the recipe's models in place of MODEL."""
     precision: Precision | None = None
     """Arithmetic, where not the training's."""
     microbatch: Positive | None = None

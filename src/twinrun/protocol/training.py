@@ -164,7 +164,7 @@ class TrainingJob(Job):
     microbatch: Positive
     """Sequences in one forward pass of one device, resolved."""
     sharding: Sharding
-    """That of the training, but `none` for a device with nothing to be compared with."""
+    """Sharding of the training; `none` for a single device with nothing to compare with."""
     layout: Layout | None = None
     """How the ranks share the work where that is more than sharding."""
     data: str
@@ -213,9 +213,9 @@ class SharedWork(Frozen):
     """What the first rank of a layout holds and sends."""
 
     parameters: Positive
-    """That its part of the model has, experts left out."""
+    """Parameters of the rank's part of the model, without experts."""
     expert_parameters: NotNegative
-    """Of the experts that it has."""
+    """Parameters of the experts that the rank has."""
     data_ranks: Positive
     """Ranks over which ZeRO splits the parameters that are no experts'."""
     expert_ranks: Positive
@@ -250,7 +250,7 @@ class TrainingResult(Result):
     order_hash: str
     """SHA-256 over the samples of every global batch, the same at every world size."""
     shared: SharedWork | None = None
-    """Of a point with a layout."""
+    """What the first rank holds and sends, for a point with a layout."""
     weights_hash: str = ""
     """Digest of the bits of all parameters that this software makes of the seed."""
     controls: tuple[tuple[float, ...], ...] = ()

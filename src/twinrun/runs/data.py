@@ -15,7 +15,6 @@ from twinrun.foundation.processes import last_lines
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.planning.project import Project
 from twinrun.protocol.training import DataSource
-from twinrun.runs.download import Repository, fetch
 from twinrun.workloads import load_workload
 from twinrun.workloads.workload import DataRequest
 
@@ -111,6 +110,9 @@ def _fetch(
     say: Callable[[str], None],
 ) -> tuple[list[Path], Path]:
     """Return the local files of the data set and its tokenizer, verified by digest."""
+    # The library takes half a second to import, and most commands need none of it.
+    from twinrun.runs.download import Repository, fetch
+
     tokenizer = Repository(source.tokenizer or "", source.tokenizer_revision or "", "model", endpoint)
     texts = Repository(source.repository or "", source.revision or "", endpoint=endpoint)
     fetched: list[list[Path]] = []

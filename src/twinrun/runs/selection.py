@@ -44,7 +44,7 @@ class Request(Frozen):
     settings: tuple[str, ...] = ()
     checkpoint: tuple[str, ...] = ()
     leg: int | None = None
-    """Of a recipe whose run has several; all when left out."""
+    """Leg to run, for a recipe that has several; all when left out."""
     source: str | None = None
     """Where the leg before it has left its checkpoint: `--from`."""
     dry: bool = False

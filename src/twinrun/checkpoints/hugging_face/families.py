@@ -28,7 +28,7 @@ class TensorPair:
     ours: str
     theirs: str
     shape: tuple[int, ...]
-    """As we have it."""
+    """Shape in this project's models."""
     transposed: bool = False
 
     @property
