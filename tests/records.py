@@ -13,7 +13,7 @@ from twinrun.manifests.vendor import Gpu
 from twinrun.planning.plan import Plan, resolve
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement, Series, sampled
-from twinrun.results.judge import claims_digest, judge
+from twinrun.results.judge import RULES, claims_digest, judge
 from twinrun.results.reading import read_record
 from twinrun.results.record import Environment, Record
 from twinrun.workloads import load_workload
@@ -170,6 +170,7 @@ def finished(made: Plan, points: Sequence[PointRecord], gpu: Gpu | None) -> Reco
         plan=made,
         plan_sha256=made.sha256(),
         claims_sha256=claims_digest(published),
+        rules=RULES,
         revision=Revision(commit="c" * 40, changes_sha256=None),
         machine=machine(made.vendor),
         allocation=None,

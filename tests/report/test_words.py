@@ -75,7 +75,8 @@ def test_the_headline_counts_what_holds_here(
 def test_what_ran_small_says_so() -> None:
     rates = {"devices=1": 0.1, "devices=2": 0.1}
     smoke = headline(training_record(rates, gpu=None, scale="smoke"))
-    assert smoke.startswith("On 2 ranks on a processor at smoke scale with 0.1247 M of 6,659 M parameters: ")
+    place = "2 ranks on a processor with 0.1247 M of 6,659 M parameters"
+    assert smoke == f"Smoke run on {place}: 2 checks of the code hold, 3 claims need a GPU."
     whole = headline(training_record({"nodes=1": 83.0}))
     assert whole.startswith("On 8 devices of AMD Instinct MI250, 2 to a card: ")
 

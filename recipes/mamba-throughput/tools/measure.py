@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "mamba-kernels" / "kernels" / "src"))
 from twinrun.foundation.errors import TwinrunError
+from twinrun.protocol.models import member
 from twinrun.protocol.models.mamba import MambaShape
 from twinrun.train.models import IGNORED
 from twinrun.train.models.mamba import Mamba
@@ -95,14 +96,17 @@ def _picture(text: str) -> Path:
     return path
 
 
-def _models() -> dict[str, Any]:
-    rows: dict[str, Any] = tomllib.loads((RECIPE / "recipe.toml").read_text(encoding="utf-8"))["models"]
-    return rows
+def _models() -> list[str]:
+    """Return the published members that the recipe names."""
+    names: list[str] = tomllib.loads((RECIPE / "recipe.toml").read_text(encoding="utf-8"))["members"]
+    return names
 
 
 def shape_of(given: argparse.Namespace) -> MambaShape:
     """Return the shape that the recipe has under a name."""
-    return MambaShape(**_models()[given.model])
+    shape = member(given.model, place="--model")
+    assert isinstance(shape, MambaShape)
+    return shape
 
 
 def step_of(given: argparse.Namespace, *, kernels: str, layout: str) -> Step:

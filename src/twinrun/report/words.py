@@ -54,13 +54,13 @@ def published_value(verdict: Verdict) -> str:
 
 def published_neutral(verdict: Verdict) -> str:
     """Return the published value in the neutral metric of the restatement, empty where none was judged."""
-    return published_here(verdict.here) if verdict.here else ""
+    return published_here(verdict.neutral) if verdict.neutral else ""
 
 
 def measured_value(verdict: Verdict) -> str:
     """Return what the run says, in the neutral metric where the claim was restated; a dash for nothing."""
-    if verdict.here and verdict.here.measured is not None:
-        return measured_here(verdict.here)
+    if verdict.neutral and verdict.neutral.measured is not None:
+        return measured_here(verdict.neutral)
     if verdict.measured is None:
         return "-"
     if verdict.published:
@@ -70,13 +70,23 @@ def measured_value(verdict: Verdict) -> str:
 
 def headline(record: Record) -> str:
     """Say in one sentence what became of the claims on which hardware, and whether it ran small."""
-    return sentence(" ".join([hardware(record), *_small(record)]), record.verdicts)
+    place = " ".join([hardware(record), *_small(record)])
+    return _smoke(place, record) if record.plan.scale == "smoke" else sentence(place, record.verdicts)
+
+
+def _smoke(place: str, record: Record) -> str:
+    """Say what a smoke run shows: that the code does what claims say of it, and nothing of a publication."""
+    counts = Counter(verdict.final for verdict in record.verdicts)
+    held, failed = counts["holds-here"], sum(counts[name] for name in FAILURES)
+    checks = f"{plural(held, 'check')} of the code {'holds' if held == 1 else 'hold'}"
+    broken = [f"{plural(failed, 'check')} {'fails' if failed == 1 else 'fail'}"] if failed else []
+    waiting = len(record.verdicts) - held - failed
+    rest = [f"{plural(waiting, 'claim')} {'needs' if waiting == 1 else 'need'} a GPU"] if waiting else []
+    return f"Smoke run on {place}: {', '.join([checks, *broken, *rest])}."
 
 
 def _small(record: Record) -> Iterator[str]:
     """Yield in what a run is smaller than the published one, which a verdict does not say."""
-    if record.plan.scale == "smoke":
-        yield "at smoke scale"
     for one in record.plan.differences:
         accepted = one.published if isinstance(one.published, tuple) else (one.published,)
         sizes = [size for size in accepted if isinstance(size, int)]
@@ -110,7 +120,8 @@ def tone(record: Record) -> Tone:
     outcomes = {verdict.final for verdict in record.verdicts}
     if outcomes & set(FAILURES):
         return "bad"
-    return "good" if outcomes & {"reproduced", "holds-here"} else "neutral"
+    shown = record.plan.scale != "smoke" and outcomes & {"reproduced", "holds-here"}
+    return "good" if shown else "neutral"
 
 
 def heading(title: str) -> str:

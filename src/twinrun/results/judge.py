@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Literal
 
@@ -27,10 +27,20 @@ from twinrun.results.evidence import (
 from twinrun.results.parity import held_within
 from twinrun.results.record import Record
 from twinrun.results.restate import restated
-from twinrun.results.verdicts import Assessment, NotAskedError, Verdict, judge_claim, margin
+from twinrun.results.verdicts import (
+    Assessment,
+    NotAskedError,
+    RestatementVerdict,
+    Verdict,
+    judge_claim,
+    margin,
+)
 from twinrun.workloads.parity import CurveOutcome, largest_difference, same_order, values_of
 from twinrun.workloads.workload import PointRecord
 
+# Counts up when the same record and claims are given another verdict. 2: a claim of any kind is reproduced
+# on the published hardware and configuration alone, never at smoke scale.
+RULES = 2
 # What a parity that could not be decided makes of its claim.
 UNDECIDED: dict[CurveOutcome, Literal["not-comparable", "config-mismatch"]] = {
     "other-run": "config-mismatch",
@@ -42,7 +52,7 @@ def judge(record: Record, published: PublishedClaims, project: Project) -> tuple
     """Judge every claim against `record`, in the published order; where that cannot be, as restated."""
     terms = JudgeContext(metrics=project.metrics, gpus=project.gpus, fingerprint=dict(published.fingerprint))
     rules = {"absolute": _absolute, "ratio": _ratio, "invariant": _invariant, "parity": _parity}
-    return tuple(
+    verdicts = (
         judge_claim(
             claim,
             partial(rules[claim.kind], claim, record, terms),
@@ -50,6 +60,41 @@ def judge(record: Record, published: PublishedClaims, project: Project) -> tuple
         )
         for claim in published.claim
     )
+    elsewhere = "; ".join(_elsewhere(record, published, terms))
+    return tuple(
+        _placed(verdict, claim, elsewhere, terms)
+        for verdict, claim in zip(verdicts, published.claim, strict=True)
+    )
+
+
+def _elsewhere(record: Record, published: PublishedClaims, terms: JudgeContext) -> Iterator[str]:
+    """Yield in what a run is not the published one: GPU, smoke scale, fields of the fingerprint."""
+    gpus = {claim.hardware.gpu for claim in published.claim if claim.hardware}
+    if gpus and (record.gpu is None or record.gpu.id not in gpus):
+        names = " or ".join(sorted(terms.gpus[name].name for name in gpus))
+        yield f"GPU {record.gpu.name if record.gpu else 'none'}, published {names}"
+    if record.plan.scale == "smoke":
+        yield "smoke scale"
+    yield from mismatches(record.plan.differences)
+
+
+def _placed(verdict: Verdict, claim: Claim, elsewhere: str, terms: JudgeContext) -> Verdict:
+    """Return a verdict that was reached away from the published run as one that holds, or fails, here."""
+    if not elsewhere or verdict.outcome not in ("reproduced", "not-reproduced"):
+        return verdict
+    metric = terms.metrics[claim.metric]
+    here = RestatementVerdict(
+        statement=claim.statement,
+        outcome="holds-here" if verdict.outcome == "reproduced" else "fails-here",
+        reason=f"{verdict.reason}. Run: {elsewhere}.",
+        published=verdict.published,
+        measured=verdict.measured,
+        metric=metric.id,
+        title=metric.title,
+        unit=verdict.unit,
+    )
+    reason = f"not the published run: {elsewhere}"
+    return verdict.model_copy(update={"outcome": "not-comparable", "reason": reason, "here": here})
 
 
 def claims_digest(published: PublishedClaims) -> str:

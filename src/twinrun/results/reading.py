@@ -16,7 +16,7 @@ from twinrun.manifests.published import PublishedClaims
 from twinrun.manifests.recipe import SCALES
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement, Series
-from twinrun.results.judge import claims_digest, judge
+from twinrun.results.judge import RULES, claims_digest, judge
 from twinrun.results.record import Record, content_digest
 from twinrun.results.verdicts import Verdict
 from twinrun.workloads.settings import differences
@@ -177,14 +177,17 @@ def _demand_equal(
 
 
 def _judged(record: Record, project: Project, place: str) -> Record:
-    """Return the record judged by the claims as they stand; a claim that is the same keeps its verdict."""
+    """Return the record judged by the claims and rules as they stand.
+
+    A verdict that the same claims and rules gave must be the one that is recorded.
+    """
     published = project.recipe(record.plan.recipe).published
     verdicts = judge(record, published, project)
     today = {verdict.claim: verdict for verdict in verdicts}
-    same_claims = record.claims_sha256 == claims_digest(published)
+    same = record.rules == RULES and record.claims_sha256 == claims_digest(published)
     for recorded in record.verdicts:
         found = today.get(recorded.claim)
-        if found and same_claims and _same_claim(found, recorded):
+        if found and same and _same_claim(found, recorded):
             demand_same(f"the verdict on {recorded.claim}", found.outcome, recorded.outcome, place)
             demand_same(f"the restated verdict on {recorded.claim}", found.final, recorded.final, place)
     return record.model_copy(update={"verdicts": verdicts})

@@ -69,6 +69,8 @@ class Record(Frozen, Generic[PlanPart, PointPart]):
     plan_sha256: str
     claims_sha256: str
     """Digest of the claims that were judged."""
+    rules: int = 1
+    """Version of the rules that gave the verdicts, `RULES` of twinrun/results/judge.py."""
     revision: Revision
     machine: Machine
     """The first node of the allocation."""

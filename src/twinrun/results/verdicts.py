@@ -60,7 +60,12 @@ class Verdict(Frozen):
     unit: str
     per: Per
     here: RestatementVerdict | None = None
-    """The verdict as restated; null where the claim was judged as published, or has no restatement."""
+    """The verdict here, on the restatement or on the claim itself; null on the published run."""
+
+    @property
+    def neutral(self) -> RestatementVerdict | None:
+        """The verdict on another statement than the published one; None where that itself was judged here."""
+        return self.here if self.here and self.here.statement != self.statement else None
 
     @property
     def final(self) -> Outcome:

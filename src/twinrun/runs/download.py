@@ -21,6 +21,8 @@ from twinrun.foundation.manifest import Frozen, load_json
 LISTING = "files.json"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _OF_CONNECTION = (ConnectionError, TimeoutError)
+# How often a file is asked for while the connection breaks.
+_TRIES = 3
 _KEPT = "whole files that have come are kept: the same command goes on from there"
 
 
@@ -122,15 +124,7 @@ def _fetch_file(source: Repository, file: RemoteFile, folder: Path) -> None:
     )
     with _transfer(address, target):
         target.unlink(missing_ok=True)
-        # `snapshot_download` would list the repository again, report no single file and check sizes alone.
-        hf_hub_download(
-            source.name,
-            file.path,
-            repo_type=source.kind,
-            revision=source.revision,
-            endpoint=source.endpoint,
-            local_dir=folder,
-        )
+        _ask_until_whole(source, file, folder)
     if not is_intact(target, file):
         target.unlink()
         raise MachineError(
@@ -139,6 +133,45 @@ def _fetch_file(source: Repository, file: RemoteFile, folder: Path) -> None:
             allowed=f"digest {file.digest}",
             hint="a proxy or mirror may have changed it: try again, or name another endpoint",
         )
+
+
+def _ask_until_whole(source: Repository, file: RemoteFile, folder: Path) -> None:
+    """Ask for a file again where the connection breaks; no part of one is left where that does not help.
+
+    Releases of the library before 1.0 take a part up in the next call, later ones within a call. A server
+    without ranges sends the file from its start, which is right when no part is there.
+    """
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            # `snapshot_download` lists the repository again, reports no single file and checks sizes alone.
+            hf_hub_download(
+                source.name,
+                file.path,
+                repo_type=source.kind,
+                revision=source.revision,
+                endpoint=source.endpoint,
+                local_dir=folder,
+            )
+        except (OSError, HTTPError) as error:
+            broke = _is_of_connection(error) and tries_left
+            if tries_left < _TRIES - 1 or not broke:
+                _remove_parts(folder)
+            if not broke:
+                raise
+        else:
+            return
+
+
+def _is_of_connection(error: Exception) -> bool:
+    """Tell a connection that broke from an answer of the server and from a refusal of the disk."""
+    answered = getattr(error, "response", None) is not None
+    of_system = isinstance(error, OSError) and error.errno and not isinstance(error, _OF_CONNECTION)
+    return not answered and not of_system
+
+
+def _remove_parts(folder: Path) -> None:
+    for part in (folder / ".cache").rglob("*.incomplete"):
+        part.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from twinrun.machine.inventory import Machine
 from twinrun.planning.plan import Plan
 from twinrun.planning.project import Project
 from twinrun.protocol.allocation import Allocation
-from twinrun.results.judge import claims_digest, judge
+from twinrun.results.judge import RULES, claims_digest, judge
 from twinrun.results.record import Environment, Record, write_record
 from twinrun.runs.checkpointing import check_legs
 from twinrun.runs.data import prepared_data
@@ -132,6 +132,7 @@ def _record(
         plan=plan,
         plan_sha256=plan.sha256(),
         claims_sha256=claims_digest(published),
+        rules=RULES,
         revision=revision(project.root),
         machine=_first_node(selection, allocation),
         allocation=allocation,

@@ -1,0 +1,31 @@
+"""The tests of the functions and of their numbers in Triton's interpreter, where no GPU is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize("name", ["test_attention_api.py", "test_attention_numerics.py"])
+def test_they_pass_in_the_interpreter(name: str) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--quiet",
+        "--numprocesses=0",
+        "-p",
+        "no:cacheprovider",
+        HERE / name,
+    ]
+    done = subprocess.run(
+        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
