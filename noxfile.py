@@ -132,7 +132,7 @@ def smoke_task(session: nox.Session, task: list[str]) -> None:
     with subprocess.Popen(label, stdin=subprocess.PIPE, stdout=sys.stderr, text=True, process_group=0) as sed:
         printed = session.run("invoke", *task, silent=True, stderr=sed.stdin)
     if task[0] == "run":
-        outcomes = Counter(verdict["outcome"] for verdict in json.loads(printed or "{}")["verdicts"])
+        outcomes = Counter(verdict["final"] for verdict in json.loads(printed or "{}")["verdicts"])
         session.log(f"{task[1]}: {', '.join(f'{count} {name}' for name, count in outcomes.items())}")
 
 

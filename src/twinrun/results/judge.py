@@ -8,6 +8,7 @@ from functools import partial
 from typing import Literal
 
 from twinrun.foundation.files import canonical_json, sha256_of_bytes
+from twinrun.foundation.text import plain
 from twinrun.manifests.claims import Claim
 from twinrun.manifests.metrics import Metric
 from twinrun.manifests.published import PublishedClaims
@@ -75,7 +76,8 @@ def _elsewhere(record: Record, published: PublishedClaims, terms: JudgeContext) 
         yield f"GPU {record.gpu.name if record.gpu else 'none'}, published {names}"
     if record.plan.scale == "smoke":
         yield "smoke scale"
-    yield from mismatches(record.plan.differences)
+    for one in record.plan.differences:
+        yield f"{one.field} {plain(one.found)}, published {plain(one.published)}"
 
 
 def _placed(verdict: Verdict, claim: Claim, elsewhere: str, terms: JudgeContext) -> Verdict:
