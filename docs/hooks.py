@@ -215,7 +215,7 @@ def section(name: str, loaded: LoadedRecipe) -> str:
 
 def record_results(record: Record) -> str:
     """Return the sentence of a record, and its claims folded below."""
-    subject = record.workload.subject(record.plan.part)
+    subject = record.description.subject
     said = f"<strong>{escape(headline(record))}</strong> {escape(subject)}, {escape(software(record))}"
     return folded(said, record.verdicts)
 
