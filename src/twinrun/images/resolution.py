@@ -56,13 +56,16 @@ def resolve_python(
     before = existing_lock(requirements.with_suffix(".lock"))
     options = ["--python-version", stack.interpreter()]
     options += [word for one in stack.source for word in ("--no-binary", one.package())]
-    project = _declared_metadata(stack.source) + _lifted_bounds(stack)
+    project = _declared_metadata(stack.source)
     if index and stack.unverified:
         text = _with_local_versions(text, stack)
         project += _explicit_index(index, stack)
     # Without hashes: uv would copy those of versions that it keeps, also wrong ones.
     preferences = [] if upgrade else list(before)
-    entries = compile_requirements(text, options, preferences=preferences, project=project)
+    overrides = [one.requirement for one in stack.lifted]
+    entries = compile_requirements(
+        text, options, preferences=preferences, project=project, overrides=overrides
+    )
     if not index or stack.attested:
         entries = {pin: hashes for pin, hashes in entries.items() if not matches(_name(pin), stack.replaces)}
     entries |= _attested_entries(requirements, text, stack)
@@ -110,13 +113,6 @@ def _declared_metadata(sources: tuple[SourcePackage, ...]) -> str:
             f'name = "{name}"\nversion = "{version}"\nrequires-dist = {requires}\n'
         )
     return "".join(tables)
-
-
-def _lifted_bounds(stack: Stack) -> str:
-    """Return uv's settings by which a package may be newer than another one declares."""
-    if not stack.lifted:
-        return ""
-    return f"[tool.uv]\noverride-dependencies = {json.dumps([one.requirement for one in stack.lifted])}\n"
 
 
 def _attested_entries(requirements: Path, text: str, stack: Stack) -> PythonLock:
@@ -171,17 +167,21 @@ def _explicit_index(index: str, stack: Stack) -> str:
 
 
 def compile_requirements(
-    requirements: str, options: list[str], *, preferences: list[str], project: str
+    requirements: str, options: list[str], *, preferences: list[str], project: str, overrides: list[str]
 ) -> PythonLock:
     """Run `uv pip compile`, which runs no code of a package.
 
     Args:
         preferences: entries of a lock whose versions stay where the requirements allow.
         project: further tables of pyproject.toml.
+        overrides: requirements that replace what any package declares for the same package.
     """
     with tempfile.TemporaryDirectory() as folder:
         lock, source = Path(folder) / "requirements.lock", Path(folder) / "pyproject.toml"
         lock.write_text("\n".join(preferences), encoding="utf-8")
+        # As an option: uv leaves the same key of pyproject.toml out where a user has set UV_NO_CONFIG.
+        lifted = Path(folder) / "overrides.txt"
+        lifted.write_text("\n".join(overrides), encoding="utf-8")
         wanted = [line for line in requirements.splitlines() if line.strip() and not line.startswith("#")]
         header = f'[project]\nname = "stack"\nversion = "0"\ndependencies = {json.dumps(wanted)}\n'
         source.write_text(f"{header}\n{project}", encoding="utf-8")
@@ -189,7 +189,8 @@ def compile_requirements(
             *(os.fspath(find_uv_bin()), "pip", "compile", "--quiet", "--universal", "--generate-hashes"),
             *("--no-header", "--no-annotate", "--no-emit-index-url", "--only-binary", ":all:"),
             # Whatever else is on the path is not looked for.
-            *("--python", sys.executable, "--output-file", str(lock), *options, "--", str(source)),
+            *("--python", sys.executable, "--override", str(lifted), "--output-file", str(lock)),
+            *(*options, "--", str(source)),
         ]
         done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:
