@@ -173,6 +173,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandInSite]:
         (root / "recipes" / recipe / "kernels/src").mkdir(parents=True)
         for name, text in KERNELS.items():
             (root / "recipes" / recipe / "kernels" / name).write_text(text, encoding="utf-8")
+    # Recipes whose kernels are in no image of the stack name them all the same.
+    for path in ROOT.glob("recipes/*/kernels/src"):
+        (root / path.relative_to(ROOT)).mkdir(parents=True, exist_ok=True)
     # An image of this name would be the user's own.
     manifest = root / STACK_FOLDER / "stack.toml"
     text = manifest.read_text(encoding="utf-8").replace('image = "twinrun/', 'image = "twinrun-test/tiny/')
