@@ -14,8 +14,9 @@ from functools import cache
 from pathlib import Path
 
 from twinrun.images.inventory import committed_inventory
-from twinrun.manifests.claims import Claim, Source
+from twinrun.manifests.claims import Claim
 from twinrun.manifests.recipe import LoadedRecipe
+from twinrun.manifests.restatements import Source
 from twinrun.manifests.stack import LoadedStack, load_stack, normalise, pins
 from twinrun.manifests.vendor import Gpu, load_gpus, load_vendors
 from twinrun.planning.plan import Plan, resolve

@@ -103,6 +103,7 @@ def test_a_claim_that_nothing_could_answer_is_refused(
     assert expected in str(caught.value)
 
 
+FAILING: dict[str, Any] = {"what": "made up", "value": 0.4, "derivation": "40 / 100"}
 RESTATED: list[tuple[str, dict[str, Any], str]] = [
     (ABSOLUTE, {"metric": "model-flops-shar"}, "claim.0.here.metric"),
     (ABSOLUTE, {"metric": "roofline-share"}, "claim.0.here.metric"),
@@ -125,6 +126,14 @@ RESTATED: list[tuple[str, dict[str, Any], str]] = [
     (ABSOLUTE, {"because": None}, "claim.0.here.because"),
     (ABSOLUTE, {"least_devices": 0}, "claim.0.here.least_devices"),
     (ABSOLUTE, {"freed": []}, "unknown key"),
+    (ABSOLUTE, {"fails_when": None}, "claim.0.here.fails_when: this key is required"),
+    (ABSOLUTE, {"fails_when": FAILING | {"value": 0.46}}, "claim.0.here.fails_when.value: the value is not"),
+    (ABSOLUTE, {"fails_when": FAILING | {"derivation": "166 / a"}}, "claim.0.here.fails_when.derivation"),
+    (
+        ABSOLUTE,
+        {"fails_when": FAILING | {"value": 0.4558, "derivation": "165 / 362"}},
+        "claim.0.here.fails_when.value: the restatement passes what should fail it",
+    ),
     (RATIO, {"tolerance": 0.009}, "not smaller than the effect"),
 ]
 
@@ -162,6 +171,7 @@ BETWEEN: list[tuple[str, dict[str, Any], str]] = [
     ("june-of-a100-40gb", {"here": {"tolerance": 0.2}}, "weaker than the published statement"),
     ("june-of-a100-40gb", {"here": {"metric": "kept-per-doubling"}}, "for a claim of kind ratio alone"),
     ("june-of-a100-40gb", {"here": {"free": ["precision"]}}, "depends on this field"),
+    ("june-of-a100-40gb", {"here": {"fails_when": FAILING | {"value": 4.0, "derivation": "4"}}}, "passes"),
     ("june-of-a100-40gb", {"under": {"gpu": "mi300x", "stack": "any"}}, "both sides of rocm"),
 ]
 

@@ -1,4 +1,4 @@
-"""Every committed record is read as the code read it that judged it first."""
+"""Every committed record has the figures that the code gave which read it first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tests.records import PROJECT, ROOT
 from twinrun.results.reading import read_record
 from twinrun.results.record import Record
 
-# Verdicts and figures of all converted records, by the code that wrote the files they were converted from.
+# Figures of all converted records, by the code that wrote the files they were converted from. Verdicts follow
+# from the claims as they stand.
 GOLDEN: dict[str, dict[str, Any]] = json.loads(
     (ROOT / "tests" / "golden" / "records-converted.json").read_text(encoding="utf-8")
 )
@@ -35,11 +36,9 @@ def test_no_record_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("path", GOLDEN)
-def test_verdicts_and_figures_are_the_same(path: str) -> None:
-    record, golden = read_record(ROOT / path, PROJECT), GOLDEN[path]
-    fields = set(golden["verdicts"][0])
-    assert [verdict.model_dump(include=fields) for verdict in record.verdicts] == golden["verdicts"]
-    for key, figures in golden["figures"].items():
+def test_figures_are_the_same(path: str) -> None:
+    record = read_record(ROOT / path, PROJECT)
+    for key, figures in GOLDEN[path].items():
         found = _call(record, key) if "time" in figures else _point(record, key)
         for name, value in figures.items():
             assert same(found[name], value), f"{key}, {name}: {found[name]} was {value}"

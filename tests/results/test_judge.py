@@ -351,6 +351,7 @@ def test_parity_as_published_is_of_the_published_hardware_and_restated_elsewhere
         "tolerance": 0.001,
         "because": "the envelope is the tolerance",
         "free": list(PUBLISHED.fingerprint),
+        "fails_when": {"what": "twice as far", "value": 2.0, "derivation": "2"},
     }
     hardware = {"gpu": "mi250", "cards": 4, "nodes": 1, "software": "x"}
     claim = claim_of(hardware=hardware, here=here, why_none=None, **{**PARITY, "tolerance": 0.1})

@@ -8,22 +8,10 @@ from pydantic import Field, model_validator
 
 from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.metrics import RATIO
-from twinrun.manifests.restatements import Restatement
+from twinrun.manifests.restatements import Restatement, Source
 from twinrun.protocol.measurements import Per
 
 Kind = Literal["absolute", "ratio", "invariant", "parity"]
-
-
-class Source(Frozen):
-    """Where a number stands and how it was read."""
-
-    document: str
-    """Key of the publication, see the recipe's README."""
-    where: str
-    """Table, figure or sentence."""
-    how: Literal["read from text", "read from a table", "digitised", "derived", "implied"]
-    derivation: str | None = None
-    """For derived and implied values: from what."""
 
 
 class PublishedHardware(Frozen):

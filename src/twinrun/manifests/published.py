@@ -11,9 +11,9 @@ from pydantic import Field, model_validator
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import is_file_in
 from twinrun.foundation.manifest import Frozen, read_toml, validate
-from twinrun.manifests.claims import Claim, RecordClaim, Source
+from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.manifests.metrics import RATIO, Metric, demand, known_metric
-from twinrun.manifests.restatements import RestatementTerms, check_restatement, demand_resolution
+from twinrun.manifests.restatements import RestatementTerms, Source, check_restatement, demand_resolution
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.formulas import FORMULAS
 from twinrun.protocol.measurements import Per

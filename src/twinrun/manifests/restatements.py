@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen
@@ -29,6 +29,45 @@ OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
 }
 
 
+def _arithmetic(text: str) -> str:
+    evaluated(text)
+    return text
+
+
+# Numbers joined by + - * / ** and brackets, for example `166 / 362`.
+Derivation = Annotated[str, AfterValidator(_arithmetic)]
+
+
+class Source(Frozen):
+    """Where a number stands and how it was read."""
+
+    document: str
+    """Key of the publication, see the recipe's README."""
+    where: str
+    """Table, figure or sentence."""
+    how: Literal["read from text", "read from a table", "digitised", "derived", "implied"]
+    derivation: str | None = None
+    """For derived and implied values: from what."""
+
+
+class Counterexample(Frozen):
+    """What a restatement fails: a slower implementation that is named, or a record that is made up."""
+
+    what: str
+    """Which implementation, or what is made up."""
+    value: Annotated[float, Field(gt=0)]
+    """What `derivation` gives, rounded, in the metric and unit of the restatement."""
+    derivation: Derivation
+    """The value as arithmetic."""
+    source: Source | None = None
+    """Where the numbers stand; none where they are made up."""
+
+    @property
+    def derived(self) -> float:
+        """What the derivation gives."""
+        return evaluated(self.derivation)
+
+
 class Restatement(Frozen):
     """A claim in a neutral metric, judged at the claim's own points, or at all that a run has instead."""
 
@@ -46,7 +85,7 @@ class Restatement(Frozen):
     """Which measurement of a point, where its metric has several."""
     value: Annotated[float, Field(gt=0)]
     """What `derivation` gives, rounded."""
-    derivation: str
+    derivation: Derivation
     """The value from published numbers, as arithmetic, for example `166 / 362`."""
     basis: str
     """What the numbers of the derivation are, and where they stand."""
@@ -60,12 +99,8 @@ class Restatement(Frozen):
     """Fields of the published fingerprint that may differ; the verdict names those that do."""
     least_devices: Annotated[int, Field(gt=0)] = 1
     """Points of fewer devices are left out."""
-
-    @field_validator("derivation")
-    @classmethod
-    def _arithmetic(cls, text: str) -> str:
-        evaluated(text)
-        return text
+    fails_when: Counterexample
+    """What fails it; the tests judge a record of it."""
 
     @property
     def derived(self) -> float:
@@ -114,6 +149,7 @@ def check_restatement(
             allowed=f"claims of kind {allowed}",
         )
     _check_strength(here, terms.tolerance, where, metric)
+    _check_counterexample(here, where, metric)
 
 
 def _check_freed(here: Restatement, fields: Sequence[str], where: str, metric: Metric) -> None:
@@ -150,6 +186,24 @@ def _check_strength(here: Restatement, tolerance: float, where: str, metric: Met
                 allowed=allowed,
                 hint="say why in `weaker`, or keep to the derivation",
             )
+
+
+def _check_counterexample(here: Restatement, where: str, metric: Metric) -> None:
+    """Refuse a counterexample that is not what its derivation gives, or that the restatement passes."""
+    found, place = here.fails_when, f"{where}.fails_when.value"
+    if not math.isclose(found.value, found.derived, rel_tol=ROUNDING):
+        derived = f"{found.derived:.4g}, which is {found.derivation}"
+        raise InputError("the value is not the derivation's", place=place, found=found.value, allowed=derived)
+    sign = -1 if metric.better == "higher" else 1
+    limit = here.value * (1 + sign * here.tolerance)
+    if sign * (found.value - limit) <= 0:
+        raise InputError(
+            "the restatement passes what should fail it",
+            place=place,
+            found=found.value,
+            allowed=f"{'less' if sign < 0 else 'more'} than {limit:.4g}, the value and its tolerance",
+            hint="a restatement that nothing fails is none: say so in `why_none`",
+        )
 
 
 def demand_resolution(tolerance: float, value: float, *, place: str) -> None:

@@ -1,0 +1,147 @@
+"""Records that give the restatement of a claim a value, made as runs make them: what holds it, and what fails it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tests.records import PROJECT, finished, plan, training_record, with_derived
+from twinrun.manifests.claims import Claim, RecordClaim
+from twinrun.protocol.measurements import Measurement, Series, sampled
+from twinrun.results.between import judge_between
+from twinrun.results.judge import judge
+from twinrun.results.record import Record
+from twinrun.results.verdicts import RestatementVerdict
+from twinrun.workloads.workload import PointRecord
+
+# Neither the published GPU of any claim, nor its vendor's.
+GPU = "h200"
+# A rate of both sides, or of the first size, in TFLOP/s of a device.
+RATE = 400.0
+LOSSES = tuple(4.0 - 0.02 * step for step in range(110))
+# Relative distances of control runs from the run that they repeat.
+ROUNDING = tuple(1e-6 * (1 + number / 10) for number in range(10))
+
+
+def restated_at(recipe: str, claim: Claim | RecordClaim, value: float) -> RestatementVerdict:
+    """Return the judge's verdict on a record that gives the restatement of `claim` this value."""
+    assert claim.here
+    if isinstance(claim, RecordClaim):
+        records = _sides(recipe, claim, value)
+        verdict = next(one for one in judge_between(records, PROJECT) if one.claim == claim.id)
+    else:
+        record = MADE[claim.here.metric](recipe, claim, value)
+        verdict = next(one for one in _judged(record).verdicts if one.claim == claim.id)
+    assert verdict.here, verdict.reason
+    return verdict.here
+
+
+def _judged(record: Record) -> Record:
+    published = PROJECT.recipe(record.plan.recipe).published
+    return record.model_copy(update={"verdicts": judge(record, published, PROJECT)})
+
+
+def _sweep(recipe: str, rates: Mapping[int, float], **options: Any) -> Record:
+    """Return a training whose plan has these devices alone, each with its TFLOP/s."""
+    named = {f"devices={count}": rate for count, rate in rates.items()}
+    made = training_record(named, recipe=recipe, gpu=GPU, scale="node", **options)
+    kept = tuple(point for point in made.plan.points if point.id in named)
+    return made.model_copy(update={"plan": made.plan.model_copy(update={"points": kept})})
+
+
+def _at_share_of_peak(recipe: str, claim: Claim, value: float) -> Record:
+    assert claim.here
+    rate = value * PROJECT.gpus[GPU].device_peak_flops / 1e12
+    return _sweep(recipe, {claim.here.least_devices: rate})
+
+
+def _at_kept(recipe: str, claim: Claim, value: float) -> Record:
+    assert claim.here
+    first = claim.here.least_devices
+    return _sweep(recipe, {first: RATE, 2 * first: RATE * value})
+
+
+def _at_share_of_envelope(recipe: str, claim: Claim, value: float) -> Record:
+    """Return a training whose second curve leaves the first by a share of what its control runs allow."""
+    made = training_record({}, recipe=recipe, gpu=GPU, scale="node")
+    whole = made.plan.points[0], made.plan.points[-1]
+    rates = {point.id: RATE for point in made.plan.points}
+    made = training_record(rates, recipe=recipe, gpu=GPU, scale="node", losses=LOSSES)
+    controls = tuple(
+        _losses(f"control-{number}", 1 + apart) for number, apart in enumerate(ROUNDING, start=1)
+    )
+    points = tuple(
+        one.model_copy(update={"series": (*one.series, *controls)}) if one.id == whole[0].id else one
+        for one in made.points
+    )
+    made = made.model_copy(update={"points": points})
+    # Of a curve that is a hair apart the judge says which share of the envelope that is.
+    share = next(one.here for one in _judged(_apart(made, whole[1].id, 1e-6)).verdicts if one.here)
+    assert share.measured
+    return _apart(made, whole[1].id, 1e-6 * value / share.measured)
+
+
+def _apart(record: Record, point: str, distance: float) -> Record:
+    moved = (_losses("loss", 1 + distance),)
+    points = tuple(
+        one.model_copy(update={"series": moved}) if one.id == point else one for one in record.points
+    )
+    return record.model_copy(update={"points": points})
+
+
+def _losses(name: str, factor: float) -> Series:
+    """Return the losses, apart by a factor from the second step on."""
+    values = (LOSSES[0], *(value * factor for value in LOSSES[1:]))
+    return Series(id=name, metric="loss", unit="nats/token", per="run", values=values)
+
+
+def _at_share_of_roofline(recipe: str, claim: Claim, value: float) -> Record:
+    """Return a benchmark whose call takes its roofline bound, 1 ms, over `value`."""
+    assert claim.here
+    assert claim.here.measurement
+    call = claim.here.measurement.partition("/")[0]
+    made, row = plan(recipe, scale="paper", gpu=GPU), PROJECT.gpus[GPU]
+    placed = next(one for one in made.points if one.id == claim.point)
+    peak = Measurement(
+        id="peak-rate@copy",
+        metric="peak-rate",
+        unit="B/s",
+        per="device",
+        median=4e12,
+        low=4e12,
+        high=4e12,
+        count=1,
+        labels={"resource": "copy"},
+    )
+    labels = {"call": call, "implementation": "ours"}
+    time = sampled(call, [1 / value] * 30, metric="time", unit="ms", per="device", labels=labels)
+    point = PointRecord(
+        id=placed.id,
+        nodes=1,
+        devices=1,
+        hosts=("node-0",),
+        part=placed.part,
+        measurements=(peak, time),
+        facts={"device name": "a device", f"{call} work copy": 4e9},
+    )
+    whole = finished(made, [with_derived(point, made, row)], row)
+    return whole.model_copy(update={"plan": made.model_copy(update={"points": (placed,)})})
+
+
+def _sides(recipe: str, claim: RecordClaim, value: float) -> list[Record]:
+    """Return a record of every setting for a GPU of either vendor, the shares of their peaks `value` apart."""
+    found = []
+    for gpu, share in (("mi300x", 0.5 * value), ("h100-80gb", 0.5)):
+        rate = share * PROJECT.gpus[gpu].device_peak_flops / 1e12
+        for name in claim.values:
+            settings = (f"{claim.setting}={name}",)
+            found.append(training_record({"nodes=1": rate}, recipe=recipe, gpu=gpu, settings=settings))
+    return found
+
+
+MADE: dict[str, Callable[[str, Claim, float], Record]] = {
+    "model-flops-share": _at_share_of_peak,
+    "kept-per-doubling": _at_kept,
+    "envelope-share": _at_share_of_envelope,
+    "roofline-share": _at_share_of_roofline,
+}
