@@ -207,6 +207,27 @@ def test_the_paper_scale_differs_from_the_publication_in_nothing() -> None:
 
 
 @pytest.mark.parametrize(
+    ("recipe", "settings", "fields"),
+    [
+        (RECIPE, ("data=standard-library",), ["data.repository", "data.tokenizer"]),
+        (RECIPE, ("optimizer.learning_rate=1e-6",), ["optimizer.learning_rate"]),
+        (RECIPE, ("optimizer.betas=[0.9, 0.96]",), ["optimizer.beta2"]),
+        (RECIPE, ("seed=18",), ["data.order_seed"]),
+        ("mpt1b-convergence", (), []),
+        ("mpt1b-convergence", ("microbatch=2",), ["microbatch"]),
+        ("mamba-throughput", (), []),
+        ("mamba-convergence", (), ["data.repository"]),
+        ("deepspeed-pretrain", (), ["data.repository", "data.tokenizer"]),
+    ],
+)
+def test_the_paper_scale_on_other_data_or_with_another_optimizer_says_so(
+    recipe: str, settings: tuple[str, ...], fields: list[str]
+) -> None:
+    made = plan(recipe=recipe, scale="paper", gpu="mi250", devices=8, settings=settings)
+    assert [one.field for one in made.differences] == fields
+
+
+@pytest.mark.parametrize(
     ("setting", "expected"),
     [
         ("step=8", "did you mean `steps`"),

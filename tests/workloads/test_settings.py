@@ -6,7 +6,7 @@ from tests.records import PROJECT, RECIPE
 from twinrun.manifests.published import Accepted
 from twinrun.workloads.settings import Difference, Fingerprint, Value, differences
 from twinrun.workloads.training.manifest import TrainingTables
-from twinrun.workloads.training.plan import fingerprint
+from twinrun.workloads.training.fingerprint import fingerprint
 
 
 def published() -> dict[str, Accepted]:
@@ -15,7 +15,8 @@ def published() -> dict[str, Accepted]:
 
 def recipes_own() -> Fingerprint:
     recipe: TrainingTables = PROJECT.recipe(RECIPE).tables
-    return fingerprint(recipe.models[recipe.training.model], recipe.training)
+    training = recipe.training
+    return fingerprint(recipe.models[training.model], training, recipe.data[training.data])
 
 
 def test_the_recipe_is_the_published_configuration() -> None:
@@ -34,6 +35,13 @@ def test_tokens_of_a_step_are_those_of_the_global_batch() -> None:
         ("sharding", "none"),
         ("attention", "math"),
         ("parameters", 1),
+        ("data.repository", "another"),
+        ("data.order_seed", 18),
+        ("optimizer.learning_rate", 1e-6),
+        ("optimizer.beta2", 0.96),
+        ("schedule.warmup_steps", 10),
+        ("loss_function", "another"),
+        ("dropout", 0.1),
     ],
 )
 def test_one_changed_field_is_the_only_difference(field: str, value: Value) -> None:
@@ -55,5 +63,5 @@ def test_a_list_means_any_of_its_values(backend: str, count: int) -> None:
 def test_another_model_or_batch_shows_in_every_field_it_moves() -> None:
     recipe = PROJECT.recipe(RECIPE).tables
     smaller = recipe.training.model_copy(update={"global_batch": 192})
-    found = differences(fingerprint(recipe.models["mpt-1b"], smaller), published())
+    found = differences(fingerprint(recipe.models["mpt-1b"], smaller, recipe.data["c4"]), published())
     assert [item.field for item in found] == ["parameters", "global_batch", "tokens_per_step"]

@@ -23,7 +23,7 @@ def percent(share: float) -> str:
     return f"{share:.1%}"
 
 
-def plain(value: str | int | bool | tuple[str | int | bool, ...]) -> str:
+def plain(value: str | int | float | bool | tuple[str | int | float | bool, ...]) -> str:
     """Return a value of a configuration, thousands separated; of several, any of them."""
     if isinstance(value, tuple):
         return " or ".join(plain(one) for one in value)

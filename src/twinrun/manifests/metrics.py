@@ -42,13 +42,18 @@ class Metric(Frozen):
     bound: Literal["peak", "bandwidth", "one"] | None = None
     """What no device exceeds."""
     depends_on: tuple[str, ...] = ()
-    """Fields of a fingerprint that it is not normalised for: a restatement in it cannot free them."""
+    """Fields of a fingerprint that it is not normalised for: a restatement in it cannot free them, and runs
+    that differ in them have no ratio in it. `data` stands for all fields whose names begin with `data.`."""
     between_points: bool = False
     """It is computed between points, from the metric of the claim, instead of measured at one."""
     between_curves: bool = False
     """It is computed between the curves that a parity is about."""
     fact: str | None = None
     """The fact of a point that it compares, where it is no number."""
+
+    def decides(self, field: str) -> bool:
+        """Say whether a field of a fingerprint changes what is measured."""
+        return named_by(self.depends_on, field)
 
     @model_validator(mode="after")
     def _canonical_once(self) -> Metric:
@@ -80,6 +85,11 @@ def load_metrics(root: Path) -> dict[str, Metric]:
             raise InputError("given twice", place=f"{path}:metric.{number}.id", found=metric.id)
         metrics[metric.id] = metric
     return metrics
+
+
+def named_by(names: Iterable[str], field: str) -> bool:
+    """Say whether `names` have a field of a fingerprint, or the group that it belongs to."""
+    return field in names or field.partition(".")[0] in names
 
 
 def known_metric(name: str, metrics: dict[str, Metric], *, place: str) -> Metric:

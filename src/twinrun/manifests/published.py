@@ -18,7 +18,7 @@ from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.formulas import FORMULAS
 from twinrun.protocol.measurements import Per
 
-Accepted = str | int | bool | tuple[str | int | bool, ...]
+Accepted = str | int | float | bool | tuple[str | int | float | bool, ...]
 _SOURCE_KEYS = ("document", "where", "how", "derivation")
 
 
@@ -52,6 +52,9 @@ class PublishedClaims(Frozen):
 
     fingerprint: dict[str, Accepted]
     """The published configuration; a list means that any of its values is the published one."""
+    standing: dict[str, str] = Field(default_factory=dict)
+    """Fields of the fingerprint that no run can have as published, such as a corpus that is not public,
+    each with its reason."""
     claim: tuple[Claim, ...]
     between_records: tuple[RecordClaim, ...] = ()
     """Claims that `invoke compare --claims` judges."""
@@ -65,6 +68,12 @@ class PublishedClaims(Frozen):
         names = [claim.id for claim in self.claim] + [claim.id for claim in self.between_records]
         if len(names) != len(set(names)):
             raise ValueError("two claims have the same id")
+        return self
+
+    @model_validator(mode="after")
+    def _standing_fields(self) -> PublishedClaims:
+        if strange := sorted(self.standing.keys() - self.fingerprint.keys()):
+            raise ValueError(f"`standing` names what the fingerprint lacks: {', '.join(strange)}")
         return self
 
 

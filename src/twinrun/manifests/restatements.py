@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import percent
-from twinrun.manifests.metrics import Metric, demand, known_metric
+from twinrun.manifests.metrics import Metric, demand, known_metric, named_by
 
 # A value is written with three or four digits.
 ROUNDING = 1e-3
@@ -96,7 +96,8 @@ class Restatement(Frozen):
     because: str
     """Why this metric and this tolerance."""
     free: tuple[str, ...] = ()
-    """Fields of the published fingerprint that may differ; the verdict names those that do."""
+    """Fields of the published fingerprint that may differ; the verdict names those that do. `data` stands for
+    all fields whose names begin with `data.`."""
     least_devices: Annotated[int, Field(gt=0)] = 1
     """Points of fewer devices are left out."""
     fails_when: Counterexample
@@ -154,14 +155,15 @@ def check_restatement(
 
 def _check_freed(here: Restatement, fields: Sequence[str], where: str, metric: Metric) -> None:
     """Refuse to free a field that the publication does not have, or that the metric depends on."""
+    allowed = dict.fromkeys((*fields, *(field.partition(".")[0] for field in fields)))
     for field in here.free:
-        demand(field, fields, place=f"{where}.free", what="field of the fingerprint")
-    if tied := [field for field in here.free if field in metric.depends_on]:
+        demand(field, allowed, place=f"{where}.free", what="field of the fingerprint")
+    if tied := [field for field in fields if named_by(here.free, field) and metric.decides(field)]:
         raise InputError(
             f"{metric.id} depends on this field, so a restatement in it cannot free the field",
             place=f"{where}.free",
             found=", ".join(tied),
-            allowed=[field for field in fields if field not in metric.depends_on],
+            allowed=[field for field in fields if not metric.decides(field)],
         )
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from twinrun.foundation.text import plain
 from twinrun.manifests.claims import ClaimSide, RecordClaim
-from twinrun.manifests.metrics import Metric
+from twinrun.manifests.metrics import Metric, named_by
 from twinrun.manifests.restatements import Restatement
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement
@@ -160,7 +160,7 @@ def _restated_one(here: Restatement, record: Record, point: PointRecord, metric:
     place = f"{record.run} at {point.id}"
     if metric.repeated and record.plan.scale == "smoke":
         raise NotAskedError(f"{place} is a smoke run, and its speed says nothing")
-    if held := [one for one in record.plan.differences if one.field not in here.free]:
+    if held := [one for one in record.plan.differences if not named_by(here.free, one.field)]:
         fields = "; ".join(f"{one.field} {plain(one.found)}" for one in held)
         raise NotAskedError(f"{place} is not the published configuration: {fields}")
     found = found_of(here, point)

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from twinrun.foundation.text import plain, plural
 from twinrun.manifests.claims import Claim
-from twinrun.manifests.metrics import Metric
+from twinrun.manifests.metrics import Metric, named_by
 from twinrun.manifests.restatements import Restatement
 from twinrun.results.evidence import JudgeContext, differences_of, doubt_of, found_of
 from twinrun.results.parity import held_within
@@ -106,7 +106,7 @@ def _demand_askable(
             raise NotAskedError(f"the run mixes GPUs: {', '.join(sorted(names))}")
     if lost := [point.id for point in record.plan.points if record.point(point.id) is None]:
         raise NotAskedError(f"{plural(len(lost), 'planned point')} failed: {', '.join(lost)}")
-    if held := [one for one in differences if one.field not in here.free]:
+    if held := [one for one in differences if not named_by(here.free, one.field)]:
         raise NotAskedError(
             "; ".join(f"{one.field} must be {plain(one.published)}, is {plain(one.found)}" for one in held)
         )

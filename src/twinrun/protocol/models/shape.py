@@ -20,6 +20,8 @@ class ModelShape(Frozen):
 
     fixed: ClassVar[Mapping[str, object]] = {}
     """Settings of a training that the family does not have, with the one value that they may be given."""
+    dropout: ClassVar[float] = 0.0
+    """Share of features that training drops; no family has a layer that drops any."""
 
     family: str
     """Module under `twinrun/train/models/` that builds it."""

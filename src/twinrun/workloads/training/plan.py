@@ -12,10 +12,11 @@ from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import Training, TrainingJob, identity
-from twinrun.workloads.settings import Fingerprint, flat
+from twinrun.workloads.settings import flat
 from twinrun.workloads.sweep import placement, sizes
 from twinrun.workloads.training import layouts
 from twinrun.workloads.training.estimates import SWEEP_SECONDS, Budget, estimated_seconds
+from twinrun.workloads.training.fingerprint import fingerprint
 from twinrun.workloads.training.manifest import (
     Leg,
     TrainingPlan,
@@ -338,7 +339,7 @@ def describe(part: TrainingPlan, points: Sequence[Point[TrainingPoint]]) -> Plan
         data=DataRequest(name=training.data, source=part.data, sequence=shape.sequence),
         identity=identity(shape, training),
         kernels=training.kernels == "ours",
-        fingerprint=fingerprint(shape, training),
+        fingerprint=fingerprint(shape, training, part.data),
     )
 
 
@@ -352,22 +353,6 @@ def _described(part: TrainingPlan, point: TrainingPoint) -> PointDescription:
         storage=StorageNeed(folder=disk, parameters=parameters) if disk else None,
         expected={"parameters": (parameters,), "microbatch": point.microbatches},
     )
-
-
-def fingerprint(shape: AnyShape, training: Training) -> Fingerprint:
-    """Return the fields that decide whether two runs are the same experiment."""
-    return {
-        "parameters": shape.parameters(),
-        "vocabulary": shape.vocabulary,
-        "sequence": shape.sequence,
-        "global_batch": training.global_batch,
-        "tokens_per_step": training.global_batch * shape.sequence,
-        "precision": training.precision,
-        "parameter_type": training.parameter_type,
-        "attention": training.attention,
-        "sharding": training.sharding,
-        "activation_checkpointing": training.activation_checkpointing,
-    }
 
 
 def job(part: TrainingPlan, point: Point[TrainingPoint], attempt: int, run: Run) -> TrainingJob:

@@ -1,0 +1,77 @@
+"""A training run in the terms a publication states it: what decides whether two runs are one experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from twinrun.protocol.models import AnyShape
+from twinrun.protocol.training import DataSource, Optimizer, Training
+from twinrun.workloads.settings import Fingerprint, Value
+
+# What the built-in corpus has in place of a repository and a tokenizer.
+BUILT_IN = {
+    "repository": "the interpreter's standard library",
+    "revision": "that of the interpreter",
+    "tokenizer": "bytes",
+}
+
+
+def fingerprint(shape: AnyShape, training: Training, data: DataSource) -> Fingerprint:
+    """Return the fields that decide whether two runs are the same experiment.
+
+    A record holds the tables that this is computed from, so fields that the fingerprint has gained since are
+    known of older records too.
+    """
+    return {
+        "parameters": shape.parameters(),
+        "vocabulary": shape.vocabulary,
+        "sequence": shape.sequence,
+        "global_batch": training.global_batch,
+        "tokens_per_step": training.global_batch * shape.sequence,
+        "microbatch": training.microbatch,
+        "precision": training.precision,
+        "parameter_type": training.parameter_type,
+        "attention": training.attention,
+        "sharding": training.sharding,
+        "activation_checkpointing": training.activation_checkpointing,
+        "dropout": shape.dropout,
+        "loss_function": _loss_function(training),
+        **{f"data.{name}": value for name, value in _data(data, training.seed)},
+        **{f"optimizer.{name}": value for name, value in _optimizer(training.optimizer)},
+        **{f"schedule.{name}": value for name, value in _schedule(training.optimizer)},
+    }
+
+
+def _loss_function(training: Training) -> str:
+    weighting = training.position_weighting
+    return "cross-entropy" + (f", weighted by position over {weighting:g}" if weighting else "")
+
+
+def _data(source: DataSource, seed: int) -> Iterator[tuple[str, Value]]:
+    yield "kind", source.kind
+    for name in ("repository", "files", "revision", "tokenizer", "tokenizer_revision"):
+        found = getattr(source, name)
+        if value := BUILT_IN.get(name) if source.kind == "standard-library" else found:
+            yield name, value
+    yield "order_seed", seed
+
+
+def _optimizer(optimizer: Optimizer) -> Iterator[tuple[str, Value]]:
+    yield "name", "adamw"
+    yield "learning_rate", optimizer.learning_rate
+    yield from zip(("beta1", "beta2"), optimizer.betas, strict=True)
+    yield "epsilon", optimizer.epsilon
+    yield "weight_decay", optimizer.weight_decay
+    yield "decayed", optimizer.decayed
+    yield "gradient_clip", optimizer.gradient_clip
+
+
+def _schedule(optimizer: Optimizer) -> Iterator[tuple[str, Value]]:
+    if (tokens := optimizer.schedule) is not None:
+        yield "kind", "warm-up, stable, decay"
+        yield from (("warmup_tokens", tokens.warmup), ("decay_tokens", tokens.decay))
+        yield "end_tokens", tokens.total
+    elif optimizer.warmup_steps is not None and optimizer.decay_steps is not None:
+        yield "kind", "cosine"
+        yield from (("warmup_steps", optimizer.warmup_steps), ("end_steps", optimizer.decay_steps))
+    yield "final_factor", optimizer.final_factor
