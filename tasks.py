@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 from invoke.context import Context
 from invoke.exceptions import Exit
-from invoke.tasks import task
+
+# Until a command begins Ctrl-C ends it in silence; what is imported now is most of that time.
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from twinrun.cli.console import count, demand_with, demand_without, exit_on_error
+from twinrun.cli.program import command, take_over
 
 ROOT = Path(__file__).resolve().parent
+take_over()
 
 
-@task(
+@command(
     iterable=["set", "checkpoint"],
     help={
         "recipe": "folder of the recipe, for example recipes/mpt7b-scaling",
@@ -73,7 +79,7 @@ def run(
     raise Exit(code=code)
 
 
-@task(
+@command(
     help={
         "stack": "folder of images/stacks",
         "vendor": "folder of images/vendors; alone it means the stack that the recipes use there",
@@ -116,7 +122,7 @@ def build(
         stacks.build(ROOT, options | {"allow_unverified": allow_unverified}, dry=dry, as_json=json)
 
 
-@task(
+@command(
     help={
         "a": "record.json or folder",
         "b": "another",
@@ -155,7 +161,7 @@ def compare(
     raise Exit(code=code)
 
 
-@task(
+@command(
     help={
         "what": "folder of a recipe or of a run, or a record",
         "out": "file to write instead of report.html, or of submission.json with --form",
@@ -172,7 +178,7 @@ def report(context: Context, what: str, out: str = "", form: bool = False, add: 
         records.report(ROOT, what, form=form, **paths)
 
 
-@task(
+@command(
     help={
         "stack": "run the checks of this stack instead, inside its image or environment",
         "engine": "where the stack's checks run: docker, venv or host; docker when its image is there",
@@ -192,7 +198,7 @@ def doctor(
     raise Exit(code=code)
 
 
-@task(
+@command(
     iterable=["only"],
     help={
         "stack": "one stack; all when left out",
@@ -218,7 +224,7 @@ def lock(
     raise Exit(code=code)
 
 
-@task(
+@command(
     help={
         "name": "a data set of the recipe, for example c4",
         "recipe": "folder of the recipe",
@@ -244,7 +250,7 @@ def data(
         )
 
 
-@task
+@command()
 def schemas(context: Context) -> None:
     """Write the JSON Schemas of the manifests that editors complete and check with."""
     with exit_on_error():
@@ -253,7 +259,7 @@ def schemas(context: Context) -> None:
         stacks.schemas(ROOT)
 
 
-@task(
+@command(
     help={
         "action": "verify (every byte against its digest), list, or convert (to or from Hugging Face format)",
         "place": "folder or s3://bucket/prefix with the checkpoints of a run, or a folder of transformers",
@@ -273,14 +279,14 @@ def checkpoint(
     """Verify, list or convert the checkpoints of a run."""
     with exit_on_error():
         # A command pays only for what it imports.
-        from twinrun.cli import checkpoint as command
+        from twinrun.cli import checkpoint as commands
 
         steps = count(step, "--step")
-        code = command.checkpoint(action, place, step=steps, out=out or None, as_json=json)
+        code = commands.checkpoint(action, place, step=steps, out=out or None, as_json=json)
     raise Exit(code=code)
 
 
-@task(
+@command(
     iterable=["mount"],
     help={
         "what": "up, status or down",
@@ -301,7 +307,7 @@ def cluster(context: Context, what: str, nodes: str = "3", mount: list[str] | No
         )
 
 
-@task(
+@command(
     help={
         "cluster": "site of cluster.toml",
         "follow": "number of a job whose output is shown until it ends",

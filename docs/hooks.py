@@ -12,6 +12,7 @@ from typing import Any
 from invoke.collection import Collection
 from invoke.loader import FilesystemLoader
 
+from twinrun.cli.program import contexts, options, usage
 from twinrun.cli.schemas import schema_of
 from twinrun.images.inventory import committed_inventory, facts, table
 from twinrun.manifests.recipe import LoadedRecipe
@@ -70,11 +71,10 @@ def commands() -> str:
     module, _ = FilesystemLoader(start=str(ROOT)).load("tasks")
     collection = Collection.from_module(module)
     parts = []
-    for context in sorted(collection.to_contexts(), key=lambda context: str(context.name)):
-        words = [str(context.name), *(str(argument.name).upper() for argument in context.positional_args)]
-        options = [(f"`{flags}`", text or "") for flags, text in context.help_tuples()]
-        parts += [f"## {context.name}", str(collection[context.name].__doc__), f"`invoke {' '.join(words)}`"]
-        parts += [table(("option", "meaning"), options)] if options else []
+    for context in sorted(contexts(collection), key=lambda context: str(context.name)):
+        rows = [(f"`{spelled}`", text) for spelled, text in options(context)]
+        parts += [f"## {context.name}", str(collection[context.name].__doc__), f"`{usage(context)}`"]
+        parts += [table(("option", "meaning"), rows)] if rows else []
     return "\n\n".join(parts)
 
 

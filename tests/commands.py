@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
-from invoke import __version__
-from invoke.program import Program
+from invoke import main
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_SECONDS = 300
@@ -59,7 +58,7 @@ def _status(arguments: Sequence[str]) -> int:
     """Run a command and return its exit code; the tasks are those of the folder that this process is in."""
     before = sys.modules.pop("tasks", None)
     try:
-        Program(version=__version__, name="Invoke", binary="invoke").run(["invoke", *arguments])
+        main.program.run(["invoke", *arguments])
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
     finally:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -67,14 +69,34 @@ def test_a_fault_tells_no_secret(tmp_path: Path) -> None:
 
 def test_what_is_known_keeps_its_code() -> None:
     assert block("raise InputError('wrong')").returncode == InputError.exit_code
-    assert block("os.kill(os.getpid(), signal.SIGTERM)").returncode == 5
+    assert block("raise RunInterruptedError('stopped')").returncode == 5
     assert block("pass").returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_has_nothing_to_go_on_with_is_stopped_in_silence(number: int) -> None:
+    done = block(f"print('whole'); os.kill(os.getpid(), {number:d})")
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, b"whole\n", b"")
+
+
+def test_ctrl_c_before_a_command_begins_is_silent(tmp_path: Path) -> None:
+    # Where Invoke reads the tasks, the shell sees 130 of a program that this signal ended.
+    begins = "os.kill(os.getpid(), signal.SIGINT)"
+    shutil.copy(ROOT / "tasks.py", tmp_path)
+    text = (tmp_path / "tasks.py").read_text(encoding="utf-8")
+    early = text.replace("from twinrun.cli.console", f"import os; {begins}\nfrom twinrun.cli.console")
+    (tmp_path / "tasks.py").write_text(early, encoding="utf-8")
+    for late in (False, True):
+        if late:
+            (tmp_path / "tasks.py").write_text(f"{text}\nimport os\n{begins}\n", encoding="utf-8")
+        done = ended("-m", "invoke", "--search-root", str(tmp_path), "--list")
+        assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
 
 
 def test_a_second_stop_while_the_interpreter_ends_keeps_the_code() -> None:
     # Deleted with the modules, when Python's own handler of the signal is gone.
     late = "sys.late = type('', (), {'__del__': lambda _, kill=os.kill, me=os.getpid(): kill(me, 2)})()"
-    assert block(f"{late}; os.kill(os.getpid(), signal.SIGINT)").returncode == 5
+    assert block(f"{late}; os.kill(os.getpid(), signal.SIGINT)").returncode == 130
 
 
 def test_a_full_disk_behind_standard_output() -> None:
@@ -87,15 +109,44 @@ def test_a_full_disk_behind_standard_output() -> None:
     assert "what was being written is lost, what was whole before is kept" in message
 
 
-def test_a_reader_that_went_away() -> None:
+@pytest.mark.parametrize("command", [PLAN, ("--list",), ("run", "--help")], ids=["plan", "list", "help"])
+def test_a_reader_that_went_away(command: tuple[str, ...]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        done = ended("-m", "invoke", *PLAN, stdout=writer)
+        done = ended("-m", "invoke", *command, stdout=writer)
     finally:
         os.close(writer)
+    assert done.returncode == 128 + signal.SIGPIPE
+    assert b"error" not in done.stderr
+
+
+@pytest.mark.parametrize("command", [PLAN, ("--list",)], ids=["plan", "list"])
+def test_standard_output_that_is_closed(command: tuple[str, ...]) -> None:
+    script = 'exec "$@" >&-'
+    done = subprocess.run(
+        ["/bin/sh", "-c", script, "sh", sys.executable, "-m", "invoke", *command],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
     assert done.returncode == 3
-    assert "Broken pipe" in done.stderr.decode()
+    assert done.stderr.startswith(b"error: standard output is closed\nhint: ")
+
+
+@pytest.mark.parametrize("option", ["HOME", "--out"])
+def test_a_place_that_holds_no_files(option: str) -> None:
+    variables = {"TWINRUN_CACHE": "", "XDG_CACHE_HOME": "", "HOME": "/proc"} if option == "HOME" else {}
+    command = DATA if option == "HOME" else ("report", str(committed()), "--out", "/proc/page.html")
+    done = ended("-m", "invoke", *command, variables=variables)
+    message = done.stderr.decode()
+    assert done.returncode == 3, message
+    assert "error: /proc/" in message
+
+
+def committed() -> Path:
+    """Return a record that a recipe carries."""
+    return min((ROOT / RECIPE / "results").glob("*.json"))
 
 
 DATA = ("data", "c4", "--engine", "host")
@@ -129,6 +180,6 @@ def test_output_in_an_encoding_without_our_characters(encoding: str, tmp_path: P
     assert table.stdout.decode(encoding)
     listed = ended("-m", "invoke", "--list", variables=locale)
     assert listed.returncode == 0
-    printed = block("print('größer \\N{GREEK SMALL LETTER MU}')", **locale)
+    printed = block("print('größer \\N{GREEK SMALL LETTER MU} ✓ ✗ ≠ ○')", **locale)
     assert printed.returncode == 0
-    assert b"?" in printed.stdout
+    assert printed.stdout.endswith(b" ? + x ~ o\n")

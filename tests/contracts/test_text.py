@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from invoke.collection import Collection
-from invoke.exceptions import ParseError
-from invoke.parser import Parser
+from invoke.parser.context import ParserContext
 
 import tasks
 from tests.contracts.tree import ROOT, project_files, shown
+from twinrun.cli.program import check_words, contexts
+from twinrun.foundation.errors import InputError, require_known
 
 FORBIDDEN = {
     "an absolute path of one machine": re.compile(r"(?<![\w.$~{}-])/(?:home|root|work|Users)/[\w.]"),
@@ -81,24 +82,20 @@ def fault_of(command: str) -> str | None:
         own = words[: words.index("--")] if "--" in words else words
         named = [word.partition("(")[0] for word in own[own.index("-s") + 1 :]] if "-s" in own else []
         return next((f"no session {name}" for name in named if name not in sessions()), None)
-    if words[0] not in ("--list", "--help", *(tasks_named() if len(words) == 1 else ())):
+    if words[0] not in ("--list", "--help", *(known_commands() if len(words) == 1 else ())):
         try:
-            parser().parse_argv(words)
-        except ParseError as error:
+            require_known(words[0], known_commands(), "unknown command", place="invoke")
+            check_words(known_commands()[words[0]], words[1:])
+        except InputError as error:
             return str(error)
     paths = [word for word in words if re.match(r"(recipes|images|templates)/(?![A-Z]+$)", word)]
     return next((f"no such file: {word}" for word in paths if not list(ROOT.glob(word))), None)
 
 
 @cache
-def tasks_named() -> set[str]:
+def known_commands() -> dict[str, ParserContext]:
     """Return the commands, which prose may name without their arguments."""
-    return set(parser().contexts)
-
-
-@cache
-def parser() -> Parser:
-    return Parser(contexts=Collection.from_module(tasks).to_contexts())
+    return {str(one.name): one for one in contexts(Collection.from_module(tasks))}
 
 
 @cache

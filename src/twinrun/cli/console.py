@@ -8,63 +8,129 @@ import io
 import json
 import os
 import platform
+import select
 import shlex
 import signal
 import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
 
 from invoke.exceptions import Exit
 
 from twinrun import __version__
-from twinrun.foundation.errors import InputError, MachineError, RunInterruptedError, TwinrunError
-from twinrun.foundation.text import redacted
+from twinrun.foundation.errors import InputError, MachineError, TwinrunError
+from twinrun.foundation.text import LIKENESS, redacted
 
 # What a system refuses to any program: a full or closed disk, too many files, a reader that went away.
 _REFUSALS = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.EPIPE),
 }
+# Shells tell a program that a signal ended by 128 and the number of the signal.
+_BY_SIGNAL = 128
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class StopSignal(KeyboardInterrupt):
+    """A signal that ends a command, as Ctrl-C does."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+def _stop(number: int, _: FrameType | None) -> None:
+    raise StopSignal(number)
 
 
 @contextlib.contextmanager
 def exit_on_error() -> Iterator[None]:
-    """Turn every error and Ctrl-C into a message and an exit code, without a traceback."""
+    """Turn every error, Ctrl-C and a closed pipe into a message and an exit code, without a traceback."""
     # A scheduler ends a job with SIGTERM, a closed terminal with SIGHUP: the same orderly stop as Ctrl-C.
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    before = {number: signal.getsignal(number) for number in _STOPS}
+    for number, handler in before.items():
         # Under nohup the signal is ignored, and stays so.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler)
-    # What an encoding lacks becomes a question mark, which keeps the columns of a table.
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, _stop)
     try:
-        yield
-        sys.stdout.flush()
-    except KeyboardInterrupt:
-        error: TwinrunError = RunInterruptedError("stopped")
-    except TwinrunError as ours:
-        error = ours
-    except OSError as refused:
-        error = _refusal(refused) if refused.errno in _REFUSALS else _fault(refused)
-    except Exception as unforeseen:
-        error = _fault(unforeseen)
+        _check_streams()
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except Exit:
+        raise
+    except (Exception, KeyboardInterrupt) as error:
+        message, code = _end_of(error)
     else:
+        for number, handler in before.items():
+            signal.signal(number, handler)
         return
     # The interpreter's end takes handlers away: a second Ctrl-C would change the exit code.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Where stderr is full or closed too, the exit code is all there is.
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"{error}\n")
-    raise Exit(code=error.exit_code)
+        sys.stderr.write(message)
+    _discard_output()
+    raise Exit(code=code)
+
+
+def _check_streams() -> None:
+    """Make streams take every text; raises MachineError where standard output is closed."""
+    if sys.stderr is None:
+        # What has no reader may be lost; nothing else may get its number.
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
+    if sys.stdout is None:
+        raise MachineError("standard output is closed", hint="send it to a file, or to /dev/null")
+    # What an encoding lacks becomes a sign that it has, which keeps the columns of a table.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors=LIKENESS)
+
+
+def _end_of(error: BaseException) -> tuple[str, int]:
+    """Return what to say of the error that ended a command, which may be nothing, and its exit code."""
+    if isinstance(error, KeyboardInterrupt):
+        # Whoever has something to go on with says so by an error of its own.
+        return "", _BY_SIGNAL + (error.number if isinstance(error, StopSignal) else signal.SIGINT)
+    if isinstance(error, OSError) and error.errno == errno.EPIPE and _reader_is_gone():
+        return "", _BY_SIGNAL + signal.SIGPIPE
+    if isinstance(error, OSError) and _is_refusal(error):
+        error = _refusal(error)
+    if not isinstance(error, TwinrunError):
+        error = _fault(error)
+    return f"{error}\n", error.exit_code
+
+
+def _reader_is_gone() -> bool:
+    """Say whether the program that read our output, or our messages, has ended."""
+    poll = select.poll()
+    for stream in (sys.stdout, sys.stderr):
+        poll.register(stream.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _discard_output() -> None:
+    """Drop what standard output did not take: the interpreter tries again, and changes the exit code."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _is_refusal(error: OSError) -> bool:
+    if error.errno == errno.ENOENT and error.filename:
+        # /proc and its like hold no files but their own; they answer as if the folder were missing.
+        folder = next((one for one in Path(error.filename).absolute().parents if one.is_dir()), Path("/"))
+        return os.statvfs(folder).f_blocks == 0
+    return error.errno in _REFUSALS
 
 
 def _refusal(error: OSError) -> MachineError:
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-    # The interpreter flushes again when it ends; where that fails it changes the exit code.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return MachineError(
         f"refused by the system: {error.strerror}",
         # A file that is open, as standard output is, has no name in the error.
@@ -74,7 +140,7 @@ def _refusal(error: OSError) -> MachineError:
     )
 
 
-def _fault(error: Exception) -> TwinrunError:
+def _fault(error: BaseException) -> TwinrunError:
     """Write the traceback to a file of its own and return what to say of it."""
     lines = (
         f"twinrun {__version__}, Python {platform.python_version()}, {platform.platform()}\n",

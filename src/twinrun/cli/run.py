@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twinrun.cli.console import print_json
+from twinrun.foundation.errors import RunInterruptedError
 from twinrun.planning.project import Project
 from twinrun.runs.selection import Request, Selection, select
 
@@ -100,4 +101,9 @@ def data(root: Path, name: str, *, recipe: str, engine: str, files: int | None, 
     from twinrun.runs.progress import Display
 
     say = Display().say
-    print(acquire(Project(root), name, recipe=recipe, engine=engine, files=files, endpoint=endpoint, say=say))
+    project = Project(root)
+    try:
+        folder = acquire(project, name, recipe=recipe, engine=engine, files=files, endpoint=endpoint, say=say)
+    except KeyboardInterrupt:
+        raise RunInterruptedError("stopped", place=name, hint="the same command goes on from here") from None
+    print(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 
@@ -9,6 +10,19 @@ _ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/\s@]+@")
 _NAME = re.compile(r"TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|PROXY|INDEX", re.IGNORECASE)
 # A shorter value is more likely a word of the log.
 _SHORTEST = 6
+# Handler of errors, for streams whose encoding lacks a character: what looks or means alike, else `?`.
+LIKENESS = "twinrun-likeness"
+_ALIKE = {
+    "✓": "+",
+    "✗": "x",
+    "≠": "~",
+    "○": "o",
+    "·": "-",
+    "\N{MULTIPLICATION SIGN}": "x",
+    "µ": "u",
+    "…": ".",
+    "→": ">",
+}
 
 
 def number(value: float) -> str:
@@ -49,3 +63,12 @@ def redacted(text: str) -> str:
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, "***")
     return text
+
+
+def _alike(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(_ALIKE.get(one, "?") for one in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error(LIKENESS, _alike)

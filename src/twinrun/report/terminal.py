@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from twinrun.foundation.text import LIKENESS
 from twinrun.machine.doctor import Diagnosis
 
 PIPE_COLUMNS = 160
@@ -23,7 +24,7 @@ def show(view: RenderableType) -> None:
     """Print `view` on stdout, as wide as the terminal is; COLUMNS says so too."""
     stream = sys.stdout
     if hasattr(stream, "reconfigure"):
-        stream.reconfigure(errors="replace")  # a locale of ASCII lacks the signs of verdicts
+        stream.reconfigure(errors=LIKENESS)  # a locale of ASCII lacks the signs of verdicts
     width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS
     Console(file=stream, width=width, highlight=False).print(view)
 

@@ -1,0 +1,189 @@
+"""What Invoke reads of a command line: usage errors that end with 2, and help that starts nothing.
+
+Invoke ends with 1 where it cannot read a command line. Here 1 says that a claim does not hold, so the words
+after a command are checked before Invoke reads them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from invoke import main
+from invoke.collection import Collection
+from invoke.parser import Parser
+from invoke.parser.argument import Argument
+from invoke.parser.context import ParserContext, to_flag
+from invoke.program import Program
+from invoke.tasks import task
+
+from twinrun.cli.console import exit_on_error
+from twinrun.foundation.errors import InputError, closest, require_known
+
+# A letter that many programs give the same meaning; every other option has its name alone.
+LETTERS = {"--out": "-o", "--dry": "-n"}
+HELP = ("-h", "--help")
+# Options of Invoke itself that concern shell commands, which no command here runs through Invoke.
+IDLE = ("command-timeout", "dry", "echo", "hide", "prompt-for-sudo-password", "pty", "warn-only")
+LIST_FORMATS = ("flat", "nested", "json")
+
+command = partial(task, auto_shortflags=False)
+
+
+def contexts(collection: Collection) -> list[ParserContext]:
+    """Return what each command takes, with the letters of its options."""
+    found: list[ParserContext] = collection.to_contexts()
+    for context in found:
+        # Lexicon, which Invoke carries with it, has no types.
+        flags: Any = context.flags
+        for name in LETTERS.keys() & flags.keys():
+            flags.alias(LETTERS[name], to=name)
+    return found
+
+
+def usage(context: ParserContext) -> str:
+    """Return how a command is written."""
+    words = [str(argument.name).upper() for argument in context.positional_args]
+    return " ".join(["invoke", str(context.name), *words])
+
+
+def options(context: ParserContext) -> list[tuple[str, str]]:
+    """Return what may follow a command: its words in their order, then its options, with what each means."""
+    rows = []
+    for argument in context.args.values():
+        flag = to_flag(argument.names[0])
+        name = argument.names[0].upper()
+        if argument.positional:
+            rows.append((0, name, argument.help or ""))
+        else:
+            letter = f"{LETTERS[flag]}, " if flag in LETTERS else ""
+            value = f" {name}" if argument.takes_value else ""
+            rows.append((1, f"{letter}{flag}{value}", argument.help or ""))
+    return [(spelled, text) for _, spelled, text in sorted(rows, key=lambda row: row[0])]
+
+
+class Commands(Program):
+    """Invoke's program, once it has found the commands of this project."""
+
+    known: dict[str, ParserContext]
+
+    def _make_parser(self) -> Parser:
+        return Parser(initial=self.initial_context, contexts=self.known.values())
+
+    def parse_tasks(self) -> None:
+        """Read the words after Invoke's own options; raises Exit with 2 where they are wrong."""
+        with exit_on_error():
+            # Once: Invoke takes the texts of help away from a command that it has read.
+            self.known = {str(one.name): one for one in contexts(self.collection)}
+            self._check_own_options()
+            if (rest := self.core.remainder) and not self.args.complete.value:
+                raise InputError("no command takes words after `--`", place="invoke", found=rest)
+            words = self.core.unparsed
+            if words:
+                require_known(words[0], self.known, "unknown command", place="invoke")
+                if set(HELP) & set(words[1:]):
+                    self.args.help.value = words[0]
+                    self.core.unparsed.clear()
+                else:
+                    check_words(self.known[words[0]], words[1:])
+        super().parse_tasks()
+
+    def parse_cleanup(self) -> None:
+        """Print help or a list where it was asked for."""
+        with exit_on_error():
+            super().parse_cleanup()
+
+    def _check_own_options(self) -> None:
+        """Raise InputError for an option before the command that does nothing, or has no such value."""
+        for name in IDLE:
+            if self.args[name].got_value and self.args[name].value:
+                hint = f"write it after the command: invoke COMMAND --{name}" if name == "dry" else None
+                raise InputError("this option does nothing here", place=f"invoke --{name}", hint=hint)
+        if isinstance(asked := self.args.help.value, str):
+            require_known(asked, self.known, "unknown command", place="invoke --help")
+        if isinstance(listed := self.args.list.value, str):
+            hint = "`invoke COMMAND --help` explains one"
+            raise InputError("all commands are listed", place="invoke --list", found=listed, hint=hint)
+        require_known(self.args["list-format"].value, LIST_FORMATS, "unknown format", place="--list-format")
+
+    def print_help(self) -> None:
+        """Print how commands are written, and which there are."""
+        print("Usage: invoke COMMAND [--options]; invoke COMMAND --help explains one\n")
+        self.list_tasks()
+
+    def print_task_help(self, name: str) -> None:
+        """Print how a command is written and what it takes."""
+        rows = options(self.known[name])
+        given = " [--options]" if rows else ""
+        print(f"Usage: {usage(self.known[name])}{given}\n\n{inspect.getdoc(self.collection[name])}\n")
+        if rows:
+            self.print_columns(rows)
+
+
+def check_words(context: ParserContext, words: Sequence[str]) -> None:
+    """Raise InputError for words after a command that it does not take, or that it misses."""
+    given: set[str] = set()
+    free = len(context.positional_args)
+    rest = iter(words)
+    for word in rest:
+        if word.startswith("-") and word != "-":
+            flag, equals, value = word.partition("=")
+            argument = _option(context, flag, given)
+            if argument.takes_value and not equals:
+                value = next(rest, "")
+            _check_value(context, argument, flag, value if argument.takes_value else equals and word)
+        elif free:
+            free -= 1
+        else:
+            raise InputError("one word too many", place=usage(context), found=word, hint=_see_help(context))
+    if free:
+        missing = [str(one.name).upper() for one in context.positional_args[-free:]]
+        raise InputError(
+            f"{' and '.join(missing)} {'is' if free == 1 else 'are'} missing",
+            place=f"invoke {context.name}",
+            allowed=usage(context),
+            hint=_see_help(context),
+        )
+
+
+def _option(context: ParserContext, flag: str, given: set[str]) -> Argument:
+    """Return the option called `flag`; raises InputError for none, and for one that is given twice."""
+    # Words have a place and no name: one way to say a thing.
+    known = sorted(name for name, one in context.flags.items() if not one.positional)
+    if flag not in {*known, *(LETTERS[name] for name in known if name in LETTERS)}:
+        raise InputError(
+            "no such option",
+            place=f"invoke {context.name}",
+            found=flag,
+            allowed=known,
+            hint=closest(flag, known) or _see_help(context),
+        )
+    argument: Argument = context.flags[flag]
+    if argument.kind is not list and argument.name in given:
+        raise InputError("given twice", place=flag, hint="leave one of the two out")
+    given.add(str(argument.name))
+    return argument
+
+
+def _check_value(context: ParserContext, argument: Argument, flag: str, value: str) -> None:
+    if argument.takes_value and (not value or value in context.flags):
+        raise InputError(
+            "this option needs a value", place=flag, found=value or "nothing", allowed=argument.help
+        )
+    if not argument.takes_value and value:
+        raise InputError("this option takes no value", place=flag, found=value)
+
+
+def _see_help(context: ParserContext) -> str:
+    return f"`invoke {context.name} --help` lists what it takes"
+
+
+def take_over() -> None:
+    """Let Invoke's program go on as `Commands`.
+
+    Invoke makes its program before it reads tasks.py and has no setting for another; so the one that is
+    running changes its class.
+    """
+    main.program.__class__ = Commands

@@ -1,0 +1,81 @@
+"""What is written after `invoke`: refused with 2 where it cannot be read, and help that starts nothing."""
+
+from __future__ import annotations
+
+import pytest
+from invoke.collection import Collection
+from invoke.loader import FilesystemLoader
+
+from tests.cli.test_bad_input import error_message
+from tests.commands import ROOT, invoke
+from twinrun.cli.program import contexts
+
+RECIPE = "recipes/mpt7b-scaling"
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["rnu"], ["invoke: unknown command found: rnu", "did you mean `run`?"]),
+        (["run"], ["invoke run: RECIPE is missing", "`invoke run --help`"]),
+        (["compare", "a.json"], ["invoke compare: B is missing allowed: invoke compare A B"]),
+        (["checkpoint"], ["ACTION and PLACE are missing"]),
+        (["run", RECIPE, "report"], ["one word too many found: report"]),
+        (
+            ["run", RECIPE, "--stepz", "3"],
+            ["invoke run: no such option found: --stepz allowed: --checkpoint,"],
+        ),
+        (["run", "--recipe", RECIPE], ["no such option found: --recipe"]),
+        (["run", RECIPE, "--scael", "node"], ["did you mean `--scale`?"]),
+        (["run", RECIPE, "-e", "venv"], ["no such option found: -e"]),
+        (["run", RECIPE, "--engine"], ["--engine: this option needs a value found: nothing"]),
+        (["run", RECIPE, "--engine", "--dry"], ["--engine: this option needs a value found: --dry"]),
+        (["run", RECIPE, "--engine="], ["--engine: this option needs a value"]),
+        (["run", RECIPE, "--set"], ["--set: this option needs a value", "allowed: key=value"]),
+        (["run", RECIPE, "--set", ""], ["--set: this option needs a value"]),
+        (["run", RECIPE, "--dry=yes"], ["--dry: this option takes no value found: --dry=yes"]),
+        (["run", RECIPE, "--dry", "--dry"], ["--dry: given twice"]),
+        (["run", RECIPE, "--scale", "smoke", "--scale=node"], ["--scale: given twice"]),
+        (["run", RECIPE, "--dry", "--", "more"], ["no command takes words after `--` found: more"]),
+        (["--dry", "run", RECIPE], ["invoke --dry: this option does nothing here", "invoke COMMAND --dry"]),
+        (["--echo", "run", RECIPE], ["invoke --echo: this option does nothing here"]),
+        (["--help=rnu"], ["invoke --help: unknown command found: rnu"]),
+        (["--list=run"], ["invoke --list: all commands are listed found: run"]),
+        (["--list", "--list-format=table"], ["--list-format: unknown format"]),
+    ],
+    ids=" ".join,
+)
+def test_words_that_cannot_be_read(words: list[str], parts: list[str]) -> None:
+    message = error_message(invoke(ROOT, *words), 2)
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["run", RECIPE, "-h"], ["run", RECIPE, "--help"], ["run", "-h"], ["run", "--help"], ["--help", "run"]],
+    ids=" ".join,
+)
+def test_help_is_shown_and_nothing_started(words: list[str]) -> None:
+    done = invoke(ROOT, *words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Usage: invoke run RECIPE [--options]\n\nRun a published experiment")
+    assert "  RECIPE  " in done.stdout
+    assert "  -n, --dry  " in done.stdout
+    assert "  --engine ENGINE  " in done.stdout
+
+
+def test_no_words_show_the_commands() -> None:
+    done = invoke(ROOT)
+    assert done.returncode == 0
+    assert "invoke COMMAND --help" in done.stdout
+    assert "  checkpoint  " in done.stdout
+
+
+def test_only_letters_of_habit() -> None:
+    module, _ = FilesystemLoader(start=str(ROOT)).load("tasks")
+    for one in contexts(Collection.from_module(module)):
+        for argument in (argument for argument in one.args.values() if not argument.positional):
+            names = one.names_for(f"--{argument.names[0]}")
+            assert {name for name in names if name[1] != "-"} <= {"-n", "-o"}, names
+            assert argument.help, names
