@@ -25,10 +25,8 @@ ONE_BY_ONE = (*PYTEST, "--numprocesses=0")
 YAML = (".github", ".pre-commit-config.yaml", "mkdocs.yml")
 YAML_STYLE = "{extends: relaxed, rules: {line-length: {max: 120}}}"
 EXTRAS = nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]
-# Every machine runs these; the other tags are the vendors of stacks.
+# Every machine runs these.
 CPU = ["cpu"]
-# A stack that no recipe runs in now is checked when it is asked for by its name.
-BY_NAME = ["by-name"]
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -37,10 +35,11 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def recipes_by_stack() -> dict[str, list[str]]:
-    """Return, for each stack, the recipes that run in it now."""
+    """Return, for each stack, the recipes that run in it."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for path in sorted(Path("recipes").glob("*/recipe.toml")):
-        for stack in read(path)["stacks"]["current"].values():
+        stacks = read(path)["stacks"]
+        for stack in (*stacks["current"].values(), *stacks.get("also", ()), *stacks.get("published", ())):
             found[stack].append(path.parent.as_posix())
     return found
 
@@ -53,7 +52,6 @@ def one_of_each_workload(recipes: list[str]) -> list[str]:
 
 
 RECIPES = recipes_by_stack()
-# Stack to vendor, of every folder there is.
 STACKS = {
     path.parent.name: read(path)["vendor"] for path in sorted(Path("images/stacks").glob("*/stack.toml"))
 }
@@ -103,13 +101,7 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session
-@nox.parametrize(
-    "stack",
-    [
-        nox.param(stack, id=stack, tags=[vendor] if stack in RECIPES else BY_NAME)
-        for stack, vendor in STACKS.items()
-    ],
-)
+@nox.parametrize("stack", [nox.param(name, id=name, tags=[vendor]) for name, vendor in STACKS.items()])
 def smoke(session: nox.Session, stack: str) -> None:
     """Run a stack's checks and a recipe of each workload at smoke scale; `-- all` runs every recipe."""
     session.install("-e", ".")
@@ -144,6 +136,16 @@ def engine_of(session: nox.Session, stack: str) -> str:
     engine = "docker" if built else "venv"
     session.log(f"{stack} runs in its image" if built else f"{stack} runs in the environment of its lock")
     return engine
+
+
+@nox.session
+def gpu(session: nox.Session) -> None:
+    """Run all that the owner of these GPUs can show, into one file to send; `-- --dry` lists it."""
+    session.install("-e", ".")
+    # nox would turn its exit codes, which are those of `invoke run`, into 1.
+    command = [f"{session.bin}/python", "-m", "tools.gpu", *map(str, session.posargs)]
+    if code := subprocess.run(command, check=False).returncode:
+        sys.exit(code)
 
 
 @nox.session(tags=["engine"])

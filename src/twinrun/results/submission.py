@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,8 +21,8 @@ FILE = "submission.json"
 # Lines of each log: versions, devices and the first warnings stand there.
 HEAD_LINES = 40
 MAX_BYTES = 32 << 20
-# An absolute path, whose last name is kept; addresses of the network have their slashes elsewhere.
-_PATH = re.compile(r"(?<![\w.:/~-])/(?:[\w.+@~=-]+/)+")
+# An absolute path, or that of a socket, whose last name is kept; network addresses have slashes elsewhere.
+_PATH = re.compile(r"(?:(?<![\w.:/~-])|(?<=\bunix://))/(?:[\w.+@~=-]+/)+")
 _ADDRESS = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])")
 # What a record says of the hosts that it ran on, beside its points; the rest follows from the recipe.
 _PRIVATE = ("machine", "allocation", "environment")
@@ -52,7 +52,7 @@ def write_submission(
     """
     record = read_record(source, project)
     _demand_takeable(record, str(source))
-    hide = _Names(record)
+    hide = HiddenNames(_hosts(record))
     file = source / "record.json" if source.is_dir() else source
     # The file is sent as the run wrote it: its digests do not cover fields that records have gained since.
     content = json.loads(file.read_text(encoding="utf-8"))
@@ -96,13 +96,17 @@ def add_submission(file: Path, recipe: str, project: Project) -> tuple[Path, Rec
     return path, record
 
 
-class _Names:
+def _hosts(record: Record) -> tuple[str, ...]:
+    """Return the hosts that a record names, in the order of its nodes."""
+    allocated = record.allocation.nodes if record.allocation else ()
+    of_points = (host for one in record.points for host in one.hosts)
+    return tuple(dict.fromkeys([*allocated, *of_points, record.machine.host]))
+
+
+class HiddenNames:
     """Hides hosts behind numbers, and folders of paths."""
 
-    def __init__(self, record: Record) -> None:
-        allocated = record.allocation.nodes if record.allocation else ()
-        hosts = dict.fromkeys([*allocated, *(host for one in record.points for host in one.hosts)])
-        hosts.setdefault(record.machine.host)
+    def __init__(self, hosts: Iterable[str]) -> None:
         self._labels = {host: f"node-{number}" for number, host in enumerate(filter(None, hosts), 1)}
         # Collectives print a host without its domain, and schedulers with it.
         for host, label in list(self._labels.items()):
@@ -129,7 +133,7 @@ class _Names:
         return [self.value(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
-def _without_names(content: dict[str, Any], hide: _Names) -> dict[str, Any]:
+def _without_names(content: dict[str, Any], hide: HiddenNames) -> dict[str, Any]:
     """Return what a record's file says without names, with the digest of that."""
     content |= {name: hide.value(content[name]) for name in _PRIVATE}
     for device in content["machine"]["devices"]:
