@@ -94,7 +94,7 @@ def perform(step: Step, *, root: Path) -> StepResult:
         name=step.name,
         command=step.command,
         exit_code=process.returncode,
-        usual=process.returncode in step.usual,
+        usual=process.returncode in step.usual and not over.is_set(),
         seconds=round(time.monotonic() - began, 1),
         timed_out=over.is_set(),
         printed=_json(printed),
