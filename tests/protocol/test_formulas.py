@@ -10,7 +10,8 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import validate
 from twinrun.protocol.formulas import FORMULAS
 from twinrun.protocol.models import FAMILIES, ModelShape, members
-from twinrun.protocol.models.mpt import STATES_PER_PARAMETER, MptShape
+from twinrun.protocol.models.mpt import MptShape
+from twinrun.protocol.models.shape import STATES_PER_PARAMETER
 from twinrun.workloads.training.manifest import TrainingPlan
 
 MODELS = members()

@@ -17,8 +17,8 @@ from torch.nn.functional import cross_entropy
 from tests.train.small import SHAPE, MakeJob
 from tests.train.test_scaling import losses, run_here
 from twinrun.protocol.models import ModelShape
-from twinrun.protocol.models.shape import Checkpointing
 from twinrun.protocol.training import Training, TrainingJob
+from twinrun.protocol.work import BlockWork, ModelWork, Product
 from twinrun.train import models
 from twinrun.train.models import IGNORED, Model
 
@@ -36,16 +36,12 @@ class BigramShape(ModelShape):
     def flops_per_token(self) -> int:
         return 0
 
-    def memory_bytes(
-        self,
-        *,
-        microbatch: int,
-        shards: int,
-        checkpointing: Checkpointing,
-        unsharded: bool,
-        parameter_bytes: int = 4,
-    ) -> int:
-        return 16 * self.parameters()
+    def work(self) -> ModelWork:
+        table = Product(self.vocabulary, self.vocabulary, "columns")
+        block = BlockWork((), vectors=0, width=0, hidden=0, kept=0, kept_products=0, kept_input=0)
+        return ModelWork(
+            block, layers=1, sequence=self.sequence, head=table, embedding=table.weights, tied=True
+        )
 
 
 class Bigram(Model):

@@ -82,6 +82,8 @@ class Gpu(Frozen):
     bandwidth_gb_s: Positive
     peak_bf16_tflops: Positive
     """Dense."""
+    link_gb_s: Positive | None = None
+    """Of a device to the others of its node, in one direction, all links together, as its data sheet says."""
     power_w: Positive | None = None
     """Most that a card draws, as its data sheet says."""
     source: str

@@ -7,18 +7,17 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from twinrun.protocol.formulas import MAMBA_FLOPS
-from twinrun.protocol.models.shape import Checkpointing, ModelShape, Positive
+from twinrun.protocol.models.shape import ModelShape, Positive
+from twinrun.protocol.work import BlockWork, ModelWork, Product
 
-# Bytes of parameter, gradient and two moments of Adam over those of a parameter: all have its type.
-STATES_PER_PARAMETER = 4
-# Gathered 16-bit parameters and a whole fp32 sum of gradients, where both outlive a microbatch.
-UNSHARDED_BYTES_PER_PARAMETER = 6
 # Bytes a block keeps for its backward pass per token and feature of the residual stream, 16-bit: an H200 held
 # 47, 71 and 91 GiB at 2, 4 and 6 sequences of 4096 of the published model with 16 bytes of state a parameter.
 ACTIVATION_BYTES_PER_FEATURE = 38
 # Of these the products alone, the input and the residual: 8 of the input projection, 4 of the step sizes,
 # 2 of the output projection, 4 of what enters; the projection to rank and states is 0.2.
 PRODUCT_BYTES_PER_FEATURE = 19
+# What enters a block, and the residual beside it.
+INPUT_BYTES_PER_FEATURE = 4
 
 
 class MambaShape(ModelShape):
@@ -64,24 +63,33 @@ class MambaShape(ModelShape):
         """Return the FLOP of a token, forward and backward, as the publication's code counts them."""
         return 6 * self.products() + 27 * self.layers * self.states * self.width
 
-    def memory_bytes(
-        self,
-        *,
-        microbatch: int,
-        shards: int,
-        checkpointing: Checkpointing,
-        unsharded: bool,
-        parameter_bytes: int = 4,
-    ) -> int:
-        """Estimate the bytes that a device needs to train it, see `ModelShape`."""
-        tokens = microbatch * self.sequence
-        state = STATES_PER_PARAMETER * parameter_bytes * self.parameters() // shards
-        if unsharded:
-            state += UNSHARDED_BYTES_PER_PARAMETER * self.parameters()
-        whole = ACTIVATION_BYTES_PER_FEATURE * self.width
-        # Input and residual of each block, 16-bit, and one block at a time whole.
-        kept = {True: 4 * self.width, "selective": PRODUCT_BYTES_PER_FEATURE * self.width}.get(checkpointing)
-        return state + tokens * (self.layers * whole if kept is None else self.layers * kept + whole)
+    def work(self) -> ModelWork:
+        """Return what a pass has to do."""
+        width, channels = self.width, self.channels
+        products = (
+            Product(2 * channels, width, "columns"),
+            Product(self.rank + 2 * self.states, channels, "inner"),
+            Product(channels, self.rank, "columns"),
+            Product(width, channels, "inner"),
+        )
+        block = BlockWork(
+            products=products,
+            vectors=channels * (self.convolution + 3 + self.states) + width,
+            width=width,
+            hidden=channels,
+            kept=ACTIVATION_BYTES_PER_FEATURE * width,
+            kept_products=PRODUCT_BYTES_PER_FEATURE * width,
+            kept_input=INPUT_BYTES_PER_FEATURE * width,
+            scanned=channels * self.states,
+        )
+        return ModelWork(
+            block=block,
+            layers=self.layers,
+            sequence=self.sequence,
+            head=Product(self.vocabulary, width, "columns"),
+            embedding=self.vocabulary * width,
+            tied=False,
+        )
 
 
 SHAPE = MambaShape

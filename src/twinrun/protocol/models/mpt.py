@@ -7,12 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from twinrun.protocol.formulas import MODEL_FLOPS
-from twinrun.protocol.models.shape import Checkpointing, ModelShape, Positive
+from twinrun.protocol.models.shape import ModelShape, Positive
+from twinrun.protocol.work import BlockWork, ModelWork, Product
 
-# Parameter, gradient and the two moments of Adam, all of one type.
-STATES_PER_PARAMETER = 4
-# Gathered bf16 parameters and a whole fp32 sum of gradients, where both outlive a microbatch.
-UNSHARDED_BYTES_PER_PARAMETER = 6
 # Activations a block keeps for its backward pass, in bytes per token and feature of the residual
 # stream, 16-bit: 34 without the attention matrix (Korthikanti et al. 2022, arXiv:2205.05198, eq. 2),
 # and 3 for the work at hand: recorded peaks of MPT-1B, 3B and 7B ask for 35.6 to 37.6, and for 39.7 after a
@@ -21,6 +18,8 @@ ACTIVATION_BYTES_PER_FEATURE = 37
 # Of these the products alone and the input: 6 of queries, keys and values, 2 of attention, 2 of its
 # projection, 8 of the expansion, 2 of what enters.
 PRODUCT_BYTES_PER_FEATURE = 20
+# What enters a block.
+INPUT_BYTES_PER_FEATURE = 2
 
 
 class MptShape(ModelShape):
@@ -71,24 +70,34 @@ class MptShape(ModelShape):
             + 12 * self.layers * self.width * self.sequence
         )
 
-    def memory_bytes(
-        self,
-        *,
-        microbatch: int,
-        shards: int,
-        checkpointing: Checkpointing,
-        unsharded: bool,
-        parameter_bytes: int = 4,
-    ) -> int:
-        """Estimate the bytes that a device needs to train it, see `ModelShape`."""
-        tokens = microbatch * self.sequence
-        state = STATES_PER_PARAMETER * parameter_bytes * self.parameters() // shards
-        if unsharded:
-            state += UNSHARDED_BYTES_PER_PARAMETER * self.parameters()
-        whole = ACTIVATION_BYTES_PER_FEATURE * self.width
-        # The 16-bit input of each block, and one block at a time whole.
-        kept = {True: 2 * self.width, "selective": PRODUCT_BYTES_PER_FEATURE * self.width}.get(checkpointing)
-        return state + tokens * (self.layers * whole if kept is None else self.layers * kept + whole)
+    def work(self) -> ModelWork:
+        """Return what a pass has to do."""
+        width, hidden, experts = self.width, self.expansion * self.width, self.experts or 1
+        products = (
+            Product(3 * width, width, "columns"),
+            Product(width, width, "inner"),
+            Product(hidden, width, "columns", experts),
+            Product(width, hidden, "inner", experts),
+        )
+        block = BlockWork(
+            products=products,
+            vectors=(8 + (self.expansion + 1) * experts) * width + self._router(),
+            width=width,
+            hidden=hidden,
+            kept=ACTIVATION_BYTES_PER_FEATURE * width,
+            kept_products=PRODUCT_BYTES_PER_FEATURE * width,
+            kept_input=INPUT_BYTES_PER_FEATURE * width,
+            attention_flops=4 * self.sequence * width,
+            scores=self.heads * self.sequence,
+        )
+        return ModelWork(
+            block=block,
+            layers=self.layers,
+            sequence=self.sequence,
+            head=Product(self.vocabulary, width, "columns"),
+            embedding=(self.vocabulary + self.sequence) * width + width,
+            tied=True,
+        )
 
     def _router(self) -> int:
         """Return the weights of one router."""

@@ -9,6 +9,12 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from twinrun.foundation.manifest import Frozen
+from twinrun.protocol.work import ModelWork
+
+# Parameter, gradient and the two moments of Adam, all of one type.
+STATES_PER_PARAMETER = 4
+# Gathered bf16 parameters and a whole fp32 sum of gradients, where both outlive a microbatch.
+UNSHARDED_BYTES_PER_PARAMETER = 6
 
 Positive = Annotated[int, Field(gt=0)]
 Checkpointing = bool | Literal["selective"]
@@ -43,11 +49,14 @@ class ModelShape(Frozen):
     def flops_per_token(self) -> int:
         """Return the FLOP of a token by `formula`, forward and backward."""
 
+    @abstractmethod
+    def work(self) -> ModelWork:
+        """Return what a pass has to do, from which time and memory are predicted."""
+
     def attention_heads(self) -> int:
         """Return the number of attention heads, 0 without attention."""
         return 0
 
-    @abstractmethod
     def memory_bytes(
         self,
         *,
@@ -66,3 +75,11 @@ class ModelShape(Frozen):
             unsharded: whole parameters and gradients stay beside the shards between microbatches.
             parameter_bytes: of one parameter; gradients and moments have its type.
         """
+        work = self.work()
+        block, state = work.block, STATES_PER_PARAMETER * parameter_bytes * work.parameters // shards
+        if unsharded:
+            state += UNSHARDED_BYTES_PER_PARAMETER * work.parameters
+        kept = {True: block.kept_input, "selective": block.kept_products, False: block.kept}[checkpointing]
+        # One block at a time is whole where parts of it are computed again.
+        again = block.kept if checkpointing else 0
+        return state + microbatch * self.sequence * (work.layers * kept + again)
