@@ -20,7 +20,8 @@ from twinrun.manifests.stack import find_stacks
 from twinrun.planning.project import Project
 from twinrun.report.figures import figures
 from twinrun.report.page import excerpt, write_recipe_report
-from twinrun.report.summary import best_of, software
+from twinrun.report.selection import selected
+from twinrun.report.summary import software
 from twinrun.report.words import (
     headline,
     headline_of_all,
@@ -62,7 +63,7 @@ def on_post_build(config: Any, **_: Any) -> None:
                 recipe=loaded,
                 gpus=PROJECT.gpus,
                 metrics=PROJECT.metrics,
-                between=judge_between(records, PROJECT),
+                between=judge_between(selected(records), PROJECT),
             )
 
 
@@ -197,18 +198,19 @@ def results() -> str:
 
 
 def section(name: str, loaded: LoadedRecipe) -> str:
-    """Return the results of one recipe: which hardware to choose, and what the best record of each says."""
+    """Return the results of one recipe: which hardware to choose, and what the record of each says."""
     recipe, records = loaded.recipe, committed(loaded.recipe.name)
     origin = f"{recipe.publication.figure} of “{recipe.publication.title}”, {recipe.publication.by}."
     link = f'<a href="{name}.html">All records, their pictures, and which hardware to choose</a>'
-    shown = [record_results(record) for record in best_of(records, PROJECT.metrics) if record.verdicts]
-    if between := judge_between(records, PROJECT):
-        shown.append(folded(f"<strong>{escape(headline_of_all(records, between))}</strong>", between))
+    stands = selected(records)
+    shown = [record_results(record) for record in stands if record.verdicts]
+    if between := judge_between(stands, PROJECT):
+        shown.append(folded(f"<strong>{escape(headline_of_all(stands, between))}</strong>", between))
     if not records:
         return "\n\n".join(
             [f"## {recipe.title}", f"`{loaded.folder}`: {origin}", "No record is committed yet."]
         )
-    choice = excerpt(records, loaded, PROJECT.gpus, PROJECT.metrics)
+    choice = excerpt(stands, loaded, PROJECT.gpus)
     measured = figures(loaded.folder, PROJECT)
     return "\n\n".join([f"## {recipe.title}", f"`{loaded.folder}`: {origin}", *shown, choice, measured, link])
 

@@ -1,4 +1,4 @@
-"""Records that give the restatement of a claim a value, made as runs make them: what holds it, and what fails it."""
+"""Records that give the restatement of a claim a value, as runs make them: what holds, and what fails."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _at_share_of_roofline(recipe: str, claim: Claim, value: float) -> Record:
 
 
 def _sides(recipe: str, claim: RecordClaim, value: float) -> list[Record]:
-    """Return a record of every setting for a GPU of either vendor, the shares of their peaks `value` apart."""
+    """Return a record of every setting for a GPU of either vendor, their shares of the peak `value` apart."""
     found = []
     for gpu, share in (("mi300x", 0.5 * value), ("h100-80gb", 0.5)):
         rate = share * PROJECT.gpus[gpu].device_peak_flops / 1e12

@@ -32,6 +32,14 @@ def changed(record: Record, **fields: Any) -> Record:
     return record.model_copy(update=fields)
 
 
+def named(record: Record) -> Record:
+    """Return the record as if it were of a clean commit, and of a stack named after the PyTorch that ran."""
+    clean = record.revision.model_copy(update={"commit": "c" * 40, "changes_sha256": None})
+    return changed(
+        record, revision=clean, plan=record.plan.model_copy(update={"stack": "cuda13.0-torch2.11"})
+    )
+
+
 def as_published(record: Record) -> Record:
     """Return the record as if its configuration were the published one."""
     return changed(record, plan=record.plan.model_copy(update={"differences": ()}))

@@ -9,10 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.committed import PROJECT, RECIPES, as_published, changed, committed, judged, newest, verdict
+from tests.report.committed import (
+    PROJECT,
+    RECIPES,
+    as_published,
+    changed,
+    committed,
+    judged,
+    named,
+    newest,
+    verdict,
+)
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.report.page import charts, hardware_tables, write_recipe_report, write_report
-from twinrun.report.summary import best_of, ranked
+from twinrun.report.selection import selected
 from twinrun.results.between import judge_between
 from twinrun.results.record import Record, hardware
 from twinrun.workloads.tables_and_charts import LineChart
@@ -89,7 +99,7 @@ def recipe_page(folder: Path, name: str, *records: Record) -> Page:
         recipe=PROJECT.recipe(name),
         gpus=PROJECT.gpus,
         metrics=PROJECT.metrics,
-        between=judge_between(records, PROJECT),
+        between=judge_between(selected(records), PROJECT),
     )
     return Page(path.read_text(encoding="utf-8"))
 
@@ -98,7 +108,7 @@ def recipe_page(folder: Path, name: str, *records: Record) -> Page:
 def page_of(name: str) -> Page:
     with tempfile.TemporaryDirectory() as folder:
         if name in RECIPES:
-            return recipe_page(Path(folder), name, *committed(name))
+            return recipe_page(Path(folder), name, *map(named, committed(name)))
         return run_page(Path(folder), RUNS[name]())
 
 
@@ -172,7 +182,7 @@ def test_the_headline_has_the_colour_of_what_was_found(tmp_path: Path) -> None:
         ]
 
 
-def test_the_best_record_opens_the_page_and_hardware_can_be_chosen(tmp_path: Path) -> None:
+def test_the_record_of_most_devices_opens_the_page_and_hardware_can_be_chosen(tmp_path: Path) -> None:
     text = page_of("mpt7b-scaling").words()
     place = "On 4 x NVIDIA H200 SXM with 1,316 M of 6,659 M parameters"
     assert f"{place}: 0 of 5 claims reproduced as published, 5 hold here." in text
@@ -298,7 +308,8 @@ def test_an_unwritable_place_is_an_error_of_the_machine(tmp_path: Path) -> None:
 
 
 def test_records_are_folded_newest_first(tmp_path: Path) -> None:
-    runs = [changed(TRAINING, run=f"run-{month}", created=f"2026-{month}-01") for month in ("01", "03", "02")]
+    months = ("01", "03", "02")
+    runs = [changed(named(TRAINING), run=f"run-{month}", created=f"2026-{month}-01") for month in months]
     page = recipe_page(tmp_path, TRAINING.plan.recipe, *runs)
     assert [one["id"] for one in page.all("details")] == ["record-1", "record-2", "record-3"]
     places = [page.text.index(f"run-{month}") for month in ("03", "02", "01")]
@@ -312,7 +323,7 @@ def test_a_recipe_without_records_says_so(tmp_path: Path) -> None:
 
 def test_claims_between_records_open_the_page_of_their_recipe() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        page = recipe_page(Path(folder), "mpt-throughput", *committed("mpt-throughput"))
+        page = recipe_page(Path(folder), "mpt-throughput", *map(named, committed("mpt-throughput")))
     claims = PROJECT.recipe("mpt-throughput").published.between_records
     assert f"0 of {len(claims)} claims reproduced as published" in page.words()
     for claim in claims:
@@ -368,14 +379,8 @@ def test_published_tokens_of_a_node_are_drawn_as_flops_of_a_card() -> None:
     assert "44,000 tokens/s per node" in row[0].detail
 
 
-@pytest.mark.parametrize("name", PROJECT.recipe_names)
-def test_no_older_version_of_a_recipe_is_the_best(name: str) -> None:
-    for best, others in ranked(committed(name), PROJECT.metrics):
-        assert all(best.plan.recipe_version >= other.plan.recipe_version for other in others)
-
-
 def test_bandwidths_of_two_records_of_one_machine_stay_apart_and_have_the_librarys_beside_them() -> None:
-    recipe, records = PROJECT.recipe("ring-allreduce"), best_of(committed("ring-allreduce"), PROJECT.metrics)
+    recipe, records = PROJECT.recipe("ring-allreduce"), selected([*map(named, committed("ring-allreduce"))])
     (chart,) = charts(records, recipe, PROJECT.gpus)
     assert isinstance(chart, LineChart)
     machines = [hardware(record) for record in records]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.counterexamples import restated_at
 from tests.records import PROJECT
 from twinrun.manifests.claims import Claim, RecordClaim
 
-RESTATED: dict[str, tuple[str, Claim | RecordClaim]] = {
-    f"{loaded.recipe.name}: {claim.id}": (loaded.recipe.name, claim)
-    for loaded in PROJECT.recipes().values()
-    for claim in (*loaded.published.claim, *loaded.published.between_records)
-    if claim.here
-}
+
+def _restated() -> Iterator[tuple[str, Claim | RecordClaim]]:
+    for loaded in PROJECT.recipes().values():
+        claims: list[Claim | RecordClaim] = [*loaded.published.claim, *loaded.published.between_records]
+        yield from ((loaded.recipe.name, claim) for claim in claims if claim.here)
+
+
+RESTATED = {f"{recipe}: {claim.id}": (recipe, claim) for recipe, claim in _restated()}
 
 
 @pytest.mark.parametrize(("recipe", "claim"), RESTATED.values(), ids=RESTATED)

@@ -14,6 +14,7 @@ from twinrun.report.comparison import comparison_view
 from twinrun.report.form import form as submission_form
 from twinrun.report.page import write_recipe_report, write_report
 from twinrun.report.parity import parity_view, write_parity_page
+from twinrun.report.selection import selected
 from twinrun.report.tables import verdict_table
 from twinrun.report.terminal import show
 from twinrun.report.words import headline, headline_of_all
@@ -136,7 +137,7 @@ def _recipe_report(project: Project, name: str, out: Path | None) -> Path:
         recipe=loaded,
         gpus=project.gpus,
         metrics=project.metrics,
-        between=judge_between(records, project),
+        between=judge_between(selected(records), project),
     )
     return page
 

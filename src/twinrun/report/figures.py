@@ -9,7 +9,9 @@ from pathlib import Path
 from twinrun.foundation.files import write_atomically
 from twinrun.manifests.metrics import RATIO, Metric
 from twinrun.planning.project import Project
+from twinrun.report.selection import SubjectRecords, ranked
 from twinrun.report.summary import spread_over
+from twinrun.report.words import claims_in_words
 from twinrun.results.reading import read_record
 from twinrun.results.record import Record, hardware
 from twinrun.workloads.workload import PointRecord
@@ -26,36 +28,49 @@ def with_figures(text: str, project: Project) -> str:
 
 
 def chosen(lines: Sequence[str], project: Project) -> str:
-    """Return a row for each `recipe | hardware | subject | point`, in Markdown; raises ValueError."""
-    recipes = {line.partition(" | ")[0] for line in lines}
-    known = {f"{name} | {' | '.join(row[:3])}": row for name in recipes for row in _measured(name, project)}
-    if unknown := [line for line in lines if line not in known]:
-        raise ValueError(f"{FILE}: no committed record has {unknown}; allowed: {sorted(known)}")
-    heads = ["recipe", "hardware", "subject", "point", "measured", "record"]
-    return _table(heads, [[f"`{line.partition(' | ')[0]}`", *known[line]] for line in lines])
+    """Return a row for each `recipe | hardware | subject | point`, in Markdown; raises ValueError.
+
+    A subject that no record shows has a row that says so; a point that its record does not have is an error.
+    """
+    heads = ["recipe", "hardware", "subject", "point", "measured", "claims", "record"]
+    return _table(heads, [_chosen(*line.split(" | "), project=project) for line in lines])
+
+
+def _chosen(recipe: str, machine: str, subject: str, point: str, *, project: Project) -> list[str]:
+    names = [f"`{recipe}`", machine, subject, point]
+    found = [one for one in _ranked(recipe, project) if (one.hardware, one.subject) == (machine, subject)]
+    if not found or not found[0].shown:
+        return [*names, f"no record: {found[0].lacking}" if found else "no record", "-", "-"]
+    record = found[0].shown
+    rows = {row[2]: row for row in _rows(record, _metrics([record], project))}
+    if point not in rows:
+        raise ValueError(f"{FILE}: {record.run} has no {point}; allowed: {sorted(rows)}")
+    return [*names, rows[point][3], claims_in_words(record.verdicts), rows[point][-1]]
 
 
 def figures(recipe: str, project: Project) -> str:
-    """Return a row for each point of the newest record of each hardware and subject, in Markdown."""
-    return _table(["hardware", "subject", "point", "measured", "record"], _measured(recipe, project))
+    """Return a row for each point of the record of each hardware and subject, in Markdown.
+
+    Claims stand in the first row of their record.
+    """
+    subjects = _ranked(recipe, project)
+    metrics = _metrics([one.shown for one in subjects if one.shown], project)
+    heads = ["hardware", "subject", "point", "measured", "claims", "record"]
+    return _table(heads, [row for one in subjects for row in _of_subject(one, metrics)])
 
 
-def _measured(recipe: str, project: Project) -> list[list[str]]:
-    files = project.results(project.recipe(recipe))
-    records = newest_of_each([read_record(file, project) for file in files])
-    metrics = [project.metrics[name] for name in _shown(records)]
-    return [row for record in records for row in _rows(record, metrics)]
+def _of_subject(one: SubjectRecords, metrics: Sequence[Metric]) -> list[list[str]]:
+    if one.shown is None:
+        return [[one.hardware, one.subject, "-", f"no record: {one.lacking}", "-", "-"]]
+    return list(_rows(one.shown, metrics))
+
+
+def _ranked(recipe: str, project: Project) -> list[SubjectRecords]:
+    return ranked([read_record(file, project) for file in project.results(project.recipe(recipe))])
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in (heads, ["---"] * len(heads), *rows))
-
-
-def newest_of_each(records: Iterable[Record]) -> list[Record]:
-    """Return the newest record of each hardware and subject, in the order of their names."""
-    oldest_first = sorted(records, key=lambda record: record.created)
-    newest = {(hardware(one), one.description.subject): one for one in oldest_first}
-    return [record for _, record in sorted(newest.items(), key=lambda item: item[0])]
 
 
 def main(root: Path) -> None:
@@ -64,22 +79,25 @@ def main(root: Path) -> None:
     write_atomically(path, with_figures(path.read_text(encoding="utf-8"), Project(root)))
 
 
-def _shown(records: Sequence[Record]) -> list[str]:
+def _metrics(records: Sequence[Record], project: Project) -> list[Metric]:
     """Return the metrics that stand for the records: the first, and those that points have once."""
     points = [point for record in records for point in record.points]
     names = dict.fromkeys(name for record in records for name in record.workload.headline)
     measured = [name for name in names if any(_of(point, name) for point in points)]
-    return [
+    shown = [
         name for name in measured if name == measured[0] or all(len(_of(one, name)) < 2 for one in points)
     ]
+    return [project.metrics[name] for name in shown]
 
 
 def _rows(record: Record, metrics: Sequence[Metric]) -> Iterator[list[str]]:
-    subject = record.description.subject
-    for point in record.points:
+    claims = claims_in_words(record.verdicts)
+    for number, point in enumerate(record.points):
         found = [(metric, _of(point, metric.id)) for metric in metrics]
         texts = [f"{spread_over(some, metric)} {_title(metric)}" for metric, some in found if some]
-        yield [hardware(record), subject, point.id, ", ".join(texts), record.created[:10]]
+        measured, day = ", ".join(texts), record.created[:10]
+        said = "" if number else claims
+        yield [hardware(record), record.description.subject, point.id, measured, said, day]
 
 
 def _of(point: PointRecord, metric: str) -> list[float]:

@@ -16,7 +16,7 @@ from twinrun.foundation.text import number, plain, plural
 from twinrun.manifests.metrics import Metric
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.vendor import Gpu
-from twinrun.report import summary, words
+from twinrun.report import selection, summary, words
 from twinrun.report.drawing import draw
 from twinrun.report.svg import Picture
 from twinrun.results.record import Record, hardware
@@ -42,7 +42,7 @@ def write_report(
         MachineError: the file cannot be written.
     """
     _demand_recipe(record, recipe)
-    _write(path, "run.html.j2", records=[record], recipe=recipe, gpus=gpus, metrics=metrics)
+    _write(path, "run.html.j2", records=[record], drawn=[record], recipe=recipe, gpus=gpus, metrics=metrics)
 
 
 def write_recipe_report(
@@ -57,22 +57,28 @@ def write_recipe_report(
     """Write one page over all `records` of a recipe, newest first; raises as `write_report` does.
 
     Args:
-        between: verdicts on the claims between records, over all of them.
+        between: verdicts on the claims between records, over those that are shown.
     """
     for record in records:
         _demand_recipe(record, recipe)
     newest = sorted(records, key=lambda record: record.created, reverse=True)
-    _write(path, "recipe.html.j2", records=newest, recipe=recipe, gpus=gpus, metrics=metrics, between=between)
+    _write(
+        path,
+        "recipe.html.j2",
+        records=newest,
+        drawn=selection.selected(newest),
+        recipe=recipe,
+        gpus=gpus,
+        metrics=metrics,
+        between=between,
+    )
 
 
-def excerpt(
-    records: Sequence[Record], recipe: LoadedRecipe, gpus: dict[str, Gpu], metrics: Mapping[str, Metric]
-) -> str:
+def excerpt(shown: Sequence[Record], recipe: LoadedRecipe, gpus: dict[str, Gpu]) -> str:
     """Return published and measured hardware side by side, a table and a picture, for a page of all."""
-    best = summary.best_of(records, metrics)
-    first = charts(best, recipe, gpus)[:1]
+    first = charts(shown, recipe, gpus)[:1]
     named = [draw(chart.model_copy(update={"name": f"{recipe.recipe.name}-{chart.name}"})) for chart in first]
-    sides = hardware_tables(best, recipe, gpus)
+    sides = hardware_tables(shown, recipe, gpus)
     text = page_environment().get_template("excerpt.html.j2").render(hardware_tables=sides, pictures=named)
     # Markdown ends a block of HTML at an empty line.
     return "\n".join(line for line in text.splitlines() if line.strip())
@@ -135,13 +141,12 @@ def _write(
     template: str,
     *,
     records: Sequence[Record],
+    drawn: Sequence[Record],
     recipe: LoadedRecipe,
     gpus: dict[str, Gpu],
     metrics: Mapping[str, Metric],
     between: Sequence[Verdict] = (),
 ) -> None:
-    ranks = summary.ranked(records, metrics)
-    best = [one.best for one in ranks]
     text = (
         page_environment()
         .get_template(template)
@@ -151,13 +156,13 @@ def _write(
             published=recipe.published,
             gpus=gpus,
             metrics=metrics,
-            ranked=ranks,
+            ranked=selection.ranked(records),
             anchors={
                 record.run + record.sha256: f"record-{place}" for place, record in enumerate(records, 1)
             },
-            hardware_tables=hardware_tables(best, recipe, gpus),
+            hardware_tables=hardware_tables(drawn, recipe, gpus),
             between=between,
-            pictures=pictures(best, recipe, gpus),
+            pictures=pictures(drawn, recipe, gpus),
         )
     )
     write_atomically(path, text)
@@ -188,6 +193,7 @@ def page_environment() -> Environment:
     of_records: tuple[Any, ...] = (
         words.outcome,
         words.headline,
+        words.claims_in_words,
         words.headline_of_all,
         words.tone,
         hardware,

@@ -1,17 +1,15 @@
-"""What stands for a record, what its points have in common, and which record is the best of its hardware."""
+"""What stands for a record, and what its points have in common."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from twinrun.foundation.text import number, percent, plain, plural
 from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.manifests.metrics import RATIO, Metric
 from twinrun.manifests.published import PublishedClaims
 from twinrun.protocol.measurements import Fact, Measurement
-from twinrun.results.record import Record, hardware
+from twinrun.results.record import Record
 from twinrun.results.verdicts import Verdict
 from twinrun.workloads.tables_and_charts import Column, Table, text
 from twinrun.workloads.workload import PointRecord
@@ -109,29 +107,6 @@ def placements(points: Sequence[PointRecord]) -> Table:
     )
 
 
-class RecordRank(NamedTuple):
-    """The records of one hardware and subject."""
-
-    best: Record
-    others: tuple[Record, ...]
-    """The other records, newest first."""
-
-
-def ranked(records: Sequence[Record], metrics: Mapping[str, Metric]) -> list[RecordRank]:
-    """Return the records of each hardware and subject: most devices first, then most claims judged."""
-    groups: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
-        key = (hardware(record), record.description.subject)
-        groups.setdefault(key, []).append(record)
-    found = [_ranked(group, metrics) for group in groups.values()]
-    return sorted(found, key=lambda one: (-_devices(one.best), -_judged(one.best), hardware(one.best)))
-
-
-def best_of(records: Sequence[Record], metrics: Mapping[str, Metric]) -> list[Record]:
-    """Return the best record of each hardware and subject, of the newest version of its recipe."""
-    return [one.best for one in ranked(records, metrics)]
-
-
 def software(record: Record) -> str:
     """Return what ran, which a stack's name does not say where its lock was not installed."""
     torch = record.environment.libraries.get("torch")
@@ -142,29 +117,3 @@ def software(record: Record) -> str:
 def label(record: Record) -> str:
     """Return what tells a record from others of its hardware and subject."""
     return f"{record.created[:16].replace('T', ' ')}, run {record.run}"
-
-
-def _ranked(group: Sequence[Record], metrics: Mapping[str, Metric]) -> RecordRank:
-    newest = sorted(group, key=lambda one: one.created, reverse=True)
-    # A record of an older version measured something else, however good its number.
-    best = max(newest, key=lambda one: (one.plan.recipe_version, _merit(one, metrics)))
-    return RecordRank(best, tuple(one for one in newest if one is not best))
-
-
-def _merit(record: Record, metrics: Mapping[str, Metric]) -> float:
-    """Return the geometric mean of the number that stands for a record, negative where lower is better."""
-    largest = [point for point in record.points if point.devices == _devices(record)]
-    for name in record.workload.headline:
-        found = [one.median for point in largest for one in point.measurements if one.metric == name]
-        if found and min(found) > 0:
-            mean = statistics.geometric_mean(found)
-            return mean if metrics[name].better == "higher" else -mean
-    return float("-inf")
-
-
-def _devices(record: Record) -> int:
-    return max((point.devices for point in record.points), default=0)
-
-
-def _judged(record: Record) -> int:
-    return sum(verdict.final not in ("not-comparable", "config-mismatch") for verdict in record.verdicts)

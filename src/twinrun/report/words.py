@@ -95,6 +95,16 @@ def _small(record: Record) -> Iterator[str]:
             yield f"with {found} of {published} parameters"
 
 
+def claims_in_words(verdicts: Sequence[Verdict]) -> str:
+    """Count the claims that were judged, and name those that failed."""
+    counts = Counter(verdict.final for verdict in verdicts)
+    held = [(counts["reproduced"], "reproduced"), (counts["holds-here"], "hold here")]
+    failed = [one for one in verdicts if one.final in FAILURES]
+    parts = [f"{count} {name}" for count, name in held if count]
+    parts += [f"{SIGNS[one.final]} `{one.claim}` {_spoken(one.final)}" for one in failed]
+    return ", ".join(parts) or "none judged"
+
+
 def headline_of_all(records: Sequence[Record], between: Sequence[Verdict]) -> str:
     """Say in one sentence what became of the claims between `records`."""
     *first, last = dict.fromkeys(map(hardware, records))

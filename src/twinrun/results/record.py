@@ -28,6 +28,8 @@ from twinrun.workloads.workload import (
     whole,
 )
 
+SENT_IN: Literal["as sent in"] = "as sent in"
+
 
 class Environment(Frozen):
     """The software as found where the ranks ran."""
@@ -131,6 +133,7 @@ class Record(Frozen, Generic[PlanPart, PointPart]):
         return RecordView(
             label=hardware(self),
             run=self.run,
+            evidence=self.evidence,
             part=self.plan.part,
             gpu=self.gpu,
             points=self.points,
@@ -139,7 +142,11 @@ class Record(Frozen, Generic[PlanPart, PointPart]):
 
 
 def hardware(record: Record) -> str:
-    """Name what the largest point of the record ran on."""
+    """Name what the largest point of the record ran on, and that only its sender says so where that is so."""
+    return _machine(record) + (f", {SENT_IN}" if record.evidence == SENT_IN else "")
+
+
+def _machine(record: Record) -> str:
     most = max((point.devices for point in record.points), default=0)
     gpu = record.gpu
     if gpu is not None and gpu.devices_per_card > 1:

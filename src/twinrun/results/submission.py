@@ -15,7 +15,7 @@ from twinrun.foundation.manifest import Frozen, validate
 from twinrun.manifests.recipe import Stacks
 from twinrun.planning.project import Project
 from twinrun.results.reading import read_content, read_record
-from twinrun.results.record import Record, content_digest, file_name
+from twinrun.results.record import SENT_IN, Record, content_digest, file_name
 
 FILE = "submission.json"
 # Lines of each log: versions, devices and the first warnings stand there.
@@ -82,7 +82,7 @@ def add_submission(file: Path, recipe: str, project: Project) -> tuple[Path, Rec
         "a record of another version of the recipe",
         f"{place}.plan.recipe_version",
     )
-    _demand(record.evidence, "as sent in", "a record that was not sent in", f"{place}.evidence")
+    _demand(record.evidence, SENT_IN, "a record that was not sent in", f"{place}.evidence")
     _demand_takeable(record, place)
     _demand_nameable(record, loaded.recipe.stacks, place)
     for one in project.results(loaded):
@@ -143,7 +143,7 @@ def _without_names(content: dict[str, Any], hide: HiddenNames) -> dict[str, Any]
             interface["address"] = "removed"
     # Hosts stand in checks and facts too.
     content["points"] = hide.value(content["points"])
-    content["evidence"] = "as sent in"
+    content["evidence"] = SENT_IN
     content["sha256"] = content_digest(content)
     return content
 

@@ -181,6 +181,8 @@ class RecordView(Frozen, Generic[PlanPart, PointPart]):
     label: str
     """What tells the record from others, for example `2 x H200`."""
     run: str
+    evidence: str = "measured"
+    """That the record was measured here, or sent in."""
     part: PlanPart
     gpu: Gpu | None
     points: tuple[PointRecord[PointPart], ...]

@@ -257,7 +257,7 @@ def _measured_rows(
         found = point.measurement("model-flops")
         assert found
         dies, model = record.gpu.devices_per_card, record.part.training.model
-        origin = f"measured, {point.id}{record.part.variant}: run {record.run}"
+        origin = f"{record.evidence}, {point.id}{record.part.variant}: run {record.run}"
         # The row of today has what the record's copy of it may lack.
         gpu = drawn.gpus.get(record.gpu.id, record.gpu)
         yield _Row(gpu, point.devices / dies, model, found.median * dies, origin)
