@@ -36,7 +36,7 @@ take_over()
         "from": "where the leg before it has left its checkpoint: a run folder or s3://...",
         "out": "folder for the run instead of runs/",
         "resume": "go on with the newest unfinished run of the same plan",
-        "dry": "print the plan and stop",
+        "dry": "print the plan on a page and stop; with --json all of it",
         "json": "print a summary as JSON on stdout and nothing else there",
     },
 )
@@ -83,7 +83,7 @@ def run(
     help={
         "stack": "folder of images/stacks",
         "vendor": "folder of images/vendors; alone it means the stack that the recipes use there",
-        "dry": "print the plan and stop",
+        "dry": "print the plan and stop; with --json all of it",
         "pull": "repository@sha256:DIGEST of a registry to take the image from instead",
         "push": "repository of a registry to push the image to; oras attaches SBOM and provenance",
         "sign": "cosign's key that signs what is pushed",
@@ -248,6 +248,15 @@ def data(
         run.data(
             ROOT, name, recipe=recipe, engine=engine, files=count(files, "--files"), endpoint=endpoint or None
         )
+
+
+@command(help={"json": "print JSON, with what each scale runs"})
+def recipes(context: Context, json: bool = False) -> None:
+    """List the recipes, what each asks, and what it would do on this machine."""
+    with exit_on_error():
+        from twinrun.cli import recipes as commands
+
+        commands.recipes(ROOT, as_json=json)
 
 
 @command()

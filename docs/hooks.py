@@ -13,6 +13,7 @@ from invoke.collection import Collection
 from invoke.loader import FilesystemLoader
 
 from twinrun.cli.program import contexts, options, usage
+from twinrun.cli.recipes import summaries
 from twinrun.cli.schemas import schema_of
 from twinrun.images.inventory import committed_inventory, facts, table
 from twinrun.manifests.recipe import LoadedRecipe
@@ -45,6 +46,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     parts: dict[str, Callable[[], str]] = {
         "commands": commands,
         "images": images,
+        "recipes": recipes,
         "results": results,
         "stacks": stacks,
         "trials": trials,
@@ -77,6 +79,18 @@ def commands() -> str:
         parts += [f"## {context.name}", str(collection[context.name].__doc__), f"`{usage(context)}`"]
         parts += [table(("option", "meaning"), rows)] if rows else []
     return "\n\n".join(parts)
+
+
+def recipes() -> str:
+    """Return what each recipe asks, and its smallest and largest scale."""
+    heads = ("recipe", "what it asks", "on a CPU", "as published")
+    return table(
+        heads,
+        [
+            (f"`{one.recipe}`", one.question, one.scales["smoke"], one.scales["paper"])
+            for one in summaries(PROJECT)
+        ],
+    )
 
 
 def manifest(name: str) -> str:

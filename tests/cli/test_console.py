@@ -17,7 +17,7 @@ from twinrun.foundation.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = "recipes/mpt7b-scaling"
-PLAN = ("run", RECIPE, "--vendor", "cpu", "--engine", "host", "--dry")
+PLAN = ("run", RECIPE, "--vendor", "cpu", "--engine", "host", "--dry", "--json")
 
 
 def ended(

@@ -21,10 +21,10 @@ def run(root: Path, request: Request, *, out: Path | None, resume: bool, as_json
     """Run a recipe and return the exit code: 1 when a claim or a check fails."""
     project = Project(root)
     selection = select(project, request)
-    _print_choices(selection)
     if request.dry:
-        print_json(_dry(project, selection))
+        _print_plan(project, selection, as_json=as_json)
         return 0
+    _print_choices(selection)
     from twinrun.cli.records import offer, write_run_report
     from twinrun.foundation.files import write_atomically
     from twinrun.results.verdicts import FAILURES
@@ -56,16 +56,15 @@ def _print_choices(selection: Selection) -> None:
         print(f"differs   {item.field} is {item.found}, published {item.published}", file=sys.stderr)
 
 
-def _dry(project: Project, selection: Selection) -> dict[str, object]:
-    from twinrun.runs.dry import commands_of
+def _print_plan(project: Project, selection: Selection, *, as_json: bool) -> None:
+    from twinrun.cli import dry
+    from twinrun.report.terminal import show
 
-    plan = selection.plan
-    return {
-        "plan_sha256": plan.sha256(),
-        "plan": plan.model_dump(mode="json"),
-        "choices": [choice.model_dump() for choice in selection.choices],
-        **commands_of(project, selection),
-    }
+    if as_json:
+        _print_choices(selection)
+        print_json(dry.everything(project, selection))
+    else:
+        show(dry.page(project, selection))
 
 
 def summary(record: Record, folder: Path) -> dict[str, object]:

@@ -23,7 +23,7 @@ def build(root: Path, options: Mapping[str, Any], *, dry: bool, as_json: bool) -
     request = BuildRequest(**options)
     plan = plan_request(root, request)
     if dry:
-        print_json(plan.summary())
+        print_json(plan.summary()) if as_json else print("\n".join(plan_lines(plan)))
         return
     with BuildProgress() as progress:
         for line in plan_lines(plan):

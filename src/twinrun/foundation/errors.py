@@ -76,8 +76,14 @@ def require_known(name: str, known: Iterable[str], message: str, *, place: str) 
 def closest(word: str, choices: Iterable[str]) -> str | None:
     """Return a hint naming the choice nearest to `word`, if one is near."""
     names = list(choices)
-    near = [name for name in names if _abbreviates(word, name)] or difflib.get_close_matches(word, names, n=1)
+    near = [name for name in names if _abbreviates(word, name)] or _begins(word, names)
+    near = near or difflib.get_close_matches(word, names, n=1)
     return f"did you mean `{near[0]}`?" if near else None
+
+
+def _begins(word: str, names: list[str]) -> list[str]:
+    """Return the names of which `word` is the first part, as `h100` is of `h100-80gb`."""
+    return [name for name in names if re.match(rf"{re.escape(word)}[-_.]", name)] if word else []
 
 
 def _abbreviates(word: str, name: str) -> bool:

@@ -64,7 +64,7 @@ def daemon_errors(what: str) -> Iterator[None]:
             f"the Docker daemon cannot run {what}",
             place=_place(),
             found=str(getattr(error, "explanation", None) or error)[:200],
-            hint="see the daemon's log, or use --engine venv",
+            hint="see the daemon's log",
         ) from None
 
 
@@ -145,7 +145,7 @@ def _silent(found: str) -> MachineError:
         "the Docker daemon does not answer",
         place=_place(),
         found=found,
-        hint="start it, join the group that may use its socket, or use --engine venv",
+        hint="start it, point DOCKER_HOST at it, or join the group that may use its socket",
     )
 
 

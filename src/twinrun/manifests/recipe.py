@@ -90,6 +90,8 @@ class Recipe(Frozen):
     version: Positive
     """Raised by every change that may move a number."""
     title: str
+    question: Annotated[str, Field(pattern=r"^[^\n]+\?$")]
+    """What a reader learns from a run, as one sentence with a question mark."""
     publication: Publication
     script: str | None = None
     """File of the recipe that every rank runs; a training without one is run by `twinrun.train.training`."""

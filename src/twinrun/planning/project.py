@@ -88,7 +88,8 @@ class Project:
             place=name,
             found=name,
             allowed=[f"recipes/{item}" for item in known],
-            hint=closest(given.name, known),
+            hint=(None if given.name == "recipes" else closest(given.name, known))
+            or "`invoke recipes` says what each asks",
         )
 
     def _load(self, folder: Path) -> LoadedRecipe:

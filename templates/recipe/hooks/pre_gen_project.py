@@ -22,5 +22,5 @@ if not GPUS.is_file():
     refuse("--output-dir", str(Path.cwd().parent), "recipes/ of a checkout of twinrun")
 gpus = [row["id"] for row in tomllib.loads(GPUS.read_text(encoding="utf-8"))["gpu"]]
 if GPU not in gpus:
-    nearest = difflib.get_close_matches(GPU, gpus, 1)
+    nearest = [gpu for gpu in gpus if gpu.startswith(f"{GPU}-")] or difflib.get_close_matches(GPU, gpus, 1)
     refuse("gpu", GPU, ", ".join(gpus) + (f"; did you mean {nearest[0]}?" if nearest else ""))

@@ -60,7 +60,11 @@ def open_engine(
     Raises:
         MachineError: no daemon answers, it does not have the image, or cannot pass the devices on.
     """
-    client = daemon.connect()
+    try:
+        client = daemon.connect()
+    except MachineError as error:
+        hint = f"{error.hint}; or use --engine venv"
+        raise MachineError(error.message, place=error.place, found=error.found, hint=hint) from None
     for name in remove_abandoned(client):
         say(f"removed the container {name}, which a killed run had left")
     image = _find(client, stack)

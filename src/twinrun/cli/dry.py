@@ -1,0 +1,71 @@
+"""What `invoke run --dry` prints: the plan on a page, or all of it as JSON."""
+
+from __future__ import annotations
+
+import shlex
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from twinrun.foundation.text import duration, plain
+from twinrun.planning.project import Project
+from twinrun.runs.dry import commands_of
+from twinrun.runs.selection import Selection
+
+
+def everything(project: Project, selection: Selection) -> dict[str, object]:
+    """Return the plan, the choices, and every command with its variables."""
+    plan = selection.plan
+    return {
+        "plan_sha256": plan.sha256(),
+        "plan": plan.model_dump(mode="json"),
+        "choices": [choice.model_dump() for choice in selection.choices],
+        **commands_of(project, selection),
+    }
+
+
+def page(project: Project, selection: Selection) -> RenderableType:
+    """Return what was chosen, the points, how the run differs, and what starts the first point's ranks."""
+    recipe, plan = selection.recipe.recipe, selection.plan
+    parts: list[RenderableType] = [Text(f"{recipe.title}\n{recipe.question}\n"), _choices(selection)]
+    parts += [Text(""), _points(selection)]
+    if plan.differences:
+        parts += [Text(""), _differences(selection)]
+    parts += [Text(""), Text(_starts(project, selection), overflow="fold"), Text("")]
+    parts.append(
+        Text("Nothing was started. --dry --json prints the whole plan, with lines to paste into a shell.")
+    )
+    return Group(*parts)
+
+
+def _choices(selection: Selection) -> Table:
+    table = Table("chosen", "", "because", box=None, pad_edge=False)
+    for choice in selection.choices:
+        table.add_row(choice.name, Text(choice.value), Text(choice.because))
+    return table
+
+
+def _points(selection: Selection) -> Table:
+    table = Table("point", "nodes", "devices a node", "time", box=None, pad_edge=False)
+    for point in selection.plan.points:
+        seconds = "not estimated" if point.seconds is None else f"about {duration(point.seconds)}"
+        table.add_row(point.id, f"{point.nodes:,}", f"{point.devices_per_node:,}", seconds)
+    return table
+
+
+def _differences(selection: Selection) -> Table:
+    table = Table("differs", "here", "published", box=None, pad_edge=False)
+    for one in selection.plan.differences:
+        table.add_row(one.field, Text(plain(one.found)), Text(plain(one.published)))
+    return table
+
+
+def _starts(project: Project, selection: Selection) -> str:
+    """Return what is given to the scheduler, or started on the first node, for the first point."""
+    rendered, point = commands_of(project, selection), selection.plan.points[0].id
+    scripts, commands = rendered.get("scripts"), rendered.get("commands")
+    if isinstance(scripts, dict):
+        return f"The scheduler gets for {point}:\n{scripts[point]['script']}"
+    assert isinstance(commands, dict)
+    return f"Ranks of {point} are started by:\n{shlex.join(commands[point][0]['arguments'])}"

@@ -1,0 +1,64 @@
+"""`invoke recipes`: which recipes there are, what each asks, and what it would do on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from twinrun.cli.console import print_json
+from twinrun.foundation.errors import TwinrunError
+from twinrun.foundation.manifest import Frozen
+from twinrun.manifests.recipe import SCALES
+from twinrun.planning.project import Project
+from twinrun.report.terminal import show
+from twinrun.runs.selection import Request, select
+
+
+class RecipeSummary(Frozen):
+    """A recipe for somebody who chooses one."""
+
+    recipe: str
+    """Folder of the recipe, as `invoke run` takes it."""
+    question: str
+    publication: str
+    scales: dict[str, str]
+    """What each scale runs."""
+
+
+def summaries(project: Project) -> Iterator[RecipeSummary]:
+    """Yield what each recipe of the project asks and offers; raises InputError for a broken one."""
+    for loaded in project.recipes().values():
+        recipe = loaded.recipe
+        yield RecipeSummary(
+            recipe=loaded.folder,
+            question=recipe.question,
+            publication=f"{recipe.publication.title}, {recipe.publication.figure}",
+            scales={name: loaded.tables.scale(name).summary for name in SCALES},
+        )
+
+
+def here(project: Project, recipe: str) -> str:
+    """Return what `invoke run` would choose on this machine and how long that takes, or why it cannot."""
+    try:
+        selection = select(project, Request(recipe=recipe))
+    except TwinrunError as error:
+        return f"cannot run: {error.message}"
+    chosen = {"time": "time not estimated"} | {choice.name: choice.value for choice in selection.choices}
+    return ", ".join(chosen[name] for name in ("scale", "model", "time") if name in chosen)
+
+
+def recipes(root: Path, *, as_json: bool) -> None:
+    """Print a row for each recipe."""
+    project = Project(root)
+    rows = [(one, here(project, one.recipe)) for one in summaries(project)]
+    if as_json:
+        print_json([one.model_dump() | {"here": text} for one, text in rows])
+        return
+    table = Table("recipe", "what it asks", "on this machine", box=None, pad_edge=False)
+    for one, text in rows:
+        table.add_row(Text(one.recipe, no_wrap=True), Text(one.question), Text(text))
+    show(table)
+    print("\n`invoke run RECIPE --dry` shows what a run would do; --json lists what each scale runs.")

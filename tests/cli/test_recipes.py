@@ -1,0 +1,62 @@
+"""What a new user asks first: which recipes there are, and what a run would do."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from tests.cli.test_bad_input import error_message
+from tests.commands import ROOT, invoke
+
+RECIPE = "recipes/mpt7b-scaling"
+CPU = ("--vendor", "cpu", "--scale", "smoke", "--engine", "host")
+
+
+def test_every_recipe_is_listed_with_what_it_asks_and_does_here() -> None:
+    listed = json.loads(invoke(ROOT, "recipes", "--json").stdout)
+    assert [one["recipe"] for one in listed] == sorted(
+        path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "recipes").glob("*/recipe.toml")
+    )
+    done = invoke(ROOT, "recipes", variables={"COLUMNS": "160"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert max(map(len, done.stdout.splitlines())) <= 160
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for one in listed:
+        row = next(line for line in done.stdout.splitlines() if line.startswith(f"{one['recipe']} "))
+        assert one["question"] in row
+        assert f"`{one['recipe'].removeprefix('recipes/')}` |" in readme
+        assert f"| {one['question']} |" in readme
+        assert one["scales"].keys() == {"smoke", "node", "paper"}
+
+
+def test_a_plan_is_a_page_and_json_is_all_of_it() -> None:
+    page = invoke(ROOT, "run", RECIPE, *CPU, "--dry")
+    assert (page.returncode, page.stderr) == (0, "")
+    assert len(page.stdout.splitlines()) < 50
+    for part in (
+        r"^scale +smoke +asked for$",
+        r"^devices=2 +1 +2 +about \d+ s$",
+        r"^parameters +124,672 +6,658,859,008$",
+        r"--nproc-per-node 1 ",
+    ):
+        assert re.search(part, re.sub(r" +$", "", page.stdout, flags=re.MULTILINE), re.MULTILINE), part
+    whole = json.loads(invoke(ROOT, "run", RECIPE, *CPU, "--dry", "--json").stdout)
+    assert whole["commands"].keys() == {"devices=1", "devices=2"}
+
+
+def test_a_plan_of_an_image_is_a_page_and_json_is_all_of_it() -> None:
+    page = invoke(ROOT, "build", "--stack", "cpu", "--dry")
+    assert page.stdout.startswith("image     twinrun/cpu:")
+    assert json.loads(invoke(ROOT, "build", "--stack", "cpu", "--dry", "--json").stdout)["commands"]
+
+
+def test_the_folder_of_all_recipes_is_none() -> None:
+    message = error_message(invoke(ROOT, "run", "recipes", "--dry"), 2)
+    assert message.endswith("hint: `invoke recipes` says what each asks ")
+
+
+def test_hints_name_what_a_command_has() -> None:
+    for command in (("build", "--stack", "cpu"), ("cluster", "up"), ("run", RECIPE, *CPU[:-1], "docker")):
+        message = error_message(invoke(ROOT, *command), 3)
+        assert "hint: start it" in message
+        assert ("--engine venv" in message) == (command[0] == "run")
