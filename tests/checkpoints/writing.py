@@ -7,6 +7,7 @@ import hashlib
 from twinrun.checkpoints.manifest import FORMAT, CheckpointManifest, Chunk, StoredFile, StoredTensor
 from twinrun.checkpoints.safetensors import Entry, header_of
 from twinrun.checkpoints.store import Store
+from twinrun.foundation.files import sha256_of_bytes
 
 VALUES = bytes(range(24))
 
@@ -15,7 +16,7 @@ def write(
     store: Store, *, step: int, token: int, identity: dict[str, str] | None = None, version: int = FORMAT
 ) -> CheckpointManifest:
     """Save a tensor of two rows in two parts, a file each, as two ranks do."""
-    files, chunks = [], []
+    files, chunks, known = [], [], store.steps()
     for rank in range(2):
         name, key = f"rank-{rank:05d}.safetensors", f"model.weight@{rank},0"
         header = header_of([Entry(name=key, dtype="F32", shape=(1, 3))])
@@ -38,7 +39,7 @@ def write(
         step=step,
         samples=step * 16,
         token=token,
-        previous=None,
+        previous=sha256_of_bytes(store.manifest(known[-1])) if known else None,
         identity=identity or {"seed": "17"},
         layout={"world_size": "2"},
         files=tuple(files),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import time
@@ -131,8 +132,28 @@ def test_what_is_not_utf8_is_told_with_its_byte(file: Path) -> None:
 
 def test_a_file_too_large_is_not_parsed(file: Path) -> None:
     error = refused(file, b"[" * (MAX_MANIFEST_BYTES + 1))
-    assert error.message == "too large for a manifest"
-    assert error.found == f"{MAX_MANIFEST_BYTES + 1} bytes"
+    assert error.message == "no manifest"
+    assert error.found == f"{MAX_MANIFEST_BYTES + 1} bytes, at most {MAX_MANIFEST_BYTES}"
+
+
+def test_a_pipe_is_not_waited_for(file: Path) -> None:
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)
+    with pytest.raises(InputError, match="no manifest") as caught:
+        load_toml(file, Manifest)
+    assert caught.value.found == "a pipe"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [('{"name": "a", "name": "b"}', "the key 'name' stands twice"), (r'{"name": "\ud800"}', "surrogates")],
+)
+def test_json_that_two_readers_could_understand_in_two_ways_is_refused(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    (tmp_path / "item.json").write_text(text)
+    with pytest.raises(InputError, match=said):
+        load_json(tmp_path / "item.json", Manifest)
 
 
 @pytest.mark.parametrize(

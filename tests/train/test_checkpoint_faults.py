@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pickle
 import random
 import shutil
@@ -143,6 +144,34 @@ def test_no_pickle_is_executed(
 
 assert (len(PLACES) + len(DATA_PLACES)) * len(PROTOCOLS) == PICKLES.nightly
 assert (len(PLACES) + len(DATA_PLACES)) * len(QUICK_PROTOCOLS) == PICKLES.change
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (f"{NEWEST}/rank-00000.safetensors", "no regular file\n  found: a pipe"),
+        (f"{NEWEST}/manifest.json", "cannot be read\n  found: a pipe"),
+        (f"{NEWEST}/extra", "no regular file\n  found: a pipe"),
+        ("step-٠٠٠٠٠٠٠٢", "no name of a checkpoint"),
+        ("latest.json", "going on after"),
+    ],
+)
+def test_a_run_goes_on_without_waiting_for_a_pipe(
+    saved_alone: tuple[TrainingJob, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    said: str,
+) -> None:
+    place = tmp_path / "place"
+    shutil.copytree(saved_alone[1], place)
+    (place / name).unlink(missing_ok=True)
+    os.mkfifo(place / name)
+    job = saving(saved_alone[0], place)
+    train(job, read_corpus(Path(job.data)))
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert (place / "quarantine" / NEWEST).is_dir() == ("put aside" in shown) == (NEWEST in name)
 
 
 LIMITS = (100, 1500, 3000, 5000)

@@ -5,23 +5,39 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from filelock import FileLock
 
-from twinrun.checkpoints.manifest import MANIFEST
-from twinrun.checkpoints.store import STEP, DamagedError, fenced_off, newest_token
+from twinrun.checkpoints.store import (
+    LATEST,
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    MAX_STATE_BYTES,
+    STEP,
+    DamagedError,
+    Latest,
+    fenced_off,
+    latest_of,
+    newest_token,
+    step_of,
+)
 from twinrun.foundation.errors import MachineError, RunError
-from twinrun.foundation.files import write_atomically
+from twinrun.foundation.files import (
+    kind_of,
+    open_regular,
+    parse_json,
+    read_regular,
+    sha256_of_bytes,
+    write_atomically,
+)
 
-LATEST = "latest.json"
 WRITER = "writer.json"
 QUARANTINE = "quarantine"
-_STEP = re.compile(r"step-(\d{8,})")
 
 
 class FolderStore:
@@ -68,37 +84,47 @@ class FolderStore:
             _sync_folder(draft)
             with self._locked():
                 self._refuse_fenced(token)
-                if final.exists():
+                if os.path.lexists(final):
                     raise RunError("this checkpoint is there already", place=str(final), found=final.name)
                 draft.rename(final)
                 _sync_folder(self._root)
-                text = json.dumps({"step": step, "checkpoint": final.name, "token": token})
-                write_atomically(self._root / LATEST, text + "\n")
+                content: dict[str, object] = {"step": step, "checkpoint": final.name, "token": token}
+                content["sha256"] = sha256_of_bytes(manifest)
+                write_atomically(self._root / LATEST, json.dumps(content) + "\n")
                 _sync_folder(self._root)
 
     def abandon(self, step: int, token: int) -> None:
         shutil.rmtree(self._draft(step, token), ignore_errors=True)
 
     def steps(self) -> list[int]:
-        with self._refusals():
-            if not self._root.is_dir():
-                return []
-            matches = [_STEP.fullmatch(path.name) for path in self._root.iterdir() if path.is_dir()]
-        return sorted(int(match[1]) for match in matches if match)
+        return sorted(step for name in self._names() if (step := step_of(name)) is not None)
 
-    def latest(self) -> int | None:
-        step = self._state(LATEST).get("step")
-        return step if isinstance(step, int) else None
+    def strays(self) -> list[str]:
+        return sorted(name for name in self._names() if step_of(name) is None)
+
+    def latest(self) -> Latest | None:
+        return latest_of(self._state(LATEST))
 
     def manifest(self, step: int) -> bytes:
-        with self._reading(path := self._folder(step) / MANIFEST):
-            return path.read_bytes()
+        with self._reading(path := self._step_folder(step) / MANIFEST):
+            return read_regular(path, limit=MAX_MANIFEST_BYTES)
+
+    def contents(self, step: int, token: int) -> dict[str, int]:  # noqa: ARG002
+        found, folder = {}, self._step_folder(step)
+        with self._reading(folder):
+            statuses = {path: path.lstat() for path in folder.iterdir()}
+        for path, status in statuses.items():
+            if kind := kind_of(status.st_mode):
+                raise DamagedError("no regular file", place=str(path), found=kind, allowed="a file")
+            found[path.name] = status.st_size
+        found.pop(MANIFEST, None)
+        return found
 
     @contextlib.contextmanager
     def open(self, step: int, name: str) -> Iterator[_File]:
-        path = self._folder(step) / name
+        path = self._step_folder(step) / name
         with self._reading(path):
-            stream = path.open("rb", buffering=0)
+            stream = open_regular(path)
         with stream:
             yield _File(stream, place=str(path))
 
@@ -123,8 +149,23 @@ class FolderStore:
             self._folder(step).rename(doomed)
             shutil.rmtree(doomed)
 
+    def _names(self) -> list[str]:
+        """Return what is called like a checkpoint, whatever it is."""
+        with self._refusals():
+            return [path.name for path in self._root.glob("step-*")] if self._root.is_dir() else []
+
     def _folder(self, step: int) -> Path:
         return self._root / STEP.format(step)
+
+    def _step_folder(self, step: int) -> Path:
+        """Return the folder of a step to read from; raises DamagedError where it is something else."""
+        path = self._folder(step)
+        with self._reading(path):
+            mode = path.lstat().st_mode
+        if not stat.S_ISDIR(mode):
+            found = kind_of(mode) or "a file"
+            raise DamagedError("no folder of a checkpoint", place=str(path), found=found, allowed="a folder")
+        return path
 
     def _draft(self, step: int, token: int) -> Path:
         return self._root / f".{STEP.format(step)}.{token}.partial"
@@ -136,7 +177,7 @@ class FolderStore:
     def _state(self, name: str) -> dict[str, Any]:
         """Return a small file of ours; empty where it is not there, or not whole."""
         try:
-            found = json.loads((self._root / name).read_bytes())
+            found = parse_json(read_regular(self._root / name, limit=MAX_STATE_BYTES))
         except (OSError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}

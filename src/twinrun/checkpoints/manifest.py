@@ -11,10 +11,9 @@ from pydantic import Field, ValidationError, model_validator
 from twinrun.checkpoints.safetensors import ITEM_BYTES
 from twinrun.checkpoints.store import DamagedError
 from twinrun.foundation.errors import InputError
-from twinrun.foundation.files import canonical_json, sha256_of_bytes
+from twinrun.foundation.files import canonical_json, parse_json, sha256_of_bytes
 from twinrun.foundation.manifest import Frozen
 
-MANIFEST = "manifest.json"
 FORMAT = 1
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0)]
@@ -101,7 +100,7 @@ def parse_manifest(text: bytes, *, place: str) -> CheckpointManifest:
         InputError: it is of a newer format.
     """
     try:
-        sealed = json.loads(text)
+        sealed = parse_json(text)
         content, stated = sealed["content"], sealed["sha256"]
         found = sha256_of_bytes(canonical_json(content).encode())
     except (ValueError, KeyError, TypeError, RecursionError) as error:

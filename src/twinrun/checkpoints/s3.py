@@ -9,15 +9,25 @@ import tempfile
 from collections.abc import Iterator
 from typing import IO, Any
 
-from twinrun.checkpoints.manifest import MANIFEST, parse_manifest
-from twinrun.checkpoints.store import STEP, DamagedError, fenced_off, newest_token
+from twinrun.checkpoints.manifest import parse_manifest
+from twinrun.checkpoints.store import (
+    LATEST,
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    STEP,
+    DamagedError,
+    Latest,
+    fenced_off,
+    latest_of,
+    newest_token,
+    step_of,
+)
 from twinrun.foundation.errors import InputError, MachineError, RunError
+from twinrun.foundation.files import parse_json, sha256_of_bytes
 
-LATEST = "latest.json"
 WRITER = "writer.json"
 # Where the manifest of a bad checkpoint goes; its files stay, and no save takes their names.
 QUARANTINE = "quarantine"
-_STEP = re.compile(r"step-(\d{8,})/manifest\.json")
 _ABSENT = {"NoSuchKey", "404", "NotFound"}
 _CHANGED = {"PreconditionFailed", "412", "ConditionalRequestConflict"}
 _ATTEMPTS = 20
@@ -82,7 +92,8 @@ class ObjectStore:
                 raise RunError("this checkpoint is there already", place=f"s3://{place}") from None
         latest, tag = self._state(LATEST)
         condition = {"IfMatch": tag} if tag else {"IfNoneMatch": "*"}
-        content = {"step": step, "checkpoint": STEP.format(step), "token": token}
+        content: dict[str, Any] = {"step": step, "checkpoint": STEP.format(step), "token": token}
+        content["sha256"] = sha256_of_bytes(manifest)
         # Another run may have become the writer, and have published, since the check above.
         if newest_token(latest) > token or not self._put_if(LATEST, content, condition):
             with self._refusals():
@@ -93,18 +104,32 @@ class ObjectStore:
         self._delete(self._key(step, str(token), ""))
 
     def steps(self) -> list[int]:
-        keys = {key.removeprefix(self._prefix) for key in self._keys(f"{self._prefix}step-")}
-        return sorted(int(match[1]) for key in keys if (match := _STEP.fullmatch(key)))
+        return sorted(step for name in self._names() if (step := step_of(name)) is not None)
 
-    def latest(self) -> int | None:
-        step = self._state(LATEST)[0].get("step")
-        return step if isinstance(step, int) else None
+    def strays(self) -> list[str]:
+        return sorted(name for name in self._names() if step_of(name) is None)
+
+    def latest(self) -> Latest | None:
+        return latest_of(self._state(LATEST)[0])
 
     def manifest(self, step: int) -> bytes:
-        with self._reading(self._key(step, MANIFEST)):
-            answer = self._client.get_object(Bucket=self._bucket, Key=self._key(step, MANIFEST))
+        with self._reading(key := self._key(step, MANIFEST)):
+            answer = self._client.get_object(Bucket=self._bucket, Key=key)
+            if (size := answer["ContentLength"]) > MAX_MANIFEST_BYTES:
+                place, found = f"s3://{self._bucket}/{key}", f"{size} bytes, at most {MAX_MANIFEST_BYTES}"
+                raise DamagedError("no manifest of a checkpoint", place=place, found=found)
             content: bytes = answer["Body"].read()
             return content
+
+    def contents(self, step: int, token: int) -> dict[str, int]:
+        prefix = self._key(step, str(token), "")
+        with self._refusals():
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
+            return {
+                one["Key"].removeprefix(prefix): one["Size"]
+                for page in pages
+                for one in page.get("Contents", ())
+            }
 
     @contextlib.contextmanager
     def open(self, step: int, name: str) -> Iterator[_Object]:
@@ -162,6 +187,11 @@ class ObjectStore:
         manifest = parse_manifest(self.manifest(step), place=self.file(step, MANIFEST))
         return self._key(step, str(manifest.token), "")
 
+    def _names(self) -> set[str]:
+        """Return what is called like a checkpoint, and has a manifest."""
+        keys = (key.removeprefix(self._prefix) for key in self._keys(f"{self._prefix}step-"))
+        return {name for name, _, rest in (key.partition("/") for key in keys) if rest == MANIFEST}
+
     def _key(self, step: int, *parts: str) -> str:
         return f"{self._prefix}{'/'.join((STEP.format(step), *parts))}"
 
@@ -186,7 +216,7 @@ class ObjectStore:
                 return {}, ""
             text = answer["Body"].read()
         try:
-            content = json.loads(text)
+            content = parse_json(text)
         except (ValueError, RecursionError):
             content = {}
         return content if isinstance(content, dict) else {}, answer["ETag"]

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from twinrun.checkpoints.store import DamagedError
+from twinrun.foundation.files import parse_json
 
 # Bytes of an element, by the name that the format has for its type.
 ITEM_BYTES = {
@@ -81,11 +82,12 @@ def header_bytes(first: bytes, *, place: str) -> int:
 
 
 def parse_header(header: bytes, *, place: str) -> dict[str, Entry]:
-    """Return the tensors that a whole header describes; raises DamagedError."""
+    """Return the tensors that a whole header describes, without gaps or overlaps; raises DamagedError."""
     try:
-        described = json.loads(header[LENGTH_BYTES:])
+        described = parse_json(header[LENGTH_BYTES:])
         described.pop(METADATA, None)
         entries = {name: _entry(name, one, len(header)) for name, one in described.items()}
+        _demand_side_by_side(entries, len(header))
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise DamagedError("no safetensors header", place=place, found=repr(error)) from None
     return entries
@@ -93,7 +95,7 @@ def parse_header(header: bytes, *, place: str) -> dict[str, Entry]:
 
 def metadata_of(header: bytes) -> dict[str, str]:
     """Return what a header, which `parse_header` takes, says beside its tensors."""
-    found = json.loads(header[LENGTH_BYTES:]).get(METADATA)
+    found = parse_json(header[LENGTH_BYTES:]).get(METADATA)
     return found if isinstance(found, dict) else {}
 
 
@@ -110,3 +112,11 @@ def _entry(name: str, described: dict[str, object], start: int) -> Entry:
     if min(entry.begin - start, *entry.shape, 0) < 0 or entry.bytes != int(offsets[1]) - int(offsets[0]):
         raise ValueError(f"{name}: shape and offsets differ")
     return entry
+
+
+def _demand_side_by_side(entries: Mapping[str, Entry], begin: int) -> None:
+    """Raise ValueError where tensors overlap or leave a gap, which the format does not allow."""
+    for entry in sorted(entries.values(), key=lambda one: (one.begin, one.bytes)):
+        if entry.begin != begin:
+            raise ValueError(f"{entry.name} begins at byte {entry.begin}, the one before it ends at {begin}")
+        begin += entry.bytes

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from twinrun.foundation.errors import RunError
 
 # A step's folder, or the prefix of its objects.
 STEP = "step-{:08d}"
+MANIFEST = "manifest.json"
+LATEST = "latest.json"
+# Beside a manifest: the signature of who vouches for it.
+SIGNATURE = f"{MANIFEST}.sig"
+# The manifest of a thousand ranks with a thousand tensors has about 200 MB.
+MAX_MANIFEST_BYTES = 256 << 20
+# `latest.json` and `writer.json` have one line.
+MAX_STATE_BYTES = 1 << 16
 
 
 class DamagedError(RunError):
@@ -30,6 +39,14 @@ class ReadableFile(Protocol):
 
     def read_into(self, room: memoryview, begin: int) -> int:
         """Fill `room` from byte `begin` on; return how many bytes there were. Raises DamagedError."""
+
+
+class Latest(NamedTuple):
+    """What a place says was published last."""
+
+    step: int
+    sha256: str | None
+    """Digest of its manifest; None where the place does not say."""
 
 
 class Store(Protocol):
@@ -58,11 +75,21 @@ class Store(Protocol):
     def steps(self) -> list[int]:
         """Return the steps of all that is published, oldest first."""
 
-    def latest(self) -> int | None:
-        """Return the step that was published last, whether it is still there or not."""
+    def strays(self) -> list[str]:
+        """Return what is called like a checkpoint, and has not the name of one; no run takes it."""
+
+    def latest(self) -> Latest | None:
+        """Return what was published last, whether it is still there or not."""
 
     def manifest(self, step: int) -> bytes:
         """Return the content of the manifest of `step`; raises DamagedError where there is none."""
+
+    def contents(self, step: int, token: int) -> dict[str, int]:
+        """Return the files beside the manifest that writer `token` wrote, with their sizes.
+
+        Raises:
+            DamagedError: one is no regular file.
+        """
 
     def open(self, step: int, name: str) -> AbstractContextManager[ReadableFile]:
         """Read a file of `step`; raises DamagedError where there is none."""
@@ -75,6 +102,20 @@ class Store(Protocol):
 
     def remove(self, step: int) -> None:
         """Remove a checkpoint."""
+
+
+def step_of(name: str) -> int | None:
+    """Return the step of a checkpoint called `name`; None for a name that no checkpoint has."""
+    match = re.fullmatch(r"step-([0-9]{8,})", name)
+    return int(match[1]) if match and STEP.format(int(match[1])) == name else None
+
+
+def latest_of(state: Mapping[str, Any]) -> Latest | None:
+    """Return what `latest.json` says, None where it is not whole."""
+    step, digest = state.get("step"), state.get("sha256")
+    if not isinstance(step, int):
+        return None
+    return Latest(step, digest if isinstance(digest, str) else None)
 
 
 def newest_token(*known: Mapping[str, Any]) -> int:

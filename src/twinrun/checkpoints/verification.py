@@ -7,9 +7,9 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 from twinrun.checkpoints.manifest import (
-    MANIFEST,
     CheckpointManifest,
     Chunk,
     StoredFile,
@@ -17,11 +17,13 @@ from twinrun.checkpoints.manifest import (
     parse_manifest,
 )
 from twinrun.checkpoints.safetensors import ITEM_BYTES, LENGTH_BYTES, Entry, header_bytes, parse_header
-from twinrun.checkpoints.store import STEP, DamagedError, ReadableFile, Store
+from twinrun.checkpoints.store import LATEST, MANIFEST, SIGNATURE, STEP, DamagedError, ReadableFile, Store
 from twinrun.foundation.errors import InputError
 
 # Fewer would wait for an object store.
 LEAST_THREADS = 8
+# What a thread reads before it hashes it.
+PIECE_BYTES = 16 << 20
 # Checkpoints that are kept: the newest, of which one at least was read back and found good.
 KEPT = 2
 
@@ -33,10 +35,11 @@ def threads() -> int:
 
 
 def read_manifest(store: Store, step: int) -> CheckpointManifest:
-    """Return the manifest of `step`, whole and consistent.
+    """Return the manifest of `step`, whole and consistent, its files beside it.
 
     Raises:
-        DamagedError: it is not what was written, or it is another step's.
+        DamagedError: it is not what was written, it is another step's, or a file is missing, of another size,
+            more than the manifest has, or no file at all.
         InputError: it is of another format.
     """
     place = store.file(step, MANIFEST)
@@ -49,22 +52,47 @@ def read_manifest(store: Store, step: int) -> CheckpointManifest:
     for name, tensor in manifest.tensors.items():
         if unknown := {chunk.file for chunk in tensor.chunks} - files:
             raise DamagedError("a part is in no file", place=f"{place}:{name}", found=sorted(unknown))
+    _demand_contents(store, manifest)
     return manifest
+
+
+def _demand_contents(store: Store, manifest: CheckpointManifest) -> None:
+    """Hold what lies beside a manifest against it, before any of it is opened; raises DamagedError."""
+    found = store.contents(manifest.step, manifest.token)
+    sizes = {one.name: one.bytes for one in manifest.files}
+    for name in sorted(found.keys() - sizes.keys() - {SIGNATURE}):
+        place = store.file(manifest.step, name)
+        raise DamagedError(
+            "a file that the manifest does not have", place=place, found=f"{found[name]} bytes"
+        )
+    for name, size in sizes.items():
+        place = store.file(manifest.step, name)
+        if name not in found:
+            raise DamagedError("missing", place=place, found="no file", allowed="the file")
+        if found[name] != size:
+            raise _another_size(place, found[name], size)
+
+
+def _another_size(place: str, found: int, allowed: int) -> DamagedError:
+    return DamagedError("another size", place=place, found=f"{found} bytes", allowed=f"{allowed} bytes")
 
 
 def read_entries(store: Store, step: int, file: StoredFile, source: ReadableFile) -> dict[str, Entry]:
     """Return the tensors of a file by name, from a header that is as written; raises DamagedError."""
     place = store.file(step, file.name)
     if source.size != file.bytes:
-        raise DamagedError(
-            "another size", place=place, found=f"{source.size} bytes", allowed=f"{file.bytes} bytes"
-        )
+        raise _another_size(place, source.size, file.bytes)
     length = header_bytes(bytes(_first(source, LENGTH_BYTES)), place=place)
     header = _first(source, length)
     found = hashlib.sha256(header).hexdigest()
     if found != file.header_sha256:
         raise DamagedError("its header was changed", place=place, found=found, allowed=file.header_sha256)
-    return parse_header(bytes(header), place=place)
+    entries = parse_header(bytes(header), place=place)
+    if (end := length + sum(entry.bytes for entry in entries.values())) != source.size:
+        raise DamagedError(
+            "bytes that no tensor has", place=place, found=f"{source.size} bytes", allowed=f"{end} bytes"
+        )
+    return entries
 
 
 def entry_of(chunk: Chunk, entries: Mapping[str, Entry], source: ReadableFile, *, place: str) -> Entry:
@@ -84,7 +112,23 @@ def entry_of(chunk: Chunk, entries: Mapping[str, Entry], source: ReadableFile, *
 def read_chunk(source: ReadableFile, entry: Entry, chunk: Chunk, room: memoryview, *, place: str) -> None:
     """Read a part of a tensor into `room`, and hold what is there against its digest; raises DamagedError."""
     with room[: source.read_into(room, entry.begin)] as data:
-        found = hashlib.sha256(data).hexdigest()
+        _demand_digest(hashlib.sha256(data).hexdigest(), chunk, place)
+
+
+def _hold(source: ReadableFile, entry: Entry, chunk: Chunk, *, place: str) -> None:
+    """Hold a part of a tensor against its digest, piece by piece: it may be larger than the memory."""
+    digest, done = hashlib.sha256(), 0
+    room = memoryview(bytearray(min(entry.bytes, PIECE_BYTES)))
+    while done < entry.bytes:
+        got = source.read_into(room[: entry.bytes - done], entry.begin + done)
+        if not got:
+            break
+        digest.update(room[:got])
+        done += got
+    _demand_digest(digest.hexdigest(), chunk, place)
+
+
+def _demand_digest(found: str, chunk: Chunk, place: str) -> None:
     if found != chunk.sha256:
         raise DamagedError(f"{chunk.key} was changed", place=place, found=found, allowed=chunk.sha256)
 
@@ -101,6 +145,78 @@ def verify(store: Store, step: int) -> CheckpointManifest:
         for file in manifest.files:
             _verify_file(store, manifest, file, pool)
     return manifest
+
+
+def demand_published(store: Store, manifest: CheckpointManifest) -> None:
+    """Raise DamagedError where a manifest is another than the place says was published last."""
+    latest, found = store.latest(), manifest.digest()
+    if latest and latest.step == manifest.step and latest.sha256 not in (None, found):
+        place = store.file(manifest.step, MANIFEST)
+        raise DamagedError(
+            "another manifest than was published", place=place, found=found, allowed=latest.sha256
+        )
+
+
+def broken_links(
+    store: Store, manifests: Mapping[int, CheckpointManifest | None]
+) -> dict[int | str, DamagedError]:
+    """Return what is wrong between the checkpoints of a place, by step or name.
+
+    Each names the manifest before it, all are of one run, and the newest is what was published last.
+
+    Args:
+        manifests: of each step, oldest first; None for a damaged one, which is named elsewhere.
+    """
+    found: dict[int | str, DamagedError] = {
+        name: DamagedError("no name of a checkpoint", place=f"{store.place}/{name}", allowed=STEP.format(0))
+        for name in store.strays()
+    }
+    for before, after in pairwise(manifests.values()):
+        if before and after and (fault := _fault_between(store, before, after)):
+            found[after.step] = fault
+    for manifest in filter(None, manifests.values()):
+        try:
+            demand_published(store, manifest)
+        except DamagedError as fault:
+            found[manifest.step] = fault
+    return found | _missing_newest(store)
+
+
+def _missing_newest(store: Store) -> dict[int | str, DamagedError]:
+    """Return the checkpoint that was published last where it is gone, or where nothing says which it was."""
+    latest, steps = store.latest(), store.steps()
+    if latest is None and steps:
+        place = f"{store.place}/{LATEST}"
+        return {LATEST: DamagedError("does not say which checkpoint is the newest", place=place)}
+    if latest is None or latest.step in steps:
+        return {}
+    return {
+        latest.step: DamagedError(
+            "missing, though it was published last",
+            place=store.file(latest.step, MANIFEST),
+            found=f"steps {', '.join(map(str, steps))}" if steps else "no checkpoint",
+            hint="it was removed, put aside in quarantine/, or the place was brought back from an older copy",
+        )
+    }
+
+
+def _fault_between(
+    store: Store, before: CheckpointManifest, after: CheckpointManifest
+) -> DamagedError | None:
+    place = store.file(after.step, MANIFEST)
+    for name in sorted(before.identity.keys() | after.identity.keys()):
+        ours, theirs = before.identity.get(name, "nothing"), after.identity.get(name, "nothing")
+        if ours != theirs:
+            allowed = f"{ours}, that of step {before.step}"
+            return DamagedError("of another run", place=f"{place}:{name}", found=theirs, allowed=allowed)
+    if after.previous != before.digest():
+        return DamagedError(
+            "does not go on from the checkpoint before it",
+            place=f"{place}:previous",
+            found=after.previous or "nothing",
+            allowed=f"{before.digest()}, the manifest of step {before.step}",
+        )
+    return None
 
 
 def demand_same(
@@ -165,7 +281,7 @@ def _verify_file(
 
         def read(chunk: Chunk) -> None:
             entry = entry_of(chunk, entries, source, place=place)
-            read_chunk(source, entry, chunk, memoryview(bytearray(entry.bytes)), place=place)
+            _hold(source, entry, chunk, place=place)
 
         list(pool.map(read, chunks))
         _refuse_uncovered(entries, chunks, place)

@@ -12,7 +12,7 @@ from twinrun.checkpoints.hugging_face.writing import write_folder
 from twinrun.checkpoints.manifest import CheckpointManifest
 from twinrun.checkpoints.s3 import is_remote
 from twinrun.checkpoints.store import DamagedError, Store
-from twinrun.checkpoints.verification import read_manifest, verify
+from twinrun.checkpoints.verification import broken_links, read_manifest, verify
 from twinrun.foundation.errors import InputError, TwinrunError, closest
 from twinrun.foundation.text import number
 
@@ -27,8 +27,7 @@ def checkpoint(action: str, place: str, *, step: int | None, out: str | None, as
         sys.stdout.write(f"{_convert(place, step, out)}\n")
         return 0
     store = store_at(place)
-    steps = _steps(store, step)
-    rows = [_row(store, one, complete=action == "verify") for one in steps]
+    rows = _rows(store, _steps(store, step), complete=action == "verify", whole=step is None)
     text = json.dumps(rows, indent=1) if as_json else "\n".join(_line(row) for row in rows)
     sys.stdout.write(f"{text}\n")
     return DamagedError.exit_code if any(row["damage"] for row in rows) else 0
@@ -64,12 +63,26 @@ def _steps(store: Store, step: int | None) -> list[int]:
     return steps if step is None else [step]
 
 
-def _row(store: Store, step: int, *, complete: bool) -> dict[str, object]:
-    try:
-        manifest = verify(store, step) if complete else read_manifest(store, step)
-    except TwinrunError as error:
-        return {"step": step, "damage": str(error)}
-    return {"step": step, "damage": None, "verified": complete, **_facts(manifest)}
+def _rows(store: Store, steps: list[int], *, complete: bool, whole: bool) -> list[dict[str, object]]:
+    """Return what is found of each step; of a `whole` place also what is wrong between them."""
+    faults: dict[int | str, TwinrunError] = {}
+    manifests: dict[int, CheckpointManifest | None] = dict.fromkeys(steps)
+    for step in steps:
+        try:
+            manifests[step] = verify(store, step) if complete else read_manifest(store, step)
+        except TwinrunError as error:
+            faults[step] = error
+    if whole and complete:
+        # What is damaged is named by its files, and not by how it fits to the others.
+        faults = broken_links(store, manifests) | faults
+    good: dict[int | str, dict[str, object]] = {
+        step: {"step": step, "damage": None, "verified": complete, **_facts(manifest)}
+        for step, manifest in manifests.items()
+        if manifest
+    }
+    rows = good | {name: {"step": name, "damage": str(fault)} for name, fault in faults.items()}
+    # Steps come first, and then what has a name alone.
+    return [rows[name] for name in sorted(rows, key=lambda one: (isinstance(one, str), one))]
 
 
 def _facts(manifest: CheckpointManifest) -> dict[str, object]:
@@ -85,7 +98,8 @@ def _facts(manifest: CheckpointManifest) -> dict[str, object]:
 
 def _line(row: dict[str, object]) -> str:
     if row["damage"]:
-        return f"step {row['step']}: damaged\n{row['damage']}"
+        name = f"step {row['step']}" if isinstance(row["step"], int) else row["step"]
+        return f"{name}: damaged\n{row['damage']}"
     size = f"{number(float(str(row['bytes'])) / 1e6)} MB"
     state = "good: every byte is as written" if row["verified"] else "there, not verified"
     return f"step {row['step']}: {state}; {row['tensors']} tensors, {size}"

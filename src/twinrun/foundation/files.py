@@ -7,10 +7,11 @@ import errno
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from twinrun.foundation.errors import MachineError
 
@@ -75,6 +76,63 @@ def _write(path: Path, text: str) -> None:
     path.chmod(0o644)
 
 
+class IrregularFileError(OSError):
+    """What stands where a regular file should be: a link, a pipe, a device, a socket, or too many bytes."""
+
+    def __init__(self, found: str, path: Path) -> None:
+        super().__init__(errno.EINVAL, found, str(path))
+
+
+_KINDS = {
+    stat.S_IFLNK: "a link",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
+
+
+def open_regular(path: Path, *, links: bool = False) -> IO[bytes]:
+    """Open a regular file for reading, without a buffer; nothing else is opened, so that nothing waits.
+
+    Args:
+        links: follow a link to a regular file instead of refusing it.
+
+    Raises:
+        OSError: there is no such file, or it cannot be read.
+        IrregularFileError: it is something else than a file.
+    """
+    _demand_regular(path.stat() if links else path.lstat(), path)
+    # It may have been replaced since: a pipe does not wait for its writer, and a link is not followed.
+    wary = os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW)
+    stream = os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | wary), "rb", buffering=0)
+    try:
+        _demand_regular(os.fstat(stream.fileno()), path)
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+def read_regular(path: Path, *, limit: int, links: bool = False) -> bytes:
+    """Return the content of a regular file of at most `limit` bytes; raises as `open_regular` does."""
+    with open_regular(path, links=links) as stream:
+        if (size := os.fstat(stream.fileno()).st_size) > limit:
+            raise IrregularFileError(f"{size} bytes, at most {limit}", path)
+        return stream.read()
+
+
+def kind_of(mode: int) -> str:
+    """Return what a directory entry of this mode is, in words; nothing for a regular file."""
+    return "" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "no file")
+
+
+def _demand_regular(found: os.stat_result, path: Path) -> None:
+    if kind := kind_of(found.st_mode):
+        raise IrregularFileError(kind, path)
+
+
 def is_file_in(folder: Path, name: str) -> bool:
     """Say whether `name` is a file inside `folder`; a name no file system takes is not."""
     path = folder / name
@@ -96,6 +154,32 @@ def sha256_of_file(path: Path) -> str:
         while chunk := stream.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return what a JSON text says; what two readers could understand in two ways is refused.
+
+    Raises:
+        ValueError: not JSON, a key that stands twice in one table, or half a character, which no file holds.
+        RecursionError: thousands of brackets.
+    """
+    data = json.loads(text, object_pairs_hook=_table)
+    # Only an escape can bring half a character in: JSON itself is UTF-8.
+    if _HALF in (text.lower() if isinstance(text, bytes) else text.lower().encode(errors="replace")):
+        canonical_json(data).encode()
+    return data
+
+
+_HALF = b"\\ud"
+
+
+def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in table if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} stands twice")
+    return table
 
 
 def canonical_json(data: Any) -> str:

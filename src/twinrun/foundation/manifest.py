@@ -16,9 +16,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from twinrun.foundation.errors import InputError, closest
+from twinrun.foundation.files import IrregularFileError, parse_json, read_regular
 
 # Manifests are written by people: the largest of ours is under 10 kB.
 MAX_MANIFEST_BYTES = 1_000_000
+# What programs write: records of long runs, with their curves, are a few megabytes.
+MAX_JSON_BYTES = 256_000_000
 
 
 def _describe(schema: dict[str, Any], model: type[BaseModel]) -> None:
@@ -82,7 +85,7 @@ def load_json(path: Path, model: type[Model]) -> Model:
     """Read the JSON file at `path` as `model`; raises InputError as `load_toml` does."""
     text = _read(path)
     try:
-        data = json.loads(text)
+        data = parse_json(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"not JSON: {error}", place=str(path)) from None
     return validate(data, model, place=str(path))
@@ -116,16 +119,12 @@ def validate(data: Any, model: type[Model], *, place: str, also: Iterable[str] =
 
 def _read(path: Path) -> str:
     try:
-        content = path.read_bytes()
+        limit = MAX_MANIFEST_BYTES if path.suffix == ".toml" else MAX_JSON_BYTES
+        content = read_regular(path, limit=limit, links=True)
+    except IrregularFileError as error:
+        raise InputError("no manifest", place=str(path), found=error.strerror, allowed="a file") from None
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", place=str(path)) from None
-    if len(content) > MAX_MANIFEST_BYTES and path.suffix == ".toml":
-        raise InputError(
-            "too large for a manifest",
-            place=str(path),
-            found=f"{len(content)} bytes",
-            allowed=f"at most {MAX_MANIFEST_BYTES} bytes",
-        )
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:

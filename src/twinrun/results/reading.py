@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from twinrun.foundation.errors import InputError
-from twinrun.foundation.files import canonical_json, sha256_of_bytes, sha256_of_file
-from twinrun.foundation.manifest import validate
+from twinrun.foundation.files import canonical_json, parse_json, read_regular, sha256_of_bytes, sha256_of_file
+from twinrun.foundation.manifest import MAX_JSON_BYTES, validate
 from twinrun.manifests.metrics import Metric
 from twinrun.manifests.published import PublishedClaims
 from twinrun.manifests.recipe import SCALES
@@ -40,7 +39,7 @@ def read_record(path: Path, project: Project) -> Record:
     if not file.is_file():
         raise InputError("no such record", place=str(file), hint=HINT)
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(read_regular(file, limit=MAX_JSON_BYTES, links=True))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"not a record: {error}", place=str(file), hint=HINT) from None
     record = read_content(content, project, place=str(file))

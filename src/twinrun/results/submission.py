@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from twinrun.foundation.errors import InputError
-from twinrun.foundation.files import write_atomically
+from twinrun.foundation.files import parse_json, write_atomically
 from twinrun.foundation.manifest import Frozen, validate
 from twinrun.manifests.recipe import Stacks
 from twinrun.planning.project import Project
@@ -163,7 +163,7 @@ def _read(file: Path) -> SubmissionForm:
     if (size := file.stat().st_size) > MAX_BYTES:
         raise InputError("too large for a submission", place=str(file), found=size, allowed=MAX_BYTES)
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise InputError(f"not a submission: {error}", place=str(file)) from None
     if isinstance(content, dict) and "plan" in content:

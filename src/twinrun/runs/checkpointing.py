@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from twinrun.checkpoints import store_at
-from twinrun.checkpoints.manifest import MANIFEST
 from twinrun.checkpoints.s3 import is_remote
+from twinrun.checkpoints.store import MANIFEST
 from twinrun.checkpoints.verification import demand_same, read_manifest
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import validate

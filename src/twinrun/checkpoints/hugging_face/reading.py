@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,8 @@ from twinrun.checkpoints.safetensors import (
 from twinrun.checkpoints.store import DamagedError, Store
 from twinrun.checkpoints.verification import demand_same
 from twinrun.foundation.errors import InputError, MachineError
-from twinrun.foundation.files import sha256_of_bytes
+from twinrun.foundation.files import parse_json, read_regular, sha256_of_bytes
+from twinrun.foundation.manifest import MAX_JSON_BYTES
 
 INDEX = f"{WEIGHTS}.index.json"
 FILE = "rank-00000.safetensors"
@@ -205,7 +205,7 @@ def _seal(metadata: dict[str, str], path: Path) -> Seal | None:
     if SEAL not in metadata:
         return None
     try:
-        content = json.loads(metadata[SEAL])
+        content = parse_json(metadata[SEAL])
         return Seal(identity=dict(content["identity"]), sha256=dict(content["sha256"]))
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedError("no digests of a conversion", place=str(path), found=repr(error)) from None
@@ -213,7 +213,7 @@ def _seal(metadata: dict[str, str], path: Path) -> Seal | None:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(read_regular(path, limit=MAX_JSON_BYTES, links=True))
     except OSError as error:
         raise MachineError(f"cannot read: {error.strerror}", place=str(path)) from None
     except (ValueError, RecursionError) as error:

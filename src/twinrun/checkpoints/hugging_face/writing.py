@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 from twinrun.checkpoints.hugging_face.families import SHAPE, Form, TensorPair, form_of
-from twinrun.checkpoints.manifest import MANIFEST, CheckpointManifest
+from twinrun.checkpoints.manifest import CheckpointManifest
 from twinrun.checkpoints.safetensors import ITEM_BYTES, Entry, header_of
-from twinrun.checkpoints.store import Store
+from twinrun.checkpoints.store import MANIFEST, Store
 from twinrun.checkpoints.verification import verify, whole_tensor
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import cannot_write, canonical_json, sha256_of_bytes

@@ -15,9 +15,9 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from twinrun.checkpoints import store_at
-from twinrun.checkpoints.manifest import FORMAT, MANIFEST, CheckpointManifest, StoredFile, StoredTensor
-from twinrun.checkpoints.store import DamagedError, Store
-from twinrun.checkpoints.verification import read_manifest, retire
+from twinrun.checkpoints.manifest import FORMAT, CheckpointManifest, StoredFile, StoredTensor
+from twinrun.checkpoints.store import MANIFEST, DamagedError, Store
+from twinrun.checkpoints.verification import demand_published, read_manifest, retire
 from twinrun.foundation.errors import InputError, RunError, TwinrunError
 from twinrun.protocol.training import TrainingJob
 from twinrun.train import liveness, ranks
@@ -153,8 +153,11 @@ class Checkpoints:
 
     def _resume_from(self, store: Store, steps: list[int]) -> int:
         newest = self._together(store.latest)
-        if newest is not None and newest not in steps:
-            self._say(f"{store.file(newest, MANIFEST)}: missing, though it is the latest; using an older one")
+        if newest is not None and newest.step not in steps:
+            missing = store.file(newest.step, MANIFEST)
+            self._say(f"{missing}: missing, though it is the latest; using an older one")
+        for name in self._together(store.strays):
+            self._say(f"{store.place}/{name}: no name of a checkpoint; left where it is, and not used")
         for step in reversed(steps):
             fault = self._try(store, step)
             if fault is None:
@@ -174,6 +177,7 @@ class Checkpoints:
         fault, manifest = None, None
         try:
             manifest = read_manifest(store, step)
+            demand_published(store, manifest)
         except DamagedError as error:
             fault = str(error)
         fault = ranks.first_fault(fault, self._group)

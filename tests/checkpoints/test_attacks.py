@@ -1,0 +1,184 @@
+"""What somebody does to a place on purpose: the command names it, at once, and waits for nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints.writing import write
+from twinrun.checkpoints.folder import FolderStore
+from twinrun.checkpoints.safetensors import Entry, header_of, parse_header
+from twinrun.checkpoints.store import DamagedError
+from twinrun.cli.checkpoint import checkpoint
+
+FILE = "step-00000004/rank-00000.safetensors"
+MANIFEST = "step-00000004/manifest.json"
+NEWEST = "step-00000006"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A place with checkpoints of steps 2, 4 and 6."""
+    return place_of(tmp_path / "place")
+
+
+def place_of(folder: Path, *, seed: str = "17") -> Path:
+    store = FolderStore(folder)
+    token = store.claim("run")
+    for step in (2, 4, 6):
+        write(store, step=step, token=token, identity={"seed": seed})
+    return folder
+
+
+def verified(place: Path, capsys: pytest.CaptureFixture[str]) -> dict[int | str, str]:
+    """Return what `invoke checkpoint verify` says is wrong, by step or name."""
+    code = checkpoint("verify", str(place), step=None, out=None, as_json=True)
+    wrong = {row["step"]: row["damage"] for row in json.loads(capsys.readouterr().out) if row["damage"]}
+    assert code == (4 if wrong else 0)
+    return wrong
+
+
+def pipe(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def bound(path: Path) -> None:
+    path.unlink()
+    # The name of a socket has 108 characters at most.
+    before = Path.cwd()
+    os.chdir(path.parent)
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(path.name)
+    os.chdir(before)
+
+
+def outside(path: Path) -> None:
+    moved = path.rename(path.parent.parent.parent / "outside")
+    path.symlink_to(moved)
+
+
+def device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def vast(path: Path) -> None:
+    os.truncate(path, 20 << 30)
+
+
+@pytest.mark.parametrize(
+    ("name", "attack", "said"),
+    [
+        (FILE, pipe, "found: a pipe"),
+        (FILE, bound, "found: a socket"),
+        (FILE, outside, "found: a link"),
+        (FILE, device, "found: a link"),
+        (FILE, vast, "found: 21474836480 bytes"),
+        (MANIFEST, pipe, "found: a pipe"),
+        (MANIFEST, outside, "found: a link"),
+        (MANIFEST, vast, "found: 21474836480 bytes, at most"),
+        ("step-00000004/extra", pipe, "found: a pipe"),
+        ("step-00000004/extra", Path.touch, "a file that the manifest does not have"),
+        ("step-00000004/extra", Path.mkdir, "found: a folder"),
+    ],
+)
+def test_what_is_no_file_of_a_checkpoint_is_named(
+    place: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    attack: Callable[[Path], object],
+    said: str,
+) -> None:
+    attack(place / name)
+    wrong = verified(place, capsys)
+    assert list(wrong) == [4]
+    assert f"{place / name}: " in wrong[4]
+    assert said in wrong[4]
+
+
+def test_a_checkpoint_that_is_a_link_is_named(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outside(place / "step-00000004")
+    assert "no folder of a checkpoint\n  found: a link" in verified(place, capsys)[4]
+
+
+@pytest.mark.parametrize("name", ["step-٠٠٠٠٠٠٠٢", "step-000000002", "step-2", "step-00000004 "])
+def test_a_name_that_no_checkpoint_has_is_named_and_not_used(
+    place: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (place / name).mkdir()
+    assert "no name of a checkpoint" in verified(place, capsys)[name]
+    assert FolderStore(place).steps() == [2, 4, 6]
+
+
+def test_a_newest_checkpoint_that_is_gone_is_named(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(place / NEWEST)
+    assert "missing, though it was published last" in verified(place, capsys)[6]
+
+
+@pytest.mark.parametrize("attack", [Path.unlink, pipe])
+def test_a_place_that_does_not_name_its_newest_is_named(
+    place: Path, capsys: pytest.CaptureFixture[str], attack: Callable[[Path], object]
+) -> None:
+    attack(place / "latest.json")
+    assert "does not say which" in verified(place, capsys)["latest.json"]
+
+
+def test_the_newest_checkpoint_of_another_run_is_named(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = place_of(tmp_path / "other", seed="18")
+    shutil.rmtree(place / NEWEST)
+    shutil.copytree(other / NEWEST, place / NEWEST)
+    # Whose digest the place has, the last check says; that is of another run, it says too.
+    assert "another manifest than was published" in verified(place, capsys)[6]
+    shutil.copy(other / "latest.json", place)
+    wrong = verified(place, capsys)[6]
+    assert "manifest.json:seed: of another run\n  found: 18\n  allowed: 17, that of step 4" in wrong
+
+
+def test_a_checkpoint_from_another_try_of_the_same_run_is_named(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = FolderStore(tmp_path / "other")
+    write(store, step=6, token=store.claim("run"))
+    shutil.rmtree(place / NEWEST)
+    shutil.copytree(tmp_path / "other" / NEWEST, place / NEWEST)
+    shutil.copy(tmp_path / "other" / "latest.json", place)
+    assert "does not go on from the checkpoint before it" in verified(place, capsys)[6]
+
+
+def test_a_save_that_was_cut_off_before_the_pointer_is_good(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    latest = json.loads((place / "latest.json").read_text())
+    (place / "latest.json").write_text(json.dumps({"step": 4, "token": latest["token"]}))
+    assert verified(place, capsys) == {}
+
+
+@pytest.mark.parametrize(
+    "offsets", [[[0, 8], [4, 12]], [[0, 8], [0, 8]], [[0, 8], [12, 20]], [[4, 12], [12, 20]]]
+)
+def test_tensors_that_overlap_or_leave_a_gap_are_refused(offsets: list[list[int]]) -> None:
+    described = {
+        name: {"dtype": "F32", "shape": [2], "data_offsets": one}
+        for name, one in zip("ab", offsets, strict=True)
+    }
+    text = json.dumps(described).encode()
+    with pytest.raises(DamagedError, match="no safetensors header") as caught:
+        parse_header(len(text).to_bytes(8, "little") + text, place="a file")
+    assert "begins at byte" in str(caught.value.found)
+
+
+def test_a_tensor_that_is_named_twice_is_refused() -> None:
+    header = header_of([Entry(name="a", dtype="F32", shape=(2,))])
+    text = header[8:].strip()[:-1] + b"," + header[8:].strip()[1:]
+    with pytest.raises(DamagedError, match="no safetensors header") as caught:
+        parse_header(len(text).to_bytes(8, "little") + text, place="a file")
+    assert "the key 'a' stands twice" in str(caught.value.found)
