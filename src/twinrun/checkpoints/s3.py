@@ -116,20 +116,13 @@ class ObjectStore:
         with self._reading(key := self._key(step, MANIFEST)):
             answer = self._client.get_object(Bucket=self._bucket, Key=key)
             if (size := answer["ContentLength"]) > MAX_MANIFEST_BYTES:
-                place, found = f"s3://{self._bucket}/{key}", f"{size} bytes, at most {MAX_MANIFEST_BYTES}"
+                place, found = self.file(step, MANIFEST), f"{size} bytes, at most {MAX_MANIFEST_BYTES}"
                 raise DamagedError("no manifest of a checkpoint", place=place, found=found)
-            content: bytes = answer["Body"].read()
-            return content
+            return bytes(answer["Body"].read())
 
     def contents(self, step: int, token: int) -> dict[str, int]:
-        prefix = self._key(step, str(token), "")
-        with self._refusals():
-            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
-            return {
-                one["Key"].removeprefix(prefix): one["Size"]
-                for page in pages
-                for one in page.get("Contents", ())
-            }
+        sizes = self._sizes(self._key(step, str(token), ""))
+        return {key.rpartition("/")[2]: size for key, size in sizes.items()}
 
     @contextlib.contextmanager
     def open(self, step: int, name: str) -> Iterator[_Object]:
@@ -196,9 +189,12 @@ class ObjectStore:
         return f"{self._prefix}{'/'.join((STEP.format(step), *parts))}"
 
     def _keys(self, prefix: str) -> list[str]:
+        return list(self._sizes(prefix))
+
+    def _sizes(self, prefix: str) -> dict[str, int]:
         with self._refusals():
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
-            return [one["Key"] for page in pages for one in page.get("Contents", ())]
+            return {one["Key"]: one["Size"] for page in pages for one in page.get("Contents", ())}
 
     def _delete(self, prefix: str) -> None:
         with self._refusals():
