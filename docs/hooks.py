@@ -201,7 +201,7 @@ def ran_in(record: Record) -> str:
     environment = record.environment
     if environment.image_digest:
         return "the image"
-    kept = "as locked" if not environment.lock_differences else "not the lock's"
+    kept = "as locked" if environment.as_locked else "not the lock's"
     return f"engine {record.plan.engine}, PyTorch {environment.libraries.get('torch', '?')}, {kept}"
 
 

@@ -67,6 +67,9 @@ class FakeEngine:
         self._script = script
         self._interpreter = Interpreter(python="python", workspace=workspace)
 
+    def changed_files(self, *, whole: bool = False) -> dict[str, str]:
+        return {}
+
     def inside(self, path: Path) -> str:
         return self._interpreter.inside(path)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +110,41 @@ def test_passwords_in_values_are_left_out(monkeypatch: pytest.MonkeyPatch) -> No
         {"TORCH_HOME": "http://me:planted@host/cache", "NCCL_NET": "plugin?key=planted-key"}
     )
     assert found == {"TORCH_HOME": "http://***@host/cache", "NCCL_NET": "plugin?key=***"}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("sk-planted1234567", "ghp_planted1234567", "hf_plantedABCDEFGH", "AKIAPLANTED1234567"),
+        *(
+            "eyJhbGciOiJub25l.eyJwbGFudGVk.sig",
+            "api_key=planted",
+            "password: planted",
+            "Plan7edKJHGkjhgsd76kjhGKJHd",
+        ),
+        "-----BEGIN OPENSSH PRIVATE KEY-----\nplanted\n-----END OPENSSH PRIVATE KEY-----",
+    ],
+)
+def test_what_looks_like_a_credential_is_hidden(value: str) -> None:
+    found = steering_variables({"NCCL_NET_PLUGIN": value, "TORCH_LOGS": f"a {value} b"})
+    assert "***" in found["NCCL_NET_PLUGIN"]
+    assert not re.search("planted|Plan7ed|Zd|PLANTED", " ".join(found.values()))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("expandable_segments:True,max_split_size_mb:512", "^docker0,lo", "/opt/Stack-2/lib/libPlugin64.so"),
+        *(
+            "rc_x,cuda_copy,cuda_ipc",
+            "GPU-8f1d2a3b-1234-5678-9abc-def012345678",
+            "mlx5_0:1,mlx5_1:1",
+            ":4096:8",
+        ),
+    ],
+)
+def test_what_steers_is_not_mistaken_for_a_credential(value: str) -> None:
+    assert steering_variables({"NCCL_NET_PLUGIN": value}) == {"NCCL_NET_PLUGIN": value}
 
 
 def test_what_is_imported_is_compiled_once_and_leaves_the_checkout_clean(

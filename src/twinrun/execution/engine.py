@@ -121,6 +121,13 @@ class Engine(Renderer, Protocol):
     image_digest: str | None
     """What really runs, where it is an image."""
 
+    def changed_files(self, *, whole: bool = False) -> dict[str, str]:
+        """Return what is wrong with each file that is not as it was installed; an image has its digest.
+
+        Args:
+            whole: hash everything, whatever was seen before.
+        """
+
     def start(self, command: NodeCommand, *, log: Path) -> ProcessGroup:
         """Start on this machine what `render` returned, with its output in `log`."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 from twinrun.execution.engine import PYTHON, Command, Engine
 from twinrun.foundation.files import sha256_of_bytes, sha256_of_file
 from twinrun.foundation.manifest import Frozen
-from twinrun.foundation.text import redacted
+from twinrun.foundation.text import without_credentials
 from twinrun.manifests.stack import LoadedStack, normalise, pins
 
 # Standard library only: it runs in every environment, whatever is installed there.
@@ -22,11 +21,8 @@ packages = {item.metadata["Name"]: item.version for item in importlib.metadata.d
 print(json.dumps({"python": platform.python_version(), "packages": packages}))
 """
 
-# Variables that steer frameworks, compilers and collectives. None of them carries a credential.
-_STEERING = re.compile(
-    r"^(OMP|MKL|TORCH|PYTORCH|TORCHINDUCTOR|TRITON|[A-Z]*CCL|GLOO|[A-Z]+_VISIBLE_DEVICES|HSA|UCX)(_|$)"
-)
-_SECRET = re.compile(r"TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
+# Names of the variables that a record holds.
+_VARIABLES = Path(__file__).with_name("variables.txt")
 
 
 class PythonEnvironment(Frozen):
@@ -64,11 +60,11 @@ def lock_differences(installed: PythonEnvironment, stack: LoadedStack, root: Pat
 
 
 def steering_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that may change a run, without anything that looks like a secret."""
+    """Return the variables that may change a run, of the names in variables.txt; secrets are hidden."""
+    lines = _VARIABLES.read_text(encoding="utf-8").splitlines()
+    allowed = {name for line in lines if not line.startswith("#") for name in line.split()}
     return {
-        name: redacted(value)
-        for name, value in sorted(environment.items())
-        if _STEERING.match(name) and not _SECRET.search(name)
+        name: without_credentials(value) for name, value in sorted(environment.items()) if name in allowed
     }
 
 

@@ -27,6 +27,10 @@ class LocalCommands(ABC):
         """Return `path` itself: processes see folders under their own paths."""
         return str(path)
 
+    def changed_files(self, *, whole: bool = False) -> dict[str, str]:  # noqa: ARG002
+        """Return nothing: only an environment of ours is known file by file."""
+        return {}
+
     def start(self, command: NodeCommand, *, log: Path) -> LocalProcess:
         """Start `command` with its output in `log`."""
         return LocalProcess(command.arguments, variables=command.variables, folder=command.folder, log=log)

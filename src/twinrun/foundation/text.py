@@ -56,6 +56,24 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+# How keys of well known services begin, a token in three parts, and a private key in its armour.
+_CREDENTIAL = re.compile(
+    r"\b(?:sk|pk|rk|gh[a-z]|github_pat|glpat|hf|xox[a-z]|npm|pypi|dckr_pat|wandb_v1)[-_][\w-]{8,}"
+    r"|\bA[KS]IA[0-9A-Z]{12,}|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|$)"
+    r"|(?P<name>(?i:token|secret|passw(?:or)?d|credential|(?:api|access)[-_]?key)\s*[=:]\s*)[^\s,;&]+",
+    re.DOTALL,
+)
+# A run of letters and digits that no person typed; digests of files, which are no secret, are longer.
+_RANDOM = re.compile(r"(?<![\w/+-])(?=[\w+=]*\d)(?=[\w+=]*[a-z])(?=[\w+=]*[A-Z])[\w+=]{24,}(?![\w/-])")
+
+
+def without_credentials(text: str) -> str:
+    """Return `text` without what looks like a password, a token or a key, wherever it came from."""
+    hidden = _CREDENTIAL.sub(lambda found: f"{found['name'] or ''}***", redacted(text))
+    return _RANDOM.sub("***", hidden)
+
+
 def redacted(text: str) -> str:
     """Return `text` without the secrets of this process's environment."""
     text = _ADDRESS.sub(r"\g<scheme>***@", text)

@@ -60,6 +60,8 @@ class StackChecks:
 
     def __iter__(self) -> Iterator[CheckResult]:
         """Run every check."""
+        # First, and from outside: whatever runs in a changed environment may say anything.
+        yield self._files()
         yield self._versions()
         yield from map(self._run, applicable(self._root, self._stack))
 
@@ -70,6 +72,12 @@ class StackChecks:
         as_locked = f"as locked, {len(self._stack.locked(self._root))} entries"
         passed = not differences or self.engine_name == "host"
         return CheckResult(check="versions", passed=passed, output="\n".join(lines) or as_locked)
+
+    def _files(self) -> CheckResult:
+        """Hold every file of an environment against the RECORD of its wheel."""
+        changed = self.engine.changed_files(whole=True)
+        lines = [f"{name}: {what}" for name, what in changed.items()]
+        return CheckResult(check="files", passed=not changed, output="\n".join(lines) or "as installed")
 
     def _run(self, path: Path) -> CheckResult:
         requirements = (self._root / self._stack.folder / "requirements.in").read_text(encoding="utf-8")

@@ -110,7 +110,7 @@ def placements(points: Sequence[PointRecord]) -> Table:
 def software(record: Record) -> str:
     """Return what ran, which a stack's name does not say where its lock was not installed."""
     torch = record.environment.libraries.get("torch")
-    kept = "as locked" if not record.environment.lock_differences else "not the lock's"
+    kept = "as locked" if record.environment.as_locked else "not the lock's"
     return f"PyTorch {torch} ({kept})" if torch else "no PyTorch"
 
 

@@ -97,8 +97,9 @@ def _published_one(
     one = found_of(claim, point)
     if one is None or one.count < 2:
         raise NotAskedError(f"{side}: {claim.metric} of {name} is not measured over two steps or more")
-    if record.environment.lock_differences:
-        packages = ", ".join(sorted(record.environment.lock_differences)[:3])
+    if not record.environment.as_locked:
+        environment = record.environment
+        packages = ", ".join(sorted(environment.lock_differences | environment.changed_files)[:3])
         raise NotAskedError(f"{name} did not run on {side}: other versions of {packages}")
     return SideMeasurement(record, point, one)
 

@@ -78,6 +78,7 @@ def conditions(record: Record, point: PointRecord) -> dict[str, str]:
     groups = {
         "library ": {name: value for name, value in environment.libraries.items() if name != "python"},
         "installed ": environment.lock_differences,
+        "changed file ": environment.changed_files,
         "variable ": environment.variables,
     }
     found = {name: str(value) for name, value in common.items() if value is not None}

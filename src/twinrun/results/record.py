@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Generic, Literal, Self
 
-from pydantic import ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from twinrun.execution.environment import Revision
 from twinrun.foundation.files import canonical_json, sha256_of_bytes, write_atomically
@@ -39,13 +39,20 @@ class Environment(Frozen):
     """Versions of the libraries that the ranks imported."""
     lock_differences: dict[str, str]
     """Packages whose version is not the locked one: `found, lock has ...`."""
+    changed_files: dict[str, str] = Field(default_factory=dict)
+    """Files of the environment that are not as their wheels have them; no results take such a record."""
     attested: tuple[str, ...] = ()
     """Pins of the lock whose hashes public lock files have, and that were not verified at their index."""
     unverified: tuple[str, ...] = ()
     """Pins that the lock has no hash of."""
     image_digest: str | None
     variables: dict[str, str]
-    """Environment variables that steer the frameworks, secrets left out."""
+    """Environment variables that steer the frameworks, of a list of names; what looks secret is left out."""
+
+    @property
+    def as_locked(self) -> bool:
+        """Whether versions and files are those of the lock."""
+        return not self.lock_differences and not self.changed_files
 
 
 class Conversion(Frozen):

@@ -181,6 +181,13 @@ def _demand_takeable(record: Record, place: str) -> None:
         raise InputError("no GPU ran", place=place, found=record.machine.cpu, allowed="a record of a GPU")
     if record.plan.scale == "smoke":
         raise InputError("a smoke run says nothing of the hardware", place=place, allowed="node or paper")
+    if changed := record.environment.changed_files:
+        raise InputError(
+            "files of its environment were changed",
+            place=f"{place}.environment.changed_files",
+            found=[f"{name}: {what}" for name, what in changed.items()],
+            hint="install the environment again, and run again",
+        )
     if record.revision.commit is None or record.revision.changes_sha256 is not None:
         raise InputError(
             "not the run of a clean commit",

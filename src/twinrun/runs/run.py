@@ -12,6 +12,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from twinrun import __version__
+from twinrun.execution.engine import Engine
 from twinrun.execution.environment import (
     inspect,
     lock_differences,
@@ -38,6 +39,8 @@ from twinrun.runs.selection import Selection
 from twinrun.runs.sweep import PointOutcome, SweepRun, finished
 
 LOCK = ".lock"
+# Changed files that a record names, of an environment that is not as installed.
+NAMED_FILES = 20
 
 
 def execute(
@@ -73,6 +76,7 @@ def _measure(project: Project, selection: Selection, run: Path, display: Display
     engine = selection.engine.open_engine(
         stack=selection.stack, vendor=selection.vendor, workspace=workspace, say=display.say
     )
+    changed = _changed_files(engine, display)
     installed = inspect(engine)
     kernels = kernel_variables(workspace, archs=_archs(project, selection), engine=engine, say=display.say)
     commands = rank_commands(selection, renderer=engine, workspace=workspace, variables=kernels)
@@ -100,12 +104,29 @@ def _measure(project: Project, selection: Selection, run: Path, display: Display
         python=installed.python,
         libraries=done[-1].libraries,
         lock_differences=lock_differences(installed, selection.stack, project.root),
+        changed_files=changed,
         attested=selection.stack.attested(project.root),
         unverified=selection.stack.unhashed(project.root),
         image_digest=engine.image_digest,
         variables=steering_variables(os.environ),
     )
     return _record(project, selection, run, done, environment)
+
+
+def _changed_files(engine: Engine, display: Display) -> dict[str, str]:
+    """Return the files of an environment that are not as installed, as many as a record names; say so."""
+    changed = engine.changed_files()
+    named = dict(list(changed.items())[:NAMED_FILES])
+    for name, what in named.items():
+        display.say(f"{name}: {what}")
+    if len(changed) > len(named):
+        named["..."] = f"{len(changed) - len(named)} more"
+    if changed:
+        display.say(
+            "files of the environment were changed since it was installed: the record says so, and no results"
+            " folder takes it. Remove the environment, and the package from uv's cache, to install it again."
+        )
+    return named
 
 
 def _archs(project: Project, selection: Selection) -> tuple[str, ...]:

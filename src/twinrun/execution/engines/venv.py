@@ -13,6 +13,7 @@ from filelock import FileLock
 from uv import find_uv_bin
 
 from twinrun.execution.engine import Engine, Workspace
+from twinrun.execution.installed_files import changed_files, seal
 from twinrun.execution.local_engines import Interpreter
 from twinrun.foundation.cache import COMPLETE, environment_folder
 from twinrun.foundation.errors import MachineError
@@ -27,14 +28,26 @@ _REFUSED = re.compile(r"\(os error (1|13|20|27|28|30|122)\)")
 RUNS_IMAGES = False
 
 
+class LockedEnvironment(Interpreter):
+    """An interpreter whose packages are those of a lock, file by file."""
+
+    def __init__(self, *, folder: Path, workspace: Workspace) -> None:
+        super().__init__(python=str(folder / "bin" / "python"), workspace=workspace)
+        self._folder = folder
+
+    def changed_files(self, *, whole: bool = False) -> dict[str, str]:
+        """Hold the files against the RECORD of each wheel."""
+        return changed_files(self._folder, whole=whole)
+
+
 def unusable(*, stack: LoadedStack, vendor: Vendor) -> str | None:
     """Return None: what stands against a lock is known only when it is read, see `open_engine`."""
     return None
 
 
-def renderer(*, stack: LoadedStack, vendor: Vendor, workspace: Workspace) -> Interpreter:
+def renderer(*, stack: LoadedStack, vendor: Vendor, workspace: Workspace) -> LockedEnvironment:
     """Return the interpreter of the environment, which may not be installed yet."""
-    return Interpreter(python=str(_folder(stack, workspace.root) / "bin" / "python"), workspace=workspace)
+    return LockedEnvironment(folder=_folder(stack, workspace.root), workspace=workspace)
 
 
 def open_engine(
@@ -78,7 +91,7 @@ def _install(stack: LoadedStack, folder: Path, root: Path, say: Callable[[str], 
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    (folder / COMPLETE).touch()
+    seal(folder)
 
 
 def _index_options(stack: LoadedStack) -> tuple[str, ...]:
