@@ -15,6 +15,8 @@ from twinrun.foundation.files import canonical_json, parse_json, sha256_of_file,
 
 # State of all files when they were last found to be right.
 _SEEN = "verified"
+# Where packages put what runs; the rest is pages of manuals and the like.
+_WALKED = ("lib/", "bin/")
 # Endings of what Python executes, or takes its search path from.
 _EXECUTED = (".py", ".so", ".pth", ".pyc", ".egg-link", "RECORD")
 # What no wheel brings to an environment that was made before its seal held digests.
@@ -101,7 +103,8 @@ def _recorded(environment: Path) -> dict[str, str]:
                 rows = [row for row in csv.reader(lines) if len(row) == 3 and row[1].startswith("sha256=")]
             for name, digest, _ in rows:
                 path = os.path.relpath(os.path.normpath(packages / name), environment)
-                found[path] = _hexadecimal(digest.removeprefix("sha256="))
+                if path.startswith(_WALKED) and "__pycache__" not in path:
+                    found[path] = _hexadecimal(digest.removeprefix("sha256="))
     return found
 
 
