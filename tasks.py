@@ -37,6 +37,7 @@ take_over()
         "out": "folder for the run instead of runs/",
         "resume": "go on with the newest unfinished run of the same plan",
         "dry": "print the plan on a page and stop; with --json all of it",
+        "yes": "start without a question also what takes long on a processor",
         "json": "print a summary as JSON on stdout and nothing else there",
     },
 )
@@ -57,6 +58,7 @@ def run(
     out: str = "",
     resume: bool = False,
     dry: bool = False,
+    yes: bool = False,
     json: bool = False,
 ) -> None:
     """Run a published experiment and judge its claims."""
@@ -75,7 +77,8 @@ def run(
             dry=dry,
             **chosen,
         )
-        code = commands.run(ROOT, request, out=Path(out) if out else None, resume=resume, as_json=json)
+        folder = Path(out) if out else None
+        code = commands.run(ROOT, request, out=folder, resume=resume, as_json=json, yes=yes)
     raise Exit(code=code)
 
 

@@ -47,6 +47,8 @@ class Script:
     """From the job of a launch to what its ranks do."""
     python: str = "3.11.0"
     packages: Mapping[str, str] = field(default_factory=dict)
+    missing: Sequence[str] = ()
+    """Packages that ranks import and that are not there."""
     opening: BaseException | None = None
     """Raised instead of opening the engine."""
     reading: BaseException | None = None
@@ -85,7 +87,8 @@ class FakeEngine:
     def read(self, command: Command) -> str:
         if self._script.reading:
             raise self._script.reading
-        return json.dumps({"python": self._script.python, "packages": dict(self._script.packages)})
+        installed = {"python": self._script.python, "packages": dict(self._script.packages)}
+        return json.dumps({**installed, "missing": list(self._script.missing)})
 
 
 class FakeRunning:

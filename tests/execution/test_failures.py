@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from twinrun.execution.failures import hang, rank_states, silent
+from tests.execution.fake_engine import torchrun_report
+from twinrun.execution.engine import log_folder
+from twinrun.execution.failures import failure_of, hang, rank_states, silent
+from twinrun.execution.launchers import load_launcher
 from twinrun.foundation.files import write_atomically
 from twinrun.protocol.pulse import FOLDER, RankState
+from twinrun.workloads.workload import Placement
 
 
 def state(rank: int, **known: object) -> RankState:
@@ -58,3 +62,42 @@ def test_what_is_known_of_ranks_is_read_in_their_order(tmp_path: Path) -> None:
         write_atomically(tmp_path / FOLDER / f"{rank}.json", state(rank).model_dump_json())
     assert [one.rank for one in rank_states(tmp_path)] == [0, 2, 10]
     assert rank_states(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize(
+    ("status", "kills", "message", "hint"),
+    [
+        (-9, 1, "signal 9: the kernel killed it because memory ran out", "choose a smaller model"),
+        (-9, 0, "signal 9", "the kernel did not do it for memory"),
+        (-9, None, "signal 9", "may have run out of memory"),
+        (1, 1, "exit status 1", "after mending the cause, --resume goes on"),
+    ],
+)
+def test_a_rank_that_was_killed_for_memory_is_named(
+    tmp_path: Path, status: int, kills: int | None, message: str, hint: str
+) -> None:
+    log = log_folder(tmp_path, "devices=2") / "launcher.log"
+    write_atomically(log, torchrun_report(1, status))
+    error = failure_of(
+        Placement(id="devices=2", nodes=1, devices_per_node=2),
+        run=tmp_path,
+        logs=[log],
+        culprit=load_launcher("torchrun").culprit,
+        status=1,
+        kills=kills,
+    )
+    assert error is not None
+    assert error.message == f"rank 1 of 2 failed with {message}"
+    assert hint in str(error.hint)
+
+
+def test_a_launch_that_printed_nothing_says_so(tmp_path: Path) -> None:
+    error = failure_of(
+        Placement(id="devices=2", nodes=1, devices_per_node=2),
+        run=tmp_path,
+        logs=[],
+        culprit=load_launcher("torchrun").culprit,
+        status=1,
+    )
+    assert error is not None
+    assert error.found == "the log is empty"

@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from twinrun.cli import consent
 from twinrun.cli.console import print_json
 from twinrun.foundation.errors import RunInterruptedError
 from twinrun.planning.project import Project
+from twinrun.runs.preconditions import demand_ready
 from twinrun.runs.selection import Request, Selection, select
 
 if TYPE_CHECKING:
@@ -17,12 +19,15 @@ if TYPE_CHECKING:
 __all__ = ["Request", "data", "run"]
 
 
-def run(root: Path, request: Request, *, out: Path | None, resume: bool, as_json: bool) -> int:
+def run(
+    root: Path, request: Request, *, out: Path | None, resume: bool, as_json: bool, yes: bool = False
+) -> int:
     """Run a recipe and return the exit code: 1 when a claim or a check fails."""
     project = Project(root)
     selection = select(project, request)
     if request.dry:
         _print_plan(project, selection, as_json=as_json)
+        consent.warn(selection)
         return 0
     _print_choices(selection)
     from twinrun.cli.records import offer, write_run_report
@@ -31,6 +36,8 @@ def run(root: Path, request: Request, *, out: Path | None, resume: bool, as_json
     from twinrun.runs.progress import Display
     from twinrun.runs.run import execute
 
+    demand_ready(project, selection, out=(out or root / "runs").absolute())
+    consent.ask(selection, yes=yes)
     with Display() as display:
         record, folder = execute(
             project=project, selection=selection, out=out, resume=resume, display=display

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -15,17 +17,27 @@ from twinrun.protocol.pulse import FOLDER, RankState
 
 # How the kernel calls the state of a process that was stopped, or is traced.
 _HALTED = ("T", "t")
+# A disk with less room takes no line of a log.
+_ROOM = 1 << 16
 CulpritReader = Callable[[Sequence[str]], Culprit | None]
 
 
 def failure_of(
-    placement: RankPlacement, *, run: Path, logs: Sequence[Path], culprit: CulpritReader, status: int
+    placement: RankPlacement,
+    *,
+    run: Path,
+    logs: Sequence[Path],
+    culprit: CulpritReader,
+    status: int,
+    kills: int | None = None,
 ) -> RunError | None:
     """Return what to say of a launch that ended with `status`; None where a device ran out of memory.
 
     Args:
         logs: files that the commands of the nodes print to.
         culprit: the launcher's, which finds in them the rank that failed first.
+        kills: processes that the kernel of the ranks killed in that time because memory ran out; None where
+            that is not known.
     """
     point = placement.id
     states, folder = rank_states(point_folder(run, point)), log_folder(run, point)
@@ -35,9 +47,9 @@ def failure_of(
     failed = culprit(texts)
     if failed is None:
         return RunError(
-            f"the ranks could not be started or ended with {describe_status(status)}",
+            f"the ranks could not be started or ended with {_described_end(status, kills)}",
             place=point,
-            found=last_lines("\n".join(texts)),
+            found=last_lines("\n".join(texts)) or empty(folder),
             hint=f"the whole log is {', '.join(map(str, logs)) or 'empty'}",
         )
     if failed.status == OUT_OF_MEMORY:
@@ -45,11 +57,35 @@ def failure_of(
     where = "".join(described(one) for one in states if one.rank == failed.rank)
     log = next(rank_logs(folder, placement, failed.rank), logs[0])
     return RunError(
-        f"rank {failed.rank} of {placement.world_size} failed with {describe_status(failed.status)}",
+        f"rank {failed.rank} of {placement.world_size} failed with {_described_end(failed.status, kills)}",
         place=point,
-        found=where + last_lines(log.read_text(encoding="utf-8", errors="replace")),
-        hint=f"the whole log is {log}; after mending the cause, --resume goes on",
+        found=where + (last_lines(log.read_text(encoding="utf-8", errors="replace")) or empty(folder)),
+        hint=f"the whole log is {log}; {_remedy(failed.status, kills)}--resume goes on",
     )
+
+
+def empty(folder: Path) -> str:
+    """Return what to say of logs in `folder` that are empty: that its disk is full, where it is."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    return f"the log is empty: the disk of {existing} is full" if free < _ROOM else "the log is empty"
+
+
+def _described_end(status: int, kills: int | None) -> str:
+    text = describe_status(status)
+    if status != -signal.SIGKILL or not kills:
+        return text
+    return f"{text}: the kernel killed it because memory ran out"
+
+
+def _remedy(status: int, kills: int | None) -> str:
+    if status != -signal.SIGKILL:
+        return "after mending the cause, "
+    if kills is None:
+        return "a rank that ends like this may have run out of memory; after mending the cause, "
+    if kills:
+        return "choose a smaller model or microbatch, or free memory and "
+    return "the kernel did not do it for memory; after mending the cause, "
 
 
 def with_last_words(error: RunError, *, run: Path, point: str) -> RunError:

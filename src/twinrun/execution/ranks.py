@@ -30,6 +30,7 @@ from twinrun.execution.schedulers import Scheduler, Submission, Task
 from twinrun.foundation.errors import MachineError, RunError, RunInterruptedError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
+from twinrun.machine.memory import kills_for_memory
 from twinrun.protocol.allocation import Allocation, NodeReport, RankReport
 from twinrun.protocol.job import Job, MetricsLine, Stop
 from twinrun.protocol.metrics_lines import forget
@@ -155,13 +156,14 @@ class Ranks:
             start=lambda command, log: self._engine.start(command, log=log),
         )
         follower = Follower(self._run / METRICS, attempt=attempt, show=show)
+        before = self._kills()
         try:
             status = _follow(submission, follower, checked=lambda: self._checked(launch.placement))
         except RunError as error:
             raise with_last_words(error, run=self._run, point=point) from None
         if status:
             self._raise_if_stopped(point)
-            self._raise_unless_memory(launch.placement, submission, status)
+            self._raise_unless_memory(launch.placement, submission, status, since=before)
             return None
         return LaunchResult(attempt=attempt, allocation=self._allocation(launch.placement, submission))
 
@@ -187,6 +189,10 @@ class Ranks:
             reports=_described(reports),
         )
 
+    def _kills(self) -> int | None:
+        """Return how often the kernel of the ranks has killed for memory; None where it cannot be asked."""
+        return None if self._commands.scheduler.site else kills_for_memory()
+
     def _raise_if_stopped(self, point: str) -> None:
         file = stop_file(self._run, point)
         if file.exists():
@@ -196,10 +202,19 @@ class Ranks:
                 hint="the same command with --resume goes on from there",
             )
 
-    def _raise_unless_memory(self, placement: RankPlacement, submission: Submission, status: int) -> None:
-        """Raise RunError for a failed launch, but for a rank whose device ran out of memory."""
+    def _raise_unless_memory(
+        self, placement: RankPlacement, submission: Submission, status: int, *, since: int | None
+    ) -> None:
+        """Raise RunError for a failed launch, but for a rank whose device ran out of memory.
+
+        Args:
+            since: what `_kills` said before the launch.
+        """
         culprit, logs = self._commands.launcher.culprit, submission.logs()
-        if error := failure_of(placement, run=self._run, logs=logs, culprit=culprit, status=status):
+        now = self._kills()
+        kills = None if now is None or since is None else now - since
+        error = failure_of(placement, run=self._run, logs=logs, culprit=culprit, status=status, kills=kills)
+        if error:
             raise error
 
 

@@ -49,6 +49,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def size(count: int) -> str:
+    """Return a number of bytes in MiB, or in GiB."""
+    return f"{count / 2**30:.1f} GiB" if count >= 1 << 30 else f"{count / 2**20:.0f} MiB"
+
+
 def duration(seconds: float) -> str:
     """Return a time as a person would say it: seconds, minutes or hours."""
     if seconds < 90:

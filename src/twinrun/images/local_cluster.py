@@ -72,7 +72,7 @@ def up(
         text = site_text(
             nodes=nodes,
             vendor=processor(root),
-            engine="host",
+            engine="venv",
             shared=shared,
             client=("docker", "exec", "--user", f"{os.getuid()}:{os.getgid()}", f"{NAME}-{CONTROLLER}"),
         )

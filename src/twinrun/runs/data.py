@@ -152,19 +152,27 @@ def prepared_data(
         MachineError: the data must be fetched first.
         RunError: the preparation failed.
     """
-    name, folder = request.name, data_folder(request, data=workspace.data, python=python)
+    demand_fetched(request, data=workspace.data)
+    folder = data_folder(request, data=workspace.data, python=python)
     if (folder / INDEX).is_file():
         return folder
-    if request.source.kind != "standard-library":
+    say(f"preparing {request.name}, once: {folder}")
+    prepare(preparation(request, engine.inside(folder)), engine=engine, log=log)
+    return folder
+
+
+def demand_fetched(request: DataRequest, *, data: Path) -> None:
+    """Raise MachineError where a data set that has to be fetched is not in the folder `data`."""
+    if request.source.kind == "standard-library":
+        return
+    folder = data_folder(request, data=data, python="")
+    if not (folder / INDEX).is_file():
         raise MachineError(
             "this data set is not on this machine",
             place=str(folder),
-            found=name,
-            hint=f"fetch it with `invoke data {name}`, or use --set data=standard-library",
+            found=request.name,
+            hint=f"fetch it with `invoke data {request.name}`, or use --set data=standard-library",
         )
-    say(f"preparing {name}, once: {folder}")
-    prepare(preparation(request, engine.inside(folder)), engine=engine, log=log)
-    return folder
 
 
 def prepare(arguments: tuple[str, ...], *, engine: Engine, log: Path) -> None:

@@ -34,6 +34,7 @@ from twinrun.results.record import Environment, Record, write_record
 from twinrun.runs.checkpointing import check_legs
 from twinrun.runs.data import prepared_data
 from twinrun.runs.launches import rank_commands, shared_settings, workspace_of
+from twinrun.runs.preconditions import demand_interpreter
 from twinrun.runs.progress import Display
 from twinrun.runs.selection import Selection
 from twinrun.runs.sweep import PointOutcome, SweepRun, finished
@@ -76,6 +77,7 @@ def _measure(project: Project, selection: Selection, run: Path, display: Display
     engine = selection.engine.open_engine(
         stack=selection.stack, vendor=selection.vendor, workspace=workspace, say=display.say
     )
+    demand_interpreter(project, selection, engine)
     changed = _changed_files(engine, display)
     installed = inspect(engine)
     kernels = kernel_variables(workspace, archs=_archs(project, selection), engine=engine, say=display.say)

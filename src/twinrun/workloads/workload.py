@@ -225,6 +225,8 @@ class PointDescription:
     leg: LegSteps | None = None
     """The leg that the point is; None for a point that starts by itself and runs to the end."""
     storage: StorageNeed | None = None
+    processor_bytes: int | None = None
+    """Memory that all ranks of the point need together on a processor, estimated; None where unknown."""
     expected: Mapping[str, tuple[Fact, ...]] = field(default_factory=dict)
     """Facts of a record that the plan decides, by name, each with the values that it allows."""
     case: Mapping[str, Any] | None = None
@@ -250,6 +252,8 @@ class PlanDescription:
     """What a checkpoint must have in common with a run that goes on from it, before any data."""
     kernels: bool = True
     """Whether the kernels that the recipe names are run; they are compiled only then."""
+    modules: tuple[str, ...] = ()
+    """Modules of the project that ranks import for this plan, beside those that their script names."""
     fingerprint: Fingerprint | None = None
     """The run in the terms of the publication; None where each point is a case of its own."""
 

@@ -19,6 +19,8 @@ PARAMETER_BYTES = {"fp32": 4, "bf16": 2}
 PEAK_SHARE = 0.45
 # One core of a two-core machine reached 3e10 FLOP/s with the smoke model in fp32.
 CORE_FLOPS = 2.5e10
+# What a rank on a processor holds beside the model: interpreter, framework, and pages of their files.
+PROCESS_BYTES = 820 << 20
 # Ranks start, data is read, blocks are compiled: seconds.
 GPU_START, CPU_START = 40.0, 10.0
 # A sweep that nobody asked to be longer ends in about this time.
@@ -75,6 +77,23 @@ class Budget(Frozen):
             allowed=f"{(self.device_memory_bytes or 0) / GIB:.0f} GiB",
             hint="choose a smaller model, --set activation_checkpointing=true, or more devices",
         )
+
+
+def processor_bytes(shape: AnyShape, training: Training, *, microbatch: int, world: int) -> int:
+    """Estimate the resident memory of all ranks of a training on a processor."""
+    counted = {
+        size: shape.memory_bytes(
+            microbatch=size,
+            shards=1,
+            checkpointing=training.activation_checkpointing,
+            unsharded=False,
+            parameter_bytes=PARAMETER_BYTES[training.parameter_type],
+        )
+        for size in (0, microbatch)
+    }
+    # Families count activations of 16 bits.
+    activations = (counted[microbatch] - counted[0]) * (2 if training.precision == "fp32" else 1)
+    return world * (PROCESS_BYTES + counted[0] + activations)
 
 
 def _only(microbatch: int, divisors: tuple[int, ...]) -> tuple[int, ...]:

@@ -15,7 +15,12 @@ from twinrun.protocol.training import Training, TrainingJob, identity
 from twinrun.workloads.settings import flat
 from twinrun.workloads.sweep import placement, sizes
 from twinrun.workloads.training import layouts
-from twinrun.workloads.training.estimates import SWEEP_SECONDS, Budget, estimated_seconds
+from twinrun.workloads.training.estimates import (
+    SWEEP_SECONDS,
+    Budget,
+    estimated_seconds,
+    processor_bytes,
+)
 from twinrun.workloads.training.fingerprint import fingerprint
 from twinrun.workloads.training.manifest import (
     Leg,
@@ -43,6 +48,12 @@ from twinrun.workloads.workload import (
     refuse_demands,
 )
 
+# What ranks import of the project for each trainer; a function of theirs chooses between them.
+_MODULES = {
+    "composer": ("twinrun.train.composer_loop",),
+    "plain": ("twinrun.train.data_parallel",),
+    "deepspeed": ("twinrun.train.data_parallel", "twinrun.train.deepspeed_engines"),
+}
 METRICS = (
     *("step-time", "tokens-per-second", "model-flops", "model-flops-share"),
     *("loss", "peak-memory", "sample-order", "envelope-share"),
@@ -335,21 +346,28 @@ def describe(part: TrainingPlan, points: Sequence[Point[TrainingPoint]]) -> Plan
     return PlanDescription(
         subject=f"{training.model}, {training.precision}, {training.trainer}",
         configuration=(("Training", flat(training)), ("Model", flat(shape)), ("Data", flat(part.data))),
-        points={point.id: _described(part, point.part) for point in points},
+        points={point.id: _described(part, point.part, world=point.world_size) for point in points},
         data=DataRequest(name=training.data, source=part.data, sequence=shape.sequence),
         identity=identity(shape, training),
         kernels=training.kernels == "ours",
+        modules=_MODULES[training.trainer],
         fingerprint=fingerprint(shape, training, part.data),
     )
 
 
-def _described(part: TrainingPlan, point: TrainingPoint) -> PointDescription:
+def _described(part: TrainingPlan, point: TrainingPoint, *, world: int) -> PointDescription:
     parameters = (point.shape or part.shape).parameters()
     disk = point.layout.storage if point.layout and point.shape else None
     return PointDescription(
         attempts=tuple(f"microbatch {size}" for size in point.microbatches),
         steps=point.leg.end if point.leg else part.training.steps,
         leg=point.leg,
+        processor_bytes=processor_bytes(
+            point.shape or part.shape,
+            layouts.trained(part.training, point.layout),
+            microbatch=point.microbatches[-1],
+            world=world,
+        ),
         storage=StorageNeed(folder=disk, parameters=parameters) if disk else None,
         expected={"parameters": (parameters,), "microbatch": point.microbatches},
     )

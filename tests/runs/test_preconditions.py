@@ -1,0 +1,193 @@
+"""What a run needs is looked at before it starts: as a user meets it, on machines that lack it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_bad_input import CLOSED, RECIPE, error_message, refused, with_manifests
+from tests.commands import environment, invoke
+from twinrun.execution.imports import packages_of
+from twinrun.machine.memory import kills_for_memory, processor_memory
+from twinrun.planning.project import Project
+from twinrun.runs.preconditions import demand_loopback
+from twinrun.runs.selection import Request, select
+
+ROOT = Path(__file__).resolve().parents[2]
+SMOKE = ("run", RECIPE, "--vendor", "cpu", "--engine", "host", "--scale", "smoke")
+GROUPS = Path("/sys/fs/cgroup/memory")
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project that no command of these tests may change."""
+    return with_manifests(tmp_path_factory.mktemp("whole") / "project")
+
+
+def alone(root: Path, *prefix: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Run the smoke scale under `prefix`, a program that changes what the command sees of the machine."""
+    return subprocess.run(
+        [*prefix, sys.executable, "-m", "invoke", *SMOKE, *options],
+        cwd=root,
+        env=environment(root),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.needs("unshare", "root")
+def test_a_machine_without_loopback_is_refused(root: Path) -> None:
+    message = error_message(alone(root, "unshare", "--net"), 3)
+    assert "127.0.0.1: the loopback interface" in message
+    assert "found: Cannot assign requested address" in message or "found: Network is unreachable" in message
+    assert "ip link set lo up" in message
+    assert not (root / "runs").exists()
+
+
+def test_this_machine_has_a_loopback() -> None:
+    demand_loopback()
+
+
+@pytest.mark.needs("unshare", "root")
+@pytest.mark.parametrize("option", ["--out", "TWINRUN_CACHE"])
+def test_a_full_disk_is_named_with_what_is_free(root: Path, tmp_path: Path, option: str) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    mounted = ("sh", "-c", 'mount -t tmpfs -o size=1m none "$0" && exec "$@"', str(full))
+    place = ("--out", str(full)) if option == "--out" else ()
+    changed = ("env", f"TWINRUN_CACHE={full}") if option != "--out" else ()
+    message = error_message(alone(root, "unshare", "--mount", *mounted, *changed, options=place), 3)
+    assert f"{full}: the disk is full found: 1 MiB free allowed:" in message
+    assert option in message
+    assert not (root / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        (("--set", "data=c4"), ["this data set is not on this machine", "found: c4", "`invoke data c4`"]),
+        (("--engine", "apptainer"), ["--engine apptainer: ", "invoke build --stack cpu"]),
+        (
+            ("--set", "model=mpt-70b"),
+            ["devices=1: the ranks need more memory than is free", "choose a smaller"],
+        ),
+    ],
+)
+def test_what_is_missing_is_named_before_there_is_a_run_folder(
+    root: Path, options: tuple[str, ...], parts: list[str]
+) -> None:
+    engine = SMOKE if "--engine" not in options else (*SMOKE[:4], *SMOKE[6:])
+    message = refused(root, *engine, *options, code=3)
+    for part in parts:
+        assert part in message
+    assert not (root / "runs").exists()
+
+
+def test_an_object_store_that_does_not_answer_is_named(root: Path) -> None:
+    store = {"AWS_ENDPOINT_URL": CLOSED, "AWS_DEFAULT_REGION": "x", "AWS_MAX_ATTEMPTS": "1"}
+    store |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
+    saving = ("--checkpoint", "steps=2", "--checkpoint", "place=s3://bucket/x")
+    message = error_message(invoke(root, *SMOKE, *saving, variables=store), 3)
+    assert "s3://bucket/x: the object store refuses" in message
+    assert CLOSED in message
+    assert not (root / "runs").exists()
+
+
+def test_a_folder_to_go_on_from_is_there(root: Path) -> None:
+    saving = ("--checkpoint", "steps=2", "--checkpoint", "source=/nowhere")
+    assert "--from: no such folder found: /nowhere" in refused(root, *SMOKE, *saving)
+
+
+def test_a_long_run_on_a_processor_asks(root: Path) -> None:
+    long = (*SMOKE, "--set", "steps=100000")
+    message = refused(root, *long)
+    assert "there is no terminal to ask on" in message
+    assert "allowed: up to 15 min without a question" in message
+    assert "--yes starts it" in message
+    plan = invoke(root, *long, "--dry")
+    assert plan.returncode == 0
+    assert "the run starts only with --yes" in plan.stderr
+    assert "on a processor" not in invoke(root, *SMOKE, "--dry").stderr
+
+
+def test_a_plan_that_does_not_fit_says_so(root: Path) -> None:
+    plan = invoke(root, *SMOKE, "--set", "model=mpt-70b", "--dry")
+    assert plan.returncode == 0
+    assert "warning   devices=1 would be refused here: about" in plan.stderr
+
+
+@pytest.mark.parametrize(
+    ("recipe", "package"),
+    [("ring-allreduce/bench.py", "torch"), ("mamba-kernels/bench.py", "twinrun_mamba")],
+)
+def test_packages_of_a_script_are_those_that_it_imports(recipe: str, package: str) -> None:
+    found = packages_of(ROOT / "recipes" / recipe, (), root=ROOT)
+    assert package in found
+    assert not found & (sys.stdlib_module_names | {"twinrun"} | siblings(ROOT / "recipes" / recipe))
+
+
+def siblings(script: Path) -> set[str]:
+    return {file.stem for file in script.parent.glob("*.py")}
+
+
+@pytest.mark.parametrize(
+    ("settings", "framework"),
+    [((), "composer"), (("trainer=plain",), "streaming"), (("devices=1",), "torch")],
+)
+def test_packages_of_a_training_follow_its_trainer(settings: tuple[str, ...], framework: str) -> None:
+    request = Request(recipe="mpt7b-scaling", vendor="cpu", engine="host", scale="smoke", settings=settings)
+    selection = select(Project(ROOT), request)
+    packages = packages_of(selection.plan.script, selection.description.modules, root=ROOT)
+    assert framework in packages
+    assert ("composer" in packages) == ("trainer=plain" not in settings)
+
+
+def test_the_least_of_machine_and_control_groups_counts(tmp_path: Path) -> None:
+    machine, groups = tmp_path / "proc", tmp_path / "groups"
+    (machine / "self").mkdir(parents=True)
+    (machine / "meminfo").write_text("MemTotal: 8192 kB\nMemFree: 1024 kB\nMemAvailable: 4096 kB\n")
+    (machine / "self" / "cgroup").write_text("0::/user/job\n")
+    inner, outer = groups / "user" / "job", groups / "user"
+    inner.mkdir(parents=True)
+    free = processor_memory(machine, groups)
+    assert (free.limit_bytes, free.available_bytes, free.limited_by) == (8 * MIB, 4 * MIB, "this machine")
+    (inner / "memory.max").write_text("max\n")
+    (outer / "memory.max").write_text(f"{6 * MIB}\n")
+    (outer / "memory.current").write_text(f"{5 * MIB}\n")
+    (outer / "memory.stat").write_text(f"anon 7\ninactive_file {MIB}\nactive_file {MIB}\n")
+    bound = processor_memory(machine, groups)
+    assert (bound.limit_bytes, bound.available_bytes) == (6 * MIB, 3 * MIB)
+    assert bound.limited_by == f"the control group {outer}"
+
+
+@pytest.fixture
+def small_group() -> Path:
+    """A control group of the first kind that holds 64 MiB."""
+    folder = GROUPS / f"twinrun-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / "memory.limit_in_bytes").write_text(f"{64 * MIB}")
+    except OSError:
+        pytest.skip("no control group can be made here")
+    return folder
+
+
+@pytest.mark.needs("root")
+def test_a_process_that_the_kernel_kills_for_memory_is_counted(small_group: Path) -> None:
+    before = kills_for_memory()
+    join = f"open({str(small_group / 'cgroup.procs')!r}, 'w').write('0')"
+    hungry = f"{join}; b'x' * ({256 * MIB})"
+    try:
+        done = subprocess.run([sys.executable, "-c", hungry], check=False, timeout=60)
+    finally:
+        small_group.rmdir()
+    assert before is not None
+    assert done.returncode == -9
+    assert (kills_for_memory() or 0) == before + 1
