@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from twinrun.protocol.models.shape import HEAD_TOKENS
 from twinrun.train.models import IGNORED
 
 aten = torch.ops.aten
@@ -34,7 +35,7 @@ PRODUCTS = [
 # for a block of MPT-7B (H200, PyTorch 2.11). Regions that hold shared_gelu are compiled with this.
 INDUCTOR_OPTIONS = {"realize_opcount_threshold": 200}
 # Tokens whose logits exist at once: 8192 rows of 50368 are 0.8 GB in bf16 and still fill a GPU.
-CHUNK_TOKENS = 8192
+CHUNK_TOKENS = HEAD_TOKENS
 
 recomputed: Callable[..., Any] = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 """Call a function, and again in the backward pass; of its first call the inputs alone are kept."""

@@ -10,9 +10,9 @@ from twinrun.protocol.formulas import MAMBA_FLOPS
 from twinrun.protocol.models.shape import ModelShape, Positive
 from twinrun.protocol.work import BlockWork, ModelWork, Product
 
-# Bytes a block keeps for its backward pass per token and feature of the residual stream, 16-bit: an H200 held
-# 47, 71 and 91 GiB at 2, 4 and 6 sequences of 4096 of the published model with 16 bytes of state a parameter.
-ACTIVATION_BYTES_PER_FEATURE = 38
+# Bytes a block keeps for its backward pass per token and feature of the residual stream, 16-bit: recorded
+# peaks of the published model, 6 and 8 sequences of 4096 on H200s, ask for 31 to 35, its head included.
+ACTIVATION_BYTES_PER_FEATURE = 33
 # Of these the products alone, the input and the residual: 8 of the input projection, 4 of the step sizes,
 # 2 of the output projection, 4 of what enters; the projection to rank and states is 0.2.
 PRODUCT_BYTES_PER_FEATURE = 19

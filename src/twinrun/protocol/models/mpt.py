@@ -7,17 +7,15 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from twinrun.protocol.formulas import MODEL_FLOPS
-from twinrun.protocol.models.shape import ModelShape, Positive
+from twinrun.protocol.models.shape import HEAD_TOKENS, LOGIT_BYTES, ModelShape, Positive
 from twinrun.protocol.work import BlockWork, ModelWork, Product
 
 # Activations a block keeps for its backward pass, in bytes per token and feature of the residual
-# stream, 16-bit: 34 without the attention matrix (Korthikanti et al. 2022, arXiv:2205.05198, eq. 2),
-# and 3 for the work at hand: recorded peaks of MPT-1B, 3B and 7B ask for 35.6 to 37.6, and for 39.7 after a
-# larger size was tried in vain. Logits are there a chunk of tokens at a time (train/layers.py).
-ACTIVATION_BYTES_PER_FEATURE = 37
-# Of these the products alone and the input: 6 of queries, keys and values, 2 of attention, 2 of its
-# projection, 8 of the expansion, 2 of what enters.
-PRODUCT_BYTES_PER_FEATURE = 20
+# stream, 16-bit, without the attention matrix (Korthikanti et al. 2022, arXiv:2205.05198, eq. 2).
+ACTIVATION_BYTES_PER_FEATURE = 34
+# Of these the products alone: 6 of queries, keys and values, 2 of attention, 8 of the expansion, and 1 that
+# the recorded peaks of MPT-7B and 13B ask for.
+PRODUCT_BYTES_PER_FEATURE = 17
 # What enters a block.
 INPUT_BYTES_PER_FEATURE = 2
 
@@ -69,6 +67,10 @@ class MptShape(ModelShape):
             6 * (dense.parameters() + self.layers * self._router())
             + 12 * self.layers * self.width * self.sequence
         )
+
+    def head_bytes(self, microbatch: int) -> int:
+        """Return the bytes of the logits of one chunk of tokens."""
+        return LOGIT_BYTES * min(microbatch * self.sequence, HEAD_TOKENS) * self.vocabulary
 
     def work(self) -> ModelWork:
         """Return what a pass has to do."""

@@ -17,6 +17,9 @@ STATES_PER_PARAMETER = 4
 UNSHARDED_BYTES_PER_PARAMETER = 6
 
 Positive = Annotated[int, Field(gt=0)]
+# Tokens whose logits are there at once, and the bytes of a logit: 16-bit, its fp32 copy, its exponential, and
+# its gradient of 16 bits.
+HEAD_TOKENS, LOGIT_BYTES = 8192, 12
 Checkpointing = bool | Literal["selective"]
 """Whether blocks are computed again in the backward pass: none, whole, or all but their matrix products."""
 
@@ -52,6 +55,10 @@ class ModelShape(Frozen):
     @abstractmethod
     def work(self) -> ModelWork:
         """Return what a pass has to do, from which time and memory are predicted."""
+
+    def head_bytes(self, microbatch: int) -> int:  # noqa: ARG002
+        """Return the bytes of logits that `memory_bytes` does not count."""
+        return 0
 
     def attention_heads(self) -> int:
         """Return the number of attention heads, 0 without attention."""

@@ -10,7 +10,7 @@ from twinrun.protocol.deepspeed import check_settings
 from twinrun.protocol.layout import PROCESSOR_RANKS, Layout, refusals
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import Training
-from twinrun.workloads.training.estimates import Budget, estimated_seconds
+from twinrun.workloads.training.estimates import Budget, beside_state, estimated_seconds
 from twinrun.workloads.training.manifest import TrainingPoint, TrainingScale, TrainingTables
 from twinrun.workloads.workload import Hardware, Point
 
@@ -78,8 +78,8 @@ def points(
             part = TrainingPoint(
                 microbatches=sizes, sharding=layout.sharding, layout=layout, shape=shape, controls=controls
             )
-            once = estimated_seconds(shape, mine, hardware, world=world)
-            seconds = None if once is None else once * (1 + controls)
+            repeated = mine.model_copy(update={"steps": mine.steps * (1 + controls)})
+            seconds = estimated_seconds(shape, repeated, hardware, world=world)
             found.append(Point(id=name, nodes=1, devices_per_node=world, part=part, seconds=seconds))
     if not found:
         raise MachineError(
@@ -193,18 +193,22 @@ def _microbatches(
         shape=shape,
         training=training.model_copy(update={"sharding": "full" if layout.zero == 3 else layout.sharding}),
         device_memory_bytes=hardware.device_memory_bytes,
-        state_bytes=device_bytes(layout, shape, training.precision, copies=copies),
+        state_bytes=device_bytes(layout, shape, training, copies=copies),
     )
     return needed.microbatches(copies)
 
 
-def device_bytes(layout: Layout, shape: AnyShape, precision: str, *, copies: int) -> int:
+def device_bytes(layout: Layout, shape: AnyShape, training: Training, *, copies: int) -> int:
     """Estimate the bytes of state that a device keeps, gradients of a step at their most included."""
     count = shape.parameters() // layout.replicas
-    width = REDUCED[precision] if layout.zero else 4
+    width = REDUCED[training.precision] if layout.zero else 4
+    sharded = layout.sharding == "full"
     if layout.framework == "torch" or not layout.zero:
-        return 16 * count // (copies if layout.sharding == "full" else 1)
+        beside = beside_state(shape, training, sharded=sharded, buckets=True) // layout.replicas
+        return 16 * count // (copies if sharded else 1) + beside
     moments = 0 if layout.offload != "none" else 12 * count // copies
     gradients = width * count // (copies if layout.zero > 1 else 1)
     parameters = 0 if layout.offload == "parameters" else width * count // (copies if layout.zero == 3 else 1)
-    return moments + gradients + parameters
+    # What ZeRO-3 gathers ahead, and the gradients of that.
+    gathered = 2 * width * count if layout.zero == 3 else 0
+    return moments + gradients + parameters + gathered

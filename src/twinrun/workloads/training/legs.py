@@ -55,7 +55,9 @@ def _leg_points(
         own = training.model_copy(
             update={"microbatch": leg.microbatch or training.microbatch, "steps": leg.steps}
         )
-        budget = Budget(shape=shape, training=own, device_memory_bytes=here.device_memory_bytes)
+        sharding = "none" if leg.devices == 1 else training.sharding
+        held = own.model_copy(update={"sharding": sharding})
+        budget = Budget(shape=shape, training=held, device_memory_bytes=here.device_memory_bytes)
         microbatches = budget.microbatches(leg.devices)
         if training.global_batch % leg.devices or not microbatches:
             raise budget.too_small(leg.devices)
@@ -65,7 +67,7 @@ def _leg_points(
             devices_per_node=leg.devices,
             part=TrainingPoint(
                 microbatches=microbatches,
-                sharding="none" if leg.devices == 1 else training.sharding,
+                sharding=held.sharding,
                 leg=LegSteps(
                     number=number,
                     vendor=vendor,

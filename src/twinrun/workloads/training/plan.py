@@ -119,7 +119,7 @@ def _swept(
     legs = leg_points(scale.legs, shape, training, hardware, place=place)
     if request.leg is not None:
         return one_leg(legs, request.leg, scale=request.scale)
-    return (*_points(shape, training, places, scale, hardware), *legs) if places else legs
+    return (*_points(shape, training, places, hardware), *legs) if places else legs
 
 
 def _planned(
@@ -204,8 +204,7 @@ def _largest(
     candidates = [training.model_copy(update={"model": name}) for name in scale.models]
     for candidate in candidates:
         shape = tables.models[candidate.model]
-        budget = Budget(shape=shape, training=candidate, device_memory_bytes=hardware.device_memory_bytes)
-        if not budget.fits(world):
+        if not _budget(shape, candidate, places, hardware).fits(world):
             continue
         seconds = [estimated_seconds(shape, candidate, hardware, world=one.world_size) for one in places]
         total = sum(one or 0.0 for one in seconds)
@@ -224,11 +223,21 @@ def _seconds(
     return estimated_seconds(shape, repeated, hardware, world=world)
 
 
+def _budget(shape: AnyShape, training: Training, places: Sequence[Placement], hardware: Hardware) -> Budget:
+    """Return the memory of a sweep over `places`; a device that is the whole sweep shards nothing."""
+    if _alone(places):
+        training = training.model_copy(update={"sharding": "none"})
+    return Budget(shape=shape, training=training, device_memory_bytes=hardware.device_memory_bytes)
+
+
+def _alone(places: Sequence[Placement]) -> bool:
+    return [(one.id.partition("=")[0], one.world_size) for one in places] == [("devices", 1)]
+
+
 def _points(
-    shape: AnyShape, training: Training, places: list[Placement], scale: TrainingScale, hardware: Hardware
+    shape: AnyShape, training: Training, places: list[Placement], hardware: Hardware
 ) -> tuple[Point[TrainingPoint], ...]:
-    budget = Budget(shape=shape, training=training, device_memory_bytes=hardware.device_memory_bytes)
-    alone = [one.world_size for one in places] == [1] and scale.sweep.nodes is None
+    budget, alone = _budget(shape, training, places, hardware), _alone(places)
     for place in places:
         if training.global_batch % place.world_size:
             raise InputError(

@@ -1,0 +1,163 @@
+"""The estimates of memory and time against every committed record of a training on GPUs."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from twinrun.planning.project import Project
+from twinrun.protocol.training import Training
+from twinrun.results.reading import read_record
+from twinrun.results.record import Record
+from twinrun.runs.selection import FIRST_START, LATER_START
+from twinrun.workloads.training import layouts
+from twinrun.workloads.training.estimates import GIB, MOST_OF_MEMORY, Budget, estimated_seconds
+from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint
+from twinrun.workloads.workload import Hardware, PointRecord
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = Project(ROOT)
+RECORDS = {
+    path: record
+    for path in sorted((ROOT / "recipes").glob("*/results/*.json"))
+    if (record := read_record(path, PROJECT)).plan.workload == "training"
+}
+# The software of that day kept more: two later records hold the same size.
+OUTGROWN = ("mpt7b-scaling", "h200x4_cuda12.6-torch2.7_2026-11-21-1", "devices=1", 16)
+# It compiled its kernels first.
+COMPILED_KERNELS = ("mamba-scaling", "h200x2_cuda12.6-torch2.7_2026-11-25")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One microbatch that a record says was tried."""
+
+    name: tuple[str, str, str, int]
+    estimate: float
+    device: float
+    peak: float | None
+    """None where memory ran out."""
+    deepspeed: bool
+
+
+def budget_of(record: Record, point: PointRecord[TrainingPoint], part: TrainingPoint) -> Budget:
+    plan: TrainingPlan = record.plan.part
+    shape, training = part.shape or plan.shape, layouts.trained(plan.training, part.layout)
+    state, held = None, training
+    if layout := part.layout:
+        copies = point.devices // layout.replicas
+        state = layouts.device_bytes(layout, shape, training, copies=copies)
+        held = training.model_copy(update={"sharding": "full" if layout.zero == 3 else layout.sharding})
+    elif point.facts["parallelism"] == "single":
+        held = training.model_copy(update={"sharding": "none"})
+    memory = record.machine.devices[0].memory_bytes
+    return Budget(shape=shape, training=held, device_memory_bytes=memory, state_bytes=state)
+
+
+def attempts() -> Iterator[Attempt]:
+    for path, record in RECORDS.items():
+        planned = {one.id: one.part for one in record.plan.points}
+        for point in record.points:
+            part = planned[point.id]
+            if part.leg and part.leg.processor:
+                continue
+            budget = budget_of(record, point, part)
+            (peak,) = (one.median * GIB for one in point.measurements if one.id == "peak-memory")
+            tried: list[tuple[int, float | None]] = [(int(one.split()[1]), None) for one in point.attempts]
+            for size, held in (*tried, (int(str(point.facts["microbatch"])), peak)):
+                yield Attempt(
+                    name=(path.parts[-3], path.stem, point.id, size),
+                    estimate=budget.needed(microbatch=size, world=point.devices),
+                    device=float(budget.device_memory_bytes or 0),
+                    peak=held,
+                    deepspeed=bool(part.layout and part.layout.framework == "deepspeed"),
+                )
+
+
+ATTEMPTS = list(attempts())
+
+
+def test_no_size_is_tried_that_memory_rules_out() -> None:
+    failed = {one.name: one.estimate / one.device for one in ATTEMPTS if one.peak is None}
+    assert len(failed) >= 5
+    assert {name for name, share in failed.items() if share <= MOST_OF_MEMORY} == {OUTGROWN}
+
+
+def test_what_ran_is_tried() -> None:
+    held = {one.name: one.estimate / one.device for one in ATTEMPTS if one.peak is not None}
+    assert len(held) >= 60
+    assert {name: share for name, share in held.items() if share > MOST_OF_MEMORY} == {}
+
+
+def test_the_estimate_of_memory_is_that_of_the_records() -> None:
+    large = [one for one in ATTEMPTS if one.peak and one.peak > 32 * GIB and "offload" not in one.name[2]]
+    ratios = {one.name: one.estimate / one.peak for one in large if one.peak and not one.deepspeed}
+    assert min(ratios.values()) >= 0.94, min(ratios, key=lambda one: ratios[one])
+    assert max(ratios.values()) <= 1.06, max(ratios, key=lambda one: ratios[one])
+    others = {one.name: one.estimate / one.peak for one in large if one.peak and one.deepspeed}
+    assert min(others.values()) >= 0.90, min(others, key=lambda one: others[one])
+    assert max(others.values()) <= 1.10, max(others, key=lambda one: others[one])
+
+
+@pytest.mark.parametrize(
+    ("gpu", "memory_gib", "model", "largest"),
+    [("h100-80gb", 79.65, "mpt-3b", 4), ("h100-80gb", 79.65, "mpt-1b", 16), ("h200", 140.4, "mpt-7b", 3)],
+)
+def test_the_first_size_on_one_device_is_the_one_that_runs(
+    gpu: str, memory_gib: float, model: str, largest: int
+) -> None:
+    assert PROJECT.gpus[gpu].device_memory_bytes
+    recipe = PROJECT.recipe("mpt7b-scaling")
+    shape = recipe.tables.models[model]
+    training = trained(model)
+    budget = Budget(shape=shape, training=training, device_memory_bytes=int(memory_gib * GIB))
+    assert budget.microbatches(1)[0] == largest
+
+
+def trained(model: str) -> Training:
+    """Return the training of the node scale on one device."""
+    record = next(one for one in RECORDS.values() if one.plan.recipe == "mpt7b-scaling")
+    update = {"model": model, "global_batch": 192, "sharding": "none", "microbatch": "auto"}
+    found: Training = record.plan.part.training.model_copy(update=update)
+    return found
+
+
+def wall_seconds(record: Record) -> float:
+    """Return how long a run took, from its name to its record."""
+    begin = datetime.datetime.strptime(record.run[:15], "%Y%m%d-%H%M%S").replace(tzinfo=datetime.UTC)
+    return (datetime.datetime.fromisoformat(record.created) - begin).total_seconds()
+
+
+def estimate_of(record: Record) -> float | None:
+    """Return what the points of a record would be estimated to take; None for legs and offloads."""
+    plan = record.plan.part
+    gpu = PROJECT.gpus[record.plan.gpu or ""]
+    hardware = Hardware(gpu=gpu, device_memory_bytes=None, devices=1, cores=1)
+    total = 0.0
+    for point in record.plan.points:
+        part: TrainingPoint = point.part
+        if part.leg or (part.layout and part.layout.offload != "none"):
+            return None
+        training = layouts.trained(plan.training, part.layout)
+        repeated = training.model_copy(update={"steps": training.steps * (1 + part.controls)})
+        world = point.world_size
+        seconds = estimated_seconds(part.shape or plan.shape, repeated, hardware, world=world)
+        total += seconds or 0.0
+    return total
+
+
+def test_the_estimate_of_time_is_that_of_the_records() -> None:
+    """A record does not say whether its machine had just started: one of the two estimates must hold."""
+    off = {}
+    timed = {path: seconds for path, one in RECORDS.items() if (seconds := estimate_of(one))}
+    assert len(timed) >= 50
+    for path, seconds in timed.items():
+        wall = wall_seconds(RECORDS[path])
+        shares = [(start + seconds) / wall for start in (FIRST_START, LATER_START)]
+        if min(abs(share - 1) for share in shares) > 0.25:
+            off[path.parts[-3], path.stem] = shares
+    assert set(off) == {COMPILED_KERNELS}, off
