@@ -24,7 +24,6 @@ PLACE = "On 4 x NVIDIA H200 SXM with 1,316 M of 6,659 M parameters: "
 @pytest.mark.parametrize(
     ("outcomes", "sentence", "colour"),
     [
-        ((), "no claim was judged.", "neutral"),
         (("reproduced", "reproduced"), "2 of 2 claims reproduced as published.", "good"),
         (
             ("reproduced", "not-comparable"),

@@ -49,7 +49,7 @@ def run(
     if as_json:
         print_json(summary(record, folder))
     else:
-        _show(record, page)
+        _show(project, record, page)
         print(form, end="")
     failed = any(check.outcome == "fail" for point in record.points for check in point.checks)
     return int(failed or any(verdict.final in FAILURES for verdict in record.verdicts))
@@ -89,15 +89,19 @@ def summary(record: Record, folder: Path) -> dict[str, object]:
     }
 
 
-def _show(record: Record, page: Path) -> None:
-    from twinrun.report.tables import record_tables, verdict_table
+def _show(project: Project, record: Record, page: Path) -> None:
+    from twinrun.report.tables import beside_published, record_tables, verdict_table
     from twinrun.report.terminal import show
     from twinrun.report.words import headline
+    from twinrun.workloads.workload import PictureContext
 
     print(headline(record))
     print()
-    show(verdict_table(record.verdicts))
+    if record.verdicts:
+        show(verdict_table(record.verdicts))
     show(record_tables(record))
+    recipe = project.recipe(record.plan.recipe)
+    show(beside_published(record, PictureContext(recipe=recipe, gpus=project.gpus)))
     print(f"report: {page}")
 
 

@@ -14,6 +14,7 @@ from twinrun.report.words import heading, measured_value, outcome, published_neu
 from twinrun.results.record import Record
 from twinrun.results.verdicts import FAILURES, Outcome, Verdict
 from twinrun.workloads.tables_and_charts import Cell, Column, Table, text
+from twinrun.workloads.workload import PictureContext
 
 STYLES: dict[Outcome, str] = {"reproduced": "green", "holds-here": "green"}
 STYLES |= dict.fromkeys(FAILURES, "bold red")
@@ -47,6 +48,12 @@ class View:
 def record_tables(record: Record) -> Group:
     """Return the measured numbers of a record."""
     return Group(*(View(table) for table in record.workload.show(record.shown()).tables))
+
+
+def beside_published(record: Record, drawn: PictureContext) -> Group:
+    """Return what was published beside a record that no claim was judged of; nothing where there is none."""
+    found = None if record.verdicts else record.workload.overview([record.shown()], drawn).beside
+    return Group(*([View(found)] if found else []))
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> View:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from twinrun.foundation.text import number, plural
+from twinrun.foundation.text import number, percent, plural
 from twinrun.results.record import Record, hardware
 from twinrun.results.verdicts import FAILURES, Outcome, Verdict, measured_here, published_here
 
@@ -71,7 +71,21 @@ def measured_value(verdict: Verdict) -> str:
 def headline(record: Record) -> str:
     """Say in one sentence what became of the claims on which hardware, and whether it ran small."""
     place = " ".join([hardware(record), *_small(record)])
+    if not record.verdicts and (found := _reached(record)):
+        return f"On {place}: {record.description.subject} reaches {found}. No claim is about one run alone."
     return _smoke(place, record) if record.plan.scale == "smoke" else sentence(place, record.verdicts)
+
+
+def _reached(record: Record) -> str:
+    """Return the metric that stands for a record, at its largest point; empty where it has none."""
+    point = max(record.points, key=lambda one: one.devices)
+    for metric in record.workload.headline:
+        for one in point.measurements:
+            if one.metric == metric:
+                share = metric == "model-flops-share"
+                value = percent(one.median) if share else f"{number(one.median)} {one.unit}"
+                return f"{value} of the dense peak at {point.id}" if share else f"{value} at {point.id}"
+    return ""
 
 
 def _smoke(place: str, record: Record) -> str:

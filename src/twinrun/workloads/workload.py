@@ -301,6 +301,8 @@ class Overview:
     charts: tuple[Chart, ...] = ()
     tables: tuple[Table, ...] = ()
     """Published and measured hardware side by side; those after the first table are folded."""
+    beside: Table | None = None
+    """One record beside what was published of what it runs; None for several, or where nothing was."""
 
 
 AnyPoint = TypeVar("AnyPoint", Point, PointRecord)

@@ -10,6 +10,7 @@ from twinrun.protocol.measurements import Measurement
 from twinrun.workloads.curve_charts import curves_of, distance_in_words, distances, parity_charts
 from twinrun.workloads.parity import parity
 from twinrun.workloads.tables_and_charts import Chart, Column, Curve, LineChart, Spot, Table, measured, text
+from twinrun.workloads.training.beside import beside
 from twinrun.workloads.training.comparison import loss_of
 from twinrun.workloads.training.layout_tables import layout_tables
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables
@@ -39,7 +40,8 @@ def overview(
 ) -> Overview:
     """Return the pictures of `records`, and published and measured hardware side by side."""
     charts = _charts(records, drawn) if records else ()
-    return Overview(charts=charts, tables=hardware_tables(records, drawn))
+    alone = beside(records[0], drawn) if len(records) == 1 else None
+    return Overview(charts=charts, tables=hardware_tables(records, drawn), beside=alone)
 
 
 def _points_table(record: RecordView[TrainingPlan, TrainingPoint]) -> Table:
