@@ -35,6 +35,24 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
+class EnvironmentSize(Frozen):
+    """What the lock takes as a virtual environment, as measured."""
+
+    download_mib: Annotated[int, Field(gt=0)]
+    """Wheels of more than a MiB, as uv announces them."""
+    disk_mib: Annotated[int, Field(gt=0)]
+
+    @property
+    def download(self) -> int:
+        """Return the bytes to download."""
+        return self.download_mib << 20
+
+    @property
+    def disk(self) -> int:
+        """Return the bytes on the disk."""
+        return self.disk_mib << 20
+
+
 def with_checksums(text: str) -> str:
     """Return a lock file with its checksums; its first line, the stamp, has none."""
     return f"{text}{_PREFIX}{' '.join(map(_checksum, _entries(text)))}\n"

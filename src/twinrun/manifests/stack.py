@@ -19,6 +19,7 @@ from twinrun.manifests.attestation import Attestation, check_attestations
 from twinrun.manifests.image_identity import CommittedInventory, built_id, committed
 from twinrun.manifests.locks import (
     AptLock,
+    EnvironmentSize,
     ImageLock,
     first_changed_entry,
     load_apt_lock,
@@ -142,6 +143,8 @@ class Stack(Frozen):
     unverified: tuple[UnverifiedPin, ...] = ()
     alternative: tuple[AlternativePin, ...] = ()
     source: tuple[SourcePackage, ...] = ()
+    environment: EnvironmentSize | None = None
+    """Null where nobody has measured it."""
 
     @model_validator(mode="after")
     def _attested_wheels_fit(self) -> Stack:

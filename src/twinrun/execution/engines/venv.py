@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 from filelock import FileLock
-from uv import find_uv_bin
 
 from twinrun.execution.engine import Engine, Workspace
 from twinrun.execution.installed_files import changed_files, seal
 from twinrun.execution.local_engines import Interpreter
+from twinrun.execution.uv import run_uv
 from twinrun.foundation.cache import COMPLETE, environment_folder
 from twinrun.foundation.errors import MachineError
-from twinrun.foundation.processes import last_lines
-from twinrun.foundation.text import redacted
+from twinrun.foundation.text import plural, size
 from twinrun.manifests.stack import LoadedStack, framework_index
 from twinrun.manifests.vendor import Vendor
-
-# How uv says EPERM, EACCES, ENOTDIR, EFBIG, ENOSPC, EROFS and EDQUOT.
-_REFUSED = re.compile(r"\(os error (1|13|20|27|28|30|122)\)")
 
 RUNS_IMAGES = False
 
@@ -43,6 +36,19 @@ class LockedEnvironment(Interpreter):
 def unusable(*, stack: LoadedStack, vendor: Vendor) -> str | None:
     """Return None: what stands against a lock is known only when it is read, see `open_engine`."""
     return None
+
+
+def _demand_room(stack: LoadedStack, folder: Path) -> None:
+    """Raise MachineError where the disk of `folder` does not take the environment."""
+    sizes, free = stack.stack.environment, shutil.disk_usage(folder).free
+    if sizes and free < sizes.disk:
+        raise MachineError(
+            "the disk has no room for the environment",
+            place=str(folder),
+            found=f"{size(free)} free",
+            allowed=f"{size(sizes.disk)} or more",
+            hint="free some space, or set TWINRUN_CACHE to a folder on another disk",
+        )
 
 
 def renderer(*, stack: LoadedStack, vendor: Vendor, workspace: Workspace) -> LockedEnvironment:
@@ -71,6 +77,7 @@ def open_engine(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not (folder / COMPLETE).is_file():
+            _demand_room(stack, folder.parent)
             _install(stack, folder, workspace.root, say)
     return renderer(stack=stack, vendor=vendor, workspace=workspace)
 
@@ -81,13 +88,18 @@ def _folder(stack: LoadedStack, root: Path) -> Path:
 
 def _install(stack: LoadedStack, folder: Path, root: Path, say: Callable[[str], None]) -> None:
     """Make the environment; the marker is written last, so a half-made one is made again."""
-    say(f"installing {stack.stack.name} from its lock, once: {folder}")
+    sizes = stack.stack.environment
+    count = plural(len(stack.locked(root)), "package")
+    amount = f", {size(sizes.download)} to download, {size(sizes.disk)} on the disk" if sizes else ""
+    say(f"installing {stack.stack.name} from its lock, once: {count}{amount}: {folder}")
     shutil.rmtree(folder, ignore_errors=True)
     lock = str(stack.lock(root))
     try:
-        _uv("venv", "--quiet", "--python", stack.stack.python, str(folder))
+        run_uv("venv", "--quiet", "--python", stack.stack.python, str(folder), say=say)
         python = str(folder / "bin" / "python")
-        _uv("pip", "sync", "--require-hashes", *_index_options(stack), "--python", python, lock)
+        options = (*_index_options(stack), "--python", python, lock)
+        total = sizes.download if sizes else None
+        run_uv("pip", "sync", "--require-hashes", *options, say=say, total_bytes=total)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -99,28 +111,3 @@ def _index_options(stack: LoadedStack) -> tuple[str, ...]:
     index = framework_index(stack.stack)
     # That index has old releases of other packages too, which must not hide those of the general one.
     return ("--index", index, "--index-strategy", "unsafe-best-match") if index else ()
-
-
-def _uv(*arguments: str) -> None:
-    """Run uv; what it says is kept for the error."""
-    try:
-        done = subprocess.run(
-            [os.fspath(find_uv_bin()), *arguments],
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    except OSError as error:
-        raise MachineError(
-            f"cannot start uv: {error.strerror}", hint="install twinrun with pip; it brings uv"
-        ) from None
-    if done.returncode:
-        raise MachineError(
-            "the environment cannot be installed",
-            place=f"uv {arguments[0]} {arguments[1]}",
-            found=redacted(last_lines(done.stderr, 6)),
-            hint="free some space, or set TWINRUN_CACHE and UV_CACHE_DIR to folders that you can write to"
-            if _REFUSED.search(done.stderr)
-            else "check the network, or carry the cache folder over from a machine that has the environment",
-        )
