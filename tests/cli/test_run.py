@@ -33,7 +33,7 @@ pytestmark = pytest.mark.needs("composer")
 PROJECT = Project(ROOT)
 
 SMOKE = ("run", RECIPE, "--vendor", "cpu", "--engine", "host", "--scale", "smoke")
-SHORT = ("--set", "steps=4", "--set", "warmup_steps=1")
+SHORT = ("--set", "steps=4", "--set", "warmup_steps=1", "--set", "optimizer.warmup_steps=0")
 INVARIANT = "same-loss-at-every-world-size"
 # Only a hang takes so long, however busy the machine is.
 PATIENCE_SECONDS = 600

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.records import BENCH, bench_record, training_record
-from tests.results.test_judge import HALF, claim_of, one_verdict, verdict
+from tests.results.test_judge import DIE, HALF, claim_of, one_verdict, verdict
 
 HARDWARE = {"gpu": "mi250", "cards": 128, "nodes": 32, "software": "x"}
 PEAK = 362.1
@@ -64,7 +64,7 @@ def test_a_time_of_a_device_is_none_of_a_run() -> None:
         point="2x4096x5376x16",
         value=2.0,
         better="lower",
-        hardware=HARDWARE,
+        hardware=DIE,
     )
     found = one_verdict(bench_record({"scan-forward-fp16": [2.0, 2.0]}), claim, BENCH)
     assert found.outcome == "not-comparable"

@@ -212,7 +212,7 @@ def test_what_nothing_stands_behind_is_not_asked(options: dict[str, Any], reason
 
 
 def test_more_than_the_peak_is_not_asked() -> None:
-    assert "more than the 1 that the device can do" in obstacle(h200({"devices=1": 1100.0}))
+    assert "1.112 ratio, more than the 1 that there can be" in obstacle(h200({"devices=1": 1100.0}))
 
 
 def test_another_formula_is_not_asked() -> None:

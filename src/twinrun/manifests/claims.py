@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from twinrun.foundation.manifest import Frozen
-from twinrun.manifests.metrics import RATIO
+from twinrun.manifests.metrics import RATIO, Reach
 from twinrun.manifests.restatements import Restatement, Source
 from twinrun.protocol.measurements import Per
 
@@ -50,13 +50,15 @@ class Claim(Frozen):
     between: tuple[str, str] | None = None
     """Points of a ratio, the first over the second, or the two of a parity, else of all whole curves."""
     value: float
-    """For an invariant and a parity the expected distance, 0."""
+    """The reference; where a metric is a curve or a fact, which have none, the expected distance, 0."""
     better: Literal["higher", "lower", "equal"]
     """Direction of goodness, that of the metric: a run that is worse by more than the tolerance fails."""
     tolerance: Annotated[float, Field(gt=0, lt=1)]
-    """Relative to `value`; of an invariant the largest difference, of a parity the widest envelope."""
+    """Relative to `value`; to a value of 0 the largest distance, for curves of a parity the envelope."""
     because: str
     """Why this tolerance."""
+    reach: Reach = Reach()
+    """What the points must span, where the statement speaks of several sizes or kinds of hardware."""
     hardware: PublishedHardware | None = None
     source: Source
     here: Restatement | None = None
@@ -79,9 +81,7 @@ class Claim(Frozen):
             raise ValueError(f"claim `{self.id}`: `between` names one point twice")
         if self.is_distance != (self.better == "equal"):
             raise ValueError(f"claim `{self.id}`: `better` is `equal` for invariants and parities alone")
-        if self.is_distance and self.value != 0:
-            raise ValueError(f"claim `{self.id}`: the expected distance of an {self.kind} is 0")
-        if not self.is_distance and self.value <= 0:
+        if self.value < 0 or (self.value == 0 and not self.is_distance):
             raise ValueError(f"claim `{self.id}`: `value` must be positive, found {self.value:g}")
         if (self.here is None) == (self.why_none is None):
             raise ValueError(f"claim `{self.id}` needs either a table `here` or a reason `why_none`")
@@ -89,7 +89,7 @@ class Claim(Frozen):
 
     @property
     def is_distance(self) -> bool:
-        """Whether curves or values are held against each other, instead of against a number."""
+        """Whether curves or values are also held against each other, instead of against a number alone."""
         return self.kind in ("invariant", "parity")
 
 

@@ -16,6 +16,42 @@ FILE = Path("recipes/metrics.toml")
 RATIO = "ratio"
 
 
+class Reach(Frozen):
+    """What the points of a run must span before a statement about several of something can hold of them."""
+
+    devices: Annotated[int, Field(gt=0)] = 1
+    """Points of fewer devices show nothing of it, for example where state is split over devices."""
+    world_sizes: Annotated[int, Field(gt=0)] = 1
+    """Different numbers of devices."""
+    hardware_kinds: Annotated[int, Field(gt=0)] = 1
+    """Different devices, by the names that the ranks report."""
+
+    def with_that_of(self, other: Reach) -> Reach:
+        """Return what both demand."""
+        return Reach(
+            devices=max(self.devices, other.devices),
+            world_sizes=max(self.world_sizes, other.world_sizes),
+            hardware_kinds=max(self.hardware_kinds, other.hardware_kinds),
+        )
+
+
+class Evidence(Reach):
+    """What a number of a metric must have before it can carry a verdict."""
+
+    most: Literal["peak", "bandwidth"] | Annotated[float, Field(gt=0)] | None = None
+    """What nothing exceeds: the dense peak or the memory bandwidth of the device, or a number."""
+    error: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """How far above `most` a measurement may be by its own error, relative."""
+    steps: Annotated[int, Field(gt=0)] = 1
+    """Timed samples on a GPU; a number of fewer is shown with the words `few steps`."""
+    trained_steps: Annotated[int, Field(ge=0)] = 0
+    """Of a series: steps after the warm-up of the learning rate; fewer show no curve."""
+    kept_fall: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Of a series: it must fall under every claim about its points; one about it asks for this share kept."""
+    most_rise: Annotated[float, Field(ge=0)] = 0.0
+    """Of a series: training that ends this much above its start, relative, has diverged."""
+
+
 class Metric(Frozen):
     """One quantity."""
 
@@ -39,8 +75,8 @@ class Metric(Frozen):
     """One sample decides nothing."""
     series: str | None = None
     """What a series of it goes over, for example `step`."""
-    bound: Literal["peak", "bandwidth", "one"] | None = None
-    """What no device exceeds."""
+    evidence: Evidence = Evidence()
+    """What a number of it must have before it can carry a verdict."""
     depends_on: tuple[str, ...] = ()
     """Fields of a fingerprint that it is not normalised for: a restatement in it cannot free them, and runs
     that differ in them have no ratio in it. `data` stands for all fields whose names begin with `data.`."""

@@ -93,6 +93,13 @@ def check_numbers(
     for number, claim in enumerate(published.claim):
         where = f"{place}:claim.{number}"
         metric = _metric_of(claim, where, metrics)
+        if claim.is_distance and claim.value and (metric.series or metric.fact):
+            raise InputError(
+                "a curve and a fact are held against each other, so the expected distance is 0",
+                place=f"{where}.value",
+                found=claim.value,
+                allowed=0,
+            )
         if not claim.is_distance:
             demand(claim.better, [metric.better], place=f"{where}.better", what=f"direction of {metric.id}")
         if claim.hardware:

@@ -48,7 +48,7 @@ def _counted(found: Sequence[Measurement], points: Sequence[PointRecord], metric
 
 def size(value: float, metric: Metric) -> str:
     """Return a value without its unit; a share of one is in percent."""
-    if metric.bound == "one":
+    if metric.unit == RATIO and "%" in metric.units:
         return percent(value)
     return f"{value:.2f}" if metric.unit == RATIO else number(value)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from twinrun.manifests.metrics import Metric, named_by
 from twinrun.manifests.restatements import Restatement
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement
+from twinrun.results.curves import demand_trained
 from twinrun.results.evidence import counted, doubt_of, found_of, mismatches
 from twinrun.results.record import Record, hardware
 from twinrun.results.verdicts import (
@@ -58,7 +59,9 @@ def judge_between(records: Sequence[Record], project: Project) -> tuple[Verdict,
 
 
 def _as_published(claim: RecordClaim, records: Sequence[Record], project: Project) -> Assessment:
-    over, under = (_published_side(claim, side, records) for side in (claim.over, claim.under))
+    over, under = (
+        _published_side(claim, side, records, project.metrics) for side in (claim.over, claim.under)
+    )
     used = [one.record for side in (over, under) for one in side.values()]
     if apart := sorted({", ".join(mismatches(record.plan.differences)) for record in used} - {""}):
         raise NotAskedError("; ".join(apart), outcome="config-mismatch")
@@ -74,7 +77,9 @@ def _as_published(claim: RecordClaim, records: Sequence[Record], project: Projec
     return Assessment(mean, stands.holds, reason)
 
 
-def _published_side(claim: RecordClaim, side: ClaimSide, records: Sequence[Record]) -> Side:
+def _published_side(
+    claim: RecordClaim, side: ClaimSide, records: Sequence[Record], metrics: Mapping[str, Metric]
+) -> Side:
     """Return what the published GPU and stack of a side give; raises NotAskedError where that is no mean."""
     found: dict[str, list[tuple[Record, PointRecord]]] = {}
     for record in records:
@@ -87,13 +92,14 @@ def _published_side(claim: RecordClaim, side: ClaimSide, records: Sequence[Recor
     found = {name: found[name] for name in claim.values}
     if several := [name for name, those in found.items() if len(those) > 1]:
         raise NotAskedError(f"more than one record of {side} for {claim.setting} {', '.join(several)}")
-    return {name: _published_one(claim, side, name, *those[0]) for name, those in found.items()}
+    return {name: _published_one(claim, side, *those[0], metrics) for name, those in found.items()}
 
 
 def _published_one(
-    claim: RecordClaim, side: ClaimSide, name: str, record: Record, point: PointRecord
+    claim: RecordClaim, side: ClaimSide, record: Record, point: PointRecord, metrics: Mapping[str, Metric]
 ) -> SideMeasurement:
     """Return the number of a record; raises NotAskedError where it is not one of the published side."""
+    name = record.terms(point).settings[claim.setting]
     one = found_of(claim, point)
     if one is None or one.count < 2:
         raise NotAskedError(f"{side}: {claim.metric} of {name} is not measured over two steps or more")
@@ -101,6 +107,9 @@ def _published_one(
         environment = record.environment
         packages = ", ".join(sorted(environment.lock_differences | environment.changed_files)[:3])
         raise NotAskedError(f"{name} did not run on {side}: other versions of {packages}")
+    demand_trained([point], metrics)
+    if doubt := doubt_of([(point, one)], metrics, record.gpu, per=claim.per, tolerance=claim.tolerance):
+        raise NotAskedError(f"{side}, {name}: {doubt}")
     return SideMeasurement(record, point, one)
 
 
@@ -112,7 +121,7 @@ def _as_restated(
     found: FoundValue | NotAskedError
     try:
         vendors = [project.gpus[side.gpu].vendor for side in (claim.over, claim.under)]
-        over, under = (_restated_side(claim, here, records, vendor, metric) for vendor in vendors)
+        over, under = (_restated_side(claim, here, records, vendor, project.metrics) for vendor in vendors)
         common = _common(claim, over, under)
         ratios = {name: _canonical(over[name], metric) / _canonical(under[name], metric) for name in common}
         found = FoundValue(sum(ratios.values()) / len(ratios), f"the mean of {_each(ratios)}")
@@ -134,7 +143,11 @@ def _common(claim: RecordClaim, over: Side, under: Side) -> list[str]:
 
 
 def _restated_side(
-    claim: RecordClaim, here: Restatement, records: Sequence[Record], vendor: str, metric: Metric
+    claim: RecordClaim,
+    here: Restatement,
+    records: Sequence[Record],
+    vendor: str,
+    metrics: Mapping[str, Metric],
 ) -> Side:
     """Return what the GPUs of a vendor give; raises NotAskedError."""
     found: Side = {}
@@ -147,7 +160,7 @@ def _restated_side(
             continue
         if name in found:
             raise NotAskedError(f"more than one record of {vendor} is of {claim.setting} {name}")
-        found[name] = SideMeasurement(record, point, _restated_one(here, record, point, metric))
+        found[name] = SideMeasurement(record, point, _restated_one(here, record, point, metrics))
     if not found:
         values = ", ".join(claim.values)
         raise NotAskedError(f"no record of a {vendor} GPU is of {claim.setting} {values}")
@@ -156,8 +169,11 @@ def _restated_side(
     return found
 
 
-def _restated_one(here: Restatement, record: Record, point: PointRecord, metric: Metric) -> Measurement:
+def _restated_one(
+    here: Restatement, record: Record, point: PointRecord, metrics: Mapping[str, Metric]
+) -> Measurement:
     """Return the number of a record; raises NotAskedError where nothing stands behind it."""
+    metric = metrics[here.metric]
     place = f"{record.run} at {point.id}"
     if metric.repeated and record.plan.scale == "smoke":
         raise NotAskedError(f"{place} is a smoke run, and its speed says nothing")
@@ -167,7 +183,9 @@ def _restated_one(here: Restatement, record: Record, point: PointRecord, metric:
     found = found_of(here, point)
     if found is None:
         raise NotAskedError(f"{place} has no {here.metric}")
-    if doubt := doubt_of([found], metric, record.gpu, per=found.per, tolerance=here.tolerance):
+    demand_trained([point], metrics)
+    pairs = [(point, found)]
+    if doubt := doubt_of(pairs, metrics, record.gpu, per=found.per, tolerance=here.tolerance):
         raise NotAskedError(f"{place}: {doubt}")
     return found
 

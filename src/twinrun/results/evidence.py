@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from twinrun.foundation.manifest import Frozen
-from twinrun.foundation.text import percent
+from twinrun.foundation.text import percent, plural
 from twinrun.manifests.claims import Claim, RecordClaim
-from twinrun.manifests.metrics import Metric
+from twinrun.manifests.metrics import Metric, Reach
 from twinrun.manifests.published import Accepted
 from twinrun.manifests.restatements import Restatement
 from twinrun.manifests.vendor import Gpu
@@ -16,10 +17,9 @@ from twinrun.results.record import Record
 from twinrun.workloads.settings import Difference
 from twinrun.workloads.workload import PointRecord
 
-# Fewer steps than this show no curve; the shortest committed record of an invariant has as many.
-LEAST_STEPS = 4
-# A peak is nominal, and so is a clock: what is above it by no more than this is rounding.
-PEAK_SLACK = 1.02
+# A measurement and the point that has it.
+Located = tuple[PointRecord, Measurement]
+DEVICE = "device name"
 
 
 class JudgeContext(Frozen):
@@ -52,48 +52,77 @@ def counted(point: PointRecord, found: Measurement, metric: Metric, gpu: Gpu | N
     return value * {"card": cards, "node": point.devices / point.nodes, "run": point.devices}.get(per, 1)
 
 
+def kept_per_doubling(smaller: Located, larger: Located) -> float:
+    """Return what a device keeps of its rate from a point to a larger one, for a doubling of the devices."""
+    (few, under), (many, over) = smaller, larger
+    return float((over.median / under.median) ** (1 / math.log2(many.devices / few.devices)))
+
+
 def doubt_of(
-    found: Sequence[Measurement], metric: Metric, gpu: Gpu | None, *, per: Per, tolerance: float
+    found: Sequence[Located], metrics: Mapping[str, Metric], gpu: Gpu | None, *, per: Per, tolerance: float
 ) -> str | None:
     """Return why measured numbers cannot carry a verdict, or None."""
-    for one in found:
+    for point, one in found:
+        metric = metrics[one.metric]
         sums = ("card", "node", "run") if metric.additive else ("card",)
         if one.per != per and not (one.per == "device" and per in sums):
             return f"{one.id} is measured per {one.per}, the claim is per {per}"
+        if not math.isfinite(one.median) or one.median < 0 or (metric.repeated and not one.median):
+            return f"{one.id} is {one.median:g}, no number to judge"
         if metric.repeated and one.count < 2:
             return f"{one.id} rests on a single sample"
         if metric.repeated and one.spread > tolerance:
             return f"the samples of {one.id} spread by ±{percent(one.spread)}, more than the tolerance"
-        if over := _beyond(one, metric, gpu):
+        if over := _impossible(point, one, metrics, gpu):
             return over
     return None
 
 
-def _beyond(found: Measurement, metric: Metric, gpu: Gpu | None) -> str | None:
-    """Return that a number is more than the device can do, or None."""
-    value = metric.canonical(found.median, found.unit)
-    cards = gpu.devices_per_card if gpu and found.per == "card" else 1
-    limits = {"one": 1.0}
-    if gpu:
-        limits["peak"] = cards * gpu.device_peak_flops / 1e12
-        limits["bandwidth"] = cards * gpu.device_bandwidth_bytes_s / 1e9
-    limit = limits.get(metric.bound or "")
-    if limit is None or value <= limit * PEAK_SLACK:
+def few_steps(found: Sequence[Located], metrics: Mapping[str, Metric], gpu: Gpu | None) -> str:
+    """Return the words that belong beside a number of too few timed steps; empty where there are enough."""
+    least = [(one.count, metrics[one.metric].evidence.steps) for _, one in found]
+    short = [pair for pair in least if pair[0] < pair[1]]
+    return f"few steps: {min(short)[0]} of {min(short)[1]}" if gpu and short else ""
+
+
+def _impossible(
+    point: PointRecord, found: Measurement, metrics: Mapping[str, Metric], gpu: Gpu | None
+) -> str | None:
+    """Return that a number, or one of the same call that goes with it, is more than possible, or None."""
+    call = [found.labels.get(name) for name in ("call", "implementation")]
+    for one in (found, *point.measurements):
+        if [one.labels.get(name) for name in ("call", "implementation")] == call and one.metric in metrics:
+            metric = metrics[one.metric]
+            over = beyond(metric.canonical(one.median, one.unit), metric, gpu, per=one.per)
+            if over:
+                return f"{one.id} is {over}"
+    return None
+
+
+def beyond(value: float, metric: Metric, gpu: Gpu | None, *, per: Per) -> str | None:
+    """Return that a value in its metric's unit is more than its evidence allows, or None."""
+    most, cards = metric.evidence.most, gpu.devices_per_card if gpu and per == "card" else 1
+    if most == "peak":
+        most = cards * gpu.device_peak_flops / 1e12 if gpu else None
+    elif most == "bandwidth":
+        most = cards * gpu.device_bandwidth_bytes_s / 1e9 if gpu else None
+    if most is None or value <= most * (1 + metric.evidence.error):
         return None
-    return f"{found.id} is {value:.4g} {metric.unit}, more than the {limit:.4g} that the device can do"
+    what = "the device can do" if isinstance(metric.evidence.most, str) else "there can be"
+    return f"{value:.4g} {metric.unit}, more than the {most:.4g} that {what}"
 
 
-def nothing_behind(claim: Claim, curves: Sequence[Sequence[float]]) -> str | None:
-    """Return why curves that coincide show nothing, or None."""
-    steps = min(len(curve) for curve in curves)
-    if steps < LEAST_STEPS:
-        return f"{steps} steps show no curve; {LEAST_STEPS} are needed"
-    fall = min((curve[0] - min(curve)) / abs(curve[0]) if curve[0] else 0.0 for curve in curves)
-    if fall <= claim.tolerance:
-        return (
-            f"the {claim.metric} fell by {fall:.2g} of its start, no more than the tolerance:"
-            " nothing was learned"
-        )
+def unspanned(points: Sequence[PointRecord], reach: Reach) -> str | None:
+    """Return what a run lacks of the sizes and kinds of hardware that a statement speaks of, or None."""
+    sizes = sorted({point.devices for point in points}) or [0]
+    kinds = sorted({str(point.facts[DEVICE]) for point in points if point.facts.get(DEVICE)})
+    shown = " and ".join(plural(size, "device") for size in sizes)
+    if sizes[-1] < reach.devices:
+        return f"needs a point of {plural(reach.devices, 'device')}, this run has {shown}"
+    if len(sizes) < reach.world_sizes:
+        return f"needs {reach.world_sizes} world sizes, this run has {shown} alone"
+    if len(kinds) < reach.hardware_kinds:
+        return f"needs {reach.hardware_kinds} kinds of hardware, this run has {' and '.join(kinds) or 'one'}"
     return None
 
 

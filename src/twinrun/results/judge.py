@@ -3,35 +3,42 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
 
 from twinrun.foundation.files import canonical_json, sha256_of_bytes
-from twinrun.foundation.text import plain
 from twinrun.manifests.claims import Claim
 from twinrun.manifests.metrics import Metric
 from twinrun.manifests.published import PublishedClaims
-from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
-from twinrun.protocol.measurements import Measurement
+from twinrun.results.curves import demand_trained, nothing_behind
 from twinrun.results.evidence import (
     JudgeContext,
-    differences_of,
+    Located,
+    beyond,
     doubt_of,
+    few_steps,
     found_of,
-    mismatches,
+    kept_per_doubling,
     names_of,
-    nothing_behind,
+    unspanned,
     value_of,
 )
-from twinrun.results.parity import held_within
+from twinrun.results.parity import curves_of, held_within
+from twinrun.results.published_run import (
+    demand_hardware,
+    demand_hosts,
+    demand_published,
+    elsewhere,
+    points_of,
+)
 from twinrun.results.record import Record
 from twinrun.results.restate import restated
 from twinrun.results.verdicts import (
     Assessment,
     NotAskedError,
     RestatementVerdict,
+    Unasked,
     Verdict,
     judge_claim,
     margin,
@@ -40,13 +47,12 @@ from twinrun.workloads.parity import CurveOutcome, largest_difference, same_orde
 from twinrun.workloads.workload import PointRecord
 
 # Counts up when the same record and claims are given another verdict. 2: a claim of any kind is reproduced
-# on the published hardware and configuration alone, never at smoke scale.
-RULES = 2
+# on the published hardware and configuration alone, never at smoke scale. 3: every point is held against the
+# reference first; curves must fall and go beyond the warm-up; cards, nodes and what is possible are judged.
+RULES = 3
 # What a parity that could not be decided makes of its claim.
-UNDECIDED: dict[CurveOutcome, Literal["not-comparable", "config-mismatch"]] = {
-    "other-run": "config-mismatch",
-    "no-envelope": "not-comparable",
-}
+UNDECIDED: dict[CurveOutcome, Unasked] = {"other-run": "config-mismatch", "no-envelope": "not-comparable"}
+Rule = Callable[[Claim, Record, JudgeContext], Assessment]
 
 
 def judge(record: Record, published: PublishedClaims, project: Project) -> tuple[Verdict, ...]:
@@ -56,28 +62,25 @@ def judge(record: Record, published: PublishedClaims, project: Project) -> tuple
     verdicts = (
         judge_claim(
             claim,
-            partial(rules[claim.kind], claim, record, terms),
+            partial(_as_published, rules[claim.kind], claim, record, terms),
             partial(restated, claim, record=record, terms=terms),
         )
         for claim in published.claim
     )
-    elsewhere = "; ".join(_elsewhere(record, published, terms))
     return tuple(
-        _placed(verdict, claim, elsewhere, terms)
+        _placed(verdict, claim, "; ".join(elsewhere(claim, record, published, terms)), terms)
         for verdict, claim in zip(verdicts, published.claim, strict=True)
     )
 
 
-def _elsewhere(record: Record, published: PublishedClaims, terms: JudgeContext) -> Iterator[str]:
-    """Yield in what a run is not the published one: GPU, smoke scale, fields of the fingerprint."""
-    gpus = {claim.hardware.gpu for claim in published.claim if claim.hardware}
-    if gpus and (record.gpu is None or record.gpu.id not in gpus):
-        names = " or ".join(sorted(terms.gpus[name].name for name in gpus))
-        yield f"GPU {record.gpu.name if record.gpu else 'none'}, published {names}"
-    if record.plan.scale == "smoke":
-        yield "smoke scale"
-    for one in record.plan.differences:
-        yield f"{one.field} {plain(one.found)}, published {plain(one.published)}"
+def _as_published(rule: Rule, claim: Claim, record: Record, terms: JudgeContext) -> Assessment:
+    """Judge a claim by the rule of its kind, once its points have what a claim about them needs."""
+    points = points_of(claim, record)
+    demand_trained(points, terms.metrics)
+    demand_hosts(points)
+    if points and (lack := unspanned(points, claim.reach.with_that_of(terms.metrics[claim.metric].evidence))):
+        raise NotAskedError(lack)
+    return rule(claim, record, terms)
 
 
 def _placed(verdict: Verdict, claim: Claim, elsewhere: str, terms: JudgeContext) -> Verdict:
@@ -94,6 +97,7 @@ def _placed(verdict: Verdict, claim: Claim, elsewhere: str, terms: JudgeContext)
         metric=metric.id,
         title=metric.title,
         unit=verdict.unit,
+        note=verdict.note,
     )
     reason = f"not the published run: {elsewhere}"
     return verdict.model_copy(update={"outcome": "not-comparable", "reason": reason, "here": here})
@@ -109,7 +113,7 @@ def _absolute(claim: Claim, record: Record, terms: JudgeContext) -> Assessment:
     assert claim.point is not None
     metric, point = terms.metrics[claim.metric], record.point(claim.point)
     found = found_of(claim, point) if point else None
-    _demand_hardware(claim, record, terms, (point, found) if point and found else None)
+    demand_hardware(claim, record, terms, (point, found) if point and found else None)
     if point is None or found is None:
         lacking = (
             f"no point {claim.point}"
@@ -119,7 +123,7 @@ def _absolute(claim: Claim, record: Record, terms: JudgeContext) -> Assessment:
         raise NotAskedError(f"this run has {lacking}; it has {names_of(record.points)}")
     value = value_of(claim, point, found, metric, record.gpu)
     _demand_comparable(claim, record, terms, [(point, found)], value)
-    return _directed(claim, value)
+    return _directed(claim, value, few_steps([(point, found)], terms.metrics, record.gpu))
 
 
 def _ratio(claim: Claim, record: Record, terms: JudgeContext) -> Assessment:
@@ -132,66 +136,105 @@ def _ratio(claim: Claim, record: Record, terms: JudgeContext) -> Assessment:
     over, under = (value_of(claim, point, one, metric, record.gpu) for point, one in pairs)
     value = over / under if under else math.inf
     _demand_comparable(claim, record, terms, pairs, value)
-    return _directed(claim, value)
+    _demand_possible(pairs, metric, terms, value)
+    return _directed(claim, value, few_steps(pairs, terms.metrics, record.gpu))
+
+
+def _demand_possible(pairs: Sequence[Located], metric: Metric, terms: JudgeContext, value: float) -> None:
+    """Raise NotAskedError where more devices have more of a rate each than the fewer had."""
+    smaller, larger = sorted(pairs, key=lambda pair: pair[0].devices)
+    if metric.better == "lower" or smaller[0].devices == larger[0].devices or smaller[1].median <= 0:
+        return
+    for scaling in (one for one in terms.metrics.values() if one.between_points):
+        if over := beyond(kept_per_doubling(smaller, larger), scaling, None, per="run"):
+            raise NotAskedError(f"{scaling.title} is {over}; {smaller[0].id} is too slow", measured=value)
 
 
 def _invariant(claim: Claim, record: Record, terms: JudgeContext) -> Assessment:
     points = record.whole
     if len(points) < 2:
         raise NotAskedError(f"needs two world sizes; this run has {names_of(points) or 'none'}")
-    if fact := terms.metrics[claim.metric].fact:
-        return _same_fact(points, fact)
-    return _distance(claim, points, terms)
+    return _same(claim, record, points, terms)
+
+
+def _parity(claim: Claim, record: Record, terms: JudgeContext) -> Assessment:
+    """Judge whether curves are one but for rounding; as published on the published hardware alone."""
+    metric = terms.metrics[claim.metric]
+    if metric.series is None:
+        points = [point for name in claim.between or () if (point := record.point(name))]
+        if len(points) < 2:
+            raise NotAskedError(_other_points(claim, record, metric))
+        return _same(claim, record, points, terms)
+    worst = held_within(claim, record)[0]
+    distance, reason = worst.distance, f"{worst.b} against {worst.a}: {worst.reason}"
+    demand_hardware(claim, record, terms, None, also=f"; {reason}", measured=distance)
+    if claim.hardware:
+        demand_published(record, record.points, terms, distance)
+    if undecided := UNDECIDED.get(worst.outcome):
+        raise NotAskedError(reason, outcome=undecided, measured=distance)
+    held = worst.outcome == "inside"
+    if held and (doubt := nothing_behind(claim, record, curves_of(claim, record), metric)):
+        raise NotAskedError(doubt, measured=distance)
+    return Assessment(distance, held, reason)
+
+
+def _same(claim: Claim, record: Record, points: Sequence[PointRecord], terms: JudgeContext) -> Assessment:
+    """Judge whether points have one fact, one curve, or one value, which is the published one."""
+    metric = terms.metrics[claim.metric]
+    if metric.fact:
+        return _same_fact(points, metric.fact)
+    if not same_order(points):
+        reason = "data order: the points did not train on the same global batches"
+        raise NotAskedError(reason, outcome="config-mismatch")
+    if metric.series is None:
+        return _same_value(claim, record, points, terms)
+    return _same_curve(claim, record, points, metric)
 
 
 def _same_fact(points: Sequence[PointRecord], fact: str) -> Assessment:
     found = {point.id: point.facts.get(fact) for point in points}
-    if absent := [name for name, value in found.items() if value is None]:
+    if absent := [name for name, value in found.items() if not value]:
         raise NotAskedError(f"no {fact} of {', '.join(absent)}")
     apart = len(set(found.values())) > 1
     reason = f"{', '.join(found)}: the {fact} is {'not ' if apart else ''}the same at every point"
     return Assessment(float(apart), not apart, reason)
 
 
-def _parity(claim: Claim, record: Record, terms: JudgeContext) -> Assessment:
-    """Judge whether curves are one but for rounding; as published on the published hardware alone."""
-    if terms.metrics[claim.metric].series is None:
-        return _same_value(claim, record, terms)
-    worst = held_within(claim, record)[0]
-    distance, reason = worst.distance, f"{worst.b} against {worst.a}: {worst.reason}"
-    _demand_hardware(claim, record, terms, None, also=f"; {reason}", measured=distance)
-    if claim.hardware:
-        _demand_published(record, record.points, terms, distance)
-    if undecided := UNDECIDED.get(worst.outcome):
-        raise NotAskedError(reason, outcome=undecided, measured=distance)
-    held = worst.outcome == "inside"
-    curves = [_curve(claim, point) for point in record.whole]
-    if held and (doubt := nothing_behind(claim, curves)):
-        raise NotAskedError(doubt, measured=distance)
-    return Assessment(distance, held, reason)
+def _same_value(
+    claim: Claim, record: Record, points: Sequence[PointRecord], terms: JudgeContext
+) -> Assessment:
+    """Hold the value of every point against the published one first, and then against each other."""
+    metric = terms.metrics[claim.metric]
+    pairs = [(point, one) for point in points if (one := found_of(claim, point))]
+    if len(pairs) < len(points):
+        raise NotAskedError(f"a point has no {claim.metric}; this run has {names_of(points)}")
+    if doubt := doubt_of(pairs, terms.metrics, record.gpu, per=claim.per, tolerance=claim.tolerance):
+        raise NotAskedError(doubt)
+    values = {point.id: value_of(claim, point, one, metric, record.gpu) for point, one in pairs}
+    stands = {
+        name: margin(value, claim.value, better="equal", tolerance=claim.tolerance)
+        for name, value in values.items()
+    }
+    worst = max(stands, key=lambda name: abs(stands[name].change))
+    apart, _ = largest_difference([(value,) for value in values.values()])
+    agree = apart <= claim.tolerance
+    reason = (
+        f"{names_of(points)}: {values[worst]:.4g} at {worst} is farthest from the reference {claim.value:g},"
+        f" allowed {claim.tolerance:g}; the points are {apart:.2g} apart"
+    )
+    return Assessment(values[worst], stands[worst].holds and agree, reason)
 
 
-def _same_value(claim: Claim, record: Record, terms: JudgeContext) -> Assessment:
-    """Judge whether two points have one value, which no control run widens."""
-    points = [point for name in claim.between or () if (point := record.point(name))]
-    if len(points) < 2:
-        raise NotAskedError(_other_points(claim, record, terms.metrics[claim.metric]))
-    return _distance(claim, points, terms)
-
-
-def _distance(claim: Claim, points: Sequence[PointRecord], terms: JudgeContext) -> Assessment:
-    """Judge how far the curves, or the values, of `points` are apart."""
-    curves = [_curve(claim, point) for point in points]
+def _same_curve(claim: Claim, record: Record, points: Sequence[PointRecord], metric: Metric) -> Assessment:
+    """Judge how far the curves of points are apart."""
+    curves = [values_of(point, claim.metric) for point in points]
     if not all(curves):
         raise NotAskedError(f"a point has no {claim.metric}; this run has {names_of(points)}")
-    if not same_order(points):
-        reason = "data order: the points did not train on the same global batches"
-        raise NotAskedError(reason, outcome="config-mismatch")
     value, step = largest_difference(curves)
     if math.isnan(value):
         return Assessment(None, False, f"the {claim.metric} is not a finite number at step {step}")
     held = margin(value, claim.value, better=claim.better, tolerance=claim.tolerance).holds
-    if held and terms.metrics[claim.metric].series and (doubt := nothing_behind(claim, curves)):
+    if held and (doubt := nothing_behind(claim, record, points, metric)):
         raise NotAskedError(doubt, measured=value)
     reason = (
         f"{names_of(points)}: largest relative difference {value:.2g} at step {step} of"
@@ -200,85 +243,23 @@ def _distance(claim: Claim, points: Sequence[PointRecord], terms: JudgeContext) 
     return Assessment(value, held, reason)
 
 
-def _curve(claim: Claim, point: PointRecord) -> tuple[float, ...]:
-    """Return the series of a claim's metric at a point, or its one value."""
-    found = found_of(claim, point)
-    return values_of(point, claim.metric) or ((found.median,) if found else ())
-
-
-def _directed(claim: Claim, value: float) -> Assessment:
+def _directed(claim: Claim, value: float, note: str) -> Assessment:
     """Compare with the published value in its direction of goodness."""
     stands = margin(value, claim.value, better=claim.better, tolerance=claim.tolerance)
     reason = (
         f"{abs(stands.change):.1%} {stands.side} the published value;"
         f" {claim.better} is better, {claim.tolerance:.0%} worse is allowed because {claim.because}"
     )
-    return Assessment(value, stands.holds, reason)
-
-
-def _demand_hardware(
-    claim: Claim,
-    record: Record,
-    terms: JudgeContext,
-    found: tuple[PointRecord, Measurement] | None,
-    *,
-    also: str = "",
-    measured: float | None = None,
-) -> None:
-    """Raise NotAskedError where the run is not on the published hardware, with what it gives here."""
-    published_gpu = claim.hardware and terms.gpus[claim.hardware.gpu]
-    if published_gpu and (record.gpu is None or record.gpu.id != published_gpu.id):
-        other = _other_hardware(claim, record, published_gpu, found, terms.metrics[claim.metric])
-        raise NotAskedError(other + also, measured=measured)
+    return Assessment(value, stands.holds, f"{reason}; {note}" if note else reason, note)
 
 
 def _demand_comparable(
-    claim: Claim,
-    record: Record,
-    terms: JudgeContext,
-    pairs: Sequence[tuple[PointRecord, Measurement]],
-    value: float,
+    claim: Claim, record: Record, terms: JudgeContext, pairs: Sequence[Located], value: float
 ) -> None:
     """Raise NotAskedError for another configuration, and where nothing stands behind the numbers."""
-    _demand_published(record, [point for point, _ in pairs], terms, value)
-    metric = terms.metrics[claim.metric]
-    found = [one for _, one in pairs]
-    if doubt := doubt_of(found, metric, record.gpu, per=claim.per, tolerance=claim.tolerance):
+    demand_published(record, [point for point, _ in pairs], terms, value)
+    if doubt := doubt_of(pairs, terms.metrics, record.gpu, per=claim.per, tolerance=claim.tolerance):
         raise NotAskedError(doubt, measured=value)
-
-
-def _demand_published(
-    record: Record, points: Sequence[PointRecord], terms: JudgeContext, value: float
-) -> None:
-    """Raise NotAskedError where the points are not of the published configuration."""
-    if apart := differences_of(record, points, terms):
-        reason = f"not the published configuration: {'; '.join(mismatches(apart))}"
-        raise NotAskedError(reason, outcome="config-mismatch", measured=value)
-
-
-def _other_hardware(
-    claim: Claim,
-    record: Record,
-    published_gpu: Gpu,
-    measured: tuple[PointRecord, Measurement] | None,
-    metric: Metric,
-) -> str:
-    here = record.gpu.name if record.gpu else f"{record.machine.vendor}, no GPU in images/gpus.toml"
-    reason = f"published on {published_gpu.name}, this run is on {here}"
-    if metric.bound == "peak":
-        peak = published_gpu.peak_bf16_tflops / (1 if claim.per == "card" else published_gpu.devices_per_card)
-        shares = [
-            f"{share.median:.1%} at {point.id}"
-            for point in record.points
-            if (share := point.measurement(f"{claim.metric}-share"))
-        ]
-        return (
-            f"{reason}; MFU {metric.canonical(claim.value, claim.unit) / peak:.1%} published,"
-            f" {', '.join(shares) or 'unknown'} here ({claim.formula}, dense bf16 peaks)"
-        )
-    if measured is None:
-        return reason
-    return f"{reason}; {value_of(claim, *measured, metric, record.gpu):.3g} {claim.unit} here"
 
 
 def _other_points(claim: Claim, record: Record, metric: Metric) -> str:

@@ -25,11 +25,16 @@ class CurveParity(Frozen):
     parity: Parity
 
 
+def curves_of(claim: Claim, record: Record) -> tuple[PointRecord, ...]:
+    """Return the points whose curves a claim holds against each other."""
+    if claim.between is None:
+        return record.whole
+    return tuple(point for name in claim.between if (point := record.point(name)))
+
+
 def held_within(claim: Claim, record: Record) -> tuple[Parity, ...]:
     """Hold the curves of a claim against the first of them, worst first; raises NotAskedError."""
-    points = record.whole
-    if claim.between:
-        points = tuple(point for name in claim.between if (point := record.point(name)))
+    points = curves_of(claim, record)
     if len(points) < 2:
         names = ", ".join(point.id for point in points) or "none"
         raise NotAskedError(

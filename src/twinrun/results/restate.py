@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -10,8 +9,19 @@ from twinrun.foundation.text import plain, plural
 from twinrun.manifests.claims import Claim
 from twinrun.manifests.metrics import Metric, named_by
 from twinrun.manifests.restatements import Restatement
-from twinrun.results.evidence import JudgeContext, differences_of, doubt_of, found_of
-from twinrun.results.parity import held_within
+from twinrun.results.curves import demand_trained, nothing_behind
+from twinrun.results.evidence import (
+    JudgeContext,
+    beyond,
+    differences_of,
+    doubt_of,
+    few_steps,
+    found_of,
+    kept_per_doubling,
+    unspanned,
+)
+from twinrun.results.parity import curves_of, held_within
+from twinrun.results.published_run import demand_hosts, miscounted
 from twinrun.results.record import Record
 from twinrun.results.verdicts import FoundValue, NotAskedError, RestatementVerdict, judge_restatement
 from twinrun.workloads.settings import Difference
@@ -27,6 +37,10 @@ def restated(claim: Claim, here: Restatement, record: Record, terms: JudgeContex
     found: FoundValue | NotAskedError
     try:
         _demand_askable(here, record, metric, points, differences)
+        demand_trained(points, terms.metrics)
+        demand_hosts(points)
+        if lack := unspanned(record.points, claim.reach):
+            raise NotAskedError(lack)
         found = _worst(claim, here, record, terms, points)
     except NotAskedError as refusal:
         found = refusal
@@ -38,18 +52,22 @@ def _worst(
 ) -> FoundValue:
     """Return the value that is worst for the claim; raises NotAskedError where one cannot be judged."""
     metric = terms.metrics[here.metric]
-    values = list(_parities(claim, record) if metric.between_curves else _values(claim, here, metric, points))
+    values = list(
+        _parities(claim, record, terms) if metric.between_curves else _values(claim, here, metric, points)
+    )
     _demand_no_doubt(here, record, terms, values)
     worst = (min if metric.better == "higher" else max)(values, key=lambda one: one.value)
-    return worst._replace(place=f"{worst.place}, the worst of {len(values)}") if len(values) > 1 else worst
+    note = few_steps([pair for one in values for pair in one.behind], terms.metrics, record.gpu)
+    several = f", the worst of {len(values)}" if len(values) > 1 else ""
+    return worst._replace(place=f"{worst.place}{several}", note=note)
 
 
 def _points(claim: Claim, here: Restatement, record: Record) -> list[PointRecord]:
-    """Return the claim's own points where the run has them, else all that are large enough."""
+    """Return the claim's own points where the run has them, else all, as far as they are large enough."""
     named = claim.between or ((claim.point,) if claim.point else ())
     own = [point for name in named if (point := record.point(name))]
     if named and len(own) == len(named):
-        return own
+        return [point for point in own if point.devices >= here.least_devices]
     large = [point for point in record.points if point.devices >= here.least_devices]
     return sorted(large, key=lambda point: point.devices)
 
@@ -73,6 +91,8 @@ def _differs(
     ids = [point.id for point in points]
     if named and set(ids) != set(named):
         yield f"points {', '.join(ids) or 'none'}, published {' and '.join(named)}"
+    elif claim.hardware and (other := miscounted([claim.hardware], points, terms)):
+        yield other
     yield from (f"{one.field} {plain(one.found)}, published {plain(one.published)}" for one in differences)
 
 
@@ -114,12 +134,14 @@ def _demand_askable(
         raise NotAskedError(f"needs a point of {plural(here.least_devices, 'device')}, the run has none")
 
 
-def _parities(claim: Claim, record: Record) -> Iterator[FoundValue]:
+def _parities(claim: Claim, record: Record, terms: JudgeContext) -> Iterator[FoundValue]:
     """Yield what part of its envelope each curve is away from the first."""
     try:
         found = held_within(claim, record)
     except NotAskedError as refusal:
         raise NotAskedError(f"the claim {refusal}") from None
+    if doubt := nothing_behind(claim, record, curves_of(claim, record), terms.metrics[claim.metric]):
+        raise NotAskedError(doubt)
     for one in found:
         if one.outcome in ("other-run", "no-envelope") or one.worst is None:
             raise NotAskedError(one.reason)
@@ -139,7 +161,7 @@ def _values(
             raise NotAskedError(f"no {here.measurement or here.metric} at {point.id}")
         if metric.formulas and found.formula != (here.formula or claim.formula):
             raise NotAskedError(f"{found.id} at {point.id} is counted by {found.formula}")
-        yield FoundValue(metric.canonical(found.median, found.unit), point.id, (found,))
+        yield FoundValue(metric.canonical(found.median, found.unit), point.id, ((point, found),))
 
 
 def _doublings(claim: Claim, points: Sequence[PointRecord]) -> Iterator[FoundValue]:
@@ -154,9 +176,8 @@ def _doublings(claim: Claim, points: Sequence[PointRecord]) -> Iterator[FoundVal
         under, over = found_of(claim, smaller), found_of(claim, larger)
         if not under or not over or under.median <= 0:
             raise NotAskedError(f"no {claim.metric} at {smaller.id} or {larger.id}")
-        doublings = math.log2(larger.devices / smaller.devices)
-        kept = float((over.median / under.median) ** (1 / doublings))
-        yield FoundValue(kept, f"{smaller.id} to {larger.id}", (under, over))
+        behind = ((smaller, under), (larger, over))
+        yield FoundValue(kept_per_doubling(*behind), f"{smaller.id} to {larger.id}", behind)
 
 
 def _demand_no_doubt(
@@ -164,11 +185,9 @@ def _demand_no_doubt(
 ) -> None:
     """Raise NotAskedError where nothing stands behind a value."""
     for one in values:
-        for found in one.behind:
-            metric = terms.metrics[found.metric]
-            doubt = doubt_of([found], metric, record.gpu, per=found.per, tolerance=here.tolerance)
+        for pair in one.behind:
+            doubt = doubt_of([pair], terms.metrics, record.gpu, per=pair[1].per, tolerance=here.tolerance)
             if doubt:
                 raise NotAskedError(f"at {one.place} {doubt}")
-        # Curves may be equal; what rests on measurements is never zero.
-        if not math.isfinite(one.value) or one.value < 0 or (one.value == 0 and one.behind):
-            raise NotAskedError(f"{one.value:g} at {one.place} is no number to judge")
+        if over := beyond(one.value, terms.metrics[here.metric], record.gpu, per="device"):
+            raise NotAskedError(f"at {one.place} it is {over}")

@@ -15,9 +15,10 @@ from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.manifests.metrics import RATIO, Metric
 from twinrun.manifests.restatements import Restatement
 from twinrun.protocol.measurements import Measurement, Per
+from twinrun.workloads.workload import PointRecord
 
 AsPublished = Literal["reproduced", "not-reproduced", "not-comparable", "config-mismatch", "failed"]
-AsRestated = Literal["holds-here", "fails-here", "not-comparable"]
+AsRestated = Literal["holds-here", "fails-here", "not-comparable", "failed"]
 Outcome = Literal[
     "reproduced",
     "not-reproduced",
@@ -27,6 +28,8 @@ Outcome = Literal[
     "holds-here",
     "fails-here",
 ]
+# What becomes of a claim that cannot be judged as published; `failed` where the training did.
+Unasked = Literal["not-comparable", "config-mismatch", "failed"]
 # What makes a run's exit code 1.
 FAILURES: tuple[Outcome, ...] = ("not-reproduced", "fails-here", "failed")
 
@@ -45,6 +48,8 @@ class RestatementVerdict(Frozen):
     title: str
     """Title of the metric."""
     unit: str
+    note: str = ""
+    """What belongs beside the measured value, such as `few steps: 5 of 20`."""
 
 
 class Verdict(Frozen):
@@ -59,6 +64,8 @@ class Verdict(Frozen):
     measured: float | None
     unit: str
     per: Per
+    note: str = ""
+    """What belongs beside the measured value, such as `few steps: 5 of 20`."""
     here: RestatementVerdict | None = None
     """The verdict here, on the restatement or on the claim itself; null on the published run."""
 
@@ -86,12 +93,12 @@ class NotAskedError(Exception):
         self,
         reason: str,
         *,
-        outcome: Literal["not-comparable", "config-mismatch"] = "not-comparable",
+        outcome: Unasked = "not-comparable",
         measured: float | None = None,
     ) -> None:
         """Take the reason, and the value where one was found all the same."""
         super().__init__(reason)
-        self.outcome: Literal["not-comparable", "config-mismatch"] = outcome
+        self.outcome: Unasked = outcome
         self.measured = measured
 
 
@@ -100,7 +107,8 @@ class FoundValue(NamedTuple):
 
     value: float
     place: str
-    behind: tuple[Measurement, ...] = ()
+    behind: tuple[tuple[PointRecord, Measurement], ...] = ()
+    note: str = ""
 
 
 class Assessment(NamedTuple):
@@ -110,6 +118,8 @@ class Assessment(NamedTuple):
     """The measured value or distance; None where it is no number."""
     holds: bool
     reason: str
+    note: str = ""
+    """What belongs beside the value, such as that it rests on few steps."""
 
 
 class Margin(NamedTuple):
@@ -130,10 +140,8 @@ def margin(
     value: float, published: float, *, better: Literal["higher", "lower", "equal"], tolerance: float
 ) -> Margin:
     """Compare a value with the published one in its direction of goodness."""
-    if better == "equal":
-        return Margin(value - published, value - published <= tolerance)
-    change = value / published - 1
-    worse = -change if better == "higher" else change
+    change = value / published - 1 if published else value
+    worse = {"higher": -change, "lower": change, "equal": abs(change)}[better]
     return Margin(change, worse <= tolerance)
 
 
@@ -153,10 +161,10 @@ def _published(claim: Claim | RecordClaim, as_published: Callable[[], Assessment
     outcome: AsPublished
     measured: float | None
     try:
-        measured, holds, reason = as_published()
+        measured, holds, reason, note = as_published()
         outcome = "reproduced" if holds else "not-reproduced"
     except NotAskedError as refusal:
-        measured, outcome, reason = refusal.measured, refusal.outcome, str(refusal)
+        measured, outcome, reason, note = refusal.measured, refusal.outcome, str(refusal), ""
     return Verdict(
         claim=claim.id,
         statement=claim.statement,
@@ -166,6 +174,7 @@ def _published(claim: Claim | RecordClaim, as_published: Callable[[], Assessment
         measured=measured,
         unit=claim.unit,
         per=claim.per,
+        note=note,
     )
 
 
@@ -183,7 +192,7 @@ def judge_restatement(
     verdict = _restated(here, metric.in_unit(published, unit), title=metric.title, unit=unit)
     if isinstance(found, NotAskedError):
         return _refused(verdict, found, run)
-    verdict = verdict.model_copy(update={"measured": metric.in_unit(found.value, unit)})
+    verdict = verdict.model_copy(update={"measured": metric.in_unit(found.value, unit), "note": found.note})
     value, reference = f"{measured_here(verdict)} at {found.place}", published_here(verdict)
     stands = margin(found.value, published, better=metric.better, tolerance=here.tolerance)
     return _held(verdict, here, stands, metric, words=(value, reference), run=run)
@@ -217,7 +226,8 @@ def _restated(here: Restatement, published: float, *, title: str, unit: str) -> 
 
 def _refused(verdict: RestatementVerdict, refusal: NotAskedError, run: str) -> RestatementVerdict:
     reason = f"Not asked, because {refusal}." + (f" Run: {run}." if run else "")
-    return verdict.model_copy(update={"reason": reason})
+    outcome: AsRestated = "failed" if refusal.outcome == "failed" else "not-comparable"
+    return verdict.model_copy(update={"reason": reason, "outcome": outcome})
 
 
 def _held(
@@ -247,7 +257,9 @@ def published_here(found: RestatementVerdict) -> str:
 
 def measured_here(found: RestatementVerdict) -> str:
     """Return what the run says in the neutral metric, a dash where it says nothing."""
-    return "-" if found.measured is None else _in_words(found.measured, found)
+    if found.measured is None:
+        return "-"
+    return _in_words(found.measured, found) + (f" ({found.note})" if found.note else "")
 
 
 def _in_words(value: float, found: RestatementVerdict) -> str:

@@ -222,6 +222,8 @@ class PointDescription:
     """What is tried in turn until one fits into memory, for example `microbatch 8`."""
     steps: int
     """Lines of metrics that the point writes, as far as known."""
+    rising_steps: int = 0
+    """First steps of a training, in which the learning rate still rises."""
     leg: LegSteps | None = None
     """The leg that the point is; None for a point that starts by itself and runs to the end."""
     storage: StorageNeed | None = None

@@ -70,7 +70,7 @@ def describe(part: ChecksPlan, points: Sequence[Point[ChecksPoint]]) -> PlanDesc
         subject=plural(len(part.checks), "check"),
         configuration=(("Checks", shown),),
         points={point.id: described for point in points},
-        fingerprint={},
+        fingerprint={"checks": len(part.checks)},
     )
 
 

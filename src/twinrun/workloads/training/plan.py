@@ -287,6 +287,7 @@ def _described(part: TrainingPlan, point: TrainingPoint, *, world: int) -> Point
     return PointDescription(
         attempts=tuple(f"microbatch {size}" for size in point.microbatches),
         steps=point.leg.end if point.leg else part.training.steps,
+        rising_steps=_rising_steps(part),
         leg=point.leg,
         processor_bytes=processor_bytes(
             point.shape or part.shape,
@@ -297,6 +298,13 @@ def _described(part: TrainingPlan, point: TrainingPoint, *, world: int) -> Point
         storage=StorageNeed(folder=disk, parameters=parameters) if disk else None,
         expected={"parameters": (parameters,), "microbatch": point.microbatches},
     )
+
+
+def _rising_steps(part: TrainingPlan) -> int:
+    optimizer, tokens = part.training.optimizer, part.training.global_batch * part.shape.sequence
+    if optimizer.schedule is None:
+        return optimizer.warmup_steps or 0
+    return -(-optimizer.schedule.warmup // tokens)
 
 
 def job(part: TrainingPlan, point: Point[TrainingPoint], attempt: int, run: Run) -> TrainingJob:
