@@ -124,7 +124,7 @@ def training_record(
                 "parameters": shape.parameters(),
                 "parallelism": "fsdp2",
                 "attention backend": "flash",
-                "device name": f"a device of {point.part.leg.vendor if point.part.leg else made.vendor}",
+                "device name": f"a {point.part.leg.vendor} device" if point.part.leg else "a device",
                 "warm-up steps": 2,
                 "data hash": "d" * 64,
                 "order hash": (orders or {}).get(point.id, "0" * 64),
