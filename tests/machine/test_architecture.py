@@ -153,7 +153,9 @@ def planned(
     program.write_text(f"#!/bin/sh\n{answering(answer)}\n", encoding="utf-8")
     program.chmod(0o755)
     path = os.pathsep.join([str(program.parent), os.environ["PATH"]])
-    return invoke(root, "run", RECIPE, "--dry", "--json", "--stack", stack, *options, variables={"PATH": path})
+    return invoke(
+        root, "run", RECIPE, "--dry", "--json", "--stack", stack, *options, variables={"PATH": path}
+    )
 
 
 # What an image for it is built for, what another is built for, and its own architecture.

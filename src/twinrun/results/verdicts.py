@@ -6,6 +6,7 @@ this module compares measured with published and gives the outcome.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -165,6 +166,8 @@ def _published(claim: Claim | RecordClaim, as_published: Callable[[], Assessment
         outcome = "reproduced" if holds else "not-reproduced"
     except NotAskedError as refusal:
         measured, outcome, reason, note = refusal.measured, refusal.outcome, str(refusal), ""
+    if measured is not None and not math.isfinite(measured):
+        measured = None
     return Verdict(
         claim=claim.id,
         statement=claim.statement,
