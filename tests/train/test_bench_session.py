@@ -19,7 +19,7 @@ from twinrun.foundation.manifest import load_json
 from twinrun.protocol.bench import BenchJob, BenchResult, CallLine, Work
 from twinrun.protocol.formulas import BUS_BANDWIDTH
 from twinrun.train.bench import CheckedCall, Session, bus_bytes_of_all_reduce
-from twinrun.train.measure import Clock, distance, poisoned
+from twinrun.train.measure import Clock, _spin, distance, poisoned
 
 LABELS = (
     {"name": "operation", "values": ("sum", "product")},
@@ -197,7 +197,29 @@ def test_a_call_that_takes_the_host_longer_is_queued_behind_a_longer_spin(
     now = itertools.count(step=taken)
     monkeypatch.setattr("twinrun.train.measure.time", SimpleNamespace(perf_counter=lambda: next(now)))
     clock = Clock(torch.device("cpu"), warmup=5, repeats=0)
-    assert clock._warm(lambda: None) == pytest.approx(cycles)
+    assert _spin(clock._warm(lambda: None)) == pytest.approx(cycles)
+
+
+@pytest.mark.parametrize(
+    ("taken", "between_ranks", "in_a_row"),
+    [(0.0, True, 200), (0.001, True, 20), (0.5, True, 1), (0.001, False, 1)],
+)
+def test_a_short_collective_is_timed_several_times_in_a_row(
+    taken: float, between_ranks: bool, in_a_row: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 1 KB a call is shorter than the time between the starts of two ranks: its spread was 4,300 %."""
+    now, calls = [0.0], itertools.count()
+
+    def call() -> None:
+        now[0] += taken
+        next(calls)
+
+    monkeypatch.setattr("twinrun.train.measure.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    ((first, second),) = Clock(torch.device("cpu"), warmup=3, repeats=2).times(
+        [call], between_ranks=between_ranks
+    )
+    assert next(calls) == 3 + 2 * in_a_row
+    assert (first, second) == pytest.approx((taken * 1e3, taken * 1e3))
 
 
 def test_a_session_needs_all_ranks_of_its_job(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ class Session:
             work: the least that the call must do, where that is known.
             absent: baselines that could not run, and why.
             clock: see `Clock.times`.
-            bus_bytes: of a collective, the bytes that each link must move.
+            bus_bytes: of a collective, the bytes that each link must move; short ones are timed in a row.
             traffic: what a link was counted to move in one call of ours.
 
         Raises:
@@ -102,7 +102,8 @@ class Session:
         self._refuse_traffic(name, traffic)
         times: Sequence[tuple[float, ...]] = [()] * len(checked)
         if self.timed:
-            times = self._clock.times([one.call for one in checked], clock=clock)
+            calls = [one.call for one in checked]
+            times = self._clock.times(calls, clock=clock, between_ranks=bus_bytes is not None)
         first, *others = (_implementation(one, spent) for one, spent in zip(checked, times, strict=True))
         call = Call(
             name=name,

@@ -62,6 +62,9 @@ SPIN_FACTOR, CLOCK_HZ = 2, 3e9
 SPIN_CYCLES = 1_000_000, 6_000_000
 # Calls in a row of which a time on the host is the mean.
 CALLS_IN_A_ROW = 20
+# So long lasts a time between ranks at least, of as many calls in a row as that takes: ranks enter a call
+# some ten microseconds apart, and more where they share a processor.
+LEAST_MILLISECONDS, MOST_CALLS = 20.0, 200
 COPY_BYTES = 2 << 30
 COPY_REPEATS = 20
 
@@ -76,49 +79,56 @@ class Clock:
         size = FLUSH_BYTES if device.type == "cuda" and repeats else 0
         self._flush = torch.empty(size, dtype=torch.uint8, device=device)
 
-    def times(self, calls: Sequence[Function], *, clock: TimedOn = "device") -> list[tuple[float, ...]]:
+    def times(
+        self, calls: Sequence[Function], *, clock: TimedOn = "device", between_ranks: bool = False
+    ) -> list[tuple[float, ...]]:
         """Return milliseconds of each repeat of each call.
 
         Args:
             clock: `device` is the device's part of a call, caches cold; `host` is from call to call in a
                 row, the host's part included, caches warm.
+            between_ranks: calls are collectives; of a short one a repeat is the mean of several in a row.
         """
-        spins = [self._warm(call) for call in calls]
+        warm = [self._warm(call) for call in calls]
+        counts = [_in_a_row(seconds) if between_ranks else 1 for seconds in warm]
         spent: list[list[float]] = [[] for _ in calls]
-        turns = list(zip(calls, spins, spent, strict=True))
+        turns = list(zip(calls, map(_spin, warm), counts, spent, strict=True))
         for repeat in range(self._repeats):
             # In turns on an H200 every second short call read 0.3 microseconds more: not always the same.
             liveness.beat("times its calls")
-            for call, spin, times in turns[:: -1 if repeat % 2 else 1]:
+            for call, spin, count, times in turns[:: -1 if repeat % 2 else 1]:
                 ranks.wait()
-                times.append(self._on_device(call, spin) if clock == "device" else self._on_host(call))
+                on_device = clock == "device"
+                times.append(self._on_device(call, spin, count) if on_device else self._on_host(call))
         return [tuple(ranks.largest(times, self._device)) for times in spent]
 
-    def _warm(self, call: Function) -> int:
-        """Return for how many cycles the device must spin while `call` is queued."""
+    def _warm(self, call: Function) -> float:
+        """Return the seconds that `call` takes the host, the same on every rank."""
         took = []
         for _ in range(self._warmup):
             began = time.perf_counter()
             call()
             took.append(time.perf_counter() - began)
-        least, most = SPIN_CYCLES
         # The median, since the first calls also load and compile; the longest, for ranks to start together.
         (seconds,) = ranks.largest([statistics.median(took or [0.0])], self._device)
-        return min(max(int(seconds * SPIN_FACTOR * CLOCK_HZ), least), most)
+        return seconds
 
-    def _on_device(self, call: Function, spin: int) -> float:
+    def _on_device(self, call: Function, spin: int, count: int) -> float:
+        """Return the mean of `count` calls in a row."""
         if self._device.type != "cuda":
             began = time.perf_counter()
-            call()
-            return (time.perf_counter() - began) * 1e3
+            for _ in range(count):
+                call()
+            return (time.perf_counter() - began) * 1e3 / count
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._flush.zero_()
         torch.cuda._sleep(spin)
         start.record()
-        call()
+        for _ in range(count):
+            call()
         end.record()
         end.synchronize()
-        return float(start.elapsed_time(end))
+        return float(start.elapsed_time(end)) / count
 
     def _on_host(self, call: Function) -> float:
         synchronise(self._device)
@@ -127,6 +137,17 @@ class Clock:
             call()
         synchronise(self._device)
         return (time.perf_counter() - began) * 1e3 / CALLS_IN_A_ROW
+
+
+def _spin(seconds: float) -> int:
+    """Return for how many cycles the device must spin while a call of so many seconds is queued."""
+    least, most = SPIN_CYCLES
+    return min(max(int(seconds * SPIN_FACTOR * CLOCK_HZ), least), most)
+
+
+def _in_a_row(seconds: float) -> int:
+    """Return how many calls of so many seconds one time is the mean of."""
+    return min(max(1, math.ceil(LEAST_MILLISECONDS / 1e3 / max(seconds, 1e-9))), MOST_CALLS)
 
 
 def copy_rate(device: torch.device) -> PeakRate:
