@@ -166,8 +166,7 @@ def plan_lines(plan: BuildPlan) -> list[str]:
         # The Dockerfile compiles kernels for the emulation on the processor too.
         targets = [*plan.stack.stack.archs, *(["the processor"] if plan.kernels else [])]
         lines.append(f"compiled  {', '.join(plan.kernels) or 'nothing'}  (for {', '.join(targets)})")
-    if plan.attested:
-        lines.append(f"attested  {', '.join(plan.attested)}  (hashes of public lock files)")
+    lines += map(str, plan.attested_wheels)
     if plan.unverified:
         lines.append(f"on trust  {', '.join(plan.unverified)}")
     return lines

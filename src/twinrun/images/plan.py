@@ -12,6 +12,7 @@ from twinrun.images.artifacts import Artifact, build_tool_artifacts, deb_artifac
 from twinrun.images.buildkit import build_arguments
 from twinrun.images.dockerfile import Dockerfile, read_dockerfile
 from twinrun.manifests.image_identity import rfc3339
+from twinrun.manifests.attestation import Attestation
 from twinrun.manifests.stack import (
     DOCKERFILE,
     INPUTS_LABEL,
@@ -65,6 +66,11 @@ class BuildPlan(Frozen):
             export_tar=export_tar and self.dockerfile.from_scratch(stage),
         )
 
+    @property
+    def attested_wheels(self) -> tuple[Attestation, ...]:
+        """Wheels of `attested`, each with its hash and where that was found."""
+        return tuple(one for one in self.stack.stack.attested if one.requirement() in self.attested)
+
     def summary(self) -> dict[str, object]:
         """Return what `--dry` prints."""
         counts = Counter(artifact.folder for artifact in self.artifacts)
@@ -77,7 +83,7 @@ class BuildPlan(Frozen):
             "files": dict(counts),
             "kernels": list(self.kernels),
             "alternatives": [pin.requirement for pin in self.alternatives],
-            "attested": list(self.attested),
+            "attested": [wheel.model_dump(mode="json") for wheel in self.attested_wheels],
             "unverified": list(self.unverified),
             "labels": self.labels,
             "commands": {stage: ["docker", *self.command(stage)] for stage in self.stages},

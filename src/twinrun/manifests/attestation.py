@@ -45,6 +45,11 @@ class Attestation(Frozen):
             raise ValueError(f"`{self.file}` is found twice in one repository, which is one witness")
         return self
 
+    def __str__(self) -> str:
+        """Return file, hash and origins in one line."""
+        where = ", ".join(f"{one.repository}@{one.commit[:12]}:{one.path}" for one in self.found)
+        return f"attested  {self.file}  sha256:{self.sha256}  {where}"
+
     def package(self) -> str:
         """Return the name of the package, normalised."""
         return str(parse_wheel_filename(self.file)[0])

@@ -237,8 +237,12 @@ class LoadedStack(Frozen):
 
     def attested(self, root: Path) -> tuple[str, ...]:
         """Return the pins whose hashes public lock files attest and the index was not seen to have."""
+        return tuple(sorted({wheel.requirement() for wheel in self.attested_wheels(root)}))
+
+    def attested_wheels(self, root: Path) -> tuple[Attestation, ...]:
+        """Return the wheels of those pins, each with its hash and where that was found."""
         verified = verified_pins(self.lock(root).read_text(encoding="utf-8"))
-        return tuple(sorted({wheel.requirement() for wheel in self.stack.attested} - verified))
+        return tuple(wheel for wheel in self.stack.attested if wheel.requirement() not in verified)
 
     def image(self) -> str:
         """Return the reference of the image that is made of exactly these inputs."""
