@@ -11,8 +11,8 @@ from twinrun.foundation.tracked import tracked_files
 from twinrun.images.artifacts import Artifact, build_tool_artifacts, deb_artifact, wheel_artifacts
 from twinrun.images.buildkit import build_arguments
 from twinrun.images.dockerfile import Dockerfile, read_dockerfile
-from twinrun.manifests.image_identity import rfc3339
 from twinrun.manifests.attestation import Attestation
+from twinrun.manifests.image_identity import rfc3339
 from twinrun.manifests.stack import (
     DOCKERFILE,
     INPUTS_LABEL,
