@@ -24,7 +24,7 @@ root = root_fixture
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class PlayedModel:
     """A GPU model, as tools of several ages print it."""
 
     row: str
@@ -41,7 +41,7 @@ class Model:
 
 
 MODELS = (
-    Model(
+    PlayedModel(
         row="mi210",
         old="AMD INSTINCT MI210",
         name="AMD Instinct MI210",
@@ -49,7 +49,7 @@ MODELS = (
         memory_mb=65520,
         since=5,
     ),
-    Model(
+    PlayedModel(
         row="mi250",
         old="AMD INSTINCT MI250 (MCM) OAM AC MBA",
         name="AMD Instinct MI250X / MI250",
@@ -57,7 +57,7 @@ MODELS = (
         memory_mb=65520,
         since=5,
     ),
-    Model(
+    PlayedModel(
         row="mi250x",
         old="AMD INSTINCT MI200 (MCM) OAM LC MBA HPE C2",
         name="AMD Instinct MI250X / MI250",
@@ -65,7 +65,7 @@ MODELS = (
         memory_mb=65520,
         since=5,
     ),
-    Model(
+    PlayedModel(
         row="mi300a",
         old="AMD Instinct MI300A",
         name="AMD Instinct MI300A",
@@ -73,7 +73,7 @@ MODELS = (
         memory_mb=128304,
         since=6,
     ),
-    Model(
+    PlayedModel(
         row="mi300x",
         old="AMD Instinct MI300X",
         name="AMD Instinct MI300X",
@@ -81,7 +81,7 @@ MODELS = (
         memory_mb=196592,
         since=6,
     ),
-    Model(
+    PlayedModel(
         row="mi325x",
         old="AMD Instinct MI325X",
         name="AMD Instinct MI325X",
@@ -89,7 +89,7 @@ MODELS = (
         memory_mb=262128,
         since=6.2,
     ),
-    Model(
+    PlayedModel(
         row="mi355x",
         old="AMD Instinct MI355X",
         name="AMD Instinct MI355X",
@@ -103,7 +103,7 @@ RELEASES = (5.4, 5.7, 6.0, 6.1, 6.3, 7.1)
 PAIRS = [(model, release) for model in MODELS for release in RELEASES if release >= model.since]
 
 
-def amd_smi(model: Model, release: float, count: int) -> str:
+def amd_smi(model: PlayedModel, release: float, count: int) -> str:
     """Return the script of an amd-smi of `release`."""
     if release < 6:
         return "echo 'amd-smi: error: unrecognized arguments: --vram' >&2; exit 2"
@@ -133,13 +133,17 @@ def amd_smi(model: Model, release: float, count: int) -> str:
     return f"/bin/cat <<'END'\n{json.dumps({'gpu_data': rows} if release >= 6.4 else rows)}\nEND"
 
 
-def rocm_smi(model: Model, release: float, count: int) -> str:
+def rocm_smi(model: PlayedModel, release: float, count: int) -> str:
     """Return the script of a rocm-smi of `release`."""
     cards: dict[str, dict[str, str]] = {}
     for index in range(count):
         card = {"Unique ID": f"0x5a10c0de{index:08x}", "VRAM Total Memory (B)": str(model.memory_mb << 20)}
         if release >= 6.2:
-            card |= {"Card Series": model.name, "Card Model": hex(model.number), "Node ID": str(index + 2)}
+            card |= {
+                "Card Series": model.name,
+                "Card PlayedModel": hex(model.number),
+                "Node ID": str(index + 2),
+            }
             card["GFX Version"] = {"gfx90a": "gfx9010"}.get(GPUS[model.row].arch, GPUS[model.row].arch)
         else:
             card |= {"Card series": model.old, "Card model": "0x0b0c"}
@@ -147,7 +151,7 @@ def rocm_smi(model: Model, release: float, count: int) -> str:
     return f"/bin/cat <<'END'\n{json.dumps(cards | {'system': {'Driver version': '6.10.5'}})}\nEND"
 
 
-def play(folder: Path, model: Model, release: float, count: int, *, tools: tuple[str, ...]) -> None:
+def play(folder: Path, model: PlayedModel, release: float, count: int, *, tools: tuple[str, ...]) -> None:
     """Put the tools of a machine with `count` devices of `model` on the PATH of a test."""
     scripts = {"amd-smi": amd_smi(model, release, count), "rocm-smi": rocm_smi(model, release, count)}
     for name in tools:
@@ -164,7 +168,7 @@ def tools_of(release: float) -> tuple[str, ...]:
 @pytest.mark.parametrize("cards", [1, 4, 8])
 @pytest.mark.parametrize(("model", "release"), PAIRS, ids=[f"{one.row}-{release}" for one, release in PAIRS])
 def test_model_is_found_whatever_release_prints_it(
-    root: Path, model: Model, release: float, cards: int
+    root: Path, model: PlayedModel, release: float, cards: int
 ) -> None:
     devices = cards * GPUS[model.row].devices_per_card
     play(root / "bin", model, release, devices, tools=tools_of(release))
@@ -177,7 +181,7 @@ def test_model_is_found_whatever_release_prints_it(
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.row)
-def test_rocm_smi_alone_leaves_open_what_it_cannot_tell(root: Path, model: Model) -> None:
+def test_rocm_smi_alone_leaves_open_what_it_cannot_tell(root: Path, model: PlayedModel) -> None:
     play(root / "bin", model, 7.1, 1, tools=("rocm-smi",))
     (device,) = discover(load_vendors(root)["rocm"], GPUS).devices
     # One name for both, and rocm-smi counts no compute units.
@@ -186,7 +190,7 @@ def test_rocm_smi_alone_leaves_open_what_it_cannot_tell(root: Path, model: Model
 
 
 @pytest.mark.parametrize("model", [one for one in MODELS if one.row != "mi250x"], ids=lambda model: model.row)
-def test_number_stands_for_a_name_that_the_tool_lacks(root: Path, model: Model) -> None:
+def test_number_stands_for_a_name_that_the_tool_lacks(root: Path, model: PlayedModel) -> None:
     script = amd_smi(model, 7.1, 1).replace(model.name, "N/A")
     (root / "bin" / "amd-smi").write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     (root / "bin" / "amd-smi").chmod(0o755)
@@ -196,7 +200,7 @@ def test_number_stands_for_a_name_that_the_tool_lacks(root: Path, model: Model) 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.row)
 def test_played_machine_gets_the_stack_for_it_and_every_hash(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Model
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: PlayedModel
 ) -> None:
     play(tmp_path, model, max(6.3, model.since), 8, tools=("amd-smi", "rocm-smi"))
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
