@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
+from tests.counterexamples import sides
 from tests.records import PROJECT, finished, plan, training_record, with_derived
-from twinrun.manifests.claims import Claim
+from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.protocol.measurements import Check, Measurement, Series, sampled
 from twinrun.results.record import Record
 from twinrun.workloads.workload import PointRecord
@@ -38,6 +39,14 @@ def honest() -> Iterator[tuple[str, Claim, Record]]:
     for recipe in PROJECT.recipes():
         for claim in PROJECT.recipe(recipe).published.claim:
             yield recipe, claim, _honest(recipe, claim)
+
+
+def honest_between() -> Iterator[tuple[str, RecordClaim, list[Record]]]:
+    """Yield every claim between records that has a restatement, with records under which that holds."""
+    for recipe in PROJECT.recipes():
+        for claim in PROJECT.recipe(recipe).published.between_records:
+            if claim.here:
+                yield recipe, claim, sides(recipe, claim, claim.here.value)
 
 
 def _honest(recipe: str, claim: Claim) -> Record:
@@ -155,6 +164,17 @@ def _measured(record: Record, change: Callable[[PointRecord, Measurement], dict[
     return _each(record, changed)
 
 
+def first_side(alter: Altered) -> Callable[[list[Record], RecordClaim], list[Record]]:
+    """Return what alters the records of the first of two sides, which are of one GPU."""
+
+    def altered(records: list[Record], claim: RecordClaim) -> list[Record]:
+        first = records[0].plan.gpu
+        # What alters one record asks a claim for no more than claims of both kinds have.
+        return [alter(one, claim) if one.plan.gpu == first else one for one in records]  # type: ignore[arg-type]
+
+    return altered
+
+
 def _scaled(speed: float, *, reference: float = 1.0) -> Altered:
     """Return what makes every speed so many times what it was, and every other number of a claim."""
 
@@ -163,7 +183,7 @@ def _scaled(speed: float, *, reference: float = 1.0) -> Altered:
             factor = {**dict.fromkeys(SPEEDS, speed), **dict.fromkeys(TIMES, 1 / speed)}
             by = factor.get(one.metric, reference if one.metric == claim.metric else 1.0)
             # A ratio is wrong where its larger point alone is.
-            if claim.between and claim.kind == "ratio" and point.id == claim.between[1] and speed < 1:
+            if claim.kind == "ratio" and claim.between and point.id == claim.between[1] and speed < 1:
                 by = 1.0
             base = 0.5 if one.metric == "error" and reference != 1.0 else 0.0
             return {name: getattr(one, name) * by + base for name in ("median", "low", "high")}
@@ -308,3 +328,9 @@ ALTERATIONS: dict[str, Alteration] = {
     ),
     "one check of eighteen": Alteration(_one_check, lambda one: one.metric == "checks-passed"),
 }
+# Alterations of one side of a claim between records.
+BETWEEN = (
+    *("half as fast", "a hundred times as fast", "infinite", "not a number", "negative"),
+    *("exploded", "fell and rose again", "nothing learned", "smoke scale"),
+    *("one sample", "scattered samples"),
+)

@@ -27,7 +27,7 @@ def restated_at(recipe: str, claim: Claim | RecordClaim, value: float) -> Restat
     """Return the judge's verdict on a record that gives the restatement of `claim` this value."""
     assert claim.here
     if isinstance(claim, RecordClaim):
-        records = _sides(recipe, claim, value)
+        records = sides(recipe, claim, value)
         verdict = next(one for one in judge_between(records, PROJECT) if one.claim == claim.id)
     else:
         record = MADE[claim.here.metric](recipe, claim, value)
@@ -128,7 +128,7 @@ def _at_share_of_roofline(recipe: str, claim: Claim, value: float) -> Record:
     return whole.model_copy(update={"plan": made.model_copy(update={"points": (placed,)})})
 
 
-def _sides(recipe: str, claim: RecordClaim, value: float) -> list[Record]:
+def sides(recipe: str, claim: RecordClaim, value: float) -> list[Record]:
     """Return a record of every setting for a GPU of either vendor, their shares of the peak `value` apart."""
     found = []
     for gpu, share in (("mi300x", 0.5 * value), ("h100-80gb", 0.5)):

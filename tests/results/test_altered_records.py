@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.altered_records import ALTERATIONS, honest
+from tests.altered_records import ALTERATIONS, BETWEEN, first_side, honest, honest_between
 from tests.records import PROJECT
-from twinrun.manifests.claims import Claim
+from twinrun.manifests.claims import Claim, RecordClaim
+from twinrun.results.between import judge_between
 from twinrun.results.judge import judge
 from twinrun.results.record import Record
 from twinrun.results.verdicts import Verdict
@@ -16,6 +17,9 @@ CASES = [
 ]
 # Its corpus is not public, and nothing is said of it on other hardware.
 NEVER_AS_PUBLISHED = {"under-two-days": ("config-mismatch",)}
+BETWEEN_CASES = [
+    pytest.param(recipe, claim, records, id=claim.id) for recipe, claim, records in honest_between()
+]
 
 
 def verdict_on(recipe: str, claim: Claim, record: Record) -> Verdict:
@@ -35,6 +39,19 @@ def test_a_record_holds_and_none_of_its_alterations_does(recipe: str, claim: Cla
         if alteration.about(claim):
             found = verdict_on(recipe, claim, alteration.alter(record, claim))
             assert found.final not in alteration.never, f"{name}: {found.final}, {found.why}"
+
+
+@pytest.mark.parametrize(("recipe", "claim", "records"), BETWEEN_CASES)
+def test_records_hold_and_no_alteration_of_a_side_does(
+    recipe: str, claim: RecordClaim, records: list[Record]
+) -> None:
+    def final(of: list[Record]) -> str:
+        return next(one.final for one in judge_between(of, PROJECT) if one.claim == claim.id)
+
+    assert final(records) == "holds-here"
+    for name in BETWEEN:
+        altered = first_side(ALTERATIONS[name].alter)(records, claim)
+        assert final(altered) not in ("reproduced", "holds-here"), name
 
 
 def test_the_farm_is_large_enough() -> None:
