@@ -294,8 +294,22 @@ def checkpoint(
         from twinrun.cli import checkpoint as commands
 
         steps = count(step, "--step")
-        code = commands.checkpoint(action, place, step=steps, out=out or None, as_json=json)
+        code = commands.checkpoint(action, place, step=steps, out=out or None, as_json=json, root=ROOT)
     raise Exit(code=code)
+
+
+@command(
+    help={
+        "what": "record, run folder, submission.json, or place with checkpoints, whose newest is signed",
+        "key": "private key of SSH, for example ~/.ssh/id_ed25519",
+    }
+)
+def sign(context: Context, what: str, key: str) -> None:
+    """Sign a record or a checkpoint with an SSH key; the signature is kept beside it."""
+    with exit_on_error():
+        from twinrun.cli import signing
+
+        print(signing.sign(ROOT, what, key=Path(key).expanduser()))
 
 
 @command(

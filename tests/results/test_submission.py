@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from tests.records import PROJECT, ROOT
 from twinrun.cli import records
+from twinrun.cli.signing import sign
 from twinrun.foundation.errors import InputError
 from twinrun.planning.project import Project
 from twinrun.results.reading import plan_hash, read_record
@@ -229,3 +231,33 @@ def test_a_run_on_new_hardware_leaves_form_and_file(run: Path, project: Project)
     assert (run / "form.md").read_text() == text
     assert add_submission(run / "submission.json", RECIPE, project)[1].run == record.run
     assert records.offer(project, record, run) == ""
+
+
+def test_the_signature_of_a_submission_goes_with_its_record(
+    run: Path, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    monkeypatch.setenv("TWINRUN_SIGNERS", str(tmp_path / "signers"))
+    (tmp_path / "signers").write_text(f"ada@example.org {key.with_name('key.pub').read_text()}")
+    file = sent_in(run)
+    sign(project.root, str(file), key=key)
+    added, record = add_submission(file, RECIPE, project)
+    assert record.signature == read_record(added, project).signature == "signed by ada@example.org"
+    assert sorted(added.parent.glob(f"{added.name}*")) == [added, Path(f"{added}.sig")]
+
+
+def test_a_submission_whose_signature_does_not_match_is_refused(run: Path, project: Project) -> None:
+    file = sent_in(run)
+    Path(f"{file}.sig").write_text("junk")
+    with pytest.raises(InputError, match="the signature does not match"):
+        add_submission(file, RECIPE, project)
+
+
+def test_a_record_of_a_changed_environment_is_refused(run: Path) -> None:
+    content = json.loads((run / "record.json").read_text())
+    content["environment"]["changed_files"] = {"lib/torch/a.py": "not as it was installed"}
+    content["sha256"] = content_digest(content)
+    (run / "record.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match="files of its environment were changed"):
+        sent_in(run)

@@ -70,7 +70,6 @@ class ObjectStore:
         raise MachineError("too many runs claim this place at once", place=self.place)
 
     def begin(self, step: int, token: int, *, needed: int) -> None:  # noqa: ARG002
-        """Look who writes here; a bucket has no folders, and its space is not ours to know."""
         self._refuse_fenced(token)
 
     @contextlib.contextmanager
@@ -100,6 +99,10 @@ class ObjectStore:
                 self._client.delete_object(Bucket=self._bucket, Key=place)
             raise fenced_off(self.place, self._state(WRITER)[0], ours=token)
 
+    def attach(self, step: int, token: int, name: str, text: str) -> None:
+        with self.create(step, token, name) as stream:
+            stream.write(text.encode())
+
     def abandon(self, step: int, token: int) -> None:
         self._delete(self._key(step, str(token), ""))
 
@@ -121,8 +124,8 @@ class ObjectStore:
             return bytes(answer["Body"].read())
 
     def contents(self, step: int, token: int) -> dict[str, int]:
-        sizes = self._sizes(self._key(step, str(token), ""))
-        return {key.rpartition("/")[2]: size for key, size in sizes.items()}
+        found = self._sizes(self._key(step, str(token), "")).items()
+        return {key.rpartition("/")[2]: size for key, size in found}
 
     @contextlib.contextmanager
     def open(self, step: int, name: str) -> Iterator[_Object]:
@@ -135,15 +138,15 @@ class ObjectStore:
         """Return up to `size` bytes of an object."""
         with self._reading(key):
             span = f"bytes={begin}-{begin + size - 1}"
-            content: bytes = self._client.get_object(Bucket=self._bucket, Key=key, Range=span)["Body"].read()
-        return content[:size]
+            answer = self._client.get_object(Bucket=self._bucket, Key=key, Range=span)
+            return bytes(answer["Body"].read())[:size]
 
     def file(self, step: int, name: str) -> str:
         return f"s3://{self._bucket}/{self._key(step, name)}"
 
     def quarantine(self, step: int) -> str:
         stem = f"{self._prefix}{QUARANTINE}/{STEP.format(step)}"
-        key = f"{stem}.{len(self._keys(f'{stem}.')) + 1}.json"
+        key = f"{stem}.{len(self._sizes(f'{stem}.')) + 1}.json"
         manifest = {"Bucket": self._bucket, "Key": self._key(step, MANIFEST)}
         with self._refusals():
             self._client.copy_object(Bucket=self._bucket, Key=key, CopySource=manifest)
@@ -163,9 +166,9 @@ class ObjectStore:
 
     def _sweep(self) -> None:
         """Remove files that no manifest is of, neither one that is published nor one that was put aside."""
-        keys = self._keys(f"{self._prefix}step-")
+        keys = self._sizes(f"{self._prefix}step-")
         known = {key.rpartition("/")[0] for key in keys if key.endswith(f"/{MANIFEST}")}
-        aside = self._keys(f"{self._prefix}{QUARANTINE}/step-")
+        aside = self._sizes(f"{self._prefix}{QUARANTINE}/step-")
         known |= {self._prefix + key.rpartition("/")[2].partition(".")[0] for key in aside}
         folders = {self._prefix + key.removeprefix(self._prefix).partition("/")[0] for key in keys}
         for folder in folders - known:
@@ -182,14 +185,11 @@ class ObjectStore:
 
     def _names(self) -> set[str]:
         """Return what is called like a checkpoint, and has a manifest."""
-        keys = (key.removeprefix(self._prefix) for key in self._keys(f"{self._prefix}step-"))
+        keys = (key.removeprefix(self._prefix) for key in self._sizes(f"{self._prefix}step-"))
         return {name for name, _, rest in (key.partition("/") for key in keys) if rest == MANIFEST}
 
     def _key(self, step: int, *parts: str) -> str:
         return f"{self._prefix}{'/'.join((STEP.format(step), *parts))}"
-
-    def _keys(self, prefix: str) -> list[str]:
-        return list(self._sizes(prefix))
 
     def _sizes(self, prefix: str) -> dict[str, int]:
         with self._refusals():
@@ -198,7 +198,7 @@ class ObjectStore:
 
     def _delete(self, prefix: str) -> None:
         with self._refusals():
-            for key in self._keys(prefix):
+            for key in self._sizes(prefix):
                 self._client.delete_object(Bucket=self._bucket, Key=key)
 
     def _state(self, name: str) -> tuple[dict[str, Any], str]:

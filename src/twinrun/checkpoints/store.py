@@ -69,6 +69,9 @@ class Store(Protocol):
     def commit(self, step: int, token: int, manifest: bytes) -> None:
         """Publish a save whose files are durable, and make it the latest; raises RunError when fenced off."""
 
+    def attach(self, step: int, token: int, name: str, text: str) -> None:
+        """Put a small file beside those of a published checkpoint, whole or not at all."""
+
     def abandon(self, step: int, token: int) -> None:
         """Remove what a failed save wrote."""
 

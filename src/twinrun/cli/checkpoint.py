@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 from twinrun.checkpoints import store_at
@@ -11,15 +12,18 @@ from twinrun.checkpoints.hugging_face.reading import is_folder_of_weights, read_
 from twinrun.checkpoints.hugging_face.writing import write_folder
 from twinrun.checkpoints.manifest import CheckpointManifest
 from twinrun.checkpoints.s3 import is_remote
-from twinrun.checkpoints.store import DamagedError, Store
+from twinrun.checkpoints.store import MAX_STATE_BYTES, SIGNATURE, DamagedError, Store
 from twinrun.checkpoints.verification import broken_links, read_manifest, verify
 from twinrun.foundation.errors import InputError, TwinrunError, closest
+from twinrun.foundation.signatures import UNSIGNED, signed_by, signers_of
 from twinrun.foundation.text import number
 
 ACTIONS = ("verify", "list", "convert")
 
 
-def checkpoint(action: str, place: str, *, step: int | None, out: str | None, as_json: bool) -> int:
+def checkpoint(
+    action: str, place: str, *, step: int | None, out: str | None, as_json: bool, root: Path = Path()
+) -> int:
     """Do `action` on the checkpoints of `place` and return the exit code: 4 where one is damaged."""
     if action not in ACTIONS:
         raise InputError("no such action", found=action, allowed=ACTIONS, hint=closest(action, ACTIONS))
@@ -28,9 +32,31 @@ def checkpoint(action: str, place: str, *, step: int | None, out: str | None, as
         return 0
     store = store_at(place)
     rows = _rows(store, _steps(store, step), complete=action == "verify", whole=step is None)
+    if action == "verify":
+        rows = [_with_signature(store, row, signers_of(root)) for row in rows]
     text = json.dumps(rows, indent=1) if as_json else "\n".join(_line(row) for row in rows)
     sys.stdout.write(f"{text}\n")
     return DamagedError.exit_code if any(row["damage"] for row in rows) else 0
+
+
+def _with_signature(store: Store, row: dict[str, object], signers: Path) -> dict[str, object]:
+    """Return what is found of a step, with who signed it; a signature that does not match is damage."""
+    if row["damage"]:
+        return row
+    step, token = int(str(row["step"])), int(str(row["writer"]))
+    if SIGNATURE not in (files := store.contents(step, token)):
+        return row | {"signature": UNSIGNED}
+    with store.open(step, SIGNATURE) as source, tempfile.NamedTemporaryFile() as copy:
+        room = bytearray(min(files[SIGNATURE], MAX_STATE_BYTES))
+        source.read_into(memoryview(room), 0)
+        copy.write(room)
+        copy.flush()
+        try:
+            return row | {"signature": signed_by(str(row["sha256"]), Path(copy.name), signers=signers)}
+        except InputError as error:
+            place = store.file(step, SIGNATURE)
+            damage = DamagedError(error.message, place=place, found=error.found, hint=error.hint)
+            return {"step": step, "damage": str(damage)}
 
 
 def _convert(place: str, step: int | None, out: str | None) -> str:
@@ -102,4 +128,5 @@ def _line(row: dict[str, object]) -> str:
         return f"{name}: damaged\n{row['damage']}"
     size = f"{number(float(str(row['bytes'])) / 1e6)} MB"
     state = "good: every byte is as written" if row["verified"] else "there, not verified"
-    return f"step {row['step']}: {state}; {row['tensors']} tensors, {size}"
+    signature = f"; {row['signature']}" if "signature" in row else ""
+    return f"step {row['step']}: {state}; {row['tensors']} tensors, {size}{signature}"

@@ -104,6 +104,7 @@ def report(root: Path, what: str, *, out: Path | None, form: bool, add: Path | N
     if of_one:
         record = read_record(path, project)
         print(write_run_report(project, record, out or _page_of(project, path, record)))
+        print(f"the record is {record.signature}")
     else:
         print(_recipe_report(project, what, out))
 
@@ -181,7 +182,8 @@ def send(project: Project, what: Path, *, out: Path | None) -> Path:
 def add_to_results(project: Project, recipe: str, file: Path) -> list[str]:
     """Add a submission to the results of a recipe; return lines that say what it is."""
     path, record = add_submission(file, recipe, project)
-    return [f"added: {path}", f"{headline(record)} As sent in: who ran it, and on what, nobody here saw."]
+    sent_in = f"As sent in, {record.signature}: who ran it, and on what, nobody here saw."
+    return [f"added: {path}", f"{headline(record)} {sent_in}"]
 
 
 def _write_submission(project: Project, source: Path, record: Record, out: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import canonical_json, parse_json, read_regular, sha256_of_bytes, sha256_of_file
 from twinrun.foundation.manifest import MAX_JSON_BYTES, validate
+from twinrun.foundation.signatures import SUFFIX, signed_by, signers_of
 from twinrun.manifests.metrics import Metric
 from twinrun.manifests.published import PublishedClaims
 from twinrun.manifests.recipe import SCALES
@@ -44,7 +46,20 @@ def read_record(path: Path, project: Project) -> Record:
         raise InputError(f"not a record: {error}", place=str(file), hint=HINT) from None
     record = read_content(content, project, place=str(file))
     _check_files(record, file.parent)
-    return record
+    return with_signature(record, file, project)
+
+
+def signature_file(file: Path) -> Path:
+    """Return where the signature of a record, or of a submission, lies."""
+    return file.with_name(f"{file.name}{SUFFIX}")
+
+
+def with_signature(record: Record, file: Path, project: Project) -> Record:
+    """Return the record with who signed `file`; raises InputError where the signature does not match."""
+    signature = signature_file(file)
+    if not os.path.lexists(signature):
+        return record
+    return record.signed(signed_by(record.sha256, signature, signers=signers_of(project.root)))
 
 
 def read_records(paths: Sequence[Path], project: Project) -> list[Record]:

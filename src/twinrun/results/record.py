@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any, Generic, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 
 from twinrun.execution.environment import Revision
 from twinrun.foundation.files import canonical_json, sha256_of_bytes, write_atomically
 from twinrun.foundation.manifest import Frozen
+from twinrun.foundation.signatures import UNSIGNED
 from twinrun.machine.inventory import Machine
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.plan import Plan
@@ -95,6 +96,18 @@ class Record(Frozen, Generic[PlanPart, PointPart]):
     """The older file that the record was converted from; null where the run wrote this form itself."""
     sha256: str = ""
     """Digest over everything else in this file."""
+    _signature: str = PrivateAttr(default=UNSIGNED)
+
+    @property
+    def signature(self) -> str:
+        """Who signed the digest of the file that this was read from, in words."""
+        return self._signature
+
+    def signed(self, signature: str) -> Self:
+        """Return the record with who signed it."""
+        record = self.model_copy()
+        record._signature = signature
+        return record
 
     @field_validator("points")
     @classmethod

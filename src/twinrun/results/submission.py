@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from twinrun.foundation.errors import InputError
-from twinrun.foundation.files import parse_json, write_atomically
+from twinrun.foundation.files import parse_json, write_atomically, write_together
 from twinrun.foundation.manifest import Frozen, validate
 from twinrun.manifests.recipe import Stacks
 from twinrun.planning.project import Project
-from twinrun.results.reading import read_content, read_record
+from twinrun.results.reading import read_content, read_record, signature_file, with_signature
 from twinrun.results.record import SENT_IN, Record, content_digest, file_name
 
 FILE = "submission.json"
@@ -71,9 +71,8 @@ def add_submission(file: Path, recipe: str, project: Project) -> tuple[Path, Rec
     Raises:
         InputError: not a submission, of another recipe, contradicting itself, or there already.
     """
-    submission = _read(file)
-    place = f"{file}:record"
-    record = read_content(submission.record, project, place=place)
+    submission, place = _read(file), f"{file}:record"
+    record = read_submission(file, project)
     loaded = project.recipe(recipe)
     _demand(record.plan.recipe, loaded.recipe.name, "a record of another recipe", f"{place}.plan.recipe")
     _demand(
@@ -92,8 +91,18 @@ def add_submission(file: Path, recipe: str, project: Project) -> tuple[Path, Rec
         if [point.measurements for point in record.points] == [point.measurements for point in known.points]:
             raise InputError("the results have these numbers", place=f"{place}.points", found=one.name)
     path = _free(project.root / loaded.folder / "results" / file_name(record))
-    write_atomically(path, json.dumps(submission.record, indent=1) + "\n")
+    texts = {path: json.dumps(submission.record, indent=1) + "\n"}
+    if (signature := signature_file(file)).is_file():
+        # The digest that was signed is the record's own, so the signature holds in the results too.
+        texts[signature_file(path)] = signature.read_text(encoding="utf-8")
+    write_together(texts)
     return path, record
+
+
+def read_submission(file: Path, project: Project) -> Record:
+    """Return the record of a submission, and who signed it; raises InputError where it does not hold."""
+    record = read_content(_read(file).record, project, place=f"{file}:record")
+    return with_signature(record, file, project)
 
 
 def _hosts(record: Record) -> tuple[str, ...]:
