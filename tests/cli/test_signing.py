@@ -49,7 +49,7 @@ def test_a_record_says_who_signed_it(
     assert sign(ROOT, str(record), key=key) == f"{record}.sig"
     assert read_record(record, PROJECT).signature == "signed by ada@example.org"
     records.report(ROOT, str(record), out=tmp_path / "page.html", form=False, add=None)
-    assert "the record is signed by ada@example.org" in capsys.readouterr().out
+    assert "the record is signed by ada@example.org" in capsys.readouterr().err
     assert "signed by ada@example.org" in (tmp_path / "page.html").read_text()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from twinrun.checkpoints.store import MAX_STATE_BYTES, SIGNATURE, DamagedError, 
 from twinrun.checkpoints.verification import broken_links, read_manifest, verify
 from twinrun.foundation.errors import InputError, TwinrunError, closest
 from twinrun.foundation.signatures import UNSIGNED, signed_by, signers_of
+from twinrun.foundation.terminal import say
 from twinrun.foundation.text import number
 
 ACTIONS = ("verify", "list", "convert")
@@ -28,14 +28,14 @@ def checkpoint(
     if action not in ACTIONS:
         raise InputError("no such action", found=action, allowed=ACTIONS, hint=closest(action, ACTIONS))
     if action == "convert":
-        sys.stdout.write(f"{_convert(place, step, out)}\n")
+        say(_convert(place, step, out))
         return 0
     store = store_at(place)
     rows = _rows(store, _steps(store, step), complete=action == "verify", whole=step is None)
     if action == "verify":
         rows = [_with_signature(store, row, signers_of(root)) for row in rows]
     text = json.dumps(rows, indent=1) if as_json else "\n".join(_line(row) for row in rows)
-    sys.stdout.write(f"{text}\n")
+    say(text)
     return DamagedError.exit_code if any(row["damage"] for row in rows) else 0
 
 

@@ -11,6 +11,7 @@ from rich.text import Text
 from twinrun.cli.console import print_json
 from twinrun.foundation.errors import TwinrunError
 from twinrun.foundation.manifest import Frozen
+from twinrun.foundation.terminal import say
 from twinrun.manifests.recipe import SCALES
 from twinrun.planning.project import Project
 from twinrun.report.terminal import show
@@ -61,4 +62,4 @@ def recipes(root: Path, *, as_json: bool) -> None:
     for one, text in rows:
         table.add_row(Text(one.recipe, no_wrap=True), Text(one.question), Text(text))
     show(table)
-    print("\n`invoke run RECIPE --dry` shows what a run would do; --json lists what each scale runs.")
+    say("\n`invoke run RECIPE --dry` shows what a run would do; --json lists what each scale runs.")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import platform
+import sys
 from pathlib import Path
 
 from twinrun.cli.console import print_json
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import write_atomically
+from twinrun.foundation.terminal import say
 from twinrun.machine.doctor import diagnose
 from twinrun.planning.project import Project
 from twinrun.report.comparison import comparison_view
@@ -64,7 +66,7 @@ def parity(
         print_json({"report": str(page), "parities": [one.parity.model_dump(mode="json") for one in found]})
     else:
         show(parity_view(found))
-        print(f"report: {page}")
+        say(f"report: {page}")
     return int(any(one.parity.outcome != "inside" for one in found))
 
 
@@ -78,7 +80,7 @@ def _compare_claims(root: Path, a: Path, b: Path, *, as_json: bool) -> int:
         shown = [one.model_dump(mode="json") | {"final": one.final, "why": one.why} for one in verdicts]
         print_json({"headline": said, "verdicts": shown})
     else:
-        print(said)
+        say(said)
         show(verdict_table(verdicts))
     return int(any(verdict.final in FAILURES for verdict in verdicts))
 
@@ -95,18 +97,18 @@ def report(root: Path, what: str, *, out: Path | None, form: bool, add: Path | N
     if form and add:
         raise InputError("one of both", place="--form, --add", hint="--form is of a run, --add of a recipe")
     if form:
-        print(send(project, path, out=out))
+        say(send(project, path, out=out))
         return
     if add and of_one:
         raise InputError("a record is added to a recipe", place="--add", found=what, allowed="recipes/RECIPE")
     if add:
-        print("\n".join(add_to_results(project, what, add)))
+        say("\n".join(add_to_results(project, what, add)))
     if of_one:
         record = read_record(path, project)
-        print(write_run_report(project, record, out or _page_of(project, path, record)))
-        print(f"the record is {record.signature}")
+        say(write_run_report(project, record, out or _page_of(project, path, record)))
+        say(f"the record is {record.signature}", file=sys.stderr)
     else:
-        print(_recipe_report(project, what, out))
+        say(_recipe_report(project, what, out))
 
 
 def _page_of(project: Project, path: Path, record: Record) -> Path:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from twinrun.cli import consent
 from twinrun.cli.console import print_json
 from twinrun.foundation.errors import RunInterruptedError
+from twinrun.foundation.terminal import say
 from twinrun.planning.project import Project
 from twinrun.runs.preconditions import demand_ready
 from twinrun.runs.selection import Request, Selection, select
@@ -50,7 +51,7 @@ def run(
         print_json(summary(record, folder))
     else:
         _show(project, record, page)
-        print(form, end="")
+        say(form, end="")
     failed = any(check.outcome == "fail" for point in record.points for check in point.checks)
     return int(failed or any(verdict.final in FAILURES for verdict in record.verdicts))
 
@@ -58,9 +59,9 @@ def run(
 def _print_choices(selection: Selection) -> None:
     """Say what was chosen and where the run is not the published configuration."""
     for choice in selection.choices:
-        print(f"{choice.name:9} {choice.value}  ({choice.because})", file=sys.stderr)
+        say(f"{choice.name:9} {choice.value}  ({choice.because})", file=sys.stderr)
     for item in selection.plan.differences:
-        print(f"differs   {item.field} is {item.found}, published {item.published}", file=sys.stderr)
+        say(f"differs   {item.field} is {item.found}, published {item.published}", file=sys.stderr)
 
 
 def _print_plan(project: Project, selection: Selection, *, as_json: bool) -> None:
@@ -95,14 +96,14 @@ def _show(project: Project, record: Record, page: Path) -> None:
     from twinrun.report.words import headline
     from twinrun.workloads.workload import PictureContext
 
-    print(headline(record))
-    print()
+    say(headline(record))
+    say()
     if record.verdicts:
         show(verdict_table(record.verdicts))
     show(record_tables(record))
     recipe = project.recipe(record.plan.recipe)
     show(beside_published(record, PictureContext(recipe=recipe, gpus=project.gpus)))
-    print(f"report: {page}")
+    say(f"report: {page}")
 
 
 def data(root: Path, name: str, *, recipe: str, engine: str, files: int | None, endpoint: str | None) -> None:
@@ -110,10 +111,12 @@ def data(root: Path, name: str, *, recipe: str, engine: str, files: int | None, 
     from twinrun.runs.data import acquire
     from twinrun.runs.progress import Display
 
-    say = Display().say
+    tell = Display().say
     project = Project(root)
     try:
-        folder = acquire(project, name, recipe=recipe, engine=engine, files=files, endpoint=endpoint, say=say)
+        folder = acquire(
+            project, name, recipe=recipe, engine=engine, files=files, endpoint=endpoint, say=tell
+        )
     except KeyboardInterrupt:
         raise RunInterruptedError("stopped", place=name, hint="the same command goes on from here") from None
-    print(folder)
+    say(folder)

@@ -10,6 +10,7 @@ from pathlib import Path
 from twinrun.cli.console import print_json
 from twinrun.execution.slurm_client import SlurmClient, check_site
 from twinrun.foundation.errors import InputError
+from twinrun.foundation.terminal import say
 from twinrun.images import local_cluster
 from twinrun.manifests.cluster import load_site
 
@@ -18,21 +19,21 @@ def cluster(root: Path, what: str, *, nodes: int, mounts: Sequence[Path]) -> Non
     """Start, list or remove the cluster on this machine, and print its nodes."""
     if what == "up":
         found = local_cluster.up(
-            root, nodes=nodes, mounts=tuple(mounts), say=lambda line: print(line, file=sys.stderr)
+            root, nodes=nodes, mounts=tuple(mounts), say=lambda line: say(line, file=sys.stderr)
         )
     elif what == "status":
         found = local_cluster.status()
     elif what == "down":
-        print(f"{local_cluster.down()} containers removed")
+        say(f"{local_cluster.down()} containers removed")
         return
     else:
         raise InputError(
             "unknown command", place="invoke cluster", found=what, allowed=["up", "status", "down"]
         )
     for node in found:
-        print(f"{node.name:12} {node.container:10} {node.slurm}")
+        say(f"{node.name:12} {node.container:10} {node.slurm}")
     if not found:
-        print("no cluster; `invoke cluster up` starts one")
+        say("no cluster; `invoke cluster up` starts one")
 
 
 def jobs(root: Path, site: str, *, follow: str | None, cancel: str | None) -> None:
@@ -48,7 +49,7 @@ def jobs(root: Path, site: str, *, follow: str | None, cancel: str | None) -> No
         return
     for job in client.jobs():
         where = job.nodes or job.reason
-        print(f"{job.id:>8}  {job.state:12} {job.run_seconds:6.0f} s  {job.user:12} {job.name}  {where}")
+        say(f"{job.id:>8}  {job.state:12} {job.run_seconds:6.0f} s  {job.user:12} {job.name}  {where}")
 
 
 def doctor(root: Path, site: str, *, as_json: bool) -> int:
@@ -72,9 +73,9 @@ def _follow(client: SlurmClient, number: str) -> None:
         # Beside what the script prints lies what each node prints.
         for file in sorted(Path(state.output).parent.glob("launcher*.log")):
             text = file.read_text(encoding="utf-8", errors="replace")
-            sys.stdout.write(text[shown.get(file, 0) :])
+            say(text[shown.get(file, 0) :], end="")
             shown[file] = len(text)
         if state.ended:
-            print(f"{state.id} {state.state}")
+            say(f"{state.id} {state.state}")
             return
         time.sleep(client.site.site.poll_seconds)

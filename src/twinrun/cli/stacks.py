@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from twinrun.cli.console import print_json
 from twinrun.foundation.errors import InputError
+from twinrun.foundation.terminal import say
 
 if TYPE_CHECKING:
     from twinrun.images.lock import PinFinding
@@ -23,7 +24,7 @@ def build(root: Path, options: Mapping[str, Any], *, dry: bool, as_json: bool) -
     request = BuildRequest(**options)
     plan = plan_request(root, request)
     if dry:
-        print_json(plan.summary()) if as_json else print("\n".join(plan_lines(plan)))
+        print_json(plan.summary()) if as_json else say("\n".join(plan_lines(plan)))
         return
     with BuildProgress() as progress:
         for line in plan_lines(plan):
@@ -52,7 +53,7 @@ def lock(
             changes = refresh(root, name, index=index, upgrade=upgrade, only=only)
             changed = (f"{change.lock}: {change}" for change in changes)
             lines = [f"{name}: {len(changes) or 'nothing'} changed", *changed]
-        print("\n  ".join(lines))
+        say("\n  ".join(lines))
     return exit_code(findings)
 
 
@@ -75,8 +76,7 @@ def doctor(
         raise InputError(
             "only the checks of a stack have an engine", place="--engine", found=engine, hint=hint
         )
-    from rich.console import Console
-
+    from twinrun.foundation.terminal import VisibleConsole
     from twinrun.machine.doctor import diagnose
     from twinrun.report.terminal import diagnosis_lines
 
@@ -84,7 +84,7 @@ def doctor(
     if as_json:
         print_json(diagnosis.model_dump(mode="json"))
         return diagnosis.exit_code
-    console = Console()
+    console = VisibleConsole()
     for line in diagnosis_lines(diagnosis, width=console.width if console.is_terminal else None):
         console.print(line, soft_wrap=True)
     return diagnosis.exit_code
@@ -94,10 +94,10 @@ def _check_stack(root: Path, stack: str, *, engine: str | None, as_json: bool) -
     """Run the checks of a stack, telling each as it ends."""
     from twinrun.images.checks import run_checks
 
-    def say(line: str) -> None:
-        print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
+    def tell(line: str) -> None:
+        say(line, file=sys.stderr if as_json else sys.stdout, flush=True)
 
-    outcomes = run_checks(root, stack, engine=engine, say=say)
+    outcomes = run_checks(root, stack, engine=engine, say=tell)
     if as_json:
         print_json([outcome.model_dump() for outcome in outcomes])
     return 0
@@ -108,4 +108,4 @@ def schemas(root: Path) -> None:
     from twinrun.cli.schemas import write_schemas
 
     for path in write_schemas(root):
-        print(path.relative_to(root))
+        say(path.relative_to(root))

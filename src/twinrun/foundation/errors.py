@@ -6,6 +6,8 @@ import difflib
 import re
 from collections.abc import Iterable
 
+from twinrun.foundation.text import visible
+
 
 class TwinrunError(Exception):
     """A failure told as place, found, allowed and hint.
@@ -32,6 +34,10 @@ class TwinrunError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
+        # Names, settings and lines of logs come from elsewhere: a terminal obeys none of them.
+        return visible(self._text())
+
+    def _text(self) -> str:
         head = f"{self.place}: {self.message}" if self.place else self.message
         lines = [f"error: {head}"]
         for label, value in (("found", self.found), ("allowed", self.allowed)):

@@ -61,6 +61,18 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+# What moves a cursor, hides text or turns its order: controls but for tab and newline, marks of direction,
+# separators that some programs take for a newline, what has no width, and halves of characters.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
+
+
+def visible(text: str) -> str:
+    """Return `text` with what a terminal or a browser would obey, and not show, written as its number."""
+    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
+
+
 # How keys of well known services begin, a token in three parts, and a private key in its armour.
 _CREDENTIAL = re.compile(
     r"\b(?:sk|pk|rk|gh[a-z]|github_pat|glpat|hf|xox[a-z]|npm|pypi|dckr_pat|wandb_v1)[-_][\w-]{8,}"

@@ -16,12 +16,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, NamedTuple, NoReturn
 
-from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from twinrun.foundation.errors import MachineError, RunError
 from twinrun.foundation.processes import last_lines
-from twinrun.foundation.text import redacted
+from twinrun.foundation.terminal import VisibleConsole
+from twinrun.foundation.text import redacted, visible
 from twinrun.machine import daemon
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ class BuildProgress:
     """Progress of one build."""
 
     def __init__(self) -> None:
-        self.console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+        self.console = VisibleConsole(stderr=True, highlight=False, soft_wrap=True, emoji=False)
         self._progress = Progress(
             SpinnerColumn(finished_text=" "),
             TextColumn("{task.description:9}", markup=False),
@@ -228,7 +228,7 @@ class BuildProgress:
 
     def say(self, text: str) -> None:
         """Print one line of the log."""
-        self.console.print(text, markup=False)
+        self.console.print(visible(text), markup=False)
 
     def start_layer(self, layer: str) -> None:
         """Show that the build of a layer has started."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
+from twinrun.foundation.text import visible
 from twinrun.report.words import headline
 from twinrun.results.record import Record, hardware
 from twinrun.results.submission import FILE
 
+_MARKUP = re.compile(r"[|<>&\[\]()`*@!\\~]")
 # Where answers go that no probe gives.
 QUESTIONS = (
     "Power limit and cooling of the card, as far as they are not the factory's",
@@ -21,7 +24,7 @@ def form(record: Record, known: Sequence[Record]) -> str | None:
     """Return a form to send `record` in with, in Markdown; None without a GPU, or when `known` has it."""
     if not record.machine.devices or _model(record) in {_model(one) for one in known}:
         return None
-    lines = [f"# {_model(record)} for recipes/{record.plan.recipe}", "", *_facts(record), ""]
+    lines = [f"# {_plain(_model(record))} for recipes/{record.plan.recipe}", "", *_facts(record), ""]
     lines += [
         f"Attach `{FILE}`, which lies beside this form: record, heads of the logs and what the machine is,"
     ]
@@ -52,4 +55,10 @@ def _facts(record: Record) -> Iterator[str]:
     }
     yield "| | |"
     yield "| --- | --- |"
-    yield from (f"| {name} | {value} |" for name, value in facts.items())
+    yield from (f"| {name} | {_plain(str(value))} |" for name, value in facts.items())
+
+
+def _plain(text: str) -> str:
+    """Return a text that Markdown shows as it is: no table, link, image or mention comes out of it."""
+    one_line = " ".join(visible(text).split())
+    return _MARKUP.sub(lambda found: f"&#{ord(found[0])};", one_line)

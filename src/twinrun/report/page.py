@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import write_atomically
-from twinrun.foundation.text import number, plain, plural
+from twinrun.foundation.text import number, plain, plural, visible
 from twinrun.manifests.metrics import Metric
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.vendor import Gpu
@@ -168,6 +169,11 @@ def _write(
     write_atomically(path, text)
 
 
+def _shown(value: object) -> object:
+    """Return a value of a page; what a browser would obey in a text is written as its number."""
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
 @cache
 def page_environment() -> Environment:
     """Return what renders pages: strict, and everything in them escaped."""
@@ -175,6 +181,7 @@ def page_environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
+        finalize=_shown,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

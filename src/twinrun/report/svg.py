@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from twinrun.foundation.manifest import Frozen
-from twinrun.foundation.text import number
+from twinrun.foundation.text import number, visible
 from twinrun.workloads.tables_and_charts import Kind
 
 SERIES = 8
@@ -165,8 +165,8 @@ def svg_text(figure: Figure, *, name: str, title: str, description: str) -> str:
     opening = re.sub(r' (width|height|version)="[^"]*"', "", opening)
     return (
         f'{opening} role="img" aria-labelledby="{name}-title {name}-description">'
-        f'<title id="{name}-title">{escape(title)}</title>'
-        f'<desc id="{name}-description">{escape(description)}</desc>{rest}'
+        f'<title id="{name}-title">{escape(visible(title))}</title>'
+        f'<desc id="{name}-description">{escape(visible(description))}</desc>{rest}'
     )
 
 

@@ -7,9 +7,10 @@ import sys
 import textwrap
 from collections.abc import Iterator
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
+from twinrun.foundation.terminal import VisibleConsole
 from twinrun.foundation.text import LIKENESS
 from twinrun.machine.doctor import Diagnosis
 
@@ -26,7 +27,7 @@ def show(view: RenderableType) -> None:
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(errors=LIKENESS)  # a locale of ASCII lacks the signs of verdicts
     width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS
-    Console(file=stream, width=width, highlight=False).print(view)
+    VisibleConsole(file=stream, width=width, highlight=False).print(view)
 
 
 def diagnosis_lines(diagnosis: Diagnosis, *, width: int | None) -> Iterator[Text]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from twinrun.foundation.terminal import VisibleConsole
+from twinrun.foundation.text import visible
 from twinrun.workloads.workload import Progress as PointProgress
 
 
@@ -14,7 +15,7 @@ class Display:
     """Progress of the points of one run."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self.console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True, emoji=False)
+        self.console = VisibleConsole(stderr=True, quiet=quiet, highlight=False, soft_wrap=True, emoji=False)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -42,7 +43,7 @@ class Display:
 
     def say(self, text: str) -> None:
         """Print one line of the log."""
-        self.console.print(text, markup=False)
+        self.console.print(visible(text), markup=False)
 
     def expect(self, points: int, *, done: int) -> None:
         """Show how many points a sweep has, and how many of them are done."""
