@@ -304,12 +304,12 @@ def checkpoint(
         "key": "private key of SSH, for example ~/.ssh/id_ed25519",
     }
 )
-def sign(context: Context, what: str, key: str) -> None:
+def sign(context: Context, what: str, key: str = "") -> None:
     """Sign a record or a checkpoint with an SSH key; the signature is kept beside it."""
     with exit_on_error():
         from twinrun.cli import signing
 
-        print(signing.sign(ROOT, what, key=Path(key).expanduser()))
+        signing.sign(ROOT, what, key=key)
 
 
 @command(

@@ -14,7 +14,7 @@ from tests.records import PROJECT, ROOT
 from twinrun.checkpoints import store_at
 from twinrun.cli import records
 from twinrun.cli.checkpoint import checkpoint
-from twinrun.cli.signing import sign
+from twinrun.cli.signing import signature_for
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.results.reading import read_record
 
@@ -46,7 +46,7 @@ def test_a_record_says_who_signed_it(
     record: Path, key: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert read_record(record, PROJECT).signature == "unsigned"
-    assert sign(ROOT, str(record), key=key) == f"{record}.sig"
+    assert signature_for(ROOT, str(record), key=key) == f"{record}.sig"
     assert read_record(record, PROJECT).signature == "signed by ada@example.org"
     records.report(ROOT, str(record), out=tmp_path / "page.html", form=False, add=None)
     assert "the record is signed by ada@example.org" in capsys.readouterr().err
@@ -54,7 +54,7 @@ def test_a_record_says_who_signed_it(
 
 
 def test_a_signature_is_over_the_digest_as_the_page_says(record: Path, key: Path, tmp_path: Path) -> None:
-    sign(ROOT, str(record), key=key)
+    signature_for(ROOT, str(record), key=key)
     command = ["ssh-keygen", "-Y", "verify", "-f", str(tmp_path / "signers"), "-I", "ada@example.org"]
     digest = json.loads(record.read_text())["sha256"] + "\n"
     subprocess.run([*command, "-n", "twinrun", "-s", f"{record}.sig"], input=digest.encode(), check=True)
@@ -62,14 +62,14 @@ def test_a_signature_is_over_the_digest_as_the_page_says(record: Path, key: Path
 
 def test_a_key_that_nobody_vouches_for_is_shown_as_such(record: Path, key: Path, tmp_path: Path) -> None:
     make(tmp_path / "other")
-    sign(ROOT, str(record), key=tmp_path / "other")
+    signature_for(ROOT, str(record), key=tmp_path / "other")
     assert read_record(record, PROJECT).signature.startswith("signed with the key SHA256:")
     assert "which signers does not vouch for" in read_record(record, PROJECT).signature
 
 
 def test_a_signature_of_another_record_is_refused(record: Path, key: Path) -> None:
     other = next(one for one in COMMITTED.parent.glob("*.json") if one.read_bytes() != COMMITTED.read_bytes())
-    signature = Path(sign(ROOT, str(record), key=key)).read_bytes()
+    signature = Path(signature_for(ROOT, str(record), key=key)).read_bytes()
     shutil.copy(other, record)
     Path(f"{record}.sig").write_bytes(signature)
     with pytest.raises(InputError, match="the signature does not match"):
@@ -95,7 +95,7 @@ def test_a_signature_for_another_purpose_is_refused(record: Path, key: Path) -> 
 
 
 def test_a_key_that_may_sign_no_longer_is_refused(record: Path, key: Path, tmp_path: Path) -> None:
-    sign(ROOT, str(record), key=key)
+    signature_for(ROOT, str(record), key=key)
     signers = tmp_path / "signers"
     before = signers.read_text()
     signers.write_text(before.replace(" ssh", ' valid-before="20200101" ssh', 1))
@@ -108,7 +108,7 @@ def test_a_key_that_may_sign_no_longer_is_refused(record: Path, key: Path, tmp_p
 def test_a_changed_record_is_not_signed(record: Path, key: Path) -> None:
     record.write_text(record.read_text().replace('"twinrun": "', '"twinrun": "9'))
     with pytest.raises(InputError, match="changed after it was written"):
-        sign(ROOT, str(record), key=key)
+        signature_for(ROOT, str(record), key=key)
     assert not Path(f"{record}.sig").exists()
 
 
@@ -117,13 +117,13 @@ def test_what_is_no_key_does_not_sign(record: Path, tmp_path: Path, text: str | 
     if text:
         (tmp_path / "other").write_text(text)
     with pytest.raises(InputError):
-        sign(ROOT, str(record), key=tmp_path / "other")
+        signature_for(ROOT, str(record), key=tmp_path / "other")
 
 
 def test_a_signed_record_needs_ssh_keygen_to_be_read(
     record: Path, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sign(ROOT, str(record), key=key)
+    signature_for(ROOT, str(record), key=key)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(MachineError, match="cannot start ssh-keygen"):
         read_record(record, PROJECT)
@@ -144,7 +144,7 @@ def test_the_newest_checkpoint_is_signed(
     token = store.claim("run")
     for step in (2, 4):
         write(store, step=step, token=token)
-    signature = Path(sign(ROOT, str(place), key=key))
+    signature = Path(signature_for(ROOT, str(place), key=key))
     assert signature == place / "step-00000004" / "manifest.json.sig"
     rows = verified(place, capsys)
     assert [row["signature"] for row in rows] == ["unsigned", "signed by ada@example.org"]

@@ -13,7 +13,7 @@ import pytest
 
 from tests.records import PROJECT, ROOT
 from twinrun.cli import records
-from twinrun.cli.signing import sign
+from twinrun.cli.signing import signature_for
 from twinrun.foundation.errors import InputError
 from twinrun.planning.project import Project
 from twinrun.results.reading import plan_hash, read_record
@@ -241,7 +241,7 @@ def test_the_signature_of_a_submission_goes_with_its_record(
     monkeypatch.setenv("TWINRUN_SIGNERS", str(tmp_path / "signers"))
     (tmp_path / "signers").write_text(f"ada@example.org {key.with_name('key.pub').read_text()}")
     file = sent_in(run)
-    sign(project.root, str(file), key=key)
+    signature_for(project.root, str(file), key=key)
     added, record = add_submission(file, RECIPE, project)
     assert record.signature == read_record(added, project).signature == "signed by ada@example.org"
     assert sorted(added.parent.glob(f"{added.name}*")) == [added, Path(f"{added}.sig")]

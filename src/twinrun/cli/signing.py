@@ -10,12 +10,20 @@ from twinrun.checkpoints.verification import verify
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.signatures import SUFFIX, signature_of
+from twinrun.foundation.terminal import say
 from twinrun.planning.project import Project
 from twinrun.results.reading import read_record
 from twinrun.results.submission import FILE, read_submission
 
 
-def sign(root: Path, what: str, *, key: Path) -> str:
+def sign(root: Path, what: str, *, key: str) -> None:
+    """Sign what lies at `what`, and print where the signature is; raises InputError as `signature_for`."""
+    if not key:
+        raise InputError("no key to sign with", place="--key", hint="for example --key ~/.ssh/id_ed25519")
+    say(signature_for(root, what, key=Path(key).expanduser()))
+
+
+def signature_for(root: Path, what: str, *, key: Path) -> str:
     """Sign what lies at `what` once it is found good, and return where the signature is.
 
     Raises:
