@@ -239,6 +239,16 @@ def test_two_runs_install_an_environment_once(tiny: Path) -> None:
     assert open_tiny(tiny) == ""
 
 
+@pytest.mark.parametrize(
+    "variable", ["UV_NO_VERIFY_HASHES=1", "UV_REQUIRE_HASHES=0", "UV_SYSTEM_PYTHON=1", "PIP_REQUIRE_HASHES=0"]
+)
+def test_no_variable_of_uv_or_pip_takes_another_file(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(*variable.split("="))
+    test_an_environment_that_fails_leaves_nothing(tiny)
+
+
 def test_an_environment_that_fails_leaves_nothing(tiny: Path) -> None:
     lock_to(tiny / "images" / "stacks" / "tiny", tiny.parent / "tiny-1.0-py3-none-any.whl", "0" * 64)
     with pytest.raises(MachineError, match="cannot be installed") as caught:
