@@ -11,7 +11,9 @@ from tests.execution.fake_engine import torchrun_report
 from twinrun.execution.engine import log_folder
 from twinrun.execution.failures import failure_of, hang, rank_states, silent
 from twinrun.execution.launchers import load_launcher
+from twinrun.foundation.errors import MachineError
 from twinrun.foundation.files import write_atomically
+from twinrun.protocol.job import REFUSED
 from twinrun.protocol.pulse import FOLDER, RankState
 from twinrun.workloads.workload import Placement
 
@@ -89,6 +91,20 @@ def test_a_rank_that_was_killed_for_memory_is_named(
     assert error is not None
     assert error.message == f"rank 1 of 2 failed with {message}"
     assert hint in str(error.hint)
+
+
+def test_a_rank_whose_disk_is_full_is_an_error_of_the_machine(tmp_path: Path) -> None:
+    log = log_folder(tmp_path, "devices=2") / "launcher.log"
+    write_atomically(log, torchrun_report(1, REFUSED))
+    error = failure_of(
+        Placement(id="devices=2", nodes=1, devices_per_node=2),
+        run=tmp_path,
+        logs=[log],
+        culprit=load_launcher("torchrun").culprit,
+        status=1,
+    )
+    assert isinstance(error, MachineError)
+    assert (error.exit_code, error.message) == (3, "rank 1 of 2 failed with exit status 78")
 
 
 def test_a_launch_that_printed_nothing_says_so(tmp_path: Path) -> None:

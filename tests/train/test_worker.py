@@ -16,7 +16,7 @@ import torch
 
 from tests.ranks import environment
 from tests.train.small import MakeJob, launch_by_torchrun
-from twinrun.protocol.job import OUT_OF_MEMORY
+from twinrun.protocol.job import OUT_OF_MEMORY, REFUSED
 from twinrun.train.worker import build_model, count_parameters, is_out_of_memory
 
 FRAME = """
@@ -44,6 +44,13 @@ def test_memory_that_ran_out_has_its_own_status(make_job: MakeJob, tmp_path: Pat
     assert f"exitcode  : {OUT_OF_MEMORY} " in ended.stderr
     assert "rank      : 0 " in ended.stderr
     assert not (Path(job.out) / "result.json").exists()
+
+
+def test_a_machine_that_refuses_has_its_own_status(make_job: MakeJob, tmp_path: Path) -> None:
+    source = "from twinrun.foundation.errors import MachineError; raise MachineError('disk full')"
+    ended = launch_by_torchrun(script(tmp_path, source), make_job())
+    assert f"exitcode  : {REFUSED} " in ended.stderr
+    assert "error: disk full" in ended.stderr
 
 
 def test_a_rank_that_is_done_runs_its_exit_handlers_and_goes_no_further(

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from twinrun.execution.engine import log_folder, point_folder
 from twinrun.execution.launchers import Culprit, RankPlacement, node_logs
-from twinrun.foundation.errors import RunError
+from twinrun.foundation.errors import MachineError, RunError
 from twinrun.foundation.manifest import load_json
 from twinrun.foundation.processes import last_lines
-from twinrun.protocol.job import OUT_OF_MEMORY
+from twinrun.protocol.job import OUT_OF_MEMORY, REFUSED
 from twinrun.protocol.pulse import FOLDER, RankState
 
 # How the kernel calls the state of a process that was stopped, or is traced.
@@ -30,8 +30,10 @@ def failure_of(
     culprit: CulpritReader,
     status: int,
     kills: int | None = None,
-) -> RunError | None:
+) -> RunError | MachineError | None:
     """Return what to say of a launch that ended with `status`; None where a device ran out of memory.
+
+    A rank whose machine refused something, such as a full disk, is an error of the machine.
 
     Args:
         logs: files that the commands of the nodes print to.
@@ -56,7 +58,8 @@ def failure_of(
         return None
     where = "".join(described(one) for one in states if one.rank == failed.rank)
     log = next(rank_logs(folder, placement, failed.rank), logs[0])
-    return RunError(
+    kind = MachineError if failed.status == REFUSED else RunError
+    return kind(
         f"rank {failed.rank} of {placement.world_size} failed with {_described_end(failed.status, kills)}",
         place=point,
         found=where + (last_lines(log.read_text(encoding="utf-8", errors="replace")) or empty(folder)),

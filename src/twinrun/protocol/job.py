@@ -11,6 +11,8 @@ from twinrun.protocol.models.shape import Positive
 
 # Exit status of a rank whose device ran out of memory; the host then tries what needs less.
 OUT_OF_MEMORY = 77
+# Exit status of a rank whose machine refused something, such as a disk that is full.
+REFUSED = 78
 # Exit status of ranks that were told to end and have saved, and the file in which the first rank says so.
 STOPPED, STOPPED_FILE = 5, "stopped.json"
 

@@ -16,9 +16,9 @@ from typing import NoReturn, TypeVar
 import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from twinrun.foundation.errors import TwinrunError
+from twinrun.foundation.errors import MachineError, TwinrunError
 from twinrun.foundation.processes import end_with_parent
-from twinrun.protocol.job import OUT_OF_MEMORY, STOPPED, Job, Result
+from twinrun.protocol.job import OUT_OF_MEMORY, REFUSED, STOPPED, Job, Result
 from twinrun.protocol.training import TrainingJob, TrainingResult
 from twinrun.train import attention, liveness, ranks
 from twinrun.train import device as devices
@@ -67,7 +67,8 @@ def run(work: Callable[[AnyJob], Result], kind: type[AnyJob]) -> None:
             sys.stderr.write(f"{error}\n")
         else:
             traceback.print_exc()
-        _leave(OUT_OF_MEMORY if is_out_of_memory(error) else 1)
+        refused = REFUSED if isinstance(error, MachineError) else 1
+        _leave(OUT_OF_MEMORY if is_out_of_memory(error) else refused)
 
 
 @record
