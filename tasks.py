@@ -12,7 +12,7 @@ from invoke.exceptions import Exit
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from twinrun.cli.console import count, demand_with, demand_without, exit_on_error
+from twinrun.cli.console import amount, count, demand_with, demand_without, exit_on_error
 from twinrun.cli.program import command, take_over
 
 ROOT = Path(__file__).resolve().parent
@@ -123,6 +123,56 @@ def build(
         options: dict[str, object] = {name: text or None for name, text in texts.items()}
         options |= {name: Path(path).absolute() if path else None for name, path in paths.items()}
         stacks.build(ROOT, options | {"allow_unverified": allow_unverified}, dry=dry, as_json=json)
+
+
+@command(
+    iterable=["set"],
+    help={
+        "subject": "folder of a recipe that trains, or a model, for example mpt-7b or mpt-7b-4096",
+        "gpu": "row of images/gpus.toml, for example mi300x",
+        "nodes": "numbers of nodes, for example 1,8,32",
+        "devices-per-node": "devices of a node, not cards",
+        "network": "Gbit/s that a node sends, all its adapters together",
+        "software": "generation of software that the prediction is for",
+        "set": "key=value: model, global_batch, microbatch, tensor, pipeline, shards, recomputation, ...",
+        "sweep": "show the fastest of all layouts that fit the last number of nodes",
+        "tokens": "a budget of tokens, for which days are shown",
+        "price": "of a device for an hour, for which a price of tokens is shown",
+        "json": "print JSON",
+    },
+)
+def predict(
+    context: Context,
+    subject: str,
+    gpu: str = "",
+    nodes: str = "1",
+    devices_per_node: str = "8",
+    network: str = "",
+    software: str = "twinrun-2026",
+    set: list[str] | None = None,
+    sweep: bool = False,
+    tokens: str = "",
+    price: str = "",
+    json: bool = False,
+) -> None:
+    """Predict memory and time of a training, with an interval, on GPUs that nobody has to have."""
+    with exit_on_error():
+        from twinrun.cli import predict as commands
+
+        request = commands.PredictRequest(
+            subject=subject,
+            gpu=gpu,
+            nodes=tuple(count(one, "--nodes") or 0 for one in nodes.split(",")),
+            devices_per_node=count(devices_per_node, "--devices-per-node") or 0,
+            network=amount(network, "--network"),
+            software=software,
+            settings=tuple(set or ()),
+            sweep=sweep,
+            tokens=amount(tokens, "--tokens"),
+            price=amount(price, "--price"),
+        )
+        code = commands.predict(ROOT, request, as_json=json)
+    raise Exit(code=code)
 
 
 @command(

@@ -15,12 +15,14 @@ from invoke.loader import FilesystemLoader
 from twinrun.cli.program import contexts, options, usage
 from twinrun.cli.recipes import summaries
 from twinrun.cli.schemas import schema_of
-from twinrun.images.inventory import committed_inventory, facts, table
+from twinrun.foundation.text import markdown_table
+from twinrun.images.inventory import committed_inventory, facts
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.stack import find_stacks
 from twinrun.planning.project import Project
 from twinrun.report.figures import figures
 from twinrun.report.page import excerpt, write_recipe_report
+from twinrun.report.predictions_page import predictions, write_picture
 from twinrun.report.selection import selected
 from twinrun.report.summary import software
 from twinrun.report.words import (
@@ -46,6 +48,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     parts: dict[str, Callable[[], str]] = {
         "commands": commands,
         "images": images,
+        "predictions": lambda: predictions(PROJECT),
         "recipes": recipes,
         "results": results,
         "stacks": stacks,
@@ -55,7 +58,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_post_build(config: Any, **_: Any) -> None:
-    """Write the report of every recipe that has records, beside the page that links to it."""
+    """Write the reports of all recipes that have records, and the picture of predictions."""
+    write_picture(Path(config["site_dir"]) / "results" / "predictions.svg", PROJECT.gpus)
     for name, loaded in PROJECT.recipes().items():
         if records := committed(loaded.recipe.name):
             page = Path(config["site_dir"]) / "results" / f"{name}.html"
@@ -77,14 +81,14 @@ def commands() -> str:
     for context in sorted(contexts(collection), key=lambda context: str(context.name)):
         rows = [(f"`{spelled}`", text) for spelled, text in options(context)]
         parts += [f"## {context.name}", str(collection[context.name].__doc__), f"`{usage(context)}`"]
-        parts += [table(("option", "meaning"), rows)] if rows else []
+        parts += [markdown_table(("option", "meaning"), rows)] if rows else []
     return "\n\n".join(parts)
 
 
 def recipes() -> str:
     """Return what each recipe asks, and its smallest and largest scale."""
     heads = ("recipe", "what it asks", "on a CPU", "as published")
-    return table(
+    return markdown_table(
         heads,
         [
             (f"`{one.recipe}`", one.question, one.scales["smoke"], one.scales["paper"])
@@ -106,7 +110,11 @@ def manifest(name: str) -> str:
             for key, field in fields
         ]
         about = str(model.get("description", "")).replace("\n", " ")
-        parts += [f"### {title}" if title else "", about, table(("key", "type", "default", "meaning"), rows)]
+        parts += [
+            f"### {title}" if title else "",
+            about,
+            markdown_table(("key", "type", "default", "meaning"), rows),
+        ]
     return "\n\n".join(parts)
 
 
@@ -147,7 +155,7 @@ def trials() -> str:
         )
         for one in module.ALL
     )
-    return table(("fault", "promise", "trials of a change / of a night", "seed", "95 % bound"), rows)
+    return markdown_table(("fault", "promise", "trials of a change / of a night", "seed", "95 % bound"), rows)
 
 
 def stacks() -> str:
@@ -156,7 +164,7 @@ def stacks() -> str:
         (f"`{name}`", one.stack.vendor, one.stack.title, ", ".join(one.unhashed(ROOT)) or "-")
         for name, one in find_stacks(ROOT).items()
     )
-    return table(("stack", "vendor", "what it is", "unverified pins"), rows)
+    return markdown_table(("stack", "vendor", "what it is", "unverified pins"), rows)
 
 
 def images() -> str:
@@ -172,11 +180,15 @@ def images() -> str:
         )
         for name, one in stacks.items()
     )
-    parts = [table(("stack", "built for", "image", "ran on a GPU"), rows)]
+    parts = [markdown_table(("stack", "built for", "image", "ran on a GPU"), rows)]
     for name, contents in built.items():
         if contents:
             own = f"Measured in `{contents.image}`, `{contents.digest}`."
-            parts += [f"### {name} {{#{anchor(name)}}}", own, table(("what", "found"), facts(contents))]
+            parts += [
+                f"### {name} {{#{anchor(name)}}}",
+                own,
+                markdown_table(("what", "found"), facts(contents)),
+            ]
     return "\n\n".join(parts)
 
 

@@ -32,6 +32,7 @@ LAYERS = (
     "protocol",
     "checkpoints",
     "manifests",
+    "predict",
     "machine",
     "execution",
     "workloads",

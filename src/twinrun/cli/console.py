@@ -6,6 +6,7 @@ import contextlib
 import errno
 import io
 import json
+import math
 import os
 import platform
 import select
@@ -191,6 +192,19 @@ def count(text: str, option: str) -> int | None:
     if not text.isdecimal():
         raise InputError("not a whole number", place=option, found=text, allowed="digits alone, such as 3")
     return int(text)
+
+
+def amount(text: str, option: str) -> float | None:
+    """Return the finite number that was typed for `option`, None for nothing; raises InputError."""
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise InputError("not a number", place=option, found=text, allowed="a finite number, such as 2.5e9")
+    return value
 
 
 def print_json(content: object) -> None:

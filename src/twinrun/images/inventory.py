@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pydantic import Field
 
 from twinrun.foundation.manifest import Frozen, load_json
+from twinrun.foundation.text import markdown_table
 from twinrun.images.artifacts import wheel_artifacts
 from twinrun.manifests.image_identity import COMMITTED
 from twinrun.manifests.stack import AlternativePin, LoadedStack, normalise
@@ -127,15 +127,17 @@ def inventory_page(inventory: ImageInventory) -> str:
     parts = [
         f"# {inventory.image}",
         f"Measured inside a running container of `{inventory.digest}`.",
-        table(("what", "found"), facts(inventory)),
+        markdown_table(("what", "found"), facts(inventory)),
         "## Labels",
-        table(("label", "value"), ((f"`{name}`", value) for name, value in inventory.labels.items())),
+        markdown_table(
+            ("label", "value"), ((f"`{name}`", value) for name, value in inventory.labels.items())
+        ),
         f"## Python packages ({len(measured.python_packages)})",
-        table(
+        markdown_table(
             ("package", "version"), sorted(measured.python_packages.items(), key=lambda row: row[0].lower())
         ),
         f"## System packages ({len(measured.system_packages)})",
-        table(("package", "version"), sorted(measured.system_packages.items())),
+        markdown_table(("package", "version"), sorted(measured.system_packages.items())),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -163,10 +165,3 @@ def facts(inventory: ImageInventory) -> list[tuple[str, str]]:
         ("made with a clock of", inventory.created),
         ("lock", f"`{inventory.lock_sha256}`"),
     ]
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    cells = ([cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)

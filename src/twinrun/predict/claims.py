@@ -1,0 +1,94 @@
+"""What the model says of published claims whose hardware few have: a third value, never a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from statistics import mean
+from typing import Literal
+
+from twinrun.foundation.manifest import Frozen, load_toml
+from twinrun.manifests.vendor import Gpu
+from twinrun.predict.calibration import Calibration
+from twinrun.predict.prediction import Prediction
+from twinrun.predict.request import LayoutSettings, predict_at
+from twinrun.protocol.models import member
+
+# Sequences of a step in the tables of one node.
+GLOBAL_BATCH = 512
+# Where activations of a device's share do not fit, the published runs recomputed them.
+RECOMPUTED_FROM = 6e9
+
+
+class Side(Frozen):
+    """Models on machines of one kind."""
+
+    gpu: str
+    software: str
+    models: tuple[str, ...]
+    nodes: int = 1
+    network: float | None = None
+    """Gbit/s of a node."""
+    global_batch: int = GLOBAL_BATCH
+
+    def predictions(self, gpus: Mapping[str, Gpu], calibration: Calibration) -> tuple[Prediction, ...]:
+        """Return one for each model, on eight devices a node."""
+        return tuple(self._one(model, gpus, calibration) for model in self.models)
+
+    def _one(self, model: str, gpus: Mapping[str, Gpu], calibration: Calibration) -> Prediction:
+        shape = member(model, place="models")
+        settings = LayoutSettings(
+            model=model, global_batch=self.global_batch, recomputation=shape.parameters() > RECOMPUTED_FROM
+        )
+        return predict_at(
+            shape,
+            gpus[self.gpu],
+            settings,
+            nodes=self.nodes,
+            devices_per_node=8,
+            network=self.network,
+            software=calibration.of(self.software),
+            calibration=calibration,
+        )
+
+
+class PredictedClaim(Frozen):
+    """A claim of a recipe, and what predicts it."""
+
+    recipe: str
+    claim: str
+    unit: Literal["TFLOP/s a card", "ratio"]
+    over: Side
+    under: Side | None = None
+
+    def value(self, gpus: Mapping[str, Gpu], calibration: Calibration) -> float:
+        """Return the predicted value in the claim's unit: a card's rate, or a mean of ratios of cards."""
+        over = [_card(one) for one in self.over.predictions(gpus, calibration)]
+        if self.under is None:
+            return mean(over)
+        under = [_card(one) for one in self.under.predictions(gpus, calibration)]
+        return mean(a / b for a, b in zip(over, under, strict=True))
+
+    def half(self, gpus: Mapping[str, Gpu], calibration: Calibration) -> float:
+        """Return half of the 90 % interval of the side above, as a logarithm."""
+        return max(one.half for one in self.over.predictions(gpus, calibration))
+
+
+class PredictedClaims(Frozen):
+    """predict/claims.toml."""
+
+    claim: tuple[PredictedClaim, ...]
+
+
+@cache
+def predicted_claims() -> tuple[PredictedClaim, ...]:
+    """Return all of them."""
+    return load_toml(Path(__file__).with_name("claims.toml"), PredictedClaims).claim
+
+
+def _card(one: Prediction) -> float:
+    """Return the model TFLOP/s of a card."""
+    assert one.model_flops_share is not None
+    gpu = one.machines.gpu
+    return one.model_flops_share * gpu.device_peak_flops * gpu.devices_per_card / 1e12

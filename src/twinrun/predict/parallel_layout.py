@@ -1,0 +1,128 @@
+"""How a training is spread over devices, and the arithmetic that refuses it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from twinrun.foundation.errors import InputError
+from twinrun.manifests.vendor import Gpu
+from twinrun.protocol.work import ModelWork
+
+Recomputation = bool | Literal["selective"]
+Shards = Literal["none", "optimizer", "gradients", "parameters"]
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Equal nodes with equal devices."""
+
+    gpu: Gpu
+    devices_per_node: int
+    nodes: int = 1
+    network: float | None = None
+    """Bytes per second that a node sends, all its adapters together; None where nobody said."""
+
+    @property
+    def devices(self) -> int:
+        """Devices of all nodes."""
+        return self.nodes * self.devices_per_node
+
+
+@dataclass(frozen=True)
+class ParallelLayout:
+    """Who holds and computes what, and in which portions."""
+
+    global_batch: int
+    """Sequences of an optimizer step."""
+    microbatch: int
+    """Sequences of one forward pass."""
+    tensor: int = 1
+    pipeline: int = 1
+    interleaved: int = 1
+    """Parts of the model that each stage of the pipeline has."""
+    experts: int = 1
+    """Ranks that the experts of a layer are spread over."""
+    shards: Shards = "none"
+    """What data-parallel ranks split, each with what stands before it; `parameters` is ZeRO-3 and FSDP."""
+    offload: Literal["none", "optimizer", "parameters"] = "none"
+    recomputation: Recomputation = False
+    parameter_bytes: int = 4
+    """Of a parameter as the optimizer holds it; moments have its type."""
+    reduced_bytes: int = 2
+    """Of a number that is gathered, and of one in an activation."""
+    gradient_bytes: int = 4
+    """Of a gradient as it is added up."""
+    kept_whole: bool = False
+    """Whether gathered parameters and gradients stay between microbatches."""
+
+    def with_microbatch(self, microbatch: int) -> ParallelLayout:
+        """Return it with another microbatch."""
+        return replace(self, microbatch=microbatch)
+
+    def replicas(self, devices: int) -> int:
+        """Copies of the model."""
+        return devices // (self.tensor * self.pipeline)
+
+    def microbatches(self, devices: int) -> int:
+        """Forward passes of a rank in a step."""
+        return self.global_batch // (self.replicas(devices) * self.microbatch)
+
+    def check(self, work: ModelWork, machines: Machines) -> None:
+        """Hold a layout against the arithmetic.
+
+        Raises:
+            InputError: something does not divide.
+        """
+        devices = machines.devices
+        for name in ("tensor", "pipeline", "interleaved", "experts", "microbatch", "global_batch"):
+            if getattr(self, name) < 1:
+                raise InputError(
+                    "expected a count", place=name, found=getattr(self, name), allowed="1, 2, ..."
+                )
+        if machines.network is not None and machines.network <= 0:
+            raise InputError("expected a speed", place="network", found=machines.network, allowed="above 0")
+        cut = self.tensor * self.pipeline
+        _divides(cut, devices, "tensor", f"tensor {self.tensor} x pipeline {self.pipeline}", "devices")
+        if self.tensor > machines.devices_per_node:
+            raise InputError(
+                "tensor parallelism stays inside a node here",
+                place="tensor",
+                found=self.tensor,
+                allowed=f"1 to {machines.devices_per_node}",
+            )
+        stages = self.pipeline * self.interleaved
+        _divides(
+            stages, work.layers, "pipeline", f"pipeline {self.pipeline} x {self.interleaved} parts", "layers"
+        )
+        for product in work.block.products:
+            _divides(
+                self.tensor, getattr(product, product.cut), "tensor", f"tensor {self.tensor}", "features"
+            )
+        copies = self.replicas(devices)
+        _divides(
+            copies * self.microbatch,
+            self.global_batch,
+            "global_batch",
+            f"{copies} replicas x microbatch {self.microbatch}",
+            "sequences of the global batch",
+        )
+        most = max(product.experts for product in work.block.products)
+        if self.experts > copies:
+            raise InputError(
+                "experts are spread over the data-parallel ranks",
+                place="experts",
+                found=self.experts,
+                allowed=f"1 to {copies}, the replicas",
+            )
+        _divides(self.experts, most, "experts", f"{self.experts} ranks", "experts of the model")
+
+
+def _divides(part: int, whole: int, place: str, words: str, what: str) -> None:
+    if whole % part:
+        raise InputError(
+            f"{words} = {part} does not divide {whole} {what}",
+            place=place,
+            found=f"{whole} / {part} = {whole / part:.3g}",
+            allowed=f"a divisor of {whole}",
+        )

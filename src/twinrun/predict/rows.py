@@ -1,0 +1,119 @@
+"""Published and recorded steps that predictions are held against; each row says whether it was fitted."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from twinrun.foundation.manifest import Frozen, validate
+from twinrun.manifests.vendor import Gpu
+from twinrun.predict.calibration import Calibration
+from twinrun.predict.parallel_layout import Machines, ParallelLayout
+from twinrun.predict.prediction import Prediction, predict
+from twinrun.protocol.models.mpt import MptShape
+from twinrun.protocol.models.shape import Checkpointing
+
+ROWS = Path(__file__).with_name("rows.csv")
+
+
+class Row(Frozen):
+    """One line of rows.csv."""
+
+    part: Literal["fit", "test"]
+    software: str
+    gpu: str
+    devices_per_node: int
+    nodes: int
+    network_gbit: float
+    width: int
+    heads: int
+    layers: int
+    vocabulary: int
+    sequence: int
+    global_batch: int
+    microbatch: int
+    tensor: int
+    pipeline: int
+    shards: Literal["none", "optimizer", "gradients", "parameters"]
+    recomputation: Checkpointing
+    kept_whole: bool
+    seconds: float = Field(gt=0)
+    """Of an optimizer step, as published or as recorded."""
+
+    @property
+    def shape(self) -> MptShape:
+        """The model."""
+        sizes = ("width", "heads", "layers", "vocabulary", "sequence")
+        return MptShape(**{name: getattr(self, name) for name in sizes})
+
+    def predicted(self, gpus: Mapping[str, Gpu], calibration: Calibration) -> Prediction:
+        """Return what is predicted for it."""
+        network = self.network_gbit * 1e9 / 8 or None
+        shares = ("global_batch", "microbatch", "tensor", "pipeline", "shards", "recomputation", "kept_whole")
+        return predict(
+            self.shape,
+            Machines(gpus[self.gpu], self.devices_per_node, self.nodes, network),
+            ParallelLayout(**{name: getattr(self, name) for name in shares}),
+            software=calibration.of(self.software),
+            calibration=calibration,
+        )
+
+
+@dataclass(frozen=True)
+class Residual:
+    """A row beside its prediction."""
+
+    row: Row
+    prediction: Prediction
+
+    @property
+    def error(self) -> float:
+        """Predicted over published time, less one."""
+        assert self.prediction.time is not None
+        return self.prediction.time.seconds / self.row.seconds - 1
+
+    @property
+    def covered(self) -> bool:
+        """Whether the published time lies in the interval."""
+        return abs(math.log1p(self.error)) <= self.prediction.half
+
+
+@cache
+def rows() -> tuple[Row, ...]:
+    """Return all rows."""
+    with ROWS.open(encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    return tuple(
+        validate(_typed(line), Row, place=f"{ROWS.name}:{number}") for number, line in enumerate(lines, 2)
+    )
+
+
+def _typed(line: Mapping[str, str]) -> dict[str, object]:
+    """Return the fields of a line as TOML would have them."""
+    words = {"true": True, "false": False}
+    return {name: words.get(text, _number(text)) for name, text in line.items()}
+
+
+def _number(text: str) -> object:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def residuals(
+    gpus: Mapping[str, Gpu], calibration: Calibration, *, part: Literal["fit", "test"] = "test"
+) -> tuple[Residual, ...]:
+    """Return the rows of a part beside their predictions."""
+    return tuple(Residual(row, row.predicted(gpus, calibration)) for row in rows() if row.part == part)
