@@ -86,7 +86,7 @@ def test_listing_names_every_recipe_once(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--engine", "dokcer"), "did you mean `docker`?"),
+        (("--engine", "venf"), "did you mean `venv`?"),
         (("--stack", "rocm6.3"), "rocm6.3"),
         (("--minutes", "nan"), "--minutes"),
         (("--minutes", "0"), "--minutes"),

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils import checkpoint as checkpointing
+from torch.utils.checkpoint import checkpoint
 
 from twinrun.protocol.models.shape import HEAD_TOKENS
 from twinrun.train.models import IGNORED
@@ -48,7 +49,8 @@ def recomputed_but_products(function: Callable[..., Any], *given: Any) -> Any:
 
 def _keep_products() -> Any:
     """Return the contexts of a forward pass that keeps matrix products, and of its second run."""
-    return create_selective_checkpoint_contexts(PRODUCTS)
+    # PyTorch 2.4, with which a publication trained, has no such function: it is looked up where it is needed.
+    return checkpointing.create_selective_checkpoint_contexts(PRODUCTS)
 
 
 class SharedGelu(torch.autograd.Function):
