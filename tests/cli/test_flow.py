@@ -334,7 +334,7 @@ def test_a_claim_that_is_edited_during_a_run_is_not_judged(trained: FlowSite) ->
 
     def edited(job: Job) -> Play:
         text = published.read_text(encoding="utf-8")
-        published.write_text(text.replace("tolerance = 0.", "tolerance = 0.9"), encoding="utf-8")
+        published.write_text(text.replace("tolerance = 0.", "tolerance = 0.9", 1), encoding="utf-8")
         return trained.play(job)
 
     trained.script.play = edited
