@@ -73,6 +73,9 @@ def test_the_dry_plan_of_what_is_baked(
         ({"name": "My_Recipe"}, "name: found 'My_Recipe'"),
         ({"name": "quo'te"}, "lower-case letters and digits"),
         ({"gpu": "mi520"}, "did you mean mi250"),
+        ({"gpu": "h100"}, "did you mean h100-80gb"),
+        ({"title": " "}, "title: found ' ', allowed: one line of text"),
+        ({"publication_title": "two\nlines"}, "publication_title: found 'two\\nlines'"),
     ],
 )
 def test_wrong_answers_are_refused_and_leave_nothing(
@@ -83,6 +86,17 @@ def test_wrong_answers_are_refused_and_leave_nothing(
         bake(root, answers)
     assert said in capfd.readouterr().err
     assert [path.name for path in (root / "recipes").iterdir()] == ["metrics.toml"]
+
+
+def test_what_is_to_be_edited_is_said_at_the_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    root = checkout(tmp_path)
+    bake(root, {})
+    said = capfd.readouterr().out
+    edited = [line.split()[0] for line in said.splitlines() if ".toml  " in line or ".md  " in line]
+    assert edited == ["recipe.toml", "published.toml", "README.md"]
+    for name in edited:
+        assert (root / "recipes" / "my-recipe" / name).is_file()
+    assert "invoke run recipes/my-recipe --scale paper --dry" in said
 
 
 def test_five_questions_are_asked_and_each_is_explained() -> None:

@@ -163,7 +163,7 @@ def test_labels_cover_neither_each_other_nor_marks(values: list[float]) -> None:
     with canvas() as (figure, axes):
         axes.set(xlim=(0.5, 8), ylim=(0, 1.2))
         chosen = [ChartLabel(x=x, value=y, text=f"{y:.1%}", colour="ink") for x, y in marks]
-        write_labels(axes, chosen, marks=marks)
+        write_labels(axes, chosen, marks=[(x, y, 0.0) for x, y in marks])
         scale = 72 / figure.dpi
         boxes = []
         for one in axes.texts:

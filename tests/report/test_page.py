@@ -311,7 +311,7 @@ def test_records_are_folded_newest_first(tmp_path: Path) -> None:
     months = ("01", "03", "02")
     runs = [changed(named(TRAINING), run=f"run-{month}", created=f"2026-{month}-01") for month in months]
     page = recipe_page(tmp_path, TRAINING.plan.recipe, *runs)
-    assert [one["id"] for one in page.all("details")] == ["record-1", "record-2", "record-3"]
+    assert [one["id"] for one in page.all("details") if "id" in one] == ["record-1", "record-2", "record-3"]
     places = [page.text.index(f"run-{month}") for month in ("03", "02", "01")]
     assert places == sorted(places)
     assert len([table for table in page.all("table") if table.get("class") == "claims"]) == 4

@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from tests.report.committed import RECIPES, committed, newest, verdict
 from twinrun.report.tables import View, lines, parts, record_tables, verdict_table, widened, word_columns
 from twinrun.report.terminal import show
+from twinrun.report.words import departures, reason
 from twinrun.workloads.tables_and_charts import Cell, Column, Table, text
 
 WORDS = st.text("abc-", min_size=1, max_size=14)
@@ -48,7 +49,10 @@ def test_a_claim_stands_once_with_its_reason() -> None:
     text = rendered(verdict_table(record.verdicts), width=1000)
     for one in record.verdicts:
         assert text.count(one.claim) == 1
-        assert one.why in text
+        assert reason(one) in text
+        # The fields in which the run differs stand above, once.
+        assert departures(one)
+        assert departures(one) not in text
 
 
 def test_a_point_has_all_its_numbers() -> None:
@@ -87,7 +91,7 @@ def test_a_locale_without_the_signs_gets_other_ones(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "stdout", stream)
     show(verdict_table([verdict("reproduced")]))
     stream.flush()
-    assert b"? reproduced" in stream.buffer.getvalue()
+    assert b"+ reproduced" in stream.buffer.getvalue()
 
 
 def table_of(*titles: str, rows: int = 2) -> Table:

@@ -5,12 +5,14 @@ import pytest
 from tests.records import training_record
 from tests.report.committed import changed, judged, newest, restated, verdict
 from twinrun.report.words import (
+    departures,
     heading,
     headline,
     measured_value,
     outcome,
     published_neutral,
     published_value,
+    reason,
     tone,
 )
 from twinrun.results.verdicts import AsPublished, AsRestated
@@ -110,3 +112,13 @@ def test_an_outcome_has_a_sign() -> None:
 
 def test_a_heading_is_one_line() -> None:
     assert heading("micro-\nbatch\nof a device") == "microbatch of a device"
+
+
+def test_a_reason_is_told_without_the_fields_that_differ() -> None:
+    told = (
+        "Here 3; published 2. Run: GPU A, published B; rate 0.003, published 0.1. Weaker than published: so"
+    )
+    found = verdict("not-comparable", reason=told)
+    assert reason(found) == "Here 3; published 2. Weaker than published: so"
+    assert departures(found) == "GPU A, published B; rate 0.003, published 0.1"
+    assert departures(verdict("not-comparable", reason="plain")) == ""

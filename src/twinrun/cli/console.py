@@ -32,6 +32,7 @@ _REFUSALS = {
 }
 # Shells tell a program that a signal ended by 128 and the number of the signal.
 _BY_SIGNAL = 128
+_DIGITS = 9
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -86,6 +87,8 @@ def _check_streams() -> None:
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
     if sys.stdout is None:
         raise MachineError("standard output is closed", hint="send it to a file, or to /dev/null")
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors="backslashreplace")
     # What an encoding lacks becomes a sign that it has, which keeps the columns of a table.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors=LIKENESS)
@@ -189,8 +192,9 @@ def count(text: str, option: str) -> int | None:
     """Return the whole number that was typed for `option`, None for nothing; raises InputError."""
     if not text:
         return None
-    if not text.isdecimal():
-        raise InputError("not a whole number", place=option, found=text, allowed="digits alone, such as 3")
+    if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
+        allowed = f"digits alone, such as 3, at most {_DIGITS}"
+        raise InputError("not a whole number", place=option, found=text, allowed=allowed)
     return int(text)
 
 

@@ -133,11 +133,16 @@ def _demand_regular(found: os.stat_result, path: Path) -> None:
         raise IrregularFileError(kind, path)
 
 
+def real(path: Path) -> Path:
+    """Return `path` without links; one that leads to itself stays, and cannot be opened."""
+    return Path(os.path.realpath(path))
+
+
 def is_file_in(folder: Path, name: str) -> bool:
     """Say whether `name` is a file inside `folder`; a name no file system takes is not."""
     path = folder / name
     try:
-        return path.is_file() and path.resolve().is_relative_to(folder.resolve())
+        return path.is_file() and real(path).is_relative_to(real(folder))
     except OSError:
         return False
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from twinrun.foundation.errors import InputError, closest
-from twinrun.foundation.files import is_file_in
+from twinrun.foundation.files import is_file_in, real
 from twinrun.foundation.manifest import read_toml, validate
 from twinrun.manifests.claims import Claim
 from twinrun.manifests.metrics import Metric, load_metrics
@@ -79,7 +79,7 @@ class Project:
         given = Path(name)
         places = [self.root / "recipes" / name] if len(given.parts) == 1 else [self.root / given]
         for place in (*places, given):
-            folder = place.resolve()
+            folder = real(place)
             if folder.parent == (self.root / "recipes").resolve() and is_file_in(folder, "recipe.toml"):
                 return self.root / "recipes" / folder.name
         known = sorted(path.parent.name for path in (self.root / "recipes").glob("*/recipe.toml"))

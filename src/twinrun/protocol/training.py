@@ -35,11 +35,14 @@ class TokenSchedule(Frozen):
         return self
 
 
+Moment = Annotated[float, Field(ge=0, lt=1)]
+
+
 class Optimizer(Frozen):
     """AdamW, with warm-up and cosine decay in steps or with a schedule in tokens."""
 
     learning_rate: Annotated[float, Field(gt=0)]
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Moment, Moment] = (0.9, 0.95)
     epsilon: Annotated[float, Field(gt=0)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     decayed: Literal["all", "matrices"] = "all"
@@ -107,7 +110,7 @@ class Training(Frozen):
     """Optimizer steps in all."""
     warmup_steps: NotNegative
     """First steps that are trained but not timed."""
-    seed: int = 17
+    seed: NotNegative = 17
     controls: NotNegative = 0
     """Control runs of the first point: the same again, samples and features summed in other orders.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
-from matplotlib.transforms import Bbox
+from matplotlib.transforms import Bbox, ScaledTranslation
 
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import number, percent
@@ -37,6 +37,8 @@ POINTS = 9
 LETTER, LINE = 0.62, 1.2
 # Half the side of the square that a mark covers.
 MARK = 4.5
+# Points between the marks of curves that share a place on the x axis, and over all of them.
+APART, SPREAD = 4.0, 14.0
 # Where a label may stand, in the order of preference: share of its width and height, then points on top.
 PLACES = (
     (0, 0.5, 0, 7),
@@ -52,8 +54,9 @@ def draw_lines(chart: LineChart) -> Picture:
     """Draw a chart of curves."""
     looks = [look_of(curve.kind, curve.place) for curve in chart.curves]
     with canvas() as (figure, axes):
+        aside = _aside(chart)
         for place, (curve, look) in enumerate(zip(chart.curves, looks, strict=True)):
-            _draw(axes, curve, look, turn=(place, len(looks)), y_scale=chart.y_scale)
+            _draw(axes, curve, look, turn=(place, len(looks)), y_scale=chart.y_scale, aside=aside[place])
         if chart.limit is not None:
             axes.axhline(chart.limit, color=COLOURS["limit"], linestyle="--")
         _x_axis(axes, chart)
@@ -69,13 +72,30 @@ def draw_lines(chart: LineChart) -> Picture:
     return Picture(svg=svg, title=chart.title, keys=tuple(keys), notes=chart.notes)
 
 
-def _draw(axes: Axes, curve: Curve, look: Look, *, turn: tuple[int, int], y_scale: str) -> None:
+def _aside(chart: LineChart) -> list[float]:
+    """Return how many points each curve is moved aside, so that no mark lies over that of another curve."""
+    places = [{spot.x for spot in curve.spots} for curve in chart.curves]
+    shared = [
+        place
+        for place, own in enumerate(places)
+        if any(own & other for at, other in enumerate(places) if at != place)
+    ]
+    # Curves of many spots are lines with a mark here and there, and numbers of devices are few.
+    if chart.x_scale != "log2" or any(len(curve.spots) > MAX_MARKS for curve in chart.curves):
+        shared = []
+    step = min(APART, SPREAD / max(len(shared), 1))
+    middle = (len(shared) - 1) / 2
+    return [(shared.index(place) - middle) * step if place in shared else 0.0 for place in range(len(places))]
+
+
+def _draw(axes: Axes, curve: Curve, look: Look, *, turn: tuple[int, int], y_scale: str, aside: float) -> None:
     place, curves = turn
     values = [_drawable(spot.value, y_scale) for spot in curve.spots]
     below = [spot.value - spot.low for spot in curve.spots]
     above = [spot.high - spot.value for spot in curve.spots]
     # Curves that coincide hide each other, so their marks take turns.
     stride = max(curves, len(values) // MAX_MARKS * 2)
+    moved = ScaledTranslation(aside / 72, 0, axes.figure.dpi_scale_trans)
     axes.errorbar(
         [spot.x for spot in curve.spots],
         values,
@@ -85,6 +105,7 @@ def _draw(axes: Axes, curve: Curve, look: Look, *, turn: tuple[int, int], y_scal
         markevery=(place * stride // curves, stride) if len(values) > MAX_MARKS else None,
         linestyle=look.line,
         capsize=3,
+        transform=axes.transData + moved,
     )
 
 
@@ -145,12 +166,16 @@ def _label(axes: Axes, chart: LineChart, looks: list[Look]) -> None:
     # What a relative curve starts with is 1 by its definition.
     start = 1 if chart.y_scale == "relative" else 0
     labels = [
-        ChartLabel(x=spot.x, value=spot.value, text=_text(chart, spot), colour=look.colour)
-        for curve, look in zip(chart.curves, looks, strict=True)
+        ChartLabel(x=spot.x, value=spot.value, text=_text(chart, spot), colour=look.colour, aside=shift)
+        for curve, look, shift in zip(chart.curves, looks, _aside(chart), strict=True)
         for spot in curve.spots[start:]
     ]
     if len(labels) <= MAX_LABELS:
-        marks = [(spot.x, spot.value) for curve in chart.curves for spot in curve.spots]
+        marks = [
+            (spot.x, spot.value, shift)
+            for curve, shift in zip(chart.curves, _aside(chart), strict=True)
+            for spot in curve.spots
+        ]
         write_labels(axes, labels, marks=marks)
 
 
@@ -176,25 +201,29 @@ class ChartLabel(Frozen):
     value: float
     text: str
     colour: str
+    aside: float = 0.0
+    """Points by which its spot is drawn to the right."""
 
 
-def write_labels(axes: Axes, labels: Sequence[ChartLabel], *, marks: Sequence[tuple[float, float]]) -> None:
+def write_labels(
+    axes: Axes, labels: Sequence[ChartLabel], *, marks: Sequence[tuple[float, float, float]]
+) -> None:
     """Write each label where it is clear of every mark and of the labels before it; nowhere if it is not.
 
     Args:
         axes: with its limits, scales and texts set.
-        marks: all spots that are drawn.
+        marks: all spots that are drawn, each with the points by which it is moved to the right.
     """
     lay_out(axes.figure)  # type: ignore[arg-type] # canvas() has no subfigures
     to_points = 72 / axes.figure.dpi
     inside = _scaled(axes.get_window_extent(), to_points)
-    places = [axes.transData.transform(mark) * to_points for mark in marks]
-    taken = [_box(x, y, 2 * MARK, 2 * MARK) for x, y in places]
+    places = [(axes.transData.transform((x, y)) * to_points, aside) for x, y, aside in marks]
+    taken = [_box(x + aside, y, 2 * MARK, 2 * MARK) for (x, y), aside in places]
     for label in labels:
         x, y = axes.transData.transform((label.x, label.value)) * to_points
         width, height = LETTER * POINTS * len(label.text), LINE * POINTS
         for right, up, aside, above in PLACES:
-            dx, dy = right * width + aside, up * height + above
+            dx, dy = right * width + aside + label.aside, up * height + above
             box = _box(x + dx, y + dy, width, height)
             if _within(box, inside) and not any(box.overlaps(other) for other in taken):
                 _write(axes, label, dx, dy)

@@ -203,6 +203,8 @@ def page_environment() -> Environment:
         words.claims_in_words,
         words.headline_of_all,
         words.tone,
+        words.reason,
+        words.departures,
         hardware,
         summary.software,
         summary.label,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.text import Text
 
-from twinrun.report.words import heading, measured_value, outcome, published_neutral, published_value
+from twinrun.report.words import heading, measured_value, outcome, published_neutral, published_value, reason
 from twinrun.results.record import Record
 from twinrun.results.verdicts import FAILURES, Outcome, Verdict
 from twinrun.workloads.tables_and_charts import Cell, Column, Table, text
@@ -69,7 +69,7 @@ def verdict_table(verdicts: Sequence[Verdict]) -> View:
     )
     styles = {outcome(one): STYLES[one.final] for one in verdicts if one.final in STYLES}
     table = _words("Claims", ("claim", "published", "here", "verdict"), rows)
-    return View(table, below=[f"Why: {one.why}" for one in verdicts], styles=styles)
+    return View(table, below=[f"Why: {reason(one)}" for one in verdicts], styles=styles)
 
 
 def word_columns(*titles: str) -> tuple[Column, ...]:

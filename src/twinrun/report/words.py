@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -11,6 +12,8 @@ from twinrun.results.record import Record, hardware
 from twinrun.results.verdicts import FAILURES, Outcome, Verdict, measured_here, published_here
 
 GIB = 1 << 30
+# As judges write them into a reason, before what makes a restatement weaker.
+_DEPARTURES = re.compile(r" Run: (?P<fields>.*?)\.(?= Weaker than published: |$)", re.DOTALL)
 Tone = Literal["good", "bad", "neutral"]
 
 # Outcomes in the order of interest to a reader. The sign repeats what the colour says.
@@ -37,6 +40,23 @@ COUNTED: dict[Outcome, tuple[str, str]] = {
 def outcome(verdict: Verdict) -> str:
     """Return the outcome with its sign, in one or two words."""
     return f"{SIGNS[verdict.final]} {_spoken(verdict.final)}"
+
+
+def reason(verdict: Verdict) -> str:
+    """Return why a verdict is what it is, without the fields in which the run differs."""
+    return "".join(_parts_of(verdict)[::2])
+
+
+def departures(verdict: Verdict) -> str:
+    """Return the fields in which the run differs from the published one, empty where none is named."""
+    return _parts_of(verdict)[1]
+
+
+def _parts_of(verdict: Verdict) -> tuple[str, str, str]:
+    found = _DEPARTURES.search(verdict.why)
+    if found is None:
+        return verdict.why, "", ""
+    return verdict.why[: found.start()], found["fields"], verdict.why[found.end() :]
 
 
 def quantity(value: float, unit: str, per: str) -> str:

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from twinrun.foundation.errors import InputError
-from twinrun.foundation.files import canonical_json, parse_json, read_regular, sha256_of_bytes, sha256_of_file
+from twinrun.foundation.files import (
+    canonical_json,
+    parse_json,
+    read_regular,
+    real,
+    sha256_of_bytes,
+    sha256_of_file,
+)
 from twinrun.foundation.manifest import MAX_JSON_BYTES, validate
 from twinrun.foundation.signatures import SUFFIX, signed_by, signers_of
 from twinrun.manifests.metrics import Metric
@@ -68,7 +75,7 @@ def read_records(paths: Sequence[Path], project: Project) -> list[Record]:
     Raises:
         InputError: no record, one that does not hold, or records of several recipes or without such claims.
     """
-    files = dict.fromkeys(file.resolve() for path in paths for file in _record_files(path))
+    files = dict.fromkeys(real(file) for path in paths for file in _record_files(path))
     records = [read_record(file, project) for file in files]
     recipes = sorted({record.plan.recipe for record in records})
     if len(recipes) > 1:

@@ -8,6 +8,10 @@ from pathlib import Path
 
 NAME = {{ cookiecutter.name | tojson }}
 GPU = {{ cookiecutter.gpu | tojson }}
+TITLES = {
+    "title": {{ cookiecutter.title | tojson }},
+    "publication_title": {{ cookiecutter.publication_title | tojson }},
+}
 GPUS = Path("../../images/gpus.toml")
 
 
@@ -18,6 +22,9 @@ def refuse(key: str, found: str, allowed: str) -> None:
 
 if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", NAME):
     refuse("name", NAME, "lower-case letters and digits joined by hyphens")
+for key, text in TITLES.items():
+    if not text.strip() or re.search(r"[\x00-\x1f\x7f]", text):
+        refuse(key, text, "one line of text")
 if not GPUS.is_file():
     refuse("--output-dir", str(Path.cwd().parent), "recipes/ of a checkout of twinrun")
 gpus = [row["id"] for row in tomllib.loads(GPUS.read_text(encoding="utf-8"))["gpu"]]
