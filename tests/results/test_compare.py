@@ -17,14 +17,16 @@ def test_a_record_equals_itself() -> None:
     record = training_record(HALF, spread=0.01)
     found = compare(record, record, PROJECT)
     assert not found.differences
-    assert {pair.gain for pair in found.pairs} == {1.0}
+    assert {pair.gain.times for pair in found.pairs if pair.gain} == {1.0}
+    assert {pair.metric: pair.difference for pair in found.pairs if not pair.gain} == {"loss": 0.0}
     assert all(pair.within_spread for pair in found.pairs)
     assert [one.value for one in found.series] == [0.0, 0.0]
 
 
 def test_gain_is_in_the_direction_of_the_metric() -> None:
     slow, fast = training_record(HALF), training_record({name: 2 * rate for name, rate in HALF.items()})
-    gains = {pair.metric: round(pair.gain, 9) for pair in compare(slow, fast, PROJECT).pairs}
+    pairs = compare(slow, fast, PROJECT).pairs
+    gains = {pair.metric: round(pair.gain.times, 9) for pair in pairs if pair.gain}
     assert gains["step-time"] == gains["tokens-per-second"] == gains["model-flops"] == 2.0
     assert gains["peak-memory"] == 1.0
     assert (
@@ -54,6 +56,45 @@ def test_nothing_recorded_explains_it_is_said() -> None:
     assert "nothing recorded explains it" in compare(a, b, PROJECT).summary
 
 
+@pytest.mark.parametrize(
+    ("settings", "refused", "summary"),
+    [
+        (
+            ("model=mpt-1b",),
+            {"step-time", "tokens-per-second", "model-flops", "loss", "peak-memory"},
+            (
+                "Two experiments. Not compared, because the runs differ in parameters 6,658,859,008 and"
+                " 1,315,950,592: step time, peak memory, tokens/s, model FLOP/s, loss."
+                " B is better: 2.00 times (2.00 to 2.00) A in MFU"
+            ),
+        ),
+        (
+            ("optimizer.learning_rate=1e-6",),
+            {"loss"},
+            (
+                "B is faster: 2.00 times (2.00 to 2.00) A in MFU at 2 measurements, 2 of which differ by more"
+                " than their spread; nothing recorded explains it. Not compared, because the runs differ in"
+                " optimizer.learning_rate 0.00012 and 1e-06: loss"
+            ),
+        ),
+        (
+            ("model=mpt-1b", "precision=fp32"),
+            {"step-time", "tokens-per-second", "model-flops", "loss", "peak-memory"},
+            "Two experiments. Not compared, because the runs differ in parameters",
+        ),
+    ],
+)
+def test_what_a_metric_depends_on_must_be_the_same_for_a_ratio(
+    settings: tuple[str, ...], refused: set[str], summary: str
+) -> None:
+    a = training_record(HALF)
+    b = training_record({name: 2 * rate for name, rate in HALF.items()}, settings=settings)
+    found = compare(a, b, PROJECT)
+    assert {pair.metric for pair in found.pairs if pair.obstacles} == refused
+    assert not any(pair.gain or pair.difference for pair in found.pairs if pair.obstacles)
+    assert found.summary.startswith(summary)
+
+
 def test_points_of_other_names_are_the_largest_of_each() -> None:
     found = compare(training_record({"nodes=1": 83.0}), training_record({"nodes=32": 79.5}), PROJECT)
     assert {(pair.point_a, pair.point_b) for pair in found.pairs} == {("nodes=1", "nodes=32")}
@@ -64,7 +105,7 @@ def test_benchmarks_are_compared_call_by_call() -> None:
     a = bench_record({"scan-forward-fp16": [2.0, 2.2], "conv-forward-fp16": [0.2, 0.2]})
     b = bench_record({"scan-forward-fp16": [1.0, 1.1], "conv-forward-fp16": [0.2, 0.2]})
     found = compare(a, b, PROJECT)
-    assert {pair.measurement: round(pair.gain, 6) for pair in found.pairs} == {
+    assert {pair.measurement: round(pair.gain.times, 6) for pair in found.pairs if pair.gain} == {
         "scan-forward-fp16": 2.0,
         "conv-forward-fp16": 1.0,
     }

@@ -55,9 +55,16 @@ def _pairs_table(name: str, pairs: Sequence[MeasurementPair]) -> Table:
 
 def _row(pair: MeasurementPair) -> tuple[Cell, ...]:
     counted = "" if pair.unit == RATIO else f"{pair.unit}{'' if pair.per == 'run' else f' per {pair.per}'}"
-    spread = "within spread" if pair.within_spread else ""
-    gain = text(f"{pair.gain:.3f}", spread)
-    return (text(pair.measurement, counted), text(number(pair.a)), text(number(pair.b)), gain)
+    return (text(pair.measurement, counted), text(number(pair.a)), text(number(pair.b)), _moved(pair))
+
+
+def _moved(pair: MeasurementPair) -> Cell:
+    """Return how many times as good B is; of a loss how much it is more; of two experiments why neither."""
+    if pair.obstacles:
+        return text("not compared", ", ".join(one.partition(" ")[0] for one in pair.obstacles))
+    if pair.gain is None:
+        return text("-" if pair.difference is None else f"{pair.difference:+.3g} (B - A)")
+    return text(f"{pair.gain.times:.3f}", "within spread" if pair.within_spread else "")
 
 
 def series_table(series: Sequence[SeriesDistance]) -> Table:

@@ -8,16 +8,28 @@ from collections.abc import Iterable, Sequence
 
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen
+from twinrun.manifests.metrics import Metric
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement, Per
-from twinrun.results.factors import SettingChange, changed, conditions
+from twinrun.results.factors import SettingChange, changed, conditions, fields_apart, marks_of
 from twinrun.results.record import Record
 from twinrun.workloads.parity import largest_difference
-from twinrun.workloads.settings import Grade
+from twinrun.workloads.settings import Fingerprint, Grade
 from twinrun.workloads.workload import PointRecord, Premise
 
 # A sentence names no more reasons than this; the table has all.
 MAX_REASONS = 3
+# Metrics in which one run is faster than another.
+SPEED = {"step-time", "tokens-per-second", "model-flops", "time"}
+
+
+class Gain(Frozen):
+    """How many times as good B is as A, in the metric's direction."""
+
+    times: float
+    low: float
+    high: float
+    """What the extremes of the samples allow."""
 
 
 class MeasurementPair(Frozen):
@@ -33,11 +45,12 @@ class MeasurementPair(Frozen):
     a: float
     b: float
     """Medians."""
-    gain: float
-    """How many times as good B is as A, in the metric's direction."""
-    gain_low: float
-    gain_high: float
-    """What the extremes of the samples allow."""
+    gain: Gain | None
+    """None where nothing is so many times as good: a loss, and runs of two experiments."""
+    difference: float | None
+    """B less A, for the metric of a curve."""
+    obstacles: tuple[str, ...]
+    """Fields of the fingerprint that the metric depends on and in which the runs differ, with both sides."""
     within_spread: bool
     """Whether the samples of both have values in common."""
 
@@ -84,7 +97,11 @@ def compare(a: Record, b: Record, project: Project) -> Comparison:
         if not record.points:
             raise InputError("the record has no point", place=record.run)
     points, pairing = _paired(a, b)
-    pairs = tuple(pair for one, other in points for pair in _pairs(one, other, project))
+    pairs = tuple(
+        pair
+        for one, other in points
+        for pair in _pairs(one, other, project, marks=(marks_of(a, one), marks_of(b, other)))
+    )
     if not pairs:
         raise InputError(
             "nothing was measured in both records",
@@ -100,7 +117,7 @@ def compare(a: Record, b: Record, project: Project) -> Comparison:
         run_b=b.run,
         sha256_a=a.sha256,
         sha256_b=b.sha256,
-        summary=_summary([pair for pair in pairs if pair.metric == _headline(a, pairs)], found, project),
+        summary=_summary(a, pairs, found, project),
         pairing=pairing,
         pairs=pairs,
         series=tuple(one for pair in points for one in _series(a, b, *pair)),
@@ -128,20 +145,32 @@ def _paired(a: Record, b: Record) -> tuple[list[tuple[PointRecord, PointRecord]]
     return [(one, other)], f"none has the same name, so the largest of each: {one.id} of A, {other.id} of B"
 
 
-def _pairs(one: PointRecord, other: PointRecord, project: Project) -> list[MeasurementPair]:
+def _pairs(
+    one: PointRecord, other: PointRecord, project: Project, *, marks: tuple[Fingerprint, Fingerprint]
+) -> list[MeasurementPair]:
     both = [(mine, theirs) for mine in one.measurements if (theirs := other.measurement(mine.id))]
     for mine, theirs in both:
         kinds = [f"{found.metric} in {found.unit} per {found.per}" for found in (mine, theirs)]
         _demand_equal("measurements are in different units", {kinds[0]}, {kinds[1]})
         _demand_equal("FLOP are counted by different formulas", {str(mine.formula)}, {str(theirs.formula)})
-    return [_pair(one, other, mine, theirs, project) for mine, theirs in both if mine.metric != "peak-rate"]
+    kept = [(mine, theirs) for mine, theirs in both if mine.metric != "peak-rate"]
+    return [
+        _pair(one, other, mine, theirs, metric=project.metrics[mine.metric], marks=marks)
+        for mine, theirs in kept
+    ]
 
 
 def _pair(
-    one: PointRecord, other: PointRecord, mine: Measurement, theirs: Measurement, project: Project
+    one: PointRecord,
+    other: PointRecord,
+    mine: Measurement,
+    theirs: Measurement,
+    *,
+    metric: Metric,
+    marks: tuple[Fingerprint, Fingerprint],
 ) -> MeasurementPair:
-    higher = project.metrics[mine.metric].better == "higher"
-    good, base = (theirs, mine) if higher else (mine, theirs)
+    obstacles = fields_apart(metric, *marks)
+    curve = metric.series is not None
     return MeasurementPair(
         point_a=one.id,
         point_b=other.id,
@@ -152,10 +181,19 @@ def _pair(
         formula=mine.formula,
         a=mine.median,
         b=theirs.median,
-        gain=_over(good.median, base.median),
-        gain_low=_over(good.low, base.high),
-        gain_high=_over(good.high, base.low),
+        gain=None if obstacles or curve else _gain(mine, theirs, metric),
+        difference=theirs.median - mine.median if curve and not obstacles else None,
+        obstacles=obstacles,
         within_spread=mine.overlaps(theirs),
+    )
+
+
+def _gain(mine: Measurement, theirs: Measurement, metric: Metric) -> Gain:
+    good, base = (theirs, mine) if metric.better == "higher" else (mine, theirs)
+    return Gain(
+        times=_over(good.median, base.median),
+        low=_over(good.low, base.high),
+        high=_over(good.high, base.low),
     )
 
 
@@ -196,37 +234,67 @@ def _obstacle(ours: Sequence[Premise], theirs: Sequence[Premise]) -> str | None:
     return None
 
 
-def _headline(record: Record, pairs: Sequence[MeasurementPair]) -> str:
-    """Return the metric that stands for the comparison."""
-    measured = {pair.metric for pair in pairs}
-    preferred = [*(name for name in record.workload.headline if name != "speedup"), pairs[0].metric]
-    return next(name for name in preferred if name in measured)
+def _summary(
+    record: Record, pairs: Sequence[MeasurementPair], found: Sequence[SettingChange], project: Project
+) -> str:
+    """Say which is faster and by how much, and most likely why; of two experiments, what may be compared."""
+    refused = [pair for pair in pairs if pair.obstacles]
+    compared = {pair.metric for pair in pairs if pair.gain}
+    if not refused:
+        return _faster(record, pairs, found, project)
+    titles = ", ".join(dict.fromkeys(project.metrics[pair.metric].title for pair in refused))
+    why = max((pair.obstacles for pair in refused), key=len)
+    more = f" and {len(why) - MAX_REASONS} more" if len(why) > MAX_REASONS else ""
+    note = f"Not compared, because the runs differ in {'; '.join(why[:MAX_REASONS])}{more}: {titles}"
+    if not compared:
+        return f"Two experiments. {note}"
+    if compared.isdisjoint(SPEED) and any(pair.metric in SPEED for pair in refused):
+        return f"Two experiments. {note}. {_faster(record, pairs, found, project, better='better')}"
+    return f"{_faster(record, pairs, found, project)}. {note}"
 
 
-def _summary(pairs: Sequence[MeasurementPair], found: Sequence[SettingChange], project: Project) -> str:
-    """Say which is faster and by how much, over what interval, and what else differs."""
-    title = project.metrics[pairs[0].metric].title
-    apart = [pair for pair in pairs if not pair.within_spread]
-    gains = [pair.gain for pair in pairs]
-    ends = min(pair.gain_low for pair in pairs), max(pair.gain_high for pair in pairs)
-    middle = statistics.geometric_mean(gains) if min(gains) > 0 else min(gains)
+def _faster(
+    record: Record,
+    pairs: Sequence[MeasurementPair],
+    found: Sequence[SettingChange],
+    project: Project,
+    *,
+    better: str = "faster",
+) -> str:
+    """Say which side is better in the metric that stands for the comparison, and most likely why."""
+    measured = {pair.metric for pair in pairs if pair.gain}
+    preferred = [*(name for name in record.workload.headline if name != "speedup"), *sorted(measured)]
+    headline = next((name for name in preferred if name in measured), None)
+    if headline is None:
+        return "Neither is faster: what both measured has no ratio"
+    chosen = [pair for pair in pairs if pair.metric == headline]
+    title = project.metrics[headline].title
+    gains = [pair.gain for pair in chosen if pair.gain]
+    apart = [pair for pair in chosen if not pair.within_spread]
+    times = [gain.times for gain in gains]
+    ends = min(gain.low for gain in gains), max(gain.high for gain in gains)
+    middle = statistics.geometric_mean(times) if min(times) > 0 else min(times)
     if not apart:
-        head = f"Neither is faster: B is {middle:.2f} times ({ends[0]:.2f} to {ends[1]:.2f}) A in {title}"
-        return f"{head} at {_where(pairs)}, within the spread of the samples"
+        head = f"Neither is {better}: B is {middle:.2f} times ({ends[0]:.2f} to {ends[1]:.2f}) A in {title}"
+        return f"{head} at {_where(chosen)}, within the spread of the samples"
     if middle >= 1:
-        head = f"B is faster: {middle:.2f} times ({ends[0]:.2f} to {ends[1]:.2f}) A"
+        head = f"B is {better}: {middle:.2f} times ({ends[0]:.2f} to {ends[1]:.2f}) A"
     else:
         low, high = _over(1, ends[1]), _over(1, ends[0])
-        head = f"A is faster: {_over(1, middle):.2f} times ({low:.2f} to {high:.2f}) B"
-    head += f" in {title} at {_where(pairs)}"
-    if len(pairs) > 1:
+        head = f"A is {better}: {_over(1, middle):.2f} times ({low:.2f} to {high:.2f}) B"
+    head += f" in {title} at {_where(chosen)}"
+    if len(chosen) > 1:
         head += f", {len(apart)} of which differ by more than their spread"
+    return f"{head}{_cause(found)}"
+
+
+def _cause(found: Sequence[SettingChange]) -> str:
     strongest = _strongest(found)
     likely = [f"{one.name} {one.a} -> {one.b}" for one in found if one.speed == strongest]
     if not likely or strongest is None:
-        return f"{head}; nothing recorded explains it"
+        return "; nothing recorded explains it"
     because = "only small things differ" if strongest == "small" else "most likely because"
-    return f"{head}; {because}: {'; '.join(likely[:MAX_REASONS])}"
+    return f"; {because}: {'; '.join(likely[:MAX_REASONS])}"
 
 
 def _where(pairs: Sequence[MeasurementPair]) -> str:

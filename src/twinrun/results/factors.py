@@ -5,8 +5,10 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 
 from twinrun.foundation.manifest import Frozen
+from twinrun.foundation.text import plain
+from twinrun.manifests.metrics import Metric
 from twinrun.results.record import Record
-from twinrun.workloads.settings import Factor, Grade, factor
+from twinrun.workloads.settings import Factor, Fingerprint, Grade, factor
 from twinrun.workloads.workload import PointRecord
 
 ABSENT = "absent"
@@ -107,3 +109,17 @@ def changed(a: dict[str, str], b: dict[str, str], factors: tuple[Factor, ...]) -
         )
         for name in names
     )
+
+
+def marks_of(record: Record, point: PointRecord) -> Fingerprint:
+    """Return the fingerprint of a point: its own where each point is a case, else that of the run."""
+    described = record.description
+    case = described.points[point.id].case
+    return dict(described.fingerprint or {} if case is None else case)
+
+
+def fields_apart(metric: Metric, a: Fingerprint, b: Fingerprint) -> tuple[str, ...]:
+    """Return the fields that a metric depends on and in which two fingerprints differ, with both sides."""
+    fields = [field for field in dict.fromkeys((*a, *b)) if metric.decides(field)]
+    sides = ((field, a.get(field, ABSENT), b.get(field, ABSENT)) for field in fields)
+    return tuple(f"{field} {plain(one)} and {plain(other)}" for field, one, other in sides if one != other)
