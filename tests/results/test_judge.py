@@ -11,7 +11,7 @@ from tests.records import BENCH, PROJECT, TRAINING, bench_record, replaced, trai
 from twinrun.manifests.claims import Claim
 from twinrun.manifests.published import PublishedClaims
 from twinrun.protocol.bench import COPY
-from twinrun.protocol.measurements import Check, Series, sampled
+from twinrun.protocol.measurements import Check, sampled
 from twinrun.results.judge import claims_digest, judge
 from twinrun.results.record import Record
 from twinrun.results.verdicts import Verdict
@@ -314,63 +314,6 @@ def test_an_invariant_works_on_values() -> None:
         wrong_everywhere = one_verdict(training_record(HALF), claim.model_copy(update={"value": value}))
         assert wrong_everywhere.outcome == "not-reproduced"
         assert "farthest from the reference" in wrong_everywhere.reason
-
-
-CURVE = warmed(4.0, 3.0, 2.5, 2.0)
-
-
-def with_controls(count: int) -> tuple[Series, ...]:
-    """Return a curve of a run and those of its control runs, a thousandth apart."""
-    curves = {"loss": CURVE} | {
-        f"control-{number}": (*CURVE[:-1], 2.0 * (1.001 + number / 1e4)) for number in range(1, count + 1)
-    }
-    return tuple(
-        Series(id=name, metric="loss", unit="nats/token", per="run", values=values)
-        for name, values in curves.items()
-    )
-
-
-@pytest.mark.parametrize(
-    ("controls", "last", "outcome", "reason"),
-    [
-        (5, 2.002, "reproduced", "no farther than 5 control runs"),
-        (5, 2.02, "not-reproduced", "grows beyond what rounding does"),
-        (4, 2.0, "not-comparable", "an envelope needs 5 control runs, there are 4"),
-        (0, 2.0, "not-comparable", "there are 0"),
-    ],
-)
-def test_parity_is_held_to_the_envelope_of_control_runs(
-    controls: int, last: float, outcome: str, reason: str
-) -> None:
-    losses = {"nodes=1": CURVE, "nodes=2": (*CURVE[:-1], last)}
-    record = training_record({"nodes=1": 83.0, "nodes=2": 82.0}, losses=losses)
-    record = replaced(record, "nodes=1", series=with_controls(controls))
-    for between in (None, ("nodes=1", "nodes=2")):
-        found = one_verdict(record, claim_of(between=between, **{**PARITY, "tolerance": 0.1}))
-        assert (found.final, reason in found.why) == (outcome, True), found.why
-
-
-def test_parity_as_published_is_of_the_published_hardware_and_restated_elsewhere() -> None:
-    losses = {"devices=1": CURVE, "devices=2": CURVE}
-    rates, settings = {"devices=1": 500.0, "devices=2": 490.0}, ("devices=1,2",)
-    record = training_record(rates, gpu="h200", scale="node", settings=settings, losses=losses)
-    record = replaced(record, "devices=1", series=with_controls(5))
-    here = {
-        "statement": "one curve here",
-        "metric": "envelope-share",
-        "value": 1.0,
-        "derivation": "1 / 1",
-        "basis": "an envelope",
-        "tolerance": 0.001,
-        "because": "the envelope is the tolerance",
-        "free": list(PUBLISHED.fingerprint),
-        "fails_when": {"what": "twice as far", "value": 2.0, "derivation": "2"},
-    }
-    hardware = {"gpu": "mi250", "cards": 4, "nodes": 1, "software": "x"}
-    claim = claim_of(hardware=hardware, here=here, why_none=None, **{**PARITY, "tolerance": 0.1})
-    found = one_verdict(record, claim)
-    assert (found.outcome, found.final) == ("not-comparable", "holds-here")
-    assert "of the envelope" in found.why
 
 
 def test_checks_are_judged_by_the_share_that_passed() -> None:

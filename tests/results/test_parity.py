@@ -6,25 +6,54 @@ from pathlib import Path
 
 import pytest
 
-from tests.records import committed
+from tests.records import PROJECT, committed
 from twinrun.foundation.errors import InputError
 from twinrun.report.parity import parity_view, windows_table, write_parity_page
 from twinrun.results.parity import held_between
 from twinrun.results.record import Record
+from twinrun.workloads.training.numbers import CONTROL
 from twinrun.workloads.workload import PointRecord
 
-HERE = committed("mpt1b-convergence", "h200x1_cuda12.6-torch2.7_2026-11-23")
+
+def mirrored(record: Record) -> Record:
+    """Return a record with twice as many control runs: each again, as far from its run on the other side."""
+
+    def doubled(point: PointRecord) -> PointRecord:
+        run = point.one_series("loss")
+        controls = [one for one in point.series if one.id.startswith(CONTROL)]
+        assert run
+        others = tuple(
+            one.model_copy(
+                update={
+                    "id": f"{CONTROL}{len(controls) + number}",
+                    "values": tuple(2 * a - b for a, b in zip(run.values, one.values, strict=True)),
+                }
+            )
+            for number, one in enumerate(controls, start=1)
+        )
+        return point.model_copy(update={"series": (*point.series, *others)})
+
+    return record.model_copy(update={"points": tuple(doubled(point) for point in record.points)})
+
+
+HERE = mirrored(committed("mpt1b-convergence", "h200x1_cuda12.6-torch2.7_2026-11-24"))
 ANOTHER = committed("mpt-throughput", "h200x1_cuda12.6-torch2.7_2026-11-23-1")
 
 
-def elsewhere(*, apart: float, controls: bool = True, data: str | None = None) -> Record:
-    """Return the record as another site would have it, its losses `apart` from those here."""
+def elsewhere(*, apart: float, controls: bool = True, data: str | None = None, since: int = 0) -> Record:
+    """Return the record as another site would have it, its losses `apart` from those here since a step."""
 
     facts = {"data hash": data} if data else {}
 
     def moved(point: PointRecord) -> PointRecord:
         series = tuple(
-            one.model_copy(update={"values": tuple(value * (1 + apart) for value in one.values)})
+            one.model_copy(
+                update={
+                    "values": tuple(
+                        value * (1 + apart * (step >= since)) for step, value in enumerate(one.values)
+                    )
+                }
+            )
             for one in point.series
             if controls or one.id == "loss"
         )
@@ -43,13 +72,13 @@ def test_two_sites_have_one_curve_inside_the_control_runs_of_both() -> None:
         ("A: leg=last, ", "B: leg=last, "),
     ]
     # Those of the undisturbed runs, which the legs repeat too.
-    assert {len(window.controls) for one in found for window in one.parity.windows} == {10}
+    assert {len(window.controls) for one in found for window in one.parity.windows} == {20}
     assert [window.steps for window in found[0].parity.windows] == [120, 100]
 
 
 def test_runs_that_are_the_same_bit_for_bit_show_rounding_once() -> None:
     for one in held_between(HERE, HERE):
-        assert {len(window.controls) for window in one.parity.windows} == {5}
+        assert {len(window.controls) for window in one.parity.windows} == {10}
 
 
 def test_a_curve_that_leaves_the_envelope_is_another() -> None:
@@ -58,7 +87,20 @@ def test_a_curve_that_leaves_the_envelope_is_another() -> None:
     (undisturbed, _) = held_between(HERE, elsewhere(apart=1e-5, controls=False))
     assert undisturbed.parity.outcome == "start"
     (switched,) = held_between(HERE, HERE, points=("devices=1", "leg=last"))
-    assert (switched.parity.outcome, switched.parity.windows[0].step) == ("outside", 40)
+    assert (switched.parity.outcome, switched.parity.windows[0].step) == ("inside", 70)
+    (late, _) = held_between(HERE, elsewhere(apart=1e-4, controls=False, since=60))
+    assert (late.parity.outcome, late.parity.windows[0].step > 60) == ("outside", True)
+
+
+def test_the_narrowest_bound_of_the_claims_holds_between_records() -> None:
+    claims = PROJECT.recipe("mpt1b-convergence").published.claim
+    bounds = [claim.bounds for claim in claims if claim.bounds]
+    assert bounds == [{"fp32": 3e-5, "bf16": 2e-3}]
+    (one, _) = held_between(HERE, HERE, claims=claims)
+    assert max(window.envelope for window in one.parity.windows) <= bounds[0]["fp32"]
+    narrow = [claim.model_copy(update={"bounds": {"fp32": 1e-6}}) for claim in claims]
+    (one, _) = held_between(HERE, HERE, claims=narrow)
+    assert one.parity.outcome == "no-envelope"
 
 
 def test_a_first_step_that_differs_names_what_it_started_from() -> None:
@@ -76,7 +118,7 @@ def test_control_runs_of_another_experiment_do_not_count() -> None:
     assert "data " in str(caught.value.found)
     (one, *_) = held_between(HERE, ANOTHER)
     assert one.parity.outcome == "start"
-    assert {len(window.controls) for window in one.parity.windows} == {5}
+    assert {len(window.controls) for window in one.parity.windows} == {10}
 
 
 @pytest.mark.parametrize("points", [("devices=1",), ("devices=1", "leg=7"), ("a", "b", "c")])

@@ -57,7 +57,8 @@ def parity(
     records = [read_record(path, project) for path in (a, b)]
     further = read_record(controls, project) if controls else None
     named = [name.strip() for name in points.split(",")] if points else []
-    found = held_between(*records, points=named, controls=further)
+    claims = project.recipe(records[0].plan.recipe).published.claim
+    found = held_between(*records, points=named, controls=further, claims=claims)
     marks = "-".join(record.digest()[:8] for record in records)
     page = out or root / "runs" / f"parity-{marks}.html"
     page.parent.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.metrics import RATIO, Reach
 from twinrun.manifests.restatements import Restatement, Source
+from twinrun.protocol.layout import Precision
 from twinrun.protocol.measurements import Per
 
 Kind = Literal["absolute", "ratio", "invariant", "parity"]
@@ -54,7 +55,9 @@ class Claim(Frozen):
     better: Literal["higher", "lower", "equal"]
     """Direction of goodness, that of the metric: a run that is worse by more than the tolerance fails."""
     tolerance: Annotated[float, Field(gt=0, lt=1)]
-    """Relative to `value`; to a value of 0 the largest distance, for curves of a parity the envelope."""
+    """Relative to `value`; to a value of 0 the largest distance, for curves of a parity the widest bound."""
+    bounds: dict[Precision, Annotated[float, Field(gt=0, lt=1)]] = Field(default_factory=dict)
+    """The widest envelope of a parity of curves, by type of arithmetic, whatever control runs show."""
     because: str
     """Why this tolerance."""
     reach: Reach = Reach()
@@ -83,6 +86,8 @@ class Claim(Frozen):
             raise ValueError(f"claim `{self.id}`: `better` is `equal` for invariants and parities alone")
         if self.value < 0 or (self.value == 0 and not self.is_distance):
             raise ValueError(f"claim `{self.id}`: `value` must be positive, found {self.value:g}")
+        if self.bounds and (self.kind != "parity" or max(self.bounds.values()) > self.tolerance):
+            raise ValueError(f"claim `{self.id}`: `bounds` are of parities, none above `tolerance`")
         if (self.here is None) == (self.why_none is None):
             raise ValueError(f"claim `{self.id}` needs either a table `here` or a reason `why_none`")
         return self

@@ -106,6 +106,12 @@ def check_numbers(
             demand(claim.hardware.gpu, gpus, place=f"{where}.hardware.gpu", what="GPU")
         units = [RATIO] if claim.kind == "ratio" else [metric.unit, *metric.units]
         demand(claim.unit, units, place=f"{where}.unit", what=f"unit of {metric.id}")
+        if claim.kind == "parity" and (metric.series is None) == bool(claim.bounds):
+            allowed = "a bound for each precision" if metric.series else "none: no control runs widen it"
+            found = ", ".join(claim.bounds) or "none"
+            raise InputError(
+                "a parity of curves has bounds", place=f"{where}.bounds", found=found, allowed=allowed
+            )
         if claim.kind == "ratio":
             demand_resolution(claim.tolerance, claim.value, place=f"{where}.tolerance")
         if claim.here:

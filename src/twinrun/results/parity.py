@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from twinrun.foundation.errors import InputError
@@ -9,7 +10,7 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.claims import Claim
 from twinrun.results.record import Record, hardware
 from twinrun.results.verdicts import NotAskedError
-from twinrun.workloads.parity import ORDER, WEIGHTS, Parity, differences, parity
+from twinrun.workloads.parity import LEAST_CONTROLS, ORDER, WEIGHTS, Parity, differences, parity
 from twinrun.workloads.workload import ControlledCurve, PointRecord
 
 METRIC = "loss"
@@ -45,18 +46,26 @@ def held_within(claim: Claim, record: Record) -> tuple[Parity, ...]:
     if len(traced) < len(points):
         raise NotAskedError(f"a point has no {claim.metric}")
     first, *others = traced
-    found = (parity(first, other, widest=claim.tolerance) for other in others)
+    if (bound := claim.bounds.get(first.arithmetic)) is None:
+        raise NotAskedError(f"the claim has no bound in {first.arithmetic}")
+    found = (parity(first, other, bound=bound) for other in others)
     return tuple(sorted(found, key=lambda one: SEVERITY.index(one.outcome)))
 
 
 def held_between(
-    a: Record, b: Record, *, points: Sequence[str] = (), controls: Record | None = None
+    a: Record,
+    b: Record,
+    *,
+    points: Sequence[str] = (),
+    controls: Record | None = None,
+    claims: Sequence[Claim] = (),
 ) -> tuple[CurveParity, ...]:
     """Hold the whole curves of two records against each other.
 
     Args:
         points: one of A and one of B; all that have one name where empty, else the last of each.
         controls: a record with further control runs; those of A and B always count, of whichever point.
+        claims: those of the recipe, whose narrowest bound holds here too.
 
     Raises:
         InputError: no such point, a record without curves, or control runs of another configuration.
@@ -69,7 +78,9 @@ def held_between(
             *_repeated(b, first, but=other)[0],
             *(_controls(controls, first) if controls else ()),
         )
-        found.append(CurveParity(a=first, b=second, parity=parity(first, second, further=further)))
+        bounds = [claim.bounds.get(first.arithmetic, math.inf) for claim in claims if claim.metric == METRIC]
+        held = parity(first, second, further=further, bound=min(bounds, default=math.inf))
+        found.append(CurveParity(a=first, b=second, parity=held))
     return tuple(found)
 
 
@@ -114,7 +125,9 @@ def _controls(record: Record, run: ControlledCurve) -> tuple[ControlledCurve, ..
         )
     if not found:
         raise InputError(
-            "the record has no control runs", place=record.run, hint="run it with --set controls=5"
+            "the record has no control runs",
+            place=record.run,
+            hint=f"run it with --set controls={LEAST_CONTROLS}",
         )
     return found
 

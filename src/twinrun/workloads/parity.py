@@ -15,7 +15,7 @@ from twinrun.workloads.workload import ControlledCurve, PointRecord
 # A curve is held over all of its steps, and over the first ones, where rounding has not grown yet.
 FIRST = 100
 # Student's t at 99 %, one-sided, times the root of 1 + 1 / n, by the number n of control runs.
-REACH = {5: 4.10, 6: 3.64, 7: 3.36, 8: 3.18, 9: 3.05, 10: 2.96}
+REACH = {8: 3.18, 9: 3.05, 10: 2.96, 11: 2.89, 12: 2.83}
 LEAST_CONTROLS = min(REACH)
 # An origin that may differ in its last bits from one kind of hardware to another.
 WEIGHTS = "initial weights"
@@ -42,7 +42,7 @@ class Window(Frozen):
     controls: tuple[float, ...]
     """Largest relative difference of each control run to the run that it repeats."""
     envelope: float
-    """Distance that one further control run stays below, 99 times of 100."""
+    """Distance that one further control run stays below, 99 times of 100, but never more than the bound."""
 
     @property
     def share(self) -> float:
@@ -118,20 +118,20 @@ def parity(
     b: ControlledCurve,
     *,
     further: Sequence[ControlledCurve] = (),
-    widest: float = math.inf,
+    bound: float = math.inf,
 ) -> Parity:
     """Hold two curves against each other over the steps that both have.
 
     Args:
         further: curves that are neither, for their control runs.
-        widest: an envelope that is wider tells nothing apart.
+        bound: an envelope is never wider, whatever control runs show.
     """
     steps = min(len(a.values), len(b.values))
     # Runs that are the same bit for bit, such as a record and itself, show rounding once.
     runs = dict.fromkeys((one.values, one.controls) for one in (a, b, *further))
-    repeats = [(values, control) for values, controls in runs for control in controls]
-    same = all(values == control for values, control in repeats)
-    enough = len(repeats) >= LEAST_CONTROLS and not same
+    made = [(values, control) for values, controls in runs for control in controls]
+    repeats = [(values, control) for values, control in dict.fromkeys(made) if values != control]
+    enough = len(repeats) >= LEAST_CONTROLS
     sizes = {"whole curve": steps, f"first {FIRST} steps": min(FIRST, steps)}
     first = [_largest(run, control, 1)[0] for run, control in repeats]
     found = Parity(
@@ -140,11 +140,13 @@ def parity(
         outcome="inside",
         reason="",
         start=_largest(a.values, b.values, 1)[0],
-        start_allowed=max(a.rounding, b.rounding, envelope_of(first) if enough else 0.0),
+        start_allowed=max(a.rounding, b.rounding, min(envelope_of(first), bound) if enough else 0.0),
         differs=differences(a, b),
-        windows=tuple(_window(name, size, a, b, repeats) for name, size in sizes.items()) if enough else (),
+        windows=tuple(_window(*size, a, b, repeats=repeats, bound=bound) for size in sizes.items())
+        if enough
+        else (),
     )
-    outcome, reason = _judged(found, controls=len(repeats), same=same, widest=widest)
+    outcome, reason = _judged(found, controls=len(repeats), same=len(made) - len(repeats), bound=bound)
     return found.model_copy(update={"outcome": outcome, "reason": reason})
 
 
@@ -169,7 +171,9 @@ def _window(
     steps: int,
     a: ControlledCurve,
     b: ControlledCurve,
+    *,
     repeats: Sequence[tuple[tuple[float, ...], tuple[float, ...]]],
+    bound: float,
 ) -> Window:
     distance, step = _largest(a.values, b.values, steps)
     controls = tuple(_largest(run, control, steps)[0] for run, control in repeats)
@@ -179,7 +183,7 @@ def _window(
         distance=distance,
         step=step,
         controls=controls,
-        envelope=envelope_of(controls),
+        envelope=min(envelope_of(controls), bound),
     )
 
 
@@ -189,7 +193,7 @@ def _largest(a: Sequence[float], b: Sequence[float], steps: int) -> tuple[float,
     return (math.inf if math.isnan(value) else value), step
 
 
-def _judged(found: Parity, *, controls: int, same: bool, widest: float) -> tuple[CurveOutcome, str]:
+def _judged(found: Parity, *, controls: int, same: int, bound: float) -> tuple[CurveOutcome, str]:
     differs = "; ".join(f"{name} {sides}" for name, sides in found.differs.items())
     if found.start > found.start_allowed:
         why = (
@@ -205,9 +209,10 @@ def _judged(found: Parity, *, controls: int, same: bool, widest: float) -> tuple
     if not found.windows:
         return "no-envelope", _without_envelope(controls, same=same)
     over = ", ".join(_over(window) for window in found.windows)
-    if (envelope := max(window.envelope for window in found.windows)) > widest:
+    if (widest := max(max(window.controls) for window in found.windows)) > bound:
         return "no-envelope", (
-            f"control runs may be {envelope:.2g} apart, over {widest:.2g}, and tell nothing apart; {over}"
+            f"a control run is {widest:.2g} apart, over the bound of {bound:.2g}:"
+            f" rounding hides what the claim is about; {over}"
         )
     begin = f"{found.start:.2g} apart at step 1, which is rounding"
     if all(window.share <= 1 for window in found.windows):
@@ -218,13 +223,13 @@ def _judged(found: Parity, *, controls: int, same: bool, widest: float) -> tuple
     )
 
 
-def _without_envelope(controls: int, *, same: bool) -> str:
-    counted = plural(controls, "control run")
-    if controls >= LEAST_CONTROLS and same:
-        return f"{counted} and the run are the same bit for bit: nothing was summed in another order"
+def _without_envelope(controls: int, *, same: int) -> str:
+    identical = (
+        f", and {plural(same, 'other')} that {'is' if same == 1 else 'are'} a run bit for bit" if same else ""
+    )
     return (
-        f"an envelope needs {plural(LEAST_CONTROLS, 'control run')}, there are {controls}:"
-        f" --set controls={LEAST_CONTROLS}"
+        f"an envelope needs {plural(LEAST_CONTROLS, 'control run')} that differ from the run, there are"
+        f" {controls}{identical}: --set controls={LEAST_CONTROLS + same}"
     )
 
 

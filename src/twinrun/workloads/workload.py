@@ -16,6 +16,7 @@ from twinrun.manifests.published import Accepted
 from twinrun.manifests.recipe import LoadedRecipe, Tables
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.job import Checkpointing, Job
+from twinrun.protocol.layout import Precision
 from twinrun.protocol.measurements import Fact, Measurement, Numbers
 from twinrun.protocol.models.shape import Positive
 from twinrun.protocol.training import DataSource
@@ -171,6 +172,8 @@ class ControlledCurve(Frozen):
     """Settings that decide the curve, rounding aside."""
     origins: dict[str, str]
     """Digests by name: of the initial weights, the data, and the order of the data over the whole curve."""
+    arithmetic: Precision
+    """Type of the arithmetic, for example `bf16`; a claim has a bound for each."""
     rounding: float
     """Largest relative difference of two kinds of hardware at the first step, by the arithmetic's type."""
 
@@ -391,10 +394,6 @@ def refuse_demands(demands: Sequence[Demand], missing: Callable[[Demand], str | 
 def whole(
     points: Sequence[PointRecord[PointPart]], leg: Callable[[PointRecord[PointPart]], LegSteps | None]
 ) -> tuple[PointRecord[PointPart], ...]:
-    """Return the points whose curve reaches to the end of the run, undisturbed ones first.
-
-    Args:
-        leg: returns the leg that a point is.
-    """
+    """Return the points whose curve reaches the end of the run, those that are no `leg` of it first."""
     undisturbed = [point for point in points if leg(point) is None]
     return (*undisturbed, *(point for point in points if (found := leg(point)) and found.last))

@@ -87,6 +87,7 @@ def loss_of(part: TrainingPlan, point: PointRecord[TrainingPoint]) -> Controlled
         controls=tuple(one.values for one in point.series if one.id.startswith(CONTROL)),
         configuration=mathematics(part),
         origins=origins(point),
+        arithmetic=part.training.precision,
         rounding=ROUNDING[part.training.precision],
     )
 
