@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from device import first_device, named
@@ -13,7 +16,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 NEEDS = ("torch",)
 # Batch, heads, sequence, width of a head.
-SHAPE = (2, 4, 256, 64)
+SHAPE, SMALL = (2, 4, 256, 64), (1, 2, 70, 64)
+# Our own kernel is Python alone, compiled by the Triton of the stack: the project's source is what is tried.
+OURS = Path(__file__).resolve().parents[2] / "recipes" / "flash-attention" / "kernels" / "src"
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 
 
@@ -33,10 +38,26 @@ def main() -> None:
             print("flash-attn: imported; it has no kernel for a CPU")
     for name, (attention, dtype) in attentions.items():
         compare(name, attention, dtype, device)
+    if importlib.util.find_spec("triton"):
+        interpreted = device.type != "cuda"
+        name = f"twinrun-attention{', interpreted' * interpreted}, bf16"
+        compare(name, ours(interpreted), torch.bfloat16, device, shape=SMALL if interpreted else SHAPE)
+    else:
+        print("twinrun-attention: not tried, the stack has no Triton")
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def ours(interpreted: bool) -> Callable[..., Tensor]:
+    """Return our own kernel; on a processor Triton interprets it, which it decides when it is imported."""
+    if interpreted:
+        os.environ["TRITON_INTERPRET"] = "1"
+    sys.path.append(str(OURS))
+    from twinrun_attention import scaled_dot_product_attention as attention
+
+    return lambda q, k, v: attention(q, k, v, is_causal=True)
 
 
 def transposed(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -55,11 +76,18 @@ def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scores.masked_fill(later, -math.inf).softmax(-1) @ v
 
 
-def compare(name: str, attention: Callable[..., Tensor], dtype: torch.dtype, device: torch.device) -> None:
+def compare(
+    name: str,
+    attention: Callable[..., Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    shape: tuple[int, ...] = SHAPE,
+) -> None:
     """End the check when output or gradients are not those of `written_out` in double precision."""
     torch.manual_seed(0)
-    inputs = [torch.randn(SHAPE, device=device).to(dtype) for _ in range(3)]
-    weight = torch.randn(SHAPE, device=device).to(dtype)
+    inputs = [torch.randn(shape, device=device).to(dtype) for _ in range(3)]
+    weight = torch.randn(shape, device=device).to(dtype)
     found = with_gradients(attention, inputs, weight)
     expected = with_gradients(written_out, [part.double() for part in inputs], weight.double())
     errors = [

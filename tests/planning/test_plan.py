@@ -153,6 +153,32 @@ def test_a_setting_of_another_family_is_refused(setting: str) -> None:
         plan(scale="smoke", settings=(setting,))
 
 
+@pytest.mark.parametrize(
+    ("choices", "says"),
+    [
+        (
+            {"scale": "node", "settings": ("attention=triton", "precision=fp32")},
+            "--set precision(.|\n)*bf16, fp16",
+        ),
+        (
+            {
+                "recipe": "mpt-throughput",
+                "scale": "node",
+                "settings": ("attention=triton", "model=mpt-1b-one-head"),
+            },
+            "--set attention(.|\n)*triton with heads of 2048(.|\n)*multiples of 8 up to 256",
+        ),
+        (
+            {"recipe": LAYOUTS, "scale": "node", "settings": ("attention=triton", "model=gpt3-125m")},
+            "kernels(.|\n)*flash-attention",
+        ),
+    ],
+)
+def test_our_attention_is_refused_where_it_does_not_fit(choices: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        plan(gpu="h200", devices=1, **choices)
+
+
 def test_how_it_runs_is_part_of_the_digest() -> None:
     made = plan(scale="smoke")
     for field in ("engine", "launcher", "scheduler", "stack", "image"):

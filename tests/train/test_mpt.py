@@ -102,6 +102,7 @@ def copy_to_gpt2(model: MPT, reference: nn.Module) -> None:
         pairs += [(ours.attn.Wqkv, theirs.attn.c_attn), (ours.attn.out_proj, theirs.attn.c_proj)]
         pairs += [(ours.ffn.up_proj, theirs.mlp.c_fc), (ours.ffn.down_proj, theirs.mlp.c_proj)]
     reference.wte.weight.copy_(model.wte.weight)
+    assert model.wpe is not None
     reference.wpe.weight.copy_(model.wpe.weight)
     for ours, theirs in pairs:
         # GPT-2 keeps its affine maps transposed.

@@ -89,8 +89,9 @@ class Training(Frozen):
     Once a step communicates less and keeps 6 bytes a parameter more: gathered parameters, and a sum of
     gradients in fp32.
     """
-    attention: Literal["sdpa", "math"] = "sdpa"
-    """`sdpa` takes PyTorch's fastest fused kernel; `math` is the written-out formula."""
+    attention: Literal["sdpa", "triton", "math"] = "sdpa"
+    """`sdpa` takes PyTorch's fastest fused kernel; `triton` is the kernel of the recipe `flash-attention`,
+    interpreted on a processor; `math` is the written-out formula."""
     kernels: Literal["ours", "upstream", "reference"] | None = None
     """Who computes scan and convolution of a state-space model: the kernels that the recipe carries,
     mamba_ssm and causal_conv1d, or operations of torch."""
@@ -245,7 +246,7 @@ class TrainingResult(Result):
     """Largest over the ranks: device memory on a GPU, resident memory on a CPU."""
     device_memory_bytes: NotNegative
     attention_backend: str
-    """Which fused kernel ran, or `math`."""
+    """Which fused kernel of PyTorch ran, or `triton` or `math`."""
     parallelism: str
     """How the ranks shared the work: `single`, `ddp`, `fsdp1`, `fsdp2`, or what a layout has."""
     data_hash: str

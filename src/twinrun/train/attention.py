@@ -1,18 +1,31 @@
-"""Which fused attention kernel runs: found by running each, then fixed for the whole run."""
+"""How attention is computed, and which fused kernel of PyTorch runs: found by running each, then fixed.
+
+Shape suffixes: B sequences, S tokens of one, H heads, E width of a head.
+"""
 
 from __future__ import annotations
 
+import importlib
+import math
+import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from twinrun.foundation.errors import MachineError
 
-# What a model without attention runs on.
-NONE = "none"
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+"""Causal attention of queries, keys and values (B, S, H, E) with the slopes of ALiBi (H), or none."""
+
+# What a model without attention runs on, and our own kernel.
+NONE, TRITON = "none", "triton"
+PACKAGE = "twinrun_attention"
+INTERPRETER = "TRITON_INTERPRET"
 # Fastest first: cuDNN's backward pass is about 1.6 times as fast as FlashAttention-2 on an H200.
 KERNELS = {
     "cudnn": "CUDNN_ATTENTION",
@@ -23,7 +36,7 @@ KERNELS = {
 
 
 def only(kernel: str) -> AbstractContextManager[None]:
-    """Restrict `scaled_dot_product_attention` to one kernel, or to nothing for `NONE`.
+    """Restrict `scaled_dot_product_attention` to one kernel; nothing to restrict for `NONE` and `TRITON`.
 
     torch.compile fixes the kernel when it first traces a graph: enter this around the whole
     training loop, not inside the model.
@@ -32,7 +45,7 @@ def only(kernel: str) -> AbstractContextManager[None]:
         NotImplementedError: this PyTorch does not have `kernel`.
     """
     context: AbstractContextManager[None]
-    if kernel == NONE:
+    if kernel in {NONE, TRITON}:
         return nullcontext()
     try:
         from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -52,26 +65,102 @@ def only(kernel: str) -> AbstractContextManager[None]:
     return context
 
 
-def fastest(size_BSHE: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> str:
+def fastest(
+    size_BSHE: Sequence[int], *, dtype: torch.dtype, device: torch.device, alibi: bool = False
+) -> str:
     """Return the first of `KERNELS` that runs forward and backward on queries of the run's own size.
 
     Raises:
         MachineError: none does.
     """
+    slopes_H = alibi_slopes(size_BSHE[2]).to(device) if alibi else None
+    q_BSHE = torch.ones(tuple(size_BSHE), dtype=dtype, device=device, requires_grad=True)
     for kernel in KERNELS:
-        if _runs(kernel, size_BSHE, dtype=dtype, device=device):
+        if _runs(kernel, q_BSHE, slopes_H):
             return kernel
     raise MachineError("no attention kernel of this PyTorch runs", found=f"{dtype} on {device}")
 
 
-def _runs(kernel: str, size_BSHE: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> bool:
-    q_BSHE = torch.ones(size_BSHE, dtype=dtype, device=device, requires_grad=True)
-    q_BHSE = q_BSHE.transpose(1, 2)
+def chosen(name: str) -> Attend:
+    """Return what the setting `attention` names; raises MachineError where a package lacks."""
+    return _ours() if name == TRITON else {"sdpa": fused, "math": written_out}[name]
+
+
+def fused(q_BSHE: Tensor, k_BSHE: Tensor, v_BSHE: Tensor, slopes_H: Tensor | None) -> Tensor:
+    """Attend to the past by a fused kernel of PyTorch; it takes ALiBi as a matrix."""
+    parts = (part.transpose(1, 2) for part in (q_BSHE, k_BSHE, v_BSHE))
+    if slopes_H is None:
+        return scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2)
+    bias_HSS = _bias(slopes_H, q_BSHE.shape[1]).to(q_BSHE.dtype)
+    return scaled_dot_product_attention(*parts, attn_mask=bias_HSS[None]).transpose(1, 2)
+
+
+def written_out(q_BSHE: Tensor, k_BSHE: Tensor, v_BSHE: Tensor, slopes_H: Tensor | None) -> Tensor:
+    """Attend to the past by the written-out formula, the softmax in fp32."""
+    q_BHSE, k_BHSE, v_BHSE = (part.transpose(1, 2) for part in (q_BSHE, k_BSHE, v_BSHE))
+    scores_BHSS = (q_BHSE @ k_BHSE.transpose(-2, -1) / math.sqrt(q_BHSE.shape[-1])).float()
+    if slopes_H is None:
+        scores_BHSS = scores_BHSS.masked_fill(_future(q_BHSE.shape[-2], q_BHSE.device), -torch.inf)
+    else:
+        scores_BHSS = scores_BHSS + _bias(slopes_H, q_BHSE.shape[-2])
+    y_BHSE = torch.softmax(scores_BHSS, dim=-1).to(v_BHSE.dtype) @ v_BHSE
+    return y_BHSE.transpose(1, 2)
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """Return MPT's slopes of ALiBi for any number of heads: of the next power of two, every other one first.
+
+    github:mosaicml/llm-foundry@2e852dbf80fd:llmfoundry/models/layers/attention.py, gen_slopes.
+    """
+    count = 2 ** math.ceil(math.log2(heads))
+    slopes = torch.exp2(-torch.arange(1, count + 1, dtype=torch.float32) * 8 / count)
+    return slopes if count == heads else torch.cat([slopes[1::2], slopes[::2]])[:heads]
+
+
+def interpret_triton() -> None:
+    """Have Triton's kernels interpreted, as a processor needs it; Triton reads that when it is imported."""
+    os.environ.setdefault(INTERPRETER, "1")
+
+
+def _ours() -> Attend:
+    try:
+        package: Any = importlib.import_module(PACKAGE)
+    except ImportError as error:
+        raise MachineError(
+            f"cannot import {PACKAGE}: {error}",
+            place="attention",
+            found=TRITON,
+            allowed="sdpa or math, or an environment with Triton",
+            hint='recipe.toml names the kernels: kernels = ["flash-attention"]',
+        ) from None
+
+    def attend(q_BSHE: Tensor, k_BSHE: Tensor, v_BSHE: Tensor, slopes_H: Tensor | None) -> Tensor:
+        out: Tensor = package.flash_attn_func(q_BSHE, k_BSHE, v_BSHE, causal=True, alibi_slopes=slopes_H)
+        return out
+
+    return attend
+
+
+def _bias(slopes_H: Tensor, rows: int) -> Tensor:
+    """Return what ALiBi adds to the scores (H, S, S), with minus infinity for the future."""
+    positions_S = torch.arange(rows, device=slopes_H.device)
+    distances_SS = positions_S[:, None] - positions_S[None, :]
+    bias_HSS = -slopes_H[:, None, None] * distances_SS
+    return bias_HSS.masked_fill(distances_SS < 0, -torch.inf)
+
+
+def _future(rows: int, device: torch.device) -> Tensor:
+    positions_S = torch.arange(rows, device=device)
+    return positions_S[:, None] < positions_S[None, :]
+
+
+def _runs(kernel: str, q_BSHE: Tensor, slopes_H: Tensor | None) -> bool:
+    device = q_BSHE.device
     try:
         # Every kernel that is refused warns about its reason.
         with warnings.catch_warnings(), only(kernel):
             warnings.simplefilter("ignore")
-            scaled_dot_product_attention(q_BHSE, q_BHSE, q_BHSE, is_causal=True).sum().backward()
+            fused(q_BSHE, q_BSHE, q_BSHE, slopes_H).sum().backward()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
     except torch.cuda.OutOfMemoryError:

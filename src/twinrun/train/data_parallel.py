@@ -179,8 +179,8 @@ def fused_loss(model: nn.Module) -> LossFunction:
 
 
 def baseline_model(job: TrainingJob, device: torch.device) -> Model:
-    """Return the model with attention as PyTorch chooses it, nothing recomputed, nothing compiled."""
-    plain = job.training.model_copy(update={"attention": "sdpa", "activation_checkpointing": False})
+    """Return the model with nothing recomputed, nothing compiled."""
+    plain = job.training.model_copy(update={"activation_checkpointing": False})
     with torch.device(device):
         model = family_of(job.shape).build(job.shape, training=plain)
     worker.initialise(model, job)

@@ -50,11 +50,12 @@ def train(job: TrainingJob) -> TrainingResult:
     framework = _framework(job)
     framework.start(job)
     corpus = load_corpus(job)
-    kernel = worker.choose_attention(job, device) if job.layout else FREE_ATTENTION
+    free = job.training.attention == "sdpa" and not job.layout
+    kernel = FREE_ATTENTION if free else worker.choose_attention(job, device)
     shared = SharedWorkMeter(job, device) if job.layout else None
     engine: StepEngine = framework.build(job, device)
     meter = Meter(job, device)
-    with attention.only(kernel) if job.layout else contextlib.nullcontext():
+    with contextlib.nullcontext() if free else attention.only(kernel):
         _steps(job, corpus, engine, meter, shared)
     result = worker.collect(
         job,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from twinrun.protocol.training import TrainingJob, TrainingResult
-from twinrun.train import worker
+from twinrun.train import attention, worker
 
 
 def train(job: TrainingJob) -> TrainingResult:
     """Train the job's point by Composer, or in PyTorch alone; only the framework that is used is imported."""
+    if job.training.attention == attention.TRITON and not job.accelerator:
+        attention.interpret_triton()
     if job.training.trainer == "composer" and job.layout is None:
         from twinrun.train import composer_loop
 

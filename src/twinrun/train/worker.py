@@ -122,10 +122,11 @@ def choose_attention(job: TrainingJob, device: torch.device) -> str:
     heads = family_of(job.shape).attention_heads(job.shape)
     if heads is None:
         return attention.NONE
-    if job.training.attention == "math":
-        return "math"
+    if job.training.attention != "sdpa":
+        return job.training.attention
     size_BSHE = (job.microbatch, job.shape.sequence, *heads)
-    return attention.fastest(size_BSHE, dtype=DTYPES[job.training.precision], device=device)
+    alibi = bool(getattr(job.shape, "alibi", None))
+    return attention.fastest(size_BSHE, dtype=DTYPES[job.training.precision], device=device, alibi=alibi)
 
 
 def build_model(job: TrainingJob, device: torch.device) -> Model:

@@ -3,7 +3,7 @@
 Our parameters have upstream's names, so that transformers has the same names behind a prefix. Our MPT is a
 GPT-2 there: both have learned positions, biases everywhere, an exact GELU if the configuration says so, and
 one matrix for embedding and head. The class that is called MPT cannot hold the first two: it adds ALiBi to
-every attention and takes no bias.
+every attention and takes no bias. A member with ALiBi is neither.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ MPT = Form(
     },
     # GPT-2 has a Conv1D where others have a Linear.
     transposed=("Wqkv.weight", "out_proj.weight", "up_proj.weight", "down_proj.weight"),
-    absent=("experts",),
+    absent=("experts", "alibi"),
 )
 
 MAMBA_SIZES = {

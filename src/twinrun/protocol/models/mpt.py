@@ -1,4 +1,4 @@
-"""MPT: a GPT with tied embeddings, learned positions and biases everywhere."""
+"""MPT: a GPT with tied embeddings, biases everywhere, and learned positions or ALiBi."""
 
 from __future__ import annotations
 
@@ -35,6 +35,9 @@ class MptShape(ModelShape):
     experts: Annotated[int, Field(ge=2)] | None = None
     """Feed-forward layers of a block, one of which computes a token; where not given there is only one."""
 
+    alibi: Literal[True] | None = None
+    """Scores fall with the distance of a key, by slopes of the heads; there are no learned positions then."""
+
     @model_validator(mode="after")
     def _whole_heads(self) -> MptShape:
         if self.width % self.heads:
@@ -50,9 +53,13 @@ class MptShape(ModelShape):
         """Return the number of attention heads."""
         return self.heads
 
+    def head_size(self) -> int:
+        """Return the width of a head."""
+        return self.width // self.heads
+
     def parameters(self) -> int:
         """Count the parameters, norms and position rows included."""
-        width, rows = self.width, self.vocabulary + self.sequence
+        width, rows = self.width, self.vocabulary + (0 if self.alibi else self.sequence)
         attention = 4 * width * width + 4 * width
         feed_forward = 2 * self.expansion * width * width + (self.expansion + 1) * width
         norms = 4 * width

@@ -64,6 +64,10 @@ class ModelShape(Frozen):
         """Return the number of attention heads, 0 without attention."""
         return 0
 
+    def head_size(self) -> int:
+        """Return the width of an attention head, 0 without attention."""
+        return 0
+
     def memory_bytes(
         self,
         *,

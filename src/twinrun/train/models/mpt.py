@@ -1,6 +1,6 @@
 """MPT, the decoder of MosaicML's LLM Foundry, as published in its 2023 training recipes.
 
-Pre-norm blocks, learned positions, biases everywhere, exact GELU, tied embeddings, no dropout
+Pre-norm blocks, learned positions or ALiBi, biases everywhere, exact GELU, tied embeddings, no dropout
 (github:mosaicml/llm-foundry@2e852dbf80fd, scripts/train/yamls/pretrain/mpt-*.yaml). Parameters have the names
 that they have there.
 
@@ -17,12 +17,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.functional import gelu, linear, scaled_dot_product_attention
+from torch.nn.functional import gelu, linear
 
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.models.mpt import MptShape
 from twinrun.protocol.models.shape import Checkpointing
 from twinrun.protocol.training import Training
+from twinrun.train import attention as attentions
+from twinrun.train.attention import Attend
 from twinrun.train.layers import (
     INDUCTOR_OPTIONS,
     Experts,
@@ -56,33 +58,26 @@ def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor) -> Tensor:
     return functional.layer_norm(x, weight_D.shape, weight_D, bias_D, EPSILON)
 
 
-def causal_attention(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor) -> Tensor:
-    """Attend to the past by the written-out formula, the softmax in fp32."""
-    scores_BHSS = q_BHSE @ k_BHSE.transpose(-2, -1) / math.sqrt(q_BHSE.shape[-1])
-    positions_S = torch.arange(q_BHSE.shape[-2], device=q_BHSE.device)
-    future_SS = positions_S[:, None] < positions_S[None, :]
-    scores_BHSS = scores_BHSS.float().masked_fill(future_SS, -torch.inf)
-    return torch.softmax(scores_BHSS, dim=-1).to(v_BHSE.dtype) @ v_BHSE
-
-
 class Attention(nn.Module):
     """Multi-head causal self-attention, one projection for queries, keys and values."""
 
-    def __init__(self, shape: MptShape, *, fused: bool) -> None:
+    slopes: Tensor | None
+    """Of ALiBi, one a head."""
+
+    def __init__(self, shape: MptShape, *, attend: Attend) -> None:
         super().__init__()
         self.heads = shape.heads
-        self.fused = fused
+        self.attend = attend
+        slopes = attentions.alibi_slopes(shape.heads) if shape.alibi else None
+        self.register_buffer("slopes", slopes, persistent=False)
         self.Wqkv = Linear(shape.width, 3 * shape.width)
         self.out_proj = Linear(shape.width, shape.width)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         qkv_BSD = self.Wqkv(x_BSD).chunk(3, dim=-1)
-        q_BHSE, k_BHSE, v_BHSE = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in qkv_BSD)
-        if self.fused:
-            y_BHSE = scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, is_causal=True)
-        else:
-            y_BHSE = causal_attention(q_BHSE, k_BHSE, v_BHSE)
-        out: Tensor = self.out_proj(y_BHSE.transpose(1, 2).flatten(-2))
+        q_BSHE, k_BSHE, v_BSHE = (part.unflatten(-1, (self.heads, -1)) for part in qkv_BSD)
+        y_BSHE = self.attend(q_BSHE, k_BSHE, v_BSHE, self.slopes)
+        out: Tensor = self.out_proj(y_BSHE.flatten(-2))
         return out
 
 
@@ -103,11 +98,11 @@ class FeedForward(nn.Module):
 class MptBlock(nn.Module):
     """Attention and feed-forward, each on a normalised residual stream."""
 
-    def __init__(self, shape: MptShape, *, fused: bool, selective: bool) -> None:
+    def __init__(self, shape: MptShape, *, attend: Attend, selective: bool) -> None:
         super().__init__()
         self.selective = selective
         self.norm_1 = LayerNorm(shape.width, eps=EPSILON)
-        self.attn = Attention(shape, fused=fused)
+        self.attn = Attention(shape, attend=attend)
         self.norm_2 = LayerNorm(shape.width, eps=EPSILON)
         self.ffn: nn.Module = FeedForward(shape)
         if shape.experts:
@@ -164,17 +159,19 @@ class MPT(Model):
         self.final_loss = final_loss
         self._heads, self._widths = shape.heads, (shape.width, shape.expansion * shape.width)
         self.wte = nn.Embedding(shape.vocabulary, shape.width)
-        self.wpe = nn.Embedding(shape.sequence, shape.width)
-        fused, selective = attention == "sdpa", checkpointing == "selective"
+        self.wpe = None if shape.alibi else nn.Embedding(shape.sequence, shape.width)
+        attend, selective = attentions.chosen(attention), checkpointing == "selective"
         self.blocks = nn.ModuleList(
-            MptBlock(shape, fused=fused, selective=selective) for _ in range(shape.layers)
+            MptBlock(shape, attend=attend, selective=selective) for _ in range(shape.layers)
         )
         self.norm_f = LayerNorm(shape.width, eps=EPSILON)
 
     def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None) -> Tensor:
         """Return logits (B, S, V), or with targets their mean cross entropy in fp32, a scalar."""
-        positions_SD = self.wpe.weight[: tokens_BS.shape[1]]
-        x_BSD = (self.wte(tokens_BS) + positions_SD).to(self.dtype)
+        x_BSD = self.wte(tokens_BS)
+        if self.wpe is not None:
+            x_BSD = x_BSD + self.wpe.weight[: tokens_BS.shape[1]]
+        x_BSD = x_BSD.to(self.dtype)
         for block in self.blocks:
             x_BSD = recomputed(block, x_BSD) if self.recomputes_blocks else block(x_BSD)
         weight_VD = self.wte.weight
@@ -219,7 +216,9 @@ class MPT(Model):
 
     def orders(self, draw: torch.Generator) -> Orders:
         width, hidden = (torch.randperm(size, generator=draw) for size in self._widths)
-        heads = torch.randperm(self._heads, generator=draw)[:, None] * (len(width) // self._heads)
+        heads = torch.randperm(self._heads, generator=draw)[:, None]
+        # With ALiBi each head has a slope of its own, so that heads stay where they are.
+        heads = (heads if self.wpe is not None else heads.sort(0).values) * (len(width) // self._heads)
         heads = (heads + torch.randperm(len(width) // self._heads, generator=draw)).flatten()
         return {
             "Wqkv.weight": (torch.cat([heads + part * len(width) for part in range(3)]), width),

@@ -22,7 +22,7 @@ FACTORS = (
     factor("training.precision", "large", "some", "16 bits are several times faster and round more"),
     factor("training.global_batch", "some", "large", "work between optimizer steps; another optimisation"),
     factor("training.activation_checkpointing", "large", "none", "a third more arithmetic"),
-    factor("training.attention", "large", "small", "the written-out formula keeps the whole matrix"),
+    factor("training.attention", "large", "small", "another kernel; `math` keeps the whole matrix"),
     factor("training.kernels", "large", "small", "another scan and convolution"),
     factor("training.layout", "some", "small", "another order in memory around the scan"),
     factor("training.parameter_type", "some", "large", "updates below 16 bits are lost"),

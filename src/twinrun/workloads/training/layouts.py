@@ -141,8 +141,8 @@ def _of_model(layout: Layout, shape: AnyShape, training: Training) -> Iterator[t
         yield "variant", "no experts with compile", "experts get other numbers of tokens in each step"
     if layout.experts is not None and (not experts or experts % layout.experts):
         yield "experts", f"a divisor of {experts}, the model's experts", "experts are whole"
-    if layout.replicas > 1 and (family != "mpt" or experts):
-        yield "variant", "an MPT without experts", "stages and matrices are cut of no other model"
+    if layout.replicas > 1 and (family != "mpt" or experts or getattr(shape, "alibi", None)):
+        yield "variant", "an MPT without experts or ALiBi", "stages and matrices are cut of no other model"
     elif layout.replicas > 1:
         heads, layers = shape.attention_heads(), getattr(shape, "layers", 0)
         if heads % layout.tensor:

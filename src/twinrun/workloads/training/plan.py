@@ -29,6 +29,7 @@ from twinrun.workloads.training.manifest import (
     TrainingTables,
     check_names,
 )
+from twinrun.workloads.training.refusals import refuse_attention, refuse_foreign, refuse_precision
 from twinrun.workloads.workload import (
     Choice,
     DataRequest,
@@ -100,8 +101,9 @@ def plan(request: PlanRequest[TrainingTables]) -> WorkloadPlan[TrainingPlan, Tra
         places = [placement(scale.sweep, count) for count in counts]
         if scale.models and "model" not in overrides:
             training, because = _largest(tables, scale, training, places, request.hardware)
-        _refuse_precision(training)
-    _refuse_foreign(tables.models[training.model], training)
+        refuse_precision(training)
+    refuse_foreign(tables.models[training.model], training)
+    refuse_attention(recipe, tables.models[training.model], training, request.hardware)
     swept = _swept(request, training, places)
     if wanted is not None and request.leg is None:
         given = {"wanted": wanted, "requested": requested, "manifest": recipe.manifest}
@@ -159,30 +161,6 @@ def _training(
             hint="--set trainer=plain can sum in a tree",
         )
     return training
-
-
-def _refuse_precision(training: Training) -> None:
-    """Raise InputError for what only the trainer of layouts has."""
-    if training.precision == "fp16":
-        allowed = "fp32, bf16; DeepSpeed scales the loss, the other trainers do not"
-        raise InputError("fp16 needs a scaled loss", place="--set precision", found="fp16", allowed=allowed)
-    if training.trainer == "deepspeed":
-        raise InputError(
-            "this scale has no layouts", place="--set trainer", found="deepspeed", allowed="composer, plain"
-        )
-
-
-def _refuse_foreign(shape: AnyShape, training: Training) -> None:
-    """Raise InputError for a setting that the model's family does not have."""
-    for name, allowed in shape.fixed.items():
-        if (found := getattr(training, name)) != allowed:
-            raise InputError(
-                f"the family `{shape.family}` has no such setting",
-                place=f"--set {name}",
-                found=found,
-                allowed=allowed or "none",
-                hint=f"leave it out, or choose a model of another family than {training.model}'s",
-            )
 
 
 def _known(key: str, name: str, table: dict[str, Any]) -> None:
@@ -275,7 +253,7 @@ def describe(part: TrainingPlan, points: Sequence[Point[TrainingPoint]]) -> Plan
         points={point.id: _described(part, point.part, world=point.world_size) for point in points},
         data=DataRequest(name=training.data, source=part.data, sequence=shape.sequence),
         identity=identity(shape, training),
-        kernels=training.kernels == "ours",
+        kernels=training.kernels == "ours" or training.attention == "triton",
         modules=_MODULES[training.trainer],
         fingerprint=fingerprint(shape, training, part.data),
     )

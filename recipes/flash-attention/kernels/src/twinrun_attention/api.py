@@ -140,12 +140,14 @@ def _check(q: Tensor, k: Tensor, v: Tensor, *, rank: int, dropout_p: float, soft
         raise UnsupportedError(f"tensors have {q.dim()}, {k.dim()}, {v.dim()} dimensions, not {rank}")
     if len({one.device for one in (q, k, v)}) > 1:
         raise UnsupportedError(f"tensors are on {q.device}, {k.device} and {v.device}, not on one device")
+    # The interpreter computes in fp32 whatever it is given, so it takes that too.
+    allowed = (*DTYPES, torch.float32) if launch.INTERPRETED else DTYPES
+    if len({one.dtype for one in (q, k, v)}) > 1 or q.dtype not in allowed:
+        raise UnsupportedError(f"tensors are {q.dtype}, {k.dtype} and {v.dtype}, not all bfloat16 or float16")
     if q.device.type != "cuda" and not launch.INTERPRETED:
         raise UnsupportedError(
             f"{q.device} is no GPU: TRITON_INTERPRET=1 runs the kernels on a processor, slowly"
         )
-    if len({one.dtype for one in (q, k, v)}) > 1 or q.dtype not in DTYPES:
-        raise UnsupportedError(f"tensors are {q.dtype}, {k.dtype} and {v.dtype}, not all bfloat16 or float16")
     _check_shapes(q, k, v)
 
 

@@ -1,0 +1,70 @@
+"""Settings of a training that do not fit each other, its model or the hardware; all raise InputError."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from twinrun.foundation.errors import InputError
+from twinrun.manifests.recipe import LoadedRecipe
+from twinrun.protocol.models import AnyShape
+from twinrun.protocol.training import Training
+from twinrun.workloads.training.manifest import TrainingTables
+from twinrun.workloads.workload import Hardware
+
+# The recipe that carries the kernel which `attention = "triton"` runs, and the head sizes of that kernel.
+ATTENTION_KERNELS, HEAD_SIZES = "flash-attention", range(8, 257, 8)
+
+
+def refuse_precision(training: Training) -> None:
+    """Raise InputError for what only the trainer of layouts has."""
+    if training.precision == "fp16":
+        allowed = "fp32, bf16; DeepSpeed scales the loss, the other trainers do not"
+        raise InputError("fp16 needs a scaled loss", place="--set precision", found="fp16", allowed=allowed)
+    if training.trainer == "deepspeed":
+        raise InputError(
+            "this scale has no layouts", place="--set trainer", found="deepspeed", allowed="composer, plain"
+        )
+
+
+def refuse_foreign(shape: AnyShape, training: Training) -> None:
+    """Raise InputError for a setting that the model's family does not have."""
+    for name, allowed in shape.fixed.items():
+        if (found := getattr(training, name)) != allowed:
+            raise InputError(
+                f"the family `{shape.family}` has no such setting",
+                place=f"--set {name}",
+                found=found,
+                allowed=allowed or "none",
+                hint=f"leave it out, or choose a model of another family than {training.model}'s",
+            )
+
+
+def refuse_attention(
+    recipe: LoadedRecipe[TrainingTables], shape: AnyShape, training: Training, hardware: Hardware
+) -> None:
+    """Raise InputError where our own kernel of attention is asked for and cannot be had."""
+    if training.attention != "triton":
+        return
+    for place, found, allowed in _missing_for_attention(recipe, shape, training, hardware):
+        raise InputError(
+            "the kernel of attention does not fit",
+            place=place,
+            found=found,
+            allowed=allowed,
+            hint="--set attention=sdpa takes a kernel of PyTorch",
+        )
+
+
+def _missing_for_attention(
+    recipe: LoadedRecipe[TrainingTables], shape: AnyShape, training: Training, hardware: Hardware
+) -> Iterator[tuple[str, str, str]]:
+    if not shape.attention_heads():
+        yield "--set attention", f"triton, and {training.model} has no attention", "sdpa, which it ignores"
+    elif shape.head_size() not in HEAD_SIZES:
+        yield "--set attention", f"triton with heads of {shape.head_size()}", "multiples of 8 up to 256"
+    if ATTENTION_KERNELS not in recipe.recipe.kernels:
+        named = ", ".join(recipe.recipe.kernels) or "none"
+        yield f"{recipe.manifest}:kernels", named, f"{ATTENTION_KERNELS}, which has the kernel"
+    # Triton's interpreter computes in fp32, whatever goes in and out.
+    if hardware.device_memory_bytes is not None and training.precision == "fp32":
+        yield "--set precision", "fp32 with attention=triton", "bf16, fp16"
