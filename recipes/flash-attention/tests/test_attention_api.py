@@ -15,13 +15,16 @@ from twinrun_attention import (
     alibi_slopes,
     flash_attn_func,
     flash_attn_varlen_func,
+    launch,
     scaled_dot_product_attention,
     tuning,
 )
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-def tensors(*shape: int, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
-    return [torch.zeros(shape, dtype=dtype) for _ in range(3)]
+
+def tensors(*shape: int, dtype: torch.dtype = torch.bfloat16, device: str = DEVICE) -> list[torch.Tensor]:
+    return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -29,7 +32,6 @@ def tensors(*shape: int, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tens
     [
         (tensors(1, 4, 2, 20), {}, "the head size is 20, not a multiple of 8 up to 256"),
         (tensors(1, 4, 2, 264), {}, "the head size is 264"),
-        (tensors(1, 4, 2, 32, dtype=torch.float32), {}, "torch.float32"),
         (tensors(1, 4, 2, 32, dtype=torch.float64), {}, "torch.float64"),
         (tensors(4, 2, 32), {}, "3, 3, 3 dimensions, not 4"),
         (tensors(1, 4, 2, 32), {"dropout_p": 0.1}, "there is no dropout"),
@@ -42,6 +44,14 @@ def tensors(*shape: int, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tens
 def test_what_is_refused(given: list[torch.Tensor], options: dict[str, Any], says: str) -> None:
     with pytest.raises(UnsupportedError, match=says):
         flash_attn_func(*given, **options)
+
+
+def test_fp32_and_processors_are_for_the_interpreter_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "INTERPRETED", False)
+    with pytest.raises(UnsupportedError, match=r"torch\.float32"):
+        flash_attn_func(*tensors(1, 4, 2, 32, dtype=torch.float32))
+    with pytest.raises(UnsupportedError, match="cpu is no GPU: TRITON_INTERPRET=1"):
+        flash_attn_func(*tensors(1, 4, 2, 32, device="cpu"))
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
@@ -96,6 +106,15 @@ def test_an_unknown_architecture_gets_the_default_and_that_is_said_once(anew: No
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         tuning.options("forward", arch="sm75", head_size=128, causal=True)
+
+
+def test_windows_and_alibi_have_rows_of_their_own(anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "__version__", "3.6.0")
+    for size in (64, 128):
+        for scores, causal in (("window", False), ("biased", True), (None, True)):
+            row = tuning.options("forward", arch="sm90", head_size=size, causal=causal, scores=scores)
+            assert (row.scores, row.head_size) == (scores, size)
+    assert tuning.options("forward", arch="sm90", head_size=256, causal=True, scores="biased").scores is None
 
 
 def test_an_unknown_version_gets_the_nearest_older_row(anew: None, monkeypatch: pytest.MonkeyPatch) -> None:

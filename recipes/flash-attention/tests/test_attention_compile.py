@@ -51,9 +51,10 @@ def compiled(arch: str, sizes: str) -> list[tuple[str, int, dict[str, int]]]:
 @pytest.mark.skipif(
     not LINKER and triton.__version__.startswith("3.3"), reason="Triton 3.3 has no linker for AMD GPUs"
 )
+@pytest.mark.parametrize("sizes", ["32,256", "64,128"])
 @pytest.mark.parametrize("arch", SHARED_BYTES)
-def test_rows_fit_the_device(arch: str) -> None:
-    found = compiled(arch, "64,128")
+def test_rows_fit_the_device(arch: str, sizes: str) -> None:
+    found = compiled(arch, sizes)
     assert len(found) == 14
     for kernel, size, one in found:
         assert one["spills"] == 0, f"{arch} {kernel} d={size}"

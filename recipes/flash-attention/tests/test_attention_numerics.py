@@ -15,6 +15,7 @@ from twinrun_attention import (
     launch,
     ops,
     scaled_dot_product_attention,
+    tuning,
 )
 from twinrun_attention.reference import reference_attention
 
@@ -35,6 +36,7 @@ CASES: dict[str, tuple[tuple[int, int, int, int, int], dict[str, Any]]] = {
     "causal": ((70, 70, 1, 1, 32), {"causal": True}),
     "fewer queries": ((33, 70, 1, 1, 64), {"causal": True}),
     "fewer keys": ((70, 33, 1, 1, 32), {"causal": True}),
+    "one query and one key": ((1, 1, 1, 1, 32), {"causal": True}),
     "one query": ((1, 45, 1, 1, 32), {"causal": True}),
     "length 127": ((127, 127, 1, 1, 16), {"causal": True}),
     "window": ((70, 70, 1, 1, 32), {"window_size": (20, 10)}),
@@ -97,6 +99,14 @@ def test_output_and_gradients(case: str) -> None:
     with poisoned():
         out = flash_attn_func(q, k, v, **options)
     hold(out, (q, k, v), options, torch.randn_like(out))
+
+
+def test_a_row_of_100_000_keys() -> None:
+    q, k, v = random(1, 1, 1, 16), random(1, 100_000, 1, 16), random(1, 100_000, 1, 16)
+    options = {"causal": True, "window_size": (150, 0)}
+    with torch.no_grad(), poisoned():
+        out = flash_attn_func(q, k, v, **options)
+    assert distance(out, expected(*(one.double() for one in (q, k, v)), options)) < ALLOWED[out.dtype]
 
 
 def test_slopes_of_each_sequence() -> None:
@@ -227,5 +237,6 @@ def test_the_operators_are_whole() -> None:
 
 def test_parts_of_a_cache_cover_it() -> None:
     sizes = launch.Sizes.of(torch.empty(1, 1, 4, 32), torch.empty(1, 1000, 1, 32), None)
-    splits, per_split = launch._splits(sizes, 1, 32, torch.device("cpu"))
+    row = tuning.options("decode", arch="cpu", head_size=32, causal=False)
+    splits, per_split = launch._splits(sizes, 1, row, torch.device("cpu"))
     assert (splits - 1) * per_split < 1000 <= splits * per_split

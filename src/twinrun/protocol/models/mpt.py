@@ -104,7 +104,7 @@ class MptShape(ModelShape):
             layers=self.layers,
             sequence=self.sequence,
             head=Product(self.vocabulary, width, "columns"),
-            embedding=(self.vocabulary + self.sequence) * width + width,
+            embedding=(self.vocabulary + (0 if self.alibi else self.sequence)) * width + width,
             tied=True,
         )
 

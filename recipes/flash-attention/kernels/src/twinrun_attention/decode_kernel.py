@@ -52,7 +52,10 @@ def decode(
         base = tl.where(higher == float("-inf"), 0.0, higher)
         p, decay = tl.math.exp2(s - base[:, None]), tl.math.exp2(top - base)
         total = total * decay + tl.sum(p, 1)
-        acc = tl.dot(p.to(values.dtype), values, acc * decay[:, None])
+        # Weights in two parts: memory bounds this loop, and rounded once they err more than the output does.
+        rounded = p.to(values.dtype)
+        acc = tl.dot(rounded, values, acc * decay[:, None])
+        acc = tl.dot((p - rounded.to(tl.float32)).to(values.dtype), values, acc)
         top = higher
     empty = (top == float("-inf")) & (total == 0)
     acc = acc / tl.where(empty, 1.0, total)[:, None]

@@ -17,8 +17,8 @@ from twinrun_attention.decode_kernel import combine, decode
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DESCRIPTORS = find_spec("triton.tools.tensor_descriptor") is not None
 NO_LIMIT = -1
-# Programs that a decoding call wants for each multiprocessor, and the most parts that one row is cut into.
-DECODE_PROGRAMS, MOST_PARTS = 2, 128
+# The most parts that one row of a decoding call is cut into.
+MOST_PARTS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,17 @@ class Band:
     end: bool = True
     """Whether the last query and the last key stand beside each other, else the first ones do."""
     softcap: float = 0.0
+
+    @property
+    def causal(self) -> bool:
+        """Whether all keys up to a query's own are seen, and no later ones."""
+        return self.left < 0 and self.right >= 0
+
+    def scores(self, slopes: Tensor | None) -> str | None:
+        """Return what is done to scores, by the names of launch options."""
+        if self.left >= 0:
+            return "window"
+        return "biased" if slopes is not None or self.softcap > 0 else None
 
     def flags(self, slopes: Tensor | None) -> dict[str, bool]:
         """Return the constants of a kernel."""
@@ -92,7 +103,8 @@ def run_forward(
         "forward",
         arch=tuning.architecture(q.device),
         head_size=sizes.columns,
-        causal=band.left < 0 and band.right >= 0,
+        causal=band.causal,
+        scores=band.scores(slopes),
     )
     described = row.descriptors and not packing and all(_describable(one) for one in (k, v))
     grid = (triton.cdiv(sizes.max_q, row.block_m) * sizes.batch * sizes.heads,)
@@ -162,8 +174,13 @@ def launch_backward(
     sizes: Sizes,
 ) -> None:
     q, k, v, grad, lse, delta = inputs
-    causal = band.left < 0 and band.right >= 0
-    row = tuning.options(name, arch=tuning.architecture(q.device), head_size=sizes.columns, causal=causal)
+    row = tuning.options(
+        name,
+        arch=tuning.architecture(q.device),
+        head_size=sizes.columns,
+        causal=band.causal,
+        scores=band.scores(slopes),
+    )
     keys = name == "backward_keys"
     # What the loop reads comes through descriptors.
     block, looped = (row.block_m, (q, grad)) if keys else (row.block_n, (k, v))
@@ -202,7 +219,7 @@ def run_decode(
     )
     block_m = min(max(16, triton.next_power_of_2(rows)), row.block_m)
     row_blocks = triton.cdiv(rows, block_m)
-    splits, per_split = _splits(sizes, row_blocks, row.block_n, q.device)
+    splits, per_split = _splits(sizes, row_blocks, row, q.device)
     on = {"dtype": torch.float32, "device": q.device}
     partial = torch.empty((sizes.batch, sizes.max_q, sizes.heads, splits, sizes.head_size), **on)
     sums, lse = torch.empty(partial.shape[:-1], **on), torch.empty(q.shape[:-1], **on)
@@ -225,14 +242,17 @@ def run_decode(
     return out, lse
 
 
-def _splits(sizes: Sizes, row_blocks: int, block: int, device: torch.device) -> tuple[int, int]:
+def _splits(
+    sizes: Sizes, row_blocks: int, row: tuning.LaunchOptions, device: torch.device
+) -> tuple[int, int]:
     """Return into how many parts the keys are cut, and the keys of one; the same on equal devices."""
     processors = (
         torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
     )
-    wanted = triton.cdiv(DECODE_PROGRAMS * processors, sizes.batch * sizes.kv_heads * row_blocks)
-    blocks = max(1, triton.cdiv(sizes.max_k, block))
-    per_split = triton.cdiv(blocks, max(1, min(wanted, MOST_PARTS))) * block
+    # Rounded down: programs that do not all run at once would wait for a second wave.
+    wanted = row.programs * processors // (sizes.batch * sizes.kv_heads * row_blocks)
+    blocks = max(1, triton.cdiv(sizes.max_k, row.block_n))
+    per_split = triton.cdiv(blocks, max(1, min(wanted, MOST_PARTS))) * row.block_n
     return max(1, triton.cdiv(sizes.max_k, per_split)), per_split
 
 

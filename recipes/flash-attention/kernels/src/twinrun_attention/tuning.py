@@ -7,6 +7,7 @@ import tomllib
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 import triton
@@ -29,10 +30,14 @@ class LaunchOptions:
     """The largest head size that the row is for."""
     causal: bool | None = None
     """Rows for one of both; None serves both."""
+    scores: Literal["window", "biased"] | None = None
+    """Rows for calls with a window to the left, or with ALiBi or a cap; None serves all."""
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
+    programs: int = 2
+    """Programs that a decoding call wants for each multiprocessor."""
     descriptors: bool = False
     """Whether tiles come through tensor descriptors, where strides allow it."""
     waves_per_eu: int | None = None
@@ -67,7 +72,9 @@ def architecture(device: torch.device) -> str:
 
 
 @functools.cache
-def options(kernel: str, *, arch: str, head_size: int, causal: bool) -> LaunchOptions:
+def options(
+    kernel: str, *, arch: str, head_size: int, causal: bool, scores: str | None = None
+) -> LaunchOptions:
     """Return the row of a kernel; where the table lacks the architecture or version, that is said once."""
     version = ".".join(triton.__version__.split(".")[:2])
     rows = [row for row in table() if row.kernel == kernel and row.arch == arch]
@@ -82,9 +89,12 @@ def options(kernel: str, *, arch: str, head_size: int, causal: bool) -> LaunchOp
     fitting = [
         row
         for row in rows
-        if chosen in row.triton and row.head_size >= head_size and row.causal in (None, causal)
+        if chosen in row.triton
+        and row.head_size >= head_size
+        and row.causal in (None, causal)
+        and row.scores in (None, scores)
     ]
-    return min(fitting, key=lambda row: (row.head_size, row.causal is None))
+    return min(fitting, key=lambda row: (row.head_size, row.scores is None, row.causal is None))
 
 
 @functools.cache
