@@ -49,11 +49,11 @@ def recomputed_but_products(function: Callable[..., Any], *given: Any) -> Any:
 
 def _keep_products() -> Any:
     """Return the contexts of a forward pass that keeps matrix products, and of its second run."""
-    # PyTorch 2.4, with which a publication trained, has no such function: it is looked up where it is needed.
-    return checkpointing.create_selective_checkpoint_contexts(PRODUCTS)
     # Our own attention, which torch knows once its package is imported.
     own = getattr(torch.ops.twinrun_attention, "forward", None)
-    return create_selective_checkpoint_contexts([*PRODUCTS, *([own.default] if own else [])])
+    kept = [*PRODUCTS, *([own.default] if own else [])]
+    # PyTorch 2.4, with which a publication trained, has no such function: it is looked up where it is needed.
+    return checkpointing.create_selective_checkpoint_contexts(kept)
 
 
 class SharedGelu(torch.autograd.Function):
