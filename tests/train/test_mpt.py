@@ -169,7 +169,7 @@ def test_selective_checkpointing_keeps_what_its_estimate_counts(monkeypatch: pyt
     monkeypatch.setattr(torch, "compile", decided)
     kept = {checkpointing: kept_by_a_block(checkpointing) for checkpointing in (False, "selective")}
     # The statistics of the norms and of attention are fp32, a few numbers a token and head.
-    # This backend keeps what enters the block and the projection's result too, 4; on GPUs peaks ask for 1 of them.
+    # This backend keeps 4 for what enters and what projects attention; peaks on GPUs ask for 1 of them.
     assert kept["selective"] == pytest.approx(PRODUCT_BYTES_PER_FEATURE + 3, rel=0.04)
     assert kept["selective"] < 0.7 * kept[False]
 
