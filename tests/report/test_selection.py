@@ -99,3 +99,4 @@ def test_a_record_that_was_sent_in_is_marked_on_every_line_with_a_figure(tmp_pat
         text = page.words().replace("Devices 4 x NVIDIA H200 SXM", "")
         assert text.count("4 x NVIDIA H200 SXM") > 2
         assert not re.findall(r"4 x NVIDIA H200 SXM(?!,? as sent in)", text)
+        assert "measured numbers, commit, driver, versions of libraries and hosts are on trust." in text

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,6 +14,20 @@ from twinrun.protocol.layout import Precision
 from twinrun.protocol.measurements import Per
 
 Kind = Literal["absolute", "ratio", "invariant", "parity"]
+
+
+# How a text starts that the template bakes and nobody has edited yet.
+PLACEHOLDER = "placeholder"
+
+
+def placeholders_of(content: Mapping[str, Any], key: str) -> Iterator[str]:
+    """Yield the key of each text that is still a placeholder."""
+    for name, value in content.items():
+        inner = f"{key}.{name}"
+        if isinstance(value, str) and value.startswith(PLACEHOLDER):
+            yield inner
+        elif isinstance(value, Mapping):
+            yield from placeholders_of(value, inner)
 
 
 class PublishedHardware(Frozen):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +15,8 @@ from twinrun.protocol.measurements import Per
 
 FILE = Path("recipes/metrics.toml")
 RATIO = "ratio"
+# Published values are rates, times, shares and sizes in units that people read.
+LARGEST, SMALLEST = 1e12, 1e-12
 
 
 class Reach(Frozen):
@@ -126,6 +129,24 @@ def load_metrics(root: Path) -> dict[str, Metric]:
 def named_by(names: Iterable[str], field: str) -> bool:
     """Say whether `names` have a field of a fingerprint, or the group that it belongs to."""
     return field in names or field.partition(".")[0] in names
+
+
+def demand_possible(
+    value: float, metric: Metric, *, unit: str, limits: Mapping[str, float], place: str
+) -> None:
+    """Refuse a published value that no device reaches; raises InputError at `place`.
+
+    Args:
+        limits: what the published GPU does at most, by the bound of metrics.
+    """
+    if not SMALLEST <= abs(value) <= LARGEST:
+        allowed = f"from {SMALLEST:g} to {LARGEST:g}, in a unit of the metric"
+        raise InputError("no value of a publication", place=place, found=value, allowed=allowed)
+    limit = limits.get(metric.bound or "", math.inf)
+    if metric.canonical(value, unit) > limit:
+        raise InputError(
+            "more than the device can do", place=place, found=value, allowed=f"up to {limit:g} {metric.unit}"
+        )
 
 
 def known_metric(name: str, metrics: dict[str, Metric], *, place: str) -> Metric:

@@ -12,7 +12,7 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import is_file_in
 from twinrun.foundation.manifest import Frozen, read_toml, validate
 from twinrun.manifests.claims import Claim, RecordClaim
-from twinrun.manifests.metrics import RATIO, Metric, demand, known_metric
+from twinrun.manifests.metrics import RATIO, Metric, demand, demand_possible, known_metric
 from twinrun.manifests.restatements import RestatementTerms, Source, check_restatement, demand_resolution
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.formulas import FORMULAS
@@ -112,7 +112,11 @@ def check_numbers(
             raise InputError(
                 "a parity of curves has bounds", place=f"{where}.bounds", found=found, allowed=allowed
             )
+        if claim.kind != "ratio" and not claim.is_distance:
+            limits = _limits(gpus[claim.hardware.gpu], claim.per) if claim.hardware else {"one": 1.0}
+            demand_possible(claim.value, metric, unit=claim.unit, limits=limits, place=f"{where}.value")
         if claim.kind == "ratio":
+            demand_possible(claim.value, metric, unit=metric.unit, limits={}, place=f"{where}.value")
             demand_resolution(claim.tolerance, claim.value, place=f"{where}.tolerance")
         if claim.here:
             terms = RestatementTerms(claim.kind, claim.formula, claim.tolerance, tuple(published.fingerprint))
@@ -127,6 +131,15 @@ def check_numbers(
             reference.unit, [metric.unit, *metric.units], place=f"{where}.unit", what=f"unit of {metric.id}"
         )
         demand(reference.gpu, gpus, place=f"{where}.gpu", what="GPU")
+        limits = _limits(gpus[reference.gpu], reference.per)
+        demand_possible(reference.value, metric, unit=reference.unit, limits=limits, place=f"{where}.value")
+
+
+def _limits(gpu: Gpu, per: Per) -> dict[str, float]:
+    """Return what a GPU does at most, by the bound of metrics; of a node or a run, one for shares."""
+    cards = {"card": gpu.devices_per_card, "device": 1}.get(per)
+    rates = {"peak": gpu.device_peak_flops / 1e12, "bandwidth": gpu.device_bandwidth_bytes_s / 1e9}
+    return {"one": 1.0} | ({name: cards * rate for name, rate in rates.items()} if cards else {})
 
 
 def _check_between(
@@ -134,6 +147,7 @@ def _check_between(
 ) -> None:
     metric = _metric_of(claim, where, metrics)
     demand(claim.better, [metric.better], place=f"{where}.better", what=f"direction of {metric.id}")
+    demand_possible(claim.value, metric, unit=metric.unit, limits={}, place=f"{where}.value")
     for name, side in (("over", claim.over), ("under", claim.under)):
         demand(side.gpu, gpus, place=f"{where}.{name}.gpu", what="GPU")
     if claim.here is None:

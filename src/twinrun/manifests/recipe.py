@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from typing_extensions import TypeVar
 
 from twinrun.foundation.manifest import Frozen
@@ -17,6 +18,17 @@ SCALES = ("smoke", "node", "paper")
 Tables = TypeVar("Tables", default=Any)
 
 
+def _date(text: str) -> str:
+    """Return a date as it stands; raises ValueError where it is none."""
+    year, *rest = text.split("-")
+    if text != "not stated":
+        try:
+            datetime.date.fromisoformat("-".join([year, *rest, *["01"] * (2 - len(rest))]))
+        except ValueError:
+            raise ValueError("expected a year, a month as 2023-10, a day, or `not stated`") from None
+    return text
+
+
 class Publication(Frozen):
     """What the recipe reproduces."""
 
@@ -26,8 +38,8 @@ class Publication(Frozen):
     """Keys of further publications that claims cite, see the recipe's README."""
     title: str
     by: str
-    published: str
-    """Date as far as known, ISO 8601."""
+    published: Annotated[str, AfterValidator(_date)]
+    """Date as far as known, ISO 8601, for example `2023-10`; else `not stated`."""
     figure: str
 
 

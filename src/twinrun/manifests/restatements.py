@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import percent
-from twinrun.manifests.metrics import Metric, demand, known_metric, named_by
+from twinrun.manifests.metrics import Metric, demand, demand_possible, known_metric, named_by
 
 # A value is written with three or four digits.
 ROUNDING = 1e-3
@@ -134,6 +134,9 @@ def check_restatement(
     units = [metric.unit, *metric.units]
     demand(here.unit or metric.unit, units, place=f"{where}.unit", what=f"unit {what}")
     demand(here.better or metric.better, [metric.better], place=f"{where}.better", what=f"direction {what}")
+    for key, value in (("value", here.value), ("fails_when.value", here.fails_when.value)):
+        unit, limits = here.unit or metric.unit, {"one": 1.0}
+        demand_possible(value, metric, unit=unit, limits=limits, place=f"{where}.{key}")
     if metric.formulas:
         formula = here.formula or terms.formula
         demand(formula, metric.formulas, place=f"{where}.formula", what=f"formula {what}")

@@ -24,6 +24,7 @@ from twinrun.manifests.published import PublishedClaims
 from twinrun.manifests.recipe import SCALES
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement, Series
+from twinrun.results.content import check_content, check_extent, check_times_and_names
 from twinrun.results.judge import RULES, claims_digest, judge
 from twinrun.results.record import Record, content_digest
 from twinrun.results.verdicts import Verdict
@@ -99,9 +100,11 @@ def _record_files(path: Path) -> list[Path]:
 def read_content(content: Any, project: Project, *, place: str) -> Record:
     """Read what a record's file says; raises as `read_record` does, at `place`."""
     _check_schema(content, place)
+    check_content(content, place)
     _check_digest(content, place)
     demand_same("the plan's hash", plan_hash(content), content.get("plan_sha256"), place)
     record = validate(content, Record, place=place)
+    check_times_and_names(record, place)
     published = project.recipe(record.plan.recipe).published
     check_machine(record, project, place)
     check_points(record, project.metrics, place)
@@ -287,6 +290,7 @@ def _check_metric(number: Measurement | Series, metrics: Mapping[str, Metric], w
         raise InputError(
             "no such metric", place=f"{where}.{number.id}", found=number.metric, allowed=list(metrics)
         )
+    check_extent(number, metric, where)
     # Bytes and operations are counted alike: a unit of the same size is as good as the canonical one.
     same_size = [metric.unit, *(unit for unit, factor in metric.units.items() if factor == 1)]
     if number.unit not in same_size:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -208,18 +207,12 @@ def _demand_takeable(record: Record, place: str) -> None:
 
 
 def _demand_nameable(record: Record, stacks: Stacks, place: str) -> None:
-    """Raise InputError where what names the file in the results is no stack of the recipe, or no time."""
+    """Raise InputError where what names the file in the results is no stack of the recipe."""
     known = [*stacks.current.values(), *stacks.published]
     if record.plan.stack not in known:
         raise InputError(
             "no stack of the recipe", place=f"{place}.plan.stack", found=record.plan.stack, allowed=known
         )
-    try:
-        datetime.datetime.fromisoformat(record.created)
-    except ValueError:
-        raise InputError(
-            "not a time", place=f"{place}.created", found=record.created, allowed="ISO 8601"
-        ) from None
 
 
 def _demand(found: object, allowed: object, message: str, place: str) -> None:

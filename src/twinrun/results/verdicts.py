@@ -7,12 +7,13 @@ this module compares measured with published and gives the outcome.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import number
-from twinrun.manifests.claims import Claim, RecordClaim
+from twinrun.manifests.claims import Claim, RecordClaim, placeholders_of
 from twinrun.manifests.metrics import RATIO, Metric
 from twinrun.manifests.restatements import Restatement
 from twinrun.protocol.measurements import Measurement, Per
@@ -151,11 +152,17 @@ def judge_claim(
     as_published: Callable[[], Assessment],
     as_restated: Callable[[Restatement], RestatementVerdict],
 ) -> Verdict:
-    """Judge a claim as published and, where that cannot be asked, as restated."""
+    """Judge a claim as published and, where that cannot be asked, as restated; not one that nobody wrote."""
+    if unwritten := list(placeholders_of(claim.model_dump(), f"claim.{claim.id}")):
+        return _published(claim, partial(_refuse_unwritten, unwritten))
     verdict = _published(claim, as_published)
     if claim.here is None or verdict.outcome not in ("not-comparable", "config-mismatch"):
         return verdict
     return verdict.model_copy(update={"here": as_restated(claim.here)})
+
+
+def _refuse_unwritten(keys: Sequence[str]) -> Assessment:
+    raise NotAskedError(f"no publication says it: still a placeholder is published.toml:{', '.join(keys)}")
 
 
 def _published(claim: Claim | RecordClaim, as_published: Callable[[], Assessment]) -> Verdict:

@@ -1,0 +1,33 @@
+"""What the template bakes is no claim until somebody has written it: no verdict, and the keys are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.checkouts import checkout
+from tests.contracts.baking import bake
+from tests.records import training_record
+from twinrun.planning.project import Project
+from twinrun.results.judge import judge
+from twinrun.workloads import workload_names
+
+
+@pytest.mark.parametrize("workload", workload_names())
+def test_a_baked_claim_is_not_judged_and_its_placeholders_are_named(workload: str, tmp_path: Path) -> None:
+    root = checkout(tmp_path)
+    published = bake(root, {"workload": workload, "gpu": "mi300x"}).published
+    # Whatever the record measured, nothing stands beside it.
+    record = training_record({"nodes=1": 400.0}, recipe="mpt7b-scaling", gpu="mi300x")
+    for verdict in judge(record, published, Project(root)):
+        assert (verdict.final, verdict.here) == ("not-comparable", None)
+        assert "no publication says it: still a placeholder is published.toml:" in verdict.reason
+        assert f"claim.{verdict.claim}.source.where" in verdict.reason
+        assert f"claim.{verdict.claim}.hardware.software" in verdict.reason
+
+
+def test_no_committed_claim_is_a_placeholder() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in Path("recipes").glob("*/*.toml")]
+    assert texts
+    assert not [text for text in texts if '= "placeholder' in text]
