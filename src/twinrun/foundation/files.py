@@ -9,7 +9,7 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -171,8 +171,26 @@ def parse_json(text: str | bytes) -> Any:
     data = json.loads(text, object_pairs_hook=_table)
     # Only an escape can bring half a character in: JSON itself is UTF-8.
     if _HALF in (text.lower() if isinstance(text, bytes) else text.lower().encode(errors="replace")):
-        canonical_json(data).encode()
+        for key, value in leaves(data):
+            if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+                raise ValueError(
+                    f"{key.encode(errors='backslashreplace').decode()}: half a character, {value!a}"
+                )
     return data
+
+
+def leaves(data: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each text, number and truth value of JSON with its dotted key, and each name of a table."""
+    if isinstance(data, dict):
+        for name, one in data.items():
+            inner = f"{key}.{name}" if key else str(name)
+            yield inner, name
+            yield from leaves(one, inner)
+    elif isinstance(data, list):
+        for number, one in enumerate(data):
+            yield from leaves(one, f"{key}.{number}" if key else str(number))
+    else:
+        yield key, data
 
 
 _HALF = b"\\ud"

@@ -1,13 +1,13 @@
-"""What the file of a record may hold at all: text, and numbers that can be computed with."""
+"""What a record may hold at all: numbers to compute with, dates, points and series that are some."""
 
 from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 from twinrun.foundation.errors import InputError
+from twinrun.foundation.files import leaves
 from twinrun.manifests.metrics import Metric
 from twinrun.protocol.measurements import Measurement, Series
 from twinrun.results.record import Record
@@ -17,11 +17,9 @@ LARGEST, SMALLEST = 1e30, 1e-30
 
 
 def check_content(content: Any, place: str) -> None:
-    """Refuse, with its key, text that is none and a number too large or too small to compute with."""
-    for key, value in _leaves(content, ""):
+    """Refuse, with its key, a number that is too large or too small to compute with."""
+    for key, value in leaves(content):
         where = f"{place}:{key}"
-        if isinstance(value, str) and not value.isprintable() and _has_surrogate(value):
-            raise InputError("half a character is no text", place=_printable(where), found=ascii(value))
         # A number that is not finite is the models' to refuse.
         if isinstance(value, (int, float)) and LARGEST < abs(value) < float("inf"):
             raise InputError("too large a number", place=where, found=value, allowed=f"up to {LARGEST:g}")
@@ -49,25 +47,3 @@ def check_extent(number: Measurement | Series, metric: Metric, where: str) -> No
     elif metric.repeated and number.low <= 0:
         key = f"{where}.measurements.{number.id}.low"
         raise InputError(f"no {metric.title}", place=key, found=number.low, allowed="more than 0")
-
-
-def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Yield each text and number with its key, keys themselves included."""
-    if isinstance(value, dict):
-        for name, one in value.items():
-            inner = f"{key}.{name}" if key else str(name)
-            yield inner, name
-            yield from _leaves(one, inner)
-    elif isinstance(value, list):
-        for number, one in enumerate(value):
-            yield from _leaves(one, f"{key}.{number}")
-    elif not isinstance(value, bool):
-        yield key, value
-
-
-def _has_surrogate(text: str) -> bool:
-    return any("\ud800" <= letter <= "\udfff" for letter in text)
-
-
-def _printable(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
