@@ -64,7 +64,7 @@ def test_the_absolute_path_and_one_from_here_are_taken(root: Path, monkeypatch: 
 def test_an_unknown_recipe_is_told_with_the_nearest(root: Path, name: str) -> None:
     with pytest.raises(InputError, match="unknown recipe") as caught:
         load_recipe(root, name)
-    assert caught.value.allowed == [f"recipes/{RECIPE}"]
+    assert caught.value.allowed == ["recipes/flash-attention", f"recipes/{RECIPE}"]
     assert caught.value.hint == f"did you mean `{RECIPE}`?"
 
 

@@ -55,9 +55,7 @@ def run(tmp_path: Path) -> Path:
 def project(tmp_path: Path) -> Project:
     """A checkout whose recipe takes records, with all else of the project."""
     root = tmp_path / "checkout"
-    shutil.copytree(
-        ROOT / "recipes", root / "recipes", ignore=shutil.ignore_patterns("__pycache__", "kernels")
-    )
+    shutil.copytree(ROOT / "recipes", root / "recipes", ignore=shutil.ignore_patterns("__pycache__"))
     (root / "images").symlink_to(ROOT / "images")
     return Project(root)
 

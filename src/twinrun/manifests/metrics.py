@@ -132,18 +132,22 @@ def named_by(names: Iterable[str], field: str) -> bool:
 
 
 def demand_possible(
-    value: float, metric: Metric, *, unit: str, limits: Mapping[str, float], place: str
+    value: float, metric: Metric, *, unit: str, limits: Mapping[str, float] | None, place: str
 ) -> None:
     """Refuse a published value that no device reaches; raises InputError at `place`.
 
     Args:
-        limits: what the published GPU does at most, by the bound of metrics.
+        limits: what the published GPU does at most, by the names of evidence; None where the value
+            is a ratio of two numbers, which nothing bounds.
     """
     if not SMALLEST <= abs(value) <= LARGEST:
         allowed = f"from {SMALLEST:g} to {LARGEST:g}, in a unit of the metric"
         raise InputError("no value of a publication", place=place, found=value, allowed=allowed)
-    limit = limits.get(metric.bound or "", math.inf)
-    if metric.canonical(value, unit) > limit:
+    most = metric.evidence.most
+    if limits is None or most is None:
+        return
+    limit = limits.get(most, math.inf) if isinstance(most, str) else most
+    if metric.canonical(value, unit) > limit * (1 + metric.evidence.error):
         raise InputError(
             "more than the device can do", place=place, found=value, allowed=f"up to {limit:g} {metric.unit}"
         )

@@ -113,10 +113,10 @@ def check_numbers(
                 "a parity of curves has bounds", place=f"{where}.bounds", found=found, allowed=allowed
             )
         if claim.kind != "ratio" and not claim.is_distance:
-            limits = _limits(gpus[claim.hardware.gpu], claim.per) if claim.hardware else {"one": 1.0}
+            limits = _limits(gpus[claim.hardware.gpu], claim.per) if claim.hardware else {}
             demand_possible(claim.value, metric, unit=claim.unit, limits=limits, place=f"{where}.value")
         if claim.kind == "ratio":
-            demand_possible(claim.value, metric, unit=metric.unit, limits={}, place=f"{where}.value")
+            demand_possible(claim.value, metric, unit=metric.unit, limits=None, place=f"{where}.value")
             demand_resolution(claim.tolerance, claim.value, place=f"{where}.tolerance")
         if claim.here:
             terms = RestatementTerms(claim.kind, claim.formula, claim.tolerance, tuple(published.fingerprint))
@@ -136,10 +136,10 @@ def check_numbers(
 
 
 def _limits(gpu: Gpu, per: Per) -> dict[str, float]:
-    """Return what a GPU does at most, by the bound of metrics; of a node or a run, one for shares."""
+    """Return what a GPU does at most, by the names that evidence has for it; nothing of a node or a run."""
     cards = {"card": gpu.devices_per_card, "device": 1}.get(per)
     rates = {"peak": gpu.device_peak_flops / 1e12, "bandwidth": gpu.device_bandwidth_bytes_s / 1e9}
-    return {"one": 1.0} | ({name: cards * rate for name, rate in rates.items()} if cards else {})
+    return {name: cards * rate for name, rate in rates.items()} if cards else {}
 
 
 def _check_between(
@@ -147,7 +147,7 @@ def _check_between(
 ) -> None:
     metric = _metric_of(claim, where, metrics)
     demand(claim.better, [metric.better], place=f"{where}.better", what=f"direction of {metric.id}")
-    demand_possible(claim.value, metric, unit=metric.unit, limits={}, place=f"{where}.value")
+    demand_possible(claim.value, metric, unit=metric.unit, limits=None, place=f"{where}.value")
     for name, side in (("over", claim.over), ("under", claim.under)):
         demand(side.gpu, gpus, place=f"{where}.{name}.gpu", what="GPU")
     if claim.here is None:
