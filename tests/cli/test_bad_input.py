@@ -250,7 +250,7 @@ def test_a_run_folder_that_cannot_be_made(untouched: Path, tmp_path: Path) -> No
     (tmp_path / "file").write_text("in the way", encoding="utf-8")
     options = ("--vendor", "cpu", "--engine", "host", "--out", str(tmp_path / "file" / "runs"))
     message = refused(untouched, "run", RECIPE, *options, code=3)
-    assert "Not a directory" in message
+    assert f"{tmp_path / 'file'}: cannot write here found: no folder" in message
 
 
 def test_records_that_cannot_be_compared(untouched: Path, tmp_path: Path) -> None:

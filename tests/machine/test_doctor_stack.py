@@ -40,7 +40,7 @@ def test_a_stop_says_which_checks_ended(root: Path) -> None:
     assert "first: ok\n" in iter(process.stdout.readline, "")
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=30)
-    assert "error: plain: stopped; checks that ended: versions: ok, first: ok\nhint: " in error
+    assert "error: plain: stopped; checks that ended: files: ok, versions: ok, first: ok\nhint: " in error
 
 
 def test_an_engine_without_a_stack_is_refused() -> None:

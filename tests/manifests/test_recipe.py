@@ -90,7 +90,7 @@ def test_a_copy_elsewhere_does_not_stand_for_the_recipe(root: Path, tmp_path: Pa
         ('"mpt-125m",\n  ', '"mpt-125n",\n  ', "members"),
         ("[data.c4]", f"[models]\nmpt-7b = {SMALL_MODEL}\n[data.c4]", "models.mpt-7b"),
         ("[scales.paper]", "[scales.papers]", "scales.papers"),
-        ("version = 2\n", 'version = 2\nscript = "absent.py"\n', "script"),
+        ("version = 3\n", 'version = 3\nscript = "absent.py"\n', "script"),
         ("\nversion = ", "\nversion = -", "version"),
     ],
 )
@@ -127,7 +127,7 @@ def test_a_recipe_has_the_table_of_one_workload(root: Path, tables: str) -> None
     ("old", "new", "key", "hint"),
     [
         ("global_batch = 1536", "global_bacth = 1536", "training.global_bacth", "global_batch"),
-        ("version = 2\n", 'version = 2\nscirpt = "a.py"\n', "scirpt", "script"),
+        ("version = 3\n", 'version = 3\nscirpt = "a.py"\n', "scirpt", "script"),
         ("learning_rate = 1.2e-4", "lr = 1.2e-4", "training.optimizer.lr", "learning_rate"),
         ("summary = ", "sumary = ", "scales.smoke.sumary", "summary"),
     ],
@@ -169,7 +169,7 @@ def test_a_sweep_knows_its_points(sweep: Sweep, sizes: list[str], others: list[s
 @pytest.mark.parametrize("script", ["../other.py", "/etc/hostname", "x" * 300])
 def test_a_script_stands_in_the_folder_of_the_recipe(root: Path, script: str) -> None:
     (root / "recipes" / "other.py").touch()
-    change(root, "version = 2\n", f'version = 2\nscript = "{script}"\n')
+    change(root, "version = 3\n", f'version = 3\nscript = "{script}"\n')
     with pytest.raises(InputError, match=r"recipe\.toml:script"):
         load_recipe(root, RECIPE)
 

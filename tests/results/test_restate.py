@@ -85,7 +85,7 @@ def test_the_reason_names_what_differs_and_the_published_value() -> None:
         "GPU NVIDIA H200 SXM, published AMD Instinct MI250",
         "points devices=1, devices=2, published nodes=1",
         "parameters 1,315,950,592, published 6,658,859,008",
-        "global_batch 192, published 1,536",
+        "global_batch 64, published 1,536",
     ):
         assert part in reason
 

@@ -20,7 +20,7 @@ from twinrun.results.reading import plan_hash, read_record
 from twinrun.results.record import content_digest
 from twinrun.results.submission import add_submission, write_submission
 
-COMMITTED = next(iter(sorted((ROOT / "recipes/mpt-throughput/results").glob("h200x1_*.json"))))
+COMMITTED = next(iter(sorted((ROOT / "recipes/mpt-throughput/results").glob("*_cuda13.0-*.json"))))
 RECIPE = "recipes/mpt-throughput"
 HOST = "gpu-17.cluster.example.org"
 
@@ -93,7 +93,7 @@ def test_what_checks_say_of_hosts_is_taken_out(run: Path) -> None:
 def test_a_submission_is_added_and_shown_as_sent_in(run: Path, project: Project) -> None:
     sent = sent_in(run)
     path, record = add_submission(sent, RECIPE, project)
-    assert path.name.startswith("h200x1_cuda12.6-torch2.7_2026-11-23")
+    assert path.name.startswith(COMMITTED.stem)
     assert read_record(path, project) == record
     assert record.evidence == "as sent in"
     page = path.parent / "page.html"

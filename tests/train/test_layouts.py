@@ -19,6 +19,7 @@ from tests.train.checkpoint_jobs import digests, saving
 from tests.train.small import ROOT, SHAPE, STEPS, TRAINING, MakeJob, launch
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.manifest import load_json
+from twinrun.protocol.job import REFUSED
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.training import Optimizer, TrainingJob, TrainingResult
 from twinrun.train import compilation
@@ -96,7 +97,7 @@ def test_ranks_name_the_lock_of_a_killed_compilation(
     done = launch(
         TRAINING, with_layout(make_job(), zero=3, offload="optimizer", storage=str(tmp_path)), modules=LOADED
     )
-    assert done.returncode == 1
+    assert done.returncode == REFUSED
     assert f"{lock}: a compilation is under way, or was killed and left its lock" in done.stderr
     assert "remove this file if nothing compiles" in done.stderr
     assert "compiling" not in done.stderr.lower()

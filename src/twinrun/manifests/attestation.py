@@ -93,7 +93,10 @@ def check_attestations(attested: tuple[Attestation, ...], *, python: str, platfo
             raise ValueError(
                 f"`{one.file}` is version {one.version()}, another wheel of the package is {other}"
             )
-    processor = PROCESSORS[platform.partition("/")[2]]
+    architecture = platform.partition("/")[2]
+    if attested and architecture not in PROCESSORS:
+        raise ValueError(f"wheels are attested for {' or '.join(PROCESSORS)}, the platform is `{platform}`")
+    processor = PROCESSORS.get(architecture, architecture)
     interpreters = SpecifierSet(python)
     for one in attested:
         if wrong := sorted(name for name in one.pythons() if name not in interpreters):

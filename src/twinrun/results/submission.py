@@ -208,7 +208,7 @@ def _demand_takeable(record: Record, place: str) -> None:
 
 def _demand_nameable(record: Record, stacks: Stacks, place: str) -> None:
     """Raise InputError where what names the file in the results is no stack of the recipe."""
-    known = [*stacks.current.values(), *stacks.published]
+    known = [*stacks.current.values(), *stacks.also, *stacks.published]
     if record.plan.stack not in known:
         raise InputError(
             "no stack of the recipe", place=f"{place}.plan.stack", found=record.plan.stack, allowed=known
