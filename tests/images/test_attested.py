@@ -14,6 +14,7 @@ from tests.records import ROOT
 from twinrun.execution.engine import Workspace
 from twinrun.execution.engines import venv
 from twinrun.foundation.errors import InputError, MachineError
+from twinrun.images.framework_index import demand_answer
 from twinrun.images.lock import PinFinding, check, refresh
 from twinrun.manifests.stack import load_manifest, load_stack, pins
 from twinrun.manifests.vendor import load_vendors
@@ -210,3 +211,11 @@ def test_every_attested_wheel_of_the_stacks_is_locked() -> None:
         for one in stack.attested:
             assert f"--hash=sha256:{one.sha256}" in text, one.file
             assert one.version() in pins(text)[one.package()]
+
+
+def test_an_index_that_does_not_answer_is_named_before_packages_are_fetched() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(MachineError, match="out of reach") as refused:
+        demand_answer(f"http://someone:secret@127.0.0.1:{port}/whl/rocm6.3")
+    assert "secret" not in str(refused.value)

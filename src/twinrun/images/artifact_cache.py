@@ -19,6 +19,7 @@ from twinrun.foundation.processes import last_lines
 from twinrun.foundation.text import redacted
 from twinrun.images import apt_archive
 from twinrun.images.artifacts import Artifact, deb_artifact, is_compatible, platforms
+from twinrun.images.framework_index import demand_answer
 from twinrun.manifests.locks import SystemPackage
 from twinrun.manifests.stack import AlternativePin, SourcePackage, Stack, normalise
 
@@ -111,6 +112,8 @@ def fetch_wheels(
     absent = [one for one in artifacts if not _is_cached(index, one)] if wheelhouse is None else []
     if absent:
         say(f"fetching {len(absent)} Python package(s): {', '.join(one.entry for one in absent[:6])}"[:160])
+        if index_url:
+            demand_answer(index_url)
         download_wheels(absent, folder, stack=stack, index=index_url)
         index.scan()
     return {artifact: index.require(artifact) for artifact in artifacts}

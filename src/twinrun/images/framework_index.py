@@ -57,6 +57,18 @@ def verify(attested: tuple[Attestation, ...], *, index: str) -> tuple[IndexAnswe
     return tuple(_answers(attested, pages))
 
 
+def demand_answer(index: str) -> None:
+    """Raise MachineError where nothing answers at an index: pip would try each package for minutes."""
+    if urlsplit(index).scheme not in ("http", "https"):
+        return
+    try:
+        urllib.request.urlopen(index, timeout=SECONDS).close()  # noqa: S310 - the index is chosen by the user
+    except urllib.error.HTTPError:
+        return
+    except (OSError, ValueError) as error:
+        raise _unreachable(index, error) from None
+
+
 def _answers(
     attested: tuple[Attestation, ...], pages: dict[str, dict[str, str | None]]
 ) -> Iterator[IndexAnswer]:
