@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import ROOT, invoke, invoke_anew
+from tests.commands import ROOT, invoke, invoke_anew, slowness
 
 SITE = """
 [site.big]
@@ -50,7 +50,7 @@ def test_a_thousand_nodes_are_planned_in_two_seconds_on_one_page(cluster: Path) 
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
     # Of the processor: other work on the machine does not count.
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2.0
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2.0 * slowness()
     printed = json.loads(done.stdout)
     (point,) = printed["plan"]["points"]
     assert (point["nodes"], point["devices_per_node"]) == (1024, 8)
