@@ -327,6 +327,7 @@ def schemas(context: Context) -> None:
         "place": "folder or s3://bucket/prefix with the checkpoints of a run, or a folder of transformers",
         "step": "one checkpoint; all when left out, and the newest to convert",
         "out": "where a conversion writes: a folder, or s3://bucket/prefix for a checkpoint",
+        "tokenizer": "tokenizer.json that the model was trained with, to write beside its weights",
         "json": "print JSON",
     }
 )
@@ -336,6 +337,7 @@ def checkpoint(
     place: str,
     step: str = "",
     out: str = "",
+    tokenizer: str = "",
     json: bool = False,
 ) -> None:
     """Verify, list or convert the checkpoints of a run."""
@@ -343,8 +345,9 @@ def checkpoint(
         # A command pays only for what it imports.
         from twinrun.cli import checkpoint as commands
 
-        steps = count(step, "--step")
-        code = commands.checkpoint(action, place, step=steps, out=out or None, as_json=json, root=ROOT)
+        demand_with("convert", action == "convert", tokenizer=tokenizer)
+        steps, texts = count(step, "--step"), {"out": out or None, "tokenizer": tokenizer or None}
+        code = commands.checkpoint(action, place, step=steps, **texts, as_json=json, root=ROOT)
     raise Exit(code=code)
 
 

@@ -22,9 +22,10 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from tests.train.small import documents
+from twinrun.checkpoints.hugging_face.tokenizer import END_OF_TEXT, SEPARATOR
 from twinrun.foundation.errors import InputError
 from twinrun.train.corpus import Origin, Tokens, read_corpus, write_corpus
-from twinrun.train.prepare import END_OF_TEXT, SEPARATOR, main, prepare_texts
+from twinrun.train.prepare import main, prepare_texts
 
 ORIGIN = Origin(source="test", sequence=16)
 

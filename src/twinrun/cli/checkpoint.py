@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from pathlib import Path
 
 from twinrun.checkpoints import store_at
 from twinrun.checkpoints.hugging_face.reading import is_folder_of_weights, read_folder
+from twinrun.checkpoints.hugging_face.tokenizer import FILE as TOKENIZER
 from twinrun.checkpoints.hugging_face.writing import write_folder
 from twinrun.checkpoints.manifest import CheckpointManifest
 from twinrun.checkpoints.s3 import is_remote
@@ -22,13 +24,20 @@ ACTIONS = ("verify", "list", "convert")
 
 
 def checkpoint(
-    action: str, place: str, *, step: int | None, out: str | None, as_json: bool, root: Path = Path()
+    action: str,
+    place: str,
+    *,
+    step: int | None,
+    out: str | None,
+    as_json: bool,
+    root: Path = Path(),
+    tokenizer: str | None = None,
 ) -> int:
     """Do `action` on the checkpoints of `place` and return the exit code: 4 where one is damaged."""
     if action not in ACTIONS:
         raise InputError("no such action", found=action, allowed=ACTIONS, hint=closest(action, ACTIONS))
     if action == "convert":
-        say(_convert(place, step, out))
+        say(_convert(place, step, out, tokenizer))
         return 0
     store = store_at(place)
     rows = _rows(store, _steps(store, step), complete=action == "verify", whole=step is None)
@@ -59,20 +68,25 @@ def _with_signature(store: Store, row: dict[str, object], signers: Path) -> dict
             return {"step": step, "damage": str(damage)}
 
 
-def _convert(place: str, step: int | None, out: str | None) -> str:
+def _convert(place: str, step: int | None, out: str | None, tokenizer: str | None) -> str:
     """Write what lies at `place` in the other format and return where: which one it has is seen there."""
     if out is None:
         raise InputError("a conversion needs a place to write", place="--out", hint="--out FOLDER")
     if is_folder_of_weights(Path(place)):
         if step is not None:
             raise InputError("weights of transformers have no steps", place="--step", found=step)
+        if tokenizer is not None:
+            raise InputError("checkpoints have no tokenizer", place="--tokenizer", found=tokenizer)
         read_folder(Path(place), store_at(out))
         return out
     store = store_at(place)
     newest = _steps(store, step)[-1]
     if is_remote(out):
         raise InputError("transformers reads folders", place="--out", found=out, allowed="a folder")
-    return str(write_folder(store, newest, Path(out)))
+    written = write_folder(store, newest, Path(out), tokenizer=Path(tokenizer) if tokenizer else None)
+    if not (written / TOKENIZER).is_file():
+        say("no tokenizer was written: `--tokenizer FILE` names the tokenizer.json", file=sys.stderr)
+    return str(written)
 
 
 def _steps(store: Store, step: int | None) -> list[int]:

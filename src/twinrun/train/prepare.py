@@ -14,18 +14,16 @@ from pathlib import Path
 
 import numpy as np
 
+from twinrun.checkpoints.hugging_face.tokenizer import BYTES, END_OF_TEXT, SEPARATOR
 from twinrun.foundation.errors import InputError, TwinrunError
 from twinrun.foundation.files import sha256_of_file
 from twinrun.train.corpus import TOKEN, Corpus, Origin, Tokens, write_corpus
 
-# Byte tokens are 0 to 255; the next number separates documents.
-SEPARATOR = 256
 # Test suites and vendored or generated trees: large, repetitive, and not installed everywhere.
 LEFT_OUT = frozenset(
     {"__pycache__", "ensurepip", "encodings", "idlelib", "lib2to3", "pydoc_data", "site-packages"}
     | {"dist-packages", "test", "tests", "tkinter", "turtledemo"}
 )
-END_OF_TEXT = "<|endoftext|>"
 BATCH_TEXTS = 1000
 
 
@@ -33,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Prepare what the command line names; print one JSON line; return the exit status."""
     options = _parser().parse_args(arguments)
     try:
-        if options.source == "standard-library":
+        if options.source == BYTES:
             corpus = prepare_standard_library(options.out, sequence=options.sequence)
         else:
             if options.tokenizer is None or not options.files:
@@ -53,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def prepare_standard_library(out: Path, *, sequence: int) -> Corpus:
     """Write the running interpreter's own sources as byte tokens into `out`."""
-    origin = Origin(source="standard-library", sequence=sequence, python=platform.python_version())
+    origin = Origin(source=BYTES, sequence=sequence, python=platform.python_version())
     return write_corpus(out, origin, _read_bytes(_standard_library()))
 
 
@@ -78,7 +76,7 @@ def prepare_texts(out: Path, *, files: list[Path], tokenizer: Path, sequence: in
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="twinrun.train.prepare", description=__doc__)
-    parser.add_argument("--source", choices=("standard-library", "hugging-face"), required=True)
+    parser.add_argument("--source", choices=(BYTES, "hugging-face"), required=True)
     parser.add_argument("--sequence", type=int, required=True, help="tokens in a sample")
     parser.add_argument("--out", type=Path, required=True, help="folder to make")
     parser.add_argument("--files", type=Path, nargs="*", help="local *.json.gz files")

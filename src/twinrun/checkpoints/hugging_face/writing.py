@@ -1,4 +1,4 @@
-"""From a checkpoint to a folder that transformers loads: config.json and model.safetensors."""
+"""From a checkpoint to a folder that transformers loads: weights, their config.json, and the tokenizer."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from twinrun.checkpoints.hugging_face.families import SHAPE, Form, TensorPair, form_of
+from twinrun.checkpoints.hugging_face.tokenizer import tokenizer_files
 from twinrun.checkpoints.manifest import CheckpointManifest
 from twinrun.checkpoints.safetensors import ITEM_BYTES, Entry, header_of
 from twinrun.checkpoints.store import MANIFEST, Store
@@ -28,14 +29,19 @@ CODES: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 SEAL = "twinrun"
 
 
-def write_folder(store: Store, step: int, out: Path) -> Path:
+def write_folder(store: Store, step: int, out: Path, *, tokenizer: Path | None = None) -> Path:
     """Write the weights of a checkpoint as transformers has them to the folder `out`.
 
-    The optimizer is left out.
+    The optimizer is left out. The tokenizer is written too where it is known, see `tokenizer_files`.
+
+    Args:
+        tokenizer: tokenizer.json that the model was trained with.
 
     Raises:
         DamagedError: the checkpoint is not what was written.
-        InputError: `out` is there already, or transformers has no class that holds the model.
+        InputError: `out` is there already, transformers has no class that holds the model, or `tokenizer`
+            is another one.
+        MachineError: a file cannot be read or written.
     """
     if out.exists():
         raise InputError("this folder is there already", place=str(out), hint="choose another name")
@@ -44,6 +50,13 @@ def write_folder(store: Store, step: int, out: Path) -> Path:
     form, sizes = form_of(manifest.identity, place=place)
     pairs = list(form.pairs(sizes))
     dtype = _demand_held(manifest, pairs, form, place)
+    text = tokenizer_files(
+        manifest.identity,
+        vocabulary=sizes["vocabulary"],
+        sequence=sizes.get("sequence"),
+        file=tokenizer,
+        place=place,
+    )
     described = {
         "architectures": [form.architecture],
         "model_type": form.model_type,
@@ -51,6 +64,7 @@ def write_folder(store: Store, step: int, out: Path) -> Path:
         **form.config(sizes),
         **form.unset,
         **{key: value for key, (value, _) in form.fixed.items()},
+        **({"eos_token_id": text.end} if text else {}),
     }
     draft = None
     try:
@@ -58,6 +72,8 @@ def write_folder(store: Store, step: int, out: Path) -> Path:
         draft = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
         _write(draft / CONFIG, [json.dumps(described, indent=2, sort_keys=True).encode() + b"\n"])
         _write_weights(draft / WEIGHTS, store, manifest, pairs)
+        for name, content in (text.content if text else {}).items():
+            _write(draft / name, [content])
         # mkdtemp makes the folder private; weights are meant to be read by others.
         draft.chmod(0o755)
         draft.rename(out)

@@ -1,0 +1,139 @@
+"""The tokenizer beside converted weights: made for byte tokens, copied and held by its digest for others.
+
+Without one, a folder of transformers cannot be scored: harnesses take the tokenizer from where the model is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from twinrun.foundation.cache import cache_root
+from twinrun.foundation.errors import InputError, MachineError
+from twinrun.foundation.files import parse_json, read_regular, sha256_of_bytes
+from twinrun.foundation.manifest import MAX_JSON_BYTES
+
+# What a checkpoint's identity says of its tokenizer: a source of byte tokens, or a SHA-256.
+IDENTITY = "tokenizer"
+BYTES = "standard-library"
+# Byte tokens are 0 to 255; the next number separates documents.
+SEPARATOR = 256
+END_OF_TEXT = "<|endoftext|>"
+FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """What transformers reads of a tokenizer, and the token that ends a document."""
+
+    content: dict[str, bytes]
+    """Content of each file by its name."""
+    end: int
+
+
+def tokenizer_files(
+    identity: Mapping[str, str], *, vocabulary: int, sequence: int | None, file: Path | None, place: str
+) -> TokenizerFiles | None:
+    """Return the tokenizer that a model was trained with; None where nothing here is that tokenizer.
+
+    Args:
+        identity: what the checkpoint says of its run.
+        vocabulary: rows of the model's embedding.
+        sequence: tokens that the model was trained on at once, where its sizes say so.
+        file: tokenizer.json; where none is given, what `invoke data` has fetched is searched.
+        place: the checkpoint, for messages.
+
+    Raises:
+        InputError: `file` is no such tokenizer, has another digest, no end of text or too many tokens.
+        MachineError: `file` cannot be read.
+    """
+    known = identity.get(IDENTITY)
+    if known == BYTES and file is None:
+        content = json.dumps(_byte_tokenizer(), ensure_ascii=False).encode()
+    else:
+        found = file or _fetched(known)
+        if found is None:
+            return None
+        content = _read(found)
+        _demand_digest(sha256_of_bytes(content), known, file=found, place=place)
+    source = str(file or place)
+    end = _end_of(content, vocabulary, place=source)
+    described: dict[str, object] = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TEXT}
+    described |= {"clean_up_tokenization_spaces": False}
+    described |= {"model_max_length": sequence} if sequence else {}
+    config = json.dumps(described, indent=2, sort_keys=True).encode() + b"\n"
+    return TokenizerFiles({FILE: content, CONFIG: config}, end)
+
+
+def _fetched(sha256: str | None) -> Path | None:
+    """Return the file with this digest among those that `invoke data` has fetched."""
+    folder = cache_root() / "downloads"
+    found = sorted(folder.rglob(FILE)) if sha256 and folder.is_dir() else []
+    return next((one for one in found if sha256_of_bytes(one.read_bytes()) == sha256), None)
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return read_regular(file, limit=MAX_JSON_BYTES, links=True)
+    except OSError as error:
+        raise MachineError(f"cannot read: {error.strerror}", place=str(file)) from None
+
+
+def _demand_digest(found: str, known: str | None, *, file: Path, place: str) -> None:
+    """Refuse a tokenizer that the model was not trained with; weights without a run were with any."""
+    if known is not None and found != known:
+        raise InputError(
+            "the model was trained with another tokenizer",
+            place=str(file),
+            found=f"sha256 {found}",
+            allowed=f"{known}, as {place} says",
+        )
+
+
+def _end_of(content: bytes, vocabulary: int, *, place: str) -> int:
+    """Return the token that ends a document; raises InputError where the model cannot use the tokenizer."""
+    try:
+        described = parse_json(content)
+        tokens = dict(described["model"]["vocab"])
+        tokens |= {str(one["content"]): int(one["id"]) for one in described["added_tokens"]}
+        largest = max(tokens.values())
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(f"not a tokenizer.json of a vocabulary by name: {error!r}", place=place) from None
+    if END_OF_TEXT not in tokens:
+        raise InputError("the tokenizer has no end of text", place=place, allowed=END_OF_TEXT)
+    if largest >= vocabulary:
+        raise InputError(
+            "the tokenizer has tokens that the model has no row for",
+            place=place,
+            found=largest,
+            allowed=f"below {vocabulary}",
+        )
+    return int(tokens[END_OF_TEXT])
+
+
+def _byte_tokenizer() -> dict[str, Any]:
+    """Return the tokenizer whose tokens are the bytes of UTF-8."""
+    end = {"id": SEPARATOR, "content": END_OF_TEXT, "special": True}
+    end |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [end],
+        "normalizer": None,
+        "pre_tokenizer": level,
+        "post_processor": None,
+        "decoder": level,
+        "model": {"type": "BPE", "vocab": {letter: byte for byte, letter in _letters()}, "merges": []},
+    }
+
+
+def _letters() -> list[tuple[int, str]]:
+    """Return the letter that ByteLevel of tokenizers writes for each byte: itself where it can be seen."""
+    seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = [byte for byte in range(256) if byte not in seen]
+    return [(byte, chr(byte) if byte in seen else chr(256 + others.index(byte))) for byte in range(256)]
