@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
+from tests.records import measurement, replaced, training_record, with_derived
 from tests.report.committed import RECIPES, committed, newest, verdict
+from twinrun.foundation.text import number
+from twinrun.protocol.measurements import sampled
 from twinrun.report.tables import View, lines, parts, record_tables, verdict_table, widened, word_columns
 from twinrun.report.terminal import show
 from twinrun.report.words import departures, reason
@@ -159,3 +162,23 @@ def test_room_goes_to_the_column_that_lacks_most() -> None:
 
 def test_an_empty_table_is_its_head() -> None:
     assert shown(Table(title="", columns=(Column(title="name"),), rows=()), 40)[0] == "name"
+
+
+def test_power_has_columns_where_a_point_has_it() -> None:
+    without = training_record({"nodes=1": 166.0, "nodes=2": 164.0})
+    assert "per watt" not in rendered(record_tables(without), width=200)
+    point = without.point("nodes=1")
+    assert point
+    power = sampled("power", [410.0], metric="power", unit="W", per="device")
+    kept = tuple(one for one in point.measurements if one.id in ("step-time", "peak-memory"))
+    known = point.model_copy(
+        update={"measurements": (*kept, power), "facts": {**point.facts, "power source": "a sensor"}}
+    )
+    record = replaced(without, "nodes=1", **dict(with_derived(known, without.plan, without.gpu)))
+    tokens = measurement(record, "nodes=1", "tokens-per-second").median
+    assert measurement(record, "nodes=1", "tokens-per-second-per-watt").median == tokens / 410
+    text = rendered(record_tables(record), width=200)
+    assert "per watt" in text
+    assert "410" in text
+    assert number(tokens / 410) in text
+    assert "W: a sensor" in text

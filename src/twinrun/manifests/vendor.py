@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen, load_toml
+from twinrun.protocol.power import PowerSensors
 
 KeyPaths = tuple[str, ...]
 """Keys that hold one fact, tried in order; dots stand between nested keys."""
@@ -166,6 +167,8 @@ class Vendor(Frozen):
     """Without an entry that fits, code runs on the architecture it was compiled for and no other."""
     probe: tuple[Probe, ...] = ()
     """Tried in order until one names a device."""
+    power: PowerSensors = PowerSensors()
+    """How the power of devices is read while they train."""
 
 
 def load_gpus(root: Path) -> dict[str, Gpu]:

@@ -11,6 +11,7 @@ from twinrun.protocol.job import Job, Result
 from twinrun.protocol.layout import Layout, Precision
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.models.shape import Checkpointing, Positive
+from twinrun.protocol.power import PowerReading, PowerSource
 
 Sharding = Literal["none", "full"]
 """`none` replicates (DDP); `full` shards parameters, gradients and optimizer state (FSDP)."""
@@ -175,6 +176,8 @@ class TrainingJob(Job):
     """Folder of prepared shards."""
     control: NotNegative = 0
     """Which control run this is; 0 is the run itself."""
+    power: PowerReading | None = None
+    """How power is read; null reads none."""
 
     @property
     def replicas(self) -> int:
@@ -209,6 +212,8 @@ class StepMetrics(Frozen):
     """Wall time of the step, the devices synchronised at both ends."""
     timed: bool
     """False for warm-up steps."""
+    watts: Annotated[float, Field(ge=0)] | None = None
+    """Mean power of a device during the step; null where the sensors of some device said nothing."""
     control: NotNegative = 0
     """Which control run the step is of; 0 is the run itself."""
 
@@ -261,3 +266,4 @@ class TrainingResult(Result):
     """Losses of the control runs."""
     changes: dict[str, str] = Field(default_factory=dict)
     """What the trainer changes of a framework, by the framework's name."""
+    power: PowerSource

@@ -10,6 +10,7 @@ from twinrun.execution.kernels import package_folders
 from twinrun.execution.ranks import METRICS, Launch, RankCommands
 from twinrun.foundation.cache import cache_root
 from twinrun.planning.project import Project
+from twinrun.protocol.power import PowerReading
 from twinrun.runs.checkpointing import checkpoints_of_point, reaches_store, source_folder
 from twinrun.runs.selection import Selection
 from twinrun.workloads.workload import Point, Run
@@ -59,8 +60,15 @@ def shared_settings(
         metrics=inside(run / METRICS),
         attempt="",
         checkpointing=selection.checkpointing,
+        power=_power(selection),
         watchdog_seconds=selection.site.site.watchdog_seconds if selection.site else None,
     )
+
+
+def _power(selection: Selection) -> PowerReading:
+    """Return how the ranks read power; a card that the table does not know is taken for one device."""
+    per_card = selection.gpu.devices_per_card if selection.gpu else 1
+    return PowerReading(**selection.vendor.power.model_dump(), devices_per_card=per_card)
 
 
 def launch_of(

@@ -16,6 +16,7 @@ from twinrun.protocol.training import StepMetrics, TrainingJob
 from twinrun.train import liveness, ranks
 from twinrun.train.device import synchronise
 from twinrun.train.job_files import append_line
+from twinrun.train.power import PowerMeter
 
 
 class Meter:
@@ -32,6 +33,8 @@ class Meter:
         self._sums: list[int] = []
         self._untimed = job.training.warmup_steps
         self._began = 0.0
+        # Control runs are there for their losses.
+        self.power = PowerMeter(job, None if job.control else job.power)
         self.stopping = False
         """Whether a rank was told to end, known to all at the end of the step."""
         self._clear()
@@ -49,7 +52,7 @@ class Meter:
 
     def add_samples(self, hashes_B: Tensor) -> None:
         """Add the int64 hashes of this rank's samples; the sum may wrap, the order is free."""
-        self._hashes[0] += hashes_B.sum()
+        self._sums_of_ranks[0] += hashes_B.sum()
         liveness.beat("forward")
 
     def add_loss(self, loss: Tensor, sequences: int) -> None:
@@ -64,19 +67,26 @@ class Meter:
             RunError: the loss is no longer a number.
         """
         synchronise(self.device)
-        seconds = time.perf_counter() - self._began
+        ended = time.perf_counter()
+        seconds = ended - self._began
         liveness.beat("sums the loss of all ranks")
-        self._hashes[1] = ranks.stop_wanted()
-        if dist.is_initialized():
-            dist.all_reduce(self._hashes)
-            dist.all_reduce(self._loss)
         number = len(self.steps) + 1
+        timed = number > self._untimed
+        # On Linux both clocks of Python are the monotonic one, which the sampler reads.
+        own_watts = self.power.watts(self._began, ended, timed=timed)
+        self._sums_of_ranks[1] = ranks.stop_wanted()
+        if own_watts is not None:
+            self._sums_of_ranks[2:] = torch.tensor([round(own_watts * 1e3), 1])
+        if dist.is_initialized():
+            dist.all_reduce(self._sums_of_ranks)
+            dist.all_reduce(self._loss)
         loss = self._loss.item() / self._job.training.global_batch
         if not math.isfinite(loss):
             raise RunError("the loss is not finite", place=f"{self._job.point}, step {number}", found=loss)
-        step = self._step(number, loss=loss, seconds=seconds, timed=number > self._untimed)
+        total, stopping, milliwatts, read = self._sums_of_ranks.tolist()
+        watts = milliwatts / 1e3 / self._job.world_size if 0 < self.power.needed <= read else None
+        step = self._step(number, loss=loss, seconds=seconds, timed=timed, watts=watts)
         self.steps.append(step)
-        total, stopping = self._hashes.tolist()
         self._add_order(total)
         self.stopping = bool(stopping)
         if ranks.rank() == 0:
@@ -111,7 +121,9 @@ class Meter:
         self._sums.append(total)
         self._order.update(total.to_bytes(8, "little", signed=True))
 
-    def _step(self, number: int, *, loss: float, seconds: float, timed: bool) -> StepMetrics:
+    def _step(
+        self, number: int, *, loss: float, seconds: float, timed: bool, watts: float | None = None
+    ) -> StepMetrics:
         return StepMetrics(
             point=self._job.point,
             attempt=self._job.attempt,
@@ -119,10 +131,11 @@ class Meter:
             loss=loss,
             seconds=seconds,
             timed=timed,
+            watts=watts,
             control=self._job.control,
         )
 
     def _clear(self) -> None:
-        # Of the samples, and how many ranks were told to end.
-        self._hashes = torch.zeros(2, dtype=torch.int64, device=self.device)
+        # Of the samples; how many ranks were told to end; milliwatts, and how many ranks read some.
+        self._sums_of_ranks = torch.zeros(4, dtype=torch.int64, device=self.device)
         self._loss = torch.zeros((), dtype=torch.float64, device=self.device)

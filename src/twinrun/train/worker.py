@@ -181,6 +181,8 @@ def collect(
 ) -> TrainingResult:
     """Return what this point measured; every rank must call it."""
     (peak,) = ranks.largest([devices.peak_memory_bytes(device)], device)
+    power = meter.power.source()
+    meter.power.end()
     return TrainingResult(
         point=job.point,
         parameters=count_parameters(job),
@@ -196,6 +198,7 @@ def collect(
         weights_hash=weights_hash,
         changes=dict(changes),
         libraries=devices.libraries(device),
+        power=power,
     )
 
 

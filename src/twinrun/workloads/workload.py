@@ -19,6 +19,7 @@ from twinrun.protocol.job import Checkpointing, Job
 from twinrun.protocol.layout import Precision
 from twinrun.protocol.measurements import Fact, Measurement, Numbers
 from twinrun.protocol.models.shape import Positive
+from twinrun.protocol.power import PowerReading
 from twinrun.protocol.training import DataSource
 from twinrun.workloads.settings import Difference, Factor, Fingerprint, differences, nearest
 from twinrun.workloads.tables_and_charts import Chart, Table
@@ -118,7 +119,6 @@ class LegSteps(Frozen):
     number: Positive
     """Counted from 1."""
     vendor: str
-    """Whose hardware it runs on."""
     processor: bool
     """Whether it leaves the GPUs of its machine alone."""
     begin: Annotated[int, Field(ge=0)]
@@ -146,6 +146,7 @@ class Run(Frozen):
     attempt: str
     checkpointing: Checkpointing | None = None
     watchdog_seconds: float | None = None
+    power: PowerReading | None = None
 
 
 class PointRecord(Numbers, Generic[PointPart]):

@@ -8,12 +8,13 @@ experts over those ranks that have the same ones.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from twinrun.foundation.errors import RunError
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.measurements import Fact, Measurement, Numbers, Series, rate, sampled, scaled
+from twinrun.protocol.power import PowerSource
 from twinrun.protocol.training import Reduction, SharedWork, StepMetrics, TrainingResult
 from twinrun.workloads.training.layouts import trained
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint
@@ -24,10 +25,11 @@ TERA = 1e12
 OPTIMIZER_BYTES = 12
 GIB, MIB = 1 << 30, 1 << 20
 # What the ranks measure; the rest follows from it.
-MEASURED = re.compile("step-time|peak-memory|state-memory|state-on-host|traffic|traffic-bytes")
+MEASURED = re.compile("step-time|peak-memory|power|state-memory|state-on-host|traffic|traffic-bytes")
 # Series with the losses of control runs.
 CONTROL = "control-"
 WEIGHTS_FACT = "initial weights hash"
+SOURCE_FACT = "power source"
 
 
 def progress(line: bytes) -> Progress:
@@ -52,7 +54,8 @@ def measured(part: TrainingPlan, planned: Point[TrainingPoint], result: Training
             found=f"{result.parameters:,} parameters",
             allowed=f"{expected:,} by the closed form of `{shape.family}`",
         )
-    timed = [step.seconds for step in result.steps if step.timed and step.step > begin]
+    steps = [step for step in result.steps if step.timed and step.step > begin]
+    timed = [step.seconds for step in steps]
     curves = {"loss": tuple(step.loss for step in result.steps)}
     curves |= {f"{CONTROL}{number}": curve for number, curve in enumerate(result.controls, start=1)}
     memory = result.peak_memory_bytes / GIB
@@ -61,6 +64,7 @@ def measured(part: TrainingPlan, planned: Point[TrainingPoint], result: Training
             sampled("step-time", timed, metric="step-time", unit="s", per="run"),
             sampled("peak-memory", [memory], metric="peak-memory", unit="GiB", per="device"),
             *(_shared(result.shared) if result.shared else ()),
+            *_power(steps),
         ),
         series=tuple(
             Series(id=name, metric="loss", unit="nats/token", per="run", values=values)
@@ -75,6 +79,7 @@ def measured(part: TrainingPlan, planned: Point[TrainingPoint], result: Training
             "warm-up steps": len(result.steps) - begin - len(timed),
             "data hash": result.data_hash,
             "order hash": result.order_hash,
+            **_power_facts(result.power, steps),
             **(_facts(result.shared) if result.shared else {}),
             **({WEIGHTS_FACT: result.weights_hash} if result.weights_hash else {}),
             **{f"changes to {framework}": change for framework, change in result.changes.items()},
@@ -92,6 +97,23 @@ def _shared(shared: SharedWork) -> Iterator[Measurement]:
     yield sampled("traffic", [sent], metric="traffic", unit="number/parameter", per="device")
     mib = shared.sent_bytes / MIB
     yield sampled("traffic-bytes", [mib], metric="traffic-bytes", unit="MiB", per="device")
+
+
+def _power(steps: Sequence[StepMetrics]) -> Iterator[Measurement]:
+    """Yield the mean power of a device over the timed steps that have one, longer steps counting more."""
+    read = [(step.watts, step.seconds) for step in steps if step.watts is not None]
+    if read:
+        mean = sum(watts * seconds for watts, seconds in read) / sum(seconds for _, seconds in read)
+        yield sampled("power", [mean], metric="power", unit="W", per="device")
+
+
+def _power_facts(source: PowerSource, steps: Sequence[StepMetrics]) -> dict[str, Fact]:
+    """Return where the power comes from and how often it was sampled, or why there is none."""
+    if source.sensor is None:
+        return {SOURCE_FACT: f"none: {source.reason}"}
+    if all(step.watts is None for step in steps):
+        return {SOURCE_FACT: f"none: {source.sensor} did not say anything for every device"}
+    return {SOURCE_FACT: source.sensor, "power samples per second": source.samples_per_second}
 
 
 def _facts(shared: SharedWork) -> dict[str, Fact]:
@@ -119,10 +141,17 @@ def derived(
         name = "tokens-per-second"
         tokens_rate = rate(step_time, tokens, name=name, metric=name, unit="tokens/s", per="device")
         found += [tokens_rate, *flops_of(tokens_rate, part, point, gpu)]
+        if power := point.measurement("power"):
+            found.append(_per_watt(tokens_rate, power))
     found += of_formulas(part, point)
     if (losses := point.one_series("loss")) and losses.values:
         found.append(sampled("loss", losses.values[-1:], metric="loss", unit="nats/token", per="run"))
     return tuple(found)
+
+
+def _per_watt(tokens_rate: Measurement, power: Measurement) -> Measurement:
+    name = "tokens-per-second-per-watt"
+    return scaled(tokens_rate, 1 / power.median, name=name, metric=name, unit="tokens/s/W", per="device")
 
 
 def of_formulas(part: TrainingPlan, point: PointRecord[TrainingPoint]) -> Iterator[Measurement]:

@@ -54,6 +54,7 @@ _MODULES = {
 }
 METRICS = (
     *("step-time", "tokens-per-second", "model-flops", "model-flops-share"),
+    *("power", "tokens-per-second-per-watt"),
     *("loss", "peak-memory", "sample-order", "envelope-share"),
     *("state-memory", "state-of-formula", "traffic", "traffic-of-formula"),
 )
@@ -289,7 +290,10 @@ def job(part: TrainingPlan, point: Point[TrainingPoint], attempt: int, run: Run)
     """Return the job of one attempt at a point, with the microbatch that it tries."""
     placed, leg = point.part, point.part.leg
     ends = {"controls": placed.controls} | ({"steps": leg.end} if leg else {})
-    shared = run.model_dump() | {"accelerator": run.accelerator and not (leg and leg.processor)}
+    shared = run.model_dump()
+    if leg and leg.processor and run.accelerator:
+        # The sensors are those of the GPUs.
+        shared |= {"accelerator": False, "power": None}
     return TrainingJob(
         **shared,
         point=point.id,

@@ -14,6 +14,7 @@ from twinrun.workloads.training.beside import beside
 from twinrun.workloads.training.comparison import loss_of
 from twinrun.workloads.training.layout_tables import layout_tables
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables
+from twinrun.workloads.training.numbers import SOURCE_FACT
 from twinrun.workloads.training.published import hardware_tables, published_curves
 from twinrun.workloads.workload import Overview, PictureContext, PointRecord, RecordTables, RecordView, whole
 
@@ -28,6 +29,8 @@ COLUMNS = (
     Column(title="GiB per\ndevice"),
     Column(title="last loss\nnats/token"),
 )
+POWER_COLUMNS = (Column(title="W per\ndevice"), Column(title="tokens/s\nper watt"))
+POWER_MEASUREMENTS = ("power", "tokens-per-second-per-watt")
 
 
 def show(record: RecordView[TrainingPlan, TrainingPoint]) -> RecordTables:
@@ -45,10 +48,11 @@ def overview(
 
 
 def _points_table(record: RecordView[TrainingPlan, TrainingPoint]) -> Table:
-    """Return a row for each point."""
+    """Return a row for each point; power has columns where some point has it."""
+    sampled = any(point.measurement("power") for point in record.points)
     return Table(
         title="Points: median of the timed steps, and how far the farthest is from it",
-        columns=COLUMNS,
+        columns=(*COLUMNS, *POWER_COLUMNS) if sampled else COLUMNS,
         rows=tuple(
             (
                 text(point.id, f"{point.facts['parallelism']}"),
@@ -59,6 +63,7 @@ def _points_table(record: RecordView[TrainingPlan, TrainingPoint]) -> Table:
                 measured(point.measurement("step-time")),
                 measured(point.measurement("peak-memory")),
                 text(f"{loss.median:.4f}" if (loss := point.measurement("loss")) else "-"),
+                *(measured(point.measurement(name)) for name in POWER_MEASUREMENTS if sampled),
             )
             for point in record.points
         ),
@@ -69,6 +74,8 @@ def _points_table(record: RecordView[TrainingPlan, TrainingPoint]) -> Table:
 def _notes(record: RecordView[TrainingPlan, TrainingPoint]) -> tuple[str, ...]:
     formulas = {one.formula for point in record.points for one in point.measurements if one.formula}
     notes = [f"model FLOP/s: {formula}" for formula in sorted(formulas)]
+    powered = [point for point in record.points if point.measurement("power")]
+    notes += [f"W: {name}" for name in sorted({str(point.facts[SOURCE_FACT]) for point in powered})]
     if record.gpu and any(point.measurement("model-flops-share") for point in record.points):
         peak = number(record.gpu.peak_bf16_tflops / record.gpu.devices_per_card)
         return (*notes, f"MFU: over {peak} TFLOP/s dense bf16 per device ({record.gpu.source})")
