@@ -50,7 +50,7 @@ def scores_table(found: ScoreComparison, *, rules: dict[str, str]) -> Table:
         ),
         rows=tuple(rows),
         notes=(
-            f"The interval of the mean holds at {together}, those of tasks at {alone} and {together} together.",
+            f"The interval of the mean holds at {together}, those of tasks at {alone}, together {together}.",
             "`A alone` counts the documents on which A scores higher.",
         ),
     )
