@@ -10,12 +10,21 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.train.small import SHAPE
+from twinrun.protocol.models.llama import LlamaShape
 from twinrun.train import stages, worker
 from twinrun.train.data import targets_of
+from twinrun.train.models import Model
+from twinrun.train.models.llama import Llama
 from twinrun.train.models.mpt import MPT
 from twinrun.train.shared_work import TrafficCounter
 
 RANKS = 2
+LLAMA = LlamaShape(
+    width=32, heads=4, groups=2, layers=2, hidden=48, tied=True, vocabulary=64, sequence=SHAPE.sequence
+)
+# Parts of the names of matrices whose rows are cut, and endings of those whose columns are.
+COLUMNS = ("up_proj.", "gate_proj.", "q_proj.", "k_proj.", "v_proj.")
+INNER = ("out_proj.weight", "down_proj.weight", "o_proj.weight")
 
 
 def messages_are_counted() -> None:
@@ -45,12 +54,11 @@ def data_parallelism_sends_its_gradients_once() -> None:
     assert wire.sent == 16 * 16 + 16, wire.elements
 
 
-def cut_matrices_compute_the_same(rank: int) -> None:
-    whole = MPT(SHAPE)
+def cut_matrices_compute_the_same(whole: Model, rank: int) -> None:
     whole.initialise(3)
     parts = copy.deepcopy(whole)
     stages.split_tensors(parts, dist.group.WORLD, rank=rank)
-    tokens_BS = torch.arange(2 * SHAPE.sequence).view(2, -1) % SHAPE.vocabulary
+    tokens_BS = torch.arange(2 * SHAPE.sequence).view(2, -1) % 64
     losses = [model(tokens_BS, targets_of(tokens_BS)) for model in (whole, parts)]
     for loss in losses:
         loss.backward()
@@ -62,9 +70,9 @@ def cut_matrices_compute_the_same(rank: int) -> None:
         assert expected is not None
         if "Wqkv" in name:
             expected = torch.cat([part.chunk(RANKS)[rank] for part in expected.chunk(3)])
-        elif "up_proj." in name:
+        elif any(part in name for part in COLUMNS):
             expected = expected.chunk(RANKS)[rank]
-        elif name.endswith(("out_proj.weight", "down_proj.weight")):
+        elif name.endswith(INNER):
             expected = expected.chunk(RANKS, dim=1)[rank]
         torch.testing.assert_close(parameter.grad, expected, msg=lambda text, name=name: f"{name}: {text}")
 
@@ -73,7 +81,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     messages_are_counted()
     data_parallelism_sends_its_gradients_once()
-    cut_matrices_compute_the_same(dist.get_rank())
+    for model in (MPT(SHAPE), Llama(LLAMA), Llama(LLAMA.model_copy(update={"tied": False}))):
+        cut_matrices_compute_the_same(model, dist.get_rank())
     dist.barrier()
     worker.end()
 

@@ -24,11 +24,8 @@ from twinrun.train.models import IGNORED, Model
 
 
 class BigramShape(ModelShape):
+    formulas = ("model-flops/none",)
     family: Literal["bigram"] = "bigram"
-
-    @property
-    def formula(self) -> str:
-        return "model-flops/none"
 
     def parameters(self) -> int:
         return self.vocabulary**2
@@ -68,14 +65,10 @@ def build(shape: BigramShape, *, training: Training) -> Bigram:
     return Bigram(shape)
 
 
-def attention_heads(shape: BigramShape) -> None:
-    return None
-
-
 @pytest.fixture
 def job(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> TrainingJob:
     family = ModuleType(f"{models.__name__}.bigram")
-    vars(family).update(build=build, attention_heads=attention_heads)
+    vars(family).update(build=build)
     monkeypatch.setitem(sys.modules, family.__name__, family)
     shape = BigramShape(vocabulary=SHAPE.vocabulary, sequence=SHAPE.sequence)
     return make_job().model_copy(update={"shape": shape})

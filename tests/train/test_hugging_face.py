@@ -25,22 +25,34 @@ from twinrun.checkpoints.store import DamagedError
 from twinrun.checkpoints.verification import verify, whole_tensor
 from twinrun.cli.checkpoint import checkpoint
 from twinrun.foundation.errors import InputError
+from twinrun.protocol.models.llama import LlamaShape
 from twinrun.protocol.models.mamba import MambaShape
 from twinrun.protocol.training import TrainingJob
 from twinrun.train.checkpoint.session import CheckpointCalls, checkpoints_of
 from twinrun.train.checkpoint.state import InPlaceState
 from twinrun.train.corpus import Corpus
 from twinrun.train.metrics import Meter
-from twinrun.train.models.mamba import Mamba
-from twinrun.train.models.mpt import MPT
+from twinrun.train.models import family_of
 
 MAMBA_SHAPE = MambaShape(width=32, layers=2, vocabulary=64, sequence=16, states=4, convolution=3, rank=5)
+# As Llama 3.2 has it, and as Llama 3.1: one matrix for embedding and head, and two.
+LLAMA = LlamaShape(
+    width=32, heads=4, groups=2, layers=2, hidden=48, tied=True, rope_factor=32, vocabulary=64, sequence=16
+)
+SHAPES = {
+    "mpt": MPT_SHAPE,
+    "mamba": MAMBA_SHAPE,
+    "llama": LLAMA,
+    "llama-untied": LLAMA.model_copy(update={"tied": False, "rope_factor": 1}),
+}
+# What each family asks of a training.
+SETTINGS = {"mamba": {"kernels": "reference", "layout": "token-major"}}
 TOLERANCE = 1e-5
 
 
-def built(shape: Any) -> Any:
+def built(job: TrainingJob) -> Any:
     """Return a model with no two tensors alike, norms and biases included."""
-    model = MPT(shape) if shape.family == "mpt" else Mamba(shape, kernels="reference")
+    model: Any = family_of(job.shape).build(job.shape, training=job.training)
     model.initialise(3)
     draw = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -60,7 +72,7 @@ def session(job: TrainingJob, model: Any, corpus: Corpus) -> CheckpointCalls:
     return checkpoints_of(job, corpus=corpus, parts=lambda: InPlaceState(model, optimizer), meter=meter)
 
 
-@pytest.fixture(scope="module", params=[MPT_SHAPE, MAMBA_SHAPE], ids=["mpt", "mamba"])
+@pytest.fixture(scope="module", params=SHAPES.values(), ids=list(SHAPES))
 def saved(
     request: pytest.FixtureRequest,
     make_job: MakeJob,
@@ -69,9 +81,9 @@ def saved(
 ) -> tuple[Any, TrainingJob]:
     """A model and the job that saved it."""
     shape = request.param
-    settings = {"kernels": "reference", "layout": "token-major"} if shape.family == "mamba" else {}
-    job = saving(make_job(shape=shape, steps=2, **settings), tmp_path_factory.mktemp("saved") / "place")
-    model = built(shape)
+    job = make_job(shape=shape, steps=2, **SETTINGS.get(shape.family, {}))
+    job = saving(job, tmp_path_factory.mktemp("saved") / "place")
+    model = built(job)
     saves = session(job, model, corpus)
     saves.after_step(2)
     saves.wait()
@@ -135,7 +147,7 @@ def test_a_run_begins_from_converted_weights(
     model, job = saved
     source = convert(converted, tmp_path / "back")
     own = saving(job, tmp_path / "own", source=str(source))
-    fresh = built(job.shape)
+    fresh = built(job)
     assert session(own, fresh, corpus).resume() == 0
     for name, parameter in fresh.named_parameters():
         assert torch.equal(parameter, model.get_parameter(name)), name
@@ -161,6 +173,7 @@ CHANGES = {
     "mpt": ("activation_function", "gelu_new"),
     "gpt2": ("activation_function", "gelu_new"),
     "mamba": ("tie_word_embeddings", True),
+    "llama": ("rope_scaling", {"rope_type": "yarn", "factor": 8.0}),
 }
 
 
@@ -169,7 +182,7 @@ def test_what_our_models_cannot_hold_is_refused(converted: Path, tmp_path: Path)
     config = json.loads(file.read_text())
     key, value = CHANGES[config["model_type"]]
     for changed, said in (
-        ({key: value}, f"{key}: our "),
+        ({key: value}, "rope_type is yarn" if key == "rope_scaling" else f"{key}: our "),
         ({"model_type": "bert"}, "model_type: no family of ours is such a model"),
         ({"vocab_size": 65}, "has other tensors"),
         ({"vocab_size": None}, "not the sizes of a"),

@@ -22,13 +22,15 @@ from tests.checkpoints.writing import write
 from tests.train.checkpoint_jobs import saving
 from tests.train.small import MakeJob, launch
 from twinrun.checkpoints.folder import FolderStore
-from twinrun.checkpoints.hugging_face.families import FORMS, form_of
+from twinrun.checkpoints.hugging_face.families import form_of
 from twinrun.checkpoints.hugging_face.tokenizer import BYTES, END_OF_TEXT, SEPARATOR, tokenizer_files
 from twinrun.checkpoints.verification import verify, whole_tensor
 from twinrun.cli.checkpoint import checkpoint
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import sha256_of_bytes
 from twinrun.protocol.layout import Layout
+from twinrun.protocol.models import FORMS
+from twinrun.protocol.models.llama import LlamaShape
 from twinrun.protocol.models.mamba import MambaShape
 from twinrun.protocol.models.mpt import MptShape
 from twinrun.train.corpus import TOKEN, Origin, Tokens, write_corpus
@@ -40,6 +42,7 @@ SIZES: dict[str, Any] = {"width": 32, "layers": 2, "vocabulary": 320, "sequence"
 SHAPES: dict[str, Any] = {
     "mpt": MptShape(heads=2, **SIZES),
     "mamba": MambaShape(states=4, convolution=3, rank=5, **SIZES),
+    "llama": LlamaShape(heads=4, groups=2, hidden=48, tied=True, rope_factor=32, **SIZES),
 }
 STEPS = 2
 TOLERANCE = 1e-5

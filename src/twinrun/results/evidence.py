@@ -34,7 +34,8 @@ def found_of(asked: Claim | RecordClaim | Restatement, point: PointRecord) -> Me
     """Return the measurement of a point that a claim, or its restatement, is about."""
     if asked.measurement:
         return point.measurement(asked.measurement)
-    return next((one for one in point.measurements if one.metric == asked.metric), None)
+    found = [one for one in point.measurements if one.metric == asked.metric]
+    return next((one for one in found if one.formula == asked.formula), found[0] if found else None)
 
 
 def value_of(claim: Claim, point: PointRecord, found: Measurement, metric: Metric, gpu: Gpu | None) -> float:

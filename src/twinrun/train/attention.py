@@ -1,6 +1,6 @@
 """How attention is computed, and which fused kernel of PyTorch runs: found by running each, then fixed.
 
-Shape suffixes: B sequences, S tokens of one, H heads, E width of a head.
+Shape suffixes: B sequences, S tokens of one, H heads, G heads of keys and values, E width of a head.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import importlib
 import math
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -20,7 +20,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from twinrun.foundation.errors import MachineError
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
-"""Causal attention of queries, keys and values (B, S, H, E) with the slopes of ALiBi (H), or none."""
+"""Causal attention of queries (B, S, H, E), keys and values (B, S, G, E), with ALiBi's slopes (H) or none.
+
+H / G neighbouring heads of queries share a head of keys and values.
+"""
 
 # What a model without attention runs on, and our own kernel.
 NONE, TRITON = "none", "triton"
@@ -66,17 +69,29 @@ def only(kernel: str) -> AbstractContextManager[None]:
 
 
 def fastest(
-    size_BSHE: Sequence[int], *, dtype: torch.dtype, device: torch.device, alibi: bool = False
+    size_BSHE: Sequence[int],
+    *,
+    key_heads: int | None = None,
+    dtype: torch.dtype,
+    device: torch.device,
+    alibi: bool = False,
 ) -> str:
-    """Return the first of `KERNELS` that runs forward and backward on queries of the run's own size.
+    """Return the first of `KERNELS` that runs forward and backward on tensors of the run's own size.
+
+    Args:
+        key_heads: heads of keys and values, as many as of queries where not given.
 
     Raises:
         MachineError: none does.
     """
-    slopes_H = alibi_slopes(size_BSHE[2]).to(device) if alibi else None
-    q_BSHE = torch.ones(tuple(size_BSHE), dtype=dtype, device=device, requires_grad=True)
+    batch, rows, heads, width = size_BSHE
+    slopes_H = alibi_slopes(heads).to(device) if alibi else None
+    q_BSHE, k_BSGE = (
+        torch.ones((batch, rows, count, width), dtype=dtype, device=device, requires_grad=True)
+        for count in (heads, key_heads or heads)
+    )
     for kernel in KERNELS:
-        if _runs(kernel, q_BSHE, slopes_H):
+        if _runs(kernel, q_BSHE, k_BSGE, slopes_H):
             return kernel
     raise MachineError("no attention kernel of this PyTorch runs", found=f"{dtype} on {device}")
 
@@ -86,17 +101,22 @@ def chosen(name: str) -> Attend:
     return _ours() if name == TRITON else {"sdpa": fused, "math": written_out}[name]
 
 
-def fused(q_BSHE: Tensor, k_BSHE: Tensor, v_BSHE: Tensor, slopes_H: Tensor | None) -> Tensor:
-    """Attend to the past by a fused kernel of PyTorch; it takes ALiBi as a matrix."""
-    parts = (part.transpose(1, 2) for part in (q_BSHE, k_BSHE, v_BSHE))
+def fused(q_BSHE: Tensor, k_BSGE: Tensor, v_BSGE: Tensor, slopes_H: Tensor | None) -> Tensor:
+    """Attend to the past by a fused kernel of PyTorch; it takes ALiBi as a matrix.
+
+    Keys and values are repeated for each head of queries: not every kernel takes groups, and
+    PyTorch before 2.5 has none that does.
+    """
+    parts = (part.transpose(1, 2) for part in (q_BSHE, *_for_each_query(q_BSHE, k_BSGE, v_BSGE)))
     if slopes_H is None:
         return scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2)
     bias_HSS = _bias(slopes_H, q_BSHE.shape[1]).to(q_BSHE.dtype)
     return scaled_dot_product_attention(*parts, attn_mask=bias_HSS[None]).transpose(1, 2)
 
 
-def written_out(q_BSHE: Tensor, k_BSHE: Tensor, v_BSHE: Tensor, slopes_H: Tensor | None) -> Tensor:
+def written_out(q_BSHE: Tensor, k_BSGE: Tensor, v_BSGE: Tensor, slopes_H: Tensor | None) -> Tensor:
     """Attend to the past by the written-out formula, the softmax in fp32."""
+    k_BSHE, v_BSHE = _for_each_query(q_BSHE, k_BSGE, v_BSGE)
     q_BHSE, k_BHSE, v_BHSE = (part.transpose(1, 2) for part in (q_BSHE, k_BSHE, v_BSHE))
     scores_BHSS = (q_BHSE @ k_BHSE.transpose(-2, -1) / math.sqrt(q_BHSE.shape[-1])).float()
     if slopes_H is None:
@@ -134,11 +154,18 @@ def _ours() -> Attend:
             hint='recipe.toml names the kernels: kernels = ["flash-attention"]',
         ) from None
 
-    def attend(q_BSHE: Tensor, k_BSHE: Tensor, v_BSHE: Tensor, slopes_H: Tensor | None) -> Tensor:
-        out: Tensor = package.flash_attn_func(q_BSHE, k_BSHE, v_BSHE, causal=True, alibi_slopes=slopes_H)
+    def attend(q_BSHE: Tensor, k_BSGE: Tensor, v_BSGE: Tensor, slopes_H: Tensor | None) -> Tensor:
+        out: Tensor = package.flash_attn_func(q_BSHE, k_BSGE, v_BSGE, causal=True, alibi_slopes=slopes_H)
         return out
 
     return attend
+
+
+def _for_each_query(q_BSHE: Tensor, *shared_BSGE: Tensor) -> Iterator[Tensor]:
+    """Yield keys and values once for each head of queries that shares them."""
+    for one_BSGE in shared_BSGE:
+        times = q_BSHE.shape[2] // one_BSGE.shape[2]
+        yield one_BSGE if times == 1 else one_BSGE.repeat_interleave(times, dim=2)
 
 
 def _bias(slopes_H: Tensor, rows: int) -> Tensor:
@@ -154,13 +181,13 @@ def _future(rows: int, device: torch.device) -> Tensor:
     return positions_S[:, None] < positions_S[None, :]
 
 
-def _runs(kernel: str, q_BSHE: Tensor, slopes_H: Tensor | None) -> bool:
+def _runs(kernel: str, q_BSHE: Tensor, k_BSGE: Tensor, slopes_H: Tensor | None) -> bool:
     device = q_BSHE.device
     try:
         # Every kernel that is refused warns about its reason.
         with warnings.catch_warnings(), only(kernel):
             warnings.simplefilter("ignore")
-            fused(q_BSHE, q_BSHE, q_BSHE, slopes_H).sum().backward()
+            fused(q_BSHE, k_BSGE, k_BSGE, slopes_H).sum().backward()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
     except torch.cuda.OutOfMemoryError:

@@ -191,19 +191,27 @@ def _pipeline(model: Model, job: TrainingJob) -> PipelineModule:
     topology = ProcessTopology(axes=["data", "pipe", "model"], dims=dims)
     if layout.tensor > 1:
         stages.split_tensors(model, _tensor_group(topology), rank=ranks.rank() % layout.tensor)
-    tied = ("tokens", stages.Tokens, model.wte)
-    embedding = TiedLayerSpec(*tied, tied_weight_attr=["weight"])
-    head = TiedLayerSpec(*tied, forward_fn=stages.with_weight, tied_weight_attr=["weight"])
+    first, last = _ends(model)
     return PipelineModule(
         layers=[
-            embedding,
+            first,
             *stages.middle(model, recompute=job.training.activation_checkpointing is True),
-            head,
+            last,
         ],
         topology=topology,
         loss_fn=stages.loss,
         partition_method="uniform",
     )
+
+
+def _ends(model: Model) -> tuple[Any, Any]:
+    """Return the layers at the two ends; DeepSpeed sums the gradients of a matrix that both have."""
+    around = model.decoder()
+    if around.head is not around.embedding.weight:
+        return stages.Rows(around.embedding.weight), stages.Head(around.head)
+    tied = ("tokens", stages.Rows, around.head)
+    first = TiedLayerSpec(*tied, tied_weight_attr=["weight"])
+    return first, TiedLayerSpec(*tied, forward_fn=stages.with_weight, tied_weight_attr=["weight"])
 
 
 def _tensor_group(topology: ProcessTopology) -> dist.ProcessGroup:

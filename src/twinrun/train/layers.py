@@ -38,6 +38,9 @@ INDUCTOR_OPTIONS = {"realize_opcount_threshold": 200}
 # Tokens whose logits exist at once: 8192 rows of 50368 are 0.8 GB in bf16 and still fill a GPU.
 CHUNK_TOKENS = HEAD_TOKENS
 
+# Added to the mean square, or variance, that a norm divides by; all families publish this one.
+EPSILON = 1e-5
+
 recomputed: Callable[..., Any] = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 """Call a function, and again in the backward pass; of its first call the inputs alone are kept."""
 
@@ -54,6 +57,31 @@ def _keep_products() -> Any:
     kept = [*PRODUCTS, *([own.default] if own else [])]
     # PyTorch 2.4, with which a publication trained, has no such function: it is looked up where it is needed.
     return checkpointing.create_selective_checkpoint_contexts(kept)
+
+
+class Linear(nn.Linear):
+    """An affine map computed in the type of its input, whatever type the parameters have."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+
+
+def rms_norm(x_BSD: Tensor, weight_D: Tensor) -> Tensor:
+    """Normalise the last axis in fp32."""
+    wide = x_BSD.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPSILON)
+    return (wide * scale * weight_D.float()).to(x_BSD.dtype)
+
+
+class RMSNorm(nn.Module):
+    """A norm of the last axis by its mean square, with a scale for each feature."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        return rms_norm(x_BSD, self.weight)
 
 
 class SharedGelu(torch.autograd.Function):

@@ -12,32 +12,26 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from twinrun.train.layers import head_loss, recomputed
-from twinrun.train.models import Model
-from twinrun.train.models.mpt import Linear
+from twinrun.train.layers import Linear, head_loss, recomputed
+from twinrun.train.models import Model, TensorCut
 
 
-class Tokens(nn.Module):
-    """The embedding, which the head has in common with the first layer."""
+class Rows(nn.Module):
+    """A matrix with a row for each token: the embedding, the head, or what is both."""
 
-    def __init__(self, tokens: nn.Embedding) -> None:
+    def __init__(self, weight_VD: nn.Parameter) -> None:
         super().__init__()
-        self.weight = tokens.weight
+        self.weight = weight_VD
 
     def forward(self, tokens_BS: Tensor) -> Tensor:
         return embedding(tokens_BS, self.weight)
 
 
-class Positions(nn.Module):
-    """Adds learned positions; what follows computes in `dtype`."""
+class Head(Rows):
+    """The rows of a head that is its own matrix; see `with_weight`."""
 
-    def __init__(self, positions: nn.Embedding, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.weight = positions.weight
-        self.dtype = dtype
-
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        return (x_BSD + self.weight[: x_BSD.shape[1]]).to(self.dtype)
+    def forward(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
+        return with_weight(self, x_BSD)
 
 
 class RecomputedBlock(nn.Module):
@@ -54,13 +48,14 @@ class RecomputedBlock(nn.Module):
 
 def middle(model: Model, *, recompute: bool) -> list[nn.Module]:
     """Return the layers between embedding and head."""
+    around = model.decoder()
     blocks = [RecomputedBlock(block) if recompute else block for block in model.blocks]
-    return [Positions(model.wpe, model.dtype), *blocks, model.norm_f]
+    return [around.entry, *blocks, around.norm]
 
 
-def with_weight(tokens: Tokens, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
+def with_weight(rows: Rows, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
     """Return what `loss` needs: the last layer's output and the head's weights."""
-    return x_BSD, tokens.weight
+    return x_BSD, rows.weight
 
 
 def loss(outputs: tuple[Tensor, Tensor], targets_BS: Tensor) -> Tensor:
@@ -101,9 +96,11 @@ class _FromRanks(torch.autograd.Function):
 class ColumnParallelLinear(Linear):
     """An affine map of which this rank computes some of the features."""
 
-    def __init__(self, weight_KD: Tensor, bias_K: Tensor, group: dist.ProcessGroup) -> None:
-        super().__init__(weight_KD.shape[1], weight_KD.shape[0], device="meta")
-        self.weight, self.bias = _cut(weight_KD), _cut(bias_K)
+    def __init__(self, weight_KD: Tensor, bias_K: Tensor | None, group: dist.ProcessGroup) -> None:
+        super().__init__(weight_KD.shape[1], weight_KD.shape[0], bias=bias_K is not None, device="meta")
+        self.weight = _cut(weight_KD)
+        if bias_K is not None:
+            self.bias = _cut(bias_K)
         self.group = group
 
     def forward(self, x: Tensor) -> Tensor:
@@ -113,7 +110,7 @@ class ColumnParallelLinear(Linear):
 class RowParallelLinear(nn.Module):
     """An affine map of which this rank sums over some of the features."""
 
-    def __init__(self, weight_DK: Tensor, bias_D: nn.Parameter, group: dist.ProcessGroup) -> None:
+    def __init__(self, weight_DK: Tensor, bias_D: nn.Parameter | None, group: dist.ProcessGroup) -> None:
         super().__init__()
         self.weight, self.bias = _cut(weight_DK), bias_D
         self.group = group
@@ -121,22 +118,27 @@ class RowParallelLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         part = x @ self.weight.to(x.dtype).T
         whole: Tensor = _FromRanks.apply(part, self.group)
-        return whole + self.bias.to(x.dtype)
+        return whole if self.bias is None else whole + self.bias.to(x.dtype)
 
 
 def split_tensors(model: Model, group: dist.ProcessGroup, *, rank: int) -> None:
-    """Cut heads and feed-forward features over `group`, whose member `rank` this is; norms stay whole."""
+    """Cut the matrices that a model names over `group`, whose member `rank` this is; norms stay whole."""
     size = dist.get_world_size(group)
     for block in model.blocks:
-        attn, ffn = block.attn, block.ffn
-        weight = [part.chunk(size)[rank] for part in attn.Wqkv.weight.chunk(3)]
-        bias = [part.chunk(size)[rank] for part in attn.Wqkv.bias.chunk(3)]
-        attn.Wqkv = ColumnParallelLinear(torch.cat(weight), torch.cat(bias), group)
-        out, up, down = attn.out_proj, ffn.up_proj, ffn.down_proj
-        attn.out_proj = RowParallelLinear(out.weight.chunk(size, dim=1)[rank], out.bias, group)
-        attn.heads //= size
-        ffn.up_proj = ColumnParallelLinear(up.weight.chunk(size)[rank], up.bias.chunk(size)[rank], group)
-        ffn.down_proj = RowParallelLinear(down.weight.chunk(size, dim=1)[rank], down.bias, group)
+        for name, cut in model.cuts.items():
+            owner, _, last = name.rpartition(".")
+            whole = block.get_submodule(name)
+            setattr(block.get_submodule(owner), last, _part(whole, cut, group, size=size, rank=rank))
+
+
+def _part(whole: Any, cut: TensorCut, group: dist.ProcessGroup, *, size: int, rank: int) -> nn.Module:
+    if cut.axis == "inner":
+        return RowParallelLinear(whole.weight.chunk(size, dim=1)[rank], whole.bias, group)
+
+    def mine(rows: Tensor) -> Tensor:
+        return torch.cat([part.chunk(size)[rank] for part in rows.chunk(cut.parts)])
+
+    return ColumnParallelLinear(mine(whole.weight), None if whole.bias is None else mine(whole.bias), group)
 
 
 def _cut(part: Tensor) -> nn.Parameter:

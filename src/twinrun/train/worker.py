@@ -119,14 +119,18 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def choose_attention(job: TrainingJob, device: torch.device) -> str:
     """Return the kernel of `twinrun.train.attention` that this job's attention runs on."""
-    heads = family_of(job.shape).attention_heads(job.shape)
-    if heads is None:
+    shape = job.shape
+    if not shape.attention_heads():
         return attention.NONE
     if job.training.attention != "sdpa":
         return job.training.attention
-    size_BSHE = (job.microbatch, job.shape.sequence, *heads)
-    alibi = bool(getattr(job.shape, "alibi", None))
-    return attention.fastest(size_BSHE, dtype=DTYPES[job.training.precision], device=device, alibi=alibi)
+    return attention.fastest(
+        (job.microbatch, shape.sequence, shape.attention_heads(), shape.head_size()),
+        key_heads=shape.key_heads(),
+        dtype=DTYPES[job.training.precision],
+        device=device,
+        alibi=bool(getattr(shape, "alibi", None)),
+    )
 
 
 def build_model(job: TrainingJob, device: torch.device) -> Model:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from twinrun.checkpoints.hugging_face.families import Form, TensorPair, form_of_config
+from twinrun.checkpoints.hugging_face.families import form_of_config
 from twinrun.checkpoints.hugging_face.writing import CONFIG, MODEL, SEAL, WEIGHTS, turned
 from twinrun.checkpoints.manifest import FORMAT, CheckpointManifest, Chunk, StoredFile, StoredTensor
 from twinrun.checkpoints.safetensors import (
@@ -23,6 +23,7 @@ from twinrun.checkpoints.verification import demand_same
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import parse_json, read_regular, sha256_of_bytes
 from twinrun.foundation.manifest import MAX_JSON_BYTES
+from twinrun.protocol.hugging_face import Form, TensorPair
 
 INDEX = f"{WEIGHTS}.index.json"
 FILE = "rank-00000.safetensors"

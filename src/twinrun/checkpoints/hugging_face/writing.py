@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from twinrun.checkpoints.hugging_face.families import SHAPE, Form, TensorPair, form_of
+from twinrun.checkpoints.hugging_face.families import form_of
 from twinrun.checkpoints.hugging_face.tokenizer import tokenizer_files
 from twinrun.checkpoints.manifest import CheckpointManifest
 from twinrun.checkpoints.safetensors import ITEM_BYTES, Entry, header_of
@@ -18,6 +18,7 @@ from twinrun.checkpoints.store import MANIFEST, Store
 from twinrun.checkpoints.verification import verify, whole_tensor
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import cannot_write, canonical_json, sha256_of_bytes
+from twinrun.protocol.hugging_face import SHAPE, Form, TensorPair
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MODEL = "model."

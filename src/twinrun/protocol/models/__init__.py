@@ -1,7 +1,8 @@
 """Model families as the host knows them: the shape of a member, and what follows from it without building it.
 
-A family is one module here, whose `SHAPE` is the class of its members, a table of that name with the members
-that several recipes train, and a module of that name in `twinrun/train/models/` that builds it.
+A family is one module here, a table of its name with the members that several recipes train, and a module of
+its name in `twinrun/train/models/` that builds it. `SHAPE` of the module here is the class of the members,
+and `FORM`, where it has one, their Hugging Face form.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from pydantic import Field
 
 from twinrun.foundation.errors import InputError, closest
 from twinrun.foundation.manifest import read_toml, validate
+from twinrun.protocol.hugging_face import Form
 from twinrun.protocol.models.shape import ModelShape
 
-FAMILIES: dict[str, type[ModelShape]] = {
-    module.name: importlib.import_module(f"{__name__}.{module.name}").SHAPE
+_MODULES = {
+    module.name: importlib.import_module(f"{__name__}.{module.name}")
     for module in pkgutil.iter_modules(__path__)
     if module.name != "shape"
 }
+FAMILIES: dict[str, type[ModelShape]] = {name: module.SHAPE for name, module in _MODULES.items()}
+FORMS: tuple[Form, ...] = tuple(one.FORM for one in _MODULES.values() if hasattr(one, "FORM"))
 
 if TYPE_CHECKING:
     AnyShape = ModelShape
@@ -35,7 +39,7 @@ else:
         _union = _union | _one
     AnyShape = Annotated[_union, Field(discriminator="family")]
 
-__all__ = ["FAMILIES", "AnyShape", "ModelShape", "member", "members"]
+__all__ = ["FAMILIES", "FORMS", "AnyShape", "ModelShape", "member", "members"]
 
 
 @cache

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from twinrun.protocol.formulas import MAMBA_FLOPS
+from twinrun.protocol.hugging_face import Config, Form, Shapes, Sizes, of_blocks
 from twinrun.protocol.models.shape import ModelShape, Positive
 from twinrun.protocol.work import BlockWork, ModelWork, Product
 
@@ -22,6 +23,10 @@ INPUT_BYTES_PER_FEATURE = 4
 
 class MambaShape(ModelShape):
     """One member of the Mamba family."""
+
+    # 6 for each weight of a matrix product, and 9 forward and 18 backward for each of layers, states and
+    # features of the residual stream (github:lightonai/composer@9745ebc8d2a7:mamba/mamba.py).
+    formulas = ("model-flops/6M+27LSD",)
 
     family: Literal["mamba"] = "mamba"
     width: Positive
@@ -42,11 +47,6 @@ class MambaShape(ModelShape):
     def channels(self) -> int:
         """Return the channels of the convolution and the scan."""
         return self.expansion * self.width
-
-    @property
-    def formula(self) -> str:
-        """Return `model-flops/6M+27LSD`."""
-        return MAMBA_FLOPS
 
     def products(self) -> int:
         """Count the weights of all matrix products, the head included and the embedding not."""
@@ -89,8 +89,74 @@ class MambaShape(ModelShape):
             head=Product(self.vocabulary, width, "columns"),
             embedding=self.vocabulary * width,
             tied=False,
-            logit_bytes=0,
         )
 
 
-SHAPE = MambaShape
+MAMBA_SIZES = {
+    "vocab_size": "vocabulary",
+    "hidden_size": "width",
+    "num_hidden_layers": "layers",
+    "state_size": "states",
+    "conv_kernel": "convolution",
+    "expand": "expansion",
+    "time_step_rank": "rank",
+}
+
+
+def mamba_config(sizes: Sizes) -> dict[str, object]:
+    """Return the keys of the sizes; it has none for the length of a sequence."""
+    return {key: sizes[name] for key, name in MAMBA_SIZES.items()}
+
+
+def mamba_sizes(config: Config) -> dict[str, int]:
+    """Return the sizes that the keys say."""
+    automatic = {"time_step_rank": math.ceil(config["hidden_size"] / 16)}
+    known = {**config, **automatic} if config["time_step_rank"] == "auto" else config
+    return {name: int(known[key]) for key, name in MAMBA_SIZES.items()}
+
+
+def mamba_shapes(sizes: Sizes) -> Shapes:
+    """Return the shape of every tensor of a Mamba."""
+    width, vocabulary, states, rank = (sizes[name] for name in ("width", "vocabulary", "states", "rank"))
+    channels = sizes["expansion"] * width
+    mixer: Shapes = {
+        "in_proj.weight": (2 * channels, width),
+        "conv1d.weight": (channels, 1, sizes["convolution"]),
+        "conv1d.bias": (channels,),
+        "x_proj.weight": (rank + 2 * states, channels),
+        "dt_proj.weight": (channels, rank),
+        "dt_proj.bias": (channels,),
+        "A_log": (channels, states),
+        "D": (channels,),
+        "out_proj.weight": (width, channels),
+    }
+    block: Shapes = {"layers.*.norm.weight": (width,)}
+    block |= {f"layers.*.mixer.{name}": shape for name, shape in mixer.items()}
+    return {
+        "embeddings.weight": (vocabulary, width),
+        **of_blocks(sizes["layers"], block),
+        "norm_f.weight": (width,),
+        "lm_head.weight": (vocabulary, width),
+    }
+
+
+MAMBA = Form(
+    family="mamba",
+    model_type="mamba",
+    architecture="MambaForCausalLM",
+    fixed={
+        "hidden_act": ("silu", "silu"),
+        "layer_norm_epsilon": (1e-5, 1e-5),
+        "use_bias": (False, False),
+        "use_conv_bias": (True, True),
+        "tie_word_embeddings": (False, True),
+    },
+    unset=dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+    config=mamba_config,
+    sizes=mamba_sizes,
+    shapes=mamba_shapes,
+    prefix="backbone.",
+    without_prefix=("lm_head.",),
+)
+
+SHAPE, FORM = MambaShape, MAMBA

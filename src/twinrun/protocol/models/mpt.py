@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from twinrun.protocol.formulas import MODEL_FLOPS
-from twinrun.protocol.models.shape import ModelShape, Positive
+from twinrun.protocol.hugging_face import Config, Form, Shapes, Sizes, of_blocks
+from twinrun.protocol.models.shape import HEAD_TOKENS, LOGIT_BYTES, ModelShape, Positive
 from twinrun.protocol.work import BlockWork, ModelWork, Product
 
 # Activations a block keeps for its backward pass, in bytes per token and feature of the residual
@@ -24,6 +24,9 @@ class MptShape(ModelShape):
     """One member of the MPT family."""
 
     fixed = {"kernels": None, "layout": None, "position_weighting": None, "parameter_type": "fp32"}  # noqa: RUF012
+    # It reproduces the 380 rows of LLM Foundry's benchmark tables
+    # (github:mosaicml/llm-foundry@2e852dbf80fd:scripts/train/benchmarking/README.md).
+    formulas = ("model-flops/6N+12LDS",)
 
     family: Literal["mpt"] = "mpt"
     width: Positive
@@ -44,11 +47,6 @@ class MptShape(ModelShape):
             raise ValueError(f"`heads` must divide `width`: {self.heads} does not divide {self.width}")
         return self
 
-    @property
-    def formula(self) -> str:
-        """Return `model-flops/6N+12LDS`."""
-        return MODEL_FLOPS
-
     def attention_heads(self) -> int:
         """Return the number of attention heads."""
         return self.heads
@@ -56,6 +54,10 @@ class MptShape(ModelShape):
     def head_size(self) -> int:
         """Return the width of a head."""
         return self.width // self.heads
+
+    def uncut(self) -> str | None:
+        """Return why neither stages nor matrices are cut of it: experts and ALiBi."""
+        return "experts and the slopes of ALiBi are not cut" if self.experts or self.alibi else None
 
     def parameters(self) -> int:
         """Count the parameters, norms and position rows included."""
@@ -74,6 +76,10 @@ class MptShape(ModelShape):
             6 * (dense.parameters() + self.layers * self._router())
             + 12 * self.layers * self.width * self.sequence
         )
+
+    def head_bytes(self, microbatch: int) -> int:
+        """Return the bytes of the logits of one chunk of tokens."""
+        return LOGIT_BYTES * min(microbatch * self.sequence, HEAD_TOKENS) * self.vocabulary
 
     def work(self) -> ModelWork:
         """Return what a pass has to do."""
@@ -109,4 +115,80 @@ class MptShape(ModelShape):
         return self.experts * self.width if self.experts else 0
 
 
-SHAPE = MptShape
+GPT2_SIZES = {
+    "vocab_size": "vocabulary",
+    "n_positions": "sequence",
+    "n_embd": "width",
+    "n_layer": "layers",
+    "n_head": "heads",
+}
+
+
+def gpt2_config(sizes: Sizes) -> dict[str, object]:
+    """Return the keys of the sizes."""
+    keys = {key: sizes[name] for key, name in GPT2_SIZES.items()}
+    return {**keys, "n_inner": sizes["expansion"] * sizes["width"]}
+
+
+def gpt2_sizes(config: Config) -> dict[str, int]:
+    """Return the sizes that the keys say."""
+    found = {name: int(config[key]) for key, name in GPT2_SIZES.items()}
+    expansion, rest = divmod(int(config.get("n_inner") or 4 * found["width"]), found["width"])
+    if rest:
+        raise ValueError("n_inner is no multiple of n_embd")
+    return found | {"expansion": expansion}
+
+
+def tensor_shapes(sizes: Sizes) -> Shapes:
+    """Return the shape of every tensor of an MPT without experts."""
+    width, inner = sizes["width"], sizes["expansion"] * sizes["width"]
+    layers = {"attn.Wqkv": (3 * width, width), "attn.out_proj": (width, width)}
+    layers |= {"ffn.up_proj": (inner, width), "ffn.down_proj": (width, inner)}
+    vectors = {"norm_1.weight": width, "norm_1.bias": width, "norm_2.weight": width, "norm_2.bias": width}
+    block: Shapes = {f"blocks.*.{name}": (size,) for name, size in vectors.items()}
+    for name, (outputs, inputs) in layers.items():
+        block |= {f"blocks.*.{name}.weight": (outputs, inputs), f"blocks.*.{name}.bias": (outputs,)}
+    return {
+        "wte.weight": (sizes["vocabulary"], width),
+        "wpe.weight": (sizes["sequence"], width),
+        **of_blocks(sizes["layers"], block),
+        "norm_f.weight": (width,),
+        "norm_f.bias": (width,),
+    }
+
+
+GPT2 = Form(
+    family="mpt",
+    model_type="gpt2",
+    architecture="GPT2LMHeadModel",
+    fixed={
+        "activation_function": ("gelu", "gelu_new"),
+        "layer_norm_epsilon": (1e-5, 1e-5),
+        "tie_word_embeddings": (True, True),
+        "scale_attn_weights": (True, True),
+        "scale_attn_by_inverse_layer_idx": (False, False),
+        "reorder_and_upcast_attn": (False, False),
+        "add_cross_attention": (False, False),
+    },
+    unset={
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+        **dict.fromkeys(("bos_token_id", "eos_token_id")),
+    },
+    config=gpt2_config,
+    sizes=gpt2_sizes,
+    shapes=tensor_shapes,
+    prefix="transformer.",
+    renamed={
+        "blocks.": "h.",
+        "norm_": "ln_",
+        "attn.Wqkv": "attn.c_attn",
+        "attn.out_proj": "attn.c_proj",
+        "ffn.up_proj": "mlp.c_fc",
+        "ffn.down_proj": "mlp.c_proj",
+    },
+    # GPT-2 has a Conv1D where others have a Linear.
+    transposed=("Wqkv.weight", "out_proj.weight", "up_proj.weight", "down_proj.weight"),
+    absent=("experts", "alibi"),
+)
+
+SHAPE, FORM = MptShape, GPT2

@@ -1,6 +1,6 @@
 """Models as the trainers know them: a family is one module here, named as in `twinrun.protocol.models`.
 
-The module has `build` and `attention_heads`, see `Family`; it imports torch alone and no other family.
+The module has `build`, see `Family`; it imports torch alone and no other family.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import importlib
 import math
 import zlib
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,25 @@ Orders = dict[str, tuple[Tensor | None, ...]]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+class TensorCut(NamedTuple):
+    """How tensor parallelism cuts a matrix: the features that come out, its columns, or those that go in."""
+
+    axis: Literal["columns", "inner"]
+    parts: int = 1
+    """Matrices that are one in memory, each of which is cut."""
+
+
+class Decoder(NamedTuple):
+    """What a decoder has around its blocks, of which the first and the last stage of a pipeline are made."""
+
+    embedding: nn.Embedding
+    entry: nn.Module
+    """Makes of embedded tokens what enters the first block."""
+    norm: nn.Module
+    head: nn.Parameter
+    """Weights of the head, those of the embedding where both are one matrix."""
+
+
 class Model(nn.Module):
     """What a trainer asks of any model."""
 
@@ -36,6 +55,13 @@ class Model(nn.Module):
 
     These are older than upstream's names: a seed gives the weights that the committed records started from.
     """
+
+    cuts: ClassVar[Mapping[str, TensorCut]] = {}
+    """The matrices of a block by name, for families that are cut; heads are found by their width."""
+
+    def decoder(self) -> Decoder:
+        """Return what is around the blocks, for families that are cut."""
+        raise NotImplementedError
 
     def drawn_name(self, name: str) -> str:
         """Return the name by which the initial values of the parameter `name` are drawn."""
@@ -107,16 +133,13 @@ def _scramble(word: Tensor) -> Tensor:
 
 
 class Family(Protocol):
-    """The functions of a family's module; shapes are that family's."""
+    """The function of a family's module; shapes are that family's."""
 
     def build(self, shape: Any, *, training: Training) -> Model:
         """Return a model on the current device, its parameters not initialised; raises InputError.
 
         Of the settings it heeds those that say how layers compute, and refuses what it does not have.
         """
-
-    def attention_heads(self, shape: Any) -> tuple[int, int] | None:
-        """Return number and width of the attention heads; None without attention."""
 
 
 def family_of(shape: ModelShape) -> Family:

@@ -22,31 +22,15 @@ from twinrun.foundation.errors import InputError
 from twinrun.protocol.models.mamba import MambaShape
 from twinrun.protocol.models.shape import Checkpointing
 from twinrun.protocol.training import Training
-from twinrun.train.layers import head_loss, recomputed, recomputed_but_products
+from twinrun.train.layers import RMSNorm, head_loss, recomputed, recomputed_but_products, rms_norm
 from twinrun.train.models import DTYPES, Model, Orders, normal, uniform
 from twinrun.train.state_space import Kernels, chosen
 
-EPSILON = 1e-5
 # Step sizes at the start: log-uniform between these, and never below the last.
 STEP_LOW, STEP_HIGH, STEP_FLOOR = 1e-3, 0.1, 1e-4
 EMBEDDING_STD = 0.02
 
 Stream = tuple[Tensor, Tensor]
-
-
-def rms_norm(x_BSD: Tensor, weight_D: Tensor) -> Tensor:
-    """Normalise the last axis in fp32."""
-    wide = x_BSD.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPSILON)
-    return (wide * scale * weight_D.float()).to(x_BSD.dtype)
-
-
-class RMSNorm(nn.Module):
-    """The scale of an RMS norm; who normalises reads it, since residual and norm are one step."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(width))
 
 
 class Mixer(nn.Module):
@@ -272,10 +256,6 @@ def build(shape: MambaShape, *, training: Training) -> Mamba:
         checkpointing=training.activation_checkpointing,
         position_scale=training.position_weighting,
     )
-
-
-def attention_heads(shape: MambaShape) -> None:
-    """Return None: there is no attention."""
 
 
 def _demand(name: str, found: object, allowed: tuple[object, ...]) -> None:

@@ -26,23 +26,16 @@ from twinrun.protocol.training import Training
 from twinrun.train import attention as attentions
 from twinrun.train.attention import Attend
 from twinrun.train.layers import (
+    EPSILON,
     INDUCTOR_OPTIONS,
     Experts,
+    Linear,
     head_loss,
     recomputed,
     recomputed_but_products,
     shared_gelu,
 )
-from twinrun.train.models import DTYPES, Model, Orders, normal
-
-EPSILON = 1e-5
-
-
-class Linear(nn.Linear):
-    """An affine map computed in the type of its input, whatever type the parameters have."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+from twinrun.train.models import DTYPES, Decoder, Model, Orders, TensorCut, normal
 
 
 class LayerNorm(nn.LayerNorm):
@@ -66,7 +59,7 @@ class Attention(nn.Module):
 
     def __init__(self, shape: MptShape, *, attend: Attend) -> None:
         super().__init__()
-        self.heads = shape.heads
+        self.head_size = shape.head_size()
         self.attend = attend
         slopes = attentions.alibi_slopes(shape.heads) if shape.alibi else None
         self.register_buffer("slopes", slopes, persistent=False)
@@ -75,7 +68,7 @@ class Attention(nn.Module):
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         qkv_BSD = self.Wqkv(x_BSD).chunk(3, dim=-1)
-        q_BSHE, k_BSHE, v_BSHE = (part.unflatten(-1, (self.heads, -1)) for part in qkv_BSD)
+        q_BSHE, k_BSHE, v_BSHE = (part.unflatten(-1, (-1, self.head_size)) for part in qkv_BSD)
         y_BSHE = self.attend(q_BSHE, k_BSHE, v_BSHE, self.slopes)
         out: Tensor = self.out_proj(y_BSHE.flatten(-2))
         return out
@@ -126,6 +119,18 @@ def final_loss(
     return head_loss(layer_norm(x_BSD, norm_D, bias_D), weight_VD, targets_BS)
 
 
+class Positions(nn.Module):
+    """Adds learned positions; what follows computes in `dtype`."""
+
+    def __init__(self, positions: nn.Embedding, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = positions.weight
+        self.dtype = dtype
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        return (x_BSD + self.weight[: x_BSD.shape[1]]).to(self.dtype)
+
+
 class MPT(Model):
     """The whole decoder.
 
@@ -143,6 +148,12 @@ class MPT(Model):
         "up_proj": "up",
         "down_proj": "down",
         "norm_f": "norm",
+    }
+    cuts: ClassVar = {
+        "attn.Wqkv": TensorCut("columns", parts=3),
+        "attn.out_proj": TensorCut("inner"),
+        "ffn.up_proj": TensorCut("columns"),
+        "ffn.down_proj": TensorCut("inner"),
     }
 
     def __init__(
@@ -178,6 +189,10 @@ class MPT(Model):
         if targets_BS is None:
             return linear(self.norm_f(x_BSD), weight_VD.to(self.dtype))
         return self.final_loss(x_BSD, self.norm_f.weight, self.norm_f.bias, weight_VD, targets_BS)
+
+    def decoder(self) -> Decoder:
+        assert self.wpe is not None
+        return Decoder(self.wte, Positions(self.wpe, self.dtype), self.norm_f, self.wte.weight)
 
     # What cannot be compiled as one graph is an error: it would run, at half the speed.
     def compile_whole(self) -> None:
@@ -239,8 +254,3 @@ def build(shape: MptShape, *, training: Training) -> MPT:
         attention=training.attention,
         checkpointing=training.activation_checkpointing,
     )
-
-
-def attention_heads(shape: MptShape) -> tuple[int, int]:
-    """Return number and width of the attention heads."""
-    return shape.heads, shape.width // shape.heads

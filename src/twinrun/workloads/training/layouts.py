@@ -10,9 +10,11 @@ from twinrun.protocol.deepspeed import check_settings
 from twinrun.protocol.layout import PROCESSOR_RANKS, Layout, refusals
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import Training
-from twinrun.workloads.training.estimates import Budget, estimated_seconds
+from twinrun.workloads.training.estimates import Budget, beside_state, estimated_seconds
 from twinrun.workloads.training.manifest import TrainingPoint, TrainingScale, TrainingTables
 from twinrun.workloads.workload import Hardware, Point
+
+REDUCED = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def names(tables: TrainingTables, scale: TrainingScale, requested: Any) -> tuple[str, ...]:
@@ -131,7 +133,6 @@ def _check(
 
 
 def _of_model(layout: Layout, shape: AnyShape, training: Training) -> Iterator[tuple[str, str, str]]:
-    family = shape.family
     experts: int = getattr(shape, "experts", None) or 0
     if experts and layout.framework == "deepspeed" and layout.experts is None:
         yield "experts", "1 or more ranks", "the model has experts, which DeepSpeed spreads over ranks"
@@ -139,12 +140,12 @@ def _of_model(layout: Layout, shape: AnyShape, training: Training) -> Iterator[t
         yield "variant", "no experts with compile", "experts get other numbers of tokens in each step"
     if layout.experts is not None and (not experts or experts % layout.experts):
         yield "experts", f"a divisor of {experts}, the model's experts", "experts are whole"
-    if layout.replicas > 1 and (family != "mpt" or experts or getattr(shape, "alibi", None)):
-        yield "variant", "an MPT without experts or ALiBi", "stages and matrices are cut of no other model"
+    if layout.replicas > 1 and (reason := shape.uncut()):
+        yield "variant", "another model, or pipeline = 1 and tensor = 1", reason
     elif layout.replicas > 1:
-        heads, layers = shape.attention_heads(), getattr(shape, "layers", 0)
+        heads, layers = shape.key_heads(), getattr(shape, "layers", 0)
         if heads % layout.tensor:
-            yield "tensor", f"a divisor of {heads}, the model's heads", "heads are whole"
+            yield "tensor", f"a divisor of {heads}, the model's heads of keys", "heads are whole"
         if layout.pipeline > layers:
             yield "pipeline", f"1 to {layers}, the model's layers", "a stage has a layer"
 
@@ -186,7 +187,27 @@ def _microbatches(
     layout: Layout, shape: AnyShape, training: Training, *, world: int, hardware: Hardware
 ) -> tuple[int, ...]:
     """Return the microbatches to try, largest first."""
-    budget = Budget(
-        shape=shape, training=training, layout=layout, device_memory_bytes=hardware.device_memory_bytes
+    copies = world // layout.replicas
+    needed = Budget(
+        shape=shape,
+        training=training.model_copy(update={"sharding": "full" if layout.zero == 3 else layout.sharding}),
+        device_memory_bytes=hardware.device_memory_bytes,
+        state_bytes=device_bytes(layout, shape, training, copies=copies),
     )
-    return budget.microbatches(world)
+    return needed.microbatches(copies)
+
+
+def device_bytes(layout: Layout, shape: AnyShape, training: Training, *, copies: int) -> int:
+    """Estimate the bytes of state that a device keeps, gradients of a step at their most included."""
+    count = shape.parameters() // layout.replicas
+    width = REDUCED[training.precision] if layout.zero else 4
+    sharded = layout.sharding == "full"
+    if layout.framework == "torch" or not layout.zero:
+        beside = beside_state(shape, training, sharded=sharded, buckets=True) // layout.replicas
+        return 16 * count // (copies if sharded else 1) + beside
+    moments = 0 if layout.offload != "none" else 12 * count // copies
+    gradients = width * count // (copies if layout.zero > 1 else 1)
+    parameters = 0 if layout.offload == "parameters" else width * count // (copies if layout.zero == 3 else 1)
+    # What ZeRO-3 gathers ahead, and the gradients of that.
+    gathered = 2 * width * count if layout.zero == 3 else 0
+    return moments + gradients + parameters + gathered

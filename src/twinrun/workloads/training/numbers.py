@@ -14,6 +14,7 @@ from twinrun.foundation.errors import RunError
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.measurements import Fact, Measurement, Numbers, Series, rate, sampled, scaled
+from twinrun.protocol.models import ModelShape
 from twinrun.protocol.power import PowerSource
 from twinrun.protocol.training import Reduction, SharedWork, StepMetrics, TrainingResult
 from twinrun.workloads.training.layouts import trained
@@ -180,31 +181,25 @@ def of_formulas(part: TrainingPlan, point: PointRecord[TrainingPoint]) -> Iterat
 def flops_of(
     tokens_rate: Measurement, part: TrainingPlan, point: PointRecord[TrainingPoint], gpu: Gpu | None
 ) -> list[Measurement]:
-    """Return model FLOP/s and, where the dense peak is known for the precision, MFU."""
+    """Return model FLOP/s by each formula of the family and, where the dense peak is known, MFU."""
     shape = point.part.shape or part.shape
     precision = trained(part.training, point.part.layout).precision
-    formula = shape.formula
-    flops = scaled(
-        tokens_rate,
-        shape.flops_per_token() / TERA,
-        name="model-flops",
-        metric="model-flops",
-        unit="TFLOP/s",
-        per="device",
-        formula=formula,
-    )
-    if gpu is None or precision == "fp32":
-        return [flops]
-    share = scaled(
-        flops,
-        TERA / gpu.device_peak_flops,
-        name="model-flops-share",
-        metric="model-flops-share",
-        unit="ratio",
-        per="device",
-        formula=formula,
-    )
-    return [flops, share]
+    found = []
+    for formula, flops in shape.flops_by_formula().items():
+        done = _by_formula(tokens_rate, flops / TERA, shape, formula, metric="model-flops", unit="TFLOP/s")
+        found.append(done)
+        if gpu is not None and precision != "fp32":
+            share = TERA / gpu.device_peak_flops
+            found.append(_by_formula(done, share, shape, formula, metric="model-flops-share", unit="ratio"))
+    return found
+
+
+def _by_formula(
+    base: Measurement, factor: float, shape: ModelShape, formula: str, *, metric: str, unit: str
+) -> Measurement:
+    """Return a multiple of `base`; of the formula that models are compared by it has the metric's name."""
+    name = metric if formula == shape.formula else f"{metric}@{formula.partition('/')[2]}"
+    return scaled(base, factor, name=name, metric=metric, unit=unit, per="device", formula=formula)
 
 
 def state_bytes(layout: Layout, facts: Mapping[str, Fact], precision: str) -> float | None:

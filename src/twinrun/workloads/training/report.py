@@ -72,8 +72,10 @@ def _points_table(record: RecordView[TrainingPlan, TrainingPoint]) -> Table:
 
 
 def _notes(record: RecordView[TrainingPlan, TrainingPoint]) -> tuple[str, ...]:
-    formulas = {one.formula for point in record.points for one in point.measurements if one.formula}
-    notes = [f"model FLOP/s: {formula}" for formula in sorted(formulas)]
+    counts = record.part.shape.flops_by_formula()
+    (formula, least), *others = counts.items()
+    notes = [f"model FLOP/s: {formula}"]
+    notes += [f"by {name}: {more / least:.3f} times as many" for name, more in others]
     powered = [point for point in record.points if point.measurement("power")]
     notes += [f"W: {name}" for name in sorted({str(point.facts[SOURCE_FACT]) for point in powered})]
     if record.gpu and any(point.measurement("model-flops-share") for point in record.points):

@@ -1,0 +1,175 @@
+"""Llama against its published sizes and against transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+import transformers
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from twinrun.protocol.models import members
+from twinrun.protocol.models.llama import LLAMA, LlamaShape
+from twinrun.train import attention
+from twinrun.train.models import IGNORED
+from twinrun.train.models.llama import Llama, frequencies
+
+PUBLISHED = ("llama-1b", "llama-3b", "llama-8b", "llama-70b", "llama-405b")
+SMALL = LlamaShape(
+    width=32, heads=4, groups=2, layers=3, hidden=48, tied=True, rope_factor=8, vocabulary=61, sequence=24
+)
+# Features of a head in tests of members whose blocks are larger than the memory of a small machine.
+NARROW = 16
+
+
+def member(name: str) -> LlamaShape:
+    shape = members()[name]
+    assert isinstance(shape, LlamaShape)
+    return shape
+
+
+def reduced(name: str) -> LlamaShape:
+    """Return one block of a member, at most 3,072 features wide, with its heads, groups and rotations."""
+    shape = member(name)
+    sizes: dict[str, Any] = {"layers": 1, "vocabulary": 320, "sequence": 96}
+    if shape.width > 3072:
+        sizes |= {"width": NARROW * shape.heads, "hidden": NARROW * shape.hidden // shape.head_size()}
+    return shape.model_copy(update=sizes)
+
+
+def config_of(shape: LlamaShape) -> Any:
+    keys = LLAMA.config(shape.model_dump())
+    fixed = {key: value for key, (value, _) in LLAMA.fixed.items()}
+    return transformers.LlamaConfig(**keys, **fixed)
+
+
+def pair(shape: LlamaShape) -> tuple[Llama, Any]:
+    """Return our model and theirs with the same weights, norms included."""
+    ours = Llama(shape)
+    draw = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.normal_(1.0 if parameter.dim() == 1 else 0.0, 0.1, generator=draw)
+    with torch.device("meta"):
+        theirs = transformers.LlamaForCausalLM(config_of(shape))
+    named = {
+        name if name.startswith("lm_head") else f"model.{name}": one for name, one in ours.named_parameters()
+    }
+    named.setdefault("lm_head.weight", ours.embed_tokens.weight)
+    theirs.load_state_dict(named, assign=True)
+    # Frequencies are no weights: made on the meta device, they have no values.
+    theirs.model.rotary_emb = type(theirs.model.rotary_emb)(theirs.config)
+    return ours, theirs.eval()
+
+
+def batch(shape: LlamaShape, rows: int = 2) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(7)
+    tokens_BS = torch.randint(shape.vocabulary, (rows, shape.sequence), generator=draw)
+    targets_BS = tokens_BS.roll(-1, dims=1)
+    targets_BS[:, -1] = IGNORED
+    return tokens_BS, targets_BS
+
+
+@pytest.mark.parametrize("name", [*PUBLISHED, "llama-smoke"])
+def test_parameters_are_those_of_transformers(name: str) -> None:
+    shape = member(name)
+    with torch.device("meta"):
+        ours, theirs = Llama(shape), transformers.LlamaForCausalLM(config_of(shape))
+    assert sum(one.numel() for one in ours.parameters()) == shape.parameters() == theirs.num_parameters()
+
+
+@pytest.mark.parametrize("name", [*PUBLISHED, "llama-smoke"])
+def test_logits_and_loss_are_those_of_transformers(name: str) -> None:
+    shape = reduced(name)
+    ours, theirs = pair(shape)
+    tokens_BS, targets_BS = batch(shape)
+    with torch.no_grad():
+        logits, expected = ours(tokens_BS), theirs(tokens_BS, labels=tokens_BS)
+        loss = ours(tokens_BS, targets_BS)
+    scale = expected.logits.abs().max()
+    assert (logits - expected.logits).abs().max() / scale < 1e-5
+    torch.testing.assert_close(loss, expected.loss, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("factor", [1, 8, 32])
+def test_frequencies_are_those_of_transformers(name: str, factor: int) -> None:
+    shape = member(name).model_copy(update={"rope_factor": factor})
+    config = config_of(shape)
+    kind = "llama3" if factor > 1 else "default"
+    if kind in ROPE_INIT_FUNCTIONS:
+        expected, _ = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+        torch.testing.assert_close(frequencies(shape), expected, rtol=1e-6, atol=0)
+
+
+def test_gradients_are_those_of_transformers() -> None:
+    ours, theirs = pair(SMALL)
+    tokens_BS, targets_BS = batch(SMALL)
+    ours(tokens_BS, targets_BS).backward()
+    found = {name: one.grad.clone() for name, one in ours.named_parameters() if one.grad is not None}
+    ours.zero_grad()
+    # The weights are the same tensors.
+    theirs(tokens_BS, labels=tokens_BS).loss.backward()
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_the_future_does_not_reach_the_past() -> None:
+    model = Llama(SMALL)
+    model.initialise(3)
+    tokens_BS, _ = batch(SMALL)
+    changed_BS = tokens_BS.clone()
+    changed_BS[:, 10:] = (changed_BS[:, 10:] + 1) % SMALL.vocabulary
+    with torch.no_grad():
+        before, after = model(tokens_BS), model(changed_BS)
+    torch.testing.assert_close(before[:, :10], after[:, :10])
+    assert (before[:, 10] - after[:, 10]).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("checkpointing", [True, "selective"])
+def test_recomputed_blocks_have_the_same_gradients(checkpointing: Any) -> None:
+    tokens_BS, targets_BS = batch(SMALL)
+    found = []
+    for option in (False, checkpointing):
+        model = Llama(SMALL, checkpointing=option)
+        model.initialise(3)
+        model(tokens_BS, targets_BS).backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    for one, other in zip(found[0], found[1], strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("shape", [SMALL, SMALL.model_copy(update={"tied": False})], ids=["tied", "untied"])
+def test_renumbered_features_leave_the_function_alone(shape: LlamaShape) -> None:
+    whole, other = Llama(shape), Llama(shape)
+    for model in (whole, other):
+        model.initialise(3)
+    other.renumber(1)
+    assert not torch.equal(whole.layers[0].mlp.up_proj.weight, other.layers[0].mlp.up_proj.weight)
+    assert not torch.equal(whole.layers[0].self_attn.k_proj.weight, other.layers[0].self_attn.k_proj.weight)
+    tokens_BS, _ = batch(shape)
+    with torch.no_grad():
+        torch.testing.assert_close(whole(tokens_BS), other(tokens_BS), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["sdpa", "math"])
+def test_grouped_heads_attend_as_repeated_ones(name: str) -> None:
+    q_BSHE, k_BSGE, v_BSGE = (torch.randn(2, 12, heads, 8) for heads in (6, 2, 2))
+    attend = attention.chosen(name)
+    k_BSHE, v_BSHE = (one.repeat_interleave(3, dim=2) for one in (k_BSGE, v_BSGE))
+    torch.testing.assert_close(attend(q_BSHE, k_BSGE, v_BSGE, None), attend(q_BSHE, k_BSHE, v_BSHE, None))
+
+
+def test_loss_with_targets_is_the_mean_cross_entropy_of_the_logits() -> None:
+    model = Llama(SMALL)
+    model.initialise(3)
+    tokens_BS, targets_BS = batch(SMALL)
+    expected = cross_entropy(model(tokens_BS).flatten(0, 1), targets_BS.flatten())
+    torch.testing.assert_close(model(tokens_BS, targets_BS), expected)
