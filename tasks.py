@@ -177,13 +177,15 @@ def predict(
 
 @command(
     help={
-        "a": "record.json or folder",
+        "a": "record.json or folder; with --scores samples.jsonl or the folder of an evaluation",
         "b": "another",
         "claims": "judge the claims between records instead",
         "parity": "say whether both have one loss curve instead, inside the envelope of their control runs",
         "points": "of a parity, one point of A and one of B; those of one name when left out",
         "controls": "of a parity, a further record with control runs",
         "out": "of a parity, the HTML file",
+        "scores": "say whether two models score the same instead, document by document",
+        "margin": "of scores, the largest difference that counts as none, for example 0.02",
         "json": "print JSON",
     }
 )
@@ -196,15 +198,22 @@ def compare(
     points: str = "",
     controls: str = "",
     out: str = "",
+    scores: bool = False,
+    margin: str = "",
     json: bool = False,
 ) -> None:
-    """Explain what differs between two records, or judge the claims between the records of A and of B."""
+    """Explain what differs between two records, or hold their claims, curves or scores against each other."""
     with exit_on_error():
         from twinrun.cli import records
 
         demand_with("--parity", parity, points=points, controls=controls, out=out)
         demand_without("--parity", parity, claims=claims)
-        if parity:
+        demand_with("--scores", scores, margin=margin)
+        demand_without("--scores", scores, claims=claims, parity=parity)
+        if scores:
+            allowed = amount(margin, "--margin")
+            code = records.scores(ROOT, Path(a), Path(b), margin=allowed, as_json=json)
+        elif parity:
             files = {
                 name: Path(path) if path else None for name, path in (("controls", controls), ("out", out))
             }

@@ -14,7 +14,6 @@ from twinrun.foundation.errors import InputError
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
 from twinrun.predict.calibration import Calibration, calibration
-from twinrun.predict.memory import memory
 from twinrun.predict.parallel_layout import Machines, ParallelLayout
 from twinrun.predict.prediction import Prediction, predict
 from twinrun.predict.rows import Residual, residuals, rows
@@ -114,17 +113,6 @@ def test_a_pipeline_waits_for_its_stages() -> None:
     assert whole.time is not None
     assert staged.time is not None
     assert whole.time.bubble == 0 < staged.time.bubble
-
-
-def test_states_are_split_by_what_is_sharded() -> None:
-    work, machines = member("mpt-1b", place="model").work(), Machines(GPUS["h200"], 8)
-    totals = [
-        memory(work, machines, ParallelLayout(64, 1, shards=shards)).bytes
-        for shards in ("none", "optimizer", "gradients", "parameters")
-    ]
-    assert totals == sorted(totals, reverse=True)
-    whole = memory(work, machines, ParallelLayout(64, 1))
-    assert whole.parameters + whole.gradients + whole.optimizer == 16 * work.parameters
 
 
 @pytest.mark.parametrize(

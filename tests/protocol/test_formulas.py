@@ -11,7 +11,6 @@ from twinrun.foundation.manifest import validate
 from twinrun.protocol.formulas import FORMULAS
 from twinrun.protocol.models import FAMILIES, ModelShape, members
 from twinrun.protocol.models.mpt import MptShape
-from twinrun.protocol.models.shape import STATES_PER_PARAMETER
 from twinrun.workloads.training.manifest import TrainingPlan
 
 MODELS = members()
@@ -90,27 +89,3 @@ def test_the_closed_form_counts_a_model_written_out_by_hand() -> None:
     feed_forward = (2 * 6 + 6) + (6 * 2 + 2)
     norms = 2 * (2 + 2)
     assert shape.parameters() == embeddings + attention + feed_forward + norms + final_norm
-
-
-@pytest.mark.parametrize("checkpointing", [True, False])
-def test_only_state_is_sharded_and_only_activations_grow(checkpointing: bool) -> None:
-    shape = MODELS["mpt-1b"]
-
-    def needed(microbatch: int, shards: int) -> int:
-        return shape.memory_bytes(
-            microbatch=microbatch, shards=shards, checkpointing=checkpointing, unsharded=False
-        )
-
-    state = STATES_PER_PARAMETER * 4 * shape.parameters()
-    assert needed(4, 1) - needed(4, 2) == state // 2
-    assert needed(8, 2) - needed(4, 2) == needed(4, 2) - needed(0, 2)
-    assert needed(0, 1) == state
-
-
-def test_checkpointing_needs_less() -> None:
-    shape = MODELS["mpt-7b"]
-    blocks, products, everything = (
-        shape.memory_bytes(microbatch=8, shards=8, checkpointing=switch, unsharded=False)
-        for switch in (True, "selective", False)
-    )
-    assert blocks < products < everything

@@ -9,8 +9,9 @@ import pytest
 from tests.records import TRAINING, plan
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.manifests.recipe import Sweep
+from twinrun.predict.memory import BUCKET_BYTES
 from twinrun.workloads.sweep import sizes
-from twinrun.workloads.training.estimates import BUCKET_BYTES, Budget
+from twinrun.workloads.training.estimates import Budget
 from twinrun.workloads.training.manifest import TrainingPlan
 
 DEVICES, NODES = Sweep(devices="powers-of-two"), Sweep(nodes=(1, 2), devices_per_node=8)

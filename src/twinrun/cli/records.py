@@ -1,4 +1,4 @@
-"""Commands about records: compare two, hold claims and curves against each other, report, send in and add."""
+"""Commands about records: compare two, hold claims, curves or scores against each other, report, send in."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from twinrun.report.comparison import comparison_view
 from twinrun.report.form import form as submission_form
 from twinrun.report.page import write_recipe_report, write_report
 from twinrun.report.parity import parity_view, write_parity_page
+from twinrun.report.scores import scores_view
 from twinrun.report.selection import selected
 from twinrun.report.tables import verdict_table
 from twinrun.report.terminal import show
 from twinrun.report.words import headline, headline_of_all
 from twinrun.results.between import judge_between
 from twinrun.results.compare import compare as compare_records
+from twinrun.results.equivalence import compare_scores
 from twinrun.results.parity import held_between
 from twinrun.results.reading import read_record, read_records
 from twinrun.results.record import Record
+from twinrun.results.samples import SampleFile, demand_recorded, paired, read_samples
 from twinrun.results.submission import FILE, add_submission, write_submission
 from twinrun.results.verdicts import FAILURES
 
@@ -69,6 +72,35 @@ def parity(
         show(parity_view(found))
         say(f"report: {page}")
     return int(any(one.parity.outcome != "inside" for one in found))
+
+
+def scores(root: Path, a: Path, b: Path, *, margin: float | None, as_json: bool) -> int:
+    """Say whether two models score the same, document by document; 1 when they do not or nothing tells."""
+    if margin is None or not 0 < margin < 1:
+        raise InputError(
+            "equivalence is asked inside a margin of scores",
+            place="--margin",
+            found=margin,
+            allowed="more than 0, less than 1",
+            hint="--margin 0.02 counts a difference of up to two points of a hundred as none",
+        )
+    project = Project(root)
+    files = [_samples_of(project, path) for path in (a, b)]
+    found = compare_scores(paired(*files), margin=margin)
+    if as_json:
+        shown = {"outcome": found.outcome, **found.model_dump(mode="json")}
+        print_json(shown | {"samples": {one.place: one.sha256 for one in files}})
+    else:
+        show(scores_view(found, rules=files[0].rules))
+    return int(found.outcome != "equivalent")
+
+
+def _samples_of(project: Project, place: Path) -> SampleFile:
+    """Return the samples of a file, or of a run folder, which are held against its record."""
+    found = read_samples(place)
+    if place.is_dir():
+        demand_recorded(found, read_record(place, project))
+    return found
 
 
 def _compare_claims(root: Path, a: Path, b: Path, *, as_json: bool) -> int:

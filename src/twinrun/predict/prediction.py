@@ -84,7 +84,7 @@ def predict(
         machines=machines,
         layout=layout,
         software=software,
-        memory=memory(work, machines, layout),
+        memory=memory(work, layout, devices=machines.devices),
         largest_microbatch=largest_microbatch(work, machines, layout),
         time=None
         if unknown

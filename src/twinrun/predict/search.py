@@ -55,7 +55,7 @@ def best(
     work, seen = shape.work(), 0
     for one in layouts(work, machines, like):
         seen += 1
-        if memory(work, machines, one).fit(machines.gpu) != "FITS":
+        if memory(work, one, devices=machines.devices).fit(machines.gpu) != "FITS":
             continue
         try:
             one.check(work, machines)

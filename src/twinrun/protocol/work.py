@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+# Bytes of a logit while the loss is computed: 16-bit, its fp32 copy, its exponential, its 16-bit gradient.
+LOGIT_BYTES = 12
+
 
 @dataclass(frozen=True)
 class Product:
@@ -68,6 +71,8 @@ class ModelWork:
     """Parameters of the embeddings, of the head too where both are one matrix."""
     tied: bool
     """Whether embedding and head are one matrix."""
+    logit_bytes: int = LOGIT_BYTES
+    """Bytes of a logit beside what blocks keep; 0 where these count the head."""
 
     @property
     def parameters(self) -> int:

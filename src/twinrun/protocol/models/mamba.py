@@ -89,6 +89,7 @@ class MambaShape(ModelShape):
             head=Product(self.vocabulary, width, "columns"),
             embedding=self.vocabulary * width,
             tied=False,
+            logit_bytes=0,
         )
 
 

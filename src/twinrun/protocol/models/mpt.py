@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from twinrun.protocol.hugging_face import Config, Form, Shapes, Sizes, of_blocks
-from twinrun.protocol.models.shape import HEAD_TOKENS, LOGIT_BYTES, ModelShape, Positive
+from twinrun.protocol.models.shape import ModelShape, Positive
 from twinrun.protocol.work import BlockWork, ModelWork, Product
 
 # Activations a block keeps for its backward pass, in bytes per token and feature of the residual
@@ -76,10 +76,6 @@ class MptShape(ModelShape):
             6 * (dense.parameters() + self.layers * self._router())
             + 12 * self.layers * self.width * self.sequence
         )
-
-    def head_bytes(self, microbatch: int) -> int:
-        """Return the bytes of the logits of one chunk of tokens."""
-        return LOGIT_BYTES * min(microbatch * self.sequence, HEAD_TOKENS) * self.vocabulary
 
     def work(self) -> ModelWork:
         """Return what a pass has to do."""

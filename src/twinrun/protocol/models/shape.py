@@ -11,15 +11,9 @@ from pydantic import Field
 from twinrun.foundation.manifest import Frozen
 from twinrun.protocol.work import ModelWork
 
-# Parameter, gradient and the two moments of Adam, all of one type.
-STATES_PER_PARAMETER = 4
-# Gathered bf16 parameters and a whole fp32 sum of gradients, where both outlive a microbatch.
-UNSHARDED_BYTES_PER_PARAMETER = 6
-
 Positive = Annotated[int, Field(gt=0)]
-# Tokens whose logits are there at once, and the bytes of a logit: 16-bit, its fp32 copy, its exponential, and
-# its gradient of 16 bits.
-HEAD_TOKENS, LOGIT_BYTES = 8192, 12
+# Tokens whose logits are there at once.
+HEAD_TOKENS = 8192
 Checkpointing = bool | Literal["selective"]
 """Whether blocks are computed again in the backward pass: none, whole, or all but their matrix products."""
 
@@ -63,10 +57,6 @@ class ModelShape(Frozen):
     def work(self) -> ModelWork:
         """Return what a pass has to do, from which time and memory are predicted."""
 
-    def head_bytes(self, microbatch: int) -> int:  # noqa: ARG002
-        """Return the bytes of logits that `memory_bytes` does not count."""
-        return 0
-
     def attention_heads(self) -> int:
         """Return the number of attention heads, 0 without attention."""
         return 0
@@ -82,30 +72,3 @@ class ModelShape(Frozen):
     def uncut(self) -> str | None:
         """Return why neither stages nor matrices are cut of it, None where they are."""
         return f"stages and matrices are not cut of the family `{self.family}`"
-
-    def memory_bytes(
-        self,
-        *,
-        microbatch: int,
-        shards: int,
-        checkpointing: Checkpointing,
-        unsharded: bool,
-        parameter_bytes: int = 4,
-    ) -> int:
-        """Estimate the bytes that a device needs to train it.
-
-        Args:
-            microbatch: sequences of one forward pass.
-            shards: devices that parameters, gradients and optimizer state are split over.
-            checkpointing: what of the blocks is computed again in the backward pass.
-            unsharded: whole parameters and gradients stay beside the shards between microbatches.
-            parameter_bytes: of one parameter; gradients and moments have its type.
-        """
-        work = self.work()
-        block, state = work.block, STATES_PER_PARAMETER * parameter_bytes * work.parameters // shards
-        if unsharded:
-            state += UNSHARDED_BYTES_PER_PARAMETER * work.parameters
-        kept = {True: block.kept_input, "selective": block.kept_products, False: block.kept}[checkpointing]
-        # One block at a time is whole where parts of it are computed again.
-        again = block.kept if checkpointing else 0
-        return state + microbatch * self.sequence * (work.layers * kept + again)

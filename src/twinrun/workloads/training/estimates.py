@@ -6,23 +6,19 @@ import math
 
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.manifest import Frozen
+from twinrun.predict.memory import memory
+from twinrun.protocol.layout import Layout
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import Training
+from twinrun.workloads.training.sharing import parallel_layout
 from twinrun.workloads.workload import Hardware
 
-# The estimate is 0.94 to 1.05 times the recorded peaks of H100s and H200s, all of which
+# The estimate is 0.96 to 1.04 times the recorded peaks of H100s and H200s, all of which
 # tests/workloads/test_estimates.py has. What was estimated at 1.001 of a device's memory ran; what was at
 # 1.016 and more did not.
 MOST_OF_MEMORY = 1.008
 MAX_ATTEMPTS = 6
 GIB = 1 << 30
-PARAMETER_BYTES = {"fp32": 4, "bf16": 2}
-# A model that is whole on its device casts its fp32 parameters to 16 bits, for the backward pass too.
-CAST_BYTES = 2
-# DDP reduces gradients in buckets of their own.
-BUCKET_BYTES = 4
-# FSDP gathers blocks ahead of their use: 16-bit parameters and fp32 gradients, of two blocks at a time.
-GATHERED_BYTES = 12
 # H100s reach 0.49 to 0.60 of the dense peak, H200s 0.55 to 0.61, MI250s as published 0.44 to 0.46; where
 # blocks are not compiled, H200s reach 0.41 to 0.51.
 COMPILED_SHARE, EAGER_SHARE = 0.57, 0.48
@@ -42,35 +38,20 @@ class Budget(Frozen):
 
     shape: AnyShape
     training: Training
+    layout: Layout | None = None
+    """How the ranks share the work where that is more than sharding."""
     device_memory_bytes: int | None
     """None on a CPU, where the recipe names sizes that fit."""
-    state_bytes: int | None = None
-    """Bytes of parameters, gradients and optimizer, where a layout says more of them than sharding does."""
 
     def needed(self, *, microbatch: int, world: int) -> int:
         """Estimate the bytes one of `world` devices needs."""
-        counted = self._counted(microbatch=microbatch, world=world)
-        if self.state_bytes is None:
-            return counted
-        # What more sequences add, beside the state that the layout has.
-        return self.state_bytes + counted - self._counted(microbatch=0, world=world)
-
-    def _counted(self, *, microbatch: int, world: int) -> int:
-        training, sharded = self.training, self.training.sharding == "full"
-        counted = self.shape.memory_bytes(
-            microbatch=microbatch,
-            shards=world if sharded else 1,
-            # The plain loop keeps all whatever was asked for.
-            checkpointing=training.trainer != "plain" and training.activation_checkpointing,
-            unsharded=sharded and training.reduction == "step",
-            parameter_bytes=PARAMETER_BYTES[training.parameter_type],
-        )
-        beside = beside_state(self.shape, training, sharded=sharded, buckets=world > 1)
-        return counted + self.shape.head_bytes(microbatch) + beside
+        shared = parallel_layout(self.training, self.layout, microbatch=microbatch)
+        return memory(self.shape.work(), shared, devices=world).bytes
 
     def microbatches(self, world: int) -> tuple[int, ...]:
         """Return the microbatches to try at `world` devices, largest first; may be empty."""
-        divisors = _divisors(self.training.global_batch // world)
+        copies = world // self.layout.replicas if self.layout else world
+        divisors = _divisors(self.training.global_batch // copies)
         if self.training.microbatch != "auto":
             return _only(self.training.microbatch, divisors)
         if self.device_memory_bytes is None:
@@ -93,29 +74,13 @@ class Budget(Frozen):
         )
 
 
-def beside_state(shape: AnyShape, training: Training, *, sharded: bool, buckets: bool) -> int:
-    """Return the bytes that a device keeps of parameters and gradients beside their state.
-
-    Args:
-        buckets: gradients of whole models are reduced between devices.
-    """
-    count = shape.parameters()
-    if sharded:
-        return GATHERED_BYTES * count // getattr(shape, "layers", 1)
-    cast = training.precision != "fp32" and training.parameter_type == "fp32"
-    return count * ((CAST_BYTES if cast else 0) + (BUCKET_BYTES if buckets else 0))
-
-
-def processor_bytes(shape: AnyShape, training: Training, *, microbatch: int, world: int) -> int:
+def processor_bytes(
+    shape: AnyShape, training: Training, layout: Layout | None, *, microbatch: int, world: int
+) -> int:
     """Estimate the resident memory of all ranks of a training on a processor."""
     whole = training.model_copy(update={"sharding": "none"})
-    budget = Budget(shape=shape, training=whole, device_memory_bytes=None)
-    state = budget.needed(microbatch=0, world=world)
-    # Families count activations of 16 bits.
-    wide = 2 if training.precision == "fp32" else 1
-    return world * (
-        PROCESS_BYTES + state + wide * (budget.needed(microbatch=microbatch, world=world) - state)
-    )
+    budget = Budget(shape=shape, training=whole, layout=layout, device_memory_bytes=None)
+    return world * (PROCESS_BYTES + budget.needed(microbatch=microbatch, world=world))
 
 
 def _only(microbatch: int, divisors: tuple[int, ...]) -> tuple[int, ...]:

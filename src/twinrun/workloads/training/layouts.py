@@ -10,11 +10,9 @@ from twinrun.protocol.deepspeed import check_settings
 from twinrun.protocol.layout import PROCESSOR_RANKS, Layout, refusals
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import Training
-from twinrun.workloads.training.estimates import Budget, beside_state, estimated_seconds
+from twinrun.workloads.training.estimates import Budget, estimated_seconds
 from twinrun.workloads.training.manifest import TrainingPoint, TrainingScale, TrainingTables
 from twinrun.workloads.workload import Hardware, Point
-
-REDUCED = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def names(tables: TrainingTables, scale: TrainingScale, requested: Any) -> tuple[str, ...]:
@@ -187,27 +185,7 @@ def _microbatches(
     layout: Layout, shape: AnyShape, training: Training, *, world: int, hardware: Hardware
 ) -> tuple[int, ...]:
     """Return the microbatches to try, largest first."""
-    copies = world // layout.replicas
-    needed = Budget(
-        shape=shape,
-        training=training.model_copy(update={"sharding": "full" if layout.zero == 3 else layout.sharding}),
-        device_memory_bytes=hardware.device_memory_bytes,
-        state_bytes=device_bytes(layout, shape, training, copies=copies),
+    budget = Budget(
+        shape=shape, training=training, layout=layout, device_memory_bytes=hardware.device_memory_bytes
     )
-    return needed.microbatches(copies)
-
-
-def device_bytes(layout: Layout, shape: AnyShape, training: Training, *, copies: int) -> int:
-    """Estimate the bytes of state that a device keeps, gradients of a step at their most included."""
-    count = shape.parameters() // layout.replicas
-    width = REDUCED[training.precision] if layout.zero else 4
-    sharded = layout.sharding == "full"
-    if layout.framework == "torch" or not layout.zero:
-        beside = beside_state(shape, training, sharded=sharded, buckets=True) // layout.replicas
-        return 16 * count // (copies if sharded else 1) + beside
-    moments = 0 if layout.offload != "none" else 12 * count // copies
-    gradients = width * count // (copies if layout.zero > 1 else 1)
-    parameters = 0 if layout.offload == "parameters" else width * count // (copies if layout.zero == 3 else 1)
-    # What ZeRO-3 gathers ahead, and the gradients of that.
-    gathered = 2 * width * count if layout.zero == 3 else 0
-    return moments + gradients + parameters + gathered
+    return budget.microbatches(world)

@@ -271,6 +271,7 @@ def _described(part: TrainingPlan, point: TrainingPoint, *, world: int) -> Point
         processor_bytes=processor_bytes(
             point.shape or part.shape,
             layouts.trained(part.training, point.layout),
+            point.layout,
             microbatch=point.microbatches[-1],
             world=world,
         ),

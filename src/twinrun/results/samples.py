@@ -1,0 +1,141 @@
+"""Scores of single documents as an evaluation leaves them, and two such files as pairs of one document."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from twinrun.foundation.errors import InputError
+from twinrun.foundation.files import parse_json, read_regular, sha256_of_bytes
+from twinrun.foundation.manifest import Frozen
+from twinrun.foundation.text import plural
+from twinrun.results.equivalence import Pair
+from twinrun.results.record import Record
+
+SAMPLES = "samples.jsonl"
+# The fact of a point with the digest of its file.
+FACT = f"{SAMPLES} sha256"
+# Ten times what seven tasks of 20,000 documents take.
+MAX_BYTES = 64 << 20
+
+
+class ScoredDocument(Frozen):
+    """One line: the score of a model on one document."""
+
+    task: str
+    document: Annotated[int, Field(ge=0)]
+    rule: str
+    """What log-likelihoods were divided by before answers were compared."""
+    score: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+    prompt_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """Digest of all that the model was asked for this document."""
+
+
+class SampleFile(Frozen):
+    """The samples of one model, by task and document."""
+
+    place: str
+    sha256: str
+    tasks: dict[str, dict[int, ScoredDocument]]
+
+    @property
+    def rules(self) -> dict[str, str]:
+        """Return the rules of each task."""
+        return {task: ", ".join(sorted({one.rule for one in of.values()})) for task, of in self.tasks.items()}
+
+
+def read_samples(place: Path) -> SampleFile:
+    """Read a file of samples, or that of a run folder.
+
+    Raises:
+        InputError: no such file, a line that is no sample, or two samples of one document.
+    """
+    path = place / SAMPLES if place.is_dir() else place
+    try:
+        content = read_regular(path, limit=MAX_BYTES, links=True)
+    except OSError as error:
+        hint = f"an evaluation leaves {SAMPLES} in its run folder"
+        raise InputError(f"cannot read samples: {error.strerror}", place=str(path), hint=hint) from None
+    tasks: dict[str, dict[int, ScoredDocument]] = {}
+    for where, sample in _samples(content, str(path)):
+        of_task = tasks.setdefault(sample.task, {})
+        if sample.document in of_task:
+            raise InputError("two samples of one document", place=where, found=_name(sample))
+        of_task[sample.document] = sample
+    if not tasks:
+        raise InputError("no samples", place=str(path), found="an empty file")
+    return SampleFile(place=str(path), sha256=sha256_of_bytes(content), tasks=tasks)
+
+
+def demand_recorded(found: SampleFile, record: Record) -> None:
+    """Refuse samples that are not those of which a record has the digest; raises InputError."""
+    digests = [str(point.facts[FACT]) for point in record.points if FACT in point.facts]
+    if found.sha256 not in digests:
+        raise InputError(
+            "not the samples that the record is about",
+            place=found.place,
+            found=f"sha256 {found.sha256}",
+            allowed=digests or "a record of an evaluation",
+        )
+
+
+def paired(a: SampleFile, b: SampleFile) -> dict[str, list[Pair]]:
+    """Return the scores of A and B on every document, by task.
+
+    Raises:
+        InputError: other tasks, documents, prompts or rules; names the first, with both sides.
+    """
+    _demand_equal("other tasks", a, b, sorted(a.tasks), sorted(b.tasks))
+    for task in a.tasks:
+        _demand_equal(f"other documents of {task}", a, b, _extent(a.tasks[task]), _extent(b.tasks[task]))
+        for number, ours in a.tasks[task].items():
+            theirs = b.tasks[task][number]
+            _demand_equal(f"another rule for {_name(ours)}", a, b, ours.rule, theirs.rule)
+            prompts = ours.prompt_sha256, theirs.prompt_sha256
+            _demand_equal(f"another prompt for {_name(ours)}", a, b, *prompts)
+    return {
+        task: [(one.score, b.tasks[task][number].score) for number, one in sorted(documents.items())]
+        for task, documents in a.tasks.items()
+    }
+
+
+def _samples(content: bytes, place: str) -> Iterator[tuple[str, ScoredDocument]]:
+    for number, line in enumerate(content.splitlines(), start=1):
+        where = f"{place}:{number}"
+        try:
+            yield where, ScoredDocument.model_validate_json(json.dumps(parse_json(line)))
+        except ValidationError as error:
+            fault = error.errors(include_url=False)[0]
+            key = ".".join(map(str, fault["loc"]))
+            raise InputError(f"no sample: {key}: {fault['msg']}", place=where, found=fault["input"]) from None
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"no line of JSON: {error}", place=where) from None
+
+
+def _extent(documents: Mapping[int, ScoredDocument]) -> tuple[int, list[int]]:
+    return len(documents), sorted(documents)
+
+
+def _demand_equal(what: str, a: SampleFile, b: SampleFile, ours: Any, theirs: Any) -> None:
+    if ours != theirs:
+        raise InputError(
+            f"these scores cannot be paired: {what}",
+            place=b.place,
+            found=_shown(theirs),
+            allowed=f"{_shown(ours)}, as {a.place} has",
+        )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        count, numbers = value
+        return f"{plural(count, 'document')}, {numbers[0]} to {numbers[-1]}"
+    return ", ".join(value) if isinstance(value, list) else str(value)
+
+
+def _name(sample: ScoredDocument) -> str:
+    return f"{sample.task}, document {sample.document}"
