@@ -48,7 +48,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     parts: dict[str, Callable[[], str]] = {
         "commands": commands,
         "images": images,
-        "predictions": lambda: predictions(PROJECT),
+        "predictions": lambda: predictions(PROJECT, all_committed()),
         "recipes": recipes,
         "results": results,
         "stacks": stacks,
@@ -271,6 +271,11 @@ def cells(verdict: Verdict) -> list[tuple[str, str]]:
 def cell(content: tuple[str, str]) -> str:
     """Return a cell that a narrow screen labels with its column."""
     return f'<td data-label="{content[0]}">{escape(content[1])}</td>'
+
+
+def all_committed() -> list[Record]:
+    """Return the records of all recipes."""
+    return [one for loaded in PROJECT.recipes().values() for one in committed(loaded.recipe.name)]
 
 
 @cache

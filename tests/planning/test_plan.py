@@ -49,7 +49,9 @@ def part(made: Plan) -> Any:
 
 
 def whole_text(made: Plan) -> str:
-    return json.dumps(made.model_dump(mode="json"), indent=2) + "\n"
+    # Predictions move with every figure of the calibration, and tests of their own hold them.
+    content = made.model_dump(mode="json", exclude={"points": {"__all__": {"predicted"}}})
+    return json.dumps(content, indent=2) + "\n"
 
 
 @pytest.mark.parametrize("name", PLANS)

@@ -8,10 +8,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from twinrun.foundation.text import duration, plain
+from twinrun.foundation.text import duration, number, plain
 from twinrun.planning.project import Project
 from twinrun.runs.dry import commands_of
 from twinrun.runs.selection import Selection
+from twinrun.workloads.workload import Point
+
+GIB = 1 << 30
 
 
 def everything(project: Project, selection: Selection) -> dict[str, object]:
@@ -32,7 +35,7 @@ def page(project: Project, selection: Selection) -> RenderableType:
     """Return what was chosen, the points, how the run differs, and what starts the first point's ranks."""
     recipe, plan = selection.recipe.recipe, selection.plan
     parts: list[RenderableType] = [Text(f"{recipe.title}\n{recipe.question}\n"), _choices(selection)]
-    parts += [Text(""), _points(selection)]
+    parts += [Text(""), _points(selection), *_unsaid(selection)]
     if plan.differences:
         parts += [Text(""), _differences(selection)]
     if wheels := selection.stack.attested_wheels(project.root):
@@ -52,11 +55,31 @@ def _choices(selection: Selection) -> Table:
 
 
 def _points(selection: Selection) -> Table:
-    table = Table("point", "nodes", "devices a node", "time", box=None, pad_edge=False)
+    heads = ("point", "nodes", "devices a node", "time", "predicted: a step", "memory of a device")
+    table = Table(*heads, box=None, pad_edge=False)
     for point in selection.plan.points:
         seconds = "not estimated" if point.seconds is None else f"about {duration(point.seconds)}"
-        table.add_row(point.id, f"{point.nodes:,}", f"{point.devices_per_node:,}", seconds)
+        counts = (f"{point.nodes:,}", f"{point.devices_per_node:,}")
+        table.add_row(point.id, *counts, seconds, *_predicted(point))
     return table
+
+
+def _predicted(point: Point) -> tuple[str, str]:
+    """Return time and memory of the first attempt."""
+    if not point.predicted:
+        return "-", "-"
+    first = point.predicted[0]
+    memory = f"{number(first.memory_bytes / GIB)} GiB"
+    if first.seconds is None or first.covers is None:
+        return "cannot say", memory
+    low, high = map(number, first.covers)
+    return f"{number(first.seconds)} s ({low} to {high})", memory
+
+
+def _unsaid(selection: Selection) -> list[Text]:
+    """Return why the time of a step cannot be said."""
+    reasons = (one.unknown for point in selection.plan.points for one in point.predicted[:1])
+    return [Text(f"Cannot say: {reason}.") for reason in dict.fromkeys(reasons) if reason]
 
 
 def _differences(selection: Selection) -> Table:

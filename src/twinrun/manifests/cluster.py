@@ -56,6 +56,8 @@ class Site(Frozen):
     """How long a rank may make no progress before it is killed; learned from its steps when left out."""
     interfaces: tuple[Word, ...] = ()
     """Network interfaces for the collectives; found on the nodes when left out."""
+    network_gbit_s: Annotated[float, Field(gt=0)] | None = None
+    """What a node sends, all its adapters together: predictions of several nodes need it."""
     shared: tuple[Folder, ...]
     """Folders that all nodes and this machine see under the same path."""
     client: tuple[Argument, ...] = ()

@@ -65,8 +65,8 @@ class Plan(Frozen, Generic[PlanPart, PointPart]):
         return load_workload(name).read_points(points) if name else points
 
     def sha256(self) -> str:
-        """Return the digest that says whether two runs do the same; estimates do not count."""
-        content = self.model_dump(mode="json", exclude={"points": {"__all__": {"seconds"}}})
+        """Return the digest that says whether two runs do the same, whatever was estimated of them."""
+        content = self.model_dump(mode="json", exclude={"points": {"__all__": {"seconds", "predicted"}}})
         return sha256_of_bytes(canonical_json(content).encode())
 
 
@@ -150,4 +150,5 @@ def _spread(point: Point, node_devices: int | None) -> Point:
             allowed=f"up to {node_devices}, or a multiple of it",
             hint="choose other sizes with --set devices=..., or another `devices_per_node` in cluster.toml",
         )
-    return point.model_copy(update={"nodes": nodes, "devices_per_node": node_devices})
+    # What was predicted was of one node.
+    return point.model_copy(update={"nodes": nodes, "devices_per_node": node_devices, "predicted": ()})

@@ -13,6 +13,7 @@ from twinrun.protocol.models.shape import ModelShape
 
 # The largest numbers of nodes among the rows that the software was fitted on.
 FITTED_NODES = 4
+NETWORK = "--network, or `network_gbit_s` of a site in cluster.toml,"
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,13 @@ class Prediction:
         return None if middle is None else (middle * math.exp(-self.half), middle * math.exp(self.half))
 
     @property
+    def seconds_interval(self) -> tuple[float, float] | None:
+        """Seconds of a step, nine times of ten within."""
+        if self.time is None:
+            return None
+        return self.time.seconds * math.exp(-self.half), self.time.seconds * math.exp(self.half)
+
+    @property
     def model_flops_share(self) -> float | None:
         """Model FLOP/s by the family's formula over the dense peak."""
         middle = self.tokens_per_second
@@ -65,11 +73,13 @@ def predict(
     software: Software,
     calibration: Calibration,
     checked: bool = False,
+    unknown: str | None = None,
 ) -> Prediction:
     """Predict one layout.
 
     Args:
         checked: the arithmetic of the layout was checked already.
+        unknown: why the time cannot be said, where the caller knows.
 
     Raises:
         InputError: something does not divide.
@@ -77,7 +87,7 @@ def predict(
     work = shape.work()
     if not checked:
         layout.check(work, machines)
-    unknown = _unknown(shape, machines, layout, software)
+    unknown = unknown or _unknown(shape, machines, layout, software)
     half, distances = _distance(machines, layout, software, calibration)
     return Prediction(
         shape=shape,
@@ -101,7 +111,7 @@ def _unknown(shape: ModelShape, machines: Machines, layout: ParallelLayout, soft
     if machines.devices_per_node > 1 and gpu.link_gb_s is None:
         return f"images/gpus.toml has no link_gb_s of {gpu.name}; an all-reduce of two devices would tell"
     if machines.nodes > 1 and machines.network is None:
-        return "nothing says how fast the network is; give --network, in Gbit/s of a node"
+        return f"nothing says how fast the network is; {NETWORK} would, in Gbit/s of a node"
     if shape.work().block.scanned and gpu.id not in software.scan:
         return f"no selective scan was timed on {gpu.name}; recipes/mamba-kernels at node scale would tell"
     if layout.offload != "none":

@@ -17,12 +17,17 @@ from twinrun.planning.project import Project
 from twinrun.predict.calibration import calibration
 from twinrun.predict.claims import predicted_claims
 from twinrun.predict.rows import Residual, residuals
+from twinrun.results.record import Record, hardware
 
 WORST = 10
 
 
-def predictions(project: Project) -> str:
-    """Return the tables of the page, as Markdown."""
+def predictions(project: Project, records: Sequence[Record]) -> str:
+    """Return the tables of the page, as Markdown.
+
+    Args:
+        records: all that are committed, of which those count whose plan predicted something.
+    """
     found = residuals(project.gpus, calibration())
     return "\n\n".join(
         (
@@ -32,6 +37,8 @@ def predictions(project: Project) -> str:
             _worst(found, project.gpus),
             "## Published claims that few can run again",
             _claims(project),
+            "## Runs that were predicted before they ran",
+            _runs(records),
         )
     )
 
@@ -67,6 +74,31 @@ def _worst(found: Sequence[Residual], gpus: Mapping[str, Gpu]) -> str:
     return markdown_table(
         ("GPU", "nodes x devices", "model", "layout", "published", "predicted", "error"), rows
     )
+
+
+def _runs(records: Sequence[Record]) -> str:
+    """Return predicted beside measured of every record that carries a prediction."""
+    rows = []
+    for record in records:
+        points = {point.id: point for point in record.points}
+        for name, one in record.shown().predicted.items():
+            measured = points[name].measurement("step-time")
+            if one.seconds is None or one.covers is None or measured is None:
+                continue
+            low, high = one.covers
+            rows.append(
+                (
+                    f"`{record.plan.recipe}`, {name}",
+                    hardware(record),
+                    f"{one.seconds:.4g} s ({low:.4g} to {high:.4g})",
+                    f"{measured.median:.4g} s",
+                    f"{one.seconds / measured.median - 1:+.1%}",
+                    f"{one.software}, {one.calibration}",
+                )
+            )
+    if not rows:
+        return "Plans keep their predictions since November 2026; no committed record is that young."
+    return markdown_table(("run", "hardware", "predicted", "measured", "error", "calibration"), rows)
 
 
 def _claims(project: Project) -> str:

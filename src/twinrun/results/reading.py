@@ -145,9 +145,10 @@ def plan_hash(content: dict[str, Any]) -> str:
     """Return the hash of the plan as the file has it: fields that plans have gained since do not count."""
     plan = content["plan"]
     if isinstance(plan, dict) and isinstance(plan.get("points"), list):
-        # Plan.sha256 leaves estimates out too: they are no part of what a run does.
+        # Plan.sha256 leaves these out too: they are no part of what a run does.
         points = [
-            {key: value for key, value in point.items() if key != "seconds"} for point in plan["points"]
+            {key: value for key, value in point.items() if key not in {"seconds", "predicted"}}
+            for point in plan["points"]
         ]
         plan = plan | {"points": points}
     return sha256_of_bytes(canonical_json(plan).encode())

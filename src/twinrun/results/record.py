@@ -15,6 +15,7 @@ from twinrun.foundation.signatures import UNSIGNED
 from twinrun.machine.inventory import Machine
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.plan import Plan
+from twinrun.predict.point import PointPrediction
 from twinrun.protocol.allocation import Allocation
 from twinrun.results.verdicts import Verdict
 from twinrun.workloads import load_workload
@@ -140,6 +141,16 @@ class Record(Frozen, Generic[PlanPart, PointPart]):
         """Return the point called `name`, if the run has it."""
         return next((point for point in self.points if point.id == name), None)
 
+    def _predicted(self) -> dict[str, PointPrediction]:
+        """Return what was predicted of the attempt that ran at each point."""
+        planned = {point.id: point.predicted for point in self.plan.points}
+        return {
+            point.id: one
+            for point in self.points
+            for one in planned.get(point.id, ())
+            if one.attempt == len(point.attempts)
+        }
+
     def digest(self) -> str:
         """Return the digest that `sha256` must hold."""
         return content_digest(self.model_dump(mode="json"))
@@ -157,6 +168,7 @@ class Record(Frozen, Generic[PlanPart, PointPart]):
             part=self.plan.part,
             gpu=self.gpu,
             points=self.points,
+            predicted=self._predicted(),
             differences=self.plan.differences,
         )
 

@@ -192,6 +192,7 @@ def _hardware(
         device_memory_bytes=_device_memory(machine, gpu),
         devices=_devices(machine, site),
         cores=site.site.cores_per_node if site else machine.cpu_count,
+        network_gbit_s=site.site.network_gbit_s if site else None,
         vendor=vendor,
         processor=processor(project.root),
     )

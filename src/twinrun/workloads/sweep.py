@@ -1,14 +1,14 @@
-"""The sizes of a sweep on this machine, and what this machine cannot run."""
+"""The sizes of a sweep on this machine, and what this machine, or no scale of a recipe, can give."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.manifests.recipe import Sweep
 from twinrun.protocol.storage import check_storage
-from twinrun.workloads.workload import Hardware, LegSteps, Placement, Point, Workload
+from twinrun.workloads.workload import Demand, Hardware, LegSteps, Placement, Point, Workload
 
 
 def sizes(sweep: Sweep, *, requested: Any, devices: int) -> tuple[int, ...]:
@@ -117,3 +117,14 @@ def _refuse_elsewhere(point: Point, leg: LegSteps, hardware: Hardware) -> None:
             allowed=f"{point.devices_per_node} or more",
             hint=hint,
         )
+
+
+def refuse_demands(demands: Sequence[Demand], missing: Callable[[Demand], str | None]) -> None:
+    """Raise InputError for the first number that no scale of a recipe can give, with what `missing` says."""
+    for one in demands:
+        if why := missing(one):
+            raise InputError(
+                f"no scale of the recipe can give this: {why}",
+                place=one.place,
+                found=one.point if "no scale has" in why else one.measurement or one.metric,
+            )

@@ -10,11 +10,11 @@ from typing import Annotated, Any, Generic
 from pydantic import Field
 from typing_extensions import TypeVar
 
-from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen, validate
 from twinrun.manifests.published import Accepted
 from twinrun.manifests.recipe import LoadedRecipe, Tables
 from twinrun.manifests.vendor import Gpu
+from twinrun.predict.point import PointPrediction
 from twinrun.protocol.job import Checkpointing, Job
 from twinrun.protocol.layout import Precision
 from twinrun.protocol.measurements import Fact, Measurement, Numbers
@@ -49,6 +49,8 @@ class Point(Placement, Generic[PointPart]):
     part: PointPart = Field(json_schema_extra={"type": "object"})
     seconds: float | None = None
     """Estimated before anything runs; None where nothing is known of the device."""
+    predicted: tuple[PointPrediction, ...] = ()
+    """What each attempt will need and take, as far as the workload predicts it."""
 
 
 class Choice(Frozen):
@@ -70,6 +72,8 @@ class Hardware(Frozen):
     """GPUs of this machine, 0 on a processor."""
     cores: int
     """Processors that this process may run on."""
+    network_gbit_s: float | None = None
+    """What a node sends, all its adapters together; None where nobody said."""
     vendor: str = ""
     """Vendor of the hardware that the run uses, a folder of images/vendors."""
     processor: str = ""
@@ -190,6 +194,8 @@ class RecordView(Frozen, Generic[PlanPart, PointPart]):
     part: PlanPart
     gpu: Gpu | None
     points: tuple[PointRecord[PointPart], ...]
+    predicted: dict[str, PointPrediction] = Field(default_factory=dict)
+    """What the plan predicted of the attempt that ran, by point."""
     differences: tuple[Difference, ...] = ()
 
 
@@ -379,17 +385,6 @@ class Workload(Generic[Tables, PlanPart, PointPart, RankResult]):
 
 def _read(part: Any, model: Any, *, place: str) -> Any:
     return part if isinstance(part, model) else validate(part, model, place=place)
-
-
-def refuse_demands(demands: Sequence[Demand], missing: Callable[[Demand], str | None]) -> None:
-    """Raise InputError for the first number that no scale of a recipe can give, with what `missing` says."""
-    for one in demands:
-        if why := missing(one):
-            raise InputError(
-                f"no scale of the recipe can give this: {why}",
-                place=one.place,
-                found=one.point if "no scale has" in why else one.measurement or one.metric,
-            )
 
 
 def whole(

@@ -20,7 +20,7 @@ from twinrun.workloads.bench.manifest import (
     measurement_ids,
 )
 from twinrun.workloads.settings import flat
-from twinrun.workloads.sweep import placement, sizes
+from twinrun.workloads.sweep import placement, refuse_demands, sizes
 from twinrun.workloads.workload import (
     Choice,
     DataRequest,
@@ -32,7 +32,6 @@ from twinrun.workloads.workload import (
     PointDescription,
     Run,
     WorkloadPlan,
-    refuse_demands,
 )
 
 # Where an option is, and what its values may be.

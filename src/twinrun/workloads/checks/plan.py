@@ -10,7 +10,7 @@ from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
 from twinrun.protocol.checks import ChecksJob
 from twinrun.workloads.checks.manifest import ChecksPlan, ChecksPoint, ChecksTables
-from twinrun.workloads.sweep import placement, sizes
+from twinrun.workloads.sweep import placement, refuse_demands, sizes
 from twinrun.workloads.workload import (
     Choice,
     DataRequest,
@@ -21,7 +21,6 @@ from twinrun.workloads.workload import (
     PointDescription,
     Run,
     WorkloadPlan,
-    refuse_demands,
 )
 
 # The one metric: the share of checks that passed.

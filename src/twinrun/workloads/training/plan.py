@@ -12,7 +12,7 @@ from twinrun.manifests.settings import overlay
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import Training, TrainingJob, identity
 from twinrun.workloads.settings import flat
-from twinrun.workloads.sweep import placement, sizes
+from twinrun.workloads.sweep import placement, refuse_demands, sizes
 from twinrun.workloads.training import layouts
 from twinrun.workloads.training.estimates import (
     SWEEP_SECONDS,
@@ -29,6 +29,7 @@ from twinrun.workloads.training.manifest import (
     TrainingTables,
     check_names,
 )
+from twinrun.workloads.training.prediction import with_predictions
 from twinrun.workloads.training.refusals import refuse_attention, refuse_foreign, refuse_precision
 from twinrun.workloads.workload import (
     Choice,
@@ -43,7 +44,6 @@ from twinrun.workloads.workload import (
     Run,
     StorageNeed,
     WorkloadPlan,
-    refuse_demands,
 )
 
 # What ranks import of the project for each trainer; a function of theirs chooses between them.
@@ -109,7 +109,9 @@ def plan(request: PlanRequest[TrainingTables]) -> WorkloadPlan[TrainingPlan, Tra
     if wanted is not None and request.leg is None:
         given = {"wanted": wanted, "requested": requested, "manifest": recipe.manifest}
         swept = layouts.points(tables, training, scale, request.hardware, **given)
-    return _planned(tables, training, swept, because)
+    shape = tables.models[training.model]
+    predicted = tuple(with_predictions(one, shape, training, request.hardware) for one in swept)
+    return _planned(tables, training, predicted, because)
 
 
 def _swept(

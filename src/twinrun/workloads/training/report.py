@@ -15,6 +15,7 @@ from twinrun.workloads.training.comparison import loss_of
 from twinrun.workloads.training.layout_tables import layout_tables
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables
 from twinrun.workloads.training.numbers import SOURCE_FACT
+from twinrun.workloads.training.prediction import predicted_table
 from twinrun.workloads.training.published import hardware_tables, published_curves
 from twinrun.workloads.workload import Overview, PictureContext, PointRecord, RecordTables, RecordView, whole
 
@@ -34,8 +35,8 @@ POWER_MEASUREMENTS = ("power", "tokens-per-second-per-watt")
 
 
 def show(record: RecordView[TrainingPlan, TrainingPoint]) -> RecordTables:
-    """Return a table of the points and, of a sweep over layouts, two of what these do."""
-    return RecordTables(tables=(_points_table(record), *layout_tables(record)))
+    """Return a table of the points, of what was predicted of them, and two of what layouts do."""
+    return RecordTables(tables=(_points_table(record), *predicted_table(record), *layout_tables(record)))
 
 
 def overview(

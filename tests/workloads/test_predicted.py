@@ -1,0 +1,51 @@
+"""What a plan predicts of its points, what a record keeps of it, and what its report shows."""
+
+from __future__ import annotations
+
+from tests.records import plan, training_record
+from twinrun.report.page import tables
+from twinrun.report.predictions_page import _runs
+from twinrun.results.reading import plan_hash
+
+
+def test_every_microbatch_of_a_plan_is_predicted() -> None:
+    made = plan(gpu="h200", scale="node", devices=8)
+    for point in made.points:
+        assert [one.attempt for one in point.predicted] == list(range(len(point.part.microbatches)))
+        for one in point.predicted:
+            assert one.low
+            assert one.high
+            assert one.low < (one.seconds or 0) < one.high
+        sizes = [one.memory_bytes for one in point.predicted]
+        assert sizes == sorted(sizes, reverse=True)
+
+
+def test_a_prediction_is_no_part_of_what_a_run_does() -> None:
+    made = plan(gpu="h200", scale="node", devices=8)
+    bare = made.model_copy(
+        update={"points": tuple(one.model_copy(update={"predicted": ()}) for one in made.points)}
+    )
+    assert bare.sha256() == made.sha256() == plan_hash({"plan": made.model_dump(mode="json")})
+
+
+def test_what_cannot_be_said_says_what_would_tell() -> None:
+    many = plan().points[-1].predicted[0]
+    assert many.seconds is None
+    assert "network_gbit_s" in (many.unknown or "")
+    asked = plan(gpu="h200", scale="node", settings=("compile=false",)).points[0].predicted[0]
+    assert "without compiled blocks" in (asked.unknown or "")
+    assert plan(gpu=None, scale="smoke", devices=0).points[0].predicted == ()
+
+
+def test_predicted_stands_beside_measured() -> None:
+    record = training_record({"nodes=1": 83.0}, gpu="mi250")
+    (table,) = (one for one in tables(record) if one.title.startswith("Predicted before"))
+    row = [cell.text for cell in table.rows[0]]
+    predicted = record.plan.points[0].predicted[0]
+    measured = record.points[0].measurement("step-time")
+    assert measured
+    assert predicted.seconds
+    assert row[0] == "nodes=1"
+    assert row[3] == f"{predicted.seconds / measured.median - 1:+.1%}"
+    assert table.rows[0][3].detail in {"inside", "outside"}
+    assert row[3] in _runs([record])
