@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twinrun.cli.console import print_json
-from twinrun.foundation.errors import InputError
+from twinrun.foundation.errors import InputError, RunInterruptedError
 from twinrun.foundation.terminal import say
 
 if TYPE_CHECKING:
@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 
 def build(root: Path, options: Mapping[str, Any], *, dry: bool, as_json: bool) -> None:
-    """Build the image of a stack and print its layers and ID; with `dry` the plan alone."""
+    """Build the image of a stack and print its layers and ID; with `dry` the plan alone.
+
+    Raises:
+        RunInterruptedError: Ctrl-C; the engine keeps the steps that ended.
+    """
     from twinrun.images.buildkit import BuildProgress
     from twinrun.images.command import BuildRequest, plan_lines, plan_request, result_table, run_build
     from twinrun.report.terminal import show
@@ -29,7 +33,11 @@ def build(root: Path, options: Mapping[str, Any], *, dry: bool, as_json: bool) -
     with BuildProgress() as progress:
         for line in plan_lines(plan):
             progress.say(line)
-        result = run_build(root, plan, request, progress)
+        try:
+            result = run_build(root, plan, request, progress)
+        except KeyboardInterrupt:
+            hint = "the same command goes on after the last step that ended"
+            raise RunInterruptedError("stopped", place=plan.image, hint=hint) from None
     if as_json:
         print_json(result.model_dump(mode="json"))
     else:
