@@ -186,6 +186,7 @@ def predict(
         "out": "of a parity, the HTML file",
         "scores": "say whether two models score the same instead, document by document",
         "margin": "of scores, the largest difference that counts as none, for example 0.02",
+        "claim": "of scores, RECIPE/CLAIM: judge this claim about two models, by its own margin",
         "json": "print JSON",
     }
 )
@@ -200,6 +201,7 @@ def compare(
     out: str = "",
     scores: bool = False,
     margin: str = "",
+    claim: str = "",
     json: bool = False,
 ) -> None:
     """Explain what differs between two records, or hold their claims, curves or scores against each other."""
@@ -208,11 +210,12 @@ def compare(
 
         demand_with("--parity", parity, points=points, controls=controls, out=out)
         demand_without("--parity", parity, claims=claims)
-        demand_with("--scores", scores, margin=margin)
+        demand_with("--scores", scores, margin=margin, claim=claim)
+        demand_without("--claim", bool(claim), margin=margin)
         demand_without("--scores", scores, claims=claims, parity=parity)
         if scores:
             allowed = amount(margin, "--margin")
-            code = records.scores(ROOT, Path(a), Path(b), margin=allowed, as_json=json)
+            code = records.scores(ROOT, Path(a), Path(b), margin=allowed, claim=claim, as_json=json)
         elif parity:
             files = {
                 name: Path(path) if path else None for name, path in (("controls", controls), ("out", out))

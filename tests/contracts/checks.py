@@ -320,6 +320,7 @@ def _sources(loaded: LoadedRecipe) -> list[tuple[str, Source]]:
     published = loaded.published
     claims = [(f"claim {claim.id}", claim.source) for claim in published.claim]
     claims += [(f"claim {claim.id}", claim.source) for claim in published.between_records]
+    claims += [(f"claim {claim.id}", claim.source) for claim in published.score_difference]
     return claims + [(f"reference {item.label}", item.source) for item in published.reference]
 
 

@@ -28,6 +28,7 @@ from twinrun.results.parity import held_between
 from twinrun.results.reading import read_record, read_records
 from twinrun.results.record import Record
 from twinrun.results.samples import SampleFile, demand_recorded, paired, read_samples
+from twinrun.results.score_claims import claim_called, judge_scores
 from twinrun.results.submission import FILE, add_submission, write_submission
 from twinrun.results.verdicts import FAILURES
 
@@ -74,9 +75,16 @@ def parity(
     return int(any(one.parity.outcome != "inside" for one in found))
 
 
-def scores(root: Path, a: Path, b: Path, *, margin: float | None, as_json: bool) -> int:
-    """Say whether two models score the same, document by document; 1 when they do not or nothing tells."""
-    if margin is None or not 0 < margin < 1:
+def scores(root: Path, a: Path, b: Path, *, margin: float | None, claim: str, as_json: bool) -> int:
+    """Say whether two models score the same, document by document; 1 when they do not or nothing tells.
+
+    Args:
+        claim: `RECIPE/CLAIM`, a published statement about two models that is judged with its own margin.
+    """
+    project = Project(root)
+    stated = claim_called(claim, project) if claim else None
+    allowed = stated.margin if stated else margin
+    if allowed is None or not 0 < allowed < 1:
         raise InputError(
             "equivalence is asked inside a margin of scores",
             place="--margin",
@@ -84,15 +92,18 @@ def scores(root: Path, a: Path, b: Path, *, margin: float | None, as_json: bool)
             allowed="more than 0, less than 1",
             hint="--margin 0.02 counts a difference of up to two points of a hundred as none",
         )
-    project = Project(root)
     files = [_samples_of(project, path) for path in (a, b)]
-    found = compare_scores(paired(*files), margin=margin)
+    found, rules = compare_scores(paired(*files), margin=allowed), files[0].rules
+    verdict = judge_scores(stated, found, rules=rules) if stated else None
     if as_json:
         shown = {"outcome": found.outcome, **found.model_dump(mode="json")}
-        print_json(shown | {"samples": {one.place: one.sha256 for one in files}})
+        judged = {"verdict": verdict.model_dump(mode="json") | {"final": verdict.final}} if verdict else {}
+        print_json(shown | judged | {"samples": {one.place: one.sha256 for one in files}})
     else:
-        show(scores_view(found, rules=files[0].rules))
-    return int(found.outcome != "equivalent")
+        show(scores_view(found, rules=rules))
+        if verdict:
+            show(verdict_table([verdict]))
+    return int(verdict.final != "holds-here" if verdict else found.outcome != "equivalent")
 
 
 def _samples_of(project: Project, place: Path) -> SampleFile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -9,11 +10,11 @@ from pydantic import Field, model_validator
 
 from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.metrics import RATIO, Reach
-from twinrun.manifests.restatements import Restatement, Source
+from twinrun.manifests.restatements import ROUNDING, Counterexample, Restatement, Source
 from twinrun.protocol.layout import Precision
 from twinrun.protocol.measurements import Per
 
-Kind = Literal["absolute", "ratio", "invariant", "parity"]
+Kind = Literal["absolute", "ratio", "invariant", "parity", "score"]
 
 
 # How a text starts that the template bakes and nobody has edited yet.
@@ -68,13 +69,18 @@ class Claim(Frozen):
     value: float
     """The reference; where a metric is a curve or a fact, which have none, the expected distance, 0."""
     better: Literal["higher", "lower", "equal"]
-    """Direction of goodness, that of the metric: a run that is worse by more than the tolerance fails."""
+    """Direction of goodness, that of the metric: a run that is worse by more than the tolerance fails. If
+    `equal`, of scores of published weights, what lies farther away on either side is another evaluation."""
     tolerance: Annotated[float, Field(gt=0, lt=1)]
     """Relative to `value`; to a value of 0 the largest distance, for curves of a parity the widest bound."""
     bounds: dict[Precision, Annotated[float, Field(gt=0, lt=1)]] = Field(default_factory=dict)
     """The widest envelope of a parity of curves, by type of arithmetic, whatever control runs show."""
     because: str
     """Why this tolerance."""
+    configuration: str | None = None
+    """Of a score: row of `configurations`, the model that it is of; its fields stand for the fingerprint."""
+    rules: dict[str, str] = Field(default_factory=dict)
+    """Of a score: by task the rule of that task, which is part of the number."""
     reach: Reach = Reach()
     """What the points must span, where the statement speaks of several sizes or kinds of hardware."""
     hardware: PublishedHardware | None = None
@@ -91,14 +97,19 @@ class Claim(Frozen):
             "ratio": ("between",),
             "invariant": (),
             "parity": (),
+            "score": ("measurement", "configuration"),
         }[self.kind]
         missing = [name for name in needed if getattr(self, name) is None]
         if missing:
             raise ValueError(f"claim `{self.id}` of kind `{self.kind}` also needs: {', '.join(missing)}")
         if self.between and self.between[0] == self.between[1]:
             raise ValueError(f"claim `{self.id}`: `between` names one point twice")
-        if self.is_distance != (self.better == "equal"):
-            raise ValueError(f"claim `{self.id}`: `better` is `equal` for invariants and parities alone")
+        if self.kind != "score" and self.is_distance != (self.better == "equal"):
+            raise ValueError(
+                f"claim `{self.id}`: `better` is `equal` for invariants, parities and scores alone"
+            )
+        if bool(self.rules) != (self.kind == "score"):
+            raise ValueError(f"claim `{self.id}`: `rules` belong to scores, and to each of them")
         if self.value < 0 or (self.value == 0 and not self.is_distance):
             raise ValueError(f"claim `{self.id}`: `value` must be positive, found {self.value:g}")
         if self.bounds and (self.kind != "parity" or max(self.bounds.values()) > self.tolerance):
@@ -180,3 +191,42 @@ class RecordClaim(Frozen):
     def values(self) -> tuple[str, ...]:
         """The settings that the mean is over."""
         return self.mean_over[self.setting]
+
+
+class ScoreDifferenceClaim(Frozen):
+    """What is said of the mean scores of two models; judged on the scores of both on the same documents."""
+
+    id: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
+    statement: str
+    """The claim in one sentence."""
+    over: str
+    """The model whose mean is taken: B of `invoke compare --scores A B`."""
+    under: str
+    """The model whose mean is taken from it: A."""
+    rules: dict[str, str] = Field(default_factory=dict)
+    """Tasks of the mean, each with its rule; where the publication names none, those that the files have."""
+    direction: Literal["above", "within"]
+    """`above`: the difference is surely more than 0, and at most the margin below `value`. `within`: it lies
+    surely inside the margin around 0."""
+    value: Annotated[float, Field(ge=0, lt=1)]
+    """Published difference of the means; 0 where the publication calls them the same."""
+    margin: Annotated[float, Field(gt=0, lt=1)]
+    """In scores, as `value`."""
+    because: str
+    """Why this margin."""
+    source: Source
+    fails_when: Counterexample
+    """A difference that fails it; the tests judge it."""
+
+    @model_validator(mode="after")
+    def _is_failed_by_its_counterexample(self) -> ScoreDifferenceClaim:
+        limit, fails = (
+            (self.value - self.margin, self.fails_when.value < self.value - self.margin)
+            if self.direction == "above"
+            else (self.margin, self.fails_when.value > self.margin)
+        )
+        if not fails:
+            raise ValueError(f"claim `{self.id}`: its counterexample passes, the limit is {limit:g}")
+        if not math.isclose(self.fails_when.value, self.fails_when.derived, rel_tol=ROUNDING):
+            raise ValueError(f"claim `{self.id}`: the counterexample is not what its derivation gives")
+        return self

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import is_file_in
 from twinrun.foundation.manifest import Frozen, read_toml, validate
-from twinrun.manifests.claims import Claim, RecordClaim
+from twinrun.manifests.claims import Claim, RecordClaim, ScoreDifferenceClaim
 from twinrun.manifests.metrics import RATIO, Metric, demand, demand_possible, known_metric
 from twinrun.manifests.restatements import RestatementTerms, Source, check_restatement, demand_resolution
 from twinrun.manifests.vendor import Gpu
@@ -19,6 +19,8 @@ from twinrun.protocol.formulas import FORMULAS
 from twinrun.protocol.measurements import Per
 
 Accepted = str | int | float | bool | tuple[str | int | float | bool, ...]
+# Field of a fingerprint that has the rule of a task.
+RULE = "evaluation.rule."
 _SOURCE_KEYS = ("document", "where", "how", "derivation")
 
 
@@ -55,9 +57,13 @@ class PublishedClaims(Frozen):
     standing: dict[str, str] = Field(default_factory=dict)
     """Fields of the fingerprint that no run can have as published, such as a corpus that is not public,
     each with its reason."""
+    configurations: dict[str, dict[str, Accepted]] = Field(default_factory=dict)
+    """Fingerprints of models that scores are of, by the model's name."""
     claim: tuple[Claim, ...]
     between_records: tuple[RecordClaim, ...] = ()
     """Claims that `invoke compare --claims` judges."""
+    score_difference: tuple[ScoreDifferenceClaim, ...] = ()
+    """Claims that `invoke compare --scores` judges."""
     references: str | None = None
     """CSV file of the folder with the columns of `reference` and of its source, for long tables."""
     reference: tuple[Reference, ...] = ()
@@ -66,6 +72,7 @@ class PublishedClaims(Frozen):
     @model_validator(mode="after")
     def _distinct(self) -> PublishedClaims:
         names = [claim.id for claim in self.claim] + [claim.id for claim in self.between_records]
+        names += [claim.id for claim in self.score_difference]
         if len(names) != len(set(names)):
             raise ValueError("two claims have the same id")
         return self
@@ -75,6 +82,20 @@ class PublishedClaims(Frozen):
         if strange := sorted(self.standing.keys() - self.fingerprint.keys()):
             raise ValueError(f"`standing` names what the fingerprint lacks: {', '.join(strange)}")
         return self
+
+    @model_validator(mode="after")
+    def _known_configurations(self) -> PublishedClaims:
+        for claim in self.claim:
+            if claim.configuration is not None and claim.configuration not in self.configurations:
+                raise ValueError(f"claim `{claim.id}`: no `configurations.{claim.configuration}`")
+        return self
+
+    def fingerprint_of(self, claim: Claim) -> dict[str, Accepted]:
+        """Return the configuration that a claim is about."""
+        if claim.configuration is None:
+            return self.fingerprint
+        rules = {f"{RULE}{task}": rule for task, rule in claim.rules.items()}
+        return {**self.configurations[claim.configuration], **rules}
 
 
 def load_published(folder: Path) -> PublishedClaims:
@@ -100,7 +121,7 @@ def check_numbers(
                 found=claim.value,
                 allowed=0,
             )
-        if not claim.is_distance:
+        if not claim.is_distance and claim.better != "equal":
             demand(claim.better, [metric.better], place=f"{where}.better", what=f"direction of {metric.id}")
         if claim.hardware:
             demand(claim.hardware.gpu, gpus, place=f"{where}.hardware.gpu", what="GPU")
@@ -119,7 +140,8 @@ def check_numbers(
             demand_possible(claim.value, metric, unit=metric.unit, limits=None, place=f"{where}.value")
             demand_resolution(claim.tolerance, claim.value, place=f"{where}.tolerance")
         if claim.here:
-            terms = RestatementTerms(claim.kind, claim.formula, claim.tolerance, tuple(published.fingerprint))
+            fields = tuple(published.fingerprint_of(claim))
+            terms = RestatementTerms(claim.kind, claim.formula, claim.tolerance, fields)
             check_restatement(claim.here, terms, place=f"{where}.here", metrics=metrics)
     for number, between in enumerate(published.between_records):
         where = f"{place}:between_records.{number}"

@@ -77,8 +77,8 @@ class Restatement(Frozen):
     """Row of recipes/metrics.toml."""
     unit: str | None = None
     """Unit of the metric; the canonical one where not given."""
-    better: Literal["higher", "lower"] | None = None
-    """Direction of the metric, for the reader."""
+    better: Literal["higher", "lower", "equal"] | None = None
+    """Direction of the metric, for the reader; `equal` of a score, which fails on either side."""
     formula: str | None = None
     """Formula of the metric; the claim's where not given."""
     measurement: str | None = None
@@ -111,7 +111,11 @@ class Restatement(Frozen):
     def shortfall(self, better: str) -> float:
         """Return by how much of the derived value the restated one asks for less."""
         apart = self.value / self.derived - 1
-        return -apart if better == "higher" else apart
+        return {"higher": -apart, "lower": apart, "equal": abs(apart)}[better]
+
+    def direction(self, metric: Metric) -> Literal["higher", "lower", "equal"]:
+        """Return on which side of the value a number is as good: that of the metric, or none."""
+        return "equal" if self.better == "equal" else metric.better
 
 
 class RestatementTerms(NamedTuple):
@@ -133,7 +137,8 @@ def check_restatement(
     what = f"of {metric.id}"
     units = [metric.unit, *metric.units]
     demand(here.unit or metric.unit, units, place=f"{where}.unit", what=f"unit {what}")
-    demand(here.better or metric.better, [metric.better], place=f"{where}.better", what=f"direction {what}")
+    sides = [metric.better, *(["equal"] if terms.kind == "score" else [])]
+    demand(here.better or metric.better, sides, place=f"{where}.better", what=f"direction {what}")
     for key, value in (("value", here.value), ("fails_when.value", here.fails_when.value)):
         unit, limits = here.unit or metric.unit, {"one": 1.0}
         demand_possible(value, metric, unit=unit, limits=limits, place=f"{where}.{key}")
@@ -173,7 +178,7 @@ def _check_freed(here: Restatement, fields: Sequence[str], where: str, metric: M
 def _check_strength(here: Restatement, tolerance: float, where: str, metric: Metric) -> None:
     """Refuse a restatement that is not what its derivation gives, or is weaker without saying so."""
     derived = f"{here.derived:.4g}, which is {here.derivation}"
-    shortfall = here.shortfall(metric.better)
+    shortfall = here.shortfall(here.direction(metric))
     if shortfall < -ROUNDING:
         raise InputError(
             "the value is not the derivation's", place=f"{where}.value", found=here.value, allowed=derived
@@ -199,7 +204,8 @@ def _check_counterexample(here: Restatement, where: str, metric: Metric) -> None
     if not math.isclose(found.value, found.derived, rel_tol=ROUNDING):
         derived = f"{found.derived:.4g}, which is {found.derivation}"
         raise InputError("the value is not the derivation's", place=place, found=found.value, allowed=derived)
-    sign = -1 if metric.better == "higher" else 1
+    side, below = here.direction(metric), found.value < here.value
+    sign = -1 if side == "higher" or (side == "equal" and below) else 1
     limit = here.value * (1 + sign * here.tolerance)
     if sign * (found.value - limit) <= 0:
         raise InputError(

@@ -9,12 +9,12 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import percent, plural
 from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.manifests.metrics import Metric, Reach
-from twinrun.manifests.published import Accepted
+from twinrun.manifests.published import Accepted, PublishedClaims
 from twinrun.manifests.restatements import Restatement
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.measurements import Measurement, Per
 from twinrun.results.record import Record
-from twinrun.workloads.settings import Difference
+from twinrun.workloads.settings import Difference, differences
 from twinrun.workloads.workload import PointRecord
 
 # A measurement and the point that has it.
@@ -28,6 +28,15 @@ class JudgeContext(Frozen):
     metrics: dict[str, Metric]
     gpus: dict[str, Gpu]
     fingerprint: Mapping[str, Accepted]
+    configuration: str | None = None
+    """Whose fingerprint it is, where that is not the recipe's."""
+
+    def about(self, claim: Claim, published: PublishedClaims) -> JudgeContext:
+        """Return the context of a claim, which may be about another configuration than the recipe's."""
+        if claim.configuration is None:
+            return self
+        found = published.fingerprint_of(claim)
+        return self.model_copy(update={"fingerprint": found, "configuration": claim.configuration})
 
 
 def found_of(asked: Claim | RecordClaim | Restatement, point: PointRecord) -> Measurement | None:
@@ -86,6 +95,12 @@ def few_steps(found: Sequence[Located], metrics: Mapping[str, Metric], gpu: Gpu 
     return f"few steps: {min(short)[0]} of {min(short)[1]}" if gpu and short else ""
 
 
+def standard_error(found: Sequence[Located]) -> str:
+    """Return the words that belong beside a score, its error; empty for what is none."""
+    errors = [error for point, one in found if (error := point.measurement(f"{one.id}/error"))]
+    return f"standard error {max(error.median for error in errors):.3f}" if errors else ""
+
+
 def _impossible(
     point: PointRecord, found: Measurement, metrics: Mapping[str, Metric], gpu: Gpu | None
 ) -> str | None:
@@ -131,6 +146,8 @@ def differences_of(
     record: Record, points: Sequence[PointRecord], terms: JudgeContext
 ) -> tuple[Difference, ...]:
     """Return where the run, or the points that a claim is about, are not the published configuration."""
+    if terms.configuration is not None:
+        return differences(record.description.marks(terms.fingerprint), terms.fingerprint)
     described = record.description.points
     of_points = [described[point.id].differences(terms.fingerprint) for point in points]
     if None in of_points:

@@ -16,11 +16,14 @@ from twinrun.results.evidence import (
     JudgeContext,
     Located,
     beyond,
+    differences_of,
     doubt_of,
     few_steps,
     found_of,
     kept_per_doubling,
+    mismatches,
     names_of,
+    standard_error,
     unspanned,
     value_of,
 )
@@ -50,6 +53,8 @@ from twinrun.workloads.workload import PointRecord
 # on the published hardware and configuration alone, never at smoke scale. 3: every point is held against the
 # reference first; curves must fall and go beyond the warm-up; cards, nodes and what is possible are judged.
 RULES = 3
+# Fields that say which model a score is of.
+MODEL_FIELDS = ("model.repository", "parameters")
 # What a parity that could not be decided makes of its claim.
 UNDECIDED: dict[CurveOutcome, Unasked] = {"other-run": "config-mismatch", "no-envelope": "not-comparable"}
 Rule = Callable[[Claim, Record, JudgeContext], Assessment]
@@ -58,19 +63,20 @@ Rule = Callable[[Claim, Record, JudgeContext], Assessment]
 def judge(record: Record, published: PublishedClaims, project: Project) -> tuple[Verdict, ...]:
     """Judge every claim against `record`, in the published order; where that cannot be, as restated."""
     terms = JudgeContext(metrics=project.metrics, gpus=project.gpus, fingerprint=dict(published.fingerprint))
-    rules = {"absolute": _absolute, "ratio": _ratio, "invariant": _invariant, "parity": _parity}
-    verdicts = (
-        judge_claim(
-            claim,
-            partial(_as_published, rules[claim.kind], claim, record, terms),
-            partial(restated, claim, record=record, terms=terms),
-        )
-        for claim in published.claim
-    )
     return tuple(
-        _placed(verdict, claim, "; ".join(elsewhere(claim, record, published, terms)), terms)
-        for verdict, claim in zip(verdicts, published.claim, strict=True)
+        _judged(claim, record, published, terms.about(claim, published)) for claim in published.claim
     )
+
+
+def _judged(claim: Claim, record: Record, published: PublishedClaims, terms: JudgeContext) -> Verdict:
+    rules = {"absolute": _absolute, "ratio": _ratio, "invariant": _invariant, "parity": _parity}
+    rule = {**rules, "score": _score}[claim.kind]
+    verdict = judge_claim(
+        claim,
+        partial(_as_published, rule, claim, record, terms),
+        partial(restated, claim, record=record, terms=terms),
+    )
+    return _placed(verdict, claim, "; ".join(elsewhere(claim, record, published, terms)), terms)
 
 
 def _as_published(rule: Rule, claim: Claim, record: Record, terms: JudgeContext) -> Assessment:
@@ -105,7 +111,13 @@ def _placed(verdict: Verdict, claim: Claim, elsewhere: str, terms: JudgeContext)
 
 def claims_digest(published: PublishedClaims) -> str:
     """Return the digest of all that verdicts depend on in published.toml."""
-    content = published.model_dump(mode="json", include={"claim", "fingerprint"})
+    kept = {"claim", "fingerprint", *(["configurations"] if published.configurations else [])}
+    content = published.model_dump(mode="json", include=kept)
+    for claim in content["claim"]:
+        # Of a score alone: records of other claims were judged before there were any.
+        for field in ("configuration", "rules"):
+            if not claim[field]:
+                del claim[field]
     return sha256_of_bytes(canonical_json(content).encode())
 
 
@@ -243,12 +255,32 @@ def _same_curve(claim: Claim, record: Record, points: Sequence[PointRecord], met
     return Assessment(value, held, reason)
 
 
+def _score(claim: Claim, record: Record, terms: JudgeContext) -> Assessment:
+    """Judge what a model gets on a task, whatever computes it, at the point that is worst for the claim."""
+    metric = terms.metrics[claim.metric]
+    pairs = [(point, one) for point in record.points if (one := found_of(claim, point))]
+    if not pairs:
+        raise NotAskedError(f"this run has no {claim.metric} of {claim.measurement}")
+    if other := [one for one in differences_of(record, (), terms) if one.field in MODEL_FIELDS]:
+        raise NotAskedError(f"about {claim.configuration}; {'; '.join(mismatches(other))}")
+    values = [value_of(claim, point, one, metric, record.gpu) for point, one in pairs]
+    apart = [value - claim.value for value in values]
+    worst = {"higher": min(apart), "lower": max(apart)}.get(claim.better, max(apart, key=abs)) + claim.value
+    _demand_comparable(claim, record, terms, pairs, worst)
+    return _directed(claim, worst, standard_error(pairs))
+
+
 def _directed(claim: Claim, value: float, note: str) -> Assessment:
     """Compare with the published value in its direction of goodness."""
     stands = margin(value, claim.value, better=claim.better, tolerance=claim.tolerance)
+    allowed = (
+        f"{claim.tolerance:.0%} apart"
+        if claim.better == "equal"
+        else (f"{claim.better} is better, {claim.tolerance:.0%} worse")
+    )
     reason = (
         f"{abs(stands.change):.1%} {stands.side} the published value;"
-        f" {claim.better} is better, {claim.tolerance:.0%} worse is allowed because {claim.because}"
+        f" {allowed} is allowed because {claim.because}"
     )
     return Assessment(value, stands.holds, f"{reason}; {note}" if note else reason, note)
 

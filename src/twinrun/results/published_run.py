@@ -26,6 +26,9 @@ def elsewhere(claim: Claim, record: Record, published: PublishedClaims, terms: J
     hardware = [one.hardware for one in (claim,) if one.hardware] or [
         one.hardware for one in published.claim if one.hardware
     ]
+    if terms.configuration is not None:
+        # A score belongs to weights, whatever computes it.
+        hardware = []
     gpus = {one.gpu for one in hardware}
     if gpus and (record.gpu is None or record.gpu.id not in gpus):
         names = " or ".join(sorted(terms.gpus[name].name for name in gpus))
@@ -34,7 +37,7 @@ def elsewhere(claim: Claim, record: Record, published: PublishedClaims, terms: J
         yield other
     if record.plan.scale == "smoke":
         yield "smoke scale"
-    for one in record.plan.differences:
+    for one in differences_of(record, (), terms):
         yield f"{one.field} {plain(one.found)}, published {plain(one.published)}"
 
 

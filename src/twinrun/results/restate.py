@@ -18,6 +18,7 @@ from twinrun.results.evidence import (
     few_steps,
     found_of,
     kept_per_doubling,
+    standard_error,
     unspanned,
 )
 from twinrun.results.parity import curves_of, held_within
@@ -56,10 +57,17 @@ def _worst(
         _parities(claim, record, terms) if metric.between_curves else _values(claim, here, metric, points)
     )
     _demand_no_doubt(here, record, terms, values)
-    worst = (min if metric.better == "higher" else max)(values, key=lambda one: one.value)
-    note = few_steps([pair for one in values for pair in one.behind], terms.metrics, record.gpu)
+    worst = max(values, key=lambda one: _badness(one.value, here, metric))
+    behind = [pair for one in values for pair in one.behind]
+    note = few_steps(behind, terms.metrics, record.gpu) or standard_error(behind)
     several = f", the worst of {len(values)}" if len(values) > 1 else ""
     return worst._replace(place=f"{worst.place}{several}", note=note)
+
+
+def _badness(value: float, here: Restatement, metric: Metric) -> float:
+    """Return what grows as a value gets worse for the claim."""
+    apart = value - metric.canonical(here.value, here.unit or metric.unit)
+    return {"higher": -apart, "lower": apart, "equal": abs(apart)}[here.direction(metric)]
 
 
 def _points(claim: Claim, here: Restatement, record: Record) -> list[PointRecord]:

@@ -204,7 +204,7 @@ def judge_restatement(
         return _refused(verdict, found, run)
     verdict = verdict.model_copy(update={"measured": metric.in_unit(found.value, unit), "note": found.note})
     value, reference = f"{measured_here(verdict)} at {found.place}", published_here(verdict)
-    stands = margin(found.value, published, better=metric.better, tolerance=here.tolerance)
+    stands = margin(found.value, published, better=here.direction(metric), tolerance=here.tolerance)
     return _held(verdict, here, stands, metric, words=(value, reference), run=run)
 
 
@@ -250,10 +250,13 @@ def _held(
     run: str,
 ) -> RestatementVerdict:
     value, reference = words
+    side = here.direction(metric)
+    allowed = (
+        f"{here.tolerance:.1%} apart" if side == "equal" else f"{side} is better, {here.tolerance:.1%} worse"
+    )
     reason = (
         f"Here {value}; published {reference} = {here.derivation}, {here.basis}."
-        f" {abs(stands.change):.1%} {stands.side}; {metric.better} is better,"
-        f" {here.tolerance:.1%} worse is allowed because {here.because}. Run: {run}."
+        f" {abs(stands.change):.1%} {stands.side}; {allowed} is allowed because {here.because}. Run: {run}."
     )
     weaker = f" Weaker than published: {here.weaker}." if here.weaker else ""
     outcome: AsRestated = "holds-here" if stands.holds else "fails-here"

@@ -1,0 +1,252 @@
+"""Claims about scores: of one model by its rule, and of the difference of two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.records import PROJECT, training_record
+from twinrun.foundation.errors import InputError
+from twinrun.foundation.manifest import validate
+from twinrun.manifests.claims import Claim, ScoreDifferenceClaim
+from twinrun.manifests.published import PublishedClaims, check_numbers
+from twinrun.protocol.measurements import sampled
+from twinrun.results.equivalence import Pair, compare_scores
+from twinrun.results.judge import claims_digest, judge
+from twinrun.results.record import Record
+from twinrun.results.score_claims import claim_called, judge_scores
+from twinrun.results.verdicts import Verdict
+
+# Any share of documents: higher is better, at most one.
+METRIC = "checks-passed"
+MODEL = {"parameters": 6658859008, "sequence": 2048, "data.repository": "allenai/c4"}
+HERE: dict[str, Any] = {
+    "statement": "the model gets 60 % in another harness",
+    "metric": METRIC,
+    "measurement": "arc",
+    "better": "equal",
+    "value": 0.6,
+    "derivation": "0.6 / 1",
+    "basis": "a table",
+    "tolerance": 0.05,
+    "because": "two standard errors",
+    "free": ["sequence"],
+    "fails_when": {"what": "made up", "value": 0.7, "derivation": "7 / 10"},
+}
+CLAIM: dict[str, Any] = {
+    "id": "arc",
+    "statement": "the model gets 60 %",
+    "kind": "score",
+    "metric": METRIC,
+    "unit": "ratio",
+    "per": "run",
+    "measurement": "arc",
+    "configuration": "model",
+    "rules": {"arc": "per-token"},
+    "value": 0.6,
+    "better": "equal",
+    "tolerance": 0.05,
+    "because": "two standard errors",
+    "source": {"document": "002", "where": "a table", "how": "read from a table"},
+    "here": HERE,
+}
+
+
+def published(claim: dict[str, Any], **configuration: Any) -> PublishedClaims:
+    content = {"fingerprint": {}, "configurations": {"model": MODEL | configuration}, "claim": [claim]}
+    found = validate(content, PublishedClaims, place="published.toml")
+    check_numbers(found, place="published.toml", metrics=PROJECT.metrics, gpus=PROJECT.gpus)
+    return found
+
+
+def scored(value: float) -> Record:
+    """Return a record of MPT-7B that got `value`, on other hardware than any publication's."""
+    made = training_record({"nodes=1": 400.0}, recipe="mpt7b-scaling", gpu="h200")
+    scores = (
+        sampled("arc", [value], metric=METRIC, unit="ratio", per="run"),
+        sampled("arc/error", [0.012], metric=METRIC, unit="ratio", per="run"),
+    )
+    points = tuple(
+        one.model_copy(update={"measurements": (*one.measurements, *scores)}) for one in made.points
+    )
+    planned = made.plan.model_copy(update={"points": made.plan.points[:1]})
+    return made.model_copy(update={"points": points, "plan": planned})
+
+
+def judged(record: Record, claims: PublishedClaims, monkeypatch: pytest.MonkeyPatch, rule: str) -> Verdict:
+    """Judge a record whose fingerprint has the rule of its task, as one of an evaluation has."""
+    description = type(record.description)
+    before = description.marks
+    monkeypatch.setattr(
+        description, "marks", lambda self, asked: {**before(self, asked), "evaluation.rule.arc": rule}
+    )
+    (verdict,) = judge(record, claims, PROJECT)
+    return verdict
+
+
+@pytest.mark.parametrize(
+    ("better", "value", "outcome"),
+    [
+        ("equal", 0.60, "reproduced"),
+        ("equal", 0.575, "reproduced"),
+        ("equal", 0.56, "not-reproduced"),
+        # Published weights that score better were asked something else; weights of one's own are better.
+        ("equal", 0.64, "not-reproduced"),
+        ("higher", 0.64, "reproduced"),
+        ("higher", 0.56, "not-reproduced"),
+    ],
+)
+def test_a_score_is_judged_on_any_hardware(
+    monkeypatch: pytest.MonkeyPatch, better: str, value: float, outcome: str
+) -> None:
+    claims = published(CLAIM | {"better": better})
+    verdict = judged(scored(value), claims, monkeypatch, "per-token")
+    assert (verdict.outcome, verdict.here) == (outcome, None), verdict.reason
+    assert verdict.measured == value
+    assert verdict.note == "standard error 0.012"
+    assert "5% " in verdict.reason
+
+
+def test_another_rule_is_a_mismatch_that_nothing_restates(monkeypatch: pytest.MonkeyPatch) -> None:
+    verdict = judged(scored(0.6), published(CLAIM), monkeypatch, "none")
+    assert verdict.final == "config-mismatch"
+    assert "evaluation.rule.arc is none, published per-token" in verdict.reason
+    assert verdict.here
+    assert "evaluation.rule.arc must be per-token, is none" in verdict.here.reason
+
+
+def test_another_model_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    verdict = judged(scored(0.6), published(CLAIM, parameters=1), monkeypatch, "per-token")
+    assert verdict.final == "not-comparable"
+    assert verdict.reason.startswith("about model; parameters is 6658859008")
+
+
+@pytest.mark.parametrize(
+    ("value", "outcome"), [(0.6, "holds-here"), (0.56, "fails-here"), (0.64, "fails-here")]
+)
+def test_in_another_harness_it_is_judged_as_restated(
+    monkeypatch: pytest.MonkeyPatch, value: float, outcome: str
+) -> None:
+    claims = published(CLAIM, sequence=4096)
+    verdict = judged(scored(value), claims, monkeypatch, "per-token")
+    assert (verdict.outcome, verdict.final) == ("config-mismatch", outcome), verdict.why
+    assert verdict.here
+    assert "sequence 2,048, published 4,096" in verdict.here.reason
+    assert verdict.here.note == "standard error 0.012"
+    assert "5.0% apart is allowed" in verdict.here.reason
+
+
+def test_a_smoke_run_never_reproduces_a_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    smoke = scored(0.6)
+    smoke = smoke.model_copy(update={"plan": smoke.plan.model_copy(update={"scale": "smoke"})})
+    verdict = judged(smoke, published(CLAIM), monkeypatch, "per-token")
+    assert verdict.final == "holds-here"
+    assert "smoke scale" in verdict.why
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rules": {}}, "`rules` belong to scores"),
+        ({"configuration": "other"}, "no `configurations.other`"),
+        ({"measurement": None}, "also needs: measurement"),
+        ({"kind": "absolute"}, "also needs: point, hardware"),
+        (
+            {"here": HERE | {"fails_when": HERE["fails_when"] | {"value": 0.61, "derivation": "0.61"}}},
+            "passes",
+        ),
+        ({"here": HERE | {"value": 0.5}}, "weaker than the published statement"),
+        ({"here": HERE | {"free": ["evaluation.shots"]}}, "not a field of the fingerprint"),
+    ],
+)
+def test_a_score_without_what_belongs_to_it_is_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        published(CLAIM | change)
+
+
+def test_digests_of_claims_without_scores_are_what_they_were() -> None:
+    found = PROJECT.recipe("mpt7b-scaling").published
+    assert all(not claim.rules and claim.configuration is None for claim in found.claim)
+    changed = found.model_copy(update={"configurations": {"model": {"parameters": 1}}})
+    assert claims_digest(changed) != claims_digest(found)
+
+
+DIFFERENCE: dict[str, Any] = {
+    "id": "mean",
+    "statement": "B is above A by 0.04",
+    "over": "B",
+    "under": "A",
+    "rules": {"arc": "per-token"},
+    "direction": "above",
+    "value": 0.04,
+    "margin": 0.02,
+    "because": "two standard errors",
+    "source": CLAIM["source"],
+    "fails_when": {"what": "made up", "value": 0.01, "derivation": "1 / 100"},
+}
+
+
+def differing(apart: float, documents: int = 4000) -> dict[str, list[Pair]]:
+    """Return pairs of which one in ten differs, the means `apart`."""
+    better, worse = round(documents * (0.1 + apart) / 2), round(documents * (0.1 - apart) / 2)
+    kinds: dict[Pair, int] = {(0, 1): better, (1, 0): worse, (1, 1): documents - better - worse}
+    return {"arc": [kind for kind, count in kinds.items() for _ in range(count)]}
+
+
+@pytest.mark.parametrize(
+    ("direction", "apart", "documents", "outcome"),
+    [
+        ("above", 0.04, 4000, "holds-here"),
+        ("above", 0.06, 4000, "holds-here"),
+        ("above", 0.01, 4000, "fails-here"),
+        ("above", -0.04, 4000, "fails-here"),
+        ("above", 0.04, 100, "not-comparable"),
+        ("within", 0.0, 4000, "holds-here"),
+        ("within", 0.02, 4000, "not-comparable"),
+        ("within", 0.05, 4000, "fails-here"),
+        ("within", -0.05, 4000, "fails-here"),
+    ],
+)
+def test_a_difference_of_means_is_judged(direction: str, apart: float, documents: int, outcome: str) -> None:
+    fails = {"what": "made up", "value": 0.05, "derivation": "0.05"} if direction == "within" else {}
+    content = DIFFERENCE | {"direction": direction} | ({"fails_when": fails} if fails else {})
+    claim = validate(content, ScoreDifferenceClaim, place="claim")
+    found = compare_scores(differing(apart, documents), margin=claim.margin)
+    verdict = judge_scores(claim, found, rules={"arc": "per-token"})
+    assert verdict.final == outcome, verdict.why
+    other = judge_scores(claim, found, rules={"arc": "none"})
+    assert other.final == "config-mismatch"
+    assert "arc none, published arc per-token" in other.reason
+
+
+def stated() -> dict[str, ScoreDifferenceClaim]:
+    recipes = PROJECT.recipes().values()
+    return {
+        f"{one.recipe.name}/{claim.id}": claim for one in recipes for claim in one.published.score_difference
+    }
+
+
+def test_published_differences_hold_and_their_counterexamples_fail() -> None:
+    for name, claim in stated().items():
+        outcomes = []
+        for apart in (claim.value, claim.fails_when.value):
+            found = compare_scores(differing(apart, 200_000), margin=claim.margin)
+            outcomes.append(judge_scores(claim, found, rules=claim.rules).final)
+        assert outcomes == ["holds-here", "fails-here"], name
+        assert claim_called(name, PROJECT) == claim
+
+
+def test_no_restatement_frees_the_rule_or_the_shots() -> None:
+    for one in PROJECT.recipes().values():
+        scores: list[Claim] = [claim for claim in one.published.claim if claim.kind == "score"]
+        for claim in scores:
+            assert claim.here, claim.id
+            assert not {"evaluation", "evaluation.shots", *claim.rules} & set(claim.here.free), claim.id
+            assert f"evaluation.rule.{claim.measurement}" in one.published.fingerprint_of(claim)
+
+
+@pytest.mark.parametrize("name", ["mpt7b-scaling/none", "none", "recipes/mpt7b-scaling/none"])
+def test_a_claim_that_is_not_there_is_named(name: str) -> None:
+    with pytest.raises(InputError, match="no claim about two models' scores"):
+        claim_called(name, PROJECT)
