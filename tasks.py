@@ -35,6 +35,7 @@ take_over()
         "leg": "the one leg to run, of a recipe whose run has several",
         "from": "where the leg before it has left its checkpoint: a run folder or s3://...",
         "out": "folder for the run instead of runs/",
+        "track": "trackers to write the run for, separated by commas: tensorboard, mlflow, wandb",
         "resume": "go on with the newest unfinished run of the same plan",
         "dry": "print the plan on a page and stop; with --json all of it",
         "yes": "start without a question also what takes long on a processor",
@@ -56,6 +57,7 @@ def run(
     leg: str = "",
     from_: str = "",
     out: str = "",
+    track: str = "",
     resume: bool = False,
     dry: bool = False,
     yes: bool = False,
@@ -78,7 +80,7 @@ def run(
             **chosen,
         )
         folder = Path(out) if out else None
-        code = commands.run(ROOT, request, out=folder, resume=resume, as_json=json, yes=yes)
+        code = commands.run(ROOT, request, out=folder, resume=resume, as_json=json, yes=yes, track=track)
     raise Exit(code=code)
 
 

@@ -51,7 +51,12 @@ OF_RANKS = ("foundation", "protocol", "checkpoints", "train")
 WORKLOAD = re.compile(rf"twinrun\.workloads\.({'|'.join(workload_names())})(\..*)?")
 RECIPE = min(shown(path) for path in (ROOT / "recipes").iterdir())
 # Extras that one module may import, when it is called.
-EXTRAS = {"twinrun.checkpoints.s3": {"boto3", "botocore"}}
+EXTRAS = {
+    "twinrun.checkpoints.s3": {"boto3", "botocore"},
+    "twinrun.report.trackers.mlflow": {"mlflow"},
+    "twinrun.report.trackers.tensorboard": {"tensorboard"},
+    "twinrun.report.trackers.wandb": {"wandb"},
+}
 # What a declared package hands out, or always brings, under another import name.
 PARTS = {
     "cyclonedx_python_lib": {"cyclonedx", "packageurl"},

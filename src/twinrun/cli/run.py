@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,15 +16,24 @@ from twinrun.runs.preconditions import demand_ready
 from twinrun.runs.selection import Request, Selection, select
 
 if TYPE_CHECKING:
+    from twinrun.report.trackers import ChosenTracker
     from twinrun.results.record import Record
 
 __all__ = ["Request", "data", "run"]
 
 
 def run(
-    root: Path, request: Request, *, out: Path | None, resume: bool, as_json: bool, yes: bool = False
+    root: Path,
+    request: Request,
+    *,
+    out: Path | None,
+    resume: bool,
+    as_json: bool,
+    yes: bool = False,
+    track: str = "",
 ) -> int:
     """Run a recipe and return the exit code: 1 when a claim or a check fails."""
+    chosen = _trackers(track)
     project = Project(root)
     selection = select(project, request)
     if request.dry:
@@ -52,8 +62,29 @@ def run(
     else:
         _show(project, record, page)
         say(form, end="")
+    _track(project, record, folder, chosen)
     failed = any(check.outcome == "fail" for point in record.points for check in point.checks)
     return int(failed or any(verdict.final in FAILURES for verdict in record.verdicts))
+
+
+def _trackers(text: str) -> tuple[ChosenTracker, ...]:
+    """Return the trackers that `--track` names; what they need is slow to import."""
+    if not text:
+        return ()
+    from twinrun.report.trackers import choose_trackers
+
+    return choose_trackers(text)
+
+
+def _track(project: Project, record: Record, folder: Path, chosen: Sequence[ChosenTracker]) -> None:
+    """Write the run for each tracker, and say how it is opened."""
+    if not chosen:
+        return
+    from twinrun.report.tracking import tracked_run
+
+    run = tracked_run(record, folder, project.metrics)
+    for name, tracker in chosen:
+        say(f"{name}: {tracker.write(folder / 'trackers' / name, run)}", file=sys.stderr)
 
 
 def _print_choices(selection: Selection) -> None:

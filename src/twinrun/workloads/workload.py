@@ -115,10 +115,12 @@ class Progress(Frozen):
     done: int
     """Steps of the point so far."""
     status: str
+    values: Mapping[str, float] = Field(default_factory=dict)
+    """What a step measured, by metric."""
 
 
 class LegSteps(Frozen):
-    """A stretch of one run that a point is, and the hardware that it runs on."""
+    """A stretch of one run that a point is: the steps done when it begins and ends, and its hardware."""
 
     number: Positive
     """Counted from 1."""
@@ -126,9 +128,7 @@ class LegSteps(Frozen):
     processor: bool
     """Whether it leaves the GPUs of its machine alone."""
     begin: Annotated[int, Field(ge=0)]
-    """Steps that are done when it starts."""
     end: Positive
-    """Steps that are done when it ends."""
     last: bool
     """Whether the run ends with it."""
 

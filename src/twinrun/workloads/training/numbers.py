@@ -37,7 +37,13 @@ def progress(line: bytes) -> Progress:
     """Read the line that a step writes."""
     step = StepMetrics.model_validate_json(line)
     which = f"control run {step.control}  " if step.control else ""
-    return Progress(done=step.step, status=f"{which}loss {step.loss:.4f}  {step.seconds:.3f} s/step")
+    power = {} if step.watts is None else {"power": step.watts}
+    return Progress(
+        done=step.step,
+        status=f"{which}loss {step.loss:.4f}  {step.seconds:.3f} s/step",
+        # Of a control run only the losses count, which the record has.
+        values={} if step.control else {"step-time": step.seconds, **power},
+    )
 
 
 def measured(part: TrainingPlan, planned: Point[TrainingPoint], result: TrainingResult) -> Numbers:

@@ -77,8 +77,8 @@ def _notes(record: RecordView[TrainingPlan, TrainingPoint]) -> tuple[str, ...]:
     (formula, least), *others = counts.items()
     notes = [f"model FLOP/s: {formula}"]
     notes += [f"by {name}: {more / least:.3f} times as many" for name, more in others]
-    powered = [point for point in record.points if point.measurement("power")]
-    notes += [f"W: {name}" for name in sorted({str(point.facts[SOURCE_FACT]) for point in powered})]
+    powered = [point.facts for point in record.points if point.measurement("power")]
+    notes += sorted({f"W: {facts[SOURCE_FACT]}" for facts in powered if SOURCE_FACT in facts})
     if record.gpu and any(point.measurement("model-flops-share") for point in record.points):
         peak = number(record.gpu.peak_bf16_tflops / record.gpu.devices_per_card)
         return (*notes, f"MFU: over {peak} TFLOP/s dense bf16 per device ({record.gpu.source})")
