@@ -67,11 +67,11 @@ def _root() -> str:
     return "" if os.geteuid() == 0 else "only root may do this"
 
 
-TRACKERS = ("mlflow", "tensorboard", "wandb")
+READERS = ("mlflow", "mlperf_logging", "rocrate", "rocrate_validator", "tensorboard", "wandb")
 # Every other name is that of a program.
 CHECKS: dict[str, Callable[[], str]] = {"docker": _engine, "gpu": _gpu, "mirror": _mirror, "root": _root} | {
     name: functools.partial(_package, name)
-    for name in (*TRACKERS, "composer", "deepspeed", "streaming", "torch", "transformers")
+    for name in (*READERS, "composer", "deepspeed", "streaming", "torch", "transformers")
 }
 
 

@@ -231,18 +231,21 @@ def compare(
 @command(
     help={
         "what": "folder of a recipe or of a run, or a record",
-        "out": "file to write instead of report.html, or of submission.json with --form",
+        "out": "file to write instead of report.html, submission.json with --form, or the folder of --crate",
         "form": "write the file with which a run is sent in, without names of hosts and folders",
         "add": "a file that was sent in: check it and add its record to the recipe's results",
+        "crate": "write a folder with the run as a Workflow Run RO-Crate, MLPerf's log lines included",
     }
 )
-def report(context: Context, what: str, out: str = "", form: bool = False, add: str = "") -> None:
-    """Write the HTML report of a run, or of a recipe's committed records; send a record in, or take one."""
+def report(
+    context: Context, what: str, out: str = "", form: bool = False, add: str = "", crate: bool = False
+) -> None:
+    """Write the report of a run, or of a recipe's committed records; send a record in, or take one."""
     with exit_on_error():
         from twinrun.cli import records
 
         paths = {"out": Path(out) if out else None, "add": Path(add) if add else None}
-        records.report(ROOT, what, form=form, **paths)
+        records.report(ROOT, what, form=form, crate=crate, **paths)
 
 
 @command(

@@ -13,59 +13,22 @@ from pathlib import Path
 import pytest
 
 from tests.commands import invoke
-from tests.records import LOSSES, PROJECT, ROOT, TRAINING, replaced, training_record, with_derived
+from tests.records import LOSSES, PROJECT, ROOT, TRAINING
+from tests.report.runs import record_with_power, write_run
 from twinrun.foundation.errors import InputError
-from twinrun.protocol.measurements import sampled
-from twinrun.protocol.training import StepMetrics
-from twinrun.report.page import write_report
 from twinrun.report.trackers import Tracker, choose_trackers
 from twinrun.report.tracking import TrackedRun, tracked_run
-from twinrun.results.record import Record, write_record
+from twinrun.results.record import Record
 
 # Of LevelDB: the size of a block, and the kinds of parts that end an entry.
 BLOCK, WHOLE, LAST = 1 << 15, 1, 4
-POINTS = {"nodes=1": 166.0, "nodes=2": 164.0}
-WATTS = 250.0
 # What every tracker shows of each step.
 STEPPED = ("loss", "step-time", "tokens-per-second", "model-flops", "model-flops-share", "power")
 
 
-def record_with_power() -> Record:
-    record = training_record(POINTS)
-    for point in record.points:
-        power = sampled("power", [WATTS], metric="power", unit="W", per="device")
-        kept = tuple(one for one in point.measurements if one.id in ("step-time", "peak-memory"))
-        known = point.model_copy(update={"measurements": (*kept, power)})
-        record = replaced(record, point.id, **dict(with_derived(known, record.plan, record.gpu)))
-    return record.with_digest()
-
-
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run as it lies on the disk: record, report, and a line for each step, the first without power."""
-    folder, record = tmp_path_factory.mktemp("run"), record_with_power()
-    write_record(folder / "record.json", record)
-    recipe = PROJECT.recipe(TRAINING)
-    write_report(
-        folder / "report.html", record=record, recipe=recipe, gpus=PROJECT.gpus, metrics=PROJECT.metrics
-    )
-    with (folder / "metrics.jsonl").open("w") as stream:
-        for point in record.points:
-            step_time = point.measurement("step-time")
-            assert step_time
-            for step, loss in enumerate(LOSSES, start=1):
-                line = StepMetrics(
-                    point=point.id,
-                    attempt="0",
-                    step=step,
-                    loss=loss,
-                    seconds=step_time.median,
-                    timed=step > 2,
-                    watts=None if step == 1 else WATTS,
-                )
-                stream.write(line.model_dump_json() + "\n")
-        stream.write('{"point": "nodes=')
-    return folder
+    return write_run(tmp_path_factory.mktemp("run"), record_with_power())
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,14 @@ import platform
 import sys
 from pathlib import Path
 
-from twinrun.cli.console import print_json
+from twinrun.cli.console import demand_without, print_json
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.terminal import say
 from twinrun.machine.doctor import diagnose
 from twinrun.planning.project import Project
 from twinrun.report.comparison import comparison_view
+from twinrun.report.crate import write_crate
 from twinrun.report.form import form as submission_form
 from twinrun.report.page import write_recipe_report, write_report
 from twinrun.report.parity import parity_view, write_parity_page
@@ -20,6 +21,7 @@ from twinrun.report.scores import scores_view
 from twinrun.report.selection import selected
 from twinrun.report.tables import verdict_table
 from twinrun.report.terminal import show
+from twinrun.report.tracking import tracked_run
 from twinrun.report.words import headline, headline_of_all
 from twinrun.results.between import judge_between
 from twinrun.results.compare import compare as compare_records
@@ -129,15 +131,26 @@ def _compare_claims(root: Path, a: Path, b: Path, *, as_json: bool) -> int:
     return int(any(verdict.final in FAILURES for verdict in verdicts))
 
 
-def report(root: Path, what: str, *, out: Path | None, form: bool, add: Path | None) -> None:
+def report(
+    root: Path, what: str, *, out: Path | None, form: bool, add: Path | None, crate: bool = False
+) -> None:
     """Write the report of a run, a record or a recipe's committed records, and print its path.
 
     Args:
         form: write the file with which a record is sent in instead.
         add: a record that was sent in, to be added to the recipe's results before.
+        crate: write the RO-Crate of a run, or of a single record, instead.
     """
     path, project = Path(what), Project(root)
     of_one = path.suffix == ".json" or (path / "record.json").is_file()
+    if crate:
+        demand_without("--crate", given=True, form=form, add=add)
+        if not of_one:
+            raise InputError(
+                "a crate is of one run", place="--crate", found=what, allowed="a run or a record"
+            )
+        say(_crate(project, path, out=out))
+        return
     if form and add:
         raise InputError("one of both", place="--form, --add", hint="--form is of a run, --add of a recipe")
     if form:
@@ -153,6 +166,23 @@ def report(root: Path, what: str, *, out: Path | None, form: bool, add: Path | N
         say(f"the record is {record.signature}", file=sys.stderr)
     else:
         say(_recipe_report(project, what, out))
+
+
+def _crate(project: Project, path: Path, *, out: Path | None) -> Path:
+    """Write the crate of a run to its folder, of a single record among the runs; return its metadata."""
+    record, folder = read_record(path, project), path if path.is_dir() else path.parent
+    whole = (folder / "record.json").is_file()
+    usual = folder if whole else project.root / "runs" / record.plan.recipe / path.stem
+    # Of a committed record there is nothing beside it that belongs to it.
+    run = tracked_run(record, folder if whole else usual, project.metrics)
+    return write_crate(
+        out or usual / "crate",
+        record=record,
+        recipe=project.recipe(record.plan.recipe),
+        root=project.root,
+        run=run,
+        source=path / "record.json" if path.is_dir() else path,
+    )
 
 
 def _page_of(project: Project, path: Path, record: Record) -> Path:

@@ -40,6 +40,8 @@ class TrackedPoint(Frozen):
     series: tuple[TrackedSeries, ...]
     numbers: dict[str, float]
     """Medians of the record, each with NUMBER_PREFIX before its id."""
+    began: float
+    """When the first step began, in seconds since 1970."""
     ended: tuple[float, ...]
     """When each step ended, in seconds since 1970: step times added up, the last at the end of the point."""
 
@@ -79,7 +81,7 @@ def tracked_run(record: Record, folder: Path, metrics: Mapping[str, Metric]) -> 
     points: list[TrackedPoint] = []
     for point in reversed(record.points):
         points.append(_point(record, point, lines[point.id], metrics, shared=shared, end=end))
-        end = points[-1].ended[0]
+        end = points[-1].began
     files = ("record.json", "plan.json", "metrics.jsonl", "report.html")
     return TrackedRun(
         recipe=record.plan.recipe,
@@ -140,6 +142,7 @@ def _point(
         parameters={**shared, **_point_parameters(point)},
         series=(*known, *stepped),
         numbers={f"{NUMBER_PREFIX}{one.id}": one.median for one in point.measurements},
+        began=ended[-1] - seconds.get(1, 0.0),
         ended=tuple(reversed(ended)),
     )
 

@@ -38,7 +38,7 @@ def _write_point(client: Any, experiment: str, run: TrackedRun, point: TrackedPo
     tags = {"run": run.run, "mlflow.note.content": run.summary}
     tags |= {_name(f"verdict.{claim}"): verdict for claim, verdict in run.verdicts.items()}
     made = client.create_run(
-        experiment, start_time=_milliseconds(point.ended[0]), run_name=f"{run.run} {point.id}", tags=tags
+        experiment, start_time=_milliseconds(point.began), run_name=f"{run.run} {point.id}", tags=tags
     )
     number = made.info.run_id
     parameters = (

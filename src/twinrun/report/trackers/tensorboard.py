@@ -27,7 +27,7 @@ def write(folder: Path, run: TrackedRun) -> str:
 def _events(run: TrackedRun, point: TrackedPoint) -> Iterator[Any]:
     from tensorboard.compat.proto.event_pb2 import Event
 
-    began, last = point.ended[0], point.time_of(point.steps)
+    began, last = point.began, point.time_of(point.steps)
     yield Event(wall_time=began, step=0, summary=_parameters(run, point))
     yield Event(wall_time=began, step=0, summary=_text("run", _markdown(run)))
     for series in point.series:
@@ -55,7 +55,7 @@ def _parameters(run: TrackedRun, point: TrackedPoint) -> Any:
     from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
     parameters = {name: _typed(text) for name, text in point.parameters.items()}
-    return hparams_pb(parameters, trial_id=f"{run.run}/{point.id}", start_time_secs=point.ended[0])
+    return hparams_pb(parameters, trial_id=f"{run.run}/{point.id}", start_time_secs=point.began)
 
 
 def _ended(seconds: float) -> Any:
