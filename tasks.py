@@ -131,15 +131,17 @@ def build(
     iterable=["set"],
     help={
         "subject": "folder of a recipe that trains, or a model, for example mpt-7b or mpt-7b-4096",
-        "gpu": "row of images/gpus.toml, for example mi300x",
+        "gpu": "rows of images/gpus.toml, for example mi300x,h200",
         "nodes": "numbers of nodes, for example 1,8,32",
         "devices-per-node": "devices of a node, not cards",
         "network": "Gbit/s that a node sends, all its adapters together",
         "software": "generation of software that the prediction is for",
         "set": "key=value: model, global_batch, microbatch, tensor, pipeline, shards, recomputation, ...",
-        "sweep": "show the fastest of all layouts that fit the last number of nodes",
+        "sweep": "show the cheapest of all layouts that fit, on any of the GPUs and numbers of nodes",
+        "goal": "of a sweep, tokens a second of all devices that a layout must reach",
         "tokens": "a budget of tokens, for which days are shown",
-        "price": "of a device for an hour, for which a price of tokens is shown",
+        "days": "of a sweep, how long the budget of tokens may take",
+        "price": "of a device for an hour, one for all GPUs or one for each, for which a price is shown",
         "json": "print JSON",
     },
 )
@@ -153,7 +155,9 @@ def predict(
     software: str = "twinrun-2026",
     set: list[str] | None = None,
     sweep: bool = False,
+    goal: str = "",
     tokens: str = "",
+    days: str = "",
     price: str = "",
     json: bool = False,
 ) -> None:
@@ -163,15 +167,17 @@ def predict(
 
         request = commands.PredictRequest(
             subject=subject,
-            gpu=gpu,
+            gpus=tuple(gpu.split(",")),
             nodes=tuple(count(one, "--nodes") or 0 for one in nodes.split(",")),
             devices_per_node=count(devices_per_node, "--devices-per-node") or 0,
             network=amount(network, "--network"),
             software=software,
             settings=tuple(set or ()),
             sweep=sweep,
+            goal=amount(goal, "--goal"),
             tokens=amount(tokens, "--tokens"),
-            price=amount(price, "--price"),
+            days=amount(days, "--days"),
+            prices=tuple(amount(one, "--price") or 0.0 for one in price.split(",")) if price else (),
         )
         code = commands.predict(ROOT, request, as_json=json)
     raise Exit(code=code)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from statistics import mean, quantiles
@@ -17,7 +16,6 @@ from twinrun.predict.calibration import Calibration, calibration
 from twinrun.predict.parallel_layout import Machines, ParallelLayout
 from twinrun.predict.prediction import Prediction, predict
 from twinrun.predict.rows import Residual, residuals, rows
-from twinrun.predict.search import best
 from twinrun.protocol.models import member
 
 GPUS = Project(ROOT).gpus
@@ -129,15 +127,3 @@ def test_a_pipeline_waits_for_its_stages() -> None:
 def test_what_does_not_divide_is_refused(changed: dict[str, int], devices: int, words: str) -> None:
     with pytest.raises(InputError, match=words):
         of("h200", replace(SHARDED, **changed), devices=devices)  # type: ignore[arg-type]
-
-
-def test_the_best_of_all_placements_is_the_same_twice() -> None:
-    shape, machines = member("mpt-13b", place="model"), Machines(GPUS["h200"], 8, 4, 400e9)
-    ask = {"software": KNOWN.of("twinrun-2026"), "calibration": KNOWN, "count": 3}
-    first, seen = best(shape, machines, SHARDED, **ask)  # type: ignore[arg-type]
-    again, _ = best(shape, machines, SHARDED, **ask)  # type: ignore[arg-type]
-    assert [one.layout for one in first] == [one.layout for one in again]
-    assert seen > 500
-    assert all(one.memory.fit(machines.gpu) == "FITS" for one in first)
-    speeds = [one.tokens_per_second or math.nan for one in first]
-    assert speeds == sorted(speeds, reverse=True)

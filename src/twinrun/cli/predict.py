@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from twinrun.cli.console import print_json
+from twinrun.cli.console import demand_with, demand_without, print_json
 from twinrun.foundation.errors import InputError, closest, require_known
 from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.settings import parse_settings
@@ -14,10 +15,10 @@ from twinrun.planning.project import Project
 from twinrun.predict.calibration import calibration
 from twinrun.predict.prediction import Prediction
 from twinrun.predict.request import GIGABIT, LayoutSettings, predict_at
-from twinrun.predict.search import best
+from twinrun.predict.search import Offer, best
 from twinrun.protocol.models import ModelShape, member, members
 from twinrun.protocol.training import Training
-from twinrun.report.prediction import predictions_view, search_view
+from twinrun.report.prediction import DAY, predictions_view, search_view
 from twinrun.report.terminal import show
 
 # Sequences of a step where a model is named and no recipe.
@@ -30,7 +31,7 @@ class PredictRequest(Frozen):
 
     subject: str
     """Folder of a recipe that trains, or a member of a model family."""
-    gpu: str
+    gpus: tuple[str, ...]
     nodes: tuple[int, ...]
     devices_per_node: int
     network: float | None
@@ -38,18 +39,20 @@ class PredictRequest(Frozen):
     software: str
     settings: tuple[str, ...]
     sweep: bool
+    goal: float | None
+    """Tokens a second of all devices."""
     tokens: float | None
-    price: float | None
-    """Of a device for an hour, in any currency."""
+    days: float | None
+    prices: tuple[float, ...]
+    """Of a device for an hour, in any currency: one for all GPUs or one for each, or none."""
 
 
 def predict(root: Path, request: PredictRequest, *, as_json: bool) -> int:
     """Print what memory and time a training will need on each number of nodes."""
     project, known = Project(root), calibration()
-    require_known(request.gpu, sorted(project.gpus), "no such GPU", place="--gpu")
-    for place, amount in (("--price", request.price), ("--tokens", request.tokens)):
-        if amount is not None and amount <= 0:
-            raise InputError("expected an amount", place=place, found=amount, allowed="above 0")
+    for one in request.gpus:
+        require_known(one, sorted(project.gpus), "no such GPU", place="--gpu")
+    _check(request)
     given = parse_settings(request.settings)
     shape, settings = _subject(project, request.subject, given)
     terms: dict[str, Any] = {
@@ -58,15 +61,39 @@ def predict(root: Path, request: PredictRequest, *, as_json: bool) -> int:
         "software": known.of(request.software),
         "calibration": known,
     }
-    gpu = project.gpus[request.gpu]
-    found = [predict_at(shape, gpu, settings, nodes=nodes, **terms) for nodes in request.nodes]
+    prices = request.prices or (None,)
+    priced = dict(zip(request.gpus, prices * (len(request.gpus) // len(prices)), strict=True))
+    found = {
+        one: [predict_at(shape, project.gpus[one], settings, nodes=nodes, **terms) for nodes in request.nodes]
+        for one in request.gpus
+    }
     if request.sweep:
-        return _sweep(found[-1], as_json=as_json)
+        return _sweep(found, priced, request, as_json=as_json)
     if as_json:
-        print_json({"calibration": known.version, "predictions": [_summary(one) for one in found]})
-    else:
-        show(predictions_view(found, tokens=request.tokens, price=request.price))
+        every = [_summary(one) for several in found.values() for one in several]
+        print_json({"calibration": known.version, "predictions": every})
+        return 0
+    for one, several in found.items():
+        show(predictions_view(several, tokens=request.tokens, price=priced[one]))
     return 0
+
+
+def _check(request: PredictRequest) -> None:
+    """Refuse amounts of nothing, and what only a sweep is asked; raises InputError."""
+    amounts = [("--tokens", request.tokens), ("--days", request.days), ("--goal", request.goal)]
+    for place, amount in (*amounts, *(("--price", price) for price in request.prices)):
+        if amount is not None and amount <= 0:
+            raise InputError("expected an amount", place=place, found=amount, allowed="above 0")
+    if len(request.prices) not in {0, 1, len(request.gpus)}:
+        raise InputError(
+            "expected a price for each GPU",
+            place="--price",
+            found=f"{len(request.prices)} prices",
+            allowed=f"1, or {len(request.gpus)}, the GPUs",
+        )
+    demand_with("--sweep", request.sweep, goal=request.goal, days=request.days)
+    demand_without("--goal", request.goal is not None, days=request.days)
+    demand_with("--tokens", request.tokens is not None, days=request.days)
 
 
 def _subject(project: Project, name: str, given: dict[str, Any]) -> tuple[ModelShape, LayoutSettings]:
@@ -97,21 +124,35 @@ def _subject(project: Project, name: str, given: dict[str, Any]) -> tuple[ModelS
     return models[settings.model], settings
 
 
-def _sweep(like: Prediction, *, as_json: bool) -> int:
-    found, seen = best(
-        like.shape,
-        like.machines,
-        like.layout,
-        software=like.software,
-        calibration=calibration(),
-        count=SHOWN,
+def _sweep(
+    found: Mapping[str, Sequence[Prediction]],
+    priced: Mapping[str, float | None],
+    request: PredictRequest,
+    *,
+    as_json: bool,
+) -> int:
+    """Print the cheapest layouts that reach the goal on any of the machines asked about."""
+    goal = request.goal or 0.0
+    if request.tokens and request.days:
+        goal = request.tokens / (request.days * DAY)
+    offers = [Offer(one.machines, priced[gpu] or 1.0) for gpu, several in found.items() for one in several]
+    like = next(iter(found.values()))[0]
+    known = calibration()
+    searched = best(
+        like.shape, offers, like.layout, software=like.software, calibration=known, count=SHOWN, goal=goal
     )
     if as_json:
-        print_json({"layouts": seen, "predictions": [_summary(one) for one in found]})
-    elif found:
-        show(search_view(found, seen))
+        shown = [
+            _summary(one.prediction)
+            | {"tokens_per_second": one.tokens_per_second, "price_of_1e9_tokens": one.price(1e9)}
+            for one in searched.best
+        ]
+        print_json(
+            {"layouts": searched.seen, "fitting": searched.fitting, "goal": goal, "predictions": shown}
+        )
     else:
-        print(f"none of {seen} layouts surely fits and can be timed: {like.unknown or 'too little memory'}")
+        tokens = request.tokens or 1e9
+        show(search_view(searched, goal=goal, tokens=tokens, priced=bool(request.prices)))
     return 0
 
 

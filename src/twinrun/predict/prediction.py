@@ -87,7 +87,7 @@ def predict(
     work = shape.work()
     if not checked:
         layout.check(work, machines)
-    unknown = unknown or _unknown(shape, machines, layout, software)
+    unknown = unknown or unknown_time(shape, machines, layout, software)
     half, distances = _distance(machines, layout, software, calibration)
     return Prediction(
         shape=shape,
@@ -105,7 +105,9 @@ def predict(
     )
 
 
-def _unknown(shape: ModelShape, machines: Machines, layout: ParallelLayout, software: Software) -> str | None:
+def unknown_time(
+    shape: ModelShape, machines: Machines, layout: ParallelLayout, software: Software
+) -> str | None:
     """Return why the time cannot be said, and which measurement would tell."""
     gpu = machines.gpu
     if machines.devices_per_node > 1 and gpu.link_gb_s is None:

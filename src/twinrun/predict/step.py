@@ -86,7 +86,9 @@ def step_time(
     compute = _block(work.block, rates, software, tokens=tokens, tensor=layout.tensor)
     passes = 4.0 if layout.recomputation is True else 3.0
     again = software.recomputed if layout.recomputation is True else 0.0
-    busy = {name: forward * (1 + back + again) for name, (forward, back) in compute.items()}
+    # Selective recomputation keeps the results of products and of attention.
+    added = dict.fromkeys(compute, again) | ({"memory": 1.0} if layout.recomputation == "selective" else {})
+    busy = {name: forward * (1 + back + added[name]) for name, (forward, back) in compute.items()}
     computing = sum(busy.values())
     host = passes * (software.host + software.tensor_host * (layout.tensor - 1))
     between = _between_products(work, machines, layout, rates, software, tokens=tokens)

@@ -12,6 +12,7 @@ from twinrun.foundation.text import number, percent
 from twinrun.predict.memory import GIB, capacity
 from twinrun.predict.parallel_layout import Recomputation
 from twinrun.predict.prediction import Prediction
+from twinrun.predict.search import OfferedLayout, Search
 from twinrun.report.tables import View, word_columns
 from twinrun.workloads.tables_and_charts import Cell, Column, Table, text
 
@@ -41,32 +42,51 @@ def predictions_view(
     return Group(View(table, below=[_below(one) for one in found]), *parts)
 
 
-def search_view(found: Sequence[Prediction], seen: int) -> Group:
-    """Return the best layouts, best first."""
-    titles = (
-        "tensor",
-        "pipeline",
-        "shards",
-        "recomputation",
-        "microbatch",
-        "tokens/s a device",
-        "memory, GiB",
+def search_view(found: Search, *, goal: float, tokens: float, priced: bool) -> Group:
+    """Return the best layouts, cheapest first, or why there is none.
+
+    Args:
+        goal: tokens a second of all devices that were asked for, 0 for none.
+        tokens: whose days and price are shown.
+        priced: whether a device has a price; device-hours are shown where it has none.
+    """
+    reasons = [Text(f"Cannot say: {one}.") for one in found.unknown]
+    counted = f"{found.fitting:,} of {found.seen:,} layouts surely fit"
+    if not found.best:
+        fastest = f"; the fastest makes {found.fastest.tokens_per_second:,.0f}" if found.fastest else ""
+        asked = f", none reaches {goal:,.0f} tokens/s{fastest}" if goal and found.fitting else ""
+        return Group(Text(f"{counted}{asked}."), *reasons)
+    cost = "price" if priced else "device-hours"
+    titles = ("machines", "layout", "microbatch", "memory, GiB", "tokens/s in all")
+    budget = (f"days of {tokens:.3g} tokens", f"{cost} of them")
+    numeric = (False, False, True, True, True, True, True)
+    columns = tuple(
+        Column(title=title, numeric=one) for title, one in zip((*titles, *budget), numeric, strict=True)
     )
-    rows = tuple(
-        (
-            text(str(one.layout.tensor)),
-            text(str(one.layout.pipeline)),
-            text(one.layout.shards),
-            text(RECOMPUTED[one.layout.recomputation]),
-            text(str(one.layout.microbatch)),
-            _speed(one),
-            text(number(one.memory.bytes / GIB)),
-        )
-        for one in found
+    title = f"Cheapest first, of layouts that {'reach the goal' if goal else 'fit'}: predicted, not measured"
+    rows = tuple(_placed(one, goal=goal, tokens=tokens) for one in found.best)
+    notes = [f"{counted}.", *_notes(found.best[0].prediction)]
+    return Group(View(Table(title=title, columns=columns, rows=rows)), *map(Text, notes), *reasons)
+
+
+def _placed(one: OfferedLayout, *, goal: float, tokens: float) -> tuple[Cell, ...]:
+    layout, machines, rate = one.prediction.layout, one.offer.machines, one.tokens_per_second
+    low, high = (side * machines.devices for side in one.prediction.interval or (0.0, 0.0))
+    sure = "" if not goal else "; surely" if low >= goal else "; likely"
+    cuts = [f"tensor {layout.tensor}"] * (layout.tensor > 1)
+    parts = f" x {layout.interleaved} parts" if layout.interleaved > 1 else ""
+    cuts += [f"pipeline {layout.pipeline}{parts}"] * (layout.pipeline > 1)
+    shards = "whole copies" if layout.shards == "none" else f"{layout.shards} split"
+    again = f"recomputation {RECOMPUTED[layout.recomputation]}"
+    return (
+        text(machines.gpu.name, f"{machines.nodes} x {machines.devices_per_node} devices"),
+        text(", ".join([*cuts, shards]), again),
+        text(str(layout.microbatch)),
+        text(number(one.prediction.memory.bytes / GIB)),
+        text(f"{rate:,.0f}", f"{low:,.0f} to {high:,.0f}{sure}"),
+        text(number(tokens / rate / DAY)),
+        text(number(one.price(tokens))),
     )
-    title = f"The fastest that surely fit, of {seen} layouts: predicted, not measured"
-    table = Table(title=title, columns=word_columns(*titles), rows=rows)
-    return Group(View(table), *map(Text, _notes(found[0])))
 
 
 def _row(one: Prediction, *, tokens: float | None, price: float | None) -> tuple[Cell, ...]:
