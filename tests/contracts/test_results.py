@@ -36,6 +36,7 @@ def test_every_claim_stands_among_the_statements() -> None:
         published = loaded.published
         claimed |= {(name, claim.id) for claim in published.claim}
         claimed |= {(name, claim.id) for claim in published.between_records}
+        claimed |= {(name, claim.id) for claim in published.score_difference}
     assert listed == claimed
 
 
