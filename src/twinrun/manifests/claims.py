@@ -130,7 +130,9 @@ class ClaimSide(Frozen):
     gpu: str
     """Row of images/gpus.toml."""
     stack: str
-    """Stack of images/stacks/."""
+    """Stack of images/stacks/, or the published software where this project has no such stack."""
+    point: str | None = None
+    """The point of this side's records, where it is not the claim's."""
 
     def __str__(self) -> str:
         return f"{self.gpu} with {self.stack}"

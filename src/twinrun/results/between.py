@@ -27,7 +27,7 @@ from twinrun.results.verdicts import (
 )
 from twinrun.workloads.workload import PointRecord
 
-# Fewer settings in common, such as models, are no mean.
+# Fewer settings in common, such as models, are no mean; a claim of one setting is none.
 LEAST_SETTINGS = 2
 
 
@@ -83,12 +83,14 @@ def _published_side(
     """Return what the published GPU and stack of a side give; raises NotAskedError where that is no mean."""
     found: dict[str, list[tuple[Record, PointRecord]]] = {}
     for record in records:
-        point = record.point(claim.point)
+        point = record.point(side.point or claim.point)
         if point and record.gpu and (record.gpu.id, record.plan.stack) == (side.gpu, side.stack):
             name = record.terms(point).settings[claim.setting]
             found.setdefault(name, []).append((record, point))
     if absent := [name for name in claim.values if name not in found]:
-        raise NotAskedError(f"no record at {claim.point} of {side} for {claim.setting} {', '.join(absent)}")
+        raise NotAskedError(
+            f"no record at {side.point or claim.point} of {side} for {claim.setting} {', '.join(absent)}"
+        )
     found = {name: found[name] for name in claim.values}
     if several := [name for name, those in found.items() if len(those) > 1]:
         raise NotAskedError(f"more than one record of {side} for {claim.setting} {', '.join(several)}")
@@ -134,10 +136,10 @@ def _as_restated(
 def _common(claim: RecordClaim, over: Side, under: Side) -> list[str]:
     """Return the settings that both sides have; raises NotAskedError for fewer than make a mean."""
     common = [name for name in claim.values if name in over and name in under]
-    if len(common) < LEAST_SETTINGS:
+    least = min(LEAST_SETTINGS, len(claim.values))
+    if len(common) < least:
         raise NotAskedError(
-            f"the sides have {claim.setting} {', '.join(common) or 'none'} in common,"
-            f" and {LEAST_SETTINGS} make a mean"
+            f"the sides have {claim.setting} {', '.join(common) or 'none'} in common, and {least} make a mean"
         )
     return common
 
