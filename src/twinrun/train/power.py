@@ -54,14 +54,15 @@ class PowerMeter:
     def watts(self, began: float, ended: float, *, timed: bool) -> float | None:
         """Return the mean power between two times of the monotonic clock, None where there is no sample."""
         self._read()
-        while self._samples and self._samples[0][0] < began - FRESH_SECONDS:
+        oldest = min(began, ended - FRESH_SECONDS)
+        while self._samples and self._samples[0][0] < oldest:
             self._samples.popleft()
-        within = [watts for moment, watts in self._samples if began <= moment <= ended]
+        found = [watts for moment, watts in self._samples if began <= moment <= ended]
         if timed:
-            self._counted += len(within)
+            self._counted += len(found)
             self._seconds += ended - began
-        fresh = [watts for moment, watts in self._samples if ended - FRESH_SECONDS <= moment <= ended]
-        found = within or fresh[-1:]
+        if not found:
+            found = [watts for moment, watts in self._samples if moment <= ended][-1:]
         return sum(found) / len(found) if found else None
 
     def source(self) -> PowerSource:
@@ -106,17 +107,13 @@ class PowerMeter:
 
     def _read(self) -> None:
         """Take what the sampler has said since the last time."""
-        while self._pid >= 0:
-            try:
-                text = os.read(self._reader, PIPE_BYTES)
-            except BlockingIOError:
-                break
-            if not text:
-                break
-            self._text += text
-        *lines, self._text = self._text.split(b"\n")
-        for line in lines:
-            self._hear(line.decode())
+        if self._pid < 0:
+            return
+        with contextlib.suppress(BlockingIOError):
+            # One call takes all that the pipe holds.
+            *lines, self._text = (self._text + os.read(self._reader, PIPE_BYTES)).split(b"\n")
+            for line in lines:
+                self._hear(line.decode())
 
     def _hear(self, line: str) -> None:
         first, _, second = line.partition("\t")

@@ -9,17 +9,18 @@ import contextlib
 import ctypes
 import os
 import re
+import select
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from twinrun.foundation.processes import end_with_parent, readable
+from twinrun.foundation.processes import end_with_parent
 from twinrun.protocol.power import ADDRESS, PowerLibrary, PowerSensor, SampledDevice
 
 MODULE = "twinrun.train.power_sampler"
-PERIOD_SECONDS = 0.1
+PERIOD_SECONDS = 0.125
 SENSOR, NOTHING = "sensor", "nothing"
 
 ReadNumber = Callable[[], float]
@@ -112,7 +113,7 @@ def choose(device: SampledDevice) -> tuple[PowerSensor, Sampler]:
 
 
 def samples(sampler: Sampler, *, ended: Callable[[float], bool]) -> Iterator[tuple[float, float]]:
-    """Yield time and watts ten times a second until `ended`, which waits for so many seconds, says so."""
+    """Yield time and watts eight times a second until `ended`, which waits for so many seconds, says so."""
     due = time.monotonic() + PERIOD_SECONDS
     while not ended(max(0.0, due - time.monotonic())):
         # A driver that is busy, or a device that is reset, is no reason to end.
@@ -126,9 +127,12 @@ def main(device: SampledDevice) -> None:
     """Sample until the rank ends, or closes its end of the pipe."""
     end_with_parent(signal.SIGKILL)
 
+    rank = select.poll()
+    rank.register(0, select.POLLIN)
+
     def ended(seconds: float) -> bool:
         # Processes that the rank has forked may hold its end of the pipe.
-        return readable(0, seconds=seconds) or os.getppid() != device.pid
+        return bool(rank.poll(seconds * 1000)) or os.getppid() != device.pid
 
     def say(first: object, second: object) -> None:
         os.write(1, f"{first}\t{second}\n".encode())
