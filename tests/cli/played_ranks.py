@@ -74,7 +74,44 @@ def checks(job: Job) -> Play:
     return Play(lines=lines, result={**_common(job), "checks": found})
 
 
-PLAYED: dict[str, Callable[[Job], Play]] = {"training": training, "bench": bench, "checks": checks}
+def evaluation(job: Job) -> Play:
+    """Return scores of a model that answers half of each task."""
+    trained = training(job["training"] | {"point": job["point"], "attempt": job["attempt"]})
+    tasks = [
+        {
+            "task": one["name"],
+            "rule": one["rule"],
+            "shots": job["shots"],
+            "documents": 4,
+            "score": 0.5,
+            "error": 0.25,
+            "by_rule": {one["rule"]: 0.5},
+            "prompts_sha256": "a" * 64,
+            "version": "1.0",
+            "requests": 8,
+            "batch": 2,
+            "seconds": 1.0,
+        }
+        for one in job["tasks"]
+    ]
+    result = {
+        **_common(job),
+        "training": trained.result,
+        "models": [{"step": job["training"]["training"]["steps"], "sha256": "b" * 64, "tasks": tasks}],
+        "samples_sha256": "c" * 64,
+        "harness": "lm-eval 0.4.13",
+        "tokenizer_sha256": "d" * 64,
+        "peak_memory_bytes": 1 << 30,
+    }
+    return Play(lines=trained.lines, result=result)
+
+
+PLAYED: dict[str, Callable[[Job], Play]] = {
+    "training": training,
+    "bench": bench,
+    "checks": checks,
+    "evaluation": evaluation,
+}
 
 
 def _common(job: Job) -> dict[str, Any]:

@@ -54,6 +54,7 @@ def test_nothing_is_touched_outside_the_folder(workload: str, tmp_path: Path) ->
         ("training", ["devices=1", "devices=2"]),
         ("bench", ["64x96"]),
         ("checks", ["devices=1", "devices=2"]),
+        ("evaluation", ["devices=1"]),
     ],
 )
 def test_the_dry_plan_of_what_is_baked(

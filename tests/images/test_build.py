@@ -22,7 +22,8 @@ from twinrun.images.artifacts import Artifact, wheel_artifacts
 from twinrun.images.command import BuildRequest, check_verified, plan_request
 from twinrun.images.context import fetch_artifacts, write_context
 from twinrun.images.plan import choose_stack, plan_build
-from twinrun.manifests.stack import SourcePackage, find_stacks
+from twinrun.manifests.packages import SourcePackage
+from twinrun.manifests.stack import find_stacks
 
 GOLDEN = ROOT / "tests" / "golden"
 STACKS = sorted(name for name, one in find_stacks(ROOT).items() if one.stack.base)

@@ -26,7 +26,8 @@ from tests.tiny_build import SECONDS
 from tests.tiny_image import loaded, make_root_file_system, write_image
 from tests.tiny_stack import ROOT, commit
 from twinrun.foundation.cache import cache_root
-from twinrun.manifests.stack import SourcePackage, find_stacks, load_manifest, load_stack, pins
+from twinrun.manifests.packages import SourcePackage
+from twinrun.manifests.stack import find_stacks, load_manifest, load_stack, pins
 from twinrun.planning.project import Project
 
 pytestmark = [pytest.mark.image, pytest.mark.needs("mirror")]

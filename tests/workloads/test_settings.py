@@ -5,8 +5,8 @@ import pytest
 from tests.records import PROJECT, RECIPE
 from twinrun.manifests.published import Accepted
 from twinrun.workloads.settings import Difference, Fingerprint, Value, differences
-from twinrun.workloads.training.fingerprint import fingerprint
 from twinrun.workloads.training.manifest import TrainingTables
+from twinrun.workloads.training_terms import fingerprint
 
 
 def published() -> dict[str, Accepted]:

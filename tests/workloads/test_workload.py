@@ -14,7 +14,12 @@ from twinrun.planning.plan import Plan
 from twinrun.workloads import load_workload, whole_workload, workload_names
 from twinrun.workloads.workload import Workload
 
-RECIPES = {"training": "mpt7b-scaling", "bench": "mamba-kernels", "checks": "cluster-acceptance"}
+RECIPES = {
+    "training": "mpt7b-scaling",
+    "bench": "mamba-kernels",
+    "checks": "cluster-acceptance",
+    "evaluation": "mpt-chinchilla",
+}
 
 
 def test_a_workload_is_ten_functions_at_most() -> None:

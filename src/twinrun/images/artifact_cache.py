@@ -21,7 +21,8 @@ from twinrun.images import apt_archive
 from twinrun.images.artifacts import Artifact, deb_artifact, is_compatible, platforms
 from twinrun.images.framework_index import demand_answer
 from twinrun.manifests.locks import SystemPackage
-from twinrun.manifests.stack import AlternativePin, SourcePackage, Stack, normalise
+from twinrun.manifests.packages import AlternativePin, SourcePackage
+from twinrun.manifests.stack import Stack, normalise
 
 TARGETS = {"download": "--dest", "wheel": "--wheel-dir"}
 # No source is compiled for a device here, and a wheel has no time or order of its own.

@@ -14,7 +14,8 @@ from pydantic import Field
 
 from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.locks import SystemPackage, parse_python_lock
-from twinrun.manifests.stack import AlternativePin, LoadedStack, Stack, matches, normalise
+from twinrun.manifests.packages import AlternativePin
+from twinrun.manifests.stack import LoadedStack, Stack, matches, normalise
 
 # Debian's architecture to Python's platform.machine().
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}

@@ -10,7 +10,8 @@ from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.foundation.text import markdown_table
 from twinrun.images.artifacts import wheel_artifacts
 from twinrun.manifests.image_identity import COMMITTED
-from twinrun.manifests.stack import AlternativePin, LoadedStack, normalise
+from twinrun.manifests.packages import AlternativePin
+from twinrun.manifests.stack import LoadedStack, normalise
 
 _MEGABYTE = 1_000_000
 

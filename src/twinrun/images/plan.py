@@ -13,14 +13,8 @@ from twinrun.images.buildkit import build_arguments
 from twinrun.images.dockerfile import Dockerfile, read_dockerfile
 from twinrun.manifests.attestation import Attestation
 from twinrun.manifests.image_identity import rfc3339
-from twinrun.manifests.stack import (
-    DOCKERFILE,
-    INPUTS_LABEL,
-    AlternativePin,
-    LoadedStack,
-    find_stacks,
-    load_stack,
-)
+from twinrun.manifests.packages import AlternativePin
+from twinrun.manifests.stack import DOCKERFILE, INPUTS_LABEL, LoadedStack, find_stacks, load_stack
 from twinrun.manifests.vendor import load_vendors
 
 CONTEXT = "{context}"

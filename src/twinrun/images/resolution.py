@@ -18,7 +18,8 @@ from twinrun.foundation.processes import last_lines
 from twinrun.foundation.text import redacted
 from twinrun.images.apt_archive import ESSENTIAL, AptArchive
 from twinrun.manifests.locks import AptLock, PythonLock, parse_python_lock, python_lock_text
-from twinrun.manifests.stack import SourcePackage, Stack, matches, normalise, stamp
+from twinrun.manifests.packages import ReducedPackage, SourcePackage
+from twinrun.manifests.stack import Stack, matches, normalise, stamp
 
 _DIRECT = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9,._-]+\])?==[A-Za-z0-9.+!_-]+( *;[ A-Za-z0-9_.'\"<>=!()]+)?"
@@ -56,7 +57,7 @@ def resolve_python(
     before = existing_lock(requirements.with_suffix(".lock"))
     options = ["--python-version", stack.interpreter()]
     options += [word for one in stack.source for word in ("--no-binary", one.package())]
-    project = _declared_metadata(stack.source)
+    project = _declared_metadata((*stack.source, *stack.reduced))
     if index and stack.unverified:
         text = _with_local_versions(text, stack)
         project += _explicit_index(index, stack)
@@ -102,10 +103,10 @@ def _public(requirement: str) -> str:
     return f"{normalise(name)}=={version.partition('+')[0]}"
 
 
-def _declared_metadata(sources: tuple[SourcePackage, ...]) -> str:
-    """Return uv's settings by which the requirements of `sources` are known without running their code."""
+def _declared_metadata(packages: tuple[SourcePackage | ReducedPackage, ...]) -> str:
+    """Return uv's settings by which packages require what stack.toml says; no code of theirs is run."""
     tables = []
-    for source in sources:
+    for source in packages:
         name, _, version = source.requirement.partition("==")
         requires = json.dumps(source.requires)
         tables.append(

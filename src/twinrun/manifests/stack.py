@@ -26,6 +26,15 @@ from twinrun.manifests.locks import (
     load_image_lock,
     verified_pins,
 )
+from twinrun.manifests.packages import (
+    AlternativePin,
+    LiftedBound,
+    Line,
+    Pattern,
+    ReducedPackage,
+    SourcePackage,
+    UnverifiedPin,
+)
 
 STAMP = "# {} sha256: "
 # Counts up when the same packages give another root file system than before.
@@ -38,60 +47,12 @@ _PIN = re.compile(r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;\\]+
 
 # What a name may be: nothing that a shell, an option parser or a path reads as more than a name.
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]+([._-][a-z0-9]+)*$")]
-Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
 DebianName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$")]
-Requirement = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.+!_-]*$")]
-Pattern = Annotated[str, Field(pattern=r"^[a-z0-9*][a-z0-9*-]*$")]
 Arch = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*$")]
 Repository = Annotated[
     str,
     Field(pattern=r"^([a-z0-9]+([.-][a-z0-9]+)*(:[0-9]+)?/)?[a-z0-9]+([._/-][a-z0-9]+)*$", max_length=200),
 ]
-
-
-class UnverifiedPin(Frozen):
-    """A pin whose hash could not be taken where the lock was made."""
-
-    requirement: Requirement
-    """Package and exact version, with the local label of the framework's own index."""
-    source: Line
-    """Who says that it exists."""
-
-    def package(self) -> str:
-        """Return the name of the package."""
-        return self.requirement.partition("==")[0]
-
-
-class AlternativePin(UnverifiedPin):
-    """A second-hand wheel that may take the place of a locked one; the lock has its hash as well."""
-
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    replaces: tuple[Pattern, ...] = ()
-    """Patterns of locked packages that are not needed with this wheel."""
-
-
-class SourcePackage(Frozen):
-    """A package that the index has as source alone: wherever wheels are fetched, one is built of it."""
-
-    requirement: Requirement
-    requires: tuple[Line, ...]
-    """What its metadata asks for; to find out would run its code."""
-    backend: tuple[Requirement, ...]
-    """What builds it, by version, so that the wheel is the same everywhere."""
-    wheel: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    """SHA-256 of that wheel; the lock has it beside the source's."""
-
-    def package(self) -> str:
-        """Return the name of the package."""
-        return self.requirement.partition("==")[0]
-
-
-class LiftedBound(Frozen):
-    """A requirement beyond the bound that another package declares; it is installed all the same."""
-
-    requirement: Requirement
-    because: Line
-    """Who was seen to work with it."""
 
 
 class Base(Frozen):
@@ -140,6 +101,7 @@ class Stack(Frozen):
     """The framework's own package index, which has the attested wheels."""
     attested: tuple[Attestation, ...] = ()
     lifted: tuple[LiftedBound, ...] = ()
+    reduced: tuple[ReducedPackage, ...] = ()
     unverified: tuple[UnverifiedPin, ...] = ()
     alternative: tuple[AlternativePin, ...] = ()
     source: tuple[SourcePackage, ...] = ()

@@ -29,6 +29,7 @@ from twinrun.machine.inventory import Machine
 from twinrun.planning.plan import Plan
 from twinrun.planning.project import Project
 from twinrun.protocol.allocation import Allocation
+from twinrun.protocol.evaluation import SAMPLES
 from twinrun.results.judge import RULES, claims_digest, judge
 from twinrun.results.record import Environment, Record, write_record
 from twinrun.runs.checkpointing import check_legs
@@ -147,7 +148,9 @@ def _record(
     """Return the judged record of the finished points of a run."""
     plan, published = selection.plan, selection.recipe.published
     allocation = _allocation([one.allocation for one in done])
-    files = {name: sha256_of_file(run / name) for name in ("plan.json", METRICS) if (run / name).exists()}
+    files = {
+        name: sha256_of_file(run / name) for name in ("plan.json", METRICS, SAMPLES) if (run / name).exists()
+    }
     record = Record(
         twinrun=__version__,
         run=run.name,

@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
 def prepare_standard_library(out: Path, *, sequence: int) -> Corpus:
     """Write the running interpreter's own sources as byte tokens into `out`."""
     origin = Origin(source=BYTES, sequence=sequence, python=platform.python_version())
-    return write_corpus(out, origin, _read_bytes(_standard_library()))
+    return write_corpus(out, origin, _read_bytes(standard_library()))
 
 
 def prepare_texts(out: Path, *, files: list[Path], tokenizer: Path, sequence: int) -> Corpus:
@@ -84,7 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _standard_library() -> list[Path]:
+def standard_library() -> list[Path]:
+    """Return the source files of the running interpreter that are text to train on, by name."""
     root = Path(sysconfig.get_path("stdlib"))
     found = (path.relative_to(root) for path in root.rglob("*.py"))
     kept = [path for path in found if not LEFT_OUT.intersection(path.parts)]

@@ -103,6 +103,19 @@ def together(work: Callable[[], Any], group: dist.ProcessGroup | None) -> Any:
     return found[0]
 
 
+def everyone() -> dist.ProcessGroup | None:
+    """Return the group of all ranks, None where there is one."""
+    return dist.group.WORLD if dist.is_initialized() else None
+
+
+def from_first(value: Any) -> Any:
+    """Return what the first rank has for `value`, on all."""
+    found = [value]
+    if dist.is_initialized():
+        dist.broadcast_object_list(found, src=0)
+    return found[0]
+
+
 def first_fault(fault: str | None, group: dist.ProcessGroup | None) -> str | None:
     """Return the fault of the lowest rank that has one."""
     found: list[str | None] = [fault]

@@ -20,7 +20,6 @@ from twinrun.workloads.training.estimates import (
     estimated_seconds,
     processor_bytes,
 )
-from twinrun.workloads.training.fingerprint import fingerprint
 from twinrun.workloads.training.legs import leg_points, one_leg
 from twinrun.workloads.training.manifest import (
     TrainingPlan,
@@ -31,6 +30,7 @@ from twinrun.workloads.training.manifest import (
 )
 from twinrun.workloads.training.prediction import with_predictions
 from twinrun.workloads.training.refusals import refuse_attention, refuse_foreign, refuse_precision
+from twinrun.workloads.training_terms import fingerprint
 from twinrun.workloads.workload import (
     Choice,
     DataRequest,

@@ -1,0 +1,125 @@
+"""What an evaluation scores and how: shared by the host and the ranks that run lm-eval."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from twinrun.foundation.manifest import Frozen
+from twinrun.protocol.job import Job, Result
+from twinrun.protocol.layout import Precision
+from twinrun.protocol.models.shape import Positive
+from twinrun.protocol.training import TrainingJob, TrainingResult
+
+Rule = Literal["none", "per-character", "per-byte", "per-token"]
+"""What the log-likelihood of an answer is divided by before the largest is taken: nothing, its characters,
+its bytes or its tokens. LLM Foundry divides by tokens; lm-eval has the others as acc, acc_norm, acc_bytes."""
+SAMPLES = "samples.jsonl"
+MEAN = "mean"
+
+
+class TaskSpec(Frozen):
+    """One task and the rule that its score is by."""
+
+    rule: Rule
+    kind: Literal["harness", "fixture"] = "harness"
+    """`harness` is a task of lm-eval with data of the recipe; `fixture` is one of ours, made of the standard
+    library, for machines that have no data."""
+    documents: Positive | None = None
+    """Documents of the split that the publication scored; another number is refused."""
+
+
+class NamedTask(TaskSpec):
+    """A task as the ranks receive it."""
+
+    name: str
+
+
+class EvaluationJob(Job):
+    """A model and the tasks that it is scored on."""
+
+    tasks: tuple[NamedTask, ...]
+    shots: Annotated[int, Field(ge=0)]
+    batch: Positive | Literal["auto"]
+    precision: Precision
+    limit: Positive | None
+    """The first documents of each task; null takes all."""
+    training: TrainingJob | None = None
+    """The training whose checkpoints are scored; null scores a model that is there."""
+    every: Positive | None = None
+    """Optimizer steps between two checkpoints that are scored; null scores the last alone."""
+    kept: str
+    """Folder of what a later start of the point goes on from."""
+
+
+class TaskScore(Frozen):
+    """What one model got on one task."""
+
+    task: str
+    rule: Rule
+    shots: int
+    documents: Positive
+    score: Annotated[float, Field(ge=0, le=1)]
+    error: Annotated[float, Field(ge=0)]
+    """Standard error of the mean over documents."""
+    by_rule: dict[Rule, float]
+    """The same answers by every rule that the task has."""
+    prompts_sha256: str
+    """SHA-256 over the prompt hashes of all documents, in their order."""
+    version: str
+    """Version of the task in the harness."""
+    requests: Positive
+    batch: Positive
+    """Sequences of one forward pass of a device."""
+    seconds: Annotated[float, Field(ge=0)]
+    """Wall time of the task; building its requests included."""
+
+
+class ModelScores(Frozen):
+    """What one model got."""
+
+    step: int | None = None
+    """Optimizer steps that it was trained for; null for a model that is no checkpoint of this run."""
+    sha256: str
+    """Digest of the weights as they were scored."""
+    tasks: tuple[TaskScore, ...]
+
+
+class EvaluationResult(Result):
+    """What the ranks report of one point."""
+
+    training: TrainingResult | None = None
+    models: Annotated[tuple[ModelScores, ...], Field(min_length=1)]
+    """In the order of their steps; the last one is what the point stands for."""
+    samples_sha256: str
+    """Digest of samples.jsonl, which has the documents of the last model."""
+    harness: str
+    """Name and version of the harness."""
+    tokenizer_sha256: str
+    peak_memory_bytes: Annotated[int, Field(ge=0)]
+
+
+class EvaluationLine(Frozen):
+    """A line of metrics.jsonl: how far the ranks are."""
+
+    point: str
+    attempt: str
+    task: str
+    done: Annotated[int, Field(ge=0)]
+    """Requests of the first rank so far."""
+    requests: Positive
+    """Requests of the first rank in all."""
+    score: float | None = None
+    """Null until the task is done."""
+
+
+class Sample(Frozen):
+    """One line of samples.jsonl: what the model got on one document."""
+
+    task: str
+    document: Annotated[int, Field(ge=0)]
+    rule: Rule
+    score: float
+    prompt_sha256: str
+    """SHA-256 of all that the model was asked for this document, prompts and answers."""

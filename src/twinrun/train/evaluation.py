@@ -1,0 +1,116 @@
+"""What every rank of an evaluation runs: `python -m twinrun.train.evaluation`.
+
+A model of the recipe is trained first, from checkpoint to checkpoint, and each of these is scored as a folder
+of transformers. What is finished is kept in the run's folder, so that a later start goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from twinrun.checkpoints import store_at
+from twinrun.checkpoints.hugging_face.writing import write_folder
+from twinrun.foundation.files import sha256_of_file, write_atomically
+from twinrun.foundation.manifest import load_json
+from twinrun.protocol.evaluation import SAMPLES, EvaluationJob, EvaluationResult, ModelScores
+from twinrun.protocol.training import TrainingJob, TrainingResult
+from twinrun.train import device as devices
+from twinrun.train import ranks, training, worker
+from twinrun.train.job_files import start_over
+from twinrun.train.scoring import subject
+from twinrun.train.scoring.harness import RankedModel
+from twinrun.train.scoring.tasks import TaskOutcome, harness_name, score_tasks
+
+
+def evaluate(job: EvaluationJob) -> EvaluationResult:
+    """Score the job's models, training them first where it says so; return what they got."""
+    device = devices.device_of(job)
+    ranks.join(job)
+    kept = Path(job.kept)
+    models: list[ModelScores] = []
+    trained: TrainingResult | None = None
+    outcomes: tuple[TaskOutcome, ...] = ()
+    for step in _steps(job):
+        folder = kept / (f"step-{step}" if step else "model")
+        trained = _train(_trained(job), step, folder) if step else trained
+        model = folder / "model"
+        sha256 = subject.digest_of_folder(model)
+        loaded = _load(job, model, device)
+        outcomes = score_tasks(job, loaded, sha256=sha256, folder=folder / "tasks")
+        tokenizer = subject.tokenizer_digest(loaded.tokenizer)
+        models.append(ModelScores(step=step, sha256=sha256, tasks=tuple(one.score for one in outcomes)))
+    samples = Path(job.metrics).parent / SAMPLES
+    if ranks.rank() == 0:
+        write_atomically(samples, samples_text(outcomes))
+    ranks.wait()
+    (peak,) = ranks.largest([devices.peak_memory_bytes(device)], device)
+    return EvaluationResult(
+        point=job.point,
+        device_name=devices.name(device),
+        libraries=devices.libraries(device),
+        training=trained,
+        models=tuple(models),
+        samples_sha256=sha256_of_file(samples),
+        harness=harness_name(),
+        tokenizer_sha256=tokenizer,
+        peak_memory_bytes=int(peak),
+    )
+
+
+def samples_text(outcomes: tuple[TaskOutcome, ...]) -> str:
+    """Return the documents of all tasks as lines of JSON, by task and document."""
+    found = [sample for one in outcomes for sample in one.samples]
+    ordered = sorted(found, key=lambda one: (one.task, one.document))
+    return "".join(f"{one.model_dump_json()}\n" for one in ordered)
+
+
+def _steps(job: EvaluationJob) -> Iterator[int | None]:
+    """Yield after how many steps the training is scored; None for a model that is there."""
+    if job.training is None:
+        yield None
+        return
+    end = job.training.training.steps
+    yield from range(job.every, end, job.every) if job.every else ()
+    yield end
+
+
+def _trained(job: EvaluationJob) -> TrainingJob:
+    """Return the job of the training, which is a part of this start of the point."""
+    assert job.training is not None, "only a training has steps"
+    return job.training.model_copy(update={"attempt": job.attempt, "out": job.out})
+
+
+def _train(job: TrainingJob, step: int, folder: Path) -> TrainingResult:
+    """Train up to `step` unless an earlier start has, and leave the model in `folder`."""
+    result, model = folder / "training.json", folder / "model"
+    if not result.is_file():
+        if ranks.rank() == 0:
+            # The lines of the steps before are written again.
+            start_over(job)
+        ranks.wait()
+        until = job.training.model_copy(update={"steps": step})
+        done = training.train(job.model_copy(update={"training": until}))
+        ranks.together(lambda: _export(job, step, model), ranks.everyone())
+        if ranks.rank() == 0:
+            write_atomically(result, done.model_dump_json() + "\n")
+        ranks.wait()
+    return load_json(result, TrainingResult)
+
+
+def _export(job: TrainingJob, step: int, model: Path) -> None:
+    assert job.checkpointing is not None, "a training that is scored saves"
+    if not model.exists():
+        write_folder(store_at(job.checkpointing.place), step, model)
+
+
+def _load(job: EvaluationJob, folder: Path, device: torch.device) -> RankedModel:
+    tokenizer = subject.load_tokenizer(folder, vocabulary=subject.vocabulary_of(folder))
+    model = subject.load_model(folder, precision=job.precision, device=device)
+    return RankedModel(model, tokenizer=tokenizer, batch=job.batch, report=lambda _asked: None)
+
+
+if __name__ == "__main__":
+    worker.run(evaluate, EvaluationJob)

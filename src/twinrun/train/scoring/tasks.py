@@ -1,0 +1,200 @@
+"""One task after another: asked once, kept in files of its own, and taken from these when a run goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import lm_eval
+from lm_eval.tasks import TaskManager
+from pydantic import Field
+
+from twinrun.foundation.errors import InputError, closest
+from twinrun.foundation.files import canonical_json, sha256_of_bytes, write_atomically
+from twinrun.foundation.manifest import Frozen, load_json
+from twinrun.protocol.evaluation import EvaluationJob, EvaluationLine, NamedTask, Sample, TaskScore
+from twinrun.train import ranks
+from twinrun.train.job_files import append_line
+from twinrun.train.scoring import fixtures
+from twinrun.train.scoring.harness import METRICS, RankedModel, RuledTask
+
+# The harness has no answer without a filter, and this one changes none.
+FILTER = "none"
+
+
+class TaskOutcome(Frozen):
+    """A finished task as it waits for the others; the identity says what it is the outcome of."""
+
+    identity: str
+    score: TaskScore
+    samples: tuple[Sample, ...] = Field(min_length=1)
+
+
+def score_tasks(
+    job: EvaluationJob, model: RankedModel, *, sha256: str, folder: Path
+) -> tuple[TaskOutcome, ...]:
+    """Return the outcome of every task of the job; those that `folder` has of the same model are not run."""
+    outcomes = []
+    for number, spec in enumerate(job.tasks):
+        file = folder / f"{spec.name}.json"
+        identity = _identity(job, spec, sha256)
+        found = _kept(file, identity)
+        if found is None:
+            found = _run(job, spec, model, identity)
+            if ranks.rank() == 0:
+                write_atomically(file, found.model_dump_json() + "\n")
+        ranks.wait()
+        if ranks.rank() == 0:
+            _report(job, spec, done=number + 1, requests=len(job.tasks), score=found.score.score)
+        outcomes.append(found)
+    return tuple(outcomes)
+
+
+def harness_name() -> str:
+    """Return name and version of the harness."""
+    return f"lm-eval {version('lm-eval')}"
+
+
+def _identity(job: EvaluationJob, spec: NamedTask, sha256: str) -> str:
+    """Return a digest of all that decides the outcome of a task, the number of ranks aside."""
+    decides = job.model_dump(mode="json", include={"shots", "limit", "precision"})
+    content = {**decides, **spec.model_dump(mode="json"), "model": sha256, "harness": harness_name()}
+    return sha256_of_bytes(canonical_json(content).encode())
+
+
+def _kept(file: Path, identity: str) -> TaskOutcome | None:
+    """Return what an earlier start has left, the same on every rank."""
+    if not file.is_file():
+        return None
+    found = load_json(file, TaskOutcome)
+    return found if found.identity == identity else None
+
+
+def _run(job: EvaluationJob, spec: NamedTask, model: RankedModel, identity: str) -> TaskOutcome:
+    """Return the outcome of a task; ranks beside the first know its score alone."""
+    began = time.perf_counter()
+    task = build_task(job, spec, model)
+    documents = _demand_documents(job, spec, task)
+    requests = documents * 4
+
+    def report(asked: int) -> None:
+        if ranks.rank() == 0:
+            _report(job, spec, done=min(asked, requests), requests=requests)
+
+    model.restart_count(report)
+    found = lm_eval.evaluate(
+        model, {"tasks": {spec.name: task}}, limit=job.limit, bootstrap_iters=1, log_samples=True
+    )
+    outcome = None
+    if ranks.rank() == 0:
+        score = _score(job, spec, task, found).model_copy(
+            update={"batch": model.largest_batch, "seconds": time.perf_counter() - began}
+        )
+        outcome = TaskOutcome(identity=identity, score=score, samples=_samples(spec, found))
+    shared: TaskOutcome = ranks.from_first(outcome)
+    return shared
+
+
+def build_task(job: EvaluationJob, spec: NamedTask, model: RankedModel) -> RuledTask:
+    """Return a task of the harness, or one of ours, with every rule.
+
+    Raises:
+        InputError: there is no such task, it is no choice of answers, or it needs more shots.
+    """
+    config = dict(fixtures.configuration(spec.name) if spec.kind == "fixture" else _of_harness(spec))
+    if config.get("output_type") != "multiple_choice":
+        raise InputError(
+            "a task that is no choice of answers", place=f"tasks.{spec.name}", found=config.get("output_type")
+        )
+    if (needed := config.get("num_fewshot")) and job.shots == 0:
+        raise InputError(
+            "the task needs shots", place="shots", found=job.shots, allowed=f"{needed}, as {spec.name} says"
+        )
+    config["num_fewshot"] = job.shots
+    config["metric_list"] = [
+        {"metric": name, "aggregation": "mean", "higher_is_better": True} for name in METRICS.values()
+    ]
+    task = RuledTask(config, encode=model._encode_pair)
+    task.set_fewshot_seed(seed=1234)
+    return task
+
+
+def _of_harness(spec: NamedTask) -> Mapping[str, Any]:
+    manager = TaskManager()
+    if spec.name not in manager.all_subtasks:
+        raise InputError(
+            "the harness has no such task",
+            place=f"tasks.{spec.name}",
+            found=spec.name,
+            allowed=f"a task of {harness_name()}",
+            hint=closest(spec.name, manager.all_subtasks),
+        )
+    found: Mapping[str, Any] = manager._factory._load_full_config(manager._index[spec.name], None)
+    return {key: value for key, value in found.items() if key not in ("tag", "group", "task_list")}
+
+
+def _demand_documents(job: EvaluationJob, spec: NamedTask, task: RuledTask) -> int:
+    """Return how many documents are scored; raises InputError for an empty split, or another than stated."""
+    count = len(task.eval_docs)
+    if count == 0:
+        raise InputError("the split is empty", place=f"tasks.{spec.name}", found="no document")
+    if spec.documents is not None and count != spec.documents:
+        raise InputError(
+            "another split than the published one",
+            place=f"tasks.{spec.name}.documents",
+            found=count,
+            allowed=spec.documents,
+        )
+    return min(count, job.limit or count)
+
+
+def _samples(spec: NamedTask, found: Any) -> tuple[Sample, ...]:
+    return tuple(
+        Sample(
+            task=spec.name,
+            document=one["doc_id"],
+            rule=spec.rule,
+            score=one[METRICS[spec.rule]],
+            prompt_sha256=sha256_of_bytes(canonical_json([list(pair) for pair in one["arguments"]]).encode()),
+        )
+        for one in sorted(found["samples"][spec.name], key=lambda one: one["doc_id"])
+    )
+
+
+def _score(job: EvaluationJob, spec: NamedTask, task: RuledTask, found: Any) -> TaskScore:
+    scores, samples = found["results"][spec.name], _samples(spec, found)
+    error = scores[f"{METRICS[spec.rule]}_stderr,{FILTER}"]
+    return TaskScore(
+        task=spec.name,
+        rule=spec.rule,
+        shots=job.shots,
+        documents=len(samples),
+        score=scores[f"{METRICS[spec.rule]},{FILTER}"],
+        # One document has no spread.
+        error=error if isinstance(error, float) else 0.0,
+        by_rule={rule: scores[f"{name},{FILTER}"] for rule, name in METRICS.items()},
+        prompts_sha256=_digest(one.prompt_sha256 for one in samples),
+        version=str(task.VERSION),
+        requests=sum(len(one["arguments"]) for one in found["samples"][spec.name]),
+        batch=1,
+        seconds=0.0,
+    )
+
+
+def _digest(parts: Any) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _report(
+    job: EvaluationJob, spec: NamedTask, *, done: int, requests: int, score: float | None = None
+) -> None:
+    append_line(
+        job,
+        EvaluationLine(
+            point=job.point, attempt=job.attempt, task=spec.name, done=done, requests=requests, score=score
+        ),
+    )

@@ -1,0 +1,35 @@
+"""`[evaluation]`: a model on tasks of lm-eval, trained first where the recipe has a training for it."""
+
+from __future__ import annotations
+
+import re
+
+from twinrun.protocol.evaluation import EvaluationResult
+from twinrun.workloads.evaluation import numbers, plan, report
+from twinrun.workloads.evaluation.manifest import EvaluationPlan, EvaluationPoint, EvaluationTables
+from twinrun.workloads.workload import Overview, Workload
+
+WORKLOAD = Workload(
+    table="evaluation",
+    tables=EvaluationTables,
+    plan_part=EvaluationPlan,
+    point_part=EvaluationPoint,
+    result=EvaluationResult,
+    module="twinrun.train.evaluation",
+    headline=("score",),
+    factors=numbers.FACTORS,
+    measured=re.compile(".*"),
+    smaller="choose a smaller model, or --set training.microbatch=1 and --set batch=1",
+    saves=True,
+    timed=False,
+    check=plan.check,
+    plan=plan.plan,
+    describe=plan.describe,
+    job=plan.job,
+    progress=numbers.progress,
+    numbers=numbers.measured,
+    derived=numbers.derived,
+    terms=numbers.terms,
+    show=report.show,
+    overview=lambda _records, _context: Overview(),
+)

@@ -1,0 +1,123 @@
+"""What a recipe of an evaluation says beside what every recipe says, and the part of a plan that follows."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from twinrun.foundation.errors import InputError, require_known
+from twinrun.foundation.manifest import Frozen
+from twinrun.manifests.recipe import LoadedRecipe, Scale, Sweep
+from twinrun.protocol.evaluation import NamedTask, TaskSpec
+from twinrun.protocol.layout import Precision
+from twinrun.protocol.models import AnyShape, ModelShape, member, members
+from twinrun.protocol.models.shape import Positive
+from twinrun.protocol.training import DataSource, Training
+
+
+class EvaluationScale(Scale):
+    """One size at which a model is trained and scored."""
+
+    sweep: Sweep
+
+
+class EvaluationScales(Frozen):
+    """The three sizes."""
+
+    smoke: EvaluationScale
+    node: EvaluationScale
+    paper: EvaluationScale
+
+
+class Evaluation(Frozen):
+    """A model, and what it is scored on."""
+
+    training: Training
+    """The training whose checkpoints are scored."""
+    every: Positive | None = None
+    """Optimizer steps between two checkpoints that are scored, while the training goes on; the last is always
+    scored."""
+    tasks: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Rows of `tasks`."""
+    shots: Annotated[int, Field(ge=0)] = 0
+    """Examples with their answers before each question."""
+    batch: Positive | Literal["auto"] = "auto"
+    """Sequences of one forward pass of a device; `auto` takes the largest that fits into memory."""
+    precision: Precision = "bf16"
+    """Type of weights and arithmetic while scoring."""
+    limit: Positive | None = None
+    """The first documents of each task; all where not given."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Evaluation:
+        if self.training.microbatch == "auto":
+            raise ValueError("`training.microbatch` is a number here")
+        if self.training.controls:
+            raise ValueError("a training that is scored has no control runs")
+        if self.training.warmup_steps >= self.training.steps:
+            raise ValueError("`training.warmup_steps` must be fewer than `training.steps`, or none is timed")
+        if len(set(self.tasks)) < len(self.tasks):
+            raise ValueError("a task is named twice")
+        return self
+
+
+class EvaluationTables(Frozen):
+    """Tables of recipe.toml."""
+
+    members: tuple[str, ...] = ()
+    """Models of families that are defined once, in src/twinrun/protocol/models/*.toml."""
+    own_models: dict[str, AnyShape] = Field(default_factory=dict, alias="models")
+    """Models of this recipe alone."""
+    data: dict[str, DataSource]
+    evaluation: Evaluation
+    """The published configuration."""
+    tasks: dict[str, TaskSpec]
+    """Tasks by their names in the harness, each with its rule."""
+    scales: EvaluationScales
+
+    @cached_property
+    def models(self) -> dict[str, ModelShape]:
+        """Return every model by name; raises InputError for a member that no family has."""
+        return {**{name: member(name, place="members") for name in self.members}, **self.own_models}
+
+    def scale(self, name: str) -> EvaluationScale:
+        """Return the scale called `name`."""
+        found: EvaluationScale = getattr(self.scales, name)
+        return found
+
+
+class EvaluationPlan(Frozen):
+    """What decides an evaluation."""
+
+    evaluation: Evaluation
+    tasks: tuple[NamedTask, ...]
+    shape: AnyShape
+    data: DataSource
+
+
+class EvaluationPoint(Frozen):
+    """What the placement adds to the plan."""
+
+    microbatches: tuple[int, ...]
+    """Sequences of one forward pass of the training, largest first; the first that fits is kept."""
+
+
+def check_names(recipe: LoadedRecipe[EvaluationTables]) -> None:
+    """Hold the names inside recipe.toml against each other; raises InputError."""
+    tables, place = recipe.tables, recipe.manifest
+    for name in tables.members:
+        member(name, place=f"{place}:members")
+    for name in tables.own_models.keys() & members().keys():
+        raise InputError("defined already", place=f"{place}:models.{name}", hint=f'members = ["{name}"]')
+    demand_known(tables, tables.evaluation, f"{place}:evaluation.")
+
+
+def demand_known(tables: EvaluationTables, asked: Evaluation, place: str) -> None:
+    """Raise InputError where an evaluation names a model, data or a task that the recipe does not have."""
+    training = asked.training
+    require_known(training.model, sorted(tables.models), "no such name", place=f"{place}training.model")
+    require_known(training.data, sorted(tables.data), "no such name", place=f"{place}training.data")
+    for name in asked.tasks:
+        require_known(name, tables.tasks, "no such name", place=f"{place}tasks")

@@ -1,0 +1,222 @@
+"""Scores by every rule, against the harness called by hand; kept, resumed and shared by ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the packages of a stack")
+pytest.importorskip("lm_eval", reason="needs the packages of a stack")
+
+import lm_eval
+import torch
+import transformers
+from datasets import Dataset
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.models.huggingface import HFLM
+
+from tests.train.small import launch
+from twinrun.checkpoints.hugging_face.tokenizer import BYTES, tokenizer_files
+from twinrun.foundation.errors import InputError, RunError
+from twinrun.protocol.evaluation import EvaluationJob, EvaluationResult, NamedTask, Rule, Sample
+from twinrun.train.evaluation import evaluate
+from twinrun.train.scoring import fixtures, subject
+from twinrun.train.scoring.harness import METRICS, RuledTask, largest_per_token
+
+MODULE = "twinrun.train.evaluation"
+VOCABULARY, SEQUENCE = 320, 192
+# (log-likelihoods, tokens) of answers, and which one the rule takes; worked by hand.
+WORKED = [
+    ((-4.0, -6.0), (1, 2), 1),  # -4 against -3
+    ((-4.0, -6.0), (2, 2), 0),  # -2 against -3
+    ((-9.0, -8.0, -20.0), (3, 2, 8), 2),  # -3, -4, -2.5
+    ((-2.0, -4.0), (1, 2), 0),  # equal: the first
+    ((-1.0,), (5,), 0),
+]
+
+
+@pytest.mark.parametrize(("likelihoods", "tokens", "taken"), WORKED)
+def test_the_rule_of_tokens_takes_what_was_worked_out_by_hand(
+    likelihoods: tuple[float, ...], tokens: tuple[int, ...], taken: int
+) -> None:
+    assert largest_per_token(list(likelihoods), list(tokens)) == taken
+    # LLM Foundry's lowest perplexity is the same answer.
+    mean = torch.tensor(likelihoods) / torch.tensor(tokens)
+    assert int(torch.exp(-mean).argmin()) == taken
+
+
+def made_task(document: dict[str, Any]) -> RuledTask:
+    """Return a task of one document whose answers have as many tokens as words."""
+    config = {
+        "task": "made",
+        "output_type": "multiple_choice",
+        "test_split": "test",
+        "doc_to_text": "context",
+        "doc_to_choice": "choices",
+        "doc_to_target": "right",
+        "num_fewshot": 0,
+        "custom_dataset": lambda **_options: {"test": Dataset.from_list([document])},
+        "metric_list": [
+            {"metric": name, "aggregation": "mean", "higher_is_better": True} for name in METRICS.values()
+        ],
+    }
+    return RuledTask(config, encode=lambda context, rest: (context.split(), rest.split()))
+
+
+@pytest.mark.parametrize(
+    ("likelihoods", "right"),
+    [
+        # "a b c d" has 4 tokens, 7 characters and bytes; "ééé" has 1 token, 3 characters, 6 bytes.
+        ((-8.0, -5.0), {"none": 1, "per-character": 0, "per-byte": 1, "per-token": 0}),
+        ((-8.0, -1.9), {"none": 1, "per-character": 1, "per-byte": 1, "per-token": 1}),
+        ((-4.0, -5.0), {"none": 0, "per-character": 0, "per-byte": 0, "per-token": 0}),
+    ],
+)
+def test_each_rule_is_a_metric_of_the_harness(
+    likelihoods: tuple[float, float], right: dict[Rule, int]
+) -> None:
+    document = {"context": "q", "choices": ["a b c d", "ééé"], "right": 1}
+    task = made_task(document)
+    doc = task.dataset["test"][0]
+    task.construct_requests(doc, "q", metadata=("made", 0, 1))
+    found = task.process_results(doc, [(value, False) for value in likelihoods])
+    assert {rule: found[name] for rule, name in METRICS.items()} == right
+
+
+def test_logits_that_are_no_numbers_end_the_run() -> None:
+    task = made_task({"context": "q", "choices": ["a", "b"], "right": 1})
+    doc = task.dataset["test"][0]
+    task.construct_requests(doc, "q", metadata=("made", 0, 1))
+    with pytest.raises(RunError, match="logits are not numbers"):
+        task.process_results(doc, [(float("nan"), False), (-1.0, False)])
+
+
+def model_at(folder: Path, *, width: int = 32) -> Path:
+    """Write a model of transformers with byte tokens and drawn weights, and return its folder."""
+    torch.manual_seed(5)
+    shape = {"vocab_size": VOCABULARY, "n_positions": SEQUENCE, "n_embd": width, "n_layer": 2, "n_head": 2}
+    config = transformers.GPT2Config(**shape, initializer_range=0.3)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    files = tokenizer_files(
+        {"tokenizer": BYTES}, vocabulary=VOCABULARY, sequence=SEQUENCE, file=None, place="test"
+    )
+    assert files is not None
+    for name, content in files.content.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def job_at(folder: Path, *, names: tuple[str, ...], ranks: int = 1, **settings: Any) -> EvaluationJob:
+    """Return the job of a model that lies in the job's folder already."""
+    model_at(folder / "kept" / "model" / "model")
+    content = {
+        "recipe": "mpt-chinchilla",
+        "point": f"devices={ranks}",
+        "world_size": ranks,
+        "accelerator": False,
+        "out": str(folder),
+        "metrics": str(folder / "metrics.jsonl"),
+        "attempt": "1",
+        "shots": 0,
+        "batch": 8,
+        "precision": "fp32",
+        "limit": 12,
+        "kept": str(folder / "kept"),
+        "tasks": tuple(NamedTask(name=name, rule="per-token", kind="fixture") for name in names),
+    }
+    return EvaluationJob.model_validate(content | settings)
+
+
+def samples_of(folder: Path) -> list[Sample]:
+    lines = (folder / "samples.jsonl").read_text().splitlines()
+    return [Sample.model_validate_json(line) for line in lines]
+
+
+def test_scores_are_those_of_the_harness_called_by_hand(tmp_path: Path) -> None:
+    names = ("fixture-lengths", "fixture-contexts")
+    job = job_at(tmp_path, names=names)
+    result = evaluate(job)
+    folder = tmp_path / "kept" / "model" / "model"
+    by_hand = HFLM(
+        pretrained=transformers.AutoModelForCausalLM.from_pretrained(folder),
+        tokenizer=transformers.AutoTokenizer.from_pretrained(folder),
+        batch_size=8,
+        backend="causal",
+    )
+    metrics = [
+        {"metric": name, "aggregation": "mean", "higher_is_better": True}
+        for name in list(METRICS.values())[:3]
+    ]
+    for score in result.models[0].tasks:
+        task = ConfigurableTask(config={**fixtures.configuration(score.task), "metric_list": metrics})
+        task.set_config("num_fewshot", 0)
+        found = lm_eval.evaluate(by_hand, {"tasks": {score.task: task}}, limit=12, bootstrap_iters=1)
+        for rule in ("none", "per-character", "per-byte"):
+            assert score.by_rule[rule] == found["results"][score.task][f"{METRICS[rule]},none"]
+        for sample, theirs in zip(
+            (one for one in samples_of(tmp_path) if one.task == score.task),
+            sorted(found["samples"][score.task], key=lambda one: one["doc_id"]),
+            strict=True,
+        ):
+            lengths = [len(by_hand._encode_pair(*pair)[1]) for pair in theirs["arguments"]]
+            asked = [float(one[0][0]) for one in theirs["resps"]]
+            right = theirs["doc"]["right"]
+            assert sample.score == float(largest_per_token(asked, lengths) == right)
+
+
+def test_two_ranks_and_a_later_start_leave_the_same_file(tmp_path: Path) -> None:
+    names = ("fixture-shuffled", "fixture-contexts", "fixture-question")
+    alone, shared = (job_at(tmp_path / str(count), names=names, ranks=count) for count in (1, 2))
+    modules = ("twinrun.train.evaluation",)
+    for job in (alone, shared):
+        done = launch(MODULE, job, modules=modules)
+        assert done.returncode == 0, done.stderr[-4000:]
+    texts = [(tmp_path / count / "samples.jsonl").read_bytes() for count in ("1", "2")]
+    assert texts[0] == texts[1]
+    # Ended between two tasks, the second start asks only what is left.
+    tasks = tmp_path / "1" / "kept" / "model" / "tasks"
+    (tasks / "fixture-contexts.json").unlink()
+    before = {path.name: path.stat().st_mtime_ns for path in tasks.iterdir()}
+    (tmp_path / "1" / "samples.jsonl").unlink()
+    assert launch(MODULE, alone, modules=modules).returncode == 0
+    assert (tmp_path / "1" / "samples.jsonl").read_bytes() == texts[0]
+    after = {path.name: path.stat().st_mtime_ns for path in tasks.iterdir()}
+    assert {name for name in after if after[name] != before.get(name)} == {"fixture-contexts.json"}
+    result = EvaluationResult.model_validate_json((tmp_path / "1" / "result.json").read_text())
+    assert [one.documents for one in result.models[0].tasks] == [12, 12, 12]
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (
+            {"name": "fixture-question", "kind": "fixture", "documents": 7},
+            "another split than the published one",
+        ),
+        ({"name": "hellaswagg"}, "the harness has no such task"),
+        ({"name": "gsm8k"}, "no choice of answers"),
+    ],
+)
+def test_a_task_that_cannot_be_scored_is_refused(tmp_path: Path, task: dict[str, Any], said: str) -> None:
+    job = job_at(tmp_path, names=(), tasks=(NamedTask.model_validate({"rule": "none"} | task),))
+    with pytest.raises(InputError, match=said):
+        evaluate(job)
+
+
+def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    folder = model_at(tmp_path)
+    with pytest.raises(InputError, match="another model's"):
+        subject.load_tokenizer(folder, vocabulary=100)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": None}))
+    with pytest.raises(InputError, match="no end token"):
+        subject.load_tokenizer(folder, vocabulary=VOCABULARY)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(InputError, match="no tokenizer beside the model"):
+        subject.load_tokenizer(folder, vocabulary=VOCABULARY)
+    (folder / "config.json").unlink()
+    with pytest.raises(InputError, match="not a folder of transformers"):
+        subject.digest_of_folder(folder)
