@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
-from tests.counterexamples import sides
+from tests.counterexamples import MADE, sides
 from tests.records import PROJECT, finished, plan, training_record, with_derived
 from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.protocol.measurements import Check, Measurement, Series, sampled
@@ -57,6 +57,8 @@ def _honest(recipe: str, claim: Claim) -> Record:
     if recipe == "deepspeed-pretrain":
         settings = ("optimizer.warmup_steps=10", "precision=bf16")
         return _trained(recipe, gpu="mi210", scale="paper", settings=settings)
+    if recipe == "mpt-chinchilla":
+        return MADE[claim.metric](recipe, claim, claim.value)
     if recipe == "ring-allreduce":
         return _ring()
     if recipe == "cluster-acceptance":

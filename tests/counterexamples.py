@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tests.records import PROJECT, finished, plan, training_record, with_derived
 from twinrun.manifests.claims import Claim, RecordClaim
+from twinrun.manifests.published import PublishedClaims
+from twinrun.planning.plan import Plan
 from twinrun.protocol.measurements import Measurement, Series, sampled
 from twinrun.results.between import judge_between
 from twinrun.results.judge import judge
@@ -19,6 +21,13 @@ GPU = "h200"
 # A rate of both sides, or of the first size, in TFLOP/s of a device.
 RATE = 400.0
 LOSSES = tuple(4.0 - 0.02 * step for step in range(110))
+# What a plan of each model is asked for.
+MODELS = {
+    "MPT-3B": (
+        *("training.model=mpt-3b", "training.steps=50545", "training.optimizer.decay_steps=50545"),
+        *("training.optimizer.learning_rate=1.6e-4", "training.activation_checkpointing=true"),
+    )
+}
 # Relative distances of control runs from the run that they repeat.
 ROUNDING = tuple(1e-6 * (1 + number / 10) for number in range(10))
 
@@ -36,8 +45,21 @@ def restated_at(recipe: str, claim: Claim | RecordClaim, value: float) -> Restat
     return verdict.here
 
 
+def published_of(recipe: str) -> PublishedClaims:
+    """Return what is published, with scores of weights of others as if they were of the weights of a plan.
+
+    Our runs score what they have trained, so that no plan is of those weights.
+    """
+    published = PROJECT.recipe(recipe).published
+    own = {
+        name: {field: one for field, one in fields.items() if field != "model.repository"}
+        for name, fields in published.configurations.items()
+    }
+    return published.model_copy(update={"configurations": own})
+
+
 def _judged(record: Record) -> Record:
-    published = PROJECT.recipe(record.plan.recipe).published
+    published = published_of(record.plan.recipe)
     return record.model_copy(update={"verdicts": judge(record, published, PROJECT)})
 
 
@@ -139,9 +161,41 @@ def sides(recipe: str, claim: RecordClaim, value: float) -> list[Record]:
     return found
 
 
+def _at_score(recipe: str, claim: Claim, value: float) -> Record:
+    assert claim.measurement
+    made = plan(recipe, gpu=GPU, settings=MODELS.get(claim.configuration or "", ()))
+    return evaluated(made, {claim.measurement: value})
+
+
+def _at_kept_fall(recipe: str, _claim: Claim, value: float) -> Record:
+    """Return a training whose loss falls from 10 to 3, and rises again for its last third."""
+    falling = [10 - 7 * step / 100 for step in range(100)]
+    return evaluated(plan(recipe, gpu=GPU), {}, losses=(*falling, *[3.0] * 100, *[10 - 7 * value] * 100))
+
+
+def evaluated(made: Plan, scores: Mapping[str, float], *, losses: Sequence[float] = LOSSES) -> Record:
+    """Return a judged record of an evaluation at one point."""
+    row, (placed,) = PROJECT.gpus[made.gpu or GPU], made.points
+    found = [sampled(task, [one], metric="score", unit="ratio", per="run") for task, one in scores.items()]
+    facts = dict.fromkeys(("harness", "tokenizer sha256", "weights sha256", "device name"), "one")
+    point = PointRecord(
+        id=placed.id,
+        nodes=placed.nodes,
+        devices=placed.world_size,
+        hosts=tuple(f"node-{number}" for number in range(placed.nodes)),
+        part=placed.part,
+        measurements=tuple(found),
+        series=(Series(id="loss", metric="loss", unit="nats/token", per="run", values=tuple(losses)),),
+        facts={**facts, "parameters": made.part.shape.parameters()},
+    )
+    return finished(made, [with_derived(point, made, row)], row)
+
+
 MADE: dict[str, Callable[[str, Claim, float], Record]] = {
     "model-flops-share": _at_share_of_peak,
     "kept-per-doubling": _at_kept,
     "envelope-share": _at_share_of_envelope,
     "roofline-share": _at_share_of_roofline,
+    "score": _at_score,
+    "kept-fall": _at_kept_fall,
 }

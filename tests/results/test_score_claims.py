@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from typing import Any
 
 import pytest
 
-from tests.records import PROJECT, training_record
+from tests.counterexamples import evaluated
+from tests.records import PROJECT, plan, training_record
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import validate
 from twinrun.manifests.claims import Claim, ScoreDifferenceClaim
@@ -17,6 +20,7 @@ from twinrun.results.judge import claims_digest, judge
 from twinrun.results.record import Record
 from twinrun.results.score_claims import claim_called, judge_scores
 from twinrun.results.verdicts import Verdict
+from twinrun.workloads.evaluation.numbers import kept_fall
 
 # Any share of documents: higher is better, at most one.
 METRIC = "checks-passed"
@@ -218,6 +222,58 @@ def test_a_difference_of_means_is_judged(direction: str, apart: float, documents
     other = judge_scores(claim, found, rules={"arc": "none"})
     assert other.final == "config-mismatch"
     assert "arc none, published arc per-token" in other.reason
+
+
+def chinchilla(**rules: str) -> dict[str, Verdict]:
+    """Return the verdicts on an MPT-1B that got what was published, its tasks by these rules."""
+    loaded = PROJECT.recipe("mpt-chinchilla").published
+    ours = {one.measurement or "": one.value for one in loaded.claim if one.configuration == "MPT-1B"}
+    made = plan("mpt-chinchilla", gpu="h200")
+    tasks = tuple(one.model_copy(update={"rule": rules.get(one.name, one.rule)}) for one in made.part.tasks)
+    made = made.model_copy(update={"part": made.part.model_copy(update={"tasks": tasks})})
+    return {one.claim: one for one in judge(evaluated(made, ours), loaded, PROJECT)}
+
+
+def test_a_run_of_one_model_is_judged_by_its_scores_and_by_their_rules() -> None:
+    as_published = chinchilla()
+    for name, verdict in as_published.items():
+        ours = name.startswith("mpt-1b") or name == "stable-to-the-end"
+        assert verdict.final == ("holds-here" if ours else "not-comparable"), f"{name}: {verdict.why}"
+    assert as_published["mpt-3b-boolq"].reason.startswith("about MPT-3B; parameters is 1315950592")
+    assert as_published["cerebras-1b-boolq"].reason.startswith("about Cerebras-GPT-1.3B; model.repository")
+    other = chinchilla(hellaswag="per-character")
+    changed = {name for name, verdict in other.items() if verdict.final != as_published[name].final}
+    assert changed == {"mpt-1b-hellaswag"}
+    assert other["mpt-1b-hellaswag"].final == "config-mismatch"
+    assert (
+        "evaluation.rule.hellaswag is per-character, published per-token" in other["mpt-1b-hellaswag"].reason
+    )
+
+
+def test_the_published_table_is_stated_whole() -> None:
+    loaded = PROJECT.recipe("mpt-chinchilla").published
+    scores = [one for one in loaded.claim if one.kind == "score"]
+    by_model = Counter(one.configuration for one in scores)
+    assert set(by_model.values()) == {7}
+    assert len(by_model) == 4
+    means = {name: sum(one.value for one in scores if one.configuration == name) / 7 for name in by_model}
+    for claim in loaded.score_difference:
+        assert claim.value == pytest.approx(means[claim.over] - means[claim.under], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("losses", "kept"),
+    [
+        ([10.0, *[3.0] * 20], 1.0),
+        # The means of two steps each: from 10 down to 2, and up to 4 again, a quarter of the fall.
+        ([10.0, *[2.0] * 17, 4.0, 4.0], 0.75),
+        ([10.0, 6.0, 10.0, 12.0], 0.0),
+        ([10.0, 11.0], None),
+        ([10.0, math.nan, 3.0], None),
+    ],
+)
+def test_what_a_curve_has_kept_of_its_fall(losses: list[float], kept: float | None) -> None:
+    assert kept_fall(losses) == kept
 
 
 def stated() -> dict[str, ScoreDifferenceClaim]:

@@ -120,6 +120,6 @@ class Sample(Frozen):
     task: str
     document: Annotated[int, Field(ge=0)]
     rule: Rule
-    score: float
-    prompt_sha256: str
+    score: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+    prompt_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """SHA-256 of all that the model was asked for this document, prompts and answers."""

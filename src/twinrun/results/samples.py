@@ -5,34 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import parse_json, read_regular, sha256_of_bytes
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import plural
+from twinrun.protocol.evaluation import SAMPLES, Sample
 from twinrun.results.equivalence import Pair
 from twinrun.results.record import Record
 
-SAMPLES = "samples.jsonl"
 # The fact of a point with the digest of its file.
 FACT = "samples sha256"
 # Ten times what seven tasks of 20,000 documents take.
 MAX_BYTES = 64 << 20
-
-
-class ScoredDocument(Frozen):
-    """One line: the score of a model on one document."""
-
-    task: str
-    document: Annotated[int, Field(ge=0)]
-    rule: str
-    """What log-likelihoods were divided by before answers were compared."""
-    score: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-    prompt_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    """Digest of all that the model was asked for this document."""
 
 
 class SampleFile(Frozen):
@@ -40,7 +28,7 @@ class SampleFile(Frozen):
 
     place: str
     sha256: str
-    tasks: dict[str, dict[int, ScoredDocument]]
+    tasks: dict[str, dict[int, Sample]]
 
     @property
     def rules(self) -> dict[str, str]:
@@ -60,7 +48,7 @@ def read_samples(place: Path) -> SampleFile:
     except OSError as error:
         hint = f"an evaluation leaves {SAMPLES} in its run folder"
         raise InputError(f"cannot read samples: {error.strerror}", place=str(path), hint=hint) from None
-    tasks: dict[str, dict[int, ScoredDocument]] = {}
+    tasks: dict[str, dict[int, Sample]] = {}
     for where, sample in _samples(content, str(path)):
         of_task = tasks.setdefault(sample.task, {})
         if sample.document in of_task:
@@ -103,11 +91,11 @@ def paired(a: SampleFile, b: SampleFile) -> dict[str, list[Pair]]:
     }
 
 
-def _samples(content: bytes, place: str) -> Iterator[tuple[str, ScoredDocument]]:
+def _samples(content: bytes, place: str) -> Iterator[tuple[str, Sample]]:
     for number, line in enumerate(content.splitlines(), start=1):
         where = f"{place}:{number}"
         try:
-            yield where, ScoredDocument.model_validate_json(json.dumps(parse_json(line)))
+            yield where, Sample.model_validate_json(json.dumps(parse_json(line)))
         except ValidationError as error:
             fault = error.errors(include_url=False)[0]
             key = ".".join(map(str, fault["loc"]))
@@ -116,7 +104,7 @@ def _samples(content: bytes, place: str) -> Iterator[tuple[str, ScoredDocument]]
             raise InputError(f"no line of JSON: {error}", place=where) from None
 
 
-def _extent(documents: Mapping[int, ScoredDocument]) -> tuple[int, list[int]]:
+def _extent(documents: Mapping[int, Sample]) -> tuple[int, list[int]]:
     return len(documents), sorted(documents)
 
 
@@ -137,5 +125,5 @@ def _shown(value: Any) -> str:
     return ", ".join(value) if isinstance(value, list) else str(value)
 
 
-def _name(sample: ScoredDocument) -> str:
+def _name(sample: Sample) -> str:
     return f"{sample.task}, document {sample.document}"

@@ -7,7 +7,7 @@ same answers `TASK@RULE`, and the score of an earlier checkpoint `TASK/step-STEP
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from twinrun.foundation.errors import RunError
 from twinrun.manifests.vendor import Gpu
@@ -15,11 +15,13 @@ from twinrun.protocol.evaluation import MEAN, EvaluationLine, EvaluationResult, 
 from twinrun.protocol.measurements import Fact, Measurement, Numbers, Series, sampled
 from twinrun.protocol.training import StepMetrics, TrainingResult
 from twinrun.workloads.evaluation.manifest import EvaluationPlan, EvaluationPoint
-from twinrun.workloads.evaluation.plan import ERROR, RATE, SCORE
+from twinrun.workloads.evaluation.plan import ERROR, KEPT, RATE, SCORE
 from twinrun.workloads.settings import factor, flat
 from twinrun.workloads.workload import ComparisonTerms, Point, PointRecord, Premise, Progress
 
 GIB = 1 << 30
+# Parts of a curve over which losses are averaged.
+TENTHS = 10
 FACTORS = (
     factor("model", "large", "large", "another model"),
     factor("weights sha256", "none", "large", "other weights"),
@@ -150,11 +152,29 @@ def _facts(result: EvaluationResult) -> dict[str, Fact]:
 def derived(
     _part: EvaluationPlan, point: PointRecord[EvaluationPoint], _gpu: Gpu | None
 ) -> tuple[Measurement, ...]:
-    """Return the last loss of the training."""
+    """Return the last loss of the training, and what its curve kept of its fall."""
     losses = point.one_series("loss")
     if losses is None or not losses.values:
         return ()
-    return (sampled("loss", losses.values[-1:], metric="loss", unit="nats/token", per="run"),)
+    last = sampled("loss", losses.values[-1:], metric="loss", unit="nats/token", per="run")
+    kept = kept_fall(losses.values)
+    if kept is None:
+        return (last,)
+    return (last, sampled(KEPT, [kept], metric=KEPT, unit="ratio", per="run"))
+
+
+def kept_fall(losses: Sequence[float]) -> float | None:
+    """Return what a curve has kept at its end of its fall, 1 at most; None where it never fell.
+
+    The ends of the fall are means over a tenth of the steps: the losses of single batches scatter.
+    """
+    size = max(1, len(losses) // TENTHS)
+    means = [math.fsum(losses[end - size : end]) / size for end in range(size, len(losses) + 1)]
+    # Not a number anywhere leaves no means to compare.
+    fall = losses[0] - min(means)
+    if not all(map(math.isfinite, losses)) or fall <= 0:
+        return None
+    return max(0.0, (losses[0] - means[-1]) / fall)
 
 
 def terms(part: EvaluationPlan, point: PointRecord[EvaluationPoint]) -> ComparisonTerms:

@@ -34,7 +34,7 @@ from twinrun.workloads.workload import (
     WorkloadPlan,
 )
 
-SCORE, ERROR, RATE = "score", "score-error", "requests-per-second"
+SCORE, ERROR, RATE, KEPT = "score", "score-error", "requests-per-second", "kept-fall"
 HARNESS = "lm-eval"
 # Frameworks that the ranks of a training import when they start.
 _MODULES = {"composer": ("twinrun.train.composer_loop",), "plain": ("twinrun.train.data_parallel",)}
@@ -57,7 +57,7 @@ def _missing(tables: EvaluationTables, asked: Demand) -> str | None:
         return f"no scale has a point {asked.point}"
     names = (*tables.tasks, MEAN)
     given = {SCORE: names, ERROR: tuple(f"{name}/error" for name in names), "loss": ("loss",)}
-    given |= {RATE: (RATE,), "step-time": ("step-time",)}
+    given |= {RATE: (RATE,), "step-time": ("step-time",), KEPT: (KEPT,)}
     if asked.metric not in given:
         return f"an evaluation measures {', '.join(given)}"
     if asked.measurement is None and asked.metric == SCORE:
