@@ -235,22 +235,37 @@ def compare(
 
 
 @command(
+    positional=["what"],
     help={
-        "what": "folder of a recipe or of a run, or a record",
+        "what": "folder of a recipe or of a run, or a record; with --hardware a model, or nothing for all",
         "out": "file to write instead of report.html, submission.json with --form, or the folder of --crate",
         "form": "write the file with which a run is sent in, without names of hosts and folders",
         "add": "a file that was sent in: check it and add its record to the recipe's results",
         "crate": "write a folder with the run as a Workflow Run RO-Crate, MLPerf's log lines included",
-    }
+        "hardware": "write which hardware to choose: published, measured and predicted, by model",
+        "price": "of a device for an hour with --hardware, for example h200=3.1,mi300x=2",
+    },
 )
 def report(
-    context: Context, what: str, out: str = "", form: bool = False, add: str = "", crate: bool = False
+    context: Context,
+    what: str = "",
+    out: str = "",
+    form: bool = False,
+    add: str = "",
+    crate: bool = False,
+    hardware: bool = False,
+    price: str = "",
 ) -> None:
     """Write the report of a run, or of a recipe's committed records; send a record in, or take one."""
     with exit_on_error():
         from twinrun.cli import records
 
         paths = {"out": Path(out) if out else None, "add": Path(add) if add else None}
+        demand_with("--hardware", hardware, price=price)
+        if hardware:
+            demand_without("--hardware", hardware, form=form, add=add, crate=crate)
+            records.hardware_report(ROOT, what or None, out=paths["out"], price=price)
+            return
         records.report(ROOT, what, form=form, crate=crate, **paths)
 
 

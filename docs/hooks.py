@@ -21,6 +21,8 @@ from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.stack import find_stacks
 from twinrun.planning.project import Project
 from twinrun.report.figures import figures
+from twinrun.report.hardware import choices
+from twinrun.report.hardware_page import hardware_excerpt
 from twinrun.report.page import excerpt, write_recipe_report
 from twinrun.report.predictions_page import predictions, write_picture
 from twinrun.report.selection import selected
@@ -48,6 +50,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     parts: dict[str, Callable[[], str]] = {
         "commands": commands,
         "images": images,
+        "hardware": lambda: hardware_excerpt(choices(PROJECT, all_committed())),
         "predictions": lambda: predictions(PROJECT, all_committed()),
         "recipes": recipes,
         "results": results,

@@ -12,9 +12,12 @@ from twinrun.foundation.files import write_atomically
 from twinrun.foundation.terminal import say
 from twinrun.machine.doctor import diagnose
 from twinrun.planning.project import Project
+from twinrun.protocol.models import member
 from twinrun.report.comparison import comparison_view
 from twinrun.report.crate import write_crate
 from twinrun.report.form import form as submission_form
+from twinrun.report.hardware import choices
+from twinrun.report.hardware_page import prices_of, write_hardware_page
 from twinrun.report.page import write_recipe_report, write_report
 from twinrun.report.parity import parity_view, write_parity_page
 from twinrun.report.scores import scores_view
@@ -183,6 +186,24 @@ def _crate(project: Project, path: Path, *, out: Path | None) -> Path:
         run=run,
         source=path / "record.json" if path.is_dir() else path,
     )
+
+
+def hardware_report(root: Path, model: str | None, *, out: Path | None, price: str) -> None:
+    """Write which hardware to choose for one model or for all, and print the path of the page."""
+    project = Project(root)
+    prices = prices_of(price, project.gpus)
+    if model is not None:
+        member(model, place="invoke report --hardware")
+    page = out or root / "runs" / "hardware.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    write_hardware_page(page, choices(project, committed_records(project), only=model), prices)
+    say(page)
+
+
+def committed_records(project: Project) -> list[Record]:
+    """Return the records of all recipes."""
+    loaded = (project.recipe(name) for name in project.recipe_names)
+    return [read_record(file, project) for one in loaded for file in project.results(one)]
 
 
 def _page_of(project: Project, path: Path, record: Record) -> Path:

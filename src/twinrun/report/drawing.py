@@ -13,21 +13,23 @@ from matplotlib.axes import Axes
 from twinrun.foundation.text import number
 from twinrun.report.line_chart import draw_lines
 from twinrun.report.svg import COLOURS, SIGNS, Key, Picture, canvas, label_logarithmic, svg_text
-from twinrun.workloads.tables_and_charts import BarChart, Chart, Kind, RooflineChart, RooflineSpot
+from twinrun.workloads.tables_and_charts import BarChart, BarKind, Chart, RooflineChart, RooflineSpot
 
-BAR_COLOURS: dict[Kind, str] = {
+BAR_COLOURS: dict[BarKind, str] = {
     "published": "published",
     "measured": "series-1",
     "baseline": "baseline",
     "bound": "reference",
     "reference": "series-6",
+    "predicted": "grid",
 }
-BAR_NAMES: dict[Kind, str] = {
+BAR_NAMES: dict[BarKind, str] = {
     "published": "published",
     "measured": "measured",
     "baseline": "baseline, in the same process",
     "bound": "bound by the measured peak rates",
     "reference": "published elsewhere",
+    "predicted": "predicted, with its interval",
 }
 INCHES_A_LINE, INCHES_AROUND = 0.22, 0.7
 LABEL_LETTERS = 26

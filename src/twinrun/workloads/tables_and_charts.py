@@ -10,6 +10,7 @@ from twinrun.protocol.measurements import Measurement
 
 ABSENT = "-"
 Kind = Literal["measured", "published", "reference", "baseline", "bound"]
+BarKind = Kind | Literal["predicted"]
 
 
 class Cell(Frozen):
@@ -97,10 +98,10 @@ class LineChart(Frozen):
 
 
 class Bar(Frozen):
-    """One value; `low` and `high` are the extremes of its samples."""
+    """One value; `low` and `high` are the extremes of its samples, or of its interval."""
 
     label: str
-    kind: Kind
+    kind: BarKind
     value: float
     low: float
     high: float
