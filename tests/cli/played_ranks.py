@@ -10,6 +10,7 @@ from twinrun.protocol.models.mpt import MptShape
 
 Job = Mapping[str, Any]
 LIBRARIES = {"torch": "2.7.0"}
+WATTS = 250.0
 
 
 def training(job: Job) -> Play:
@@ -23,6 +24,8 @@ def training(job: Job) -> Play:
             "loss": 5.0 - 0.1 * step,
             "seconds": 0.5 if step > settings["warmup_steps"] else 9.0,
             "timed": step > settings["warmup_steps"],
+            # The sampler is a moment behind.
+            "watts": WATTS if step > 1 else None,
         }
         for step in range(1, settings["steps"] + 1)
     ]
@@ -37,6 +40,7 @@ def training(job: Job) -> Play:
         "parallelism": "single",
         "data_hash": "d" * 64,
         "order_hash": "0" * 64,
+        "power": {"sensor": job["power"]["sensor"][0]["name"], "samples_per_second": 8.0},
     }
     return Play(lines=steps, result=result)
 

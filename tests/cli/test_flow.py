@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.checkouts import checkout
-from tests.cli.played_ranks import PLAYED, Job
+from tests.cli.played_ranks import PLAYED, WATTS, Job
 from tests.contracts.baking import bake
 from tests.execution.fake_engine import NAME, Play, Script, register, torchrun_report
 from twinrun.cli import run as commands
@@ -41,10 +41,10 @@ class FlowSite:
     script: Script
     workload: str
 
-    def invoke(self, *settings: str, resume: bool = False) -> int:
+    def invoke(self, *settings: str, resume: bool = False, track: str = "") -> int:
         """Run the recipe at smoke scale and return the exit code."""
         request = commands.Request(recipe=RECIPE, vendor="cpu", engine=NAME, scale="smoke", settings=settings)
-        return commands.run(self.root, request, out=self.out, resume=resume, as_json=True)
+        return commands.run(self.root, request, out=self.out, resume=resume, as_json=True, track=track)
 
     def folders(self) -> list[Path]:
         """Return the run folders, oldest first."""
@@ -119,6 +119,37 @@ def test_the_warm_up_is_not_timed(trained: FlowSite) -> None:
         assert (step_time.median, step_time.high) == (0.5, 0.5)
         assert point.facts["warm-up steps"]
         assert point.attempts == ()
+
+
+def test_power_comes_from_the_sensors_of_the_vendor(trained: FlowSite) -> None:
+    assert trained.invoke() == 0
+    for point in trained.record().points:
+        power, rate = point.measurement("power"), point.measurement("tokens-per-second")
+        per_watt = point.measurement("tokens-per-second-per-watt")
+        assert power
+        assert rate
+        assert per_watt
+        assert (power.median, power.unit, power.per) == (WATTS, "W", "device")
+        assert per_watt.median == rate.median / WATTS
+        assert point.facts["power source"] == "RAPL packages"
+        assert point.facts["power samples per second"] == 8.0
+
+
+@pytest.mark.needs("tensorboard", "mlflow")
+def test_a_run_is_written_for_trackers(site: FlowSite, capsys: pytest.CaptureFixture[str]) -> None:
+    assert site.invoke(track="tensorboard,mlflow") == 0
+    (folder,) = site.folders()
+    printed = capsys.readouterr().err
+    for name, found in (("tensorboard", "*/events.out.*"), ("mlflow", "*/*/artifacts/record.json")):
+        tracked = folder / "trackers" / name
+        assert f"{name}: " in printed
+        assert len([*tracked.glob(found)]) == len(site.record().points)
+
+
+def test_nothing_is_written_for_trackers_that_nobody_asked_for(trained: FlowSite) -> None:
+    assert trained.invoke() == 0
+    (folder,) = trained.folders()
+    assert not (folder / "trackers").exists()
 
 
 def test_points_of_another_plan_are_not_taken(trained: FlowSite) -> None:

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from twinrun.report.tracking import TrackedPoint, TrackedRun, variables_set
+from twinrun.report.tracking import NUMBER_PREFIX, TrackedPoint, TrackedRun, variables_set
 
 PACKAGE = "mlflow"
 INSTALL = 'pip install "twinrun[track]"'
@@ -17,7 +17,8 @@ VARIABLES = {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_DISABLE_TELEMETRY": "tru
 # Most that one call takes.
 METRICS, PARAMETERS = 1000, 100
 PARAMETER_CHARACTERS = 6000
-NOT_IN_NAMES = re.compile(r"[^\w\-. :/]")
+# The store has a file for each name, so that `a` and `a/b` cannot both be.
+NOT_IN_NAMES = re.compile(r"[^\w\-. :]")
 
 
 def write(folder: Path, run: TrackedRun) -> str:
@@ -66,7 +67,8 @@ def _metrics(point: TrackedPoint) -> Iterator[Any]:
 
 def _name(name: str) -> str:
     """Return a name that MLflow takes."""
-    return NOT_IN_NAMES.sub("_", name)
+    prefix = NUMBER_PREFIX if name.startswith(NUMBER_PREFIX) else ""
+    return prefix + NOT_IN_NAMES.sub("_", name.removeprefix(prefix))
 
 
 def _milliseconds(seconds: float) -> int:
