@@ -35,7 +35,7 @@ def compare(
     judge(f"{name}, reference on {named(device)}", [expected[0]], [equations(inputs)])
     for backend in backends(device):
         found = with_gradients(operation, inputs, weight, backend)
-        judge(f"{name}, {backend} {describe(device, backend)['object']} on {named(device)}", found, expected)
+        judge(f"{name}, {backend} {describe(device, backend)['arch']} on {named(device)}", found, expected)
 
 
 def judge(name: str, found: list[Tensor], expected: list[Tensor]) -> None:

@@ -11,9 +11,7 @@ from torch import Tensor
 from twinrun_mamba import causal_conv1d_fn, causal_conv1d_update, selective_scan_fn
 from twinrun_mamba.launch import describe
 from twinrun_mamba.reference import selective_scan
-from twinrun_mamba.registry import ArchitectureError, folder
-
-from twinrun.foundation.files import sha256_of_file
+from twinrun_mamba.registry import ArchitectureError
 
 EMULATED = ("emulated-32", "emulated-64")
 
@@ -47,10 +45,10 @@ def function(operation: str, backend: str) -> Function:
 
 
 def implementation(device: torch.device, backend: str) -> str:
-    """Return the name in records: package, backend, code object, the start of its SHA-256, and the entry."""
+    """Return the name in records: package, backend, architecture, a hash of its sources, and the entry."""
     found = describe(device, backend)
-    name, calls = found["object"], ("entry",) if found["calls"] == "entry" else ()
-    code = (name, sha256_of_file(folder() / name)[:12]) if name else ()
+    calls = ("entry",) if found["calls"] == "entry" else ()
+    code = tuple(filter(None, (found["arch"], found["sources"])))
     return " ".join(("twinrun-mamba", backend, *code, *calls))
 
 

@@ -17,23 +17,25 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
     """Compiles the kernels, which are data to Python."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile what TWINRUN_KERNEL_ARCHS names, else for all GPUs; editable, for the emulator too."""
+        """Compile what TWINRUN_KERNEL_ARCHS names, else for all GPUs; of an editable one nothing yet."""
         if self.target_name != "wheel":
             return
-        compiler = _compiler_module(Path(self.root))
-        editable = version == "editable"
-        objects = compiler.OBJECTS if editable else Path(self.root, "build", "objects")
-        named, needed = compiler.chosen(
-            os.environ.get(compiler.VARIABLE), compiler.ARCHS if editable else compiler.GPU_ARCHS
-        )
+        # The package that is being built, not one that is installed.
+        sys.path.insert(0, str(Path(self.root, "src")))
+        compiler = _module("compile")
+        if version == "editable":
+            # A kernel is compiled when it is first called.
+            return
+        objects = Path(self.root, "build", "objects")
+        named, needed = compiler.chosen(os.environ.get(compiler.VARIABLE), _module("targets").GPU_ARCHS)
         missing = compiler.build(named, objects=objects, say=self.app.display_info)
         self._warn(missing, all_missing=len(missing) == len(named))
         if missing and needed:
             raise compiler.CompileError(f"{compiler.VARIABLE} asks for {', '.join(missing)}")
-        if editable:
-            return
         compiler.prune(objects, named)
         build_data["force_include"][str(objects)] = "twinrun_mamba/objects"
+        # For GPUs and versions of compilers to come.
+        build_data["force_include"][str(Path(self.root, "csrc"))] = "twinrun_mamba/csrc"
         # The emulator is code of this machine; code objects for GPUs are data to every machine.
         if "cpu" in named and "cpu" not in missing:
             build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
@@ -43,12 +45,10 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
             self.app.display_warning(f"twinrun-mamba: no kernels for {arch}: {reason}")
         if all_missing:
             self.app.display_warning(
-                "twinrun-mamba: NO KERNEL WAS COMPILED. This build computes in plain torch alone, slowly. "
-                "Install nvcc, or clang-19 and lld-19, and build it again."
+                "twinrun-mamba: NO KERNEL WAS COMPILED. Without a compiler it computes in plain torch alone. "
+                "Install nvcc, or clang-19 and lld-19: kernels are compiled when they are first called."
             )
 
 
-def _compiler_module(root: Path) -> ModuleType:
-    # The package that is being built, not one that is installed.
-    sys.path.insert(0, str(root / "src"))
-    return import_module("twinrun_mamba.compile")
+def _module(name: str) -> ModuleType:
+    return import_module(f"twinrun_mamba.{name}")

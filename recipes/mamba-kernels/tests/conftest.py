@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
-from twinrun_mamba import compile as compiler
 
 HERE = Path(__file__).parent
 HAS_TORCH = find_spec("torch") is not None
 # Compiling needs no torch.
 if not HAS_TORCH:
-    standalone = {f"test_{name}.py" for name in ("budgets", "compile", "portable")}
+    standalone = {f"test_{name}.py" for name in ("budgets", "compile", "portable", "units")}
     collect_ignore = [path.name for path in HERE.glob("test_*.py") if path.name not in standalone]
 
 
@@ -38,17 +35,6 @@ def _sees_gpu() -> bool:
     import torch
 
     return bool(torch.cuda.is_available())
-
-
-@pytest.fixture(scope="session", autouse=HAS_TORCH)
-def emulator() -> None:
-    """Build the emulator from the sources as they are, unless other code objects are named."""
-    if "TWINRUN_MAMBA_OBJECTS" not in os.environ:
-        compiler.OBJECTS.mkdir(exist_ok=True)
-        # Workers of pytest start together: the first compiles for all.
-        with FileLock(compiler.OBJECTS / ".lock"):
-            missing = compiler.build(["cpu"])
-        assert not missing, missing
 
 
 @pytest.fixture(autouse=HAS_TORCH)

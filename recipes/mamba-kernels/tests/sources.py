@@ -6,6 +6,20 @@ import shutil
 from pathlib import Path
 
 KERNELS = Path(__file__).parents[1] / "kernels"
+# Two kernels that compile quickly.
+SMALL = """
+#include "portable.h"
+struct Small { float* out; };
+// Other sizes on AMD, as the kernels have.
+constexpr LaunchSizes MANY = {128, 0, 16, HAS_MMA_TF32 ? 2048 : 1024};
+KERNEL(small_plain, 64, 4, Small) {
+  SHARED float tile[256];
+  tile[thread_index()] = 1.0f;
+  barrier();
+  p.out[thread_index()] = tile[63 - thread_index()];
+}
+KERNEL(small_many_kernel, MANY, 2, Small) { dynamic_shared()[0] = 1.0f; }
+"""
 
 
 def copy_sources(folder: Path, kernels: str) -> Path:

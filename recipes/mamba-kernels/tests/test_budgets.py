@@ -14,7 +14,7 @@ from twinrun_mamba import compile as compiler
 def measured(pytestconfig: pytest.Config) -> dict[str, dict[str, budgets.Budget]]:
     """What kernels need, of the architectures whose budget holds for the compiler that is here.
 
-    Built together, because a compiler takes minutes for one and uses one core.
+    Built together, so that no core waits for the last kernel of an architecture.
     """
     compilers, _ = budgets.read()
     held = [arch for arch in budgets.ARCHS if budgets.version(arch) == compilers[arch]]

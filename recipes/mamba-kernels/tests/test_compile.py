@@ -14,25 +14,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from sources import KERNELS, copy_sources
+from sources import KERNELS, SMALL, copy_sources
 from twinrun_mamba import compile as compiler
 from twinrun_mamba import resources
+from twinrun_mamba.targets import ARCHS, TARGETS, CompileError
 
 COMPILE = (sys.executable, "-m", "twinrun_mamba.compile")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(KERNELS / "src")}
-SMALL = """
-#include "portable.h"
-struct Small { float* out; };
-// Other sizes on AMD, as the kernels have.
-constexpr LaunchSizes MANY = {128, 0, 16, HAS_MMA_TF32 ? 2048 : 1024};
-KERNEL(small_plain, 64, 4, Small) {
-  SHARED float tile[256];
-  tile[thread_index()] = 1.0f;
-  barrier();
-  p.out[thread_index()] = tile[63 - thread_index()];
-}
-KERNEL(small_many_kernel, MANY, 2, Small) { dynamic_shared()[0] = 1.0f; }
-"""
 
 
 @pytest.fixture
@@ -59,16 +47,21 @@ def built(folder: Path, archs: list[str], objects: Path) -> list[str]:
 def made_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What SMALL compiles to for the processor, made once; it is up to date in any folder."""
     folder = tmp_path_factory.mktemp("before")
-    assert "makes emulator.so" in built(copy_sources(folder, SMALL), ["cpu"], folder / "objects")[0]
+    said = built(copy_sources(folder, SMALL), ["cpu"], folder / "objects")
+    assert said[0].endswith("makes 2 of 2 kernels")
+    assert [line.split(" in ")[0] for line in sorted(said[1:])] == [
+        "cpu: small_many_kernel",
+        "cpu: small_plain",
+    ]
     return folder / "objects"
 
 
 def available(arch: str) -> None:
-    if compiler.TARGETS[arch].compiler() is None:
-        pytest.skip(f"needs {compiler.TARGETS[arch].needs}")
+    if TARGETS[arch].compiler() is None:
+        pytest.skip(f"needs {TARGETS[arch].needs}")
 
 
-@pytest.mark.parametrize("arch", compiler.ARCHS)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_every_architecture_lists_its_kernels(
     small: Path, made_before: Path, tmp_path: Path, arch: str
 ) -> None:
@@ -77,9 +70,14 @@ def test_every_architecture_lists_its_kernels(
     built(small, [arch], objects)
     index = json.loads((objects / "kernels.json").read_text(encoding="utf-8"))
     entry = index["archs"][arch]
-    assert (objects / entry["object"]).stat().st_size > 0
-    assert sorted(path.name for path in objects.iterdir()) == sorted(["kernels.json", entry["object"]])
-    plain, many = entry["kernels"]["small_plain"], entry["kernels"]["small_many_kernel"]
+    assert entry["kernels"] == ["small_many_kernel", "small_plain"]
+    compiler.prune(objects, [arch])
+    kernels = compiler.read_kernels(objects, arch)
+    assert all((objects / arch / kernel["object"]).stat().st_size > 0 for kernel in kernels.values())
+    kept = [f"{arch}/{name}" for one in kernels for name in (f"{one}.json", kernels[one]["object"])]
+    found = [path for path in objects.rglob("*") if path.is_file()]
+    assert sorted(str(path.relative_to(objects)) for path in found) == sorted(["kernels.json", *kept])
+    plain, many = kernels["small_plain"], kernels["small_many_kernel"]
     assert (plain["threads"], plain["shared_base"], plain["shared_per_state_tile"], plain["spills"]) == (
         64,
         0,
@@ -96,42 +94,62 @@ def test_every_architecture_lists_its_kernels(
     assert entry.get("overlaps", False) == (arch == "sm_90")
 
 
-@pytest.mark.parametrize("arch", [arch for arch in compiler.ARCHS if arch.startswith("gfx")])
+@pytest.mark.parametrize("arch", [arch for arch in ARCHS if arch.startswith("gfx")])
 def test_an_amd_code_object_is_the_same_in_every_folder(small: Path, tmp_path: Path, arch: str) -> None:
     available(arch)
     folders = [tmp_path / name for name in ("one", "another")]
     for folder in folders:
         built(small, [arch], folder)
-    first, second = ({file.name: file.read_bytes() for file in folder.iterdir()} for folder in folders)
+    first, second = (
+        {file.name: file.read_bytes() for file in folder.rglob("*") if file.is_file()} for folder in folders
+    )
     assert first == second
+
+
+def files_of(objects: Path) -> dict[str, bytes]:
+    """Return what is compiled in a folder, by name."""
+    kernels = compiler.read_kernels(objects, "cpu").values()
+    return {kernel["object"]: (objects / "cpu" / kernel["object"]).read_bytes() for kernel in kernels}
 
 
 def test_what_is_up_to_date_is_kept(small: Path, made_before: Path, tmp_path: Path) -> None:
     objects = shutil.copytree(made_before, tmp_path / "objects")
-    made = (objects / "emulator.so").stat().st_mtime_ns
-    assert built(small, ["cpu"], objects) == ["cpu: emulator.so is up to date"]
-    assert (objects / "emulator.so").stat().st_mtime_ns == made
-    with (small / "types.h").open("a", encoding="utf-8") as header:
+    before = files_of(objects)
+    assert built(small, ["cpu"], objects) == ["cpu: 2 kernels up to date"]
+    assert files_of(objects) == before
+    with (small / "numeric_types.h").open("a", encoding="utf-8") as header:
         header.write("// Another source.\n")
-    assert "makes emulator.so" in built(small, ["cpu"], objects)[0]
+    assert built(small, ["cpu"], objects)[0].endswith("makes 2 of 2 kernels")
+    assert not set(files_of(objects)) & set(before)
+
+
+def test_a_change_compiles_the_kernels_that_it_reaches(
+    small: Path, made_before: Path, tmp_path: Path
+) -> None:
+    objects = shutil.copytree(made_before, tmp_path / "objects")
+    (small / "scan_common.h").write_text("#error\n", encoding="utf-8")
+    assert built(small, ["cpu"], objects) == ["cpu: 2 kernels up to date"]
 
 
 def test_a_source_that_does_not_compile_changes_nothing(
     small: Path, made_before: Path, tmp_path: Path
 ) -> None:
     objects = shutil.copytree(made_before, tmp_path / "objects")
-    before = {path.name: path.read_bytes() for path in objects.iterdir()}
-    (small / "kernels.cpp").write_text('#include "portable.h"\nno kernel\n', encoding="utf-8")
-    with pytest.raises(compiler.CompileError, match=r"kernels.cpp.*exit status 1\n(.|\n)*error"):
+    before = files_of(objects)
+    (small / "kernels.cpp").write_text(SMALL.replace("1.0f;", "no number;"), encoding="utf-8")
+    with pytest.raises(CompileError, match=r"exit status 1\n(.|\n)*error"):
         compiler.build(["cpu"], sources=small, objects=objects)
-    assert {path.name: path.read_bytes() for path in objects.iterdir()} == before
+    assert files_of(objects) == before
+    (small / "kernels.cpp").write_text('#include "portable.h"\n', encoding="utf-8")
+    with pytest.raises(CompileError, match=r"kernels\.cpp: defines no kernel"):
+        compiler.build(["cpu"], sources=small, objects=objects)
 
 
 def test_registers_that_are_handed_on_must_be_there(small: Path, tmp_path: Path) -> None:
     source = small / "kernels.cpp"
     source.write_text(SMALL.replace("{128, 0, 16", "{128, 80, 16"), encoding="utf-8")
     words = "small_many_kernel is compiled with 0 registers, needs 80, as its LaunchSizes say"
-    with pytest.raises(compiler.CompileError, match=words):
+    with pytest.raises(CompileError, match=words):
         compiler.build(["cpu"], sources=small, objects=tmp_path / "objects")
 
 
@@ -145,7 +163,7 @@ def test_a_full_stop_leaves_what_was_there(tmp_path: Path) -> None:
         start_new_session=True,
     ) as run:
         deadline = time.monotonic() + 60
-        while not any(tmp_path.glob("*/cpu")):
+        while not any(tmp_path.glob("*/cpu/*")):
             assert time.monotonic() < deadline
             time.sleep(0.02)
         # By now its compiler works, which takes many seconds.
@@ -155,18 +173,19 @@ def test_a_full_stop_leaves_what_was_there(tmp_path: Path) -> None:
     assert run.returncode == 130, errors
     assert errors.startswith(f"{tmp_path}: stopped; ")
     assert "Traceback" not in errors
-    assert list(tmp_path.iterdir()) == []
+    left = [path.name for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"]
+    assert all(name.startswith(("scan_", "conv_")) for name in left), left
 
 
 def test_unknown_architectures_are_named(tmp_path: Path) -> None:
     words = "architectures: sm_70; allowed: sm_80, sm_90, ptx, gfx90a, gfx942, cpu"
-    with pytest.raises(compiler.CompileError, match=words):
+    with pytest.raises(CompileError, match=words):
         compiler.build(["sm_90", "sm_70"], objects=tmp_path)
 
 
 @pytest.mark.usefixtures("no_compiler")
 def test_missing_compilers_are_named(small: Path, tmp_path: Path) -> None:
-    missing = compiler.build(list(compiler.ARCHS), sources=small, objects=tmp_path / "objects")
+    missing = compiler.build(list(ARCHS), sources=small, objects=tmp_path / "objects")
     assert missing == {
         **dict.fromkeys(("sm_80", "sm_90", "ptx"), "needs nvcc, found none"),
         **dict.fromkeys(("gfx90a", "gfx942"), "needs clang 19 with lld, or hipcc, found none"),
@@ -198,7 +217,7 @@ def command(*arguments: str | Path, **environment: str) -> subprocess.CompletedP
 def test_command_makes_what_it_is_told(small: Path, tmp_path: Path) -> None:
     done = command("--archs", "cpu", "--sources", small, "--output", tmp_path / "objects")
     assert (done.returncode, done.stderr) == (0, "")
-    assert (tmp_path / "objects" / "emulator.so").is_file()
+    assert sorted(compiler.read_kernels(tmp_path / "objects", "cpu")) == ["small_many_kernel", "small_plain"]
 
 
 def test_command_needs_no_torch(small: Path, tmp_path: Path) -> None:
@@ -244,11 +263,11 @@ def test_amd_metadata_is_what_llvm_reads(small: Path, tmp_path: Path) -> None:
     if readelf is None:
         pytest.skip("needs llvm-readelf, of Debian's llvm-19")
     built(small, ["gfx90a"], tmp_path / "objects")
-    code_object = tmp_path / "objects" / "gfx90a.hsaco"
-    notes = subprocess.run(
-        [readelf, "--notes", code_object], capture_output=True, text=True, check=True
-    ).stdout
-    for name, usage in resources.usage_of_hsaco(code_object).items():
+    for code_object in (tmp_path / "objects" / "gfx90a").glob("*.hsaco"):
+        notes = subprocess.run(
+            [readelf, "--notes", code_object], capture_output=True, text=True, check=True
+        ).stdout
+        ((name, usage),) = resources.usage_of_hsaco(code_object).items()
         kernel = next(part for part in notes.split("  - .agpr_count") if f".name:           {name}\n" in part)
         assert f".vgpr_count:     {usage.registers}\n" in kernel
         assert f".group_segment_fixed_size: {usage.shared_static}\n" in kernel
@@ -302,7 +321,10 @@ def test_wheel_without_any_compiler_says_so_loudly(package: Path, tmp_path: Path
 def test_wheel_carries_the_emulator_when_told(package: Path, tmp_path: Path) -> None:
     _, made = wheel(package, tmp_path / "dist", TWINRUN_KERNEL_ARCHS="cpu")
     names = [name for name in made.namelist() if "/objects/" in name]
-    assert sorted(names) == ["twinrun_mamba/objects/emulator.so", "twinrun_mamba/objects/kernels.json"]
+    kernels = ("small_many_kernel", "small_plain")
+    assert "twinrun_mamba/csrc/unit.cpp" in made.namelist()
+    assert len(names) == 1 + 2 * len(kernels)
+    assert {f"twinrun_mamba/objects/cpu/{kernel}.json" for kernel in kernels} < set(names)
     index = json.loads(made.read("twinrun_mamba/objects/kernels.json"))
     assert list(index["archs"]) == ["cpu"]
     assert made.filename is not None
@@ -314,7 +336,7 @@ def test_wheel_carries_the_emulator_when_told(package: Path, tmp_path: Path) -> 
 def test_one_command_builds_what_a_fresh_environment_installs(package: Path, tmp_path: Path) -> None:
     """For both vendors, through the source distribution, as a user would."""
     made, fresh = tmp_path / "dist", tmp_path / "fresh"
-    wanted = [arch for arch in ("sm_90", "gfx90a", "cpu") if compiler.TARGETS[arch].compiler()]
+    wanted = [arch for arch in ("sm_90", "gfx90a", "cpu") if TARGETS[arch].compiler()]
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(made), str(package)]
     subprocess.run(build, env={**os.environ, "TWINRUN_KERNEL_ARCHS": " ".join(wanted)}, check=True)
     (path,) = made.glob("*.whl")
@@ -323,9 +345,10 @@ def test_one_command_builds_what_a_fresh_environment_installs(package: Path, tmp
     python = fresh / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", path], check=True)
     code = (
-        "import json, twinrun_mamba.compile as made\n"
-        "index = json.loads((made.OBJECTS / 'kernels.json').read_text())['archs']\n"
-        "assert all((made.OBJECTS / entry['object']).is_file() for entry in index.values())\n"
+        "import twinrun_mamba.compile as made\n"
+        "index = made.read_index(made.OBJECTS)['archs']\n"
+        "for arch in index:\n"
+        "    assert sorted(made.read_kernels(made.OBJECTS, arch)) == index[arch]['kernels']\n"
         "assert (made.OBJECTS.parent / 'entry.cpp').is_file()\n"
         "print(*index)"
     )

@@ -30,10 +30,10 @@ from cases import (
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from twinrun_mamba import ArgumentError, causal_conv1d_fn, causal_conv1d_update, conv, entry, memory
-from twinrun_mamba.compile import CompileError, cpu_compiler
 from twinrun_mamba.drivers import Cuda, LaunchError
 from twinrun_mamba.launch import Launcher
 from twinrun_mamba.registry import OBJECTS, CodeObject, Kernel
+from twinrun_mamba.targets import CompileError, cpu_compiler
 
 SCAN = ScanCase(torch.bfloat16, 2, 40, 70, 16, 1)
 CONV = ConvCase(torch.bfloat16, 2, 8, 64, 4, TRAINING_OPTIONS)

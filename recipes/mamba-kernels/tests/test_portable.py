@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from sources import KERNELS, copy_sources
 from twinrun_mamba import compile as compiler
+from twinrun_mamba import targets, units
 
 SOURCE = Path(__file__).with_name("portable_checks.cpp").read_text(encoding="utf-8")
 THREADS = 128
@@ -25,11 +26,11 @@ NAN = float("nan")
 
 
 class Emulator:
-    """Kernels of one width of warp."""
+    """Kernels of one width of warp; `library` is that of the kernel that ran last."""
 
-    def __init__(self, path: Path, warp_size: int) -> None:
-        self.library, self.warp_size = ctypes.CDLL(str(path)), warp_size
-        self.library.emulator_message.restype = ctypes.c_char_p
+    def __init__(self, objects: Path, warp_size: int) -> None:
+        self.objects, self.warp_size = objects, warp_size
+        self.library: ctypes.CDLL
 
     def run(
         self, name: str, data: array[Any], outputs: int, *, blocks: int = 1, shared: int = 0, count: int = 0
@@ -43,6 +44,9 @@ class Emulator:
 
     def start(self, name: str, params: bytes, blocks: int, threads: int, shared: int) -> int:
         """Return the kernel's status."""
+        entry = units.read(self.objects / "cpu", name)
+        self.library = ctypes.CDLL(str(self.objects / "cpu" / entry["object"]))
+        self.library.emulator_message.restype = ctypes.c_char_p
         kernel = getattr(self.library, f"{name}_w{self.warp_size}")
         kernel.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_int, ctypes.c_size_t)
         return int(kernel(params, blocks, threads, shared))
@@ -53,7 +57,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("portable")
     missing = compiler.build(["cpu"], sources=copy_sources(folder, SOURCE), objects=folder / "objects")
     assert not missing
-    return folder / "objects" / "emulator.so"
+    return folder / "objects"
 
 
 @pytest.fixture(params=[32, 64])
@@ -219,14 +223,14 @@ Compile = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def amd_code(tmp_path_factory: pytest.TempPathFactory) -> Compile:
-    amd = compiler.amd_compiler()
+    amd = targets.amd_compiler()
     if amd is None:
         pytest.skip("needs clang 19 with lld, or hipcc")
     folder = copy_sources(tmp_path_factory.mktemp("amd"), SOURCE)
 
     def compiled(*flags: str) -> str:
         out = folder / "out"
-        amd.run(*compiler.AMD_FLAGS, *flags, folder / "kernels.cpp", "-o", out)
+        amd.run(*targets.AMD_FLAGS, *flags, folder / "kernels.cpp", "-o", out)
         return out.read_text(encoding="utf-8", errors="replace")
 
     return compiled
@@ -258,7 +262,7 @@ def test_blocks_on_a_multiprocessor_become_waves_of_a_simd(amd_code: Compile) ->
 def test_nvidia_code_uses_its_instructions(tmp_path: Path) -> None:
     folder = copy_sources(tmp_path, SOURCE)
     assert not compiler.build(["ptx"], sources=folder, objects=tmp_path / "objects")
-    ptx = (tmp_path / "objects" / "compute_80.ptx").read_text(encoding="ascii")
+    ptx = "".join(path.read_text(encoding="ascii") for path in (tmp_path / "objects" / "ptx").glob("*.ptx"))
     for instruction in (
         "mma.sync.aligned.m16n8k8",
         "mma.sync.aligned.m16n8k4",
@@ -275,7 +279,7 @@ def test_emulator_compiles_with_clang_too(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("CXX", "clang++-19")
     assert not compiler.build(["cpu"], sources=copy_sources(tmp_path, SOURCE), objects=tmp_path / "objects")
     data = array("f", range(THREADS))
-    out = Emulator(tmp_path / "objects" / "emulator.so", 64).run("check_shuffle_xor", data, 64 * THREADS)
+    out = Emulator(tmp_path / "objects", 64).run("check_shuffle_xor", data, 64 * THREADS)
     assert out[33 * THREADS] == 33
 
 

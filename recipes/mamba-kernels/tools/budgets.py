@@ -24,6 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels" / "src"))
 from twinrun_mamba import compile as compiler
+from twinrun_mamba.targets import TARGETS, CompileError
 
 KERNELS = Path(__file__).parents[1] / "kernels"
 BUDGETS = KERNELS / "budgets.toml"
@@ -76,12 +77,11 @@ def measure(arch: str) -> dict[str, Budget]:
     """Return what each kernel of an architecture uses; compiles it when its code object is not up to date."""
     missing = compiler.build([arch], say=lambda _: None)
     if missing:
-        raise compiler.CompileError(f"{arch}: {missing[arch]}")
-    entry = compiler.read_index(compiler.OBJECTS)["archs"][arch]
+        raise CompileError(f"{arch}: {missing[arch]}")
     amd = arch.startswith("gfx")
-    code = dict(_disassembled(compiler.OBJECTS / entry["object"])) if amd else {}
     found: dict[str, Budget] = {}
-    for name, kernel in entry["kernels"].items():
+    for name, kernel in compiler.read_kernels(compiler.OBJECTS, arch).items():
+        code = dict(_disassembled(compiler.OBJECTS / arch / kernel["object"])) if amd else {}
         shared = kernel["shared_static"] + kernel["shared_base"] + kernel["shared_per_state_tile"]
         warps = MULTIPROCESSORS[arch].warps(kernel["registers"], shared, kernel["threads"])
         used = {key: kernel[key] for key in ("registers", "spills", "shared_static")}
@@ -95,7 +95,7 @@ def measure(arch: str) -> dict[str, Budget]:
 
 def version(arch: str) -> str:
     """Return the release of the compiler for an architecture, nothing when there is none."""
-    found = compiler.TARGETS[arch].compiler()
+    found = TARGETS[arch].compiler()
     return found.release if found else ""
 
 
@@ -155,7 +155,7 @@ def flat_accesses(code: Sequence[Instruction]) -> int:
 def _disassembled(code_object: Path) -> list[tuple[str, list[Instruction]]]:
     objdump = next(filter(None, map(shutil.which, ("llvm-objdump-19", "llvm-objdump"))), None)
     if objdump is None:
-        raise compiler.CompileError("needs llvm-objdump, of Debian's llvm-19")
+        raise CompileError("needs llvm-objdump, of Debian's llvm-19")
     text = subprocess.run([objdump, "-d", code_object], capture_output=True, text=True, check=True).stdout
     found = _FUNCTION.findall(text)
     return [(name, list(_instructions(int(start, 16), body))) for start, name, body in found]
@@ -216,7 +216,7 @@ def read() -> tuple[dict[str, str], Budgets]:
 def write(archs: Sequence[str]) -> None:
     """Write budgets.toml anew for some architectures, keeping the others."""
     compilers, budgets = read() if BUDGETS.is_file() else ({}, {})
-    # Together: a compiler takes minutes for one and uses one core.
+    # Together, so that no core waits for the last kernel of an architecture.
     compiler.build(archs)
     for arch in archs:
         compilers[arch], budgets[arch] = version(arch), measure(arch)
@@ -246,7 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"architectures: found {', '.join(unknown)}, allowed {', '.join(ARCHS)}")
     try:
         write(archs)
-    except compiler.CompileError as error:
+    except CompileError as error:
         parser.error(str(error))
     except KeyboardInterrupt:
         parser.exit(130, f"{BUDGETS}: stopped, and left as it was; hint: run the same command again\n")

@@ -1,4 +1,7 @@
-"""Packages of kernels that recipes carry: on the search path of ranks, compiled once into the cache."""
+"""Packages of kernels that recipes carry: on the search path of ranks, compiled once, into the cache.
+
+A package whose code is loaded kernel by kernel compiles each when it is first called, where ranks may write.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,8 @@ from twinrun.foundation.processes import last_lines
 OBJECTS, INDEX = "objects", "kernels.json"
 # The module that compiles what a package has for the PyTorch of the engine; it keeps what it has compiled.
 ENTRY = "entry"
+# A package with this module can leave each kernel to its first call: `--first-use` looks for compilers alone.
+UNITS = "units"
 # What the emulation on a processor is called among architectures.
 PROCESSOR = "cpu"
 
@@ -96,7 +101,8 @@ def _compiled(
     with FileLock(f"{objects}.lock"):
         if built(objects).issuperset(archs):
             return True
-        say(f"compiling {package.name} for {', '.join(archs)}, once: {objects}")
+        when = ", each kernel when it is first called" if (package / f"{UNITS}.py").is_file() else ""
+        say(f"compiling {package.name} for {', '.join(archs)}, once{when}: {objects}")
         for folder in (partial, objects):
             shutil.rmtree(folder, ignore_errors=True)
         if own.is_dir() and built(own).issubset(archs):
@@ -105,7 +111,8 @@ def _compiled(
             with contextlib.suppress(OSError):
                 shutil.copytree(own, partial)
         output = ("--output", engine.inside(partial))
-        arguments = (PYTHON, "-m", f"{package.name}.compile", *output, "--archs", *archs)
+        later = ("--first-use",) if (package / f"{UNITS}.py").is_file() else ()
+        arguments = (PYTHON, "-m", f"{package.name}.compile", *output, *later, "--archs", *archs)
         command = Command(arguments=arguments, variables={}, writes_data=True)
         made = _run(command, package.name, engine=engine, workspace=workspace, say=say)
         if made:

@@ -1,4 +1,4 @@
-// All kernels for the emulator, for warps of EMULATED_WARP_SIZE lanes, in a namespace of their own: one library holds
+// One kernel for the emulator, for warps of EMULATED_WARP_SIZE lanes, in a namespace of their own: one library holds
 // both sizes. Standard headers that kernels need must be included outside it.
 #include <cmath>
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace warp32 {
 #elif EMULATED_WARP_SIZE == 64
 namespace warp64 {
 #else
-#error "EMULATED_WAVE must be 32 or 64"
+#error "EMULATED_WARP_SIZE must be 32 or 64"
 #endif
-#include "kernels.cpp"
+#include "unit.cpp"
 }

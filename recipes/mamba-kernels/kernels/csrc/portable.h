@@ -16,11 +16,29 @@
 #include "launch_sizes.h"
 #include "params.h"
 
+// KERNEL(name, sizes, blocks, Params) { body } defines a kernel; `sizes` are LaunchSizes, or the threads of a block;
+// `blocks` must be resident on a multiprocessor. A unit of compilation (unit.cpp) has the one kernel for which
+// SELECT_<kernel> is defined as SELECTED; of the others it has templates that nothing instantiates.
+#if defined(LIST_KERNELS)
+#define KERNEL(name, ...) LISTED_KERNEL name
+#elif defined(UNIT)
+#define SELECTED ~, BUILT
+#define SECOND_(first, second, ...) second
+#define SECOND(...) SECOND_(__VA_ARGS__)
+#define KERNEL_AS_(mode, ...) KERNEL_##mode(__VA_ARGS__)
+#define KERNEL_AS(mode, ...) KERNEL_AS_(mode, __VA_ARGS__)
+#define KERNEL(name, ...) KERNEL_AS(SECOND(SELECT_##name, SKIPPED, ~), name, __VA_ARGS__)
+#define KERNEL_SKIPPED(name, sizes, blocks, Params) \
+  template <class>                                  \
+  DEVICE void name##_skipped(const Params& p)
+#else
+#define KERNEL(...) KERNEL_BUILT(__VA_ARGS__)
+#endif
+
 #if defined(__CUDACC__)
 
 #define DEVICE __device__ __forceinline__
-// `sizes` are LaunchSizes, or the threads of a block; `blocks` must be resident on a multiprocessor.
-#define KERNEL(name, sizes, blocks, Params)                                   \
+#define KERNEL_BUILT(name, sizes, blocks, Params)                             \
   extern "C" __device__ const int32_t name##_launch[3] = LAUNCH_ARRAY(sizes); \
   extern "C" __global__ void __launch_bounds__(LaunchSizes{sizes}.threads, blocks) name(const Params p)
 // 16-byte alignment, as everywhere below.
@@ -125,7 +143,7 @@ DEVICE float reciprocal(float x) {
 #endif
 #define DEVICE __attribute__((device, always_inline)) inline
 // HIP's second launch bound counts wavefronts per SIMD; a compute unit has four SIMDs.
-#define KERNEL(name, sizes, blocks, Params)                                                                      \
+#define KERNEL_BUILT(name, sizes, blocks, Params)                                                                \
   extern "C" __attribute__((device, used, visibility("default")))                                                \
   const int32_t name##_launch[3] = LAUNCH_ARRAY(sizes);                                                          \
   extern "C" __attribute__((global,                                                                              \
@@ -229,7 +247,7 @@ DEVICE float reciprocal(float x) { return __builtin_amdgcn_rcpf(x); }
 #define DEVICE inline
 #define EMULATED_NAME_(name, warp) name##_w##warp
 #define EMULATED_NAME(name, warp) EMULATED_NAME_(name, warp)
-#define KERNEL(name, sizes, blocks, Params)                                                                \
+#define KERNEL_BUILT(name, sizes, blocks, Params)                                                          \
   static void name##_thread(const Params& p);                                                              \
   static const int32_t name##_launch[3] = LAUNCH_ARRAY(sizes);                                             \
   static const emulator::Listed name##_listed(#name, LaunchSizes{sizes}.threads, name##_launch);           \

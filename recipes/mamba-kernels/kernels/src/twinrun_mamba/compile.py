@@ -1,203 +1,78 @@
 """Compile the kernels into code objects: `python -m twinrun_mamba.compile --archs sm_90 gfx90a cpu`.
 
 One source, three compilers: nvcc makes cubins and PTX, clang (19 or newer, with its lld) or hipcc makes AMD
-code objects without ROCm, any C++17 compiler makes the emulator. No GPU is needed. What the same compiler has
-made before, with the same flags from the same source, is kept.
+code objects without ROCm, any C++17 compiler makes the emulator. No GPU is needed. Each kernel is a unit of
+its own; units are compiled side by side. What the same compiler has made before, with the same flags from the
+same source, is kept.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from twinrun_mamba import resources
-from twinrun_mamba.resources import Usage, usage_of_cubin, usage_of_hsaco, usage_of_ptx
+from twinrun_mamba import units
+from twinrun_mamba.targets import ARCHS, TARGETS, BuildTarget, CompileError, Compiler
+from twinrun_mamba.units import LISTING, SOURCES, Unit
 
-SOURCES = Path(__file__).resolve().parents[2] / "csrc"
 OBJECTS = Path(__file__).resolve().parent / "objects"
+INDEX = "kernels.json"
 VARIABLE = "TWINRUN_KERNEL_ARCHS"
-GPU_ARCHS = ("sm_80", "sm_90", "ptx", "gfx90a", "gfx942")
-# The emulator is for tests, and code of the machine that it was built on: wheels do without.
-ARCHS = (*GPU_ARCHS, "cpu")
-WARP_SIZES = (32, 64)
-
-NVIDIA_FLAGS = ("-x", "cu", "-std=c++17", "-O3")
-AMD_FLAGS = (
-    *("-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib"),
-    # Version 5 is what ROCm 5.7 and newer load.
-    *("-mcode-object-version=5", "-std=c++17", "-O3"),
-    # A symbol of the code object would hold a hash of the output's path.
-    "-fuse-cuid=none",
-)
-CPU_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-Wno-unknown-pragmas")
-
-
-class CompileError(RuntimeError):
-    """A compiler is missing or refused the source; says which and what it printed."""
 
 
 @dataclass(frozen=True)
-class Compiler:
-    """A program that compiles for some architectures."""
+class Job:
+    """A kernel to compile for an architecture."""
 
-    path: str
-    version: str
+    target: BuildTarget
+    compiler: Compiler
+    sources: Path
+    unit: Unit
 
-    @property
-    def release(self) -> str:
-        """Return the line of its version that names the release."""
-        lines = self.version.splitlines()
-        return next((line for line in reversed(lines) if "release" in line), lines[0])
+    @cached_property
+    def source(self) -> str:
+        """Return the hash of sources and flags."""
+        return self.unit.digest(self.sources, (self.target.arch, *self.target.flags))
 
-    @classmethod
-    def first_of(cls, candidates: Iterable[str | None]) -> Compiler | None:
-        """Return the first candidate that is there and answers --version."""
-        for candidate in candidates:
-            path = shutil.which(candidate) if candidate else None
-            if path:
-                answer = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
-                if answer.returncode == 0:
-                    return cls(path, answer.stdout.strip())
-        return None
+    @cached_property
+    def key(self) -> str:
+        """Return the hash of sources, flags and compiler."""
+        return hashlib.sha256(f"{self.source}\0{self.compiler.version}".encode()).hexdigest()
 
-    def run(self, *arguments: str | Path) -> str:
-        """Return what the compiler printed."""
-        command = [self.path, *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise CompileError(
-                f"{' '.join(command)}: exit status {done.returncode}\n{done.stderr}{done.stdout}"
-            )
-        return done.stderr + done.stdout
+    def is_done(self, folder: Path) -> bool:
+        """Say whether an architecture's folder has the code already."""
+        entry = units.read(folder, self.unit.kernel)
+        return entry is not None and entry["key"] == self.key
 
-
-def nvidia_compiler() -> Compiler | None:
-    """Return nvcc from NVCC, the PATH or NVIDIA's packages from PyPI."""
-    packaged = [str(path) for entry in sys.path for path in sorted(Path(entry).glob("nvidia/*/bin/nvcc"))]
-    return Compiler.first_of([os.environ.get("NVCC"), "nvcc", *packaged])
-
-
-def amd_compiler() -> Compiler | None:
-    """Return clang with its linker, from TWINRUN_AMD_COMPILER or the PATH, or hipcc."""
-    clangs = [f"clang-{n}" for n in range(19, 30) if shutil.which(f"ld.lld-{n}")]
-    plain = ["clang"] if shutil.which("ld.lld") and _major("clang") >= 19 else []
-    return Compiler.first_of([os.environ.get("TWINRUN_AMD_COMPILER"), *clangs, *plain, "hipcc"])
-
-
-def cpu_compiler() -> Compiler | None:
-    """Return the C++ compiler from CXX or the PATH."""
-    return Compiler.first_of([os.environ.get("CXX"), "c++", "g++", "clang++"])
-
-
-def _major(program: str) -> int:
-    compiler = Compiler.first_of([program])
-    match = re.search(r"version (\d+)", compiler.version) if compiler else None
-    return int(match[1]) if match else 0
-
-
-@dataclass(frozen=True)
-class BuildTarget:
-    """How an architecture's code object is made: `build` writes it and returns its kernels."""
-
-    arch: str
-    object: str
-    needs: str
-    compiler: Callable[[], Compiler | None]
-    flags: Sequence[str]
-    build: Callable[[Compiler, Sequence[str], Path, Path], dict[str, Usage]]
-    entry: Mapping[str, list[int] | bool] = field(default_factory=dict)
-
-
-def _build_ptx(nvcc: Compiler, flags: Sequence[str], sources: Path, out: Path) -> dict[str, Usage]:
-    nvcc.run(*NVIDIA_FLAGS, *flags, "-ptx", sources / "kernels.cpp", "-o", out)
-    return usage_of_ptx(out.read_text(encoding="ascii"))
-
-
-def _build_cubin(nvcc: Compiler, flags: Sequence[str], sources: Path, out: Path) -> dict[str, Usage]:
-    ptx = out.with_suffix(".ptx")
-    virtual = [flag.replace("sm_", "compute_") for flag in flags]
-    _build_ptx(nvcc, virtual, sources, ptx)
-    log = nvcc.run(*flags, "-cubin", "-Xptxas", "-v", ptx, "-o", out)
-    return usage_of_cubin(ptx.read_text(encoding="ascii"), log)
-
-
-def _build_hsaco(clang: Compiler, flags: Sequence[str], sources: Path, out: Path) -> dict[str, Usage]:
-    clang.run(*AMD_FLAGS, *flags, sources / "kernels.cpp", "-o", out)
-    return usage_of_hsaco(out)
-
-
-def _build_emulator(cxx: Compiler, flags: Sequence[str], sources: Path, out: Path) -> dict[str, Usage]:
-    units = {f"warp{size}.o": ("emulated_kernels.cpp", f"-DEMULATED_WARP_SIZE={size}") for size in WARP_SIZES}
-    units["emulator.o"] = ("emulator.cpp", "-DNDEBUG")
-    with ThreadPoolExecutor(len(units)) as pool:
-        jobs = [
-            pool.submit(cxx.run, *flags, define, "-c", sources / source, "-o", out.parent / name)
-            for name, (source, define) in units.items()
-        ]
-        for job in jobs:
-            job.result()
-    cxx.run("-shared", *[out.parent / name for name in units], "-o", out, "-pthread", "-lstdc++")
-    return usage_of_emulator(out)
-
-
-def usage_of_emulator(path: Path) -> dict[str, Usage]:
-    """Return the emulator's kernels: it lists each for both sizes of warps, the larger ones serve both."""
-    library = ctypes.CDLL(str(path))
-    library.emulator_kernels.restype = ctypes.c_char_p
-    found: dict[str, tuple[int, ...]] = {}
-    for line in library.emulator_kernels().decode().splitlines():
-        name, *sizes = line.split()
-        found[name] = tuple(map(max, map(int, sizes), found.get(name, (0, 0, 0, 0))))
-    return {
-        name: Usage(threads, registers_needed=needed, shared_base=base, shared_per_state_tile=a_tile)
-        for name, (threads, needed, base, a_tile) in found.items()
-    }
-
-
-def _build_targets() -> dict[str, BuildTarget]:
-    # sm_90a is sm_90 with what later GPUs are not promised to have, such as registers that warps hand on to
-    # each other; its code runs on 9.0 alone, which is all that there is of 9.x.
-    # It also waits by itself for the kernel before, so that a launch may overlap that one.
-    cubins = [
-        BuildTarget(arch, f"{arch}.cubin", "nvcc", nvidia_compiler, (f"-arch={real}",), _build_cubin, entry)
-        for arch, real, entry in (("sm_80", "sm_80", {}), ("sm_90", "sm_90a", {"overlaps": True}))
-    ]
-    clang = "clang 19 with lld, or hipcc"
-    code_objects = [
-        BuildTarget(arch, f"{arch}.hsaco", clang, amd_compiler, (f"--offload-arch={arch}",), _build_hsaco)
-        for arch in ("gfx90a", "gfx942")
-    ]
-    ptx = BuildTarget("ptx", "compute_80.ptx", "nvcc", nvidia_compiler, ("-arch=compute_80",), _build_ptx)
-    warp_sizes = {"warp_sizes": list(WARP_SIZES)}
-    cpu = BuildTarget(
-        "cpu", "emulator.so", "a C++17 compiler", cpu_compiler, CPU_FLAGS, _build_emulator, warp_sizes
-    )
-    return {target.arch: target for target in (*cubins, ptx, *code_objects, cpu)}
-
-
-TARGETS = _build_targets()
-
-
-def _described(kernels: dict[str, Usage]) -> dict[str, dict[str, int]]:
-    """Return the kernels as kernels.json lists them; CompileError where one lacks registers it needs."""
-    for name, usage in kernels.items():
+    def run(self, folder: Path, scratch: Path) -> float:
+        """Compile the kernel into an architecture's folder, and return how many seconds that took."""
+        started, kernel = time.monotonic(), self.unit.kernel
+        own = scratch / kernel
+        own.mkdir()
+        made = own / f"{kernel}-{self.key[:12]}{self.target.suffix}"
+        usage = self.target.build(self.compiler, self.target.flags, self.sources, self.unit, made)
         if usage.registers_needed not in (0, usage.registers):
             needed = f"needs {usage.registers_needed}, as its LaunchSizes say"
-            raise CompileError(f"{name} is compiled with {usage.registers} registers, {needed}")
-    return {name: usage.as_dict() for name, usage in sorted(kernels.items())}
+            raise CompileError(f"{kernel} is compiled with {usage.registers} registers, {needed}")
+        made.replace(folder / made.name)
+        about = {"object": made.name, "header": self.unit.header, "key": self.key, "source": self.source}
+        units.write(folder / f"{kernel}.json", {**about, **usage.as_dict()})
+        shutil.rmtree(own)
+        return time.monotonic() - started
 
 
 def build(
@@ -206,12 +81,13 @@ def build(
     sources: Path = SOURCES,
     objects: Path = OBJECTS,
     jobs: int | None = None,
+    first_use: bool = False,
     say: Callable[[str], None] = print,
 ) -> dict[str, str]:
-    """Make the code objects of some architectures and kernels.json; return why others could not be made.
+    """Make the code of some architectures and kernels.json; return why others could not be made.
 
-    Raises CompileError when an architecture is not known or a compiler refuses the source; what was there
-    before for that architecture stays.
+    With `first_use` a kernel is left to its first call. Raises CompileError when an architecture is not known
+    or a compiler refuses the source; what was there before for that architecture stays.
     """
     unknown = sorted(set(archs) - set(TARGETS))
     if unknown:
@@ -220,83 +96,117 @@ def build(
             "hint: ptx serves NVIDIA's newer GPUs, whose driver compiles it"
         )
     objects.mkdir(parents=True, exist_ok=True)
-    index = objects / "kernels.json"
-    built = read_index(objects)["archs"] if index.is_file() else {}
     compilers = {arch: TARGETS[arch].compiler() for arch in archs}
     missing = {arch: f"needs {TARGETS[arch].needs}, found none" for arch in archs if compilers[arch] is None}
-    with (
-        tempfile.TemporaryDirectory(dir=objects) as scratch,
-        ThreadPoolExecutor(jobs or os.cpu_count()) as pool,
-    ):
-        waiting = {}
-        for arch, compiler in compilers.items():
+    wanted: dict[str, list[Job]] = {}
+    for arch, compiler in compilers.items():
+        if compiler is not None:
             target = TARGETS[arch]
-            if compiler is None:
-                built.pop(arch, None)
-                continue
-            key = _key(target, compiler, sources)
-            if built.get(arch, {}).get("key") == key and (objects / target.object).is_file():
-                say(f"{arch}: {target.object} is up to date")
-                continue
-            say(f"{arch}: {compiler.path} makes {target.object}")
-            waiting[arch] = pool.submit(_make, target, compiler, key, sources, Path(scratch, arch))
-        made, refused = {}, []
-        for arch, job in waiting.items():
-            try:
-                made[arch] = job.result()
-            except CompileError as error:
-                refused.append(str(error))
-        for arch in made:
-            Path(scratch, arch, TARGETS[arch].object).replace(objects / TARGETS[arch].object)
-    built |= made
-    _write(index, {"archs": {arch: built[arch] for arch in TARGETS if arch in built}, "missing": missing})
+            found = target.units(compiler, sources)
+            wanted[arch] = [Job(target, compiler, sources, unit) for unit in found]
+    refused = [] if first_use else _run(wanted, objects, jobs, say)
+    with units.locked(objects):
+        index = objects / INDEX
+        before = read_index(objects)["archs"] if index.is_file() else {}
+        built = {arch: entry for arch, entry in before.items() if arch not in missing}
+        if not refused:
+            built |= {arch: _listed(TARGETS[arch], found) for arch, found in wanted.items()}
+        units.write(
+            index, {"archs": {arch: built[arch] for arch in TARGETS if arch in built}, "missing": missing}
+        )
     if refused:
         raise CompileError("\n".join(refused))
     return missing
 
 
+def build_kernels(arch: str, kernel: str, *, objects: Path, say: Callable[[str], None]) -> bool:
+    """Compile a kernel and those called with it; say whether there is such a kernel, and a compiler."""
+    target = TARGETS[arch]
+    compiler = target.compiler()
+    if compiler is None or not (SOURCES / LISTING).is_file():
+        return False
+    found = {unit.kernel: Job(target, compiler, SOURCES, unit) for unit in target.units(compiler, SOURCES)}
+    if kernel not in found:
+        return False
+    wanted = [found[name] for name in units.called_together(kernel, found)]
+    refused = _run({arch: wanted}, objects, None, say)
+    if refused:
+        raise CompileError("\n".join(refused))
+    return True
+
+
+def _run(
+    wanted: Mapping[str, Sequence[Job]], objects: Path, jobs: int | None, say: Callable[[str], None]
+) -> list[str]:
+    """Compile what is not there yet, side by side; return what compilers refused."""
+    refused = []
+    with contextlib.ExitStack() as held:
+        for arch in sorted(wanted):
+            held.enter_context(units.locked(objects / arch))
+        waiting = []
+        for arch, found in wanted.items():
+            todo = [job for job in found if not job.is_done(objects / arch)]
+            waiting += todo
+            if not todo:
+                say(f"{arch}: {_count(len(found))} up to date")
+            else:
+                say(f"{arch}: {todo[0].compiler.path} makes {len(todo)} of {_count(len(found))}")
+        scratch = Path(held.enter_context(tempfile.TemporaryDirectory(dir=objects)))
+        pool = ThreadPoolExecutor(jobs or os.cpu_count())
+        held.callback(pool.shutdown, cancel_futures=True)
+        running = {}
+        for job in waiting:
+            own = scratch / job.target.arch
+            own.mkdir(exist_ok=True)
+            running[pool.submit(job.run, objects / job.target.arch, own)] = job
+        for done, future in enumerate(as_completed(running), 1):
+            job = running[future]
+            try:
+                seconds = future.result()
+            except CompileError as error:
+                refused.append(str(error))
+            else:
+                count = f"{done} of {len(running)}"
+                say(f"{job.target.arch}: {job.unit.kernel} in {seconds:.1f} s ({count})")
+    return refused
+
+
+def _count(kernels: int) -> str:
+    return f"{kernels} kernel{'s' if kernels > 1 else ''}"
+
+
+def _listed(target: BuildTarget, found: Sequence[Job]) -> dict[str, object]:
+    kernels = sorted(job.unit.kernel for job in found)
+    return {**target.entry, "compiler": found[0].compiler.release, "kernels": kernels}
+
+
 def read_index(objects: Path) -> Any:
     """Return the content of kernels.json."""
-    return json.loads((objects / "kernels.json").read_text(encoding="utf-8"))
+    return json.loads((objects / INDEX).read_text(encoding="utf-8"))
+
+
+def read_kernels(objects: Path, arch: str) -> dict[str, Any]:
+    """Return what is listed of each compiled kernel of an architecture."""
+    names = read_index(objects)["archs"][arch]["kernels"]
+    found = {name: units.read(objects / arch, name) for name in names}
+    return {name: entry for name, entry in found.items() if entry is not None}
 
 
 def prune(objects: Path, archs: Sequence[str]) -> None:
-    """Drop the code objects of other architectures."""
-    index = objects / "kernels.json"
+    """Drop the code of other architectures, and what no kernel of these has any more."""
     content = read_index(objects)
-    for arch in set(content["archs"]) - set(archs):
-        (objects / content["archs"].pop(arch)["object"]).unlink(missing_ok=True)
-    _write(index, content)
-
-
-def _make(
-    target: BuildTarget, compiler: Compiler, key: str, sources: Path, scratch: Path
-) -> dict[str, object]:
-    scratch.mkdir()
-    kernels = target.build(compiler, target.flags, sources, scratch / target.object)
-    described = _described(kernels)
-    return {
-        "object": target.object,
-        **target.entry,
-        "compiler": compiler.release,
-        "key": key,
-        "kernels": described,
-    }
-
-
-def _key(target: BuildTarget, compiler: Compiler, sources: Path) -> str:
-    """Return a hash of all that a code object and what is listed of it are made from."""
-    digest = hashlib.sha256()
-    for path in (*sorted(sources.iterdir()), Path(__file__), Path(resources.__file__)):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    digest.update("\0".join((target.arch, *target.flags, compiler.version)).encode())
-    return digest.hexdigest()
-
-
-def _write(path: Path, content: object) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    content["archs"] = {arch: entry for arch, entry in content["archs"].items() if arch in archs}
+    for folder in (path for path in objects.iterdir() if path.is_dir()):
+        if folder.name not in content["archs"]:
+            shutil.rmtree(folder)
+            continue
+        kernels = read_kernels(objects, folder.name)
+        kept = {entry["object"] for entry in kernels.values()} | {f"{name}.json" for name in kernels}
+        for path in folder.iterdir():
+            if path.name not in kept:
+                path.unlink()
+    (objects / ".lock").unlink(missing_ok=True)
+    units.write(objects / INDEX, content)
 
 
 def chosen(value: str | None, default: Sequence[str]) -> tuple[list[str], bool]:
@@ -315,23 +225,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--output", type=Path, default=OBJECTS, help="folder for code objects and kernels.json"
     )
+    parser.add_argument("--jobs", type=int, help="kernels compiled at once; default: as many as processors")
     parser.add_argument(
-        "--jobs", type=int, help="architectures compiled at once; default: as many as processors"
+        "--first-use", action="store_true", help="compile nothing yet: each kernel when it is first called"
     )
     options = parser.parse_args(arguments)
     named, needed = (options.archs, True) if options.archs else chosen(os.environ.get(VARIABLE), ARCHS)
     try:
-        if not (options.sources / "kernels.cpp").is_file():
+        if not (options.sources / LISTING).is_file():
             raise CompileError(
                 f"{options.sources}: no kernels.cpp; hint: --sources, the folder csrc of a checkout"
             )
-        missing = build(named, sources=options.sources, objects=options.output, jobs=options.jobs)
+        missing = build(
+            named,
+            sources=options.sources,
+            objects=options.output,
+            jobs=options.jobs,
+            first_use=options.first_use,
+        )
     except CompileError as error:
         sys.stderr.write(f"{error}\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write(
-            f"{options.output}: stopped; what was there before stays; hint: run the same command again\n"
+            f"{options.output}: stopped; what is whole stays; hint: run the same command again\n"
         )
         return 130
     for arch, reason in missing.items():

@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 from twinrun_mamba import memory
-from twinrun_mamba.compile import CompileError, cpu_compiler
 from twinrun_mamba.layout import Parameters
 from twinrun_mamba.ops import is_eager
 from twinrun_mamba.recording import Recording, Start, recording
 from twinrun_mamba.registry import OBJECTS
+from twinrun_mamba.targets import CompileError, cpu_compiler
 
 SOURCE = Path(__file__).with_name("entry.cpp")
 NAME = "twinrun_mamba_entry"

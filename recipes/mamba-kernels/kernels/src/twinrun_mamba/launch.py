@@ -12,7 +12,14 @@ import torch
 from twinrun_mamba import entry
 from twinrun_mamba.drivers import Driver, Handle, LaunchError, driver
 from twinrun_mamba.recording import Start, local
-from twinrun_mamba.registry import ArchitectureError, CodeObject, code_object_of, code_objects, folder
+from twinrun_mamba.registry import (
+    ArchitectureError,
+    CodeObject,
+    code_object_of,
+    code_objects,
+    folder,
+    sources_of,
+)
 from twinrun_mamba.validation import ArgumentError, one_of
 
 BACKENDS = ("native", "ptx", "reference", "emulated-32", "emulated-64")
@@ -53,7 +60,7 @@ class Launcher:
         shared = kernel.shared_bytes(states)
         # The allowance belongs to the function, so asking for less must not take it from another size.
         most = max([shared, *(ready[2] for (other, _), ready in self._ready.items() if other == name)])
-        function = self.driver.function(self.index, self.code_object.path, name, most)
+        function = self.driver.function(self.index, kernel.path, name, most)
         self._ready[name, states] = function, kernel.threads, shared
         return self._ready[name, states]
 
@@ -75,13 +82,13 @@ def launcher(backend: str, device: torch.device) -> Launcher | None:
 
 
 def describe(device: torch.device | str, backend: str | None = None) -> dict[str, str]:
-    """Return what serves a device, for a run's record: backend, architecture, code object, way of calls."""
+    """Return what serves a device, for a run's record: backend, architecture, sources, way of calls."""
     device = torch.empty(0, device=device).device
     chosen, reason = _chosen(backend or "", device)
     made = launcher(backend or "", device)
-    arch, path = ("", "") if made is None else (made.code_object.arch, made.code_object.path.name)
+    arch = "" if made is None else made.code_object.arch
     calls = "python" if entry.in_use.native is None else "entry"
-    return {"backend": chosen, "reason": reason, "arch": arch, "object": path, "calls": calls}
+    return {"backend": chosen, "reason": reason, "arch": arch, "sources": sources_of(arch), "calls": calls}
 
 
 def _chosen(backend: str, device: torch.device) -> tuple[str, str]:

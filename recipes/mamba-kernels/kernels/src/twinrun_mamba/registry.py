@@ -1,19 +1,27 @@
-"""The compiled kernels that this package carries, and which of them a device can run."""
+"""The compiled kernels, and which of them a device can run; a missing one is compiled when it is called."""
 
 from __future__ import annotations
 
-import json
+import logging
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 import torch
 
+from twinrun_mamba import units
+from twinrun_mamba.compile import INDEX, build_kernels, read_index
+from twinrun_mamba.compile import OBJECTS as OWN
+from twinrun_mamba.targets import TARGETS, CompileError
+
 # Names the folder of compiled code, in place of the package's own.
 OBJECTS = "TWINRUN_MAMBA_OBJECTS"
+
+logger = logging.getLogger("twinrun_mamba")
 
 
 class ArchitectureError(RuntimeError):
@@ -27,6 +35,8 @@ class Kernel:
     threads: int
     shared_base: int
     shared_per_state_tile: int
+    # The file of its code.
+    path: Path = Path()
 
     def shared_bytes(self, states: int) -> int:
         """Return the dynamic shared memory of a block in bytes; a state tile is 16 states."""
@@ -35,7 +45,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class CodeObject:
-    """The code object of one architecture."""
+    """The compiled kernels of one architecture; `path` is their folder."""
 
     arch: str
     path: Path
@@ -44,25 +54,111 @@ class CodeObject:
     overlaps: bool = False
 
     def kernel(self, name: str) -> Kernel:
-        """Return a kernel; ArchitectureError when this object lacks it."""
-        if name not in self.kernels:
+        """Return a kernel; ArchitectureError when there is none of this name."""
+        found = self.kernels.get(name)
+        if found is None:
             raise ArchitectureError(f"{self.path.name} has no kernel {name}, has {', '.join(self.kernels)}")
-        return self.kernels[name]
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled(Mapping[str, Kernel]):
+    """The kernels that a folder of compiled code has for an architecture, by name.
+
+    One that it lacks, or that was made from other sources, is compiled.
+    """
+
+    objects: Path
+    arch: str
+    _found: dict[str, Kernel] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Kernel:
+        """Return a kernel, compiling it and those that are called with it if need be."""
+        if name not in self._found:
+            self._found[name] = self._read(self.objects, name) or self._made(name)
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the names of what is compiled."""
+        return (path.stem for path in sorted((self.objects / self.arch).glob("*.json")))
+
+    def __len__(self) -> int:
+        """Return how many are compiled."""
+        return sum(1 for _ in self)
+
+    def _read(self, objects: Path, name: str) -> Kernel | None:
+        folder = objects / self.arch
+        entry = units.read(folder, name)
+        if entry is None or self._is_stale(entry, name):
+            return None
+        fields = ("threads", "shared_base", "shared_per_state_tile")
+        return Kernel(**{key: int(entry[key]) for key in fields}, path=folder / entry["object"])
+
+    def _is_stale(self, entry: Mapping[str, str], name: str) -> bool:
+        """Say whether a kernel is of other sources than those that lie here."""
+        if not (units.SOURCES / units.LISTING).is_file():
+            return False
+        unit, flags = units.Unit(name, entry["header"]), TARGETS[self.arch].flags
+        return unit.digest(units.SOURCES, (self.arch, *flags)) != entry["source"]
+
+    def _made(self, name: str) -> Kernel:
+        for objects in (self.objects, cache_folder()):
+            if not _is_writable(objects):
+                continue
+            if found := self._read(objects, name):
+                return found
+            try:
+                made = build_kernels(self.arch, name, objects=objects, say=logger.warning)
+            except CompileError as error:
+                raise ArchitectureError(f"{name} cannot be compiled for {self.arch}: {error}") from error
+            found = self._read(objects, name) if made else None
+            if found:
+                return found
+        raise KeyError(name)
 
 
 def folder() -> Path:
     """Return where code objects lie: TWINRUN_MAMBA_OBJECTS, else in the package."""
-    return Path(os.environ.get(OBJECTS) or Path(__file__).with_name("objects"))
+    return Path(os.environ.get(OBJECTS) or OWN)
+
+
+def sources_of(arch: str) -> str:
+    """Return the start of a hash of an architecture's sources; empty where they are not here."""
+    if not arch or not (units.SOURCES / units.LISTING).is_file():
+        return ""
+    return units.Unit("", units.LISTING).digest(units.SOURCES, (arch, *TARGETS[arch].flags))[:12]
+
+
+def cache_folder() -> Path:
+    """Return where kernels are compiled to when their own folder cannot be written."""
+    named = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "twinrun_mamba"
+    return named if _is_writable(named) else Path(tempfile.gettempdir(), f"twinrun_mamba-{os.getuid()}")
+
+
+def _is_writable(folder: Path) -> bool:
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    return os.access(there, os.W_OK)
 
 
 @cache
 def code_objects(where: Path) -> dict[str, CodeObject]:
-    """Return the code objects of a folder by architecture; `ptx` and `cpu` are such."""
-    index = where / "kernels.json"
-    if not index.is_file():
+    """Return the code objects of a folder by architecture; `ptx` and `cpu` are such.
+
+    The package's own folder also has those whose compiler is here: their kernels are compiled when called.
+    """
+    index = where / INDEX
+    listed = read_index(where)["archs"] if index.is_file() else {}
+    found = {arch: entry.get("overlaps") is True for arch, entry in listed.items()}
+    if where == OWN and (units.SOURCES / units.LISTING).is_file():
+        for arch, target in TARGETS.items():
+            if arch not in found and target.compiler() is not None:
+                found[arch] = target.entry.get("overlaps") is True
+    if not found and not index.is_file():
         raise ArchitectureError(f'{index} does not exist: no kernel is built; allowed: backend="reference"')
-    found = json.loads(index.read_text(encoding="utf-8"))["archs"]
-    return {arch: _target(arch, where, entry) for arch, entry in found.items()}
+    return {
+        arch: CodeObject(arch, where / arch, Compiled(where, arch), overlaps=overlaps)
+        for arch, overlaps in found.items()
+    }
 
 
 def code_object_of(device: torch.device, *, ptx: bool = False) -> CodeObject:
@@ -107,13 +203,3 @@ def _compute_capability(arch: str) -> tuple[int, int] | None:
     # there is no other 9.x.
     match = re.fullmatch(r"sm_(\d+)(\d)", arch)
     return (int(match[1]), int(match[2])) if match else None
-
-
-def _target(arch: str, where: Path, entry: Mapping[str, object]) -> CodeObject:
-    kernels = entry["kernels"]
-    assert isinstance(kernels, dict)
-    fields = ("threads", "shared_base", "shared_per_state_tile")
-    read = {
-        name: Kernel(**{field: int(values[field]) for field in fields}) for name, values in kernels.items()
-    }
-    return CodeObject(arch, where / str(entry["object"]), read, overlaps=entry.get("overlaps") is True)

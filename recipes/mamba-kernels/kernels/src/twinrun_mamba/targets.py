@@ -1,0 +1,187 @@
+"""The compilers, and how each makes the code of one kernel for an architecture."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from twinrun_mamba.resources import Usage, usage_of_cubin, usage_of_hsaco, usage_of_ptx
+from twinrun_mamba.units import LISTING, Unit, units_of
+
+GPU_ARCHS = ("sm_80", "sm_90", "ptx", "gfx90a", "gfx942")
+# The emulator is for tests, and code of the machine that it was built on: wheels do without.
+ARCHS = (*GPU_ARCHS, "cpu")
+WARP_SIZES = (32, 64)
+
+NVIDIA_FLAGS = ("-x", "cu", "-std=c++17", "-O3")
+AMD_FLAGS = (
+    *("-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib"),
+    # Version 5 is what ROCm 5.7 and newer load.
+    *("-mcode-object-version=5", "-std=c++17", "-O3"),
+    # A symbol of the code object would hold a hash of the output's path.
+    "-fuse-cuid=none",
+)
+CPU_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-Wno-unknown-pragmas")
+
+
+class CompileError(RuntimeError):
+    """A compiler is missing or refused the source; says which and what it printed."""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A program that compiles for some architectures."""
+
+    path: str
+    version: str
+
+    @property
+    def release(self) -> str:
+        """Return the line of its version that names the release."""
+        lines = self.version.splitlines()
+        return next((line for line in reversed(lines) if "release" in line), lines[0])
+
+    @classmethod
+    def first_of(cls, candidates: Iterable[str | None]) -> Compiler | None:
+        """Return the first candidate that is there and answers --version."""
+        for candidate in candidates:
+            path = shutil.which(candidate) if candidate else None
+            if path:
+                answer = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+                if answer.returncode == 0:
+                    return cls(path, answer.stdout.strip())
+        return None
+
+    def run(self, *arguments: str | Path) -> str:
+        """Return what the compiler printed."""
+        command = [self.path, *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise CompileError(
+                f"{' '.join(command)}: exit status {done.returncode}\n{done.stderr}{done.stdout}"
+            )
+        return done.stderr + done.stdout
+
+
+def nvidia_compiler() -> Compiler | None:
+    """Return nvcc from NVCC, the PATH or NVIDIA's packages from PyPI."""
+    packaged = [str(path) for entry in sys.path for path in sorted(Path(entry).glob("nvidia/*/bin/nvcc"))]
+    return Compiler.first_of([os.environ.get("NVCC"), "nvcc", *packaged])
+
+
+def amd_compiler() -> Compiler | None:
+    """Return clang with its linker, from TWINRUN_AMD_COMPILER or the PATH, or hipcc."""
+    clangs = [f"clang-{n}" for n in range(19, 30) if shutil.which(f"ld.lld-{n}")]
+    plain = ["clang"] if shutil.which("ld.lld") and _major("clang") >= 19 else []
+    return Compiler.first_of([os.environ.get("TWINRUN_AMD_COMPILER"), *clangs, *plain, "hipcc"])
+
+
+def cpu_compiler() -> Compiler | None:
+    """Return the C++ compiler from CXX or the PATH."""
+    return Compiler.first_of([os.environ.get("CXX"), "c++", "g++", "clang++"])
+
+
+def _major(program: str) -> int:
+    compiler = Compiler.first_of([program])
+    match = re.search(r"version (\d+)", compiler.version) if compiler else None
+    return int(match[1]) if match else 0
+
+
+@dataclass(frozen=True)
+class BuildTarget:
+    """How an architecture's kernels are made: `build` compiles a unit and returns what its kernel needs."""
+
+    arch: str
+    suffix: str
+    needs: str
+    compiler: Callable[[], Compiler | None]
+    flags: Sequence[str]
+    listing: Sequence[str]
+    build: Callable[[Compiler, Sequence[str], Path, Unit, Path], Usage]
+    entry: Mapping[str, list[int] | bool] = field(default_factory=dict)
+
+    def units(self, compiler: Compiler, sources: Path) -> list[Unit]:
+        """Return the units that the sources have; CompileError where they have none."""
+        text = compiler.run(*self.listing, "-E", "-DLIST_KERNELS", sources / LISTING)
+        found = units_of(text)
+        if not found:
+            raise CompileError(f"{sources / LISTING}: defines no kernel")
+        return found
+
+
+def _build_ptx(nvcc: Compiler, flags: Sequence[str], sources: Path, unit: Unit, out: Path) -> Usage:
+    nvcc.run(*NVIDIA_FLAGS, *flags, *unit.defines, "-ptx", sources / "unit.cpp", "-o", out)
+    return usage_of_ptx(out.read_text(encoding="ascii"))[unit.kernel]
+
+
+def _build_cubin(nvcc: Compiler, flags: Sequence[str], sources: Path, unit: Unit, out: Path) -> Usage:
+    ptx = out.with_suffix(".ptx")
+    virtual = [flag.replace("sm_", "compute_") for flag in flags]
+    _build_ptx(nvcc, virtual, sources, unit, ptx)
+    log = nvcc.run(*flags, "-cubin", "-Xptxas", "-v", ptx, "-o", out)
+    return usage_of_cubin(ptx.read_text(encoding="ascii"), log)[unit.kernel]
+
+
+def _build_hsaco(clang: Compiler, flags: Sequence[str], sources: Path, unit: Unit, out: Path) -> Usage:
+    clang.run(*AMD_FLAGS, *flags, *unit.defines, sources / "unit.cpp", "-o", out)
+    return usage_of_hsaco(out)[unit.kernel]
+
+
+def _build_emulated(cxx: Compiler, flags: Sequence[str], sources: Path, unit: Unit, out: Path) -> Usage:
+    """Compile a kernel for both sizes of warps, beside the emulator, which is the same for all kernels."""
+    emulator = out.parent.parent / "emulator.o"
+    if not emulator.is_file():
+        made = out.with_name("emulator.o")
+        cxx.run(*flags, "-DNDEBUG", "-c", sources / "emulator.cpp", "-o", made)
+        made.replace(emulator)
+    objects = [out.with_name(f"warp{size}.o") for size in WARP_SIZES]
+    for size, part in zip(WARP_SIZES, objects, strict=True):
+        defines = (*unit.defines, f"-DEMULATED_WARP_SIZE={size}")
+        cxx.run(*flags, *defines, "-c", sources / "emulated_kernels.cpp", "-o", part)
+    cxx.run("-shared", "-s", *objects, emulator, "-o", out, "-pthread", "-lstdc++")
+    return usage_of_emulator(out)[unit.kernel]
+
+
+def usage_of_emulator(path: Path) -> dict[str, Usage]:
+    """Return the emulator's kernels: it lists each for both sizes of warps, the larger ones serve both."""
+    library = ctypes.CDLL(str(path))
+    library.emulator_kernels.restype = ctypes.c_char_p
+    found: dict[str, tuple[int, ...]] = {}
+    for line in library.emulator_kernels().decode().splitlines():
+        name, *sizes = line.split()
+        found[name] = tuple(map(max, map(int, sizes), found.get(name, (0, 0, 0, 0))))
+    return {
+        name: Usage(threads, registers_needed=needed, shared_base=base, shared_per_state_tile=a_tile)
+        for name, (threads, needed, base, a_tile) in found.items()
+    }
+
+
+def _build_targets() -> dict[str, BuildTarget]:
+    # sm_90a is sm_90 with what later GPUs are not promised to have, such as registers that warps hand on to
+    # each other; its code runs on 9.0 alone, which is all that there is of 9.x.
+    # It also waits by itself for the kernel before, so that a launch may overlap that one.
+    nvcc = ("nvcc", nvidia_compiler)
+    cubins = [
+        BuildTarget(arch, ".cubin", *nvcc, (f"-arch={real}",), NVIDIA_FLAGS, _build_cubin, entry)
+        for arch, real, entry in (("sm_80", "sm_80", {}), ("sm_90", "sm_90a", {"overlaps": True}))
+    ]
+    clang = ("clang 19 with lld, or hipcc", amd_compiler)
+    code_objects = [
+        BuildTarget(arch, ".hsaco", *clang, flags, (*AMD_FLAGS, *flags), _build_hsaco)
+        for arch, flags in ((arch, (f"--offload-arch={arch}",)) for arch in ("gfx90a", "gfx942"))
+    ]
+    ptx = BuildTarget("ptx", ".ptx", *nvcc, ("-arch=compute_80",), NVIDIA_FLAGS, _build_ptx)
+    cxx = ("a C++17 compiler", cpu_compiler)
+    listing, sizes = ("-DEMULATED_WARP_SIZE=32",), {"warp_sizes": list(WARP_SIZES)}
+    cpu = BuildTarget("cpu", ".so", *cxx, CPU_FLAGS, listing, _build_emulated, sizes)
+    return {target.arch: target for target in (*cubins, ptx, *code_objects, cpu)}
+
+
+TARGETS = _build_targets()
