@@ -68,6 +68,13 @@ def test_what_is_called_together_is_compiled_together() -> None:
         "scan_split_backward_packed_bf16",
         "scan_split_forward_packed_bf16",
     ]
+    assert units.called_together("scan_forward_bf16", names) == [
+        "scan_forward_bf16",
+        "scan_backward_bf16",
+        "scan_reduce_bf16",
+        "scan_split_backward_bf16",
+        "scan_split_forward_bf16",
+    ]
     assert units.called_together("conv_forward_aligned_fp16", names) == [
         "conv_forward_aligned_fp16",
         "conv_backward_aligned_fp16",

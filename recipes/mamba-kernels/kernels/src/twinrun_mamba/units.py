@@ -78,7 +78,7 @@ def called_together(kernel: str, among: Collection[str]) -> list[str]:
     if match is None or kernel.startswith("conv_update"):
         return [kernel]
     operation, kind = match.groups()
-    kinds = {kind: True, kind.rpartition("_")[2]: False, "": False}
+    kinds = {kind.rpartition("_")[2]: False, "": False, kind: True}
     others = []
     for other in sorted(set(among) - {kernel}):
         found = _PASS.fullmatch(other)
