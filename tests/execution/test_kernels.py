@@ -61,7 +61,8 @@ def test_a_long_compilation_says_how_long_it_has_taken(
 ) -> None:
     monkeypatch.setattr("twinrun.execution.engine._WAITING_SECONDS", 1.0)
     _, said = variables(workspace_of(tmp_path, body="import time; time.sleep(2.5)"))
-    assert said[1:] == ["compiling tiny_kernels: 1 s", "compiling tiny_kernels: 2 s"]
+    # A busy machine starts the interpreter late, and says more.
+    assert said[1:3] == ["compiling tiny_kernels: 1 s", "compiling tiny_kernels: 2 s"]
 
 
 def test_a_changed_source_is_compiled_again(tmp_path: Path) -> None:
