@@ -277,10 +277,10 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ctypes.CDLL, 
     monkeypatch.setattr("ctypes.CDLL", lambda name: library)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0x57EA3, raising=False)
-    kernels = {f"conv_{name}": Kernel(128, 4096, 0) for name in ("forward_small_bf16", "reduce")}
-    kernels["conv_backward_aligned_bf16"] = Kernel(128, 0, 0)
     image = tmp_path / "sm_90.cubin"
     image.write_bytes(b"code")
+    kernels = {f"conv_{name}": Kernel(128, 4096, 0, image) for name in ("forward_small_bf16", "reduce")}
+    kernels["conv_backward_aligned_bf16"] = Kernel(128, 0, 0, image)
     return library, Launcher(CodeObject("sm_90", image, kernels, overlaps=True), Cuda(), 0)
 
 
