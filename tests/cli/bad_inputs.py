@@ -44,7 +44,16 @@ SETTINGS = (
         "microbatch=-4",
         "microbatch=x",
     ),
-    *("precision=fp7", "sharding=half", "attention=none", "data=none", "trainer=none", "seed=x", "seed=-1"),
+    *(
+        "precision=fp7",
+        "precision=fp8",
+        "sharding=half",
+        "attention=none",
+        "data=none",
+        "trainer=none",
+        "seed=x",
+        "seed=-1",
+    ),
     *("activation_checkpointing=2", "layouts=zero-3", "cases=none", "warmup_steps=99", "sequence=3"),
 )
 CHECKPOINTS = (

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -145,6 +146,17 @@ def test_any_changed_setting_changes_the_digest(data: st.DataObject) -> None:
     base = ("microbatch=auto",) if key == "global_batch" else ()
     setting = f"{key}={data.draw(OTHERS[key], label=key)}"
     assert smoke_digest((*base, setting)) != smoke_digest(base)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "gpu"), [("llama-throughput", "h100-80gb"), ("deepspeed-pretrain", "mi250")]
+)
+def test_fp8_is_refused_where_no_stack_has_its_packages(recipe: str, gpu: str) -> None:
+    with pytest.raises(InputError, match="torchao or Transformer Engine, and no stack has either"):
+        plan_of(recipe, gpu=gpu, settings=("precision=fp8",))
+    locks = [path.read_text("utf-8") for path in (ROOT / "images/stacks").glob("*/requirements.lock")]
+    assert locks
+    assert not any(re.search(r"^(torchao|transformer[-_]engine)\b", lock, re.MULTILINE) for lock in locks)
 
 
 @pytest.mark.parametrize(

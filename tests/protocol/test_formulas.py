@@ -10,6 +10,7 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import validate
 from twinrun.protocol.formulas import FORMULAS
 from twinrun.protocol.models import FAMILIES, ModelShape, members
+from twinrun.protocol.models.llama import LlamaShape
 from twinrun.protocol.models.mpt import MptShape
 from twinrun.workloads.training.manifest import TrainingPlan
 
@@ -75,6 +76,20 @@ def test_an_unknown_family_is_refused() -> None:
     shape = {**MODELS["mpt-1b"].model_dump(), "family": "gpt"}
     with pytest.raises(InputError, match="family"):
         validate({"shape": shape}, TrainingPlan, place="plan")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"groups": 5}, "`groups` must divide `heads`: 5 does not divide 32"),
+        ({"heads": 3}, "`heads` must leave each an even count of features: 3 heads of a width of 4096"),
+        ({"rope_scaling": "yarn"}, "rope_scaling: Input should be 'llama3'"),
+        ({"rope_factor": 0}, "rope_factor"),
+    ],
+)
+def test_another_llama_is_refused(changed: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        validate({**MODELS["llama-8b"].model_dump(), **changed}, LlamaShape, place="recipe.toml")
 
 
 def test_heads_divide_the_width() -> None:

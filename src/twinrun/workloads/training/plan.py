@@ -29,7 +29,7 @@ from twinrun.workloads.training.manifest import (
     check_names,
 )
 from twinrun.workloads.training.prediction import with_predictions
-from twinrun.workloads.training.refusals import refuse_attention, refuse_foreign, refuse_precision
+from twinrun.workloads.training.refusals import refuse_attention, refuse_foreign, refuse_fp8, refuse_precision
 from twinrun.workloads.training_terms import fingerprint
 from twinrun.workloads.workload import (
     Choice,
@@ -94,6 +94,7 @@ def plan(request: PlanRequest[TrainingTables]) -> WorkloadPlan[TrainingPlan, Tra
     requested, wanted = overrides.pop("devices", None), None
     if scale.sweep.layouts:
         wanted = layouts.names(tables, scale, overrides.pop("layouts", None))
+    refuse_fp8(overrides)
     training = _training(tables, scale, overrides, recipe.manifest)
     because = "asked for" if "model" in overrides else "the recipe's for this scale"
     places: list[Placement] = []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from twinrun.foundation.errors import InputError
 from twinrun.manifests.recipe import LoadedRecipe
@@ -13,6 +14,18 @@ from twinrun.workloads.workload import Hardware
 
 # The recipe that carries the kernel which `attention = "triton"` runs, and the head sizes of that kernel.
 ATTENTION_KERNELS, HEAD_SIZES = "flash-attention", range(8, 257, 8)
+
+
+def refuse_fp8(settings: Mapping[str, Any]) -> None:
+    """Raise InputError for arithmetic whose recipes come with packages that no stack has."""
+    if settings.get("precision") == "fp8":
+        raise InputError(
+            "fp8 is computed by the recipes of torchao or Transformer Engine, and no stack has either",
+            place="--set precision",
+            found="fp8",
+            allowed="fp32, bf16, and fp16 in layouts",
+            hint="train in bf16; published rows in fp8 stand beside it as references",
+        )
 
 
 def refuse_precision(training: Training) -> None:
