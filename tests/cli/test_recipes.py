@@ -35,7 +35,7 @@ def test_a_plan_is_a_page_and_json_is_all_of_it() -> None:
     assert len(page.stdout.splitlines()) < 50
     for part in (
         r"^scale +smoke +asked for$",
-        r"^devices=2 +1 +2 +about \d+ s$",
+        r"^devices=2 +1 +2 +about \d+ s +- +-$",
         r"^parameters +124,672 +6,658,859,008$",
         r"--nproc-per-node 1\b",
     ):
