@@ -235,9 +235,8 @@ def compare(
 
 
 @command(
-    positional=["what"],
     help={
-        "what": "folder of a recipe or of a run, or a record; with --hardware a model, or nothing for all",
+        "what": "folder of a recipe or of a run, or a record; with --hardware a model, or all",
         "out": "file to write instead of report.html, submission.json with --form, or the folder of --crate",
         "form": "write the file with which a run is sent in, without names of hosts and folders",
         "add": "a file that was sent in: check it and add its record to the recipe's results",
@@ -248,7 +247,7 @@ def compare(
 )
 def report(
     context: Context,
-    what: str = "",
+    what: str,
     out: str = "",
     form: bool = False,
     add: str = "",
@@ -264,7 +263,7 @@ def report(
         demand_with("--hardware", hardware, price=price)
         if hardware:
             demand_without("--hardware", hardware, form=form, add=add, crate=crate)
-            records.hardware_report(ROOT, what or None, out=paths["out"], price=price)
+            records.hardware_report(ROOT, what, out=paths["out"], price=price)
             return
         records.report(ROOT, what, form=form, crate=crate, **paths)
 

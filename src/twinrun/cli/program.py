@@ -139,11 +139,9 @@ def check_words(context: ParserContext, words: Sequence[str]) -> None:
         else:
             raise InputError("one word too many", place=usage(context), found=word, hint=_see_help(context))
     if free:
-        needed = [one for one in context.positional_args[-free:] if one.default is None]
-        missing = [str(one.name).upper() for one in needed]
-    if free and missing:
+        missing = [str(one.name).upper() for one in context.positional_args[-free:]]
         raise InputError(
-            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing",
+            f"{' and '.join(missing)} {'is' if free == 1 else 'are'} missing",
             place=f"invoke {context.name}",
             allowed=usage(context),
             hint=_see_help(context),

@@ -188,15 +188,16 @@ def _crate(project: Project, path: Path, *, out: Path | None) -> Path:
     )
 
 
-def hardware_report(root: Path, model: str | None, *, out: Path | None, price: str) -> None:
-    """Write which hardware to choose for one model or for all, and print the path of the page."""
+def hardware_report(root: Path, model: str, *, out: Path | None, price: str) -> None:
+    """Write which hardware to choose for a model, or for `all`, and print the path of the page."""
     project = Project(root)
     prices = prices_of(price, project.gpus)
-    if model is not None:
+    only = None if model == "all" else model
+    if only:
         member(model, place="invoke report --hardware")
     page = out or root / "runs" / "hardware.html"
     page.parent.mkdir(parents=True, exist_ok=True)
-    write_hardware_page(page, choices(project, committed_records(project), only=model), prices)
+    write_hardware_page(page, choices(project, committed_records(project), only=only), prices)
     say(page)
 
 
