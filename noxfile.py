@@ -140,7 +140,7 @@ def engine_of(session: nox.Session, stack: str) -> str:
 
 @nox.session
 def gpu(session: nox.Session) -> None:
-    """Run all that the owner of these GPUs can show, into one file to send; `-- --dry` lists it."""
+    """Run all that these GPUs can show, into one file to send; `-- --help` has its options."""
     session.install("-e", ".")
     # nox would turn its exit codes, which are those of `invoke run`, into 1.
     command = [f"{session.bin}/python", "-m", "tools.gpu", *map(str, session.posargs)]

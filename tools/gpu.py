@@ -208,16 +208,28 @@ def minutes(text: str) -> float:
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the options; argparse ends with 2 on what it does not know."""
     parser = argparse.ArgumentParser(prog="nox -s gpu --", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--dry", action="store_true", help="print the steps and stop")
+    parser.add_argument("--dry", action="store_true", help="print each command with its limit, and stop")
     parser.add_argument(
         "--stack", help="folder of images/stacks; of each recipe the one for this GPU when left out"
     )
     parser.add_argument(
-        "--engine", help="docker, venv or host; docker where the image can be built when left out"
+        "--engine", help="docker, apptainer, venv or host; docker where the image can be built when left out"
     )
-    parser.add_argument("--minutes", type=minutes, default=MINUTES, help=f"limit of each run; {MINUTES}")
-    parser.add_argument("--recipe", action="append", help="a recipe's folder; all when left out")
-    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "gpu.zip", help="the file to send")
+    parser.add_argument(
+        "--minutes",
+        type=minutes,
+        default=MINUTES,
+        help=f"limit of each run in minutes; {MINUTES} when left out",
+    )
+    parser.add_argument(
+        "--recipe", action="append", help="a recipe's folder; may be given many times; all when left out"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=ROOT / "runs" / "gpu.zip",
+        help="the file to send; runs/gpu.zip when left out",
+    )
     return parser.parse_args(arguments)
 
 

@@ -20,6 +20,7 @@ from tests.cli.test_bad_input import RECIPE, copied_project, error_message
 from tests.commands import ROOT, environment
 from twinrun.execution.engine import Workspace
 from twinrun.execution.engines import venv
+from twinrun.execution.installed_files import changed_files
 from twinrun.foundation.cache import bytecode_folder
 from twinrun.foundation.errors import MachineError
 from twinrun.manifests.locks import with_checksums
@@ -247,6 +248,56 @@ def test_no_variable_of_uv_or_pip_takes_another_file(
 ) -> None:
     monkeypatch.setenv(*variable.split("="))
     test_an_environment_that_fails_leaves_nothing(tiny)
+
+
+@pytest.mark.parametrize(
+    "settings", ['[pip]\ntarget = "elsewhere"\n', '[pip]\nprefix = "elsewhere"\n'], ids=["target", "prefix"]
+)
+def test_a_file_of_settings_that_sends_packages_elsewhere_is_named(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, settings: str
+) -> None:
+    file = tiny.parent / "uv.toml"
+    file.write_text(settings.replace("elsewhere", str(tiny.parent / "elsewhere")), encoding="utf-8")
+    monkeypatch.setenv("UV_CONFIG_FILE", str(file))
+    with pytest.raises(MachineError, match="uv has put the packages somewhere else") as caught:
+        open_tiny(tiny)
+    assert caught.value.found == "no tiny"
+    assert "UV_CONFIG_FILE" in str(caught.value.hint)
+    assert environments(tiny) == []
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        *("UV_LINK_MODE=symlink", "UV_INDEX_URL=http://127.0.0.1:9/simple", "UV_NO_CACHE=1", "PYTHONPATH=/"),
+        *("PIP_INDEX_URL=http://127.0.0.1:9/simple", "PIP_CONFIG_FILE=/dev/full", "PIP_TARGET=/dev/full"),
+        *("VIRTUAL_ENV=/dev/full", "UV_PROJECT_ENVIRONMENT=/dev/full", "UV_COMPILE_BYTECODE=1"),
+    ],
+)
+def test_an_environment_is_the_same_whatever_steers_uv_and_pip(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(*variable.split("="))
+    open_tiny(tiny)
+    (made,) = environments(tiny)
+    (module,) = made.glob("lib/python*/site-packages/tiny.py")
+    assert not module.is_symlink()
+    assert changed_files(made, whole=True) == {}
+
+
+def test_an_installation_that_is_killed_is_made_again(tiny: Path) -> None:
+    """Killed as soon as there is a folder, so that whatever was written by then is half of it."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", OPEN, str(tiny)], env=environment(tiny), stdout=subprocess.DEVNULL
+    )
+    await_that(lambda: list((tiny.parent / "cache").glob("environments/tiny-*/pyvenv.cfg")), process)
+    process.kill()
+    process.wait()
+    (half,) = environments(tiny)
+    assert not (half / "complete").exists()
+    assert "installing tiny" in open_tiny(tiny)
+    assert changed_files(half, whole=True) == {}
+    assert open_tiny(tiny) == ""
 
 
 def test_an_environment_that_fails_leaves_nothing(tiny: Path) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tomllib
+
 import pytest
 from invoke.collection import Collection
 from invoke.loader import FilesystemLoader
 
 from tests.cli.test_bad_input import error_message
-from tests.commands import ROOT, invoke
+from tests.commands import ROOT, environment, invoke
 from twinrun.cli.program import contexts
 
 RECIPE = "recipes/mpt7b-scaling"
@@ -79,3 +83,25 @@ def test_only_letters_of_habit() -> None:
             names = one.names_for(f"--{argument.names[0]}")
             assert {name for name in names if name[1] != "-"} <= {"-n", "-o"}, names
             assert argument.help, names
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--config"], "config (f)> needed value"),
+        (["-f"], "config (f)> needed value"),
+        (["--list-depth=x"], "invalid literal for int()"),
+        (["--config", "/dev/null", "recipes"], "invoke --config: this option does nothing here"),
+        (["--search-root", "/", "recipes"], "no commands here"),
+    ],
+    ids=" ".join,
+)
+def test_options_before_the_command_end_with_2_too(words: list[str], part: str) -> None:
+    """By the program that this distribution installs as `invoke`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    module, _, function = project["scripts"]["invoke"].partition(":")
+    command = [sys.executable, "-c", f"from {module} import {function}; {function}()", *words]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env=environment(ROOT), check=False
+    )
+    assert part in error_message(done, 2)

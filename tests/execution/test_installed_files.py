@@ -113,6 +113,22 @@ def test_an_unchanged_environment_is_not_read_again(
     assert MODULE in changed_files(environment, whole=True)
 
 
+def test_an_installation_is_hashed_while_it_is_in_memory(
+    environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (environment / "verified").unlink()
+    assert seal(environment) == {}
+    monkeypatch.setattr("twinrun.execution.installed_files.sha256_of_file", lambda _path: pytest.fail("read"))
+    assert changed_files(environment) == {}
+
+
+def test_what_a_package_cache_had_changed_is_not_taken_for_right(environment: Path) -> None:
+    """uv links files of its cache into environments, so who edits one edits both."""
+    edited(environment)
+    assert seal(environment) == {MODULE: "not as it was installed"}
+    assert changed_files(environment) == {MODULE: "not as it was installed"}
+
+
 def test_an_environment_from_before_seals_is_held_against_its_records(environment: Path) -> None:
     (environment / "complete").write_text("", encoding="utf-8")
     (environment / "verified").unlink()

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from filelock import FileLock
-
 from twinrun.checkpoints.store import (
     LATEST,
     MANIFEST,
@@ -35,6 +33,7 @@ from twinrun.foundation.files import (
     sha256_of_bytes,
     write_atomically,
 )
+from twinrun.foundation.locks import locked
 
 WRITER = "writer.json"
 QUARANTINE = "quarantine"
@@ -189,9 +188,9 @@ class FolderStore:
             return {}
         return found if isinstance(found, dict) else {}
 
-    def _locked(self) -> FileLock:
+    def _locked(self) -> contextlib.AbstractContextManager[None]:
         self._root.mkdir(parents=True, exist_ok=True)
-        return FileLock(self._root / ".lock", timeout=60)
+        return locked(self._root / ".lock", seconds=60)
 
     @contextlib.contextmanager
     def _refusals(self, path: Path | None = None, *, token: int | None = None) -> Iterator[None]:

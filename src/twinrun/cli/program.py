@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from invoke import main
+from invoke import __version__, main
 from invoke.collection import Collection
+from invoke.exceptions import Exit, ParseError
 from invoke.parser import Parser
 from invoke.parser.argument import Argument
 from invoke.parser.context import ParserContext, to_flag
@@ -26,7 +27,7 @@ from twinrun.foundation.errors import InputError, closest, require_known
 LETTERS = {"--out": "-o", "--dry": "-n"}
 HELP = ("-h", "--help")
 # Options of Invoke itself that concern shell commands, which no command here runs through Invoke.
-IDLE = ("command-timeout", "dry", "echo", "hide", "prompt-for-sudo-password", "pty", "warn-only")
+IDLE = ("command-timeout", "config", "dry", "echo", "hide", "prompt-for-sudo-password", "pty", "warn-only")
 LIST_FORMATS = ("flat", "nested", "json")
 
 command = partial(task, auto_shortflags=False)
@@ -68,6 +69,25 @@ class Commands(Program):
     """Invoke's program, once it has found the commands of this project."""
 
     known: dict[str, ParserContext]
+
+    def parse_core(self, argv: list[str] | None) -> None:
+        """Read the options before the command; raises Exit with 2 where one lacks its value."""
+        with exit_on_error():
+            try:
+                super().parse_core(argv)
+            # The second is that of a number which is none.
+            except (ParseError, ValueError) as error:
+                hint = "`invoke --help` lists the commands; options follow them"
+                raise InputError(f"no such line of options: {error}", place="invoke", hint=hint) from None
+
+    def load_collection(self) -> None:
+        """Read tasks.py; raises Exit with 2 where there is none."""
+        with exit_on_error():
+            try:
+                super().load_collection()
+            except Exit as error:
+                hint = "change to the folder of the project, which has a tasks.py"
+                raise InputError("no commands here", place="invoke", found=error.message, hint=hint) from None
 
     def _make_parser(self) -> Parser:
         return Parser(initial=self.initial_context, contexts=self.known.values())
@@ -180,8 +200,13 @@ def _see_help(context: ParserContext) -> str:
     return f"`invoke {context.name} --help` lists what it takes"
 
 
+def start() -> None:
+    """Run the command line; the program `invoke` of this distribution, which replaces that of Invoke."""
+    Commands(name="Invoke", binary="inv[oke]", binary_names=["invoke", "inv"], version=__version__).run()
+
+
 def take_over() -> None:
-    """Let Invoke's program go on as `Commands`.
+    """Let Invoke's program go on as `Commands`, where it was started and not ours, as by `python -m invoke`.
 
     Invoke makes its program before it reads tasks.py and has no setting for another; so the one that is
     running changes its class.

@@ -23,12 +23,20 @@ _EXECUTED = (".py", ".so", ".pth", ".pyc", ".egg-link", "RECORD")
 _UNSEALED = ("activate_this.py", "_virtualenv.py", "_virtualenv.pth", "RECORD")
 
 
-def seal(environment: Path) -> None:
-    """Mark an environment as whole, with digests of what no RECORD has: the RECORDs, and uv's own files."""
+def seal(environment: Path) -> dict[str, str]:
+    """Mark an environment as whole, with digests of what no RECORD has: the RECORDs, and uv's own files.
+
+    All files are held against their wheels here, for they are in memory when they have just been written:
+    the first run would read gigabytes from the disk.
+
+    Returns:
+        What `changed_files` says, for a package cache may hold what no wheel brought.
+    """
     hashed = _recorded(environment).keys()
     others = [name for name, _ in _files(environment) if name.endswith(_EXECUTED) and name not in hashed]
     digests = {name: sha256_of_file(environment / name) for name in others}
     write_atomically(environment / COMPLETE, canonical_json(digests))
+    return changed_files(environment)
 
 
 def changed_files(environment: Path, *, whole: bool = False) -> dict[str, str]:

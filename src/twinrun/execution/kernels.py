@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
 from pydantic import BaseModel
 
 from twinrun.execution.engine import PYTHON, Command, Engine, Workspace, run_to_end
 from twinrun.foundation.files import sha256_of_bytes
+from twinrun.foundation.locks import locked
 from twinrun.foundation.manifest import load_json
 from twinrun.foundation.processes import last_lines
 
@@ -98,7 +98,7 @@ def _compiled(
     """Say whether `objects` holds the compiled code, making it if it does not."""
     objects.parent.mkdir(parents=True, exist_ok=True)
     own, partial = package / OBJECTS, objects.with_suffix(".part")
-    with FileLock(f"{objects}.lock"):
+    with locked(Path(f"{objects}.lock")):
         if built(objects).issuperset(archs):
             return True
         when = ", each kernel when it is first called" if (package / f"{UNITS}.py").is_file() else ""

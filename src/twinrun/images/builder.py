@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from filelock import FileLock
-
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import MachineError
+from twinrun.foundation.locks import locked
 from twinrun.foundation.manifest import Frozen
 from twinrun.images.archive import Image, ImageLayer, image_archive, load, pull, save
 from twinrun.images.buildkit import BuildProgress
@@ -140,7 +139,7 @@ class Builder:
         self._check_architecture()
         cache_root().mkdir(parents=True, exist_ok=True)
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(cache_root() / f"build-{self._plan.stack.stack.name}.lock"):
+        with locked(cache_root() / f"build-{self._plan.stack.stack.name}.lock"):
             existing = None if no_cache else find_known(self._client, self._plan)
             if existing and not save_to:
                 return self._tag(existing)

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from twinrun import __version__
 from twinrun.execution.engine import Engine
@@ -23,6 +23,7 @@ from twinrun.execution.kernels import PROCESSOR, kernel_variables
 from twinrun.execution.ranks import METRICS, Ranks
 from twinrun.foundation.errors import InputError, RunInterruptedError
 from twinrun.foundation.files import sha256_of_file, write_atomically
+from twinrun.foundation.locks import locked
 from twinrun.machine.architecture import architectures_needed
 from twinrun.machine.devices import Device
 from twinrun.machine.inventory import Machine
@@ -215,23 +216,21 @@ def _run_folder(root: Path, plan: Plan, *, out: Path | None, resume: bool) -> It
 
     Raises:
         InputError: nothing to resume, or the run that would be resumed is alive.
+        MachineError: the file system has no locks.
     """
     base = (out or root / "runs").resolve() / plan.recipe
     run = _unfinished(base, plan) if resume else _fresh(base, plan)
-    lock = FileLock(run / LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise InputError(
-            "this run is alive",
-            place=str(run),
-            found="another process holds its lock",
-            hint="wait until it ends, or leave --resume out to start one beside it",
-        ) from None
-    try:
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(locked(run / LOCK, seconds=0))
+        except Timeout:
+            raise InputError(
+                "this run is alive",
+                place=str(run),
+                found="another process holds its lock",
+                hint="wait until it ends, or leave --resume out to start one beside it",
+            ) from None
         yield run
-    finally:
-        lock.release()
 
 
 def _fresh(base: Path, plan: Plan) -> Path:

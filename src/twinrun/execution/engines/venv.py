@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from importlib.metadata import distributions
 from pathlib import Path
-
-from filelock import FileLock
 
 from twinrun.execution.engine import Engine, Workspace
 from twinrun.execution.installed_files import changed_files, seal
@@ -14,8 +13,9 @@ from twinrun.execution.local_engines import Interpreter
 from twinrun.execution.uv import run_uv
 from twinrun.foundation.cache import COMPLETE, environment_folder
 from twinrun.foundation.errors import MachineError
+from twinrun.foundation.locks import locked
 from twinrun.foundation.text import plural, size
-from twinrun.manifests.stack import LoadedStack, framework_index
+from twinrun.manifests.stack import LoadedStack, framework_index, normalise, pins
 from twinrun.manifests.vendor import Vendor
 
 RUNS_IMAGES = False
@@ -75,7 +75,7 @@ def open_engine(
         )
     folder = _folder(stack, workspace.root)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):
+    with locked(Path(f"{folder}.lock")):
         if not (folder / COMPLETE).is_file():
             _demand_room(stack, folder.parent)
             _install(stack, folder, workspace.root, say)
@@ -99,11 +99,33 @@ def _install(stack: LoadedStack, folder: Path, root: Path, say: Callable[[str], 
         python = str(folder / "bin" / "python")
         options = (*_index_options(stack), "--python", python, lock)
         total = sizes.download if sizes else None
-        run_uv("pip", "sync", "--require-hashes", *options, say=say, total_bytes=total)
+        # Links of the file system's own kind: who follows a symbolic one sees no change of what it leads to.
+        run_uv(
+            *("pip", "sync", "--require-hashes", "--link-mode", "hardlink"),
+            *options,
+            say=say,
+            total_bytes=total,
+        )
+        _demand_installed(stack, folder, root)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+    say("holding the installed files against the hashes of their wheels, once")
     seal(folder)
+
+
+def _demand_installed(stack: LoadedStack, folder: Path, root: Path) -> None:
+    """Raise MachineError where settings of uv have sent the packages somewhere else."""
+    wanted = pins((root / stack.folder / "requirements.in").read_text(encoding="utf-8"))
+    places = [str(place) for place in folder.glob("lib/python*/site-packages")]
+    found = {normalise(one.metadata["Name"]) for one in distributions(path=places)}
+    if absent := sorted(wanted.keys() - found):
+        raise MachineError(
+            "uv has put the packages somewhere else",
+            place=str(folder),
+            found=f"no {', '.join(absent)}",
+            hint="take `target`, `prefix` or `no-install` out of uv's settings: UV_CONFIG_FILE, uv.toml",
+        )
 
 
 def _index_options(stack: LoadedStack) -> tuple[str, ...]:
