@@ -288,7 +288,7 @@ def test_an_environment_is_the_same_whatever_steers_uv_and_pip(
 def test_an_installation_that_is_killed_is_made_again(tiny: Path) -> None:
     """Killed as soon as there is a folder, so that whatever was written by then is half of it."""
     process = subprocess.Popen(
-        [sys.executable, "-u", "-c", OPEN, str(tiny)], env=environment(tiny), stdout=subprocess.DEVNULL
+        [sys.executable, "-c", OPEN, str(tiny)], env=environment(tiny), stdout=subprocess.DEVNULL, text=True
     )
     await_that(lambda: list((tiny.parent / "cache").glob("environments/tiny-*/pyvenv.cfg")), process)
     process.kill()

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import socket
 from collections.abc import Iterator
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.files import sha256_of_bytes
@@ -28,6 +33,36 @@ _START_TIME = 19
 def expected() -> bool:
     """Say whether there is a daemon to ask; importing its SDK takes longer than a whole plan."""
     return bool(os.environ.get("DOCKER_HOST")) or Path(SOCKET).exists()
+
+
+def lacks(*, image: str, label: str) -> bool:
+    """Say whether the daemon behind a socket of this machine surely has no image of that tag or label.
+
+    Asked without the SDK, which takes longer to import than most plans to make; a daemon that is elsewhere,
+    or answers otherwise, is left to it.
+    """
+    kind, _, path = (os.environ.get("DOCKER_HOST") or f"unix://{SOCKET}").partition("://")
+    if kind != "unix":
+        return False
+    filters = json.dumps({"label": [label]})
+    try:
+        tagged, _ = _asked(path, f"/images/{quote(image, safe='/:')}/json")
+        status, labelled = _asked(path, f"/images/json?filters={quote(filters)}")
+    except (OSError, HTTPException, ValueError):
+        return False
+    return (tagged, status, labelled) == (HTTPStatus.NOT_FOUND, HTTPStatus.OK, [])
+
+
+def _asked(path: str, question: str) -> tuple[int, object]:
+    """Return status and answer of the daemon behind a socket."""
+    connection = HTTPConnection("localhost", timeout=ANSWER_SECONDS)
+    with contextlib.closing(connection), socket.socket(socket.AF_UNIX) as stream:
+        stream.settimeout(ANSWER_SECONDS)
+        stream.connect(path)
+        connection.sock = stream
+        connection.request("GET", question)
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
 
 
 def connect() -> DockerClient:
