@@ -3,100 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import errno
-import fcntl
-import functools
 import json
-import shutil
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.checkouts import checkout
-from tests.cli.played_ranks import PLAYED, WATTS, Job
-from tests.contracts.baking import bake
-from tests.execution.fake_engine import NAME, Play, Script, register, torchrun_report
+from tests.cli.flow_sites import RECIPE, REFUSED, FlowSite
+from tests.cli.played_ranks import WATTS, Job
+from tests.execution.fake_engine import NAME, Play, torchrun_report
 from twinrun.cli import run as commands
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError, TwinrunError
 from twinrun.planning.project import Project
 from twinrun.protocol.job import OUT_OF_MEMORY
 from twinrun.results.reading import read_record
-from twinrun.results.record import Record
 from twinrun.runs.progress import Display
 from twinrun.runs.run import execute
 from twinrun.runs.selection import Selection, select
 from twinrun.runs.sweep import finished
-from twinrun.workloads import load_workload, workload_names
-
-RECIPE = "my-recipe"
-
-
-@dataclasses.dataclass
-class FlowSite:
-    """A checkout with one recipe, and the engine that plays its ranks."""
-
-    root: Path
-    out: Path
-    script: Script
-    workload: str
-
-    def invoke(self, *settings: str, resume: bool = False, track: str = "") -> int:
-        """Run the recipe at smoke scale and return the exit code."""
-        request = commands.Request(recipe=RECIPE, vendor="cpu", engine=NAME, scale="smoke", settings=settings)
-        return commands.run(self.root, request, out=self.out, resume=resume, as_json=True, track=track)
-
-    def folders(self) -> list[Path]:
-        """Return the run folders, oldest first."""
-        return sorted((self.out / RECIPE).glob("*"))
-
-    def record(self) -> Record:
-        """Return the record of the only run."""
-        (folder,) = self.folders()
-        return read_record(folder / "record.json", Project(self.root))
-
-    def play(self, job: Job) -> Play:
-        """Return what ranks do when nothing is wrong."""
-        return PLAYED[self.workload](job)
-
-
-@pytest.fixture(scope="module")
-def baked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return what bakes the recipe of a workload once; every test has a copy of it."""
-
-    @functools.cache
-    def recipe(workload: str) -> Path:
-        root = checkout(tmp_path_factory.mktemp(workload))
-        return root / bake(root, {"workload": workload}).folder
-
-    return recipe
-
-
-@pytest.fixture(params=workload_names())
-def site(
-    request: pytest.FixtureRequest,
-    baked: Callable[[str], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> FlowSite:
-    return made(tmp_path, request.param, baked(request.param), monkeypatch)
-
-
-@pytest.fixture
-def trained(baked: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FlowSite:
-    return made(tmp_path, "training", baked("training"), monkeypatch)
-
-
-def made(folder: Path, workload: str, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> FlowSite:
-    monkeypatch.setenv("TWINRUN_CACHE", str(folder / "cache"))
-    root = checkout(folder)
-    shutil.copytree(recipe, root / "recipes" / RECIPE)
-    script = Script(play=PLAYED[workload])
-    register(script, folder / "engines", monkeypatch)
-    return FlowSite(root=root, out=folder / "runs", script=script, workload=workload)
+from twinrun.workloads import load_workload
 
 
 def test_a_run_measures_records_judges_and_reports(
@@ -175,7 +101,6 @@ def test_runs_of_one_second_are_apart(site: FlowSite) -> None:
         assert len(attempts) == len({point for point, _ in attempts})
 
 
-REFUSED = MachineError("no such device", place="here")
 FAILED = RunError("it ended", place="here")
 
 
@@ -344,44 +269,6 @@ def test_a_run_that_is_alive_is_not_joined(trained: FlowSite) -> None:
     assert refused
 
 
-def test_a_file_system_without_locks_is_named_before_anything_starts(
-    trained: FlowSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    trained.script.play = lambda job: pytest.fail("started")
-    with pytest.raises(MachineError, match="the file system has no locks") as refused:
-        trained.invoke()
-    assert refused.value.found == "No locks available"
-    assert "--out" in str(refused.value.hint)
-
-
-@pytest.mark.parametrize("days", [-400, -1, 400], ids=["back", "a day back", "on"])
-def test_a_clock_that_is_set_between_two_runs_loses_none(
-    trained: FlowSite, monkeypatch: pytest.MonkeyPatch, days: int
-) -> None:
-    assert trained.invoke() == 0
-    other = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
-
-    class Set(datetime.datetime):
-        @classmethod
-        def now(cls, tz: datetime.tzinfo | None = None) -> Set:
-            return cls.fromtimestamp(other.timestamp(), tz)
-
-    monkeypatch.setattr("twinrun.runs.run.datetime.datetime", Set)
-    trained.script.opening = REFUSED
-    with pytest.raises(MachineError):
-        trained.invoke()
-    trained.script.opening = None
-    assert trained.invoke(resume=True) == 0
-    records = [read_record(one / "record.json", Project(trained.root)) for one in trained.folders()]
-    assert len({one.run for one in records}) == 2
-    times = [point.measurement("step-time") for one in records for point in one.points]
-    assert {one and one.median for one in times} == {0.5}
-
-
 def test_a_changed_option_is_another_run(trained: FlowSite) -> None:
     trained.script.opening = REFUSED
     with pytest.raises(MachineError):
@@ -434,29 +321,3 @@ def test_a_full_disk_leaves_no_record_and_what_was_measured(
     site.script.play = lambda job: pytest.fail("measured twice")
     assert site.invoke(resume=True) == 0
     assert site.record().points
-
-
-def test_no_password_of_a_remote_or_a_path_gets_into_what_a_run_leaves(
-    trained: FlowSite, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A remote may carry a token, as hosts of repositories tell their users to clone, and a path too."""
-    address = "https://user:glpat-remote0123456789@example.com/project.git"
-    for arguments in (
-        ("init", "--quiet"),
-        ("remote", "add", "origin", address),
-        ("add", "recipes"),
-        ("-c", "user.name=t", "-c", "user.email=t@t", "commit", "--quiet", "--message", "all"),
-    ):
-        subprocess.run(["git", *arguments], cwd=trained.root, check=True)
-    trained.out = trained.out / "ghp_path0123456789abcdef"
-    assert trained.invoke() == 0
-    (folder,) = trained.folders()
-    said = capsys.readouterr()
-    texts = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert trained.record().revision.commit
-    for name, text in texts.items():
-        assert b"glpat-remote" not in text, name
-    # What ranks read in the run folder has to name it; what is kept and sent does not.
-    for name in ("record.json", "plan.json", "metrics.jsonl", "report.html"):
-        assert b"ghp_path" not in texts[name], name
-    assert "glpat-remote" not in said.out + said.err

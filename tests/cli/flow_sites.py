@@ -1,0 +1,58 @@
+"""Checkouts with one recipe each, whose ranks an engine plays."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.checkouts import checkout
+from tests.cli.played_ranks import PLAYED, Job
+from tests.execution.fake_engine import NAME, Play, Script, register
+from twinrun.cli import run as commands
+from twinrun.foundation.errors import MachineError
+from twinrun.planning.project import Project
+from twinrun.results.reading import read_record
+from twinrun.results.record import Record
+
+RECIPE = "my-recipe"
+REFUSED = MachineError("no such device", place="here")
+
+
+@dataclasses.dataclass
+class FlowSite:
+    """A checkout with one recipe, and the engine that plays its ranks."""
+
+    root: Path
+    out: Path
+    script: Script
+    workload: str
+
+    def invoke(self, *settings: str, resume: bool = False, track: str = "") -> int:
+        """Run the recipe at smoke scale and return the exit code."""
+        request = commands.Request(recipe=RECIPE, vendor="cpu", engine=NAME, scale="smoke", settings=settings)
+        return commands.run(self.root, request, out=self.out, resume=resume, as_json=True, track=track)
+
+    def folders(self) -> list[Path]:
+        """Return the run folders, oldest first."""
+        return sorted((self.out / RECIPE).glob("*"))
+
+    def record(self) -> Record:
+        """Return the record of the only run."""
+        (folder,) = self.folders()
+        return read_record(folder / "record.json", Project(self.root))
+
+    def play(self, job: Job) -> Play:
+        """Return what ranks do when nothing is wrong."""
+        return PLAYED[self.workload](job)
+
+
+def made(folder: Path, workload: str, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> FlowSite:
+    monkeypatch.setenv("TWINRUN_CACHE", str(folder / "cache"))
+    root = checkout(folder)
+    shutil.copytree(recipe, root / "recipes" / RECIPE)
+    script = Script(play=PLAYED[workload])
+    register(script, folder / "engines", monkeypatch)
+    return FlowSite(root=root, out=folder / "runs", script=script, workload=workload)
