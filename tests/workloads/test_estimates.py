@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.records import plan
 from twinrun.planning.project import Project
 from twinrun.protocol.training import Training
 from twinrun.results.reading import read_record
@@ -156,3 +157,20 @@ def test_the_estimate_of_time_is_that_of_the_records() -> None:
         if min(abs(share - 1) for share in shares) > 0.25:
             off[path.parts[-3], path.stem] = shares
     assert set(off) == {COMPILED_KERNELS}, off
+
+
+@pytest.mark.parametrize("claim", ["throughput-1-node", "throughput-32-nodes"])
+def test_the_estimate_of_steps_is_that_of_the_published_rows(claim: str) -> None:
+    """Figure 5 of the publication has TFLOP/s of an MI250 card; of a point, the steps alone are compared."""
+    (published,) = (one for one in PROJECT.recipe("mpt7b-scaling").published.claim if one.id == claim)
+    gpu, part = PROJECT.gpus[published.hardware.gpu], plan("mpt7b-scaling").part
+    training, cards = part.training, published.hardware.cards
+    hardware = Hardware(gpu=gpu, device_memory_bytes=None, devices=8, cores=8)
+    world = cards * gpu.devices_per_card
+    whole, start = (
+        estimated_seconds(part.shape, training.model_copy(update={"steps": steps}), hardware, world=world)
+        or 0
+        for steps in (training.steps, 0)
+    )
+    flops = part.shape.flops_per_token() * training.global_batch * part.shape.sequence * training.steps
+    assert flops / (whole - start) / cards / 1e12 == pytest.approx(published.value, rel=0.08)

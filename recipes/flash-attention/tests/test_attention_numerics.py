@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from twinrun_attention import (
     alibi_slopes,
     flash_attn_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
-    launch,
     ops,
+    prepared,
     scaled_dot_product_attention,
     tuning,
 )
@@ -236,7 +239,48 @@ def test_the_operators_are_whole() -> None:
 
 
 def test_parts_of_a_cache_cover_it() -> None:
-    sizes = launch.Sizes.of(torch.empty(1, 1, 4, 32), torch.empty(1, 1000, 1, 32), None)
+    sizes = prepared.Sizes.of((1, 1, 4, 32), (1, 1000, 1, 32))
     row = tuning.options("decode", arch="cpu", head_size=32, causal=False)
-    splits, per_split = launch._splits(sizes, 1, row, torch.device("cpu"))
+    splits, per_split = prepared.parts(sizes, 1, row, torch.device("cpu"))
     assert (splits - 1) * per_split < 1000 <= splits * per_split
+
+
+def test_what_follows_from_sizes_is_prepared_once_and_told_apart() -> None:
+    prepared.forget()
+    q, k, v = (random(1, 20, 2, 16).detach() for _ in range(3))
+    sloped = {"alibi_slopes": alibi_slopes(2, device=DEVICE)}
+    for options in ({}, {"causal": True}, {"window_size": (3, 0)}, {"softcap": 2.0}, sloped):
+        for _ in range(2):
+            flash_attn_func(q, k, v, **options)
+    assert prepared.forward.cache_info()[:2] == (5, 5)
+    # The same sizes in another order of memory are another launch.
+    turned = q.transpose(1, 2).contiguous().transpose(1, 2)
+    assert torch.equal(flash_attn_func(turned, k, v), flash_attn_func(q, k, v))
+    assert prepared.forward.cache_info()[:2] == (6, 6)
+
+
+def test_a_policy_of_checkpointing_keeps_the_product() -> None:
+    """Selective checkpointing sees one operator, and runs it once where its policy keeps it."""
+    calls: list[str] = []
+
+    class Counted(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            calls.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    q, k, v = (random(1, 20, 1, 16) for _ in range(3))
+    name, found = "twinrun_attention.forward.default", {}
+    for kept in ([], [torch.ops.twinrun_attention.forward.default]):
+        calls.clear()
+        contexts = functools.partial(create_selective_checkpoint_contexts, kept)
+        with Counted():
+            out = checkpoint(
+                lambda *inputs: flash_attn_func(*inputs, causal=True) * 2,
+                *(q, k, v),
+                use_reentrant=False,
+                context_fn=contexts,
+            )
+            grads = torch.autograd.grad(out.float().square().sum(), (q, k, v))
+        found[calls.count(name)] = grads
+    assert found.keys() == {1, 2}
+    assert all(torch.equal(a, b) for a, b in zip(found[1], found[2], strict=True))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 import triton
-from twinrun_attention import alibi_slopes, launch, tuning
+from twinrun_attention import alibi_slopes, launch, prepared, tuning
 from twinrun_attention.launch import Band
 from twinrun_attention.tuning import LaunchOptions
 
@@ -68,6 +68,7 @@ def candidates(kernel: str, head_size: int, scores: str) -> Iterator[LaunchOptio
 def call(row: LaunchOptions, length: int = LENGTH) -> Callable[[], object]:
     """Return a launch of one kernel with one candidate's options."""
     tuning.options = lambda *_, **__: row  # type: ignore[assignment]
+    prepared.forget()
     if row.kernel == "decode":
         return decoding(row)
     heads = WIDTH // row.head_size
@@ -86,9 +87,8 @@ def call(row: LaunchOptions, length: int = LENGTH) -> Callable[[], object]:
     if row.kernel == "forward":
         return lambda: launch.run_forward(q, k, v, slopes, None, band)
     lse = torch.full((shape[0], heads, length), 8.0, device="cuda")
-    sizes = launch.Sizes.of(q, k, None)
     inputs, outputs = (q, k, v, grad, lse, torch.zeros_like(lse)), (q.clone(), k.clone(), v.clone())
-    return lambda: launch.launch_backward(row.kernel, inputs, outputs, slopes, None, band, sizes=sizes)
+    return lambda: launch.launch_backward(row.kernel, inputs, outputs, slopes, None, band)
 
 
 def decoding(row: LaunchOptions) -> Callable[[], object]:

@@ -1,126 +1,44 @@
-"""From tensors to launches of the kernels."""
+"""From tensors to launches of the kernels; what does not depend on addresses is prepared once."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
-from twinrun_attention import backward_kernels, forward_kernel, tuning
+from twinrun_attention import backward_kernels, forward_kernel, prepared
 from twinrun_attention.decode_kernel import combine, decode
+from twinrun_attention.prepared import Band, Form, Packing, PreparedLaunch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DESCRIPTORS = find_spec("triton.tools.tensor_descriptor") is not None
-NO_LIMIT = -1
-# The most parts that one row of a decoding call is cut into.
-MOST_PARTS = 128
-
-
-@dataclass(frozen=True, kw_only=True)
-class Band:
-    """What a query sees and how scores are changed; numbers for every kernel."""
-
-    scale: float
-    left: int = NO_LIMIT
-    right: int = NO_LIMIT
-    end: bool = True
-    """Whether the last query and the last key stand beside each other, else the first ones do."""
-    softcap: float = 0.0
-
-    @property
-    def causal(self) -> bool:
-        """Whether all keys up to a query's own are seen, and no later ones."""
-        return self.left < 0 and self.right >= 0
-
-    def scores(self, slopes: Tensor | None) -> str | None:
-        """Return what is done to scores, by the names of launch options."""
-        if self.left >= 0:
-            return "window"
-        return "biased" if slopes is not None or self.softcap > 0 else None
-
-    def flags(self, slopes: Tensor | None) -> dict[str, bool]:
-        """Return the constants of a kernel."""
-        return {
-            "HAS_LEFT": self.left >= 0,
-            "HAS_RIGHT": self.right >= 0,
-            "END": self.end,
-            "HAS_SLOPES": slopes is not None,
-            "CAPPED": self.softcap > 0,
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Packing:
-    """Sequences one after the other in one tensor: where each begins, and the longest."""
-
-    starts_q: Tensor
-    starts_k: Tensor
-    max_q: int
-    max_k: int
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes of a call; tensors are (batch, row, head, column), packed ones (row, head, column)."""
-
-    batch: int
-    max_q: int
-    max_k: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    rows_q: int
-
-    @classmethod
-    def of(cls, q: Tensor, k: Tensor, packing: Packing | None) -> Sizes:
-        """Return the sizes of queries and keys."""
-        if packing:
-            batch, longest = packing.starts_q.numel() - 1, (packing.max_q, packing.max_k)
-            return cls(batch, *longest, q.shape[1], k.shape[1], q.shape[2], q.shape[0])
-        return cls(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], q.shape[1])
-
-    @property
-    def columns(self) -> int:
-        """Columns of a tile, a power of two."""
-        return max(16, triton.next_power_of_2(self.head_size))
 
 
 def run_forward(
     q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None, packing: Packing | None, band: Band
 ) -> tuple[Tensor, Tensor]:
     """Return the output, and the logarithm of the sum of each row: (batch, head, row), packed (head, row)."""
-    sizes = Sizes.of(q, k, packing)
     q, k, v = (aligned(one) for one in (q, k, v))
-    out, lse = torch.empty(q.shape, dtype=q.dtype, device=q.device), _row_numbers(q, sizes, packing)
+    out, lse = torch.empty(q.shape, dtype=q.dtype, device=q.device), _row_numbers(q, packing)
     if not q.numel() or not k.numel():
         return out.zero_(), lse.fill_(float("inf"))
-    row = tuning.options(
-        "forward",
-        arch=tuning.architecture(q.device),
-        head_size=sizes.columns,
-        causal=band.causal,
-        scores=band.scores(slopes),
+    ready = prepared.forward(
+        *map(_form, (q, k, v)),
+        slope_stride=_slope_stride(slopes),
+        packed=packing.sizes if packing else None,
+        band=band,
+        device=q.device,
     )
-    described = row.descriptors and not packing and all(_describable(one) for one in (k, v))
-    grid = (triton.cdiv(sizes.max_q, row.block_m) * sizes.batch * sizes.heads,)
     with _on(q.device):
-        forward_kernel.forward[grid](
+        forward_kernel.forward[ready.grid](
             q,
-            *(_source(one, row.block_n, sizes.columns, described) for one in (k, v)),
+            *(_source(one, ready.row.block_n, ready) for one in (k, v)),
             out,
             lse,
             *_optional(slopes, packing, q),
-            *(stride for one in (q, k, v) for stride in _strides(one, packing)),
-            *_numbers(slopes, sizes, band),
-            **_constants(slopes, sizes, band, packing, row),
-            EVEN=not packing and sizes.max_k % row.block_n == 0,
-            DESCRIBED=described,
-            **row.compiler(),
+            *ready.numbers,
+            **ready.options,
         )
     return out, lse
 
@@ -134,32 +52,19 @@ def run_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values."""
     q, k, v, out, lse = saved
-    sizes = Sizes.of(q, k, packing)
     q, k, v, grad = (aligned(one) for one in (q, k, v, grad))
     dq, dk, dv = (torch.empty(one.shape, dtype=one.dtype, device=one.device) for one in (q, k, v))
     if not q.numel() or not k.numel():
         return dq.zero_(), dk.zero_(), dv.zero_()
     delta = torch.empty_like(lse)
+    packed = packing.sizes if packing else None
+    sums = prepared.row_sums(_form(q), _form(k), _form(grad), packed=packed)
     with _on(q.device):
-        grid = (triton.cdiv(sizes.max_q, 64) * sizes.batch * sizes.heads,)
-        backward_kernels.row_sums[grid](
-            out,
-            grad,
-            delta,
-            packing.starts_q if packing else q,
-            *_strides(grad, packing),
-            sizes.heads,
-            sizes.rows_q,
-            sizes.max_q,
-            D=sizes.head_size,
-            COLS=sizes.columns,
-            BLOCK_M=64,
-            VARLEN=packing is not None,
+        backward_kernels.row_sums[sums.grid](
+            out, grad, delta, packing.starts_q if packing else q, *sums.numbers, **sums.options
         )
         for kernel in ("backward_keys", "backward_queries"):
-            launch_backward(
-                kernel, (q, k, v, grad, lse, delta), (dq, dk, dv), slopes, packing, band, sizes=sizes
-            )
+            launch_backward(kernel, (q, k, v, grad, lse, delta), (dq, dk, dv), slopes, packing, band)
     return dq, dk, dv
 
 
@@ -170,40 +75,31 @@ def launch_backward(
     slopes: Tensor | None,
     packing: Packing | None,
     band: Band,
-    *,
-    sizes: Sizes,
 ) -> None:
+    """Launch one of the two kernels that make gradients."""
     q, k, v, grad, lse, delta = inputs
-    row = tuning.options(
+    ready = prepared.backward(
         name,
-        arch=tuning.architecture(q.device),
-        head_size=sizes.columns,
-        causal=band.causal,
-        scores=band.scores(slopes),
+        *map(_form, (q, k, v, grad)),
+        slope_stride=_slope_stride(slopes),
+        packed=packing.sizes if packing else None,
+        band=band,
+        device=q.device,
     )
     keys = name == "backward_keys"
-    # What the loop reads comes through descriptors.
-    block, looped = (row.block_m, (q, grad)) if keys else (row.block_n, (k, v))
-    described = row.descriptors and not packing and all(_describable(one) for one in looped)
-    sources = [
-        _source(one, block, sizes.columns, described and any(one is other for other in looped))
+    block, looped = (ready.row.block_m, (q, grad)) if keys else (ready.row.block_n, (k, v))
+    sources = (
+        _source(one, block, ready) if any(one is other for other in looped) else one
         for one in (q, k, v, grad)
-    ]
-    blocks, heads = (sizes.max_k, sizes.kv_heads) if keys else (sizes.max_q, sizes.heads)
-    grid = (triton.cdiv(blocks, row.block_n if keys else row.block_m) * sizes.batch * heads,)
-    even = {} if keys else {"EVEN": not packing and sizes.max_k % row.block_n == 0}
-    getattr(backward_kernels, name)[grid](
+    )
+    getattr(backward_kernels, name)[ready.grid](
         *sources,
         lse,
         delta,
         *(outputs[1:] if keys else outputs[:1]),
         *_optional(slopes, packing, q),
-        *(stride for one in (q, k, v, grad) for stride in _strides(one, packing)),
-        *_numbers(slopes, sizes, band),
-        **_constants(slopes, sizes, band, packing, row),
-        **even,
-        DESCRIBED=described,
-        **row.compiler(),
+        *ready.numbers,
+        **ready.options,
     )
 
 
@@ -211,49 +107,22 @@ def run_decode(
     q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, slopes: Tensor | None, band: Band
 ) -> tuple[Tensor, Tensor]:
     """Return output and logarithms of the sums (batch, row, head) of queries at the end of a cache."""
-    sizes = Sizes.of(q, k, None)
     q, k, v = (aligned(one) for one in (q, k, v))
-    rows = sizes.max_q * sizes.heads // sizes.kv_heads
-    row = tuning.options(
-        "decode", arch=tuning.architecture(q.device), head_size=sizes.columns, causal=band.right >= 0
+    ready = prepared.decoding(
+        *map(_form, (q, k, v)), slope_stride=_slope_stride(slopes), band=band, device=q.device
     )
-    block_m = min(max(16, triton.next_power_of_2(rows)), row.block_m)
-    row_blocks = triton.cdiv(rows, block_m)
-    splits, per_split = _splits(sizes, row_blocks, row, q.device)
+    batch, rows, heads, head_size = q.shape
     on = {"dtype": torch.float32, "device": q.device}
-    partial = torch.empty((sizes.batch, sizes.max_q, sizes.heads, splits, sizes.head_size), **on)
+    partial = torch.empty((batch, rows, heads, ready.splits, head_size), **on)
     sums, lse = torch.empty(partial.shape[:-1], **on), torch.empty(q.shape[:-1], **on)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    flags = band.flags(slopes)
-    flags.pop("END")
     with _on(q.device):
-        decode[splits, sizes.batch * sizes.kv_heads, row_blocks](
+        decode[ready.grid](
             q, k, v, partial, sums, slopes if slopes is not None else q, lengths,
-            *(stride for one in (q, k, v) for stride in _strides(one, None)),
-            _slope_stride(slopes), sizes.heads, sizes.max_q, splits, per_split,
-            band.scale, band.softcap, band.left, band.right,
-            GROUP=sizes.heads // sizes.kv_heads, D=sizes.head_size, COLS=sizes.columns,
-            BLOCK_M=block_m, BLOCK_N=row.block_n, **flags, **row.compiler(),
+            *ready.numbers, **ready.options,
         )  # fmt: skip
-        parts = triton.next_power_of_2(splits)
-        combine[(lse.numel(),)](
-            partial, sums, out, lse, splits, D=sizes.head_size, COLS=sizes.columns, PARTS=parts
-        )  # fmt: skip
+        combine[(lse.numel(),)](partial, sums, out, lse, ready.splits, **ready.combining)
     return out, lse
-
-
-def _splits(
-    sizes: Sizes, row_blocks: int, row: tuning.LaunchOptions, device: torch.device
-) -> tuple[int, int]:
-    """Return into how many parts the keys are cut, and the keys of one; the same on equal devices."""
-    processors = (
-        torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
-    )
-    # Rounded down: programs that do not all run at once would wait for a second wave.
-    wanted = row.programs * processors // (sizes.batch * sizes.kv_heads * row_blocks)
-    blocks = max(1, triton.cdiv(sizes.max_k, row.block_n))
-    per_split = triton.cdiv(blocks, max(1, min(wanted, MOST_PARTS))) * row.block_n
-    return max(1, triton.cdiv(sizes.max_k, per_split)), per_split
 
 
 def aligned(tensor: Tensor) -> Tensor:
@@ -263,28 +132,24 @@ def aligned(tensor: Tensor) -> Tensor:
     return tensor if fits else tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _describable(tensor: Tensor) -> bool:
-    """Say whether a descriptor can be made: Triton is 3.4 or newer, and no stride is zero."""
-    return DESCRIPTORS and all(tensor.stride()) and not INTERPRETED
+def _form(tensor: Tensor) -> Form:
+    return tensor.shape, tensor.stride()
 
 
-def _source(tensor: Tensor, rows: int, columns: int, described: bool) -> Any:
-    if not described:
+def _source(tensor: Tensor, rows: int, ready: PreparedLaunch) -> Any:
+    if not ready.described:
         return tensor
     from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: PLC0415 - Triton 3.4 or newer
 
     view = tensor.transpose(1, 2)
-    return TensorDescriptor(view, list(view.shape), list(view.stride()), [1, 1, rows, columns])
+    return TensorDescriptor(view, list(view.shape), list(view.stride()), [1, 1, rows, ready.columns])
 
 
-def _strides(tensor: Tensor, packing: Packing | None) -> tuple[int, ...]:
-    """Return the strides of batch, row and head in units of eight elements."""
-    first = 0 if packing else tensor.stride(0) // 8
-    return (first, tensor.stride(-3) // 8, tensor.stride(-2) // 8)
-
-
-def _slope_stride(slopes: Tensor | None) -> int:
-    return slopes.stride(0) if slopes is not None and slopes.dim() == 2 else 0
+def _slope_stride(slopes: Tensor | None) -> int | None:
+    """Return how far apart the slopes of two sequences are, 0 where they share them; None for no slopes."""
+    if slopes is None:
+        return None
+    return slopes.stride(0) if slopes.dim() == 2 else 0
 
 
 def _optional(slopes: Tensor | None, packing: Packing | None, q: Tensor) -> tuple[Tensor, ...]:
@@ -293,27 +158,8 @@ def _optional(slopes: Tensor | None, packing: Packing | None, q: Tensor) -> tupl
     return (q if slopes is None else slopes, *starts)
 
 
-def _numbers(slopes: Tensor | None, sizes: Sizes, band: Band) -> tuple[float, ...]:
-    sides = (band.scale, band.softcap, band.left, band.right)
-    return (_slope_stride(slopes), sizes.heads, sizes.rows_q, sizes.max_q, sizes.max_k, *sides)
-
-
-def _constants(
-    slopes: Tensor | None, sizes: Sizes, band: Band, packing: Packing | None, row: tuning.LaunchOptions
-) -> dict[str, Any]:
-    return {
-        "GROUP": sizes.heads // sizes.kv_heads,
-        "D": sizes.head_size,
-        "COLS": sizes.columns,
-        "BLOCK_M": row.block_m,
-        "BLOCK_N": row.block_n,
-        "VARLEN": packing is not None,
-        **band.flags(slopes),
-    }
-
-
-def _row_numbers(q: Tensor, sizes: Sizes, packing: Packing | None) -> Tensor:
-    shape = (sizes.heads, sizes.rows_q) if packing else (sizes.batch, sizes.heads, sizes.max_q)
+def _row_numbers(q: Tensor, packing: Packing | None) -> Tensor:
+    shape = (q.shape[1], q.shape[0]) if packing else (q.shape[0], q.shape[2], q.shape[1])
     return torch.empty(shape, dtype=torch.float32, device=q.device)
 
 
