@@ -163,8 +163,10 @@ def test_the_estimate_of_time_is_that_of_the_records() -> None:
 def test_the_estimate_of_steps_is_that_of_the_published_rows(claim: str) -> None:
     """Figure 5 of the publication has TFLOP/s of an MI250 card; of a point, the steps alone are compared."""
     (published,) = (one for one in PROJECT.recipe("mpt7b-scaling").published.claim if one.id == claim)
-    gpu, part = PROJECT.gpus[published.hardware.gpu], plan("mpt7b-scaling").part
-    training, cards = part.training, published.hardware.cards
+    stated = published.hardware
+    assert stated
+    gpu, part = PROJECT.gpus[stated.gpu], plan("mpt7b-scaling").part
+    training, cards = part.training, stated.cards
     hardware = Hardware(gpu=gpu, device_memory_bytes=None, devices=8, cores=8)
     world = cards * gpu.devices_per_card
     whole, start = (
