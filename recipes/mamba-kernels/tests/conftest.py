@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,10 +11,25 @@ import pytest
 
 HERE = Path(__file__).parent
 HAS_TORCH = find_spec("torch") is not None
+
+
+def _sees_gpu() -> bool:
+    if not HAS_TORCH:
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
 # Compiling needs no torch.
 if not HAS_TORCH:
     standalone = {f"test_{name}.py" for name in ("budgets", "compile", "portable", "units")}
     collect_ignore = [path.name for path in HERE.glob("test_*.py") if path.name not in standalone]
+# Triton chooses its interpreter when it is imported: test_ssd_interpreted.py starts these in a new process.
+elif "TRITON_INTERPRET" in os.environ or _sees_gpu():
+    collect_ignore = ["test_ssd_interpreted.py"]
+else:
+    collect_ignore = ["test_ssd_numerics.py"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -27,14 +43,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in here:
         for marker in reasons.keys() & set(item.keywords):
             item.add_marker(pytest.mark.skip(reason=reasons[marker]))
-
-
-def _sees_gpu() -> bool:
-    if not HAS_TORCH:
-        return False
-    import torch
-
-    return bool(torch.cuda.is_available())
 
 
 @pytest.fixture(autouse=HAS_TORCH)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from twinrun_mamba.packing import index_of
     from twinrun_mamba.registry import ArchitectureError
     from twinrun_mamba.scan import selective_scan_fn, selective_state_update
+    from twinrun_mamba.ssd import mamba_chunk_scan_combined
     from twinrun_mamba.validation import ArgumentError, ArgumentTypeError
 
 __version__ = "0.1.0"
@@ -28,6 +29,7 @@ __all__ = [
     "describe",
     "index_of",
     "install",
+    "mamba_chunk_scan_combined",
     "mamba_inner_fn",
     "selective_scan_fn",
     "selective_state_update",
@@ -41,6 +43,7 @@ _MODULES = {
     "packing": ("index_of",),
     "registry": ("ArchitectureError",),
     "scan": ("selective_scan_fn", "selective_state_update"),
+    "ssd": ("mamba_chunk_scan_combined",),
     "validation": ("ArgumentError", "ArgumentTypeError"),
 }
 

@@ -1,0 +1,269 @@
+"""From tensors to launches of the kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from twinrun_mamba.memory import empty
+from twinrun_mamba.ssd import forward_kernels, tuning
+from twinrun_mamba.ssd.sizes import Sizes
+from twinrun_mamba.ssd.tuning import LaunchOptions
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+# Elements of a state that a program passes from chunk to chunk.
+PASSED = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """The tensors of a call, the last dimension of each contiguous, and how step sizes are made."""
+
+    x: Tensor
+    dt: Tensor
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    D: Tensor | None
+    z: Tensor | None
+    dt_bias: Tensor | None
+    initial_states: Tensor | None
+    seq_idx: Tensor | None
+    softplus: bool
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, *tensors: Any, softplus: bool, low: float, high: float) -> Inputs:
+        """Return the inputs as kernels take them; fp32 in the interpreter, which multiplies bf16 wrongly."""
+        x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx = tensors
+        skip = None if D is None else D.float().reshape(len(D), -1).expand(-1, x.shape[3]).contiguous()
+        return cls(
+            x=laid(x),
+            dt=wide(dt),
+            A=wide(A).contiguous(),
+            B=laid(B),
+            C=laid(C),
+            D=skip,
+            z=None if z is None else laid(z),
+            dt_bias=None if dt_bias is None else wide(dt_bias).contiguous(),
+            initial_states=None if initial_states is None else wide(initial_states).contiguous(),
+            seq_idx=None if seq_idx is None else seq_idx.to(torch.int32).contiguous(),
+            softplus=softplus,
+            low=low,
+            high=high,
+        )
+
+    @property
+    def index(self) -> Tensor:
+        """The sequences, or what stands in their place."""
+        return self.x if self.seq_idx is None else self.seq_idx
+
+    @property
+    def bias(self) -> Tensor:
+        """The bias of dt, or what stands in its place."""
+        return self.x if self.dt_bias is None else self.dt_bias
+
+    @property
+    def skip(self) -> Tensor:
+        """D as (head, column), or what stands in its place."""
+        return self.x if self.D is None else self.D
+
+    @property
+    def flags(self) -> dict[str, bool]:
+        """Constants that every kernel by chunk takes."""
+        return {"HAS_INDEX": self.seq_idx is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What the backward pass takes from the forward one."""
+
+    steps: Tensor
+    sums: Tensor
+    states: Tensor
+    """The first state of each chunk."""
+    ungated: Tensor | None
+    """The output before it is multiplied by silu of z."""
+
+
+def run_forward(inputs: Inputs, sizes: Sizes, state_dtype: torch.dtype) -> tuple[Tensor, Tensor, Kept]:
+    """Return output, last states, and what the backward pass takes."""
+    x, row = inputs.x, (sizes.batch, sizes.length, sizes.heads, sizes.P)
+    out = empty(row, x.dtype, x.device)
+    ungated = empty(row, x.dtype, x.device) if inputs.z is not None else None
+    steps, sums = (empty((*sizes.by_head, sizes.Q), torch.float32, x.device) for _ in range(2))
+    kept = Kept(steps=steps, sums=sums, states=empty(sizes.states, state_dtype, x.device), ungated=ungated)
+    final = empty((sizes.batch, sizes.heads, sizes.P, sizes.N), torch.float32, x.device)
+    with on(x.device):
+        run_sums(inputs, sizes, kept)
+        states = run_states(x, inputs.B, inputs, sizes, kept, forward=True)
+        grid = (sizes.batch * sizes.heads * triton.cdiv(sizes.P * sizes.N, PASSED),)
+        forward_kernels.pass_states[grid](
+            states,
+            kept.sums,
+            inputs.index,
+            states if inputs.initial_states is None else inputs.initial_states,
+            kept.states,
+            final,
+            sizes.heads,
+            sizes.length,
+            sizes.chunks,
+            SIZE=sizes.P * sizes.N,
+            Q=sizes.Q,
+            BLOCK=PASSED,
+            HAS_INITIAL=inputs.initial_states is not None,
+            **inputs.flags,
+        )
+        run_outputs(run_products(inputs, sizes), inputs, sizes, kept, out)
+    return out, final, kept
+
+
+def run_sums(inputs: Inputs, sizes: Sizes, kept: Kept) -> None:
+    """Fill in the step sizes and the sums of decays."""
+    tile = sizes.heads_of_a_tile
+    forward_kernels.chunk_sums[(triton.cdiv(sizes.heads, tile) * sizes.batch * sizes.chunks,)](
+        inputs.dt,
+        inputs.A,
+        inputs.bias,
+        kept.steps,
+        kept.sums,
+        *inputs.dt.stride(),
+        sizes.heads,
+        sizes.length,
+        sizes.chunks,
+        inputs.low,
+        inputs.high,
+        Q=sizes.Q,
+        HEADS=tile,
+        HAS_BIAS=inputs.dt_bias is not None,
+        SOFTPLUS=inputs.softplus,
+    )
+
+
+def run_states(x: Tensor, B: Tensor, inputs: Inputs, sizes: Sizes, kept: Kept, *, forward: bool) -> Tensor:
+    """Return what each chunk adds to its last state, or to the gradient of its first."""
+    row = options("chunk_states", x)
+    states = empty(sizes.states, torch.float32, x.device)
+    block = sizes.in_state(row.block_n)
+    forward_kernels.chunk_states[(triton.cdiv(sizes.N, block) * sizes.programs,)](
+        x,
+        B,
+        kept.steps,
+        kept.sums,
+        inputs.index,
+        states,
+        *x.stride()[:3],
+        *B.stride()[:3],
+        sizes.heads,
+        sizes.length,
+        sizes.chunks,
+        GROUP=sizes.group,
+        P=sizes.P,
+        N=sizes.N,
+        Q=sizes.Q,
+        BLOCK_P=sizes.block_p,
+        BLOCK_N=block,
+        BLOCK_K=sizes.in_chunk(row.block_k),
+        FORWARD=forward,
+        **inputs.flags,
+        **row.compiler(),
+    )
+    return states
+
+
+def run_products(inputs: Inputs, sizes: Sizes) -> Tensor:
+    """Return the products of C and B of each chunk; above the diagonal they are anything."""
+    row = options("chunk_products", inputs.x)
+    products = empty(sizes.products, torch.float32, inputs.x.device)
+    m, k = sizes.in_chunk(row.block_m), sizes.in_chunk(row.block_k)
+    blocks = (sizes.Q // m) * (sizes.Q // k)
+    forward_kernels.chunk_products[(blocks * sizes.batch * sizes.chunks * sizes.groups,)](
+        inputs.C,
+        inputs.B,
+        products,
+        *inputs.C.stride()[:3],
+        *inputs.B.stride()[:3],
+        sizes.groups,
+        sizes.length,
+        sizes.chunks,
+        N=sizes.N,
+        Q=sizes.Q,
+        BLOCK_M=m,
+        BLOCK_K=k,
+        BLOCK_N=sizes.in_state(row.block_n),
+        **row.compiler(),
+    )
+    return products
+
+
+def run_outputs(products: Tensor, inputs: Inputs, sizes: Sizes, kept: Kept, out: Tensor) -> None:
+    """Fill in the output, and what it is before z."""
+    row = options("chunk_outputs", inputs.x)
+    m, z = sizes.in_chunk(row.block_m), inputs.x if inputs.z is None else inputs.z
+    forward_kernels.chunk_outputs[(sizes.Q // m * sizes.programs,)](
+        products,
+        inputs.x,
+        z,
+        inputs.C,
+        kept.states,
+        kept.steps,
+        kept.sums,
+        inputs.index,
+        inputs.skip,
+        out,
+        out if kept.ungated is None else kept.ungated,
+        *inputs.x.stride()[:3],
+        *z.stride()[:3],
+        *inputs.C.stride()[:3],
+        sizes.heads,
+        sizes.length,
+        sizes.chunks,
+        **blocks(sizes, row),
+        HAS_D=inputs.D is not None,
+        HAS_Z=inputs.z is not None,
+        **inputs.flags,
+        **row.compiler(),
+    )
+
+
+def blocks(sizes: Sizes, row: LaunchOptions) -> dict[str, int]:
+    """Return the constants of a kernel that has tiles of rows, of steps and of the state."""
+    return {
+        "GROUP": sizes.group,
+        "P": sizes.P,
+        "N": sizes.N,
+        "Q": sizes.Q,
+        "BLOCK_P": sizes.block_p,
+        "BLOCK_M": sizes.in_chunk(row.block_m),
+        "BLOCK_K": sizes.in_chunk(row.block_k),
+        "BLOCK_N": sizes.in_state(row.block_n),
+    }
+
+
+def options(kernel: str, tensor: Tensor) -> LaunchOptions:
+    """Return the row of the table for a kernel on a tensor's device."""
+    arch = tuning.architecture(tensor.device)
+    return tuning.options(kernel, arch=arch, element_bytes=tensor.element_size())
+
+
+def laid(tensor: Tensor) -> Tensor:
+    """Return a tensor whose last dimension is contiguous, wide enough for the interpreter."""
+    tensor = wide(tensor)
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """Return fp32 where Triton's interpreter runs."""
+    return tensor.float() if INTERPRETED and tensor.device.type == "cpu" else tensor
+
+
+def on(device: torch.device) -> Any:
+    """Return a context in which kernels start on a device."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

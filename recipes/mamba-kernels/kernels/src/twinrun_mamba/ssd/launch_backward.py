@@ -1,0 +1,277 @@
+"""From gradients of the output and of the last states to those of all inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from twinrun_mamba.memory import empty
+from twinrun_mamba.ssd import backward_kernels
+from twinrun_mamba.ssd.launch import PASSED, Inputs, Kept, blocks, laid, on, options, run_products, run_states
+from twinrun_mamba.ssd.sizes import Sizes
+
+# Programs that a kernel which sums over heads of a group should have at least.
+PROGRAMS = 512
+GATED_ROWS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepParts:
+    """What the gradients of step sizes and decays are made of, by head and time."""
+
+    dsteps: Tensor
+    reaching: Tensor
+    over_rows: Tensor
+    over_cols: Tensor
+    reading: Tensor
+    carried: Tensor
+
+
+def run_backward(
+    inputs: Inputs, sizes: Sizes, kept: Kept, grad: Tensor, final: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of x, dt, A, B, C, D, z, the bias of dt and the initial states."""
+    grad = laid(grad)
+    with on(grad.device):
+        products = run_products(inputs, sizes)
+        grad, dz = (grad, None) if inputs.z is None else run_gate(inputs, sizes, kept, grad)
+        added = run_states(grad, inputs.C, inputs, sizes, kept, forward=False)
+        grads, carried, initial = run_passing(added, inputs, sizes, kept, final)
+        dx, dD, dsteps, reaching = run_values(products, grads, inputs, sizes, kept, grad)
+        dproducts, over_rows, over_cols = run_product_gradients(products, inputs, sizes, kept, grad)
+        dC, reading = run_projection(dproducts, kept.states, inputs, sizes, kept, grad, of_b=False)
+        dB, _ = run_projection(dproducts, grads, inputs, sizes, kept, grad, of_b=True)
+        parts = StepParts(
+            dsteps=dsteps,
+            reaching=reaching,
+            over_rows=over_rows,
+            over_cols=over_cols,
+            reading=reading,
+            carried=carried,
+        )
+        ddt, dA, dbias = run_steps(inputs, sizes, kept, parts)
+    return dx, ddt, dA, dB, dC, dD, dz, dbias, initial
+
+
+def run_gate(inputs: Inputs, sizes: Sizes, kept: Kept, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradient of the output before z, and that of z."""
+    assert inputs.z is not None
+    shape = (sizes.batch, sizes.length, sizes.heads, sizes.P)
+    inner, dz = (empty(shape, inputs.x.dtype, grad.device) for _ in range(2))
+    grid = (triton.cdiv(sizes.length, GATED_ROWS) * sizes.batch * sizes.heads,)
+    backward_kernels.gate_gradients[grid](
+        kept.ungated,
+        inputs.z,
+        grad,
+        dz,
+        inner,
+        *inputs.z.stride()[:3],
+        *grad.stride()[:3],
+        sizes.heads,
+        sizes.length,
+        P=sizes.P,
+        BLOCK_P=sizes.block_p,
+        ROWS=GATED_ROWS,
+    )
+    return inner, dz
+
+
+def run_passing(
+    added: Tensor, inputs: Inputs, sizes: Sizes, kept: Kept, final: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return gradients of last states, parts of those of whole decays, and that of the initial states."""
+    device, parts = added.device, triton.cdiv(sizes.P * sizes.N, PASSED)
+    grads = empty(sizes.states, kept.states.dtype, device)
+    carried = empty((*sizes.by_head, parts), torch.float32, device)
+    shape = (sizes.batch, sizes.heads, sizes.P, sizes.N)
+    initial = None if inputs.initial_states is None else empty(shape, torch.float32, device)
+    backward_kernels.pass_gradients[(sizes.batch * sizes.heads * parts,)](
+        added,
+        kept.states,
+        kept.sums,
+        inputs.index,
+        added if final is None else final.contiguous(),
+        grads,
+        added if initial is None else initial,
+        carried,
+        sizes.heads,
+        sizes.length,
+        sizes.chunks,
+        SIZE=sizes.P * sizes.N,
+        Q=sizes.Q,
+        BLOCK=PASSED,
+        HAS_FINAL=final is not None,
+        HAS_INITIAL=initial is not None,
+        **inputs.flags,
+    )
+    return grads, carried, initial
+
+
+def run_values(
+    products: Tensor, grads: Tensor, inputs: Inputs, sizes: Sizes, kept: Kept, grad: Tensor
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """Return the gradients of x and of D, and by row those of its step size: whole, and by the last state."""
+    x, row = inputs.x, options("value_gradients", inputs.x)
+    constants = blocks(sizes, row)
+    dx = empty((sizes.batch, sizes.length, sizes.heads, sizes.P), x.dtype, x.device)
+    dsteps, reaching = (empty(tuple(kept.steps.shape), torch.float32, x.device) for _ in range(2))
+    count = sizes.Q // constants["BLOCK_K"]
+    skipped = empty((sizes.batch * sizes.chunks * count, sizes.heads, sizes.P), torch.float32, x.device)
+    backward_kernels.value_gradients[(count * sizes.programs,)](
+        products,
+        x,
+        inputs.B,
+        grad,
+        grads,
+        kept.steps,
+        kept.sums,
+        inputs.index,
+        inputs.skip,
+        dx,
+        dsteps,
+        reaching,
+        skipped,
+        *x.stride()[:3],
+        *inputs.B.stride()[:3],
+        *grad.stride()[:3],
+        sizes.heads,
+        sizes.length,
+        sizes.chunks,
+        **constants,
+        HAS_D=inputs.D is not None,
+        **inputs.flags,
+        **row.compiler(),
+    )
+    return dx, (None if inputs.D is None else skipped.sum(0)), dsteps, reaching
+
+
+def run_product_gradients(
+    products: Tensor, inputs: Inputs, sizes: Sizes, kept: Kept, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradient of the products of C and B, and sums with them over rows and over columns."""
+    x, row = inputs.x, options("product_gradients", inputs.x)
+    constants = blocks(sizes, row)
+    del constants["N"], constants["BLOCK_N"]
+    tall, wide = sizes.Q // constants["BLOCK_M"], sizes.Q // constants["BLOCK_K"]
+    members, splits = split_of(sizes, tall * wide // 2)
+    dproducts = empty((splits, *sizes.products), torch.float32, x.device)
+    # Blocks above the diagonal are never written, and they are added.
+    over_rows = x.new_zeros((*sizes.by_head, tall, sizes.Q), dtype=torch.float32)
+    over_cols = x.new_zeros((*sizes.by_head, wide, sizes.Q), dtype=torch.float32)
+    grid = (tall * wide * splits * sizes.batch * sizes.chunks * sizes.groups,)
+    backward_kernels.product_gradients[grid](
+        products,
+        x,
+        grad,
+        kept.steps,
+        kept.sums,
+        inputs.index,
+        dproducts,
+        over_rows,
+        over_cols,
+        *x.stride()[:3],
+        *grad.stride()[:3],
+        sizes.heads,
+        sizes.length,
+        sizes.chunks,
+        members,
+        splits,
+        products.numel(),
+        **constants,
+        **inputs.flags,
+        **row.compiler(),
+    )
+    return (dproducts[0] if splits == 1 else dproducts.sum(0)), over_rows, over_cols
+
+
+def run_projection(
+    dproducts: Tensor, states: Tensor, inputs: Inputs, sizes: Sizes, kept: Kept, grad: Tensor, *, of_b: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient of B or of C, and for C what rows have of the decay from the first state."""
+    x, row = (inputs.x if of_b else grad), options("projection_gradients", inputs.x)
+    constants = blocks(sizes, row)
+    parts = triton.cdiv(sizes.N, constants["BLOCK_N"])
+    rows = sizes.Q // constants["BLOCK_M"]
+    members, splits = split_of(sizes, parts * rows)
+    shape = (splits, sizes.batch, sizes.length, sizes.groups, sizes.N)
+    found = empty(shape, inputs.x.dtype if splits == 1 else torch.float32, x.device)
+    reading = empty((*sizes.by_head, parts, sizes.Q) if not of_b else (1,), torch.float32, x.device)
+    other = inputs.C if of_b else inputs.B
+    backward_kernels.projection_gradients[
+        (parts * rows * splits * sizes.batch * sizes.chunks * sizes.groups,)
+    ](
+        dproducts,
+        other,
+        x,
+        states,
+        inputs.C,
+        kept.steps,
+        kept.sums,
+        inputs.index,
+        found,
+        reading,
+        *other.stride()[:3],
+        *x.stride()[:3],
+        *inputs.C.stride()[:3],
+        sizes.heads,
+        sizes.length,
+        sizes.chunks,
+        members,
+        splits,
+        found[0].numel(),
+        **constants,
+        OF_B=of_b,
+        **inputs.flags,
+        **row.compiler(),
+    )
+    return (found[0] if splits == 1 else found.sum(0).to(inputs.x.dtype)), reading
+
+
+def run_steps(
+    inputs: Inputs, sizes: Sizes, kept: Kept, parts: StepParts
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the gradients of dt, of A and of the bias of dt."""
+    device, tile = inputs.x.device, sizes.heads_of_a_tile
+    ddt = empty((sizes.batch, sizes.length, sizes.heads), inputs.dt.dtype, device)
+    dA, dbias = (empty(sizes.by_head, torch.float32, device) for _ in range(2))
+    backward_kernels.step_gradients[(triton.cdiv(sizes.heads, tile) * sizes.batch * sizes.chunks,)](
+        inputs.dt,
+        inputs.A,
+        inputs.bias,
+        kept.steps,
+        parts.dsteps,
+        parts.reaching,
+        parts.over_rows,
+        parts.over_cols,
+        parts.reading,
+        parts.carried,
+        ddt,
+        dA,
+        dbias,
+        *inputs.dt.stride(),
+        sizes.heads,
+        sizes.length,
+        sizes.chunks,
+        inputs.low,
+        inputs.high,
+        Q=sizes.Q,
+        HEADS=tile,
+        HAS_BIAS=inputs.dt_bias is not None,
+        SOFTPLUS=inputs.softplus,
+        TALL=parts.over_rows.shape[3],
+        WIDE=parts.over_cols.shape[3],
+        READING=parts.reading.shape[3],
+        CARRIED=parts.carried.shape[3],
+    )
+    return ddt, dA.sum((0, 2)), (None if inputs.dt_bias is None else dbias.sum((0, 2)))
+
+
+def split_of(sizes: Sizes, blocks_of_a_chunk: int) -> tuple[int, int]:
+    """Return how many heads of a group a program takes, and how many programs share a group."""
+    programs = max(1, blocks_of_a_chunk) * sizes.batch * sizes.chunks * sizes.groups
+    splits = min(sizes.group, max(1, -(-PROGRAMS // programs)))
+    members = -(-sizes.group // splits)
+    return members, -(-sizes.group // members)
