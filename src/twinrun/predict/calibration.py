@@ -65,6 +65,8 @@ class Software(Frozen):
     """Elements per second of a selective scan's forward pass, by GPU."""
     unfused: float = 0.0
     """Bytes moved for each element of an attention matrix, forward; 0 where attention is fused."""
+    families: tuple[str, ...]
+    """Families of the models in the rows it was fitted on."""
     cuts: bool = False
     """Whether rows with tensor and pipeline parallelism were among those it was fitted on."""
     spread: PositiveFloat
@@ -83,6 +85,8 @@ class Distance(Frozen):
     """For a GPU of a vendor of whose GPUs none was fitted."""
     software: PositiveFloat
     """For a GPU that another software was fitted on."""
+    family: PositiveFloat
+    """For a model of a family that the software was not fitted on."""
     layout: PositiveFloat
     """For tensor or pipeline parallelism with a software that was fitted without."""
     source: str

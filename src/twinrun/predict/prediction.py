@@ -88,7 +88,7 @@ def predict(
     if not checked:
         layout.check(work, machines)
     unknown = unknown or unknown_time(shape, machines, layout, software)
-    half, distances = _distance(machines, layout, software, calibration)
+    half, distances = _distance(shape, machines, layout, software, calibration)
     return Prediction(
         shape=shape,
         machines=machines,
@@ -124,7 +124,11 @@ def unknown_time(
 
 
 def _distance(
-    machines: Machines, layout: ParallelLayout, software: Software, calibration: Calibration
+    shape: ModelShape,
+    machines: Machines,
+    layout: ParallelLayout,
+    software: Software,
+    calibration: Calibration,
 ) -> tuple[float, tuple[str, ...]]:
     """Return half of the interval, and what makes it wider."""
     parts, words = [software.spread], []
@@ -135,6 +139,9 @@ def _distance(
         parts.append(distance.software if elsewhere else distance.gpu if kin else distance.vendor)
         unseen = f"no row on {gpu.name}" if kin else f"no row on {gpu.name}, nor on a GPU of its vendor"
         words.append(f"{gpu.name} only with {elsewhere[0]}" if elsewhere else unseen)
+    if shape.family not in software.families:
+        parts.append(distance.family)
+        words.append(f"no row of the family {shape.family}")
     if machines.nodes > FITTED_NODES:
         parts.append(distance.scale_out * math.log2(machines.nodes / FITTED_NODES))
         words.append(f"{machines.nodes} nodes, fitted up to {FITTED_NODES}")

@@ -53,14 +53,23 @@ class Row(Frozen):
         sizes = ("width", "heads", "layers", "vocabulary", "sequence")
         return MptShape(**{name: getattr(self, name) for name in sizes})
 
+    def machines(self, gpus: Mapping[str, Gpu]) -> Machines:
+        """Return what it ran on."""
+        network = self.network_gbit * 1e9 / 8 or None
+        return Machines(gpus[self.gpu], self.devices_per_node, self.nodes, network)
+
+    @property
+    def layout(self) -> ParallelLayout:
+        """How the devices shared it."""
+        shares = ("global_batch", "microbatch", "tensor", "pipeline", "shards", "recomputation", "kept_whole")
+        return ParallelLayout(**{name: getattr(self, name) for name in shares})
+
     def predicted(self, gpus: Mapping[str, Gpu], calibration: Calibration) -> Prediction:
         """Return what is predicted for it."""
-        network = self.network_gbit * 1e9 / 8 or None
-        shares = ("global_batch", "microbatch", "tensor", "pipeline", "shards", "recomputation", "kept_whole")
         return predict(
             self.shape,
-            Machines(gpus[self.gpu], self.devices_per_node, self.nodes, network),
-            ParallelLayout(**{name: getattr(self, name) for name in shares}),
+            self.machines(gpus),
+            self.layout,
             software=calibration.of(self.software),
             calibration=calibration,
         )
