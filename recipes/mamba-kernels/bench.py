@@ -9,6 +9,7 @@ from typing import Any
 import conv
 import ours
 import scan
+import ssd
 import torch
 import update
 import upstream
@@ -26,6 +27,7 @@ OPERATIONS = {
     "scan": partial(scan.Scan, reference=ours.reference_scan),
     "conv": conv.Conv,
     "update": update.Update,
+    "ssd": ssd.Ssd,
 }
 
 
@@ -34,11 +36,10 @@ def bench(job: BenchJob) -> BenchResult:
     session = Session(job)
     settings: dict[str, Any] = job.settings
     check(settings)
-    backends = ours.backends(session.device)
     for dtype in settings["dtypes"]:
         for name in settings["operations"]:
             operation = OPERATIONS[name](session, settings, DTYPES[dtype])
-            for backend in backends:
+            for backend in ours.backends(session.device, name):
                 measure(session, operation, dtype, backend)
     return session.result(peak_rates(session))
 
@@ -55,7 +56,8 @@ def check(settings: dict[str, Any]) -> None:
 def measure(session: Session, operation: Operation, dtype: str, backend: str) -> None:
     """Measure the modes that the case names of one operation."""
     function = ours.function(operation.name, backend)
-    checked = operation.check(function, ours.implementation(session.device, backend), ours.version())
+    implementation = ours.implementation(session.device, operation.name, backend)
+    checked = operation.check(function, implementation, ours.version())
     baselines, absent = upstreams(session, operation)
     for phase, mode in operation.measured(session.job.settings["modes"]):
         session.measure(

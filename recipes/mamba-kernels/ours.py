@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from functools import partial
+from importlib.metadata import version as version_of
 
 import torch
 import twinrun_mamba
 from operation import Function
 from torch import Tensor
-from twinrun_mamba import causal_conv1d_fn, causal_conv1d_update, selective_scan_fn
+from twinrun_mamba import (
+    causal_conv1d_fn,
+    causal_conv1d_update,
+    mamba_chunk_scan_combined,
+    selective_scan_fn,
+)
 from twinrun_mamba.launch import describe
 from twinrun_mamba.reference import selective_scan
 from twinrun_mamba.registry import ArchitectureError
 
 EMULATED = ("emulated-32", "emulated-64")
+# Triton compiles its kernels where they run; all others are code objects of the package.
+TRITON = "ssd"
 
 
 def reference_scan(**tensors: Tensor) -> Tensor:
@@ -21,10 +29,12 @@ def reference_scan(**tensors: Tensor) -> Tensor:
     return selective_scan(**tensors, softplus=True)[0]
 
 
-def backends(device: torch.device) -> tuple[str, ...]:
+def backends(device: torch.device, operation: str) -> tuple[str, ...]:
     """Return what runs here: on a processor the emulated kernels, and without those the reference."""
     if device.type != "cpu":
         return ("native",)
+    if operation == TRITON:
+        return ("reference",)
     try:
         for backend in EMULATED:
             describe(device, backend)
@@ -40,12 +50,19 @@ def function(operation: str, backend: str) -> Function:
         "scan": partial(selective_scan_fn, delta_softplus=True),
         "conv": partial(causal_conv1d_fn, activation="silu"),
         "update": partial(causal_conv1d_update, activation="silu"),
+        "ssd": partial(mamba_chunk_scan_combined, dt_softplus=True),
     }
     return partial(functions[operation], backend=backend)
 
 
-def implementation(device: torch.device, backend: str) -> str:
-    """Return the name in records: package, backend, architecture, a hash of its sources, and the entry."""
+def implementation(device: torch.device, operation: str, backend: str) -> str:
+    """Return the name in records: package, backend, architecture, a hash of its sources, and the entry.
+
+    Of what Triton compiles, the name says which Triton.
+    """
+    if operation == TRITON:
+        compiled_by = f"triton-{version_of('triton')}" if backend == "native" else "torch"
+        return f"twinrun-mamba {backend} {compiled_by}"
     found = describe(device, backend)
     calls = ("entry",) if found["calls"] == "entry" else ()
     code = tuple(filter(None, (found["arch"], found["sources"])))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
@@ -19,12 +20,15 @@ MODULES = {
     "scan": ("selective_scan_cuda", "mamba_ssm"),
     "conv": ("causal_conv1d_cuda", "causal_conv1d"),
     "update": ("causal_conv1d_cuda", "causal_conv1d"),
+    "ssd": ("mamba_ssm.ops.triton.ssd_combined", "mamba_ssm"),
 }
 
 
 def function(operation: str) -> Function:
     """Return upstream's implementation of an operation; ImportError says why there is none."""
     module = importlib.import_module(MODULES[operation][0])
+    if operation == "ssd":
+        return partial(module.mamba_chunk_scan_combined, dt_softplus=True)
     applied = {"scan": SelectiveScan.apply, "conv": CausalConv.apply, "update": conv_update}[operation]
     return lambda **tensors: applied(module, *tensors.values())
 

@@ -28,13 +28,16 @@ from twinrun.train.bench import Session
 RECIPE = Path(__file__).parents[1]
 ROOT = RECIPE.parents[1]
 SETTINGS: dict[str, Any] = {
-    "operations": ("scan", "conv", "update"),
+    "operations": ("scan", "conv", "update", "ssd"),
     "dtypes": ("fp32", "bf16"),
     "modes": ("kernels",),
     "batch": 2,
     "length": 9,
     "channels": 6,
     "states": 4,
+    "heads": 4,
+    "head_size": 8,
+    "chunk": 16,
     "groups": 2,
     "width": 4,
     "token_major": True,
@@ -49,6 +52,8 @@ RETURNED = {
     "conv-forward-fp32-reference": {"out"},
     "conv-backward-fp32-reference": {"x", "weight", "bias"},
     "update-step-fp32-reference": {"out", "conv_state"},
+    "ssd-forward-fp32-reference": {"out"},
+    "ssd-backward-fp32-reference": {"x", "dt", "A", "B", "C", "D", "z", "dt_bias"},
 }
 
 
@@ -57,7 +62,7 @@ def _recipe_on_the_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for folder in (RECIPE, RECIPE / "kernels" / "src"):
         monkeypatch.syspath_prepend(str(folder))
     yield
-    for name in ("bench", "scan", "conv", "update", "ours", "upstream", "operation"):
+    for name in ("bench", "scan", "conv", "update", "ssd", "ours", "upstream", "operation"):
         sys.modules.pop(name, None)
 
 
@@ -95,9 +100,9 @@ def test_every_operation_is_checked_and_reported(
     assert names == [
         f"{name}-{dtype}-reference"
         for dtype in ("fp32", "bf16")
-        for name in ("scan-forward", "scan-backward", "conv-forward", "conv-backward", "update-step")
+        for name in (key.removesuffix("-fp32-reference") for key in RETURNED)
     ]
-    assert {one.name: set(one.ours.errors) for one in result.calls[:5]} == RETURNED
+    assert {one.name: set(one.ours.errors) for one in result.calls[: len(RETURNED)]} == RETURNED
     assert all(largest_error(one.ours.errors)[1] <= one.allowed_error for one in result.calls)
     assert {why for one in result.calls for why in one.absent.values()} == {"upstream's kernels need a GPU"}
     assert {one.ours.milliseconds for one in result.calls} == {()}
@@ -112,7 +117,8 @@ def test_the_smoke_cases_give_names_that_the_labels_declare(case: str, tmp_path:
     calls = part("bench").bench(job).calls
     assert {one.name for one in calls} < set(possible_names(job.labels))
     assert {one.labels["dtype"] for one in calls} == set(settings["dtypes"])
-    assert {one.labels["backend"] for one in calls} == {"emulated-32", "emulated-64"}
+    emulated = {"emulated-32", "emulated-64"}
+    assert {one.labels["backend"] for one in calls} == ({"reference"} if case.startswith("ssd") else emulated)
 
 
 def test_times_are_taken_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:

@@ -268,7 +268,7 @@ def step_gradients(
     later -= step * sum_of_parts(over_rows, number, time, valid, TALL, Q)
     earlier = step * tl.load(reaching + number * Q + time, mask=valid, other=0.0)
     of_decay = tl.cumsum(later, 0, reverse=True) + (tl.cumsum(earlier, 0) - earlier)
-    for part in tl.static_range(CARRIED):
+    for part in range(CARRIED):
         of_decay += tl.load(carried + number * CARRIED + part, mask=inside, other=0.0)
     of_decay = tl.where(valid, of_decay, 0.0)
     tl.store(da + number, tl.sum(step * of_decay, 0)[None, :], mask=inside)
