@@ -31,7 +31,9 @@ RECIPE = "recipes/mpt7b-scaling"
 def hub_source() -> DataSource:
     """Return what the recipe says of the data set."""
     loaded = Project(ROOT).recipe(RECIPE)
-    return load_workload(loaded.workload).check(loaded, ())["c4"].source
+    source = load_workload(loaded.workload).check(loaded, ())["c4"].source
+    assert isinstance(source, DataSource)
+    return source
 
 
 WORDS = ["<|endoftext|>", "<|unknown|>", "a", "shard", "of", "text"]

@@ -21,9 +21,11 @@ from lm_eval.models.huggingface import HFLM
 from tests.train.small import launch
 from twinrun.checkpoints.hugging_face.tokenizer import BYTES, tokenizer_files
 from twinrun.foundation.errors import InputError, RunError
+from twinrun.foundation.files import sha256_of_bytes
 from twinrun.protocol.evaluation import EvaluationJob, EvaluationResult, NamedTask, Rule, Sample
 from twinrun.train.evaluation import evaluate
 from twinrun.train.scoring import fixtures, subject
+from twinrun.train.scoring.documents import read_documents
 from twinrun.train.scoring.harness import METRICS, RuledTask, largest_per_token
 
 MODULE = "twinrun.train.evaluation"
@@ -204,6 +206,19 @@ def test_a_task_that_cannot_be_scored_is_refused(tmp_path: Path, task: dict[str,
     job = job_at(tmp_path, names=(), tasks=(NamedTask.model_validate({"rule": "none"} | task),))
     with pytest.raises(InputError, match=said):
         evaluate(job)
+
+
+def test_documents_that_were_changed_or_are_of_no_task_are_refused(tmp_path: Path) -> None:
+    text = json.dumps({"question": "q"}) + "\n"
+    (tmp_path / "boolq.jsonl").write_text(text)
+    digests = {"boolq.jsonl": sha256_of_bytes(text.encode())}
+    (tmp_path / "corpus.json").write_text(json.dumps({"files": digests}))
+    assert read_documents(tmp_path, "boolq").to_list() == [{"question": "q"}]
+    with pytest.raises(InputError, match="in no package"):
+        read_documents(tmp_path, "wsc273")
+    (tmp_path / "boolq.jsonl").write_text(text + text)
+    with pytest.raises(InputError, match="another revision"):
+        read_documents(tmp_path, "boolq")
 
 
 def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path: Path) -> None:

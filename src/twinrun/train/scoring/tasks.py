@@ -20,6 +20,7 @@ from twinrun.protocol.evaluation import EvaluationJob, EvaluationLine, NamedTask
 from twinrun.train import ranks
 from twinrun.train.job_files import append_line
 from twinrun.train.scoring import fixtures
+from twinrun.train.scoring.documents import read_documents
 from twinrun.train.scoring.harness import METRICS, RankedModel, RuledTask
 
 # The harness has no answer without a filter, and this one changes none.
@@ -105,7 +106,7 @@ def build_task(job: EvaluationJob, spec: NamedTask, model: RankedModel) -> Ruled
     Raises:
         InputError: there is no such task, it is no choice of answers, or it needs more shots.
     """
-    config = dict(fixtures.configuration(spec.name) if spec.kind == "fixture" else _of_harness(spec))
+    config = dict(fixtures.configuration(spec.name) if spec.kind == "fixture" else _of_harness(job, spec))
     if config.get("output_type") != "multiple_choice":
         raise InputError(
             "a task that is no choice of answers", place=f"tasks.{spec.name}", found=config.get("output_type")
@@ -114,6 +115,8 @@ def build_task(job: EvaluationJob, spec: NamedTask, model: RankedModel) -> Ruled
         raise InputError(
             "the task needs shots", place="shots", found=job.shots, allowed=f"{needed}, as {spec.name} says"
         )
+    if job.shots and spec.kind == "harness":
+        raise InputError("the package has no examples for shots", place="shots", found=job.shots, allowed=0)
     config["num_fewshot"] = job.shots
     config["metric_list"] = [
         {"metric": name, "aggregation": "mean", "higher_is_better": True} for name in METRICS.values()
@@ -123,7 +126,8 @@ def build_task(job: EvaluationJob, spec: NamedTask, model: RankedModel) -> Ruled
     return task
 
 
-def _of_harness(spec: NamedTask) -> Mapping[str, Any]:
+def _of_harness(job: EvaluationJob, spec: NamedTask) -> Mapping[str, Any]:
+    """Return a task's configuration, its documents read from where `invoke data` has put them."""
     manager = TaskManager()
     if spec.name not in manager.all_subtasks:
         raise InputError(
@@ -134,7 +138,15 @@ def _of_harness(spec: NamedTask) -> Mapping[str, Any]:
             hint=closest(spec.name, manager.all_subtasks),
         )
     found: Mapping[str, Any] = manager._factory._load_full_config(manager._index[spec.name], None)
-    return {key: value for key, value in found.items() if key not in ("tag", "group", "task_list")}
+    split = found.get("test_split") or found.get("validation_split")
+    kept = {key: value for key, value in found.items() if key not in ("tag", "group", "task_list")}
+    return {
+        **kept,
+        "custom_dataset": lambda **_options: {split: read_documents(Path(job.documents), spec.name)},
+        # Examples would be drawn from a split that the package does not have.
+        "training_split": None,
+        "validation_split": None if found.get("test_split") else split,
+    }
 
 
 def _demand_documents(job: EvaluationJob, spec: NamedTask, task: RuledTask) -> int:

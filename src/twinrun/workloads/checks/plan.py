@@ -10,10 +10,10 @@ from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
 from twinrun.protocol.checks import ChecksJob
 from twinrun.workloads.checks.manifest import ChecksPlan, ChecksPoint, ChecksTables
+from twinrun.workloads.data_request import DataRequest
 from twinrun.workloads.sweep import placement, refuse_demands, sizes
 from twinrun.workloads.workload import (
     Choice,
-    DataRequest,
     Demand,
     PlanDescription,
     PlanRequest,

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.recipe import LoadedRecipe, Scale, Sweep
-from twinrun.protocol.evaluation import NamedTask, TaskSpec
+from twinrun.protocol.evaluation import NamedTask, PackageSource, TaskSpec
 from twinrun.protocol.layout import Precision
 from twinrun.protocol.models import AnyShape, ModelShape, member, members
 from twinrun.protocol.models.shape import Positive
@@ -75,6 +75,8 @@ class EvaluationTables(Frozen):
     """The published configuration."""
     tasks: dict[str, TaskSpec]
     """Tasks by their names in the harness, each with its rule."""
+    documents: PackageSource | None = None
+    """Where the documents of the harness's tasks come from."""
     scales: EvaluationScales
 
     @cached_property
@@ -95,6 +97,8 @@ class EvaluationPlan(Frozen):
     tasks: tuple[NamedTask, ...]
     shape: AnyShape
     data: DataSource
+    documents: PackageSource | None = None
+    """Null where no task of the harness is asked."""
 
 
 class EvaluationPoint(Frozen):

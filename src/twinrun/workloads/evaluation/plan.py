@@ -9,9 +9,10 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.text import plural
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
-from twinrun.protocol.evaluation import MEAN, EvaluationJob, NamedTask
+from twinrun.protocol.evaluation import MEAN, EvaluationJob, NamedTask, PackageSource
 from twinrun.protocol.job import Checkpointing
 from twinrun.protocol.training import TrainingJob, identity
+from twinrun.workloads.data_request import DataRequest
 from twinrun.workloads.evaluation.manifest import (
     EvaluationPlan,
     EvaluationPoint,
@@ -24,7 +25,6 @@ from twinrun.workloads.sweep import placement, refuse_demands, sizes
 from twinrun.workloads.training_terms import fingerprint
 from twinrun.workloads.workload import (
     Choice,
-    DataRequest,
     Demand,
     PlanDescription,
     PlanRequest,
@@ -34,6 +34,7 @@ from twinrun.workloads.workload import (
     WorkloadPlan,
 )
 
+DOCUMENTS = "documents"
 SCORE, ERROR, RATE, KEPT = "score", "score-error", "requests-per-second", "kept-fall"
 HARNESS = "lm-eval"
 # Frameworks that the ranks of a training import when they start.
@@ -46,9 +47,14 @@ def check(recipe: LoadedRecipe[EvaluationTables], demands: Sequence[Demand]) -> 
     tables = recipe.tables
     refuse_demands(demands, lambda one: _missing(tables, one))
     sequence = tables.models[tables.evaluation.training.model].sequence
-    return {
+    known = {
         name: DataRequest(name=name, source=source, sequence=sequence) for name, source in tables.data.items()
     }
+    return known | ({DOCUMENTS: _documents(tables.documents)} if tables.documents else {})
+
+
+def _documents(source: PackageSource) -> DataRequest:
+    return DataRequest(name=DOCUMENTS, source=source, sequence=0)
 
 
 def _missing(tables: EvaluationTables, asked: Demand) -> str | None:
@@ -99,7 +105,9 @@ def plan(request: PlanRequest[EvaluationTables]) -> WorkloadPlan[EvaluationPlan,
     point = EvaluationPoint(microbatches=_microbatches(training.microbatch))
     shape, data = tables.models[training.model], tables.data[training.data]
     return WorkloadPlan(
-        part=EvaluationPlan(evaluation=asked, tasks=named, shape=shape, data=data),
+        part=EvaluationPlan(
+            evaluation=asked, tasks=named, shape=shape, data=data, documents=_needed(tables, named)
+        ),
         points=(Point(**place.model_dump(), part=point),),
         choices=(
             Choice(name="model", value=training.model, because=f"trained for {training.steps} steps"),
@@ -108,6 +116,14 @@ def plan(request: PlanRequest[EvaluationTables]) -> WorkloadPlan[EvaluationPlan,
             ),
         ),
     )
+
+
+def _needed(tables: EvaluationTables, named: Sequence[NamedTask]) -> PackageSource | None:
+    """Return where the documents come from; raises InputError where the recipe does not say."""
+    harness = [one.name for one in named if one.kind == "harness"]
+    if harness and tables.documents is None:
+        raise InputError("tasks of the harness need documents", place=DOCUMENTS, found=", ".join(harness))
+    return tables.documents if harness else None
 
 
 def _microbatches(largest: object) -> tuple[int, ...]:
@@ -140,6 +156,7 @@ def describe(part: EvaluationPlan, points: Sequence[Point[EvaluationPoint]]) -> 
             for point in points
         },
         data=DataRequest(name=training.data, source=part.data, sequence=part.shape.sequence),
+        documents=_documents(part.documents) if part.documents else None,
         identity=identity(part.shape, training),
         kernels=training.kernels == "ours" or training.attention == "triton",
         modules=_MODULES[training.trainer],
@@ -178,6 +195,7 @@ def job(part: EvaluationPlan, point: Point[EvaluationPoint], attempt: int, run: 
         microbatch=point.part.microbatches[attempt],
         sharding="none" if point.world_size == 1 else training.sharding,
     )
+    documents = _documents(part.documents).folder() if part.documents else ""
     return EvaluationJob(
         **{name: value for name, value in shared.items() if name not in ("data", "power")},
         tasks=part.tasks,
@@ -187,5 +205,6 @@ def job(part: EvaluationPlan, point: Point[EvaluationPoint], attempt: int, run: 
         limit=asked.limit,
         training=trained,
         every=asked.every,
+        documents=str(PurePosixPath(run.data).parent / documents) if documents else "",
         kept=str(folder / "models" / point.id),
     )

