@@ -36,6 +36,15 @@ def test_a_stack_for_each_vendor_is_there() -> None:
     assert set(LISTED.split()) <= STACKS.keys()
 
 
+def test_baked_kernels_are_compiled_for_what_their_package_knows() -> None:
+    for name, stack in STACKS.items():
+        for recipe in stack.stack.kernels:
+            module = ROOT / f"recipes/{recipe}/kernels/src/twinrun_mamba/targets.py"
+            line = re.search(r"^GPU_ARCHS = (\(.+\))$", module.read_text(encoding="utf-8"), re.MULTILINE)
+            assert line
+            assert set(stack.stack.compiled_archs()) <= set(re.findall(r'"([^"]+)"', line[1])), name
+
+
 def test_the_name_of_a_stack_says_its_torch() -> None:
     for name, stack in STACKS.items():
         _, marked, version = name.partition("-torch")
