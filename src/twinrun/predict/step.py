@@ -96,7 +96,11 @@ def step_time(
     hidden = _waits(computing + between, host, carried, software.exposed)
     head = _head(work, rates, software, tokens=tokens, tensor=layout.tensor)
     slot = layers * (computing + between + hidden.host + hidden.collectives)
-    empty = (layout.pipeline - 1) * slot / layout.interleaved
+    bubble = 0.0
+    # One stage sends nothing, on one device there may be no link to send over.
+    if stages := layout.pipeline - 1:
+        sent = _sent(work, machines, rates, software, tokens=tokens)
+        bubble = stages * (slot / layout.interleaved + sent)
     reduced = _gradients(work, machines, layout, rates, software, backward=layers * computing * 2 / 3)
     optimizer = _optimizer(work, layout, rates, software, devices=devices) + software.step
     return StepTime(
@@ -106,7 +110,7 @@ def step_time(
         head=count * head,
         host=count * layers * hidden.host,
         collectives=count * layers * (between + hidden.collectives) + reduced,
-        bubble=empty + (layout.pipeline - 1) * _sent(work, machines, rates, software, tokens=tokens),
+        bubble=bubble,
         optimizer=optimizer,
     )
 
