@@ -6,6 +6,7 @@ import json
 import resource
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -165,3 +166,13 @@ def test_text_that_cannot_be_encoded_leaves_no_part(tmp_path: Path) -> None:
         write_atomically(path, "\udcff")
     assert path.read_text(encoding="utf-8") == "old"
     assert [item.name for item in tmp_path.iterdir()] == ["record.json"]
+
+
+@pytest.mark.parametrize("text", ["'[' * 100_000", "b'{\"a\":' * 100_000"])
+def test_brackets_in_brackets_end_no_process(text: str) -> None:
+    program = (
+        "import sys; from twinrun.foundation.files import parse_json\nsys.setrecursionlimit(1_000_000)\n"
+        f"try: parse_json({text})\nexcept RecursionError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "brackets nest deeper than 200\n"

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from pydantic_core import from_json
+
 from twinrun.foundation.errors import MachineError
 
 
@@ -161,13 +163,27 @@ def sha256_of_file(path: Path) -> str:
     return digest.hexdigest()
 
 
+def _demand_shallow(text: str | bytes) -> None:
+    """Raise RecursionError for brackets that nest deeper than 200.
+
+    Python's own parser counts against the interpreter's limit. Where a library has raised that, 100,000
+    brackets end the process by a segmentation fault, as was seen in Python 3.11.
+    """
+    try:
+        from_json(text)
+    except ValueError as error:
+        if "recursion limit" in str(error):
+            raise RecursionError("brackets nest deeper than 200") from None
+
+
 def parse_json(text: str | bytes) -> Any:
     """Return what a JSON text says; what two readers could understand in two ways is refused.
 
     Raises:
         ValueError: not JSON, a key that stands twice in one table, or half a character, which no file holds.
-        RecursionError: thousands of brackets.
+        RecursionError: hundreds of brackets, one in another.
     """
+    _demand_shallow(text)
     data = json.loads(text, object_pairs_hook=_table)
     # Only an escape can bring half a character in: JSON itself is UTF-8.
     if _HALF in (text.lower() if isinstance(text, bytes) else text.lower().encode(errors="replace")):
