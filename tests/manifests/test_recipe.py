@@ -120,7 +120,7 @@ def test_a_recipe_has_the_table_of_one_workload(root: Path, tables: str) -> None
     path.write_text(text + tables if tables else text.replace("[training", "[trianing"), encoding="utf-8")
     with pytest.raises(InputError, match="exactly one workload") as caught:
         load_recipe(root, RECIPE)
-    assert caught.value.allowed == ["[bench]", "[checks]", "[training]"]
+    assert caught.value.allowed == ["[bench]", "[checks]", "[evaluation]", "[training]"]
 
 
 @pytest.mark.parametrize(
