@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from tests.commands import ROOT
 from tests.records import plan, training_record
+from twinrun.planning.project import Project
 from twinrun.report.page import tables
-from twinrun.report.predictions_page import _runs
+from twinrun.report.predictions_page import _runs, predictions
 from twinrun.results.reading import plan_hash
 
 
@@ -18,6 +20,13 @@ def test_every_microbatch_of_a_plan_is_predicted() -> None:
             assert one.low < (one.seconds or 0) < one.high
         sizes = [one.memory_bytes for one in point.predicted]
         assert sizes == sorted(sizes, reverse=True)
+
+
+def test_published_claims_have_a_predicted_value_or_the_measurement_that_would_tell() -> None:
+    page = predictions(Project(ROOT), ())
+    assert "| 44,000 | cannot say | no selective scan was timed on AMD Instinct MI250;" in page
+    assert "nothing says how fast the network is" in page
+    assert "| 166 | " in page
 
 
 def test_a_prediction_is_no_part_of_what_a_run_does() -> None:

@@ -58,9 +58,16 @@ class PredictedClaim(Frozen):
 
     recipe: str
     claim: str
-    unit: Literal["TFLOP/s a card", "ratio"]
+    unit: Literal["TFLOP/s a card", "tokens/s", "ratio"]
     over: Side
     under: Side | None = None
+
+    def unknown(self, gpus: Mapping[str, Gpu], calibration: Calibration) -> str | None:
+        """Return why the model cannot say, and which measurement would tell; None where it can."""
+        found = [
+            one for side in (self.over, self.under) if side for one in side.predictions(gpus, calibration)
+        ]
+        return next((one.unknown for one in found if one.unknown), None)
 
     def value(self, gpus: Mapping[str, Gpu], calibration: Calibration) -> float:
         """Return the predicted value in the claim's unit: a card's rate, or a mean of ratios of cards."""

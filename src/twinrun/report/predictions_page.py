@@ -15,7 +15,7 @@ from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
 from twinrun.predict.calibration import calibration
-from twinrun.predict.claims import predicted_claims
+from twinrun.predict.claims import PredictedClaim, predicted_claims
 from twinrun.predict.rows import Residual, residuals
 from twinrun.results.record import Record, hardware
 
@@ -107,19 +107,28 @@ def _claims(project: Project) -> str:
         published = project.recipe(one.recipe).published
         claims: dict[str, Claim | RecordClaim] = {claim.id: claim for claim in published.claim}
         claims |= {claim.id: claim for claim in published.between_records}
-        value, half = one.value(project.gpus, calibration()), one.half(project.gpus, calibration())
-        low, high = value * math.exp(-half), value * math.exp(half)
         rows.append(
             (
                 f"`{one.recipe}`",
                 claims[one.claim].statement,
-                f"{claims[one.claim].value:.3g}",
-                f"{value:.3g}",
-                f"{low:.3g} to {high:.3g}",
+                _rounded(claims[one.claim].value),
+                *_predicted(one, project.gpus),
                 one.unit,
             )
         )
     return markdown_table(("recipe", "claim", "published", "predicted", "interval", "unit"), rows)
+
+
+def _rounded(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _predicted(one: PredictedClaim, gpus: Mapping[str, Gpu]) -> tuple[str, str]:
+    """Return value and interval, or that the model cannot say and why."""
+    if unknown := one.unknown(gpus, calibration()):
+        return "cannot say", unknown
+    value, half = one.value(gpus, calibration()), one.half(gpus, calibration())
+    return _rounded(value), f"{value * math.exp(-half):.3g} to {value * math.exp(half):.3g}"
 
 
 def write_picture(path: Path, gpus: Mapping[str, Gpu]) -> None:
