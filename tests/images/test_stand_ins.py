@@ -295,4 +295,5 @@ def test_without_the_index_nothing_is_half_built(site: StandInSite, built: dict[
     assert offline.invoke("lock", "--stack", NAME, "--only", "python").stdout == f"{NAME}: nothing changed\n"
     assert {path: path.read_bytes() for path in (site.root / STACK_FOLDER).glob("*.lock")} == before
     errors = offline.invoke("build", "--vendor", STACK.vendor, code=3).stderr
-    assert "the Python packages cannot be fetched" in errors
+    assert "the framework's package index is out of reach" in errors
+    assert gone in errors
