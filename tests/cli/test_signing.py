@@ -18,6 +18,8 @@ from twinrun.cli.signing import signature_for
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.results.reading import read_record
 
+pytestmark = pytest.mark.needs("ssh-keygen")
+
 COMMITTED = next(iter(sorted((ROOT / "recipes/mpt-throughput/results").glob("h200x1_*.json"))))
 
 

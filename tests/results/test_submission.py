@@ -231,6 +231,7 @@ def test_a_run_on_new_hardware_leaves_form_and_file(run: Path, project: Project)
     assert records.offer(project, record, run) == ""
 
 
+@pytest.mark.needs("ssh-keygen")
 def test_the_signature_of_a_submission_goes_with_its_record(
     run: Path, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,6 +246,7 @@ def test_the_signature_of_a_submission_goes_with_its_record(
     assert sorted(added.parent.glob(f"{added.name}*")) == [added, Path(f"{added}.sig")]
 
 
+@pytest.mark.needs("ssh-keygen")
 def test_a_submission_whose_signature_does_not_match_is_refused(run: Path, project: Project) -> None:
     file = sent_in(run)
     Path(f"{file}.sig").write_text("junk")
