@@ -87,3 +87,17 @@ def test_devices_must_fill_nodes(cluster: Path, devices: int) -> None:
     done = dry(cluster, f"--set=devices={devices}", batch, "--set=model=mpt-1b")
     assert done.returncode == 2
     assert "the devices do not fill the nodes" in done.stderr
+
+
+def test_a_prediction_counts_the_nodes_of_the_site(cluster: Path) -> None:
+    """More than one node needs the site's link; with it each point has a time."""
+    asked = ("--set=devices=8,32", "--set=model=mpt-7b", "--json")
+    points = json.loads(dry(cluster, *asked).stdout)["plan"]["points"]
+    assert [bool(point["predicted"][0]["seconds"]) for point in points] == [True, False]
+    assert "network_gbit_s" in points[1]["predicted"][0]["unknown"]
+    cluster.write_text(f"{SITE}network_gbit_s = 400\n", encoding="utf-8")
+    one, four = (
+        point["predicted"][0]["seconds"]
+        for point in json.loads(dry(cluster, *asked).stdout)["plan"]["points"]
+    )
+    assert four > one / 4

@@ -6,7 +6,6 @@ from typing import Any, Generic
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import canonical_json, sha256_of_bytes
 from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.recipe import LoadedRecipe
@@ -22,6 +21,7 @@ from twinrun.workloads.workload import (
     Point,
     PointPart,
     Workload,
+    over_nodes,
 )
 
 
@@ -104,6 +104,7 @@ def resolve(
             overrides=parse_settings(settings),
             hardware=hardware.model_copy(update={"vendor": stack.stack.vendor}),
             leg=leg,
+            node_devices=node_devices,
         )
     )
     marks = workload.describe(planned.part, planned.points).marks(published)
@@ -122,7 +123,7 @@ def resolve(
         launcher=launcher,
         scheduler=scheduler,
         part=planned.part,
-        points=tuple(_spread(point, node_devices) for point in planned.points),
+        points=tuple(over_nodes(point, node_devices) for point in planned.points),
         fingerprint=marks,
         differences=differences(marks, published),
     )
@@ -135,20 +136,3 @@ def _script(recipe: LoadedRecipe, workload: Workload) -> str:
         return recipe.file(own)
     assert workload.module is not None, "a recipe without a script is refused when it is loaded"
     return workload.module
-
-
-def _spread(point: Point, node_devices: int | None) -> Point:
-    """Return `point` over as many nodes as it needs; one that counts nodes stays as it is."""
-    if node_devices is None or point.nodes > 1 or point.world_size <= node_devices:
-        return point
-    nodes, rest = divmod(point.world_size, node_devices)
-    if rest:
-        raise InputError(
-            "the devices do not fill the nodes",
-            place=point.id,
-            found=point.world_size,
-            allowed=f"up to {node_devices}, or a multiple of it",
-            hint="choose other sizes with --set devices=..., or another `devices_per_node` in cluster.toml",
-        )
-    # What was predicted was of one node.
-    return point.model_copy(update={"nodes": nodes, "devices_per_node": node_devices, "predicted": ()})

@@ -44,6 +44,7 @@ from twinrun.workloads.workload import (
     Run,
     StorageNeed,
     WorkloadPlan,
+    over_nodes,
 )
 
 # What ranks import of the project for each trainer; a function of theirs chooses between them.
@@ -111,7 +112,9 @@ def plan(request: PlanRequest[TrainingTables]) -> WorkloadPlan[TrainingPlan, Tra
         given = {"wanted": wanted, "requested": requested, "manifest": recipe.manifest}
         swept = layouts.points(tables, training, scale, request.hardware, **given)
     shape = tables.models[training.model]
-    predicted = tuple(with_predictions(one, shape, training, request.hardware) for one in swept)
+    # A prediction counts the nodes that the point will have.
+    placed = (over_nodes(point, request.node_devices) for point in swept)
+    predicted = tuple(with_predictions(point, shape, training, request.hardware) for point in placed)
     return _planned(tables, training, predicted, because)
 
 
