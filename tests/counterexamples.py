@@ -117,12 +117,12 @@ def _losses(name: str, factor: float) -> Series:
     return Series(id=name, metric="loss", unit="nats/token", per="run", values=values)
 
 
-def _at_share_of_roofline(recipe: str, claim: Claim, value: float) -> Record:
+def _at_share_of_roofline(recipe: str, claim: Claim | RecordClaim, value: float, gpu: str = GPU) -> Record:
     """Return a benchmark whose call takes its roofline bound, 1 ms, over `value`."""
     assert claim.here
     assert claim.here.measurement
     call = claim.here.measurement.partition("/")[0]
-    made, row = plan(recipe, scale="paper", gpu=GPU), PROJECT.gpus[GPU]
+    made, row = plan(recipe, scale="paper", gpu=gpu), PROJECT.gpus[gpu]
     placed = next(one for one in made.points if one.id == claim.point)
     peak = Measurement(
         id="peak-rate@copy",
@@ -151,9 +151,12 @@ def _at_share_of_roofline(recipe: str, claim: Claim, value: float) -> Record:
 
 
 def sides(recipe: str, claim: RecordClaim, value: float) -> list[Record]:
-    """Return a record of every setting for a GPU of either vendor, their shares of the peak `value` apart."""
+    """Return what GPUs of two vendors give: shares of the peak, or of a call's bound, `value` apart."""
     found = []
     for gpu, share in (("mi300x", 0.5 * value), ("h100-80gb", 0.5)):
+        if claim.measurement:
+            found.append(_at_share_of_roofline(recipe, claim, share, gpu))
+            continue
         rate = share * PROJECT.gpus[gpu].device_peak_flops / 1e12
         for name in claim.values:
             settings = (f"{claim.setting}={name}",)

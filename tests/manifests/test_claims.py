@@ -192,6 +192,14 @@ def test_a_restatement_between_records_is_held_to_the_same(
     assert "published.toml" in str(caught.value)
 
 
+def test_a_claim_between_records_names_what_a_benchmark_measures() -> None:
+    table = content(BENCH)
+    table["between_records"][0]["measurement"] = "conv-sideways-fp16"
+    with pytest.raises(InputError, match="no measurement conv-sideways-fp16") as caught:
+        check(BENCH, table)
+    assert "between_records.0" in str(caught.value)
+
+
 def test_an_unknown_gpu_is_refused() -> None:
     hardware = content(TRAINING)["claim"][0]["hardware"] | {"gpu": "mi250y"}
     with pytest.raises(InputError, match=r"claim\.0\.hardware\.gpu") as caught:

@@ -50,8 +50,11 @@ def test_records_hold_and_no_alteration_of_a_side_does(
         return next(one.final for one in judge_between(of, PROJECT) if one.claim == claim.id)
 
     assert final(records) == "holds-here"
-    for name in BETWEEN:
-        altered = first_side(ALTERATIONS[name].alter)(records, claim)
+    for name, alteration in ALTERATIONS.items():
+        # What an alteration asks a claim for, claims of both kinds have.
+        if name not in BETWEEN or not alteration.about(claim):  # type: ignore[arg-type]
+            continue
+        altered = first_side(alteration.alter)(records, claim)
         assert final(altered) not in ("reproduced", "holds-here"), name
 
 

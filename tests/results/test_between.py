@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.records import PROJECT, committed, training_record
+from tests.records import BENCH, PROJECT, bench_record, committed, training_record
 from twinrun.foundation.errors import InputError
 from twinrun.results.between import judge_between
 from twinrun.results.reading import read_records
@@ -20,7 +20,7 @@ OCTOBER = CLAIMS["october-of-a100-80gb"]
 
 
 def record(
-    model: str, *, gpu: str, stack: str, rate: float, count: int = 20, settings: tuple[str, ...] = ()
+    model: str, *, gpu: str, stack: str | None, rate: float, count: int = 20, settings: tuple[str, ...] = ()
 ) -> Record:
     """Return a record as a run of the recipe makes it, under the name of a published stack."""
     made = training_record(
@@ -151,7 +151,7 @@ HALF = elsewhere(0.8, models=OCTOBER.values[:2])
     [
         (HALF[:2], "2 make a mean"),
         (HALF[::2], "no record of a cuda GPU"),
-        ([*HALF, HALF[0]], "more than one record of rocm is of model mpt-1b"),
+        ([*HALF, HALF[0]], "more than one record of rocm for model mpt-1b"),
         (elsewhere(0.8, count=1), "single sample"),
         (elsewhere(4.0), "more than"),
         (
@@ -174,6 +174,65 @@ def test_a_restatement_between_records_is_not_asked(records: list[Record], why: 
     found = verdict(records)
     assert found.final == "not-comparable"
     assert why in found.why
+
+
+def timed(gpu: str, ms: float, *, stack: str = "any", call: str = "scan-backward-fp16") -> Record:
+    """Return a record of the published case, under the name of a stack."""
+    made = bench_record({call: [ms] * 20}, gpu=gpu)
+    return made.model_copy(update={"plan": made.plan.model_copy(update={"stack": stack})})
+
+
+# By measurement, with the published times on a die of an MI250 and on an A40.
+KERNELS = {
+    "scan-forward": (2.7, 1.8),
+    "scan-backward": (16.7, 7.6),
+    "conv-forward": (0.23, 0.27),
+    "conv-backward": (0.34, 0.41),
+}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    ("slower", "outcome"), [(1, "reproduced"), (0.5, "reproduced"), (1.06, "not-reproduced")]
+)
+def test_a_call_is_judged_between_one_record_of_each_gpu(kernel: str, slower: float, outcome: str) -> None:
+    call, (over, under) = f"{kernel}-fp16", KERNELS[kernel]
+    records = [
+        timed("mi250", slower * over, stack="rocm6.1-torch2.4", call=call),
+        timed("a40", under, call=call),
+    ]
+    found = next(one for one in judge_between(records, PROJECT) if one.claim == f"{kernel}-mi250-of-a40")
+    assert found.outcome == outcome
+    assert found.measured == pytest.approx(slower * over / under)
+
+
+@pytest.mark.parametrize(
+    ("records", "why"),
+    [
+        ([timed("mi250", 16.7, stack="rocm6.1-torch2.4")], "no record at 2x4096x5376x16 of a40"),
+        ([timed("mi250", 16.7), timed("a40", 7.6)], "of mi250 with rocm6.1-torch2.4"),
+        (
+            [timed("mi250", 16.7, stack="rocm6.1-torch2.4"), *2 * [timed("a40", 7.6)]],
+            "more than one record of a40",
+        ),
+    ],
+    ids=("one side", "another stack", "twice"),
+)
+def test_a_call_without_one_record_of_each_gpu_is_not_judged(records: list[Record], why: str) -> None:
+    found = next(one for one in judge_between(records, PROJECT) if one.claim == "scan-backward-mi250-of-a40")
+    assert (found.final, found.measured) == ("not-comparable", None)
+    assert why in found.why
+
+
+def test_a_call_is_asked_of_the_point_that_has_it() -> None:
+    claim = next(one for one in PROJECT.recipe(BENCH).published.between_records if one.here)
+    found = next(
+        one
+        for one in judge_between([timed("mi300x", 0.1), timed("h200", 0.1)], PROJECT)
+        if one.claim == claim.id
+    )
+    assert found.final == "not-comparable"
+    assert "has no conv-forward-fp16/roofline-share" in found.why
 
 
 def test_a_recipe_without_such_claims_is_refused() -> None:

@@ -129,21 +129,22 @@ class ClaimSide(Frozen):
 
     gpu: str
     """Row of images/gpus.toml."""
-    stack: str
-    """Stack of images/stacks/, or the published software where this project has no such stack."""
+    stack: str | None = None
+    """Stack of images/stacks/, or the published software where this project has no such stack; any, where
+    the publication names none."""
     point: str | None = None
     """The point of this side's records, where it is not the claim's."""
 
     def __str__(self) -> str:
-        return f"{self.gpu} with {self.stack}"
+        return f"{self.gpu} with {self.stack}" if self.stack else self.gpu
 
 
 class RecordClaim(Frozen):
-    """A published mean of ratios that no one run can give: of two GPUs, or of two stacks."""
+    """A published ratio, or mean of ratios, that no one run can give: of two GPUs, or of two stacks."""
 
     kind: ClassVar[str] = "between records"
     unit: ClassVar[str] = RATIO
-    measurement: ClassVar[None] = None
+    between: ClassVar[None] = None
     hardware: ClassVar[None] = None
     """Each side has its own."""
     id: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
@@ -157,10 +158,13 @@ class RecordClaim(Frozen):
     """Identifier in the formulas; required where the metric has any."""
     point: str
     """The point that every record has."""
+    measurement: str | None = None
+    """Which measurement of the point, where its metric has several."""
     over: ClaimSide
     under: ClaimSide
-    mean_over: dict[str, tuple[str, ...]]
-    """One setting, such as the model, and its values: each side has a record of each."""
+    mean_over: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """One setting, such as the model, and its values: each side has a record of each; where it is empty, one
+    record."""
     value: Annotated[float, Field(gt=0)]
     better: Literal["higher", "lower"]
     """Direction of goodness, that of the metric."""
@@ -178,21 +182,21 @@ class RecordClaim(Frozen):
     def _complete(self) -> RecordClaim:
         if self.over == self.under:
             raise ValueError(f"claim `{self.id}`: `over` and `under` are one side")
-        if len(self.mean_over) != 1 or not all(self.mean_over.values()):
+        if len(self.mean_over) > 1 or not all(self.mean_over.values()):
             raise ValueError(f"claim `{self.id}`: `mean_over` names one setting and its values")
         if (self.here is None) == (self.why_none is None):
             raise ValueError(f"claim `{self.id}` needs either a table `here` or a reason `why_none`")
         return self
 
     @property
-    def setting(self) -> str:
-        """Name of what differs between the records of a side."""
-        return next(iter(self.mean_over))
+    def setting(self) -> str | None:
+        """Name of what differs between the records of a side; None where a side has one."""
+        return next(iter(self.mean_over), None)
 
     @property
     def values(self) -> tuple[str, ...]:
-        """The settings that the mean is over."""
-        return self.mean_over[self.setting]
+        """The settings that the mean is over; where a side has one record, its point."""
+        return self.mean_over[self.setting] if self.setting else (self.point,)
 
 
 class ScoreDifferenceClaim(Frozen):

@@ -9,7 +9,7 @@ from typing import Any
 from twinrun.foundation.errors import InputError, closest
 from twinrun.foundation.files import is_file_in, real
 from twinrun.foundation.manifest import read_toml, validate
-from twinrun.manifests.claims import Claim
+from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.manifests.metrics import Metric, load_metrics
 from twinrun.manifests.published import check_numbers, load_published
 from twinrun.manifests.recipe import LoadedRecipe, Recipe, results_of
@@ -136,18 +136,19 @@ class Project:
 
     def _demands(self, loaded: LoadedRecipe, place: Path) -> list[Demand]:
         """Return what the claims and their restatements ask of the workload; raises InputError."""
-        check_numbers(loaded.published, place=str(place), metrics=self.metrics, gpus=self.gpus)
-        return [
-            one
-            for number, claim in enumerate(loaded.published.claim)
-            for one in self._asked(claim, f"{place}:claim.{number}")
-        ]
+        published = loaded.published
+        check_numbers(published, place=str(place), metrics=self.metrics, gpus=self.gpus)
+        claims: dict[str, Claim | RecordClaim] = {
+            f"claim.{number}": one for number, one in enumerate(published.claim)
+        }
+        claims |= {f"between_records.{number}": one for number, one in enumerate(published.between_records)}
+        return [one for key, claim in claims.items() for one in self._asked(claim, f"{place}:{key}")]
 
     def _computed(self, metric: str) -> bool:
         """Say whether a metric is computed from several points, and measured at none."""
         return self.metrics[metric].between_points or self.metrics[metric].between_curves
 
-    def _asked(self, claim: Claim, place: str) -> list[Demand]:
+    def _asked(self, claim: Claim | RecordClaim, place: str) -> list[Demand]:
         """Return what a claim and its restatement ask of the workload."""
         named = [(key, point, claim.metric, claim.measurement) for key, point in _points_of(claim)]
         if (here := claim.here) and not self._computed(here.metric):
@@ -158,7 +159,7 @@ class Project:
         ]
 
 
-def _points_of(claim: Claim) -> list[tuple[str, str | None]]:
+def _points_of(claim: Claim | RecordClaim) -> list[tuple[str, str | None]]:
     """Return each point that a claim names, with its key; none names only a metric."""
     named = [("point", claim.point), *(("between", one) for one in claim.between or ())]
     return [(key, point) for key, point in named if point is not None] or [("metric", None)]
