@@ -13,6 +13,7 @@ from twinrun.manifests.settings import parse_settings
 from twinrun.manifests.stack import LoadedStack
 from twinrun.workloads import load_workload
 from twinrun.workloads.settings import Difference, Fingerprint, differences
+from twinrun.workloads.sweep import over_nodes
 from twinrun.workloads.workload import (
     Choice,
     Hardware,
@@ -21,7 +22,6 @@ from twinrun.workloads.workload import (
     Point,
     PointPart,
     Workload,
-    over_nodes,
 )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.manifests.recipe import Sweep
 from twinrun.protocol.storage import check_storage
-from twinrun.workloads.workload import Demand, Hardware, LegSteps, Placement, Point, Workload
+from twinrun.workloads.workload import Demand, Hardware, LegSteps, Placement, Point, PointPart, Workload
 
 
 def sizes(sweep: Sweep, *, requested: Any, devices: int) -> tuple[int, ...]:
@@ -128,3 +128,23 @@ def refuse_demands(demands: Sequence[Demand], missing: Callable[[Demand], str | 
                 place=one.place,
                 found=one.point if "no scale has" in why else one.measurement or one.metric,
             )
+
+
+def over_nodes(point: Point[PointPart], node_devices: int | None) -> Point[PointPart]:
+    """Return `point` over as many nodes as it needs; one that counts nodes stays as it is.
+
+    Raises:
+        InputError: the devices do not fill the nodes.
+    """
+    if node_devices is None or point.nodes > 1 or point.world_size <= node_devices:
+        return point
+    nodes, rest = divmod(point.world_size, node_devices)
+    if rest:
+        raise InputError(
+            "the devices do not fill the nodes",
+            place=point.id,
+            found=point.world_size,
+            allowed=f"up to {node_devices}, or a multiple of it",
+            hint="choose other sizes with --set devices=..., or another `devices_per_node` in cluster.toml",
+        )
+    return point.model_copy(update={"nodes": nodes, "devices_per_node": node_devices})

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Generic
 from pydantic import Field
 from typing_extensions import TypeVar
 
-from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen, validate
 from twinrun.manifests.published import Accepted
 from twinrun.manifests.recipe import LoadedRecipe, Tables
@@ -52,26 +51,6 @@ class Point(Placement, Generic[PointPart]):
     """Estimated before anything runs; None where nothing is known of the device."""
     predicted: tuple[PointPrediction, ...] = ()
     """What each attempt will need and take, as far as the workload predicts it."""
-
-
-def over_nodes(point: Point[PointPart], node_devices: int | None) -> Point[PointPart]:
-    """Return `point` over as many nodes as it needs; one that counts nodes stays as it is.
-
-    Raises:
-        InputError: the devices do not fill the nodes.
-    """
-    if node_devices is None or point.nodes > 1 or point.world_size <= node_devices:
-        return point
-    nodes, rest = divmod(point.world_size, node_devices)
-    if rest:
-        raise InputError(
-            "the devices do not fill the nodes",
-            place=point.id,
-            found=point.world_size,
-            allowed=f"up to {node_devices}, or a multiple of it",
-            hint="choose other sizes with --set devices=..., or another `devices_per_node` in cluster.toml",
-        )
-    return point.model_copy(update={"nodes": nodes, "devices_per_node": node_devices})
 
 
 class Choice(Frozen):

@@ -13,7 +13,7 @@ from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import Training, TrainingJob, identity
 from twinrun.workloads.data_request import DataRequest
 from twinrun.workloads.settings import flat
-from twinrun.workloads.sweep import placement, refuse_demands, sizes
+from twinrun.workloads.sweep import over_nodes, placement, refuse_demands, sizes
 from twinrun.workloads.training import layouts
 from twinrun.workloads.training.estimates import (
     SWEEP_SECONDS,
@@ -44,7 +44,6 @@ from twinrun.workloads.workload import (
     Run,
     StorageNeed,
     WorkloadPlan,
-    over_nodes,
 )
 
 # What ranks import of the project for each trainer; a function of theirs chooses between them.
