@@ -71,7 +71,16 @@ READERS = ("mlflow", "mlperf_logging", "rocrate", "rocrate_validator", "tensorbo
 # Every other name is that of a program.
 CHECKS: dict[str, Callable[[], str]] = {"docker": _engine, "gpu": _gpu, "mirror": _mirror, "root": _root} | {
     name: functools.partial(_package, name)
-    for name in (*READERS, "composer", "deepspeed", "lm_eval", "streaming", "torch", "transformers")
+    for name in (
+        *READERS,
+        "composer",
+        "deepspeed",
+        "lm_eval",
+        "streaming",
+        "torch",
+        "torchao",
+        "transformers",
+    )
 }
 
 

@@ -57,17 +57,17 @@ def plan(
     settings: tuple[str, ...] = (),
     project: Project = PROJECT,
     leg: int | None = None,
+    stack: str | None = None,
 ) -> Plan:
-    """Return a plan for the current stack of a GPU's vendor, or of the processor."""
+    """Return a plan for a stack, else for the current one of a GPU's vendor or of the processor."""
     loaded = project.recipe(recipe)
     vendor = project.gpus[gpu].vendor if gpu else "cpu"
-    stack = project.stack(loaded.recipe.stacks.current[vendor])
     made, _ = resolve(
         loaded,
         workload=load_workload(loaded.workload),
         scale=scale,
         settings=settings,
-        stack=stack,
+        stack=project.stack(stack or loaded.recipe.stacks.current[vendor]),
         hardware=hardware(gpu, devices),
         engine="host",
         launcher="torchrun",

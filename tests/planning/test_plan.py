@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from functools import cache
@@ -149,14 +148,38 @@ def test_any_changed_setting_changes_the_digest(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "gpu"), [("llama-throughput", "h100-80gb"), ("deepspeed-pretrain", "mi250")]
+    ("choices", "place", "allowed"),
+    [
+        (
+            {"gpu": "mi300x", "stack": "rocm6.1-torch2.4"},
+            "images/stacks/rocm6.1-torch2.4/requirements.lock",
+            "torchao; further stacks of the recipe, for --stack: cuda13.0-torch2.11, rocm7.1-torch2.10",
+        ),
+        (
+            {"gpu": "a100-80gb", "stack": "cuda13.0-torch2.11"},
+            "images/gpus.toml:a100-80gb.fp8",
+            "a GPU whose",
+        ),
+        ({"recipe": LAYOUTS, "gpu": "mi250"}, "--set precision", "fp32, bf16, fp16"),
+        ({"recipe": "mamba-throughput", "gpu": None, "scale": "smoke"}, "--set precision", "bf16, fp32"),
+    ],
 )
-def test_fp8_is_refused_where_no_stack_has_its_packages(recipe: str, gpu: str) -> None:
-    with pytest.raises(InputError, match="torchao or Transformer Engine, and no stack has either"):
-        plan_of(recipe, gpu=gpu, settings=("precision=fp8",))
-    locks = [path.read_text("utf-8") for path in (ROOT / "images/stacks").glob("*/requirements.lock")]
-    assert locks
-    assert not any(re.search(r"^(torchao|transformer[-_]engine)\b", lock, re.MULTILINE) for lock in locks)
+def test_fp8_is_refused_where_a_part_of_the_run_has_none(
+    choices: dict[str, Any], place: str, allowed: str
+) -> None:
+    with pytest.raises(InputError, match="fp8 is computed by torchao's recipe `tensorwise`") as refused:
+        plan_of(**{"recipe": "llama-throughput", "settings": ("precision=fp8",)} | choices)
+    assert refused.value.place == place
+    assert str(refused.value.allowed).startswith(allowed)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "stack"), [("h100-80gb", "cuda13.0-torch2.11"), ("mi300x", "rocm7.1-torch2.10"), (None, "cpu")]
+)
+def test_fp8_is_planned_where_stack_and_gpu_have_it(gpu: str | None, stack: str) -> None:
+    chosen = ("precision=fp8", "trainer=plain")
+    made = plan_of("llama-throughput", gpu=gpu, stack=stack, scale="smoke", settings=chosen)
+    assert made.part.training.precision == "fp8"
 
 
 @pytest.mark.parametrize(

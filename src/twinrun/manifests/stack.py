@@ -183,6 +183,8 @@ class LoadedStack(Frozen):
     """Over all lock files, and over the keys of stack.toml that the image depends on beside them."""
     inputs_sha256: str
     """Over all that goes into the image: the locks, the Dockerfile and the kernels of this checkout."""
+    packages: frozenset[str] = frozenset()
+    """Names of the Python packages that are locked."""
     committed: CommittedInventory | None = None
     """Image of these inputs, where it is committed beside the locks."""
 
@@ -275,6 +277,7 @@ def load_stack(root: Path, name: str) -> LoadedStack:
         folder=folder.relative_to(root).as_posix(),
         lock_sha256=lock_sha256,
         inputs_sha256=_inputs_sha256(root, stack, lock_sha256),
+        packages=frozenset(pins((folder / "requirements.lock").read_text(encoding="utf-8"))),
     )
     return loaded.model_copy(update={"committed": committed(folder, loaded.image())})
 

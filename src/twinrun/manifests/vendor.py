@@ -83,6 +83,8 @@ class Gpu(Frozen):
     bandwidth_gb_s: Positive
     peak_bf16_tflops: Positive
     """Dense."""
+    fp8: bool = False
+    """Whether its matrix units multiply fp8, of either kind."""
     link_gb_s: Positive | None = None
     """Of a device to the others of its node, in one direction, all links together, as its data sheet says."""
     power_w: Positive | None = None

@@ -105,6 +105,7 @@ def resolve(
             hardware=hardware.model_copy(update={"vendor": stack.stack.vendor}),
             leg=leg,
             node_devices=node_devices,
+            stack=stack,
         )
     )
     marks = workload.describe(planned.part, planned.points).marks(published)

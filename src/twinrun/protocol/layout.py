@@ -11,6 +11,8 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.protocol.models.shape import Positive
 
 Precision = Literal["fp32", "bf16", "fp16"]
+Arithmetic = Precision | Literal["fp8"]
+"""Of a training, whose matrix products may be in fp8, the rest in bf16."""
 # A layout that names no number of ranks has as many on a processor.
 PROCESSOR_RANKS = 2
 FEATURES = ("ZeRO-1", "ZeRO-2", "ZeRO-3", "offload", "pipeline", "tensor", "experts")

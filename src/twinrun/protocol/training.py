@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from twinrun.foundation.manifest import Frozen
 from twinrun.protocol.job import Job, Result
-from twinrun.protocol.layout import Layout, Precision
+from twinrun.protocol.layout import Arithmetic, Layout
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.models.shape import Checkpointing, Positive
 from twinrun.protocol.power import PowerReading, PowerSource
@@ -16,6 +16,8 @@ from twinrun.protocol.power import PowerReading, PowerSource
 Sharding = Literal["none", "full"]
 """`none` replicates (DDP); `full` shards parameters, gradients and optimizer state (FSDP)."""
 Reduction = Literal["microbatch", "step"]
+# Of those that torchao names: one scale a tensor, from its largest value in this step.
+FP8_RECIPE = "tensorwise"
 NotNegative = Annotated[int, Field(ge=0)]
 
 
@@ -78,8 +80,8 @@ class Training(Frozen):
     """Sequences in one optimizer step over all devices together."""
     microbatch: Positive | Literal["auto"] = "auto"
     """Sequences in one forward pass of one device; `auto` takes the largest that fits."""
-    precision: Precision = "bf16"
-    """Arithmetic of the layers."""
+    precision: Arithmetic = "bf16"
+    """Arithmetic of the layers; `fp8` multiplies matrices of blocks by torchao's recipe `tensorwise`."""
     parameter_type: Literal["fp32", "bf16"] = "fp32"
     """Type that parameters, gradients and optimizer state are kept in."""
     sharding: Sharding
@@ -260,6 +262,8 @@ class TrainingResult(Result):
     """SHA-256 over the samples of every global batch, the same at every world size."""
     shared: SharedWork | None = None
     """What the first rank holds and sends, for a point with a layout."""
+    fp8_recipe: str = ""
+    """Whose recipe computed in fp8, and whether the device did; empty in other precisions."""
     weights_hash: str = ""
     """Digest of the bits of all parameters that this software makes of the seed."""
     controls: tuple[tuple[float, ...], ...] = ()

@@ -31,7 +31,7 @@ from twinrun.train.sharding import GradientSync, gradient_excess, settle_buckets
 CHANGES = {"composer": "the optimizer starts without a closure, which would wait for the loss"}
 # Compilation can keep one rank busy for minutes while the others wait in a collective.
 TIMEOUT_SECONDS = 1800.0
-PRECISIONS = {"fp32": "fp32", "bf16": "amp_bf16"}
+PRECISIONS = {"fp32": "fp32", "bf16": "amp_bf16", "fp8": "amp_bf16"}
 # PURE: parameters are gathered and gradients reduced in the arithmetic's type, as published
 # (github:mosaicml/llm-foundry@2e852dbf80fd:scripts/train/yamls/pretrain/mpt-1b.yaml). DEFAULT: gradients are
 # summed over microbatches, and then reduced, in fp32.

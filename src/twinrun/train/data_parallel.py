@@ -15,7 +15,7 @@ from twinrun.train import liveness, ranks, worker
 from twinrun.train.canonical import CanonicalGradients
 from twinrun.train.checkpoint.state import InPlaceState, Parts
 from twinrun.train.data import Batch, targets_of
-from twinrun.train.models import IGNORED, Model, family_of
+from twinrun.train.models import IGNORED, Model
 from twinrun.train.optimizer import adamw, set_learning_rate
 from twinrun.train.sharding import GradientSync, gradient_excess, settle_buckets, shard
 
@@ -182,7 +182,7 @@ def baseline_model(job: TrainingJob, device: torch.device) -> Model:
     """Return the model with nothing recomputed, nothing compiled."""
     plain = job.training.model_copy(update={"activation_checkpointing": False})
     with torch.device(device):
-        model = family_of(job.shape).build(job.shape, training=plain)
+        model = worker.make_model(job.model_copy(update={"training": plain}))
     worker.initialise(model, job)
     return model
 

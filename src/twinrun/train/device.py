@@ -20,6 +20,7 @@ DISTRIBUTIONS = {
     "torch": ("torch",),
     "composer": ("mosaicml",),
     "deepspeed": ("deepspeed",),
+    "torchao": ("torchao",),
     "streaming": ("mosaicml-streaming",),
     "triton": ("triton", "pytorch-triton-rocm", "triton-rocm"),
     "numpy": ("numpy",),

@@ -20,7 +20,7 @@ from twinrun.foundation.errors import MachineError, TwinrunError
 from twinrun.foundation.processes import end_with_parent
 from twinrun.protocol.job import OUT_OF_MEMORY, REFUSED, STOPPED, Job, Result
 from twinrun.protocol.training import TrainingJob, TrainingResult
-from twinrun.train import attention, liveness, ranks
+from twinrun.train import attention, float8, liveness, ranks
 from twinrun.train import device as devices
 from twinrun.train.job_files import read_job, report_rank, start_over, write_result, write_stop
 from twinrun.train.metrics import Meter
@@ -136,7 +136,7 @@ def choose_attention(job: TrainingJob, device: torch.device) -> str:
 def build_model(job: TrainingJob, device: torch.device) -> Model:
     """Return the initial model on `device`, the same at every world size, compiled if asked."""
     with torch.device(device):
-        model = _build(job)
+        model = make_model(job)
     initialise(model, job)
     if job.training.compile:
         alone = job.world_size == 1 and job.sharding == "none"
@@ -154,7 +154,7 @@ def initialise(model: Model, job: TrainingJob) -> None:
 def count_parameters(job: TrainingJob) -> int:
     """Count on the meta device, where a sharded model is still whole."""
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in _build(job).parameters())
+        return sum(parameter.numel() for parameter in make_model(job).parameters())
 
 
 def digest_of(model: Model) -> str:
@@ -196,6 +196,7 @@ def collect(
         device_name=devices.name(device),
         device_memory_bytes=devices.memory_bytes(device),
         attention_backend=kernel,
+        fp8_recipe=float8.described(job),
         parallelism=parallelism,
         data_hash=data_hash,
         order_hash=meter.order_hash,
@@ -206,5 +207,9 @@ def collect(
     )
 
 
-def _build(job: TrainingJob) -> Model:
-    return family_of(job.shape).build(job.shape, training=job.training)
+def make_model(job: TrainingJob) -> Model:
+    """Return the model of `job` on the current device, its parameters not initialised."""
+    model = family_of(job.shape).build(job.shape, training=job.training)
+    if job.training.precision == "fp8":
+        float8.convert(model.blocks, job)
+    return model

@@ -13,6 +13,7 @@ from typing_extensions import TypeVar
 from twinrun.foundation.manifest import Frozen, validate
 from twinrun.manifests.published import Accepted
 from twinrun.manifests.recipe import LoadedRecipe, Tables
+from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Gpu
 from twinrun.predict.point import PointPrediction
 from twinrun.protocol.job import Checkpointing, Job
@@ -90,6 +91,7 @@ class PlanRequest(Frozen, Generic[Tables]):
     leg: int | None = None
     """The one leg to run; None: all that there is."""
     hardware: Hardware
+    stack: LoadedStack
     node_devices: int | None = None
     """Devices of a node, of which a point fills as many as it needs; None: one has all."""
 

@@ -19,6 +19,7 @@ SCALING = "llama3"
 class LlamaShape(ModelShape):
     """One member of the Llama family."""
 
+    fp8 = True
     fixed = {"kernels": None, "layout": None, "position_weighting": None, "parameter_type": "fp32"}  # noqa: RUF012
     # Both have 6 for each weight of a matrix product, the head included and the embedding not. Megatron
     # Bridge counts the half of attention that causal kernels compute: 14,451 tokens/s are its 744 TFLOP/s.

@@ -23,6 +23,7 @@ INPUT_BYTES_PER_FEATURE = 2
 class MptShape(ModelShape):
     """One member of the MPT family."""
 
+    fp8 = True
     fixed = {"kernels": None, "layout": None, "position_weighting": None, "parameter_type": "fp32"}  # noqa: RUF012
     # It reproduces the 380 rows of LLM Foundry's benchmark tables
     # (github:mosaicml/llm-foundry@2e852dbf80fd:scripts/train/benchmarking/README.md).

@@ -23,6 +23,8 @@ class ModelShape(Frozen):
 
     fixed: ClassVar[Mapping[str, object]] = {}
     """Settings of a training that the family does not have, with the one value that they may be given."""
+    fp8: ClassVar[bool] = False
+    """Whether the matrix products of a block are modules, which recipes of fp8 replace."""
     dropout: ClassVar[float] = 0.0
     """Share of features that training drops; no family has a layer that drops any."""
 

@@ -21,7 +21,8 @@ from twinrun.protocol.training import Training
 IGNORED = -100
 # By the ending of a parameter's name: for each axis the order of its features, None where it stays.
 Orders = dict[str, tuple[Tensor | None, ...]]
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# In fp8 only matrix products are, between values in bf16.
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
 class TensorCut(NamedTuple):

@@ -79,7 +79,8 @@ def _settings(part: TrainingPlan, point: PointRecord[TrainingPoint]) -> dict[str
 def loss_of(part: TrainingPlan, point: PointRecord[TrainingPoint]) -> ControlledCurve | None:
     """Return the losses of a point with all that decides them; None where it has none that can be judged."""
     found = point.one_series("loss")
-    if found is None or not found.values or part.training.precision not in ROUNDING:
+    precision = part.training.precision
+    if found is None or not found.values or precision == "fp8" or precision not in ROUNDING:
         return None
     return ControlledCurve(
         name=point.id,
@@ -87,8 +88,8 @@ def loss_of(part: TrainingPlan, point: PointRecord[TrainingPoint]) -> Controlled
         controls=tuple(one.values for one in point.series if one.id.startswith(CONTROL)),
         configuration=mathematics(part),
         origins=origins(point),
-        arithmetic=part.training.precision,
-        rounding=ROUNDING[part.training.precision],
+        arithmetic=precision,
+        rounding=ROUNDING[precision],
     )
 
 

@@ -86,6 +86,7 @@ def measured(part: TrainingPlan, planned: Point[TrainingPoint], result: Training
             "warm-up steps": len(result.steps) - begin - len(timed),
             "data hash": result.data_hash,
             "order hash": result.order_hash,
+            **({"fp8 recipe": result.fp8_recipe} if result.fp8_recipe else {}),
             **_power_facts(result.power, steps),
             **(_facts(result.shared) if result.shared else {}),
             **({WEIGHTS_FACT: result.weights_hash} if result.weights_hash else {}),
@@ -194,7 +195,8 @@ def flops_of(
     for formula, flops in shape.flops_by_formula().items():
         done = _by_formula(tokens_rate, flops / TERA, shape, formula, metric="model-flops", unit="TFLOP/s")
         found.append(done)
-        if gpu is not None and precision != "fp32":
+        # The dense peak of the table is of 16 bits.
+        if gpu is not None and precision not in ("fp32", "fp8"):
             share = TERA / gpu.device_peak_flops
             found.append(_by_formula(done, share, shape, formula, metric="model-flops-share", unit="ratio"))
     return found

@@ -94,7 +94,6 @@ def plan(request: PlanRequest[TrainingTables]) -> WorkloadPlan[TrainingPlan, Tra
     requested, wanted = overrides.pop("devices", None), None
     if scale.sweep.layouts:
         wanted = layouts.names(tables, scale, overrides.pop("layouts", None))
-    refuse_fp8(overrides)
     training = _training(tables, scale, overrides, recipe.manifest)
     because = "asked for" if "model" in overrides else "the recipe's for this scale"
     places: list[Placement] = []
@@ -105,6 +104,7 @@ def plan(request: PlanRequest[TrainingTables]) -> WorkloadPlan[TrainingPlan, Tra
             training, because = _largest(tables, scale, training, places, request.hardware)
         refuse_precision(training)
     refuse_foreign(tables.models[training.model], training)
+    refuse_fp8(request, training, layouts=wanted is not None)
     refuse_attention(recipe, tables.models[training.model], training, request.hardware)
     swept = _swept(request, training, places)
     if wanted is not None and request.leg is None:

@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from twinrun.foundation.errors import InputError
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.protocol.models import AnyShape
-from twinrun.protocol.training import Training
+from twinrun.protocol.training import FP8_RECIPE, Training
 from twinrun.workloads.training.manifest import TrainingTables
-from twinrun.workloads.workload import Hardware
+from twinrun.workloads.workload import Hardware, PlanRequest
 
 # The recipe that carries the kernel which `attention = "triton"` runs, and the head sizes of that kernel.
 ATTENTION_KERNELS, HEAD_SIZES = "flash-attention", range(8, 257, 8)
+FP8_PACKAGE = "torchao"
 
 
-def refuse_fp8(settings: Mapping[str, Any]) -> None:
-    """Raise InputError for arithmetic whose recipes come with packages that no stack has."""
-    if settings.get("precision") == "fp8":
+def refuse_fp8(request: PlanRequest[TrainingTables], training: Training, *, layouts: bool) -> None:
+    """Raise InputError where fp8 is asked for and model, trainer, stack or GPU has none."""
+    if training.precision != "fp8":
+        return
+    for place, found, allowed in _missing_for_fp8(request, training, layouts=layouts):
         raise InputError(
-            "fp8 is computed by the recipes of torchao or Transformer Engine, and no stack has either",
-            place="--set precision",
-            found="fp8",
-            allowed="fp32, bf16, and fp16 in layouts",
-            hint="train in bf16; published rows in fp8 stand beside it as references",
+            f"fp8 is computed by torchao's recipe `{FP8_RECIPE}`, which does not run here",
+            place=place,
+            found=found,
+            allowed=allowed,
+            hint="--set precision=bf16 runs everywhere; published rows in fp8 stand beside it as references",
         )
+
+
+def _missing_for_fp8(
+    request: PlanRequest[TrainingTables], training: Training, *, layouts: bool
+) -> Iterator[tuple[str, str, str]]:
+    hardware, stack = request.hardware, request.stack
+    if layouts:
+        yield "--set precision", "fp8 with layouts", "fp32, bf16, fp16"
+    if not request.recipe.tables.models[training.model].fp8:
+        yield "--set precision", f"fp8 with {training.model}", "bf16, fp32: recipes replace modules alone"
+    if FP8_PACKAGE not in stack.packages:
+        others = ", ".join(request.recipe.recipe.stacks.also) or "none"
+        allowed = f"{FP8_PACKAGE}; further stacks of the recipe, for --stack: {others}"
+        yield f"{stack.folder}/requirements.lock", f"no {FP8_PACKAGE}", allowed
+    if hardware.gpu is None and hardware.device_memory_bytes is not None:
+        yield "images/gpus.toml", "no row for this GPU", "a row with `fp8 = true`"
+    if hardware.gpu is not None and not hardware.gpu.fp8:
+        yield f"images/gpus.toml:{hardware.gpu.id}.fp8", "false", "a GPU whose matrix units multiply fp8"
 
 
 def refuse_precision(training: Training) -> None:

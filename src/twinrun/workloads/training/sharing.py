@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from twinrun.predict.parallel_layout import ParallelLayout, Recomputation, Shards
-from twinrun.protocol.layout import Layout, Precision
+from twinrun.protocol.layout import Arithmetic, Layout
 from twinrun.protocol.training import Training
 
-BYTES: dict[Precision, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
+BYTES: dict[Arithmetic, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
 STAGES: tuple[Shards, ...] = ("none", "optimizer", "gradients", "parameters")
 
 
