@@ -125,6 +125,15 @@ def test_a_limit_is_drawn_and_named() -> None:
     assert "var(--limit)" in picture.svg
 
 
+@pytest.mark.parametrize("x_scale", ["linear", "log10"])
+@pytest.mark.parametrize("y_scale", ["linear", "log10"])
+def test_axes_reach_over_the_curve(x_scale: str, y_scale: str) -> None:
+    svg = draw(lines(curve("a", *[300.0] * 6, 800.0, spread=0.1), x_scale=x_scale, y_scale=y_scale)).svg
+    ticks = {child.text for child in ET.fromstring(svg).iter() if child.tag.endswith("text")}
+    assert {"linear": "48", "log10": "50"}[x_scale] in ticks, ticks
+    assert {"linear": "800", "log10": "500"}[y_scale] in ticks, ticks
+
+
 def test_large_counts_are_in_powers_of_1024() -> None:
     svg = draw(CHARTS["sizes"]()).svg
     assert ">16Ki<" in svg or ">16Mi<" in svg or ">1Mi<" in svg

@@ -107,6 +107,10 @@ def _draw(axes: Axes, curve: Curve, look: Look, *, turn: tuple[int, int], y_scal
         capsize=3,
         transform=axes.transData + moved,
     )
+    # Matplotlib fits no axis to what is drawn through a transformation of one's own.
+    ends = [(spot.x, _drawable(end, y_scale)) for spot in curve.spots for end in (spot.low, spot.high)]
+    axes.update_datalim([end for end in ends if all(map(math.isfinite, end))])
+    axes.autoscale_view()
 
 
 def _drawable(value: float, y_scale: str) -> float:
