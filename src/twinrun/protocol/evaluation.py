@@ -88,6 +88,8 @@ class TaskScore(Frozen):
     """Sequences of one forward pass of a device."""
     seconds: Annotated[float, Field(ge=0)]
     """Wall time of the task; building its requests included."""
+    forward_seconds: Annotated[float, Field(ge=0)]
+    """The first rank's time in forward passes that answer a request."""
 
 
 class ModelScores(Frozen):
@@ -95,6 +97,8 @@ class ModelScores(Frozen):
 
     step: int | None = None
     """Optimizer steps that it was trained for; null for a model that is no checkpoint of this run."""
+    checkpoint_sha256: str | None = None
+    """Digest of the manifest of the checkpoint that the weights are from; null for a model that is none."""
     sha256: str
     """Digest of the weights as they were scored."""
     tasks: tuple[TaskScore, ...]

@@ -10,4 +10,12 @@ from twinrun.protocol.models import FAMILIES
 BUS_BANDWIDTH = "bus-bandwidth/all-reduce"
 """2 (n - 1) / n times the bytes of a buffer over n ranks, a second, by PERFORMANCE.md of nccl-tests."""
 
-FORMULAS = (BUS_BANDWIDTH, *(formula for shape in FAMILIES.values() for formula in shape.formulas))
+FORWARD_SHARE = "forward-share/forward-over-wall"
+"""Seconds in forward passes over wall seconds, both of the first rank and summed over tasks. As both have the
+same requests, it is requests a second over those that the forward passes alone would reach."""
+
+FORMULAS = (
+    BUS_BANDWIDTH,
+    FORWARD_SHARE,
+    *(formula for shape in FAMILIES.values() for formula in shape.formulas),
+)

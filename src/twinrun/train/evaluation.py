@@ -6,6 +6,7 @@ of transformers. What is finished is kept in the run's folder, so that a later s
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +14,9 @@ import torch
 
 from twinrun.checkpoints import store_at
 from twinrun.checkpoints.hugging_face.writing import write_folder
+from twinrun.checkpoints.verification import read_manifest
 from twinrun.foundation.files import sha256_of_file, write_atomically
-from twinrun.foundation.manifest import load_json
+from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.protocol.evaluation import SAMPLES, EvaluationJob, EvaluationResult, ModelScores
 from twinrun.protocol.training import TrainingJob, TrainingResult
 from twinrun.train import device as devices
@@ -25,13 +27,20 @@ from twinrun.train.scoring.harness import RankedModel
 from twinrun.train.scoring.tasks import TaskOutcome, harness_name, score_tasks
 
 
+class TrainedModel(Frozen):
+    """What an earlier start has trained, and the checkpoint whose weights it has exported."""
+
+    checkpoint_sha256: str
+    result: TrainingResult
+
+
 def evaluate(job: EvaluationJob) -> EvaluationResult:
     """Score the job's models, training them first where it says so; return what they got."""
     device = devices.device_of(job)
     ranks.join(job)
     kept = Path(job.kept)
     models: list[ModelScores] = []
-    trained: TrainingResult | None = None
+    trained: TrainedModel | None = None
     outcomes: tuple[TaskOutcome, ...] = ()
     for step in _steps(job):
         folder = kept / (f"step-{step}" if step else "model")
@@ -41,7 +50,14 @@ def evaluate(job: EvaluationJob) -> EvaluationResult:
         loaded = _load(job, model, device)
         outcomes = score_tasks(job, loaded, sha256=sha256, folder=folder / "tasks")
         tokenizer = subject.tokenizer_digest(loaded.tokenizer)
-        models.append(ModelScores(step=step, sha256=sha256, tasks=tuple(one.score for one in outcomes)))
+        models.append(
+            ModelScores(
+                step=step,
+                checkpoint_sha256=trained.checkpoint_sha256 if trained else None,
+                sha256=sha256,
+                tasks=tuple(one.score for one in outcomes),
+            )
+        )
     samples = Path(job.metrics).parent / SAMPLES
     if ranks.rank() == 0:
         write_atomically(samples, samples_text(outcomes))
@@ -51,7 +67,7 @@ def evaluate(job: EvaluationJob) -> EvaluationResult:
         point=job.point,
         device_name=devices.name(device),
         libraries=devices.libraries(device),
-        training=trained,
+        training=trained.result if trained else None,
         models=tuple(models),
         samples_sha256=sha256_of_file(samples),
         harness=harness_name(),
@@ -83,27 +99,33 @@ def _trained(job: EvaluationJob) -> TrainingJob:
     return job.training.model_copy(update={"attempt": job.attempt, "out": job.out})
 
 
-def _train(job: TrainingJob, step: int, folder: Path) -> TrainingResult:
+def _train(job: TrainingJob, step: int, folder: Path) -> TrainedModel:
     """Train up to `step` unless an earlier start has, and leave the model in `folder`."""
-    result, model = folder / "training.json", folder / "model"
-    if not result.is_file():
+    trained, model = folder / "training.json", folder / "model"
+    if not trained.is_file():
         if ranks.rank() == 0:
             # The lines of the steps before are written again.
             start_over(job)
         ranks.wait()
         until = job.training.model_copy(update={"steps": step})
         done = training.train(job.model_copy(update={"training": until}))
-        ranks.together(lambda: _export(job, step, model), ranks.everyone())
+        # A finished training is held in cycles, and the model that is scored needs its memory.
+        gc.collect()
+        digest = ranks.together(lambda: _export(job, step, model), ranks.everyone())
         if ranks.rank() == 0:
-            write_atomically(result, done.model_dump_json() + "\n")
+            whole = TrainedModel(checkpoint_sha256=digest, result=done)
+            write_atomically(trained, whole.model_dump_json() + "\n")
         ranks.wait()
-    return load_json(result, TrainingResult)
+    return load_json(trained, TrainedModel)
 
 
-def _export(job: TrainingJob, step: int, model: Path) -> None:
+def _export(job: TrainingJob, step: int, model: Path) -> str:
+    """Write a checkpoint as a folder of transformers, unless it is there; return its manifest's digest."""
     assert job.checkpointing is not None, "a training that is scored saves"
+    store = store_at(job.checkpointing.place)
     if not model.exists():
-        write_folder(store_at(job.checkpointing.place), step, model)
+        write_folder(store, step, model)
+    return read_manifest(store, step).digest()
 
 
 def _load(job: EvaluationJob, folder: Path, device: torch.device) -> RankedModel:

@@ -20,6 +20,7 @@ from lm_eval.models.huggingface import HFLM
 
 from twinrun.foundation.errors import RunError
 from twinrun.protocol.evaluation import Rule
+from twinrun.train import device as devices
 from twinrun.train import liveness
 
 # The metric of a task for each rule; the last is ours.
@@ -50,6 +51,7 @@ class RankedModel(HFLM):
             pretrained=model, tokenizer=tokenizer, batch_size=batch, backend="causal", max_batch_size=512
         )
         self._report, self._asked, self._reported = report, 0, time.monotonic()
+        self.forward_seconds = 0.0
         if dist.is_initialized():
             self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
 
@@ -68,8 +70,8 @@ class RankedModel(HFLM):
             dist.barrier()
 
     def restart_count(self, report: Report) -> None:
-        """Count the sequences of the next task from 0; it finds a batch of its own."""
-        self._report, self._asked = report, 0
+        """Count sequences and time of the next task from 0; it finds a batch of its own."""
+        self._report, self._asked, self.forward_seconds = report, 0, 0.0
         self.batch_sizes: dict[int, int] = {}
 
     @property
@@ -79,12 +81,23 @@ class RankedModel(HFLM):
 
     def _model_call(self, inps: torch.Tensor, *arguments: Any, **named: Any) -> Any:
         liveness.beat("scores a batch", step=self._asked)
+        devices.synchronise(self.device)
+        began = time.perf_counter()
         logits = super()._model_call(inps, *arguments, **named)
+        devices.synchronise(self.device)
+        self.forward_seconds += time.perf_counter() - began
         self._asked += len(inps)
         if time.monotonic() > self._reported + REPORT_SECONDS:
             self._reported = time.monotonic()
             self._report(self._asked)
         return logits
+
+    def _detect_batch_size(self, *arguments: Any, **named: Any) -> Any:
+        asked, seconds = self._asked, self.forward_seconds
+        found = super()._detect_batch_size(*arguments, **named)
+        # What is tried to find a batch answers no request.
+        self._asked, self.forward_seconds = asked, seconds
+        return found
 
 
 class RuledTask(ConfigurableTask):

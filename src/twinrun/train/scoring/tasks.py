@@ -93,7 +93,11 @@ def _run(job: EvaluationJob, spec: NamedTask, model: RankedModel, identity: str)
     outcome = None
     if ranks.rank() == 0:
         score = _score(job, spec, task, found).model_copy(
-            update={"batch": model.largest_batch, "seconds": time.perf_counter() - began}
+            update={
+                "batch": model.largest_batch,
+                "seconds": time.perf_counter() - began,
+                "forward_seconds": model.forward_seconds,
+            }
         )
         outcome = TaskOutcome(identity=identity, score=score, samples=_samples(spec, found))
     shared: TaskOutcome = ranks.from_first(outcome)
@@ -194,6 +198,7 @@ def _score(job: EvaluationJob, spec: NamedTask, task: RuledTask, found: Any) -> 
         requests=sum(len(one["arguments"]) for one in found["samples"][spec.name]),
         batch=1,
         seconds=0.0,
+        forward_seconds=0.0,
     )
 
 

@@ -7,7 +7,7 @@ import re
 from twinrun.protocol.evaluation import EvaluationResult
 from twinrun.workloads.evaluation import numbers, plan, report
 from twinrun.workloads.evaluation.manifest import EvaluationPlan, EvaluationPoint, EvaluationTables
-from twinrun.workloads.workload import Overview, Workload
+from twinrun.workloads.workload import Workload
 
 WORKLOAD = Workload(
     table="evaluation",
@@ -31,5 +31,5 @@ WORKLOAD = Workload(
     derived=numbers.derived,
     terms=numbers.terms,
     show=report.show,
-    overview=lambda _records, _context: Overview(),
+    overview=report.overview,
 )

@@ -1,7 +1,8 @@
 """From what the ranks report of an evaluation to the numbers of its record.
 
 The score of a task is named after it, `TASK`, its standard error `TASK/error`, what another rule makes of the
-same answers `TASK@RULE`, and the score of an earlier checkpoint `TASK/step-STEP`.
+same answers `TASK@RULE`, and the score of an earlier checkpoint `TASK/step-STEP`, its standard error
+`TASK/step-STEP/error`.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from collections.abc import Iterator, Sequence
 from twinrun.foundation.errors import RunError
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.evaluation import MEAN, EvaluationLine, EvaluationResult, ModelScores, TaskScore
+from twinrun.protocol.formulas import FORWARD_SHARE
 from twinrun.protocol.measurements import Fact, Measurement, Numbers, Series, sampled
 from twinrun.protocol.training import StepMetrics, TrainingResult
 from twinrun.workloads.evaluation.manifest import EvaluationPlan, EvaluationPoint
-from twinrun.workloads.evaluation.plan import ERROR, KEPT, RATE, SCORE
+from twinrun.workloads.evaluation.plan import ERROR, FORWARD, KEPT, RATE, SCORE
 from twinrun.workloads.settings import factor, flat
 from twinrun.workloads.workload import ComparisonTerms, Point, PointRecord, Premise, Progress
 
@@ -57,10 +59,9 @@ def measured(part: EvaluationPlan, _point: Point[EvaluationPoint], result: Evalu
     found = [one for task in last.tasks for one in _task(task)]
     found += [_score(f"{MEAN}", _mean(last)), _error(MEAN, _mean_error(last))]
     for model in before:
-        found += [_score(f"{one.task}/step-{model.step}", one.score) for one in model.tasks]
-        found.append(_score(f"{MEAN}/step-{model.step}", _mean(model)))
-    requests, seconds = (sum(getattr(one, name) for one in last.tasks) for name in ("requests", "seconds"))
-    found.append(sampled(RATE, [requests / seconds], metric=RATE, unit="1/s", per="run"))
+        found += [one for task in model.tasks for one in _at_step(model, task.task, task.score, task.error)]
+        found += _at_step(model, MEAN, _mean(model), _mean_error(model))
+    found += _rates(last)
     memory = result.peak_memory_bytes / GIB
     trained = result.training
     if trained is None:
@@ -73,6 +74,21 @@ def measured(part: EvaluationPlan, _point: Point[EvaluationPoint], result: Evalu
         series=training.series,
         facts={**training.facts, **_facts(result)},
     )
+
+
+def _at_step(model: ModelScores, name: str, score: float, error: float) -> tuple[Measurement, ...]:
+    """Return what a checkpoint before the last got."""
+    at = f"{name}/step-{model.step}"
+    return _score(at, score), _error(at, error)
+
+
+def _rates(model: ModelScores) -> Iterator[Measurement]:
+    """Yield requests a second, and their share of what the forward passes alone would reach."""
+    names = ("requests", "seconds", "forward_seconds")
+    requests, seconds, forward = (sum(getattr(one, name) for one in model.tasks) for name in names)
+    yield sampled(RATE, [requests / seconds], metric=RATE, unit="1/s", per="run")
+    share = [forward / seconds]
+    yield sampled(FORWARD, share, metric=FORWARD, unit="ratio", per="run", formula=FORWARD_SHARE)
 
 
 def _task(one: TaskScore) -> Iterator[Measurement]:
@@ -134,9 +150,11 @@ def _facts(result: EvaluationResult) -> dict[str, Fact]:
         "tokenizer sha256": result.tokenizer_sha256,
         "samples sha256": result.samples_sha256,
         "weights sha256": result.models[-1].sha256,
+        "checkpoint sha256": result.models[-1].checkpoint_sha256,
     }
     for model in result.models[:-1]:
         facts[f"weights sha256 at step {model.step}"] = model.sha256
+        facts[f"checkpoint sha256 at step {model.step}"] = model.checkpoint_sha256
     for one in result.models[-1].tasks:
         facts |= {
             f"rule of {one.task}": one.rule,

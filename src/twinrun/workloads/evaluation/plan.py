@@ -36,6 +36,7 @@ from twinrun.workloads.workload import (
 
 DOCUMENTS = "documents"
 SCORE, ERROR, RATE, KEPT = "score", "score-error", "requests-per-second", "kept-fall"
+FORWARD = "forward-share"
 HARNESS = "lm-eval"
 # Frameworks that the ranks of a training import when they start.
 _MODULES = {"composer": ("twinrun.train.composer_loop",), "plain": ("twinrun.train.data_parallel",)}
@@ -63,7 +64,7 @@ def _missing(tables: EvaluationTables, asked: Demand) -> str | None:
         return f"no scale has a point {asked.point}"
     names = (*tables.tasks, MEAN)
     given = {SCORE: names, ERROR: tuple(f"{name}/error" for name in names), "loss": ("loss",)}
-    given |= {RATE: (RATE,), "step-time": ("step-time",), KEPT: (KEPT,)}
+    given |= {RATE: (RATE,), FORWARD: (FORWARD,), "step-time": ("step-time",), KEPT: (KEPT,)}
     if asked.metric not in given:
         return f"an evaluation measures {', '.join(given)}"
     if asked.measurement is None and asked.metric == SCORE:

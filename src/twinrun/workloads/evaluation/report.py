@@ -1,12 +1,26 @@
-"""What the record of an evaluation shows: each task with its score, its error and what decides them."""
+"""What the record of an evaluation shows: scores with what decides them, and how they and the loss went."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from twinrun.protocol.evaluation import MEAN
 from twinrun.protocol.measurements import Measurement
-from twinrun.workloads.evaluation.manifest import EvaluationPlan, EvaluationPoint
-from twinrun.workloads.tables_and_charts import ABSENT, Cell, Column, Table, text
-from twinrun.workloads.workload import PointRecord, RecordTables, RecordView
+from twinrun.workloads.curve_charts import curves_of, distance_in_words
+from twinrun.workloads.evaluation.manifest import EvaluationPlan, EvaluationPoint, EvaluationTables
+from twinrun.workloads.evaluation.plan import SCORE
+from twinrun.workloads.tables_and_charts import (
+    ABSENT,
+    Cell,
+    Chart,
+    Column,
+    Curve,
+    LineChart,
+    Spot,
+    Table,
+    text,
+)
+from twinrun.workloads.workload import Overview, PictureContext, PointRecord, RecordTables, RecordView
 
 RULES = ("none", "per-character", "per-byte", "per-token")
 COLUMNS = (
@@ -19,7 +33,7 @@ COLUMNS = (
 
 
 def show(record: RecordView[EvaluationPlan, EvaluationPoint]) -> RecordTables:
-    """Return the scores of every point, and those of earlier checkpoints below."""
+    """Return the scores of every point, and those of its checkpoints below."""
     tables = [table for point in record.points for table in (_scores(record, point), *_steps(record, point))]
     return RecordTables(tables=tuple(tables))
 
@@ -66,19 +80,90 @@ def _points(found: Measurement | None) -> str:
 def _steps(
     record: RecordView[EvaluationPlan, EvaluationPoint], point: PointRecord[EvaluationPoint]
 ) -> tuple[Table, ...]:
-    """Return the scores of the checkpoints before the last, where there are any."""
-    prefix = f"{MEAN}/step-"
-    steps = [one.id.removeprefix(prefix) for one in point.measurements if one.id.startswith(prefix)]
-    if not steps:
+    """Return the scores of every checkpoint, where some were scored before the last."""
+    steps = _scored(record, point)
+    if len(steps) < 2:
         return ()
-    names = (*(one.name for one in record.part.tasks), MEAN)
+    names = _names(record)
     return (
         Table(
             title=f"{point.id}: scores while the training went on",
             columns=(Column(title="steps", numeric=False), *(Column(title=name) for name in names)),
             rows=tuple(
-                (text(step), *(text(_points(point.measurement(f"{name}/step-{step}"))) for name in names))
-                for step in steps
+                (text(str(step)), *(_score(point, f"{name}{suffix}") for name in names))
+                for step, suffix in steps.items()
+            ),
+            notes=tuple(
+                f"checkpoint after step {step}: sha256 {point.facts[f'checkpoint sha256{at}']}"
+                for step, at in ((step, f" at step {step}" if end else "") for step, end in steps.items())
             ),
         ),
     )
+
+
+def _scored(
+    record: RecordView[EvaluationPlan, EvaluationPoint], point: PointRecord[EvaluationPoint]
+) -> dict[int, str]:
+    """Return the steps after which the model was scored, each with what ends the names of its numbers."""
+    prefix = f"{MEAN}/step-"
+    before = [
+        int(one.id.removeprefix(prefix))
+        for one in point.measurements
+        if one.id.startswith(prefix) and one.metric == SCORE
+    ]
+    return {**{step: f"/step-{step}" for step in before}, record.part.evaluation.training.steps: ""}
+
+
+def _names(record: RecordView[EvaluationPlan, EvaluationPoint]) -> tuple[str, ...]:
+    return (*(one.name for one in record.part.tasks), MEAN)
+
+
+def overview(
+    records: Sequence[RecordView[EvaluationPlan, EvaluationPoint]],
+    _drawn: PictureContext[EvaluationTables],
+) -> Overview:
+    """Return the loss of a single record, and beside it the scores of its checkpoints."""
+    return Overview(charts=tuple(_charts(records[0])) if len(records) == 1 else ())
+
+
+def _charts(record: RecordView[EvaluationPlan, EvaluationPoint]) -> Iterator[Chart]:
+    trained = [point for point in record.points if (losses := point.one_series("loss")) and losses.values]
+    if trained:
+        note = distance_in_words(trained, "loss")
+        yield curves_of(trained, "loss", title="Loss", label="loss, nats/token", note=note)
+    for point in trained:
+        if len(steps := _scored(record, point)) > 1:
+            yield _scores_chart(record, point, steps)
+
+
+def _scores_chart(
+    record: RecordView[EvaluationPlan, EvaluationPoint],
+    point: PointRecord[EvaluationPoint],
+    steps: dict[int, str],
+) -> LineChart:
+    curves = tuple(
+        Curve(
+            label=name,
+            kind="measured",
+            place=place,
+            spots=tuple(_spot(point, step, f"{name}{suffix}") for step, suffix in steps.items()),
+        )
+        for place, name in enumerate(_names(record))
+    )
+    return LineChart(
+        name=f"scores-{point.id}",
+        title="Scores while the training went on",
+        x_label="step",
+        x_scale="linear",
+        y_label="score",
+        y_scale="linear",
+        curves=curves,
+        notes=("A bar is one standard error to each side.",),
+    )
+
+
+def _spot(point: PointRecord[EvaluationPoint], step: int, name: str) -> Spot:
+    score, error = point.measurement(name), point.measurement(f"{name}/error")
+    assert score is not None
+    assert error is not None, "each score has its error"
+    return Spot(x=step, value=score.median, low=score.median - error.median, high=score.median + error.median)

@@ -1,0 +1,102 @@
+"""Scores of checkpoints before the last: numbers, facts, and the picture beside the loss."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.records import plan
+from twinrun.protocol.evaluation import EvaluationResult, ModelScores, TaskScore
+from twinrun.protocol.formulas import FORWARD_SHARE
+from twinrun.protocol.measurements import Series
+from twinrun.workloads.evaluation import numbers, report
+from twinrun.workloads.tables_and_charts import LineChart
+from twinrun.workloads.workload import PictureContext, PointRecord, RecordView
+
+STEPS = 120
+
+
+def scored(step: int, right: float) -> ModelScores:
+    tasks = tuple(
+        TaskScore(
+            task=one.name,
+            rule=one.rule,
+            shots=0,
+            documents=48,
+            score=right,
+            error=0.07,
+            by_rule={one.rule: right},
+            prompts_sha256="p",
+            version="1",
+            requests=96,
+            batch=16,
+            seconds=2.0,
+            forward_seconds=0.5,
+        )
+        for one in plan("mpt-chinchilla", scale="smoke", gpu=None).part.tasks
+    )
+    return ModelScores(step=step, checkpoint_sha256=f"c{step}", sha256=f"w{step}", tasks=tasks)
+
+
+@pytest.fixture
+def record() -> RecordView:
+    made = plan("mpt-chinchilla", scale="smoke", gpu=None)
+    result = EvaluationResult(
+        point="devices=1",
+        device_name="a processor",
+        libraries={},
+        models=(scored(40, 0.5), scored(80, 0.625), scored(STEPS, 0.75)),
+        samples_sha256="s",
+        harness="lm-eval",
+        tokenizer_sha256="t",
+        peak_memory_bytes=1,
+    )
+    found = numbers.measured(made.part, made.points[0], result)
+    losses = Series(id="loss", metric="loss", unit="nats/token", per="run", values=(3.0,) * STEPS)
+    point = PointRecord(
+        id="devices=1",
+        nodes=1,
+        devices=1,
+        part=made.points[0].part,
+        measurements=found.measurements,
+        series=(losses,),
+        facts=found.facts,
+    )
+    return RecordView(label="here", run="r", part=made.part, gpu=None, points=(point,))
+
+
+def test_a_score_of_a_checkpoint_has_its_error_and_both_digests(record: RecordView) -> None:
+    (point,) = record.points
+    for name, error in (("fixture-question", 0.07), ("mean", 0.07 / math.sqrt(7))):
+        for suffix, right in (("/step-40", 0.5), ("/step-80", 0.625), ("", 0.75)):
+            score, of_it = (point.measurement(f"{name}{suffix}{end}") for end in ("", "/error"))
+            assert score is not None
+            assert of_it is not None
+            assert score.median == right
+            assert of_it.median == pytest.approx(error)
+    assert point.facts["checkpoint sha256 at step 40"] == "c40"
+    assert point.facts["weights sha256 at step 80"] == "w80"
+    assert point.facts["checkpoint sha256"] == f"c{STEPS}"
+
+
+def test_requests_a_second_and_the_share_of_forward_passes_are_of_the_last_model(record: RecordView) -> None:
+    (point,) = record.points
+    rate, share = point.measurement("requests-per-second"), point.measurement("forward-share")
+    assert rate is not None
+    assert share is not None
+    assert (rate.median, rate.unit) == (48.0, "1/s")
+    assert (share.median, share.unit, share.formula) == (0.25, "ratio", FORWARD_SHARE)
+
+
+def test_scores_are_drawn_beside_the_loss_over_the_same_steps(record: RecordView) -> None:
+    loss, scores = report.overview([record], PictureContext.model_construct()).charts
+    assert isinstance(loss, LineChart)
+    assert isinstance(scores, LineChart)
+    assert loss.x_label == scores.x_label
+    assert [curve.label for curve in scores.curves][-1] == "mean"
+    assert [(one.x, one.value) for one in scores.curves[0].spots] == [(40, 0.5), (80, 0.625), (STEPS, 0.75)]
+    assert scores.curves[0].spots[0].low == pytest.approx(0.43)
+    (table,) = report.show(record).tables[1:]
+    assert [row[0].text for row in table.rows] == ["40", "80", str(STEPS)]
+    assert table.notes[0] == "checkpoint after step 40: sha256 c40"
