@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from twinrun.train.scoring.documents import read_documents
 from twinrun.train.scoring.harness import METRICS, RuledTask, largest_per_token
 
 MODULE = "twinrun.train.evaluation"
+SCRIPT = Path(__file__).with_name("evaluation_run.py")
 VOCABULARY, SEQUENCE = 320, 192
 # (log-likelihoods, tokens) of answers, and which one the rule takes; worked by hand.
 WORKED = [
@@ -167,6 +169,43 @@ def test_scores_are_those_of_the_harness_called_by_hand(tmp_path: Path) -> None:
             asked = [float(one[0][0]) for one in theirs["resps"]]
             right = theirs["doc"]["right"]
             assert sample.score == float(largest_per_token(asked, lengths) == right)
+
+
+KILLED = ("fixture-shuffled", "fixture-contexts", "fixture-question")
+# Forward passes of a task: 12 documents with two answers, eight sequences in each.
+CALLS = 3
+
+
+def demand_same_samples(folder: Path, monkeypatch: pytest.MonkeyPatch, calls: list[int]) -> None:
+    """Kill an evaluation before each of these forward passes; a later start must leave the same file."""
+    modules = ("twinrun.train.evaluation",)
+    texts = []
+    for number, call in enumerate([0, *calls]):
+        job = job_at(folder / str(number), names=KILLED)
+        monkeypatch.setenv("KILL_CALL", str(call))
+        ended = launch(SCRIPT, job, modules=modules)
+        if call:
+            assert ended.returncode == -9, ended.stderr[-4000:]
+            finished = {path.stem for path in (folder / str(number) / "kept/model/tasks").glob("*.json")}
+            assert finished == set(KILLED[: (call - 1) // CALLS])
+            monkeypatch.setenv("KILL_CALL", "0")
+            ended = launch(SCRIPT, job, modules=modules)
+        assert ended.returncode == 0, ended.stderr[-4000:]
+        texts.append((folder / str(number) / "samples.jsonl").read_bytes())
+    assert len(set(texts)) == 1
+
+
+def test_a_kill_after_a_task_and_inside_one_changes_no_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demand_same_samples(tmp_path, monkeypatch, [CALLS + 1, CALLS + 2])
+
+
+@pytest.mark.trials
+def test_ten_kills_at_random_change_no_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(40)
+    calls = [draw.randint(1, CALLS * len(KILLED)) for _ in range(10)]
+    demand_same_samples(tmp_path, monkeypatch, calls)
 
 
 def test_two_ranks_and_a_later_start_leave_the_same_file(tmp_path: Path) -> None:
