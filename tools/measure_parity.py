@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -180,7 +181,8 @@ def _samples(sequence: int) -> Samples:
         content += path.read_bytes()
         if len(content) >= wanted:
             break
-    tokens = np.frombuffer(bytes(content[:wanted]), np.uint8).astype(np.int64).reshape(-1, sequence)
+    content_bytes = np.frombuffer(bytes(content[:wanted]), np.uint8)
+    tokens: npt.NDArray[np.int64] = content_bytes.astype(np.int64).reshape(-1, sequence)
     return [{"tokens": one, "hash": sample_hash(one)} for one in tokens]
 
 
