@@ -1,4 +1,4 @@
-// One kernel for the emulator, for warps of EMULATED_WARP_SIZE lanes, in a namespace of their own: one library holds
+// Every kernel for the emulator, for warps of EMULATED_WARP_SIZE lanes, in a namespace of their own: one library holds
 // both sizes. Standard headers that kernels need must be included outside it.
 #include <cmath>
 #include <cstddef>
@@ -15,5 +15,5 @@ namespace warp64 {
 #else
 #error "EMULATED_WARP_SIZE must be 32 or 64"
 #endif
-#include "unit.cpp"
+#include "kernels.cpp"
 }

@@ -1,9 +1,9 @@
 """Compile the kernels into code objects: `python -m twinrun_mamba.compile --archs sm_90 gfx90a cpu`.
 
 One source, three compilers: nvcc makes cubins and PTX, clang (19 or newer, with its lld) or hipcc makes AMD
-code objects without ROCm, any C++17 compiler makes the emulator. No GPU is needed. Each kernel is a unit of
-its own; units are compiled side by side. What the same compiler has made before, with the same flags from the
-same source, is kept.
+code objects without ROCm, any C++17 compiler makes the emulator. No GPU is needed. Each kernel of a GPU is a
+unit of its own, the emulator's are one; units are compiled side by side. What the same compiler has made
+before, with the same flags from the same source, is kept.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ VARIABLE = "TWINRUN_KERNEL_ARCHS"
 
 @dataclass(frozen=True)
 class Job:
-    """A kernel to compile for an architecture."""
+    """A unit to compile for an architecture."""
 
     target: BuildTarget
     compiler: Compiler
@@ -46,7 +46,7 @@ class Job:
     @cached_property
     def source(self) -> str:
         """Return the hash of sources and flags."""
-        return self.unit.digest(self.sources, (self.target.arch, *self.target.flags))
+        return units.digest(self.sources, self.unit.header, (self.target.arch, *self.target.flags))
 
     @cached_property
     def key(self) -> str:
@@ -55,22 +55,24 @@ class Job:
 
     def is_done(self, folder: Path) -> bool:
         """Say whether an architecture's folder has the code already."""
-        entry = units.read(folder, self.unit.kernel)
-        return entry is not None and entry["key"] == self.key
+        entries = [units.read(folder, kernel) for kernel in self.unit.kernels]
+        return all(entry is not None and entry["key"] == self.key for entry in entries)
 
     def run(self, folder: Path, scratch: Path) -> float:
-        """Compile the kernel into an architecture's folder, and return how many seconds that took."""
-        started, kernel = time.monotonic(), self.unit.kernel
-        own = scratch / kernel
+        """Compile the unit into an architecture's folder, and return how many seconds that took."""
+        started = time.monotonic()
+        own = scratch / self.unit.name
         own.mkdir()
-        made = own / f"{kernel}-{self.key[:12]}{self.target.suffix}"
-        usage = self.target.build(self.compiler, self.target.flags, self.sources, self.unit, made)
-        if usage.registers_needed not in (0, usage.registers):
-            needed = f"needs {usage.registers_needed}, as its LaunchSizes say"
-            raise CompileError(f"{kernel} is compiled with {usage.registers} registers, {needed}")
+        made = own / f"{self.unit.name}-{self.key[:12]}{self.target.suffix}"
+        found = self.target.build(self.compiler, self.target.flags, self.sources, self.unit, made)
+        for kernel, usage in found.items():
+            if usage.registers_needed not in (0, usage.registers):
+                needed = f"needs {usage.registers_needed}, as its LaunchSizes say"
+                raise CompileError(f"{kernel} is compiled with {usage.registers} registers, {needed}")
         made.replace(folder / made.name)
         about = {"object": made.name, "header": self.unit.header, "key": self.key, "source": self.source}
-        units.write(folder / f"{kernel}.json", {**about, **usage.as_dict()})
+        for kernel, usage in found.items():
+            units.write(folder / f"{kernel}.json", {**about, **usage.as_dict()})
         shutil.rmtree(own)
         return time.monotonic() - started
 
@@ -125,10 +127,11 @@ def build_kernels(arch: str, kernel: str, *, objects: Path, say: Callable[[str],
     compiler = target.compiler()
     if compiler is None or not (SOURCES / LISTING).is_file():
         return False
-    found = {unit.kernel: Job(target, compiler, SOURCES, unit) for unit in target.units(compiler, SOURCES)}
+    found = {name: unit for unit in target.units(compiler, SOURCES) for name in unit.kernels}
     if kernel not in found:
         return False
-    wanted = [found[name] for name in units.called_together(kernel, found)]
+    together = dict.fromkeys(found[name] for name in units.called_together(kernel, found))
+    wanted = [Job(target, compiler, SOURCES, unit) for unit in together]
     refused = _run({arch: wanted}, objects, None, say)
     if refused:
         raise CompileError("\n".join(refused))
@@ -148,9 +151,9 @@ def _run(
             todo = [job for job in found if not job.is_done(objects / arch)]
             waiting += todo
             if not todo:
-                say(f"{arch}: {_count(len(found))} up to date")
+                say(f"{arch}: {_count(found)} up to date")
             else:
-                say(f"{arch}: {todo[0].compiler.path} makes {len(todo)} of {_count(len(found))}")
+                say(f"{arch}: {todo[0].compiler.path} makes {_kernels(todo)} of {_count(found)}")
         scratch = Path(held.enter_context(tempfile.TemporaryDirectory(dir=objects)))
         pool = ThreadPoolExecutor(jobs or os.cpu_count())
         held.callback(pool.shutdown, cancel_futures=True)
@@ -167,16 +170,21 @@ def _run(
                 refused.append(str(error))
             else:
                 count = f"{done} of {len(running)}"
-                say(f"{job.target.arch}: {job.unit.kernel} in {seconds:.1f} s ({count})")
+                say(f"{job.target.arch}: {job.unit.name} in {seconds:.1f} s ({count})")
     return refused
 
 
-def _count(kernels: int) -> str:
+def _kernels(found: Sequence[Job]) -> int:
+    return sum(len(job.unit.kernels) for job in found)
+
+
+def _count(found: Sequence[Job]) -> str:
+    kernels = _kernels(found)
     return f"{kernels} kernel{'s' if kernels > 1 else ''}"
 
 
 def _listed(target: BuildTarget, found: Sequence[Job]) -> dict[str, object]:
-    kernels = sorted(job.unit.kernel for job in found)
+    kernels = sorted(kernel for job in found for kernel in job.unit.kernels)
     return {**target.entry, "compiler": found[0].compiler.release, "kernels": kernels}
 
 

@@ -89,17 +89,17 @@ class Compiled(Mapping[str, Kernel]):
     def _read(self, objects: Path, name: str) -> Kernel | None:
         folder = objects / self.arch
         entry = units.read(folder, name)
-        if entry is None or self._is_stale(entry, name):
+        if entry is None or self._is_stale(entry):
             return None
         fields = ("threads", "shared_base", "shared_per_state_tile")
         return Kernel(**{key: int(entry[key]) for key in fields}, path=folder / entry["object"])
 
-    def _is_stale(self, entry: Mapping[str, str], name: str) -> bool:
+    def _is_stale(self, entry: Mapping[str, str]) -> bool:
         """Say whether a kernel is of other sources than those that lie here."""
         if not (units.SOURCES / units.LISTING).is_file():
             return False
-        unit, flags = units.Unit(name, entry["header"]), TARGETS[self.arch].flags
-        return unit.digest(units.SOURCES, (self.arch, *flags)) != entry["source"]
+        flags = TARGETS[self.arch].flags
+        return units.digest(units.SOURCES, entry["header"], (self.arch, *flags)) != entry["source"]
 
     def _made(self, name: str) -> Kernel:
         for objects in (self.objects, cache_folder()):
@@ -126,7 +126,7 @@ def sources_of(arch: str) -> str:
     """Return the start of a hash of an architecture's sources; empty where they are not here."""
     if not arch or not (units.SOURCES / units.LISTING).is_file():
         return ""
-    return units.Unit("", units.LISTING).digest(units.SOURCES, (arch, *TARGETS[arch].flags))[:12]
+    return units.digest(units.SOURCES, units.LISTING, (arch, *TARGETS[arch].flags))[:12]
 
 
 def cache_folder() -> Path:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -96,7 +97,7 @@ def _major(program: str) -> int:
 
 @dataclass(frozen=True)
 class BuildTarget:
-    """How an architecture's kernels are made: `build` compiles a unit and returns what its kernel needs."""
+    """How an architecture's kernels are made: `build` compiles a unit and returns what its kernels need."""
 
     arch: str
     suffix: str
@@ -104,49 +105,57 @@ class BuildTarget:
     compiler: Callable[[], Compiler | None]
     flags: Sequence[str]
     listing: Sequence[str]
-    build: Callable[[Compiler, Sequence[str], Path, Unit, Path], Usage]
+    build: Callable[[Compiler, Sequence[str], Path, Unit, Path], dict[str, Usage]]
     entry: Mapping[str, list[int] | bool] = field(default_factory=dict)
+    # All kernels are one unit, else each is.
+    whole: bool = False
 
     def units(self, compiler: Compiler, sources: Path) -> list[Unit]:
-        """Return the units that the sources have; CompileError where they have none."""
+        """Return the units that the sources have; CompileError where they have no kernel."""
         text = compiler.run(*self.listing, "-E", "-DLIST_KERNELS", sources / LISTING)
         found = units_of(text)
         if not found:
             raise CompileError(f"{sources / LISTING}: defines no kernel")
-        return found
+        return [Unit(tuple(unit.name for unit in found), LISTING)] if self.whole else found
 
 
-def _build_ptx(nvcc: Compiler, flags: Sequence[str], sources: Path, unit: Unit, out: Path) -> Usage:
+def _build_ptx(
+    nvcc: Compiler, flags: Sequence[str], sources: Path, unit: Unit, out: Path
+) -> dict[str, Usage]:
     nvcc.run(*NVIDIA_FLAGS, *flags, *unit.defines, "-ptx", sources / "unit.cpp", "-o", out)
-    return usage_of_ptx(out.read_text(encoding="ascii"))[unit.kernel]
+    return usage_of_ptx(out.read_text(encoding="ascii"))
 
 
-def _build_cubin(nvcc: Compiler, flags: Sequence[str], sources: Path, unit: Unit, out: Path) -> Usage:
+def _build_cubin(
+    nvcc: Compiler, flags: Sequence[str], sources: Path, unit: Unit, out: Path
+) -> dict[str, Usage]:
     ptx = out.with_suffix(".ptx")
     virtual = [flag.replace("sm_", "compute_") for flag in flags]
     _build_ptx(nvcc, virtual, sources, unit, ptx)
     log = nvcc.run(*flags, "-cubin", "-Xptxas", "-v", ptx, "-o", out)
-    return usage_of_cubin(ptx.read_text(encoding="ascii"), log)[unit.kernel]
+    return usage_of_cubin(ptx.read_text(encoding="ascii"), log)
 
 
-def _build_hsaco(clang: Compiler, flags: Sequence[str], sources: Path, unit: Unit, out: Path) -> Usage:
+def _build_hsaco(
+    clang: Compiler, flags: Sequence[str], sources: Path, unit: Unit, out: Path
+) -> dict[str, Usage]:
     clang.run(*AMD_FLAGS, *flags, *unit.defines, sources / "unit.cpp", "-o", out)
-    return usage_of_hsaco(out)[unit.kernel]
+    return usage_of_hsaco(out)
 
 
-def _build_emulated(cxx: Compiler, flags: Sequence[str], sources: Path, unit: Unit, out: Path) -> Usage:
-    """Compile a kernel for both sizes of warps, beside the emulator, which is the same for all kernels."""
-    emulator = out.parent.parent / "emulator.o"
-    if not emulator.is_file():
-        made = out.with_name("emulator.o")
-        cxx.run(*flags, "-DNDEBUG", "-c", sources / "emulator.cpp", "-o", made)
-        made.replace(emulator)
-    objects = [out.with_name(f"warp{size}.o") for size in WARP_SIZES]
-    for size, part in zip(WARP_SIZES, objects, strict=True):
-        defines = (*unit.defines, f"-DEMULATED_WARP_SIZE={size}")
-        cxx.run(*flags, *defines, "-c", sources / "emulated_kernels.cpp", "-o", part)
-    cxx.run("-shared", "-s", *objects, emulator, "-o", out, "-pthread", "-lstdc++")
-    return usage_of_emulator(out)[unit.kernel]
+def _build_emulated(
+    cxx: Compiler, flags: Sequence[str], sources: Path, _unit: Unit, out: Path
+) -> dict[str, Usage]:
+    """Compile all kernels for both sizes of warps, side by side, and the emulator that runs them."""
+    made = {
+        out.with_name(f"warp{size}.o"): (f"-DEMULATED_WARP_SIZE={size}", sources / "emulated_kernels.cpp")
+        for size in WARP_SIZES
+    }
+    made[out.with_name("emulator.o")] = ("-DNDEBUG", sources / "emulator.cpp")
+    with ThreadPoolExecutor(len(made)) as pool:
+        list(pool.map(lambda path: cxx.run(*flags, *made[path], "-c", "-o", path), made))
+    cxx.run("-shared", "-s", *made, "-o", out, "-pthread", "-lstdc++")
+    return usage_of_emulator(out)
 
 
 def usage_of_emulator(path: Path) -> dict[str, Usage]:
@@ -180,7 +189,7 @@ def _build_targets() -> dict[str, BuildTarget]:
     ptx = BuildTarget("ptx", ".ptx", *nvcc, ("-arch=compute_80",), NVIDIA_FLAGS, _build_ptx)
     cxx = ("a C++17 compiler", cpu_compiler)
     listing, sizes = ("-DEMULATED_WARP_SIZE=32",), {"warp_sizes": list(WARP_SIZES)}
-    cpu = BuildTarget("cpu", ".so", *cxx, CPU_FLAGS, listing, _build_emulated, sizes)
+    cpu = BuildTarget("cpu", ".so", *cxx, CPU_FLAGS, listing, _build_emulated, sizes, whole=True)
     return {target.arch: target for target in (*cubins, ptx, *code_objects, cpu)}
 
 

@@ -1,4 +1,4 @@
-"""Units of compilation: one for each kernel and type, kept by what it is made from.
+"""Units of compilation, kept by what they are made from: a kernel for a GPU, all kernels for the emulator.
 
 A folder of compiled code has a folder for each architecture. There `<kernel>.json` says how a kernel is
 launched and which file beside it has its code; it is replaced once that file is whole, so whoever reads it
@@ -24,9 +24,9 @@ SOURCES = next(
     (folder for folder in (_PACKAGE.parents[1] / "csrc", _PACKAGE / "csrc") if folder.is_dir()),
     _PACKAGE / "csrc",
 )
-# Lists every kernel; a unit is compiled from the file that defines its kernel.
+# Lists every kernel; a unit is compiled from the file that defines its kernels.
 LISTING = "kernels.cpp"
-# What every unit is compiled from beside the file that defines its kernel. The Python says how.
+# What every unit is compiled from beside that file. The Python says how.
 SHARED = ("unit.cpp", "emulated_kernels.cpp", "emulator.cpp")
 MAKERS = ("resources.py", "targets.py")
 
@@ -39,20 +39,25 @@ _LONG = ("scan_backward", "scan_forward", "conv_backward", "scan_split")
 
 @dataclass(frozen=True)
 class Unit:
-    """One kernel, and the file of its sources that defines it."""
+    """Kernels that are compiled together, and the file of the sources that defines them."""
 
-    kernel: str
+    kernels: tuple[str, ...]
     header: str
 
     @property
-    def defines(self) -> tuple[str, str]:
-        """Return what unit.cpp is compiled with."""
-        return f"-DUNIT={self.header}", f"-DSELECT_{self.kernel}=SELECTED"
+    def name(self) -> str:
+        """Return the kernel's name, or that of the file for several."""
+        return self.kernels[0] if len(self.kernels) == 1 else Path(self.header).stem
 
-    def digest(self, sources: Path, flags: Sequence[str]) -> str:
-        """Return a hash of all that its code, and what is listed of it, is made from, but the compiler."""
-        content = _content(sources, (self.header, *SHARED))
-        return hashlib.sha256("\0".join((content, self.kernel, *flags)).encode()).hexdigest()
+    @property
+    def defines(self) -> tuple[str, ...]:
+        """Return what unit.cpp is compiled with."""
+        return f"-DUNIT={self.header}", *(f"-DSELECT_{kernel}=SELECTED" for kernel in self.kernels)
+
+
+def digest(sources: Path, header: str, flags: Sequence[str]) -> str:
+    """Return a hash of all that a header's code, and what is listed of it, is made from, but the compiler."""
+    return hashlib.sha256("\0".join((_content(sources, (header, *SHARED)), *flags)).encode()).hexdigest()
 
 
 def units_of(preprocessed: str) -> list[Unit]:
@@ -60,15 +65,15 @@ def units_of(preprocessed: str) -> list[Unit]:
     header, found = LISTING, []
     for file, kernel in _MARKER.findall(preprocessed):
         if kernel:
-            found.append(Unit(kernel, header))
+            found.append(Unit((kernel,), header))
         else:
             header = Path(file).name
     long = {prefix: place for place, prefix in enumerate(_LONG)}
     places = {
-        unit: next((place for prefix, place in long.items() if unit.kernel.startswith(prefix)), len(long))
+        unit: next((place for prefix, place in long.items() if unit.name.startswith(prefix)), len(long))
         for unit in found
     }
-    return sorted(found, key=lambda unit: (places[unit], unit.kernel))
+    return sorted(found, key=lambda unit: (places[unit], unit.name))
 
 
 def called_together(kernel: str, among: Collection[str]) -> list[str]:
