@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from device import first_device, named
@@ -17,8 +15,6 @@ from torch.nn.functional import scaled_dot_product_attention
 NEEDS = ("torch",)
 # Batch, heads, sequence, width of a head.
 SHAPE, SMALL = (2, 4, 256, 64), (1, 2, 70, 64)
-# Our own kernel is Python alone, compiled by the Triton of the stack: the project's source is what is tried.
-OURS = Path(__file__).resolve().parents[2] / "recipes" / "flash-attention" / "kernels" / "src"
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 
 
@@ -38,12 +34,13 @@ def main() -> None:
             print("flash-attn: imported; it has no kernel for a CPU")
     for name, (attention, dtype) in attentions.items():
         compare(name, attention, dtype, device)
-    if importlib.util.find_spec("triton"):
+    absent = [name for name in ("twinrun_attention", "triton") if not importlib.util.find_spec(name)]
+    if absent:
+        print(f"twinrun-attention: not tried, the stack has no {' and no '.join(absent)}")
+    else:
         interpreted = device.type != "cuda"
         name = f"twinrun-attention{', interpreted' * interpreted}, bf16"
         compare(name, ours(interpreted), torch.bfloat16, device, shape=SMALL if interpreted else SHAPE)
-    else:
-        print("twinrun-attention: not tried, the stack has no Triton")
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -54,7 +51,6 @@ def ours(interpreted: bool) -> Callable[..., Tensor]:
     """Return our own kernel; on a processor Triton interprets it, which it decides when it is imported."""
     if interpreted:
         os.environ["TRITON_INTERPRET"] = "1"
-    sys.path.append(str(OURS))
     from twinrun_attention import scaled_dot_product_attention as attention
 
     return lambda q, k, v: attention(q, k, v, is_causal=True)

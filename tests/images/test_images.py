@@ -83,6 +83,8 @@ def test_the_checks_of_a_stack_pass_inside_its_image(stack: str) -> None:
     assert all(outcome["passed"] for outcome in outcomes)
     if "matmul" in outputs:
         assert "on CPU" in outputs["matmul"]
+    if "flash-attention" in load_stack(ROOT, stack).stack.kernels:
+        assert "twinrun-attention, interpreted, bf16 on CPU" in outputs["attention"]
     for arch in load_stack(ROOT, stack).stack.archs:
         assert arch in outputs["hip_kernels"]
     assert containers() == []
