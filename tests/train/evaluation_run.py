@@ -25,5 +25,5 @@ def die_or_ask(model: RankedModel, *arguments: Any, **named: Any) -> Any:
 
 
 if __name__ == "__main__":
-    RankedModel._model_call = die_or_ask  # type: ignore[method-assign]
+    RankedModel._model_call = die_or_ask  # type: ignore[method-assign, assignment]
     worker.run(evaluate, EvaluationJob)

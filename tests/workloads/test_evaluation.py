@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tests.records import plan
+from tests.records import PROJECT, plan
 from twinrun.protocol.evaluation import EvaluationResult, ModelScores, TaskScore
 from twinrun.protocol.formulas import FORWARD_SHARE
 from twinrun.protocol.measurements import Series
@@ -90,7 +90,7 @@ def test_requests_a_second_and_the_share_of_forward_passes_are_of_the_last_model
 
 
 def test_scores_are_drawn_beside_the_loss_over_the_same_steps(record: RecordView) -> None:
-    loss, scores = report.overview([record], PictureContext.model_construct()).charts
+    loss, scores = report.overview([record], PictureContext(recipe=PROJECT.recipe("mpt-chinchilla"))).charts
     assert isinstance(loss, LineChart)
     assert isinstance(scores, LineChart)
     assert loss.x_label == scores.x_label
