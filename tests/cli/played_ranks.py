@@ -95,6 +95,7 @@ def evaluation(job: Job) -> Play:
             "requests": 8,
             "batch": 2,
             "seconds": 1.0,
+            "forward_seconds": 0.5,
         }
         for one in job["tasks"]
     ]
