@@ -14,21 +14,25 @@ from tests.train.small import SHAPE, TRAINING, MakeJob, launch
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.models import ModelShape, members
-from twinrun.protocol.training import TrainingResult
+from twinrun.protocol.training import TrainingJob, TrainingResult
 
 LOADED = ("twinrun.train.loop", "twinrun.train.deepspeed_engines")
+TRAINERS = tuple(f"twinrun.train.{name}" for name in ("loop", "data_parallel", "composer_loop"))
 SMOKE = members()["llama-smoke"].model_copy(update={"sequence": SHAPE.sequence})
 TIED = SMOKE.model_copy(update={"tied": True})
 
 
 def losses(make_job: MakeJob, shape: ModelShape, **layout: Any) -> list[float]:
     job = make_job(world_size=2, sharding=layout.get("sharding", "none"), shape=shape)
-    job = job.model_copy(update={"layout": Layout(**layout)})
-    done = launch(TRAINING, job, modules=LOADED)
-    assert done.returncode == 0, done.stderr[-4000:]
-    result = load_json(Path(job.out) / "result.json", TrainingResult)
+    result = trained(job.model_copy(update={"layout": Layout(**layout)}), modules=LOADED)
     assert result.parameters == shape.parameters()
     return [step.loss for step in result.steps]
+
+
+def trained(job: TrainingJob, *, modules: tuple[str, ...]) -> TrainingResult:
+    done = launch(TRAINING, job, modules=modules)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return load_json(Path(job.out) / "result.json", TrainingResult)
 
 
 @pytest.mark.needs("deepspeed")
@@ -45,3 +49,12 @@ def test_a_layout_has_the_losses_of_data_parallelism(
     expected = losses(make_job, shape, framework="torch")
     for layout in layouts:
         assert losses(make_job, shape, **layout) == pytest.approx(expected, rel=2e-6), layout
+
+
+@pytest.mark.needs("composer")
+def test_both_trainers_shard_it_and_have_the_losses_of_data_parallelism(make_job: MakeJob) -> None:
+    expected = losses(make_job, SMOKE, framework="torch")
+    for trainer in ("plain", "composer"):
+        result = trained(make_job(world_size=2, shape=SMOKE, trainer=trainer), modules=TRAINERS)
+        assert result.parallelism == "fsdp2"
+        assert [step.loss for step in result.steps] == pytest.approx(expected, rel=2e-6), trainer
