@@ -236,7 +236,7 @@ def compare(
 
 @command(
     help={
-        "what": "folder of a recipe or of a run, or a record; with --hardware a model, or all",
+        "what": "folder of a recipe or of a run, or a record; with --hardware a model, all if left out",
         "out": "file to write instead of report.html, submission.json with --form, or the folder of --crate",
         "form": "write the file with which a run is sent in, without names of hosts and folders",
         "add": "a file that was sent in: check it and add its record to the recipe's results",

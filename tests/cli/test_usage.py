@@ -24,6 +24,8 @@ RECIPE = "recipes/mpt7b-scaling"
         (["run"], ["invoke run: RECIPE is missing", "`invoke run --help`"]),
         (["compare", "a.json"], ["invoke compare: B is missing allowed: invoke compare A B"]),
         (["checkpoint"], ["ACTION and PLACE are missing"]),
+        (["report", "--price", "h200=3"], ["invoke report: WHAT is missing"]),
+        (["report", "--hardware", "--price", "h200=0"], ["--price h200: expected a price found: 0"]),
         (["run", RECIPE, "report"], ["one word too many found: report"]),
         (
             ["run", RECIPE, "--stepz", "3"],

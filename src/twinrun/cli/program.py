@@ -28,6 +28,8 @@ LETTERS = {"--out": "-o", "--dry": "-n"}
 HELP = ("-h", "--help")
 # Options of Invoke itself that concern shell commands, which no command here runs through Invoke.
 IDLE = ("command-timeout", "config", "dry", "echo", "hide", "prompt-for-sudo-password", "pty", "warn-only")
+# The word of a command that one of its options implies where it is left out.
+IMPLIED = {"report": {"--hardware": "all"}}
 LIST_FORMATS = ("flat", "nested", "json")
 
 command = partial(task, auto_shortflags=False)
@@ -107,7 +109,7 @@ class Commands(Program):
                     self.args.help.value = words[0]
                     self.core.unparsed.clear()
                 else:
-                    check_words(self.known[words[0]], words[1:])
+                    words[1:] = check_words(self.known[words[0]], words[1:])
         super().parse_tasks()
 
     def parse_cleanup(self) -> None:
@@ -142,8 +144,12 @@ class Commands(Program):
             self.print_columns(rows)
 
 
-def check_words(context: ParserContext, words: Sequence[str]) -> None:
-    """Raise InputError for words after a command that it does not take, or that it misses."""
+def check_words(context: ParserContext, words: Sequence[str]) -> list[str]:
+    """Return the words after a command with those that its options imply.
+
+    Raises:
+        InputError: a word that the command does not take, or one that it misses.
+    """
     given: set[str] = set()
     free = len(context.positional_args)
     rest = iter(words)
@@ -158,6 +164,8 @@ def check_words(context: ParserContext, words: Sequence[str]) -> None:
             free -= 1
         else:
             raise InputError("one word too many", place=usage(context), found=word, hint=_see_help(context))
+    implied = [word for flag, word in IMPLIED.get(str(context.name), {}).items() if flag in words]
+    free -= len(implied := implied[:free])
     if free:
         missing = [str(one.name).upper() for one in context.positional_args[-free:]]
         raise InputError(
@@ -166,6 +174,7 @@ def check_words(context: ParserContext, words: Sequence[str]) -> None:
             allowed=usage(context),
             hint=_see_help(context),
         )
+    return [*words, *implied]
 
 
 def _option(context: ParserContext, flag: str, given: set[str]) -> Argument:
