@@ -23,8 +23,12 @@ from twinrun.report.hardware import (
 from twinrun.report.page import page_environment
 from twinrun.workloads.tables_and_charts import ABSENT, Bar, BarChart, Cell, Column, Table, text
 
-# Three marks: what somebody published, what was measured here, what is predicted.
-MARKS: dict[Mark, str] = {"published": "●", "measured": "■", "predicted": "△"}
+# Three marks: what somebody published, what was measured here, what is predicted; each stays with its number.
+MARKS: dict[Mark, str] = {
+    "published": "●\N{NO-BREAK SPACE}",
+    "measured": "■\N{NO-BREAK SPACE}",
+    "predicted": "△\N{NO-BREAK SPACE}",
+}
 TITLES = (
     "GPU",
     "precision",
@@ -109,14 +113,14 @@ def _row(one: ModelChoices, choice: HardwareChoice, prices: Mapping[str, float])
         _known(published[-1:] if len(published) > 1 else []),
         _known(choice.of("measured")[:1]),
         _predicted(choice),
-        text(f"{_mark(best)} {percent(share)}" if share and choice.precision == PRECISION else ABSENT),
+        text(f"{_mark(best)}{percent(share)}" if share and choice.precision == PRECISION else ABSENT),
         _joules(choice),
         _memory(choice),
     ]
     if prices:
         price = prices.get(choice.gpu.id)
         cost = price * 1e9 / best[1] / 3600 if price and best else None
-        cells.append(text(f"{_mark(best)} {number(cost)}" if cost else ABSENT))
+        cells.append(text(f"{_mark(best)}{number(cost)}" if cost else ABSENT))
     return tuple(cells)
 
 
@@ -128,7 +132,7 @@ def _known(found: Sequence[KnownRate]) -> Cell:
     if not found:
         return text(ABSENT)
     one = found[0]
-    return text(f"{MARKS[one.mark]} {one.rate:,.0f}", one.origin)
+    return text(f"{MARKS[one.mark]}{one.rate:,.0f}", one.origin)
 
 
 def _predicted(choice: HardwareChoice) -> Cell:
@@ -140,18 +144,18 @@ def _predicted(choice: HardwareChoice) -> Cell:
     if one.interval is None or one.tokens_per_second is None:
         return text("cannot say", one.unknown or "")
     low, high = one.interval
-    return text(f"{MARKS['predicted']} {one.tokens_per_second:,.0f}", f"{low:,.0f} to {high:,.0f}")
+    return text(f"{MARKS['predicted']}{one.tokens_per_second:,.0f}", f"{low:,.0f} to {high:,.0f}")
 
 
 def _joules(choice: HardwareChoice) -> Cell:
     gpu, best = choice.gpu, choice.best
     for one in choice.of("measured"):
         if one.power:
-            return text(f"{MARKS['measured']} {one.rate / one.power:.1f}", f"of {one.power:.0f} W, sampled")
+            return text(f"{MARKS['measured']}{one.rate / one.power:.1f}", f"of {one.power:.0f} W, sampled")
     if best is None or gpu.power_w is None:
         return text(ABSENT)
     joules = best[1] * gpu.devices_per_card / gpu.power_w
-    return text(f"{_mark(best)} {joules:.1f}", f"of {gpu.power_w:.0f} W a card")
+    return text(f"{_mark(best)}{joules:.1f}", f"of {gpu.power_w:.0f} W a card")
 
 
 def _memory(choice: HardwareChoice) -> Cell:
