@@ -28,6 +28,7 @@ from twinrun.train.evaluation import evaluate
 from twinrun.train.scoring import fixtures, subject
 from twinrun.train.scoring.documents import read_documents
 from twinrun.train.scoring.harness import METRICS, RuledTask, largest_per_token
+from twinrun.train.scoring.tasks import demand_tasks
 
 MODULE = "twinrun.train.evaluation"
 SCRIPT = Path(__file__).with_name("evaluation_run.py")
@@ -245,6 +246,24 @@ def test_a_task_that_cannot_be_scored_is_refused(tmp_path: Path, task: dict[str,
     job = job_at(tmp_path, names=(), tasks=(NamedTask.model_validate({"rule": "none"} | task),))
     with pytest.raises(InputError, match=said):
         evaluate(job)
+    with pytest.raises(InputError, match=said):
+        demand_tasks(job)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("boolq", "the split is empty"),
+        ("wsc273", "in no package"),
+        ("leaderboard_bbh_boolean_expressions", "needs shots"),
+    ],
+)
+def test_a_task_is_refused_before_a_training(tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / "boolq.jsonl").write_text("")
+    (tmp_path / "corpus.json").write_text(json.dumps({"files": {"boolq.jsonl": sha256_of_bytes(b"")}}))
+    task = NamedTask(name=name, rule="none")
+    with pytest.raises(InputError, match=said):
+        demand_tasks(job_at(tmp_path, names=(), tasks=(task,), documents=str(tmp_path)))
 
 
 def test_documents_that_were_changed_or_are_of_no_task_are_refused(tmp_path: Path) -> None:

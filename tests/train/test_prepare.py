@@ -111,6 +111,7 @@ def test_texts_are_joined_by_the_end_of_text(tmp_path: Path, tokenizer: Path) ->
     corpus = prepare_texts(tmp_path / "data", files=[second, first], tokenizer=tokenizer, sequence=4)
     assert stream(tmp_path / "data").tolist() == [0, 1, 4, 1, 4, 2, 3, 4]
     assert corpus.origin.files[0].split() == ["1.json.gz", hashlib.sha256(first.read_bytes()).hexdigest()]
+    assert (tmp_path / "data" / "tokenizer.json").read_bytes() == tokenizer.read_bytes()
 
 
 def test_the_command_takes_local_files(tmp_path: Path, tokenizer: Path) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +104,18 @@ def _digest(content: object) -> str:
     return sha256_of_bytes(canonical_json(content).encode())
 
 
-def write_corpus(folder: Path, origin: Origin, documents: Iterable[tuple[Tokens, int]]) -> Corpus:
+def write_corpus(
+    folder: Path,
+    origin: Origin,
+    documents: Iterable[tuple[Tokens, int]],
+    *,
+    beside: Mapping[str, bytes] | None = None,
+) -> Corpus:
     """Write `documents`, joined, as samples of `origin.sequence` tokens into `folder`.
 
     Args:
         documents: tokens of each document, its separator included, and the bytes it was made of.
+        beside: files by name that belong to the tokens, such as their tokenizer.
 
     Raises:
         InputError: `folder` holds other data, or the documents do not fill one sample.
@@ -120,6 +127,8 @@ def write_corpus(folder: Path, origin: Origin, documents: Iterable[tuple[Tokens,
     try:
         partial.parent.mkdir(parents=True, exist_ok=True)
         corpus = _write(partial, origin, documents)
+        for name, content in (beside or {}).items():
+            (partial / name).write_bytes(content)
         write_atomically(partial / CORPUS, corpus.text())
         partial.replace(folder)
     except OSError as error:

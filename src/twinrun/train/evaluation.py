@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from twinrun.checkpoints import store_at
+from twinrun.checkpoints.hugging_face.tokenizer import FILE
 from twinrun.checkpoints.hugging_face.writing import write_folder
 from twinrun.checkpoints.verification import read_manifest
 from twinrun.foundation.files import sha256_of_file, write_atomically
@@ -24,7 +25,7 @@ from twinrun.train import ranks, training, worker
 from twinrun.train.job_files import start_over
 from twinrun.train.scoring import subject
 from twinrun.train.scoring.harness import RankedModel
-from twinrun.train.scoring.tasks import TaskOutcome, harness_name, score_tasks
+from twinrun.train.scoring.tasks import TaskOutcome, demand_tasks, harness_name, score_tasks
 
 
 class TrainedModel(Frozen):
@@ -38,6 +39,8 @@ def evaluate(job: EvaluationJob) -> EvaluationResult:
     """Score the job's models, training them first where it says so; return what they got."""
     device = devices.device_of(job)
     ranks.join(job)
+    if job.training:
+        demand_tasks(job)
     kept = Path(job.kept)
     models: list[ModelScores] = []
     trained: TrainedModel | None = None
@@ -122,9 +125,10 @@ def _train(job: TrainingJob, step: int, folder: Path) -> TrainedModel:
 def _export(job: TrainingJob, step: int, model: Path) -> str:
     """Write a checkpoint as a folder of transformers, unless it is there; return its manifest's digest."""
     assert job.checkpointing is not None, "a training that is scored saves"
-    store = store_at(job.checkpointing.place)
+    store, tokenizer = store_at(job.checkpointing.place), Path(job.data) / FILE
     if not model.exists():
-        write_folder(store, step, model)
+        # In a container the ranks see the prepared data, and not what was fetched for it.
+        write_folder(store, step, model, tokenizer=tokenizer if tokenizer.is_file() else None)
     return read_manifest(store, step).digest()
 
 

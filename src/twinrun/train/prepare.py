@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from twinrun.checkpoints.hugging_face.tokenizer import BYTES, END_OF_TEXT, SEPARATOR
+from twinrun.checkpoints.hugging_face.tokenizer import BYTES, END_OF_TEXT, FILE, SEPARATOR
 from twinrun.foundation.errors import InputError, TwinrunError
 from twinrun.foundation.files import sha256_of_file
 from twinrun.train.corpus import TOKEN, Corpus, Origin, Tokens, write_corpus
@@ -71,7 +71,9 @@ def prepare_texts(out: Path, *, files: list[Path], tokenizer: Path, sequence: in
         files=tuple(f"{path.name} {sha256_of_file(path)}" for path in files),
         tokenizer_sha256=sha256_of_file(tokenizer),
     )
-    return write_corpus(out, origin, _tokenize(_read_texts(files), tokenizer))
+    # Ranks write it beside the weights that they train.
+    beside = {FILE: tokenizer.read_bytes()}
+    return write_corpus(out, origin, _tokenize(_read_texts(files), tokenizer), beside=beside)
 
 
 def _parser() -> argparse.ArgumentParser:

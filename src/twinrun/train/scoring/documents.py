@@ -122,7 +122,7 @@ def read_documents(folder: Path, task: str) -> Dataset:
     """Return the documents of a task.
 
     Raises:
-        InputError: the folder lacks the task, or a file is not what was written.
+        InputError: the folder lacks the task, its split is empty, or a file is not what was written.
     """
     file = folder / f"{task}.jsonl"
     try:
@@ -145,8 +145,10 @@ def read_documents(folder: Path, task: str) -> Dataset:
             allowed=known[file.name],
             hint="delete the folder and run `invoke data documents` again",
         )
-    lines = file.read_text(encoding="utf-8").split("\n")
-    return Dataset.from_list([json.loads(line) for line in lines if line])
+    documents = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
+    if not documents:
+        raise InputError("the split is empty", place=str(file), found="no document")
+    return Dataset.from_list(documents)
 
 
 if __name__ == "__main__":

@@ -100,14 +100,18 @@ class RankedModel(HFLM):
         return found
 
 
+# Returns the tokens of a context and of what follows it.
+Encode = Callable[[str, str], tuple[Any, Any]]
+
+
 class RuledTask(ConfigurableTask):
     """A task of the harness that can also be scored by tokens."""
 
-    def __init__(self, config: dict[str, Any], *, encode: Callable[[str, str], tuple[Any, Any]]) -> None:
+    def __init__(self, config: dict[str, Any], *, encode: Encode) -> None:
         """Take a configuration as the harness has it.
 
         Args:
-            encode: returns the tokens of a context and of what follows it, as the model is asked.
+            encode: as the model is asked.
         """
         self._encode = encode
         self._tokens: dict[str, list[int]] = {}

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import lm_eval
 from lm_eval.tasks import TaskManager
@@ -21,7 +21,7 @@ from twinrun.train import ranks
 from twinrun.train.job_files import append_line
 from twinrun.train.scoring import fixtures
 from twinrun.train.scoring.documents import read_documents
-from twinrun.train.scoring.harness import METRICS, RankedModel, RuledTask
+from twinrun.train.scoring.harness import METRICS, Encode, RankedModel, RuledTask
 
 # The harness has no answer without a filter, and this one changes none.
 FILTER = "none"
@@ -33,6 +33,16 @@ class TaskOutcome(Frozen):
     identity: str
     score: TaskScore
     samples: tuple[Sample, ...] = Field(min_length=1)
+
+
+def demand_tasks(job: EvaluationJob) -> None:
+    """Raise InputError for a task that cannot be scored, before a training that may take hours."""
+    for spec in job.tasks:
+        _demand_documents(job, spec, build_task(job, spec, encode=_unasked))
+
+
+def _unasked(context: str, answer: str) -> NoReturn:
+    raise AssertionError(f"no model is asked yet: {context!r}, {answer!r}")
 
 
 def score_tasks(
@@ -78,7 +88,7 @@ def _kept(file: Path, identity: str) -> TaskOutcome | None:
 def _run(job: EvaluationJob, spec: NamedTask, model: RankedModel, identity: str) -> TaskOutcome:
     """Return the outcome of a task; ranks beside the first know its score alone."""
     began = time.perf_counter()
-    task = build_task(job, spec, model)
+    task = build_task(job, spec, encode=model._encode_pair)
     documents = _demand_documents(job, spec, task)
     requests = documents * 4
 
@@ -104,7 +114,7 @@ def _run(job: EvaluationJob, spec: NamedTask, model: RankedModel, identity: str)
     return shared
 
 
-def build_task(job: EvaluationJob, spec: NamedTask, model: RankedModel) -> RuledTask:
+def build_task(job: EvaluationJob, spec: NamedTask, *, encode: Encode) -> RuledTask:
     """Return a task of the harness, or one of ours, with every rule.
 
     Raises:
@@ -125,7 +135,7 @@ def build_task(job: EvaluationJob, spec: NamedTask, model: RankedModel) -> Ruled
     config["metric_list"] = [
         {"metric": name, "aggregation": "mean", "higher_is_better": True} for name in METRICS.values()
     ]
-    task = RuledTask(config, encode=model._encode_pair)
+    task = RuledTask(config, encode=encode)
     task.set_fewshot_seed(seed=1234)
     return task
 
@@ -154,10 +164,8 @@ def _of_harness(job: EvaluationJob, spec: NamedTask) -> Mapping[str, Any]:
 
 
 def _demand_documents(job: EvaluationJob, spec: NamedTask, task: RuledTask) -> int:
-    """Return how many documents are scored; raises InputError for an empty split, or another than stated."""
+    """Return how many documents are scored; raises InputError for another split than stated."""
     count = len(task.eval_docs)
-    if count == 0:
-        raise InputError("the split is empty", place=f"tasks.{spec.name}", found="no document")
     if spec.documents is not None and count != spec.documents:
         raise InputError(
             "another split than the published one",
