@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
-from tests.counterexamples import MADE, sides
+from tests.counterexamples import MADE, MODELS, sides
 from tests.records import PROJECT, finished, plan, training_record, with_derived
 from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.protocol.measurements import Check, Measurement, Series, sampled
@@ -65,16 +65,23 @@ def _honest(recipe: str, claim: Claim) -> Record:
         return _accepted()
     if recipe in ("mamba-kernels", "flash-attention"):
         return _timed(recipe, claim)
+    if claim.configuration:
+        asked = MODELS[claim.configuration]
+        shape = plan(recipe, gpu="mi250", scale="node", settings=asked).part.shape
+        rate = claim.value * shape.flops_per_token() / 1e12
+        return _trained(recipe, gpu="mi250", scale="node", settings=asked, rate=rate)
     return _trained(recipe, gpu="mi250", scale="paper")
 
 
 @cache
-def _trained(recipe: str, *, gpu: str | None, scale: str, settings: tuple[str, ...] = ()) -> Record:
+def _trained(
+    recipe: str, *, gpu: str | None, scale: str, settings: tuple[str, ...] = (), rate: float = 47.9
+) -> Record:
     """Return a training at the published rates, whose curve every point and its control runs have."""
     made = plan(recipe, gpu=gpu, scale=scale, settings=settings)
     rates = {point.id: 79.5 if point.nodes > 1 else 83.0 for point in made.points}
     if recipe.startswith("mamba"):
-        rates = dict.fromkeys(rates, 47.9)
+        rates = dict.fromkeys(rates, rate)
     record = training_record(rates, recipe=recipe, gpu=gpu, scale=scale, settings=settings, losses=FALL)
     formulas = tuple(
         sampled(name, [1.001], metric=name, unit="ratio", per="device") for name in REFERENCES[:2]

@@ -26,7 +26,9 @@ MODELS = {
     "MPT-3B": (
         *("training.model=mpt-3b", "training.steps=50545", "training.optimizer.decay_steps=50545"),
         *("training.optimizer.learning_rate=1.6e-4", "training.activation_checkpointing=true"),
-    )
+    ),
+    "mambaoutai-1024": ("model=mambaoutai-1024", "microbatch=16", "global_batch=64", "devices=1"),
+    "mambaoutai-2048": ("model=mambaoutai-2048", "microbatch=8", "global_batch=32", "devices=1"),
 }
 # Relative distances of control runs from the run that they repeat.
 ROUNDING = tuple(1e-6 * (1 + number / 10) for number in range(10))
@@ -74,7 +76,8 @@ def _sweep(recipe: str, rates: Mapping[int, float], **options: Any) -> Record:
 def _at_share_of_peak(recipe: str, claim: Claim, value: float) -> Record:
     assert claim.here
     rate = value * PROJECT.gpus[GPU].device_peak_flops / 1e12
-    return _sweep(recipe, {claim.here.least_devices: rate})
+    settings = MODELS.get(claim.configuration or "", ())
+    return _sweep(recipe, {claim.here.least_devices: rate}, settings=settings)
 
 
 def _at_kept(recipe: str, claim: Claim, value: float) -> Record:

@@ -78,7 +78,8 @@ class Claim(Frozen):
     because: str
     """Why this tolerance."""
     configuration: str | None = None
-    """Of a score: row of `configurations`, the model that it is of; its fields stand for the fingerprint."""
+    """Row of `configurations`. Of a score it is the model, and its fields stand for the fingerprint; another
+    claim is about the fingerprint but for these fields."""
     rules: dict[str, str] = Field(default_factory=dict)
     """Of a score: by task the rule of that task, which is part of the number."""
     reach: Reach = Reach()

@@ -94,6 +94,8 @@ class PublishedClaims(Frozen):
         """Return the configuration that a claim is about."""
         if claim.configuration is None:
             return self.fingerprint
+        if claim.kind != "score":
+            return {**self.fingerprint, **self.configurations[claim.configuration]}
         rules = {f"{RULE}{task}": rule for task, rule in claim.rules.items()}
         return {**self.configurations[claim.configuration], **rules}
 

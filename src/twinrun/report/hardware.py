@@ -159,6 +159,9 @@ def _published(project: Project) -> Iterator[tuple[str, str, str, KnownRate]]:
         for claim in loaded.published.claim:
             if training is None or claim.kind != "absolute" or claim.hardware is None:
                 continue
+            if claim.configuration is not None:
+                # A reference has the same number under the name of its model.
+                continue
             place = claim.hardware
             if rate := _tokens(claim, training.model, place.gpu, loaded, project):
                 devices = place.cards * project.gpus[place.gpu].devices_per_card

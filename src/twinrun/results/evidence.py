@@ -146,10 +146,10 @@ def differences_of(
     record: Record, points: Sequence[PointRecord], terms: JudgeContext
 ) -> tuple[Difference, ...]:
     """Return where the run, or the points that a claim is about, are not the published configuration."""
-    if terms.configuration is not None:
-        return differences(record.description.marks(terms.fingerprint), terms.fingerprint)
     described = record.description.points
     of_points = [described[point.id].differences(terms.fingerprint) for point in points]
+    if terms.configuration is not None and (not points or None in of_points):
+        return differences(record.description.marks(terms.fingerprint), terms.fingerprint)
     if None in of_points:
         return record.plan.differences
     return next((found for found in of_points if found), ())

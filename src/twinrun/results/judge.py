@@ -71,12 +71,27 @@ def judge(record: Record, published: PublishedClaims, project: Project) -> tuple
 def _judged(claim: Claim, record: Record, published: PublishedClaims, terms: JudgeContext) -> Verdict:
     rules = {"absolute": _absolute, "ratio": _ratio, "invariant": _invariant, "parity": _parity}
     rule = {**rules, "score": _score}[claim.kind]
+    if other := _of_another(claim, record, terms):
+        rule, claim = partial(_refuse, other), claim.model_copy(update={"here": None})
     verdict = judge_claim(
         claim,
         partial(_as_published, rule, claim, record, terms),
         partial(restated, claim, record=record, terms=terms),
     )
     return _placed(verdict, claim, "; ".join(elsewhere(claim, record, published, terms)), terms)
+
+
+def _of_another(claim: Claim, record: Record, terms: JudgeContext) -> str:
+    """Say that a run is not of the configuration that a claim names, where models or sequences differ."""
+    if claim.configuration is None or claim.kind == "score":
+        return ""
+    fields = (*MODEL_FIELDS, "sequence")
+    other = [one for one in differences_of(record, (), terms) if one.field in fields]
+    return f"about {claim.configuration}; {'; '.join(mismatches(other))}" if other else ""
+
+
+def _refuse(reason: str, _claim: Claim, _record: Record, _terms: JudgeContext) -> Assessment:
+    raise NotAskedError(reason)
 
 
 def _as_published(rule: Rule, claim: Claim, record: Record, terms: JudgeContext) -> Assessment:

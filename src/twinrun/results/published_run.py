@@ -26,7 +26,7 @@ def elsewhere(claim: Claim, record: Record, published: PublishedClaims, terms: J
     hardware = [one.hardware for one in (claim,) if one.hardware] or [
         one.hardware for one in published.claim if one.hardware
     ]
-    if terms.configuration is not None:
+    if claim.kind == "score":
         # A score belongs to weights, whatever computes it.
         hardware = []
     gpus = {one.gpu for one in hardware}
@@ -37,7 +37,7 @@ def elsewhere(claim: Claim, record: Record, published: PublishedClaims, terms: J
         yield other
     if record.plan.scale == "smoke":
         yield "smoke scale"
-    for one in differences_of(record, (), terms):
+    for one in differences_of(record, (), terms) if claim.kind == "score" else ():
         yield f"{one.field} {plain(one.found)}, published {plain(one.published)}"
 
 

@@ -79,11 +79,11 @@ def references(drawn: PictureContext[TrainingTables], formula: str) -> list[Refe
 
 
 def absolute_claims(drawn: PictureContext[TrainingTables], formula: str) -> list[tuple[str, list[Claim]]]:
-    """Return by GPU model the absolute claims in a formula."""
+    """Return by GPU model the absolute claims in a formula about the recipe's own configuration."""
     claims: dict[str, list[Claim]] = {}
     model = drawn.recipe.tables.training.model
     for one in drawn.recipe.published.claim:
-        if one.kind == "absolute" and one.hardware:
+        if one.kind == "absolute" and one.hardware and one.configuration is None:
             claim = _in_flops(one, model, one.hardware.cards, one.hardware.nodes, drawn)
             if claim.formula == formula:
                 claims.setdefault(one.hardware.gpu, []).append(claim)
