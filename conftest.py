@@ -6,6 +6,7 @@ import functools
 import importlib
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from importlib.util import find_spec
 
@@ -18,6 +19,11 @@ from twinrun.machine import daemon
 
 # Workers of pytest fill the processors; threads of PyTorch beyond theirs wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell in the background lets what it starts ignore these, and tests send them to what they start.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, {signal.SIGINT: signal.default_int_handler}.get(number, signal.SIG_DFL))
 
 # What every test with this marker needs.
 _ENGINE = ("docker", "mmdebstrap", "mirror")

@@ -287,7 +287,7 @@ def test_a_changed_kernel_is_another_image(site: StandInSite, built: dict[str, A
 
 
 def test_without_the_index_nothing_is_half_built(site: StandInSite, built: dict[str, Any]) -> None:
-    """The locks stay whole; a build without the wheels says which index it needs, and keeps nothing."""
+    """The locks stay whole; a build without the wheels says that their index is out of reach."""
     before = {path: path.read_bytes() for path in (site.root / STACK_FOLDER).glob("*.lock")}
     gone = "http://127.0.0.1:9/own"
     empty = str(Path(site.variables["TWINRUN_CACHE"]).with_name("empty"))
@@ -296,4 +296,3 @@ def test_without_the_index_nothing_is_half_built(site: StandInSite, built: dict[
     assert {path: path.read_bytes() for path in (site.root / STACK_FOLDER).glob("*.lock")} == before
     errors = offline.invoke("build", "--vendor", STACK.vendor, code=3).stderr
     assert "the framework's package index is out of reach" in errors
-    assert gone in errors
