@@ -181,7 +181,7 @@ def _samples(sequence: int) -> Samples:
         content += path.read_bytes()
         if len(content) >= wanted:
             break
-    content_bytes = np.frombuffer(bytes(content[:wanted]), np.uint8)
+    content_bytes: npt.NDArray[np.uint8] = np.frombuffer(bytes(content[:wanted]), np.uint8)
     tokens: npt.NDArray[np.int64] = content_bytes.astype(np.int64).reshape(-1, sequence)
     return [{"tokens": one, "hash": sample_hash(one)} for one in tokens]
 
