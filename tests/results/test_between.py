@@ -221,7 +221,7 @@ def test_a_call_is_judged_between_one_record_of_each_gpu(kernel: str, slower: fl
 def test_a_call_without_one_record_of_each_gpu_is_not_judged(records: list[Record], why: str) -> None:
     found = next(one for one in judge_between(records, PROJECT) if one.claim == "scan-backward-mi250-of-a40")
     assert (found.final, found.measured) == ("not-comparable", None)
-    assert why in found.why
+    assert why in found.reason
 
 
 def test_a_call_is_asked_of_the_point_that_has_it() -> None:
