@@ -13,11 +13,26 @@ pytest.importorskip("triton")
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("name", ["test_ssd_api.py", "test_ssd_numerics.py"])
-def test_they_pass_in_the_interpreter(name: str) -> None:
+# Of transformers' models what runs SSD, and what Triton's interpreter does with NumPy.
+MODELS = (
+    *("-k", "mamba2 and training"),
+    *("-W", "ignore:Conversion of an array:DeprecationWarning", "-W", "ignore::RuntimeWarning"),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("test_ssd_api.py", ()),
+        ("test_ssd_numerics.py", ()),
+        # Most of its time goes into importing transformers anew.
+        pytest.param("test_transformers.py", MODELS, marks=pytest.mark.nightly),
+    ],
+)
+def test_they_pass_in_the_interpreter(name: str, options: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "pytest", "--quiet", "--numprocesses=0", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, HERE / name],
+        [*command, HERE / name, *options],
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from twinrun_mamba.packing import index_of
     from twinrun_mamba.registry import ArchitectureError
     from twinrun_mamba.scan import selective_scan_fn, selective_state_update
-    from twinrun_mamba.ssd import mamba_chunk_scan_combined
+    from twinrun_mamba.ssd import mamba_chunk_scan_combined, mamba_split_conv1d_scan_combined
     from twinrun_mamba.validation import ArgumentError, ArgumentTypeError
 
 __version__ = "0.1.0"
@@ -31,6 +31,7 @@ __all__ = [
     "install",
     "mamba_chunk_scan_combined",
     "mamba_inner_fn",
+    "mamba_split_conv1d_scan_combined",
     "selective_scan_fn",
     "selective_state_update",
     "uninstall",
@@ -43,7 +44,7 @@ _MODULES = {
     "packing": ("index_of",),
     "registry": ("ArchitectureError",),
     "scan": ("selective_scan_fn", "selective_state_update"),
-    "ssd": ("mamba_chunk_scan_combined",),
+    "ssd": ("mamba_chunk_scan_combined", "mamba_split_conv1d_scan_combined"),
     "validation": ("ArgumentError", "ArgumentTypeError"),
 }
 

@@ -1,7 +1,7 @@
 """Put this package's functions where code of others looks for upstream's, and take them away again.
 
-Only Mamba-1's: what transformers and mamba_ssm do for Mamba-2 keeps its own functions. A version whose
-insides are not known here is refused, because its slow path would go on without a word.
+Mamba-1's and Mamba-2's. A version whose insides are not known here is refused, because its slow path would
+go on without a word.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from typing import Any
 from twinrun_mamba.conv import causal_conv1d_fn, causal_conv1d_update
 from twinrun_mamba.inner import mamba_inner_fn
 from twinrun_mamba.scan import selective_scan_fn, selective_state_update
+from twinrun_mamba.ssd import mamba_chunk_scan_combined, mamba_split_conv1d_scan_combined
+from twinrun_mamba.ssd import selective_state_update as ssd_state_update
 
 logger = logging.getLogger("twinrun_mamba")
 Values = Mapping[str, Any]
@@ -89,9 +91,9 @@ class _Known:
 def install(*packages: str) -> Installation:
     """Make code of these packages use this one's functions; return, and log, what was replaced.
 
-    packages: of "transformers" (Mamba, from 5.17 Falcon-Mamba) and "mamba_ssm" (Mamba); none: those
-        that are there. Models built before and after are served, in training and in generation with a
-        cache. What was installed before is undone first.
+    packages: of "transformers" (Mamba, Mamba-2, from 5.17 Falcon-Mamba) and "mamba_ssm" (Mamba, Mamba-2);
+        none: those that are there. Models built before and after are served, in training and in generation
+        with a cache. What was installed before is undone first.
     Raises InstallError, and replaces nothing, where a package is missing or its version is not known.
     """
     known = [_known(package) for package in packages or _present()]
@@ -178,7 +180,24 @@ _DECORATED = {
     "causal_conv1d_fn": _taking_any(causal_conv1d_fn),
     "causal_conv1d_update": _taking_any(causal_conv1d_update),
 }
-_SIMPLE = "mamba_ssm.modules.mamba_simple"
+_SSD = {
+    "mamba_chunk_scan_combined": mamba_chunk_scan_combined,
+    "mamba_split_conv1d_scan_combined": mamba_split_conv1d_scan_combined,
+}
+# Of a model that asks once, when it is imported, whether all of upstream's functions are there.
+_EAGER = {
+    **_SSD,
+    **_CONVOLUTIONS,
+    "selective_state_update": ssd_state_update,
+    "is_fast_path_available": True,
+}
+_DECORATED_SSD = {
+    **{name: _DECORATED[name] for name in _CONVOLUTIONS},
+    "mamba2_chunk_scan": _taking_any(mamba_chunk_scan_combined),
+    "mamba2_split_conv1d_scan_combined": _taking_any(mamba_split_conv1d_scan_combined),
+    "mamba2_selective_state_update": _taking_any(ssd_state_update),
+}
+_MODULES = "mamba_ssm.modules"
 _MODELS = "transformers.models.{0}.modeling_{0}"
 
 
@@ -192,14 +211,18 @@ def _models(**values: Values) -> dict[str, Values]:
 
 # From the first release to the last the names are the same.
 KNOWN = (
-    _Known("transformers", (4, 57), (4, 57), _models(mamba=_LAZY)),
+    _Known("transformers", (4, 57), (4, 57), _models(mamba=_LAZY, mamba2=_EAGER)),
     _Known(
         "transformers",
         (5, 17),
         (5, 23),
         # Falcon-Mamba's block norms delta before its projection, upstream's after it: not that block is
         # replaced, but its parts.
-        _models(mamba=_DECORATED, falcon_mamba=_without("mamba_inner_fn", _DECORATED)),
+        _models(
+            mamba=_DECORATED,
+            mamba2=_DECORATED_SSD,
+            falcon_mamba=_without("mamba_inner_fn", _DECORATED),
+        ),
     ),
     _Known(
         "mamba_ssm",
@@ -209,7 +232,9 @@ KNOWN = (
             "mamba_ssm.ops.selective_scan_interface": {
                 name: _SCANS[name] for name in ("selective_scan_fn", "mamba_inner_fn")
             },
-            _SIMPLE: {**_SCANS, **_CONVOLUTIONS},
+            "mamba_ssm.ops.triton.ssd_combined": _SSD,
+            f"{_MODULES}.mamba_simple": {**_SCANS, **_CONVOLUTIONS},
+            f"{_MODULES}.mamba2": _without("is_fast_path_available", _EAGER),
         },
     ),
 )
