@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +15,62 @@ from twinrun_mamba.validation import ArgumentError, ranks
 
 REQUIRED = ("zxbcdt", "conv1d_weight", "dt_bias", "A", "D")
 RANKS = ((3,), (2,), (1,), (1,), (1, 2))
+
+
+@dataclass(frozen=True)
+class Widths:
+    """How the columns of a layer are divided."""
+
+    heads: int
+    size: int
+    groups: int
+    states: int
+    outer: int
+    """Columns that pass by the scan, gated by as many."""
+
+    @classmethod
+    def of(cls, zxbcdt: Tensor, conv1d_weight: Tensor, D: Tensor, headdim: int | None, groups: int) -> Widths:
+        """Return the widths that fit these tensors."""
+        heads, size = _heads(D, headdim)
+        inner, channels = heads * size, conv1d_weight.shape[0]
+        if groups < 1 or heads % groups:
+            raise ArgumentError("ngroups", f"{groups} for {heads} heads", "a divisor of heads")
+        states, left = divmod(channels - inner, 2 * groups)
+        if states < 1 or left:
+            allowed = f"inner {inner} and a multiple of 2 * {groups} groups"
+            raise ArgumentError("conv1d_weight", f"{channels} channels", allowed)
+        outer, odd = divmod(zxbcdt.shape[-1] - inner - channels - heads, 2)
+        if outer < 0 or odd:
+            allowed = f"inner {inner}, {channels} for the convolution, {heads} heads, and an even number more"
+            raise ArgumentError("zxbcdt", f"{zxbcdt.shape[-1]} columns", allowed)
+        return cls(heads, size, groups, states, outer)
+
+    @property
+    def inner(self) -> int:
+        """Columns of all heads."""
+        return self.heads * self.size
+
+    @property
+    def columns(self) -> tuple[int, int, int, int]:
+        """What passes by, z, what the convolution takes, and dt."""
+        return 2 * self.outer, self.inner, self.inner + 2 * self.groups * self.states, self.heads
+
+    def projections(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return x, B and C of (batch, channels, length)."""
+        projection = self.groups * self.states
+        x, B, C = mixed.transpose(1, 2).split([self.inner, projection, projection], dim=-1)
+        group = self.groups, self.states
+        return x.unflatten(-1, (self.heads, self.size)), B.unflatten(-1, group), C.unflatten(-1, group)
+
+    def check(self, norm: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> None:
+        """Raise unless the norm and the last projection fit."""
+        _shape("rmsnorm_weight", norm, (self.inner,), "(inner)")
+        if weight is None:
+            if bias is not None:
+                raise ArgumentError("outproj_bias", "a tensor without outproj_weight", "None")
+            return
+        _shape("outproj_weight", weight, (len(weight), self.outer + self.inner), "(outputs, outer + inner)")
+        _shape("outproj_bias", bias, (len(weight),), "(outputs)")
 
 
 def mamba_split_conv1d_scan_combined(
@@ -51,29 +108,18 @@ def mamba_split_conv1d_scan_combined(
     All others are as in mamba_chunk_scan_combined, with softplus.
     Raises ArgumentError, a ValueError, that names the argument.
     """
-    given = (zxbcdt, conv1d_weight, dt_bias, A, D)
-    ranks(*zip(REQUIRED, given, RANKS), required=len(REQUIRED))
-    heads, size = _heads(D, headdim)
-    outer, states = _widths(zxbcdt, conv1d_weight, heads, size, ngroups)
-    inner, projection = heads * size, ngroups * states
-    _shape("rmsnorm_weight", rmsnorm_weight, (inner,), ("inner",))
-    outputs = () if outproj_weight is None else (len(outproj_weight),)
-    _shape("outproj_weight", outproj_weight, (*outputs, outer + inner), ("outputs", "outer + inner"))
-    _shape("outproj_bias", outproj_bias, outputs, ("outputs",)[: len(outputs)])
-    gated, z, mixed, dt = zxbcdt.split([2 * outer, inner, inner + 2 * projection, heads], dim=-1)
-    mixed = causal_conv1d_fn(
-        mixed.transpose(1, 2), conv1d_weight, conv1d_bias, seq_idx=seq_idx, activation=activation
-    ).transpose(1, 2)
-    x, B, C = mixed.split([inner, projection, projection], dim=-1)
+    ranks(*zip(REQUIRED, (zxbcdt, conv1d_weight, dt_bias, A, D), RANKS), required=len(REQUIRED))
+    widths = Widths.of(zxbcdt, conv1d_weight, D, headdim, ngroups)
+    widths.check(rmsnorm_weight, outproj_weight, outproj_bias)
+    gated, z, mixed, dt = zxbcdt.split(widths.columns, dim=-1)
+    x, B, C = widths.projections(
+        causal_conv1d_fn(
+            mixed.transpose(1, 2), conv1d_weight, conv1d_bias, seq_idx=seq_idx, activation=activation
+        )
+    )
     out, final = mamba_chunk_scan_combined(
-        x.unflatten(-1, (heads, size)),
-        dt,
-        A,
-        B.unflatten(-1, (ngroups, states)),
-        C.unflatten(-1, (ngroups, states)),
-        chunk_size,
-        D=D,
-        z=z.unflatten(-1, (heads, size)) if rmsnorm_weight is None else None,
+        *(x, dt, A, B, C, chunk_size, D),
+        z=z.unflatten(-1, x.shape[2:]) if rmsnorm_weight is None else None,
         dt_bias=dt_bias,
         initial_states=initial_states,
         seq_idx=seq_idx,
@@ -85,11 +131,7 @@ def mamba_split_conv1d_scan_combined(
     out = out.flatten(2)
     if rmsnorm_weight is not None:
         out = gated_norm(out, z, rmsnorm_weight, rmsnorm_eps, ngroups, before_gate=norm_before_gate)
-    if outer:
-        gate, value = gated.chunk(2, dim=-1)
-        out = torch.cat([silu(gate) * value, out], dim=-1)
-    if outproj_weight is not None:
-        out = linear(out, outproj_weight, outproj_bias)
+    out = _projected(out, gated, outproj_weight, outproj_bias)
     return (out, final) if return_final_states else out
 
 
@@ -103,11 +145,17 @@ def gated_norm(x: Tensor, z: Tensor, weight: Tensor, eps: float, groups: int, *,
     return (out * gate if before_gate else out).to(x.dtype)
 
 
-def _shape(name: str, tensor: Tensor | None, shape: tuple[int, ...], dims: tuple[str, ...]) -> None:
-    if tensor is not None and not dims:
-        raise ArgumentError(name, "a tensor without outproj_weight", "None")
+def _projected(out: Tensor, gated: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Return the output beside what passes by, and what the last projection makes of them."""
+    if gated.shape[-1]:
+        gate, value = gated.chunk(2, dim=-1)
+        out = torch.cat([silu(gate) * value, out], dim=-1)
+    return out if weight is None else linear(out, weight, bias)
+
+
+def _shape(name: str, tensor: Tensor | None, shape: tuple[int, ...], dims: str) -> None:
     if tensor is not None and tensor.shape != shape:
-        raise ArgumentError(name, f"shape {tuple(tensor.shape)}", f"({', '.join(dims)}) = {shape}")
+        raise ArgumentError(name, f"shape {tuple(tensor.shape)}", f"{dims} = {shape}")
 
 
 def _heads(D: Tensor, headdim: int | None) -> tuple[int, int]:
@@ -120,20 +168,3 @@ def _heads(D: Tensor, headdim: int | None) -> tuple[int, int]:
     if headdim is None or headdim < 1:
         raise ArgumentError("headdim", headdim, "1 or more where D is (heads)")
     return len(D), headdim
-
-
-def _widths(zxbcdt: Tensor, conv1d_weight: Tensor, heads: int, size: int, ngroups: int) -> tuple[int, int]:
-    """Return columns of the part that no scan sees, and states."""
-    inner, channels = heads * size, conv1d_weight.shape[0]
-    if ngroups < 1 or heads % ngroups:
-        raise ArgumentError("ngroups", f"{ngroups} for {heads} heads", "a divisor of heads")
-    states, left = divmod(channels - inner, 2 * ngroups)
-    if states < 1 or left:
-        allowed = f"inner {inner} and a multiple of 2 * {ngroups} groups"
-        raise ArgumentError("conv1d_weight", f"{channels} channels", allowed)
-    scanned = inner + channels + heads
-    outer, odd = divmod(zxbcdt.shape[-1] - scanned, 2)
-    if outer < 0 or odd:
-        allowed = f"inner {inner}, {channels} for the convolution, {heads} heads, and an even number more"
-        raise ArgumentError("zxbcdt", f"{zxbcdt.shape[-1]} columns", allowed)
-    return outer, states
