@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
-from tests.counterexamples import MADE, MODELS, sides
+from tests.counterexamples import MADE, MODELS, at_multiple_of_ours, sides
 from tests.records import PROJECT, finished, plan, training_record, with_derived
 from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.protocol.measurements import Check, Measurement, Series, sampled
@@ -17,10 +17,8 @@ from twinrun.workloads.workload import PointRecord
 # Relative distances of control runs from the run that they repeat.
 ROUNDING = tuple(1e-6 * (1 + number / 10) for number in range(10))
 FALL = tuple(4.0 * 0.97**step for step in range(300))
-SPEEDS = (
-    *("tokens-per-second", "model-flops", "model-flops-share", "roofline-share", "speedup"),
-    *("bandwidth", "bus-bandwidth"),
-)
+TRAINING_SPEEDS = ("tokens-per-second", "model-flops", "model-flops-share")
+SPEEDS = (*TRAINING_SPEEDS, "roofline-share", "speedup", "bandwidth", "bus-bandwidth")
 TIMES = ("step-time", "time")
 REFERENCES = ("state-of-formula", "traffic-of-formula", "link-traffic")
 Altered = Callable[[Record, Claim], Record]
@@ -65,8 +63,7 @@ def _honest(recipe: str, claim: Claim) -> Record:
         return _accepted()
     if recipe in ("mamba-kernels", "flash-attention"):
         return _timed(recipe, claim)
-    if claim.configuration:
-        asked = MODELS[claim.configuration]
+    if asked := MODELS.get(claim.configuration or ""):
         shape = plan(recipe, gpu="mi250", scale="node", settings=asked).part.shape
         rate = claim.value * shape.flops_per_token() / 1e12
         return _trained(recipe, gpu="mi250", scale="node", settings=asked, rate=rate)
@@ -136,6 +133,8 @@ def _timed(recipe: str, claim: Claim) -> Record:
     """Return a benchmark on the published GPU with the published time, at half of the roofline bound."""
     assert claim.hardware
     assert claim.measurement
+    if claim.metric != "time":
+        return at_multiple_of_ours(recipe, claim, claim.value, claim.hardware.gpu)
     made, row = plan(recipe, gpu=claim.hardware.gpu), PROJECT.gpus[claim.hardware.gpu]
     placed = next(one for one in made.points if one.id == claim.point)
     labels = {"call": claim.measurement, "implementation": "ours"}
@@ -278,7 +277,7 @@ def _one_check(record: Record, _claim: Claim) -> Record:
 
 
 def _of_training(claim: Claim) -> bool:
-    return claim.metric in (*SPEEDS, "loss", "sample-order", *REFERENCES[:2])
+    return claim.metric in (*TRAINING_SPEEDS, "loss", "sample-order", *REFERENCES[:2])
 
 
 def _of_speed(claim: Claim) -> bool:

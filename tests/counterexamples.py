@@ -153,6 +153,49 @@ def _at_share_of_roofline(recipe: str, claim: Claim | RecordClaim, value: float,
     return whole.model_copy(update={"plan": made.model_copy(update={"points": (placed,)})})
 
 
+def at_multiple_of_ours(recipe: str, claim: Claim, value: float, gpu: str = GPU) -> Record:
+    """Return a benchmark at half of its bound; its baseline takes and keeps `value` times what ours does."""
+    assert claim.measurement
+    call, _, compared = claim.measurement.partition("/")
+    baseline = compared.partition("@")[2]
+    made, row = plan(recipe, scale="node", gpu=gpu), PROJECT.gpus[gpu]
+    placed = next(one for one in made.points if one.id == claim.point)
+    ours = {"call": call, "implementation": "ours"}
+    rate = row.device_bandwidth_bytes_s
+    peak = sampled("peak-rate@copy", [rate], metric="peak-rate", unit="B/s", per="device")
+    measurements = (
+        peak.model_copy(update={"labels": {"resource": "copy"}}),
+        sampled(call, [1.0] * 20, metric="time", unit="ms", per="device", labels=ours),
+        sampled(
+            f"{call}@{baseline}",
+            [value] * 20,
+            metric="time",
+            unit="ms",
+            per="device",
+            labels={"call": call, "implementation": baseline},
+        ),
+        sampled(
+            f"{call}/memory-saving@{baseline}",
+            [value],
+            metric="memory-saving",
+            unit="ratio",
+            per="device",
+            labels={**ours, "baseline": baseline},
+        ),
+    )
+    point = PointRecord(
+        id=placed.id,
+        nodes=1,
+        devices=1,
+        hosts=("node-0",),
+        part=placed.part,
+        measurements=measurements,
+        facts={"device name": "a device", f"{call} work copy": rate / 2e3},
+    )
+    alone = made.model_copy(update={"points": (placed,)})
+    return finished(alone, [with_derived(point, alone, row)], row)
+
+
 def sides(recipe: str, claim: RecordClaim, value: float) -> list[Record]:
     """Return what GPUs of two vendors give: shares of the peak, or of a call's bound, `value` apart."""
     found = []
@@ -202,6 +245,8 @@ MADE: dict[str, Callable[[str, Claim, float], Record]] = {
     "kept-per-doubling": _at_kept,
     "envelope-share": _at_share_of_envelope,
     "roofline-share": _at_share_of_roofline,
+    "speedup": at_multiple_of_ours,
+    "memory-saving": at_multiple_of_ours,
     "score": _at_score,
     "kept-fall": _at_kept_fall,
 }

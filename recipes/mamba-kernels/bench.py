@@ -58,7 +58,7 @@ def measure(session: Session, operation: Operation, dtype: str, backend: str) ->
     function = ours.function(operation.name, backend)
     implementation = ours.implementation(session.device, operation.name, backend)
     checked = operation.check(function, implementation, ours.version())
-    baselines, absent = upstreams(session, operation)
+    baselines, absent = beside(session, operation)
     for phase, mode in operation.measured(session.job.settings["modes"]):
         session.measure(
             labels={
@@ -76,6 +76,14 @@ def measure(session: Session, operation: Operation, dtype: str, backend: str) ->
             baselines=[one.call(operation, phase, mode) for one in baselines],
             absent=absent,
         )
+
+
+def beside(session: Session, operation: Operation) -> tuple[list[CheckedFunction], dict[str, str]]:
+    """Return the baselines, upstream's and where asked for the eager one, and why one is absent."""
+    baselines, absent = upstreams(session, operation)
+    if session.job.settings["eager"] and (eager := ours.EAGER.get(operation.name)):
+        baselines.append(operation.check(eager, "torch", torch.__version__))
+    return baselines, absent
 
 
 def upstreams(session: Session, operation: Operation) -> tuple[list[CheckedFunction], dict[str, str]]:

@@ -36,7 +36,7 @@ class Conv(Operation):
             return torch.randn(batch, channels, length, dtype=dtype, **on)
 
         inputs = {"x": sequence(), **random_filter(channels, settings["width"], on)}
-        super().__init__(session, inputs, sequence())
+        super().__init__(inputs, sequence())
         expected = exact(reference, self.inputs, self.gradient)
         # All of the case is compared; fp32 rounds far less than is allowed.
         self._expected = {name: tensor.float() for name, tensor in expected.items()}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from twinrun.protocol.bench import Work
-from twinrun.train.bench import CheckedCall, Session
+from twinrun.train.bench import CheckedCall
 from twinrun.train.measure import distance, kept_bytes, poisoned
 
 Function = Callable[..., Tensor]
@@ -34,6 +34,7 @@ class CheckedFunction:
     function: Function
     distances: dict[str, dict[str, float]]
     kept_bytes: int | None
+    """None of what has no backward pass."""
 
     def call(self, operation: Operation, phase: str, mode: str) -> CheckedCall:
         """Return what is timed of it."""
@@ -53,10 +54,9 @@ class Operation:
     title: str
     phases: Sequence[str] = ("forward", "backward")
 
-    def __init__(self, session: Session, inputs: dict[str, Tensor], gradient: Tensor) -> None:
+    def __init__(self, inputs: dict[str, Tensor], gradient: Tensor) -> None:
         self.inputs = inputs
         self.gradient = gradient
-        self._device = session.device
 
     def work(self, phase: str, mode: str) -> Work:
         """Return the least work of a phase."""
@@ -90,7 +90,7 @@ class Operation:
         if "backward" not in self.phases:
             return None
         leaves = self.leaves()
-        return kept_bytes(lambda: function(**leaves), self._device)
+        return kept_bytes(lambda: function(**leaves), leaves.values())
 
     def call(self, function: Function, phase: str, mode: str) -> Callable[[], object]:
         """Return what is timed."""

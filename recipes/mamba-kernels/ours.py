@@ -29,6 +29,10 @@ def reference_scan(**tensors: Tensor) -> Tensor:
     return selective_scan(**tensors, softplus=True)[0]
 
 
+# By operation, what runs where there is no kernel: operations of torch, one after the other.
+EAGER = {"scan": reference_scan}
+
+
 def backends(device: torch.device, operation: str) -> tuple[str, ...]:
     """Return what runs here: on a processor the emulated kernels, and without those the reference."""
     if device.type != "cpu":

@@ -40,7 +40,7 @@ class Scan(Operation):
         inputs = self._random(session, dtype)
         shape = inputs["u"].shape
         gradient = torch.randn(shape, dtype=dtype, generator=session.generator, device=session.device)
-        super().__init__(session, inputs, gradient)
+        super().__init__(inputs, gradient)
         self._chosen = self._choose(session)
         chosen = {name: self._of_chosen(name, tensor) for name, tensor in self.inputs.items()}
         self._expected = exact(reference, chosen, self.gradient[:, self._chosen])

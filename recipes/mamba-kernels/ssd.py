@@ -37,7 +37,7 @@ class Ssd(Operation):
         inputs = self._random(session, settings, dtype)
         shape = inputs["x"].shape
         gradient = torch.randn(shape, dtype=dtype, generator=session.generator, device=session.device)
-        super().__init__(session, inputs, gradient)
+        super().__init__(inputs, gradient)
         picked = torch.randperm(heads, generator=session.generator, device=session.device)
         self._chosen = picked[:CHECKED_HEADS].sort()[0]
         self._groups = self._chosen // (heads // settings["groups"])

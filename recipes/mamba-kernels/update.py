@@ -29,7 +29,7 @@ class Update(Operation):
             "conv_state": torch.randn(batch, channels, width, dtype=dtype, **on),
             **random_filter(channels, width, on),
         }
-        super().__init__(session, inputs, torch.empty(0))
+        super().__init__(inputs, torch.empty(0))
 
     def work(self, phase: str, mode: str) -> Work:  # noqa: ARG002 - there is one
         """Return the least work of a step: x and the state in, the output and the state out."""

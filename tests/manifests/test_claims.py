@@ -236,6 +236,12 @@ def test_a_call_that_the_labels_do_not_give_is_refused(changes: dict[str, Any], 
             "better": "higher",
         },
         {
+            "measurement": "scan-forward-bf16/memory-saving@torch",
+            "metric": "memory-saving",
+            "unit": "ratio",
+            "better": "higher",
+        },
+        {
             "measurement": "conv-backward-bf16/speedup@causal_conv1d",
             "metric": "speedup",
             "unit": "ratio",

@@ -19,7 +19,7 @@ from twinrun.foundation.manifest import load_json
 from twinrun.protocol.bench import BenchJob, BenchResult, CallLine, Work
 from twinrun.protocol.formulas import BUS_BANDWIDTH
 from twinrun.train.bench import CheckedCall, Session, bus_bytes_of_all_reduce
-from twinrun.train.measure import Clock, _spin, distance, poisoned
+from twinrun.train.measure import Clock, _spin, distance, kept_bytes, poisoned
 
 LABELS = (
     {"name": "operation", "values": ("sum", "product")},
@@ -266,3 +266,13 @@ def test_what_one_rank_gets_wrong_all_refuse(tmp_path: Path) -> None:
     said = [line for line in ended.stderr.splitlines() if line.startswith("error: small, sum-fp32: ")]
     assert said == ["error: small, sum-fp32: the result is not the reference's"] * 2
     assert not (tmp_path / "result.json").exists()
+
+
+def test_what_autograd_keeps_is_counted_once_without_inputs_and_output() -> None:
+    x, y = (torch.randn(6, 8, requires_grad=True) for _ in range(2))
+    assert kept_bytes(lambda: x * y, (x, y)) == 0
+    # The output of each exponential is kept: the last is the result, and of two views one storage counts.
+    assert kept_bytes(lambda: x.exp().exp(), (x, y)) == x.nbytes
+    assert kept_bytes(lambda: (part := x.exp())[:3] * part[3:], (x, y)) == x.nbytes
+    with torch.no_grad():
+        assert kept_bytes(lambda: x.exp().exp(), (x, y)) == 0

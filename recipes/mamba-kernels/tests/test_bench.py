@@ -41,6 +41,7 @@ SETTINGS: dict[str, Any] = {
     "groups": 2,
     "width": 4,
     "token_major": True,
+    "eager": False,
 }
 
 MANIFEST = tomllib.loads((RECIPE / "recipe.toml").read_text(encoding="utf-8"))
@@ -119,6 +120,22 @@ def test_the_smoke_cases_give_names_that_the_labels_declare(case: str, tmp_path:
     assert {one.labels["dtype"] for one in calls} == set(settings["dtypes"])
     emulated = {"emulated-32", "emulated-64"}
     assert {one.labels["backend"] for one in calls} == ({"reference"} if case.startswith("ssd") else emulated)
+    beside = {one.labels["operation"] for one in calls if one.baselines}
+    assert beside == ({"scan"} if settings["eager"] else set())
+
+
+def test_the_scan_in_operations_of_torch_keeps_every_state(tmp_path: Path) -> None:
+    job = job_of(tmp_path, eager=True, operations=("scan",), dtypes=("fp16",), length=128)
+    forward = part("bench").bench(job).calls[0]
+    (eager,) = forward.baselines
+    assert (eager.name, eager.version) == ("torch", torch.__version__)
+    assert largest_error(eager.errors)[1] <= forward.allowed_error
+    states = 4 * 128 * SETTINGS["batch"] * SETTINGS["channels"] * SETTINGS["states"]
+    assert eager.kept_bytes is not None
+    # The decay, the state, and B and C of every channel, of each step.
+    assert eager.kept_bytes > 4 * states
+    # The kernels keep a state every 32 steps.
+    assert forward.ours.kept_bytes == states // 32
 
 
 def test_times_are_taken_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:

@@ -9,7 +9,7 @@ import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -42,13 +42,20 @@ def poisoned() -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def kept_bytes(forward: Callable[[], Tensor], device: torch.device) -> int | None:
-    """Return the memory that `forward` keeps beside its output; None where it cannot be known."""
-    if device.type != "cuda":
-        return None
-    before = torch.cuda.memory_allocated(device)
-    out = forward()
-    return int(torch.cuda.memory_allocated(device) - before - out.nbytes)
+def kept_bytes(forward: Callable[[], Tensor], inputs: Iterable[Tensor]) -> int:
+    """Return the bytes that autograd keeps of `forward` for the backward pass, inputs and output left out."""
+    kept: dict[int, int] = {}
+
+    def count(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        # Not the tensor itself: an output that its own node keeps would never be freed.
+        return tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        out = forward()
+    known = {one.untyped_storage().data_ptr() for one in (*inputs, out)}
+    return sum(size for place, size in kept.items() if place not in known)
 
 
 Function = Callable[[], object]

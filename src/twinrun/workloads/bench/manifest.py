@@ -139,8 +139,8 @@ def measurement_ids(tables: BenchTables, metric: str) -> set[str] | None:
     names = {name for name in possible_names(tables.label) if name}
     if metric == "time":
         return names | {f"{name}@{other}" for name in names for other in tables.baselines}
-    if metric == "speedup":
-        return {f"{name}/speedup@{other}" for name in names for other in tables.baselines}
+    if metric in ("speedup", "memory-saving"):
+        return {f"{name}/{metric}@{other}" for name in names for other in tables.baselines}
     if metric in ("error", "kept-memory"):
         own = {f"{name}/{metric}" for name in names}
         return own | {f"{name}@{other}" for name in own for other in tables.baselines}

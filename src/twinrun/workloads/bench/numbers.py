@@ -20,7 +20,7 @@ from twinrun.workloads.workload import ComparisonTerms, Point, PointRecord, Prem
 
 GIB, MIB = 1 << 30, 1 << 20
 # What the ranks measure: times, and after a slash the rest; all else follows from it.
-MEASURED = re.compile(r"[^/]+(/(error|kept-memory|link-traffic)?(@.*)?)?")
+MEASURED = re.compile(r"[^/]+(/(error|kept-memory|memory-saving|link-traffic)?(@.*)?)?")
 FACTORS = (
     factor("kernels", "large", "some", "other code, or another code object"),
     factor("settings.*", "large", "some", "another shape, or other inputs"),
@@ -70,12 +70,20 @@ def _call(call: Call) -> Iterator[Measurement]:
     yield from _implementation(call, call.ours, "")
     for baseline in call.baselines:
         yield from _implementation(call, baseline, f"@{baseline.name}")
+        if call.ours.kept_bytes and baseline.kept_bytes is not None:
+            yield _memory_saving(call, baseline.name, baseline.kept_bytes / call.ours.kept_bytes)
     if call.traffic:
         share, metric = call.traffic.counted / call.traffic.expected, "link-traffic"
         labels = {**call.labels, "call": call.name, "implementation": call.ours.name}
         yield sampled(
             f"{call.name}/{metric}", [share], metric=metric, unit="ratio", per="link", labels=labels
         )
+
+
+def _memory_saving(call: Call, baseline: str, times: float) -> Measurement:
+    name, metric = f"{call.name}/memory-saving@{baseline}", "memory-saving"
+    labels = {**call.labels, "call": call.name, "implementation": call.ours.name, "baseline": baseline}
+    return sampled(name, [times], metric=metric, unit="ratio", per="device", labels=labels)
 
 
 def _implementation(call: Call, one: Implementation, suffix: str) -> Iterator[Measurement]:
