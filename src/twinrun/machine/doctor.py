@@ -29,7 +29,7 @@ from twinrun.machine.devices import discover
 from twinrun.manifests.stack import load_stack, normalise, pins
 from twinrun.manifests.vendor import load_gpus, load_vendors
 
-# A GPU environment is 5.7 GB, and as much again stands in the package cache while it is made.
+# A GPU environment is 6.3 GB, and as much again stands in the package cache while it is made.
 CACHE_BYTES = 12 * GIB
 RUN_BYTES = 1 * GIB
 INTERPRETER_TIMEOUT_S = 10
