@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
+from base64 import b64encode
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -217,5 +220,36 @@ def test_an_index_that_does_not_answer_is_named_before_packages_are_fetched() ->
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(MachineError, match="out of reach") as refused:
-        demand_answer(f"http://someone:secret@127.0.0.1:{port}/whl/rocm6.3")
+        demand_answer(f"http://someone:secret@127.0.0.1:{port}/secret/rocm6.3?key=secret")
+    assert refused.value.place == f"http://127.0.0.1:{port}/***"
+    assert "Connection refused" in str(refused.value)
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("address", ["http://host:secret/x", "http://[::secret/x"])
+def test_what_is_no_address_of_an_index_is_refused_without_its_secret(address: str) -> None:
+    with pytest.raises(MachineError, match="found: no valid address") as refused:
+        demand_answer(address)
+    assert "secret" not in str(refused.value)
+
+
+def test_an_index_gets_the_password_of_its_address_and_no_other_host_does() -> None:
+    asked: dict[str, str | None] = {}
+
+    class Index(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked[self.path] = self.headers["Authorization"]
+            moved = self.path == "/simple"
+            self.send_response(302 if moved else 200)
+            if moved:
+                self.send_header("Location", f"http://localhost:{server.server_port}/elsewhere")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Index) as server:
+        threading.Thread(target=server.serve_forever).start()
+        demand_answer(f"http://me:p%40ss@127.0.0.1:{server.server_port}/simple")
+        server.shutdown()
+    assert asked == {"/simple": f"Basic {b64encode(b'me:p@ss').decode()}", "/elsewhere": None}

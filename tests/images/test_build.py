@@ -311,3 +311,20 @@ def test_a_log_tells_no_secret(
     monkeypatch.setenv("SOME_TOKEN", "token-value-2")
     assert secret not in redacted(text(secret))
     assert "***" in redacted(text(secret))
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("https://index.example/simple", "https://index.example/***"),
+        ("https://me:p@ss@index.example:8443/t0ken/simple/", "https://index.example:8443/***"),
+        ("https://index.example?key=planted", "https://index.example/***"),
+        ("https://index.example/", "https://index.example"),
+        ("planted-key", "***"),
+    ],
+)
+def test_a_log_names_the_host_of_an_index_and_no_more_of_its_address(
+    address: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TWINRUN_INDEX", address)
+    assert redacted(f"cannot reach {address} now") == f"cannot reach {shown} now"

@@ -7,7 +7,12 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
-_ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/\s@]+@")
+_ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/?#\s]+@")
+# An address with a host; a key is no address.
+_HOST = re.compile(
+    r"(?P<scheme>https?://)(?:[^/?#\s]*@)?(?P<host>(?:[\w.-]+|\[[\da-f:.]+\])(?::\d+)?)(?=[/?#]|$)",
+    re.IGNORECASE,
+)
 _NAME = re.compile(r"TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|PROXY|INDEX", re.IGNORECASE)
 # A shorter value is more likely a word of the log.
 _SHORTEST = 6
@@ -93,12 +98,20 @@ def without_credentials(text: str) -> str:
 
 
 def redacted(text: str) -> str:
-    """Return `text` without the secrets of this process's environment."""
-    text = _ADDRESS.sub(r"\g<scheme>***@", text)
+    """Return `text` without the secrets of this process's environment; hosts of addresses stay."""
     secrets = {value for name, value in os.environ.items() if _NAME.search(name) and len(value) >= _SHORTEST}
     for secret in sorted(secrets, key=len, reverse=True):
-        text = text.replace(secret, "***")
-    return text
+        text = text.replace(secret, host_alone(secret))
+    return _ADDRESS.sub(r"\g<scheme>***@", text)
+
+
+def host_alone(address: str) -> str:
+    """Return scheme and host of an address: user, password, path and query may be secrets."""
+    found = _HOST.match(address)
+    if found is None:
+        return "***"
+    host = f"{found['scheme']}{found['host']}"
+    return host if host == address.rstrip("/") else f"{host}/***"
 
 
 def _alike(error: UnicodeError) -> tuple[str, int]:

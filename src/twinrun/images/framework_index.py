@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from http.client import HTTPException, HTTPResponse
 from typing import Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.manifest import Frozen
-from twinrun.foundation.text import redacted
+from twinrun.foundation.text import host_alone
 from twinrun.manifests.attestation import Attestation
 
 SECONDS = 20
@@ -59,13 +61,13 @@ def verify(attested: tuple[Attestation, ...], *, index: str) -> tuple[IndexAnswe
 
 def demand_answer(index: str) -> None:
     """Raise MachineError where nothing answers at an index: pip would try each package for minutes."""
-    if urlsplit(index).scheme not in ("http", "https"):
+    if not index.startswith(("http://", "https://")):
         return
     try:
-        urllib.request.urlopen(index, timeout=SECONDS).close()  # noqa: S310 - the index is chosen by the user
+        _open(index).close()
     except urllib.error.HTTPError:
         return
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         raise _unreachable(index, error) from None
 
 
@@ -85,21 +87,35 @@ def _page(index: str, package: str) -> dict[str, str | None]:
     address = f"{index.rstrip('/')}/{package}/"
     links = _Links()
     try:
-        with urllib.request.urlopen(address, timeout=SECONDS) as answer:  # noqa: S310 - the index is chosen by the user
+        with _open(address) as answer:
             links.feed(answer.read().decode("utf-8", "replace"))
     except urllib.error.HTTPError as error:
         if error.code == 404:
             return {}
         raise _unreachable(address, error) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         raise _unreachable(address, error) from None
     return links.files
+
+
+def _open(address: str) -> HTTPResponse:
+    """Ask an index, with the user and the password that its address may have."""
+    parts = urlsplit(address)
+    login, _, host = parts.netloc.rpartition("@")
+    request = urllib.request.Request(urlunsplit(parts._replace(netloc=host)))  # noqa: S310 - the user's index
+    if login:
+        encoded = base64.b64encode(unquote(login).encode()).decode()
+        # Where the index sends us to another host, the password stays here.
+        request.add_unredirected_header("Authorization", f"Basic {encoded}")
+    answer: HTTPResponse = urllib.request.urlopen(request, timeout=SECONDS)  # noqa: S310 - the user's index
+    return answer
 
 
 def _unreachable(address: str, error: Exception) -> MachineError:
     return MachineError(
         "the framework's package index is out of reach",
-        place=redacted(address),
-        found=redacted(str(error)),
+        place=host_alone(address),
+        # What says that an address is wrong repeats parts of it.
+        found=str(error) if isinstance(error, OSError) else "no valid address",
         hint="check the network, or name a mirror with --index or TWINRUN_INDEX",
     )
