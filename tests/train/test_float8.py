@@ -14,6 +14,8 @@ from twinrun.foundation.manifest import load_json
 from twinrun.protocol.models import members
 from twinrun.protocol.training import TrainingJob, TrainingResult
 
+# Of losses between ranks that take the largest value of their own sequences as the scale of gradients.
+ROUNDED_APART = 5e-3
 LLAMA = members()["llama-smoke"].model_copy(update={"sequence": SHAPE.sequence})
 
 
@@ -23,11 +25,14 @@ def trained(job: TrainingJob) -> TrainingResult:
     return load_json(Path(job.out) / "result.json", TrainingResult)
 
 
+@pytest.fixture(scope="module")
+def fp8(make_job: MakeJob) -> TrainingResult:
+    return trained(make_job(shape=LLAMA, precision="fp8", trainer="plain"))
+
+
 @pytest.mark.needs("torchao")
-def test_fp8_trains_what_bf16_trains_and_rounds_more(make_job: MakeJob) -> None:
-    fp8, bf16 = (
-        trained(make_job(shape=LLAMA, precision=precision, trainer="plain")) for precision in ("fp8", "bf16")
-    )
+def test_fp8_trains_what_bf16_trains_and_rounds_more(make_job: MakeJob, fp8: TrainingResult) -> None:
+    bf16 = trained(make_job(shape=LLAMA, precision="bf16", trainer="plain"))
     losses, expected = ([step.loss for step in one.steps] for one in (fp8, bf16))
     assert losses != expected
     assert losses == pytest.approx(expected, rel=2e-2)
@@ -37,3 +42,16 @@ def test_fp8_trains_what_bf16_trains_and_rounds_more(make_job: MakeJob) -> None:
     assert fp8.fp8_recipe == "torchao tensorwise, emulated: rounded to fp8, multiplied in fp32"
     assert "torchao" in fp8.libraries
     assert bf16.fp8_recipe == ""
+
+
+@pytest.mark.needs("torchao")
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_fp8_trains_on_shards_what_it_trains_on_one_device(
+    make_job: MakeJob, fp8: TrainingResult, compiled: bool
+) -> None:
+    """Compiled on two ranks it takes more than a minute of two cores."""
+    sharded = trained(make_job(shape=LLAMA, precision="fp8", trainer="plain", world_size=2, compile=compiled))
+    assert sharded.parallelism == "fsdp2"
+    assert (sharded.weights_hash, sharded.order_hash) == (fp8.weights_hash, fp8.order_hash)
+    losses, expected = ([step.loss for step in one.steps] for one in (sharded, fp8))
+    assert losses == pytest.approx(expected, rel=ROUNDED_APART)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from twinrun.foundation.errors import InputError
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import DataSource, Optimizer, Training
 from twinrun.workloads.settings import Fingerprint, Value
+from twinrun.workloads.workload import Hardware
 
 # What the built-in corpus has in place of a repository and a tokenizer.
 BUILT_IN = {
@@ -14,6 +16,22 @@ BUILT_IN = {
     "revision": "that of the interpreter",
     "tokenizer": "bytes",
 }
+
+
+def refuse_composer(training: Training, hardware: Hardware, *, table: str = "") -> None:
+    """Raise InputError for a precision that Composer does not have on a processor.
+
+    Args:
+        table: of the settings that the training's are part of, with a dot.
+    """
+    if training.trainer == "composer" and training.precision != "fp32" and hardware.processor_alone:
+        raise InputError(
+            "Composer computes in fp32 on a CPU",
+            place=f"--set {table}precision",
+            found=training.precision,
+            allowed="fp32",
+            hint=f"--set {table}trainer=plain computes in bf16 and fp8 there too",
+        )
 
 
 def fingerprint(shape: AnyShape, training: Training, data: DataSource) -> Fingerprint:

@@ -80,6 +80,11 @@ class Hardware(Frozen):
     processor: str = ""
     """Vendor of the processor, which every machine has."""
 
+    @property
+    def processor_alone(self) -> bool:
+        """Whether the ranks of the plan will run on a processor."""
+        return self.gpu is None and self.device_memory_bytes is None and not self.devices
+
 
 class PlanRequest(Frozen, Generic[Tables]):
     """What a workload plans from."""

@@ -22,7 +22,7 @@ from twinrun.workloads.evaluation.manifest import (
 )
 from twinrun.workloads.settings import Fingerprint, flat
 from twinrun.workloads.sweep import placement, refuse_demands, sizes
-from twinrun.workloads.training_terms import fingerprint
+from twinrun.workloads.training_terms import fingerprint, refuse_composer
 from twinrun.workloads.workload import (
     Choice,
     Demand,
@@ -95,6 +95,7 @@ def plan(request: PlanRequest[EvaluationTables]) -> WorkloadPlan[EvaluationPlan,
             found=training.trainer,
             allowed=tuple(_MODULES),
         )
+    refuse_composer(training, hardware, table="training.")
     if training.global_batch % place.world_size:
         raise InputError(
             "the global batch does not divide over the devices",

@@ -10,6 +10,7 @@ from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import Training
 from twinrun.workloads.training.estimates import Budget, estimated_seconds
 from twinrun.workloads.training.manifest import Leg, TrainingPoint, leg_names
+from twinrun.workloads.training_terms import refuse_composer
 from twinrun.workloads.workload import Hardware, LegSteps, Point
 
 
@@ -52,6 +53,7 @@ def _leg_points(
         processor = vendor == hardware.processor
         here = hardware.model_copy(update={"gpu": None, "device_memory_bytes": None, "devices": 0})
         here = here if processor else hardware
+        refuse_composer(training, here)
         own = training.model_copy(
             update={"microbatch": leg.microbatch or training.microbatch, "steps": leg.steps}
         )

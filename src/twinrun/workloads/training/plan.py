@@ -31,7 +31,7 @@ from twinrun.workloads.training.manifest import (
 )
 from twinrun.workloads.training.prediction import with_predictions
 from twinrun.workloads.training.refusals import refuse_attention, refuse_foreign, refuse_fp8, refuse_precision
-from twinrun.workloads.training_terms import fingerprint
+from twinrun.workloads.training_terms import fingerprint, refuse_composer
 from twinrun.workloads.workload import (
     Choice,
     Demand,
@@ -105,6 +105,8 @@ def plan(request: PlanRequest[TrainingTables]) -> WorkloadPlan[TrainingPlan, Tra
         refuse_precision(training)
     refuse_foreign(tables.models[training.model], training)
     refuse_fp8(request, training, layouts=wanted is not None)
+    if wanted is None:
+        refuse_composer(training, request.hardware)
     refuse_attention(recipe, tables.models[training.model], training, request.hardware)
     swept = _swept(request, training, places)
     if wanted is not None and request.leg is None:
