@@ -20,7 +20,7 @@ constexpr int BACKWARD_ROWS = WARP_SIZE == 64 && sizeof(T) * TAPS > 16 ? 2 : 4;
 template <class T, int TAPS>
 constexpr int CHANNEL_SUMS = THREADS * BACKWARD_COLUMNS<T> * (TAPS + 1);
 
-// COLUMNS adjacent channels, from the last step to the first. ALIGNED: see conv_aligned.h.
+// COLUMNS adjacent channels, from the last step to the first. ALIGNED: see conv_aligned_forward.h.
 template <class T, int TAPS, bool SEGMENTED, bool ALIGNED>
 struct BackwardColumns {
   static constexpr int PAST = TAPS - 1, COLUMNS = BACKWARD_COLUMNS<T>, ROWS = BACKWARD_ROWS<T, TAPS>;

@@ -156,7 +156,7 @@ DEVICE void forward_along_time(const ConvForward& p) {
   if (p.last.data && tile.piece == 0 && lane() == 0) store_last<T>(p, row.segments, tile.batch, tile.channel);
 }
 
-// Times [begin, end) of FORWARD_COLUMNS channels. ALIGNED: see conv_aligned.h.
+// Times [begin, end) of FORWARD_COLUMNS channels. ALIGNED: see conv_aligned_forward.h.
 template <class T, int TAPS, bool SEGMENTED, bool VECTORS, bool ALIGNED>
 DEVICE void forward_columns(const ConvForward& p, int64_t batch, int64_t first, int begin, int end) {
   constexpr int PAST = TAPS - 1, ROWS = FORWARD_ROWS, COLUMNS = FORWARD_COLUMNS;

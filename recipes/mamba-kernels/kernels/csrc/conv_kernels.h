@@ -1,11 +1,13 @@
 // The convolution's kernels: widths up to 4, or 5 to 8 (wide); channel-first, or token-major. For the inputs of
-// `aligned`, see conv_aligned.h.
+// `aligned`, see conv_aligned_forward.h.
 // Equation: that of conv_forward.h, conv_backward.h and conv_update.h.
 // Tiling: a kernel for every type, layout and kind of rows.
 // Alone: pytest recipes/mamba-kernels/tests/test_conv.py -k emulated
 #pragma once
 
-#include "conv_aligned.h"
+#include "conv_backward_token_major.h"
+#include "conv_aligned_forward.h"
+#include "conv_aligned_backward.h"
 #include "conv_update.h"
 
 // Channel-first. With segments, which are rare, or where a lane has one vector only, no prefetch: unused code costs

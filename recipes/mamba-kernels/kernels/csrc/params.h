@@ -103,9 +103,10 @@ struct ConvSizes {
 // Blocks of 128 threads; pieces = ceil(length / steps).
 //   conv_forward_*: batch * ceil(channels / 4) * pieces, steps a multiple of 256.
 //   conv_forward_token_major_*: ceil(batch * pieces * ceil(channels / 4) / 128), any steps.
-// Widths above 4 have kernels of their own (_wide_bf16). The kernels _aligned take the inputs that conv_aligned.h names
-// in the same grids, but conv_forward_aligned_fp32 batch * channels * pieces blocks, and conv_backward_aligned_* blocks
-// of 128 threads. conv_forward_small_* replaces conv_forward_aligned_* with 256 steps a piece, of fp32 128.
+// Widths above 4 have kernels of their own (_wide_bf16). The kernels _aligned take the inputs that
+// conv_aligned_forward.h names in the same grids, but conv_forward_aligned_fp32 batch * channels * pieces blocks, and
+// conv_backward_aligned_* blocks of 128 threads. conv_forward_small_* replaces conv_forward_aligned_* with 256 steps a
+// piece, of fp32 128.
 struct ConvForward {
   ConvSizes sizes;
   Sequence x, out;

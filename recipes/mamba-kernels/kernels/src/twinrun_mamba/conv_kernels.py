@@ -178,7 +178,7 @@ def _reduce(launch: Launcher, weight_partial: Tensor, bias_partial: Tensor) -> t
 
 
 def _variant(width: int, *sequences: Tensor, time_adjacent: bool, special: bool, times: int) -> str:
-    """Return the variant of kernels: aligned as conv_aligned.h has it, with no state or segment.
+    """Return the variant of kernels: aligned as conv_aligned_forward.h has it, with no state or segment.
 
     Rows are then whole vectors of `times`.
     """
@@ -216,7 +216,7 @@ def _forward_plan(
         steps = SMALL_BYTES // dtype.itemsize
     else:
         steps = 2048 if large else 256
-    # Rows of a block, as ALIGNED_LANES of conv_aligned.h has it, or columns of a lane.
+    # Rows of a block, as ALIGNED_LANES of conv_aligned_forward.h has it, or columns of a lane.
     rows = 1 if large and aligned and is_fp32 else 4
     # What starts before a row may be one vector more.
     groups, pieces = -(-channels // rows), -(-(length + 7 * unaligned) // steps)
