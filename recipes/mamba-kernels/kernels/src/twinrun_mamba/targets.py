@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from twinrun_mamba.resources import Usage, usage_of_cubin, usage_of_hsaco, usage_of_ptx
+from twinrun_mamba.resources import Usage, usage_of_amd, usage_of_cubin, usage_of_ptx
 from twinrun_mamba.units import LISTING, Unit, units_of
 
 GPU_ARCHS = ("sm_80", "sm_90", "ptx", "gfx90a", "gfx942")
@@ -139,8 +139,9 @@ def _build_cubin(
 def _build_hsaco(
     clang: Compiler, flags: Sequence[str], sources: Path, unit: Unit, out: Path
 ) -> dict[str, Usage]:
-    clang.run(*AMD_FLAGS, *flags, *unit.defines, sources / "unit.cpp", "-o", out)
-    return usage_of_hsaco(out)
+    clang.run(*AMD_FLAGS, *flags, *unit.defines, "-save-temps=obj", sources / "unit.cpp", "-o", out)
+    (assembly,) = out.parent.glob("*.s")
+    return usage_of_amd(assembly.read_text(encoding="utf-8"))
 
 
 def _build_emulated(
