@@ -48,11 +48,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=HAS_TORCH)
 def poisoned() -> Iterator[None]:
     """Fill with NaN whatever kernels should write."""
-    from twinrun_mamba import memory
+    from twinrun_mamba import recording
 
-    memory.poisoned = True
+    recording.poisoned = True
     yield
-    memory.poisoned = False
+    recording.poisoned = False
 
 
 @pytest.fixture

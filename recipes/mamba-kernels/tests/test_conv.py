@@ -20,7 +20,7 @@ from cases import (
 from hypothesis import given
 from hypothesis import strategies as st
 from twinrun_mamba import causal_conv1d_fn, causal_conv1d_update, conv_kernels
-from twinrun_mamba.launch_constants import Timing
+from twinrun_mamba.launch import Timing
 
 GRID = list(conv_grid(TESTED_LENGTHS))
 

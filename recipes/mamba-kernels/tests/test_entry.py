@@ -29,7 +29,7 @@ from cases import (
 )
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from twinrun_mamba import ArgumentError, causal_conv1d_fn, causal_conv1d_update, conv, entry, memory
+from twinrun_mamba import ArgumentError, causal_conv1d_fn, causal_conv1d_update, conv, entry, recording
 from twinrun_mamba.drivers import Cuda, LaunchError
 from twinrun_mamba.launch import Launcher
 from twinrun_mamba.registry import OBJECTS, CodeObject, Kernel
@@ -66,7 +66,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def native(compiled: Path) -> Iterator[Any]:
     """Use the entry, with no plans; memory is not filled, which would not be repeated."""
-    memory.poisoned = False
+    recording.poisoned = False
     yield entry.load(compiled)
     entry.unload()
 
@@ -289,7 +289,7 @@ def test_nvidias_driver_is_asked_for_the_same(
 ) -> None:
     library, launcher = stub
     monkeypatch.setattr(conv, "launcher", lambda backend, device: launcher)
-    memory.poisoned = False
+    recording.poisoned = False
     entry.load(compiled)
     try:
         asked, case = [], replace(CONV, batch=16, length=1024)

@@ -25,9 +25,8 @@ from twinrun_mamba import (
     scan_kernels,
     selective_scan_fn,
 )
-from twinrun_mamba.drivers import Emulator, LaunchError, driver
-from twinrun_mamba.launch import Launcher
-from twinrun_mamba.launch_constants import Timing
+from twinrun_mamba.drivers import Emulator, Launch, LaunchError, driver
+from twinrun_mamba.launch import Launcher, Timing
 from twinrun_mamba.layout import LAYOUTS, Parameters
 from twinrun_mamba.registry import CodeObject, Kernel, compatible
 from twinrun_mamba.validation import Sizes
@@ -206,8 +205,8 @@ def test_code_that_does_not_wait_by_itself_does_not_overlap(able: bool) -> None:
     asked: list[bool] = []
 
     class Asked(Emulator):
-        def launch(self, *_: object, overlap: bool = False) -> None:
-            asked.append(overlap)
+        def launch(self, index: int, launch: Launch) -> None:
+            asked.append(launch.overlap)
 
     code_object = CodeObject("cpu", Path("none"), {"one": Kernel(128, 0, 0)}, overlaps=able)
     start = Launcher(code_object, Asked(32), 0, {("one", 0): (None, 128, 0)})

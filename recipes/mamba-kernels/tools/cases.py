@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from twinrun_mamba import causal_conv1d_fn, memory, selective_scan_fn
+from twinrun_mamba import causal_conv1d_fn, recording, selective_scan_fn
 
 # Both grids as a whole, for both emulated backends; else every case of the shorter lengths for one of them.
 WHOLE_GRID = os.environ.get("TWINRUN_WHOLE_GRID") == "1"
@@ -170,11 +170,11 @@ def errors(case: Case, *, backend: str, device: str = "cpu", seed: int = 0) -> E
     index = packed(case, generator) if "seq_idx" in case.options else None
     here = {name: in_layout(tensor, name, case).to(device) for name, tensor in inputs.items()}
     exact = {name: tensor.double() for name, tensor in inputs.items()}
-    memory.poisoned = True
+    recording.poisoned = True
     try:
         outputs = results(case, here, backend, None if index is None else index.to(device), seed)
     finally:
-        memory.poisoned = False
+        recording.poisoned = False
     expected = results(case, exact, "reference", index, seed)
     return {name: distance(outputs[name], expected[name]) for name in expected}
 

@@ -12,10 +12,9 @@ from twinrun_mamba import conv_kernels, reference_conv, validation
 from twinrun_mamba.entry import Operation
 from twinrun_mamba.launch import launcher
 from twinrun_mamba.layout import LAYOUTS, cast, channel_first, copied_into, is_time_adjacent, new_sequence
-from twinrun_mamba.memory import empty
-from twinrun_mamba.ops import define, define_differentiable
+from twinrun_mamba.ops import define, define_differentiable, saving
 from twinrun_mamba.packing import check_rows, sequence_index
-from twinrun_mamba.recording import local
+from twinrun_mamba.recording import empty, not_repeated
 from twinrun_mamba.reference import compute_type
 
 ACTIVATIONS = (None, "silu", "swish")
@@ -69,8 +68,7 @@ def _convolution(*arguments: Any) -> Any:
     out = channel_first(out, layout)
     if final_states_out is not None:
         last = final_states_out.copy_(last)
-        if local.active is not None:
-            local.active.once = True
+        not_repeated()
     return (out, last) if return_final_states else out
 
 
@@ -161,24 +159,6 @@ def _fake_forward(*arguments: Any) -> Tensors:
     return new_sequence(x, is_time_adjacent(x)), empty(shape, x.dtype, x.device)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-    *tensors, ctx.silu, last, ctx.backend = inputs
-    ctx.set_materialize_grads(False)
-    if not last:
-        ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(*tensors)
-
-
-def _gradients(ctx: Any, out_gradient: Any, last_gradient: Any) -> tuple[Any, ...]:
-    inputs = ctx.saved_tensors
-    if out_gradient is None:
-        out_gradient = torch.zeros_like(inputs[0])
-    found = conv_backward(out_gradient, last_gradient, *inputs, ctx.silu, ctx.backend)
-    given = [None if tensor is None else gradient for tensor, gradient in zip(inputs, found)]
-    # Neither seq_idx nor the three options have one.
-    return (*given, None, None, None, None)
-
-
 def _backward(*arguments: Any) -> Tensors:
     out_gradient, last_gradient, *inputs, silu, backend = arguments
     x = inputs[0]
@@ -227,8 +207,7 @@ conv_forward = define_differentiable(
     f"conv_forward({_SCHEMA}, bool last, str backend) -> (Tensor, Tensor)",
     _forward,
     _fake_forward,
-    _setup,
-    _gradients,
+    *saving(conv_backward, last_on_demand=True),
 )
 conv_update = define(
     "conv_update(Tensor x, Tensor(a!) conv_state, Tensor weight, Tensor? bias, Tensor? cache_seqlens, "

@@ -8,20 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twinrun_mamba.launch import Launcher
-from twinrun_mamba.launch_constants import Timing, timing
+from twinrun_mamba.launch import Launcher, Timing, timing
 from twinrun_mamba.layout import (
     Fields,
     Parameters,
-    address,
     contiguous,
-    contiguous_along,
     is_aligned,
     is_time_adjacent,
+    laid,
     new_sequence,
-    sequence,
 )
-from twinrun_mamba.memory import empty_like
+from twinrun_mamba.recording import empty_like
 from twinrun_mamba.validation import KERNEL_TYPES
 
 # ConvForward, ConvBackward, ConvReduce and ConvUpdate of params.h.
@@ -36,7 +33,7 @@ ALIGNED_WIDTH = 4
 # of a step that a block of conv_backward_tokens_* has, and places of a block of conv_reduce.
 SMALL_BYTES, SMALL_ROWS, COLUMN_BYTES, REDUCE_PLACES = 512, 4, 256, 16
 # Blocks of a backward that keep every GPU busy, and vectors of 256 times that are worth a block and the sum
-# over splits. Like those below the same for every device, see launch_constants.py.
+# over splits. Like those below the same for every device, see launch.py.
 BLOCKS, SPLIT = 1024, 32
 # Steps of a lane back through tokens: of fewer than SHORT elements, at least; twice as many of more; and the
 # most, since longer sums are further off. Blocks that an H200 has at once, and a share that is enough.
@@ -49,32 +46,19 @@ def forward(launch: Launcher, inputs: tuple[Any, ...], *, silu: bool, last: bool
     """Return the output, and the last inputs (batch, channels, width - 1), empty unless asked for."""
     x, weight, bias, initial_states, seq_idx = inputs
     time_adjacent = is_time_adjacent(x)
-    x = contiguous_along(x, time_adjacent)
-    weight, bias, seq_idx = contiguous(weight), contiguous(bias), contiguous(seq_idx)
+    (x,) = laid(time_adjacent, x)
+    weight, bias, seq_idx = contiguous(weight, bias, seq_idx)
     width = weight.shape[1]
     out = new_sequence(x, time_adjacent)
     special = last or initial_states is not None or seq_idx is not None
     variant = _variant(width, x, out, time_adjacent=time_adjacent, special=special, times=8)
     # Rows that start anywhere, or of any length.
     variant = variant or ("_unaligned" if width == ALIGNED_WIDTH and not special else "")
-    name, blocks, pieces, sizes = _forward_plan(
-        x.dtype, x.shape, width, variant, timing(launch.code_object.arch)
-    )
+    arch = launch.code_object.arch
+    name, blocks, pieces, sizes = _forward_plan(x.dtype, x.shape, width, variant, timing(arch))
     states = empty_like(x, (*x.shape[:2], width - 1) if last else (0,))
-    params = FORWARD.pack(
-        *sizes,
-        silu,
-        time_adjacent,
-        *sequence(x),
-        *sequence(out),
-        *sequence(initial_states),
-        *sequence(states if last else None),
-        weight.data_ptr(),
-        address(bias),
-        address(seq_idx),
-        *pieces,
-    )
-    launch(name, blocks, params)
+    given = (*sizes, silu, time_adjacent, x, out, initial_states, states if last else None)
+    launch(name, blocks, FORWARD.pack(*given, weight, bias, seq_idx, *pieces))
     return out, states
 
 
@@ -89,8 +73,8 @@ def backward(
     """Return the gradients of x, weight, bias and initial_states; that of bias also when there is none."""
     x, weight, bias, initial_states, seq_idx = inputs
     time_adjacent = is_time_adjacent(x)
-    x, out_gradient = contiguous_along(x, time_adjacent), contiguous_along(out_gradient, time_adjacent)
-    weight, bias, seq_idx = contiguous(weight), contiguous(bias), contiguous(seq_idx)
+    x, out_gradient = laid(time_adjacent, x, out_gradient)
+    weight, bias, seq_idx = contiguous(weight, bias, seq_idx)
     channels, width = weight.shape
     gx = new_sequence(x, time_adjacent)
     special = last_gradient is not None or initial_states is not None or seq_idx is not None
@@ -100,25 +84,9 @@ def backward(
     ginitial = None if initial_states is None else empty_like(x, initial_states.shape)
     gweight = empty_like(weight, (splits, channels, width))
     gbias = empty_like(weight, (splits, channels))
-    params = BACKWARD.pack(
-        *sizes,
-        silu,
-        time_adjacent,
-        *sequence(x),
-        *sequence(out_gradient),
-        *sequence(gx),
-        *sequence(initial_states),
-        *sequence(last_gradient),
-        *sequence(ginitial),
-        weight.data_ptr(),
-        address(bias),
-        address(seq_idx),
-        steps,
-        splits,
-        gweight.data_ptr(),
-        gbias.data_ptr(),
-    )
-    launch(name, blocks, params)
+    states = (initial_states, last_gradient, ginitial)
+    given = (*sizes, silu, time_adjacent, x, out_gradient, gx, *states, weight, bias, seq_idx)
+    launch(name, blocks, BACKWARD.pack(*given, steps, splits, gweight, gbias))
     if splits == 1:
         return gx, gweight[0], gbias[0], ginitial
     return gx, *_reduce(launch, gweight, gbias), ginitial
@@ -136,27 +104,10 @@ def update(
     silu: bool,
 ) -> Tensor:
     """Return the output of some more steps; `conv_state` is brought up to date in place."""
-    weight, bias, past, index = (
-        contiguous(weight),
-        contiguous(bias),
-        contiguous(cache_seqlens),
-        contiguous(conv_state_indices),
-    )
+    weight, bias, past, index = contiguous(weight, bias, cache_seqlens, conv_state_indices)
     out = new_sequence(x, is_time_adjacent(x))
-    params = UPDATE.pack(
-        *x.shape,
-        weight.shape[1],
-        silu,
-        True,
-        *sequence(x),
-        *sequence(out),
-        *sequence(conv_state),
-        conv_state.shape[2],
-        weight.data_ptr(),
-        address(bias),
-        address(past),
-        address(index),
-    )
+    given = (*x.shape, weight.shape[1], silu, True, x, out, conv_state, conv_state.shape[2])
+    params = UPDATE.pack(*given, weight, bias, past, index)
     launch(f"conv_update_{KERNEL_TYPES[x.dtype]}", -(-x.shape[0] * x.shape[1] // THREADS), params)
     return out
 
@@ -164,15 +115,7 @@ def update(
 def _reduce(launch: Launcher, weight_partial: Tensor, bias_partial: Tensor) -> tuple[Tensor, Tensor]:
     splits, channels, width = weight_partial.shape
     gweight, gbias = empty_like(weight_partial, (channels, width)), empty_like(weight_partial, (channels,))
-    params = REDUCE.pack(
-        weight_partial.data_ptr(),
-        bias_partial.data_ptr(),
-        gweight.data_ptr(),
-        gbias.data_ptr(),
-        splits,
-        channels,
-        width,
-    )
+    params = REDUCE.pack(weight_partial, bias_partial, gweight, gbias, splits, channels, width)
     launch("conv_reduce", -(-channels * (width + 1) // REDUCE_PLACES), params, overlap=True)
     return gweight, gbias
 
@@ -186,9 +129,7 @@ def _variant(width: int, *sequences: Tensor, time_adjacent: bool, special: bool,
     _, channels, length = sequences[0].shape
     if width != ALIGNED_WIDTH or special or (length % times if time_adjacent else channels % 4):
         return variant
-    fields = sum(map(sequence, sequences), ())
-    aligned = is_aligned(fields, time_adjacent, sequences[0].element_size())
-    return f"{variant}_aligned" if aligned else variant
+    return f"{variant}_aligned" if is_aligned(time_adjacent, *sequences) else variant
 
 
 @lru_cache(4096)

@@ -7,13 +7,14 @@ of the machine, AMD's runtime is the very library that torch has loaded.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from ctypes import byref, c_char_p, c_int, c_int64, c_size_t, c_uint, c_void_p
 from functools import cache
 from pathlib import Path
 from struct import Struct
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,8 +22,6 @@ import torch
 Handle = Any
 _RELAXED_CAPTURE = 2
 _Pointers = c_char_p * 1
-_LAUNCH_TYPES: Sequence[Any] = (c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p)
-
 
 # In the order of entry.cpp's.
 KINDS = ("emulator", "cuda", "hip")
@@ -32,32 +31,33 @@ class LaunchError(RuntimeError):
     """The driver refused a kernel; says what was asked and what it answered."""
 
 
-class Driver(Protocol):
+class Launch(NamedTuple):
+    """A kernel to start, of so many blocks along x; `params` is the struct that it takes."""
+
+    function: Handle
+    blocks: int
+    threads: int
+    shared_bytes: int
+    params: bytes
+    # It may start while the kernel before runs; where a driver cannot, it starts when that one has ended.
+    overlap: bool = False
+
+
+class Driver(ABC):
     """What a launcher asks of a driver; `index` numbers the device."""
 
     # The most blocks along x, and threads in all of them together.
-    most_blocks: int
-    most_threads: int
+    most_blocks, most_threads = 2**31 - 1, 2**31 * 1024
 
+    @abstractmethod
     def function(self, index: int, image: Path, name: str, shared_bytes: int) -> Handle:
         """Return a kernel of a code object, allowed that much dynamic shared memory in a block."""
 
-    def launch(
-        self,
-        index: int,
-        function: Handle,
-        blocks: int,
-        threads: int,
-        shared_bytes: int,
-        params: bytes,
-        *,
-        overlap: bool = False,
-    ) -> None:
-        """Start a kernel on torch's current stream of the device, if `overlap` while the one before may run.
+    @abstractmethod
+    def launch(self, index: int, launch: Launch) -> None:
+        """Start a kernel on torch's current stream of the device."""
 
-        Where a driver cannot, the kernel starts when the one before has ended.
-        """
-
+    @abstractmethod
     def described(self, index: int, function: Handle) -> tuple[Any, ...]:
         """Return what entry.cpp starts a kernel by: a kind of KINDS, then its fields of Driver and of Launch.
 
@@ -66,21 +66,93 @@ class Driver(Protocol):
         """
 
 
+class Gpu(Driver):
+    """What the vendors' drivers have in common: the same calls, under names of their own."""
+
+    kind: str
+    # The vendor's word for it.
+    shared_memory: str
+
+    def __init__(self, path: str, prefix: str, launch: str) -> None:
+        self.library, self._prefix = ctypes.CDLL(path), prefix
+        self._launch = self._named(launch)
+        self._launch.argtypes = (c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p)
+        # What a driver may have beside: an early start, and contexts that are entered and left.
+        self._launch_overlapping: Any = None
+        self._push: Any = None
+        self._pop: Any = None
+        self._contexts: dict[int, int] = {}
+        self._modules: dict[tuple[int, Path], Handle] = {}
+
+    def function(self, index: int, image: Path, name: str, shared_bytes: int) -> Handle:
+        """Return a kernel of a code object, allowed that much dynamic shared memory in a block."""
+        with self._loading(index):
+            module = self._modules.get((index, image))
+            if module is None:
+                # PTX is text and must end with a zero; other code does not mind one.
+                module, code = c_void_p(), c_char_p(image.read_bytes() + b"\0")
+                self._check(self._named("ModuleLoadData")(byref(module), code), f"loading {image.name}")
+                self._modules[index, image] = module
+            found = c_void_p()
+            status = self._named("ModuleGetFunction")(byref(found), module, name.encode())
+            self._check(status, f"finding {name} in {image.name}")
+            self._allow(found, name, shared_bytes)
+        return found
+
+    def launch(self, index: int, launch: Launch) -> None:
+        """Start a kernel on torch's current stream of the device."""
+        if status := self._start(index, launch):
+            size = f"{launch.blocks} blocks of {launch.threads} threads"
+            self._check(status, f"{size} with {launch.shared_bytes} bytes of {self.shared_memory}")
+
+    def described(self, index: int, function: Handle) -> tuple[Any, ...]:
+        """Return what entry.cpp starts a kernel by."""
+
+        def refused(status: int, blocks: int) -> None:
+            self._check(status, f"{blocks} blocks")
+
+        called = map(_address, (self._launch, self._launch_overlapping, self._push, self._pop))
+        context = self._contexts.get(index, 0)
+        return (KINDS.index(self.kind), *called, context, refused, function.value)
+
+    def _named(self, name: str) -> Any:
+        return getattr(self.library, self._prefix + name)
+
+    def _start(self, index: int, launch: Launch) -> int:
+        function, blocks, threads, shared_bytes, params, _ = launch
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        size = (blocks, 1, 1, threads, 1, 1, shared_bytes)
+        return int(self._launch(function, *size, stream, _Pointers(params), None))
+
+    def _check(self, status: int, doing: str) -> None:
+        if status:
+            raise LaunchError(f"{doing}: {self._error(status)} ({status})")
+
+    @abstractmethod
+    def _loading(self, index: int) -> AbstractContextManager[Any]:
+        """Make the device current for as long as code is loaded."""
+
+    def _allow(self, function: Handle, name: str, shared_bytes: int) -> None:
+        """Let a kernel have dynamic shared memory, where it may not have all of it anyhow."""
+
+    @abstractmethod
+    def _error(self, status: int) -> str:
+        """Return what a status means."""
+
+
 # CUlaunchConfig: blocks and threads along x, y and z, bytes of shared memory; stream; attributes, how many.
 _CONFIG = Struct("=7I4xQQI4x")
 # CUlaunchAttribute: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, allowed.
 _OVERLAP = ctypes.create_string_buffer(Struct("=I4xI60x").pack(6, 1))
 
 
-class Cuda:
+class Cuda(Gpu):
     """NVIDIA's driver. Everything runs in the device's primary context, which torch uses too."""
 
-    most_blocks, most_threads = 2**31 - 1, 2**31 * 1024
+    kind, shared_memory = "cuda", "shared memory"
 
     def __init__(self) -> None:
-        self.library = ctypes.CDLL("libcuda.so.1")
-        self._launch = self.library.cuLaunchKernel
-        self._launch.argtypes = _LAUNCH_TYPES
+        super().__init__("libcuda.so.1", "cu", "LaunchKernel")
         # 12.3: the first that captures kernels which overlap into graphs, too.
         version = c_int()
         overlaps = self.library.cuDriverGetVersion(byref(version)) == 0 and version.value >= 12030
@@ -89,74 +161,19 @@ class Cuda:
         self._push.argtypes = (c_void_p,)
         # Written by every launch, read by nobody.
         self._popped = byref(c_void_p())
-        self._contexts: dict[int, Handle] = {}
-        self._modules: dict[tuple[int, Path], Handle] = {}
 
-    def function(self, index: int, image: Path, name: str, shared_bytes: int) -> Handle:
-        """Return a kernel of a code object, allowed that much dynamic shared memory in a block."""
-        with self._loading(index):
-            module = self._modules.get((index, image))
-            if module is None:
-                module = self._load(image)
-                self._modules[index, image] = module
-            found = c_void_p()
-            status = self.library.cuModuleGetFunction(byref(found), module, name.encode())
-            self._check(status, f"finding {name} in {image.name}")
-            if shared_bytes:
-                # 8: the most dynamic shared memory that launches may ask for; unset, 48 KiB with the static.
-                status = self.library.cuFuncSetAttribute(found, 8, c_int(shared_bytes))
-                self._check(status, f"allowing {name} {shared_bytes} bytes of shared memory")
-        return found
-
-    def launch(
-        self,
-        index: int,
-        function: Handle,
-        blocks: int,
-        threads: int,
-        shared_bytes: int,
-        params: bytes,
-        *,
-        overlap: bool = False,
-    ) -> None:
-        """Start a kernel on torch's current stream of the device."""
+    def _start(self, index: int, launch: Launch) -> int:
         # A thread of autograd's may have no context yet, or another device's.
         self._push(self._contexts[index])
-        stream = torch._C._cuda_getCurrentRawStream(index)
-        pointers = _Pointers(params)
-        if overlap and self._launch_overlapping:
-            size = (blocks, 1, 1, threads, 1, 1, shared_bytes)
+        if launch.overlap and self._launch_overlapping:
+            size = (launch.blocks, 1, 1, launch.threads, 1, 1, launch.shared_bytes)
+            stream = torch._C._cuda_getCurrentRawStream(index)
             config = _CONFIG.pack(*size, stream, ctypes.addressof(_OVERLAP), 1)
-            status = self._launch_overlapping(config, function, pointers, None)
+            status = self._launch_overlapping(config, launch.function, _Pointers(launch.params), None)
         else:
-            status = self._launch(function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, pointers, None)
+            status = super()._start(index, launch)
         self._pop(self._popped)
-        if status:
-            self._check(
-                status, f"{blocks} blocks of {threads} threads with {shared_bytes} bytes of shared memory"
-            )
-
-    def described(self, index: int, function: Handle) -> tuple[Any, ...]:
-        """Return what entry.cpp starts a kernel by."""
-        called = (self._launch, self._launch_overlapping, self._push, self._pop)
-
-        def refused(status: int, blocks: int) -> None:
-            self._check(status, f"{blocks} blocks")
-
-        return (
-            KINDS.index("cuda"),
-            *map(_address, called),
-            self._contexts[index].value,
-            refused,
-            function.value,
-        )
-
-    def _load(self, image: Path) -> Handle:
-        module, code = c_void_p(), image.read_bytes()
-        # PTX is text and must end with a zero; a cubin does not mind one.
-        status = self.library.cuModuleLoadData(byref(module), c_char_p(code + b"\0"))
-        self._check(status, f"loading {image.name}")
-        return module
+        return int(status)
 
     @contextmanager
     def _loading(self, index: int) -> Iterator[None]:
@@ -169,7 +186,7 @@ class Cuda:
             self._check(self.library.cuDeviceGet(byref(device), index), f"finding device {index}")
             status = self.library.cuDevicePrimaryCtxRetain(byref(context), device)
             self._check(status, f"opening device {index}")
-            self._contexts[index] = context
+            self._contexts[index] = context.value or 0
         mode = c_int(_RELAXED_CAPTURE)
         self._push(self._contexts[index])
         self.library.cuThreadExchangeStreamCaptureMode(byref(mode))
@@ -179,78 +196,46 @@ class Cuda:
             self.library.cuThreadExchangeStreamCaptureMode(byref(mode))
             self._pop(byref(c_void_p()))
 
-    def _check(self, status: int, doing: str) -> None:
-        if status:
-            text = c_char_p()
-            self.library.cuGetErrorString(status, byref(text))
-            raise LaunchError(f"{doing}: {(text.value or b'unknown error').decode()} ({status})")
+    def _allow(self, function: Handle, name: str, shared_bytes: int) -> None:
+        if shared_bytes:
+            # 8: the most dynamic shared memory that launches may ask for; unset, 48 KiB with the static.
+            status = self.library.cuFuncSetAttribute(function, 8, c_int(shared_bytes))
+            self._check(status, f"allowing {name} {shared_bytes} bytes of shared memory")
+
+    def _error(self, status: int) -> str:
+        text = c_char_p()
+        self.library.cuGetErrorString(status, byref(text))
+        return (text.value or b"unknown error").decode()
 
 
-class Hip:
-    """AMD's runtime, which torch has already loaded."""
+class Hip(Gpu):
+    """AMD's runtime, which torch has already loaded; a block may ask for all of a compute unit's LDS."""
 
+    kind, shared_memory = "hip", "LDS"
     # A grid's threads are counted in 32 bits.
-    most_blocks, most_threads = 2**31 - 1, 2**32 - 1
+    most_threads = 2**32 - 1
 
     def __init__(self) -> None:
-        self.library = ctypes.CDLL(_loaded("libamdhip64.so"))
-        self._launch = self.library.hipModuleLaunchKernel
-        self._launch.argtypes = _LAUNCH_TYPES
+        super().__init__(_loaded("libamdhip64.so"), "hip", "ModuleLaunchKernel")
         self.library.hipGetErrorString.restype = c_char_p
-        self._modules: dict[tuple[int, Path], Handle] = {}
 
-    def function(self, index: int, image: Path, name: str, shared_bytes: int) -> Handle:
-        """Return a kernel of a code object; a block may ask for all of a compute unit's LDS without more."""
+    def _start(self, index: int, launch: Launch) -> int:
         with torch.cuda.device(index):
-            module = self._modules.get((index, image))
-            if module is None:
-                module = c_void_p()
-                # Makes the device's context, which loading does not do by itself.
-                torch.cuda.current_stream()
-                status = self.library.hipModuleLoadData(byref(module), c_char_p(image.read_bytes()))
-                self._check(status, f"loading {image.name}")
-                self._modules[index, image] = module
-            found = c_void_p()
-            status = self.library.hipModuleGetFunction(byref(found), module, name.encode())
-            self._check(status, f"finding {name} in {image.name}")
-        return found
+            return super()._start(index, launch)
 
-    def launch(
-        self,
-        index: int,
-        function: Handle,
-        blocks: int,
-        threads: int,
-        shared_bytes: int,
-        params: bytes,
-        *,
-        overlap: bool = False,
-    ) -> None:
-        """Start a kernel on torch's current stream of the device."""
+    @contextmanager
+    def _loading(self, index: int) -> Iterator[None]:
         with torch.cuda.device(index):
-            stream = torch._C._cuda_getCurrentRawStream(index)
-            pointers = _Pointers(params)
-            status = self._launch(function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, pointers, None)
-        if status:
-            self._check(status, f"{blocks} blocks of {threads} threads with {shared_bytes} bytes of LDS")
+            # Makes the device's context, which loading does not do by itself.
+            torch.cuda.current_stream()
+            yield
 
-    def described(self, index: int, function: Handle) -> tuple[Any, ...]:
-        """Return what entry.cpp starts a kernel by."""
-
-        def refused(status: int, blocks: int) -> None:
-            self._check(status, f"{blocks} blocks")
-
-        return (KINDS.index("hip"), _address(self._launch), 0, 0, 0, 0, refused, function.value)
-
-    def _check(self, status: int, doing: str) -> None:
-        if status:
-            raise LaunchError(f"{doing}: {self.library.hipGetErrorString(status).decode()} ({status})")
+    def _error(self, status: int) -> str:
+        return str(self.library.hipGetErrorString(status).decode())
 
 
-class Emulator:
+class Emulator(Driver):
     """The same kernels on the CPU, in warps of 32 or 64 lanes: slow, for tests."""
-
-    most_blocks, most_threads = 2**31 - 1, 2**31 * 1024
 
     def __init__(self, warp_size: int) -> None:
         self.warp_size = warp_size
@@ -265,20 +250,10 @@ class Emulator:
         found.message.restype = c_char_p
         return found
 
-    def launch(
-        self,
-        index: int,
-        function: Handle,
-        blocks: int,
-        threads: int,
-        shared_bytes: int,
-        params: bytes,
-        *,
-        overlap: bool = False,
-    ) -> None:
+    def launch(self, index: int, launch: Launch) -> None:
         """Run a kernel to its end, with as many threads as it was compiled for: warps of 32 may need more."""
-        if function(params, blocks, 0, shared_bytes):
-            raise LaunchError(function.message().decode())
+        if launch.function(launch.params, launch.blocks, 0, launch.shared_bytes):
+            raise LaunchError(launch.function.message().decode())
 
     def described(self, index: int, function: Handle) -> tuple[Any, ...]:
         """Return what entry.cpp starts a kernel by."""

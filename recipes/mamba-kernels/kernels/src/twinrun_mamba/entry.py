@@ -25,10 +25,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from twinrun_mamba import memory
+from twinrun_mamba import recording
+from twinrun_mamba.drivers import Launch
 from twinrun_mamba.layout import Parameters
 from twinrun_mamba.ops import is_eager
-from twinrun_mamba.recording import Recording, Start, recording
+from twinrun_mamba.recording import Recording
 from twinrun_mamba.registry import OBJECTS
 from twinrun_mamba.targets import CompileError, cpu_compiler
 
@@ -63,7 +64,7 @@ class Operation:
     def __call__(self, *arguments: Any) -> Any:
         """Return run(*arguments)."""
         native = in_use.native
-        if native is None or memory.poisoned or not is_eager(arguments[0]):
+        if native is None or recording.poisoned or not is_eager(arguments[0]):
             return self.run(*arguments)
         found = native.repeat(self.number, arguments)
         if found is NotImplemented:
@@ -72,7 +73,7 @@ class Operation:
 
     def recorded(self, *arguments: Any) -> Any:
         """Return run(*arguments), and let the entry know how it is done."""
-        with recording() as seen:
+        with recording.recording() as seen:
             result = self.run(*arguments)
         if in_use.native is not None and not _shared(arguments):
             in_use.native.add(self.number, arguments, plan(seen, arguments, result))
@@ -89,7 +90,7 @@ def plan(seen: Recording, arguments: Arguments, result: Any) -> dict[str, Any] |
     slots = _Slots(arguments, seen.made)
     results = result if isinstance(result, tuple) else (result,)
     outputs, kept = slots.outputs(results), slots.outputs(seen.kept)
-    starts = [slots.start(start) for start in seen.starts]
+    starts = [slots.start(*start) for start in seen.starts]
     if seen.once or not starts or outputs is None or kept is None or None in starts:
         return None
     made = [(tensor.dtype, slots.shapes[number]) for number, tensor in enumerate(seen.made)]
@@ -107,18 +108,19 @@ class _Slots:
         # Made as a result is laid out, which is then no view.
         self.results: set[int] = set()
 
-    def start(self, start: Start) -> dict[str, Any] | None:
+    def start(self, described: tuple[Any, ...], launch: Launch) -> dict[str, Any] | None:
         """Return a launch with its addresses as slots; None where one is of a tensor that is not known."""
-        fields = list(unpack(f"={len(start.params) // 8}q", start.params))
+        fields = list(unpack(f"={len(launch.params) // 8}q", launch.params))
         found = []
-        for place in Parameters.by_size[len(start.params)].addresses:
+        for place in Parameters.by_size[len(launch.params)].addresses:
             if fields[place]:
                 address = self._slot(fields[place])
                 if address is None:
                     return None
                 found.append((place, *address))
-        names = ("driver", "function", "blocks", "threads", "shared_bytes", "overlap")
-        return {name: getattr(start, name) for name in names} | {"fields": fields, "addresses": found}
+        *calls, function = described
+        by_name = {**launch._asdict(), "driver": tuple(calls), "function": function}
+        return {**by_name, "fields": fields, "addresses": found}
 
     def outputs(self, tensors: Iterable[Tensor | None]) -> list[Any] | None:
         """Return the results as slots and views of them; None where one was not made by this call."""

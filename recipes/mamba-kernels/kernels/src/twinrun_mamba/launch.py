@@ -1,17 +1,24 @@
-"""Which backend serves a device, and starting kernels on it."""
+"""Which backend serves a device, and starting kernels on it.
+
+A result has the same bits on every device. So whatever decides the order of a sum, such as the parts into
+which time and batch go, is a function of sizes and of numbers that are the same everywhere: those stand in
+scan_kernels.py and conv_kernels.py. `Timing` is what decides time alone, by architecture.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from types import MappingProxyType
 
 import torch
 
 from twinrun_mamba import entry
-from twinrun_mamba.drivers import Driver, Handle, LaunchError, driver
-from twinrun_mamba.recording import Start, local
+from twinrun_mamba.drivers import Driver, Handle, Launch, LaunchError, driver
+from twinrun_mamba.recording import local
 from twinrun_mamba.registry import (
     ArchitectureError,
     CodeObject,
@@ -25,6 +32,35 @@ from twinrun_mamba.validation import ArgumentError, one_of
 BACKENDS = ("native", "ptx", "reference", "emulated-32", "emulated-64")
 
 logger = logging.getLogger("twinrun_mamba")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What changes how long a launch takes, and no bit of what it computes."""
+
+    # While a first kernel has blocks on some multiprocessors, those of one that overlaps it gather on the
+    # others, which takes longer than it saves unless there is room for all of both, or so many that they are
+    # everywhere.
+    overlap_room: int
+    overlap_many: int
+    # Elements of a convolution from which a lane does many steps, which is less work; fewer make enough
+    # blocks of a small tensor. Aligned rows must be long, too, and of 16 bits five times as many.
+    medium_elements: int
+    large_elements: int
+    long_row: int
+
+
+# An H200, of 132 multiprocessors.
+MEASURED = Timing(
+    overlap_room=132, overlap_many=330, medium_elements=2**21, large_elements=2**22, long_row=2048
+)
+# Architectures that were measured; the others are launched as the first is.
+TIMING: Mapping[str, Timing] = MappingProxyType({"sm_90": MEASURED})
+
+
+def timing(arch: str) -> Timing:
+    """Return what holds for an architecture as kernels.json names it."""
+    return TIMING.get(arch, MEASURED)
 
 
 @dataclass(frozen=True)
@@ -49,11 +85,10 @@ class Launcher:
             most = min(self.driver.most_blocks, self.driver.most_threads // threads)
             raise LaunchError(f"{name}: {blocks} blocks of {threads} threads, at most {most} blocks")
         overlap = overlap and self.code_object.overlaps
+        launch = Launch(function, blocks, threads, shared, params, overlap)
         if local.active is not None:
-            *described, address = self.driver.described(self.index, function)
-            start = Start(tuple(described), address, blocks, threads, shared, overlap, params)
-            local.active.starts.append(start)
-        self.driver.launch(self.index, function, blocks, threads, shared, params, overlap=overlap)
+            local.active.starts.append((self.driver.described(self.index, function), launch))
+        self.driver.launch(self.index, launch)
 
     def _prepare(self, name: str, states: int) -> tuple[Handle, int, int]:
         kernel = self.code_object.kernel(name)

@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from twinrun_mamba.memory import empty_like
-from twinrun_mamba.recording import local
+from twinrun_mamba.recording import empty_like, not_repeated
 
 Fields = tuple[int, ...]
 LAYOUTS = ("channel-first", "token-major")
-ABSENT_SEQUENCE = (0, 0, 0, 0)
+# Members of params.h that hold an address, and how many strides follow it: of a Sequence, of a Projection.
+_STRIDES = {"a": 0, "s": 3, "p": 4}
 
 
 class Parameters:
@@ -28,12 +28,30 @@ class Parameters:
     by_size: ClassVar[dict[int, Parameters]] = {}
 
     def __init__(self, kinds: str) -> None:
-        fields = kinds.replace("s", "annn").replace("p", "annnn")
-        struct = Struct("=" + fields.translate({ord("a"): "q", ord("n"): "q", ord("u"): "Q"}))
-        self.fields, self.size, self.pack = fields, struct.size, struct.pack
-        self.addresses = [place for place, kind in enumerate(fields) if kind == "a"]
+        self.kinds = kinds
+        self.fields = "".join(kind if kind in "nu" else "a" + "n" * _STRIDES[kind] for kind in kinds)
+        self._struct = Struct("=" + self.fields.replace("u", "Q").replace("n", "q").replace("a", "q"))
+        self.size = self._struct.size
+        self.addresses = [place for place, kind in enumerate(self.fields) if kind == "a"]
         if self.by_size.setdefault(self.size, self) is not self:
             raise ValueError(f"{kinds}: another struct has {self.size} bytes, too")
+
+    def pack(self, *members: Any) -> bytes:
+        """Return the struct; a member with an address is a tensor, or None for zeros.
+
+        Tensors must live until the kernel is started: the struct does not hold them.
+        """
+        fields: list[int] = []
+        for kind, member in zip(self.kinds, members, strict=True):
+            if kind in "nu":
+                fields.append(member)
+            elif member is None:
+                fields += (0,) * (1 + _STRIDES[kind])
+            else:
+                fields.append(member.data_ptr())
+                if kind != "a":
+                    fields += member.stride()
+        return self._struct.pack(*fields)
 
 
 def is_time_adjacent(sequence: Tensor) -> bool:
@@ -41,19 +59,22 @@ def is_time_adjacent(sequence: Tensor) -> bool:
     return bool(sequence.stride(2) == 1 or sequence.stride(1) != 1)
 
 
-def contiguous_along(sequence: Tensor, time_adjacent: bool) -> Tensor:
-    """Return (batch, channels, length) with adjacent times or channels, copied where they are not."""
+def laid(time_adjacent: bool, *sequences: Tensor | None) -> list[Any]:
+    """Return (batch, channels, length) each with adjacent times or channels, copied where they are not."""
+    return [None if one is None else _laid(one, time_adjacent) for one in sequences]
+
+
+def _laid(sequence: Tensor, time_adjacent: bool) -> Tensor:
     if sequence.stride(2 if time_adjacent else 1) == 1:
         return sequence
-    if local.active is not None:
-        local.active.once = True
+    not_repeated()
     # Not contiguous(), which leaves the stride of a dimension of size one as it is.
     return new_sequence(sequence, time_adjacent).copy_(sequence)
 
 
-def contiguous(tensor: Tensor | None) -> Any:
-    """Return a contiguous tensor."""
-    return tensor if tensor is None or tensor.is_contiguous() else tensor.contiguous()
+def contiguous(*tensors: Tensor | None) -> list[Any]:
+    """Return the tensors, each contiguous."""
+    return [one if one is None or one.is_contiguous() else one.contiguous() for one in tensors]
 
 
 def new_sequence(like: Tensor, time_adjacent: bool) -> Tensor:
@@ -72,29 +93,14 @@ def new_projection(like: Tensor) -> Tensor:
     return empty_like(like, (batch, length, groups, states)).permute(0, 2, 3, 1)
 
 
-def sequence(tensor: Tensor | None) -> Fields:
-    """Return the fields of a Sequence."""
-    return ABSENT_SEQUENCE if tensor is None else (tensor.data_ptr(), *tensor.stride())
-
-
-def projection(tensor: Tensor) -> Fields:
-    """Return the fields of a Projection."""
-    return (tensor.data_ptr(), *tensor.stride())
-
-
-def address(tensor: Tensor | None) -> int:
-    """Return where a tensor starts, 0 when there is none."""
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-def is_aligned(sequences: Fields, time_adjacent: bool, dtype_bytes: int) -> bool:
+def is_aligned(time_adjacent: bool, *sequences: Tensor | None) -> bool:
     """Say whether eight adjacent elements of all sequences can be moved in accesses of 16 bytes."""
     starts = strides = 0
-    others = sequences[2::4] if time_adjacent else sequences[3::4]
-    for start, batch, other in zip(sequences[::4], sequences[1::4], others):
-        starts |= start
-        strides |= batch | other
-    return not (starts | strides * dtype_bytes) & 15
+    for one in sequences:
+        if one is not None:
+            starts |= one.data_ptr()
+            strides |= (one.stride(0) | one.stride(1 if time_adjacent else 2)) * one.element_size()
+    return not (starts | strides) & 15
 
 
 def channel_first(sequence: Tensor, layout: str) -> Tensor:

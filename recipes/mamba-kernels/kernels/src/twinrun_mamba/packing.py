@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from twinrun_mamba.ops import is_compiling
-from twinrun_mamba.recording import local
+from twinrun_mamba.recording import not_repeated
 from twinrun_mamba.validation import ArgumentError, ArgumentTypeError, like, rank
 
 INTEGERS = (torch.int32, torch.int64)
@@ -101,6 +101,6 @@ def may_look(tensor: Tensor) -> bool:
     if is_compiling():
         return False
     may = tensor.device.type == "cpu" or os.environ.get("TWINRUN_MAMBA_CHECK") == "1"
-    if may and local.active is not None:
-        local.active.once = True
+    if may:
+        not_repeated()
     return may

@@ -1,7 +1,7 @@
-"""What a call did, written down while it runs: the memory it made, the kernels it started, what it kept.
+"""What a call does, written down while it runs: memory it makes, kernels it starts, what it keeps.
 
-Of the arguments only sizes, strides, types and alignment decide that, never values, so it can be repeated for
-others alike; see entry.py.
+Every tensor that kernels write is made here. Of the arguments only sizes, strides, types and alignment decide
+what a call does, never values, so it can be repeated for others alike; see entry.py.
 """
 
 from __future__ import annotations
@@ -12,20 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from twinrun_mamba.drivers import Launch
 
-@dataclass(frozen=True)
-class Start:
-    """A kernel that was started; the names are those of Driver.launch, `driver` is Driver.described()."""
-
-    driver: tuple[Any, ...]
-    function: int
-    blocks: int
-    threads: int
-    shared_bytes: int
-    overlap: bool
-    params: bytes
+# Tests fill with NaN what is handed out, so that nothing unwritten passes for a result.
+poisoned = False
 
 
 @dataclass
@@ -33,7 +26,8 @@ class Recording:
     """What a call did so far."""
 
     made: list[Tensor] = field(default_factory=list)
-    starts: list[Start] = field(default_factory=list)
+    # Each with what Driver.described returned.
+    starts: list[tuple[tuple[Any, ...], Launch]] = field(default_factory=list)
     kept: Sequence[Tensor] = ()
     # A tensor was copied, or values were looked at.
     once: bool = False
@@ -54,3 +48,25 @@ def recording() -> Iterator[Recording]:
         yield local.active
     finally:
         local.active = before
+
+
+def not_repeated() -> None:
+    """Write down that others alike may not be done the same way."""
+    if local.active is not None:
+        local.active.once = True
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return memory with arbitrary values, from torch's allocator, as graph capture and streams need."""
+    return _made(torch.empty(shape, dtype=dtype, device=device))
+
+
+def empty_like(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return memory of the type and on the device of `like`: sooner than by naming both."""
+    return _made(like.new_empty(shape))
+
+
+def _made(tensor: Tensor) -> Tensor:
+    if local.active is not None:
+        local.active.made.append(tensor)
+    return tensor.fill_(float("nan")) if poisoned else tensor

@@ -19,10 +19,9 @@ from twinrun_mamba.layout import (
     new_projection,
     new_sequence,
 )
-from twinrun_mamba.memory import empty
-from twinrun_mamba.ops import define, define_differentiable, is_compiling, wants_gradient
+from twinrun_mamba.ops import define, define_differentiable, is_compiling, saving, wants_gradient
 from twinrun_mamba.packing import sequence_index
-from twinrun_mamba.recording import local
+from twinrun_mamba.recording import empty, local
 from twinrun_mamba.validation import ArgumentError
 
 Tensors = tuple[Tensor, ...]
@@ -244,23 +243,6 @@ def _fake_forward(*arguments: Any) -> Tensors:
     return new_sequence(u, is_time_adjacent(u)), last, checkpoints
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-    *tensors, ctx.softplus, _, ctx.backend = inputs
-    ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(output[2])
-    ctx.save_for_backward(*tensors, output[2])
-
-
-def _gradients(ctx: Any, out_gradient: Any, last_gradient: Any, _: Any) -> tuple[Any, ...]:
-    *inputs, checkpoints = ctx.saved_tensors
-    if out_gradient is None:
-        out_gradient = torch.zeros_like(inputs[0])
-    found = scan_backward(out_gradient, last_gradient, checkpoints, *inputs, ctx.softplus, ctx.backend)
-    given = [None if tensor is None else gradient for tensor, gradient in zip(inputs, found)]
-    # Neither seq_idx nor the three options have one.
-    return (*given, None, None, None, None)
-
-
 def _backward(*arguments: Any) -> Tensors:
     out_gradient, last_gradient, checkpoints, *inputs, softplus, backend = arguments
     u = inputs[0]
@@ -304,7 +286,6 @@ scan_forward = define_differentiable(
     f"scan_forward({_SCHEMA}, bool save, str backend) -> (Tensor, Tensor, Tensor)",
     _forward,
     _fake_forward,
-    _setup,
-    _gradients,
+    *saving(scan_backward),
 )
 _SCAN = Operation(_scan, _scan_gradients)

@@ -9,27 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twinrun_mamba.launch import Launcher
-from twinrun_mamba.launch_constants import MEASURED, Timing, timing
+from twinrun_mamba.launch import MEASURED, Launcher, Timing, timing
 from twinrun_mamba.layout import (
     Parameters,
-    address,
     contiguous,
-    contiguous_along,
     is_aligned,
     is_time_adjacent,
+    laid,
     new_projection,
     new_sequence,
-    projection,
-    sequence,
 )
-from twinrun_mamba.memory import empty, empty_like
+from twinrun_mamba.recording import empty, empty_like
 from twinrun_mamba.validation import KERNEL_TYPES, Sizes
 
 # Steps between two saved states; channels of a block; states that a block handles at once.
 CHUNK, CHANNELS, STATE_TILE = 32, 32, 16
 THREADS = 128
-# What decides the order of sums is the same for every device, see launch_constants.py.
+# What decides the order of sums is the same for every device, see launch.py.
 # Resident blocks of an H200, of the backward pass with several state tiles, and the occupancy that is
 # enough.
 RESIDENT_BLOCKS, MULTI_TILE_RESIDENT_BLOCKS, ENOUGH_OCCUPANCY = 396, 264, 0.95
@@ -53,41 +49,22 @@ def forward(
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return output, last state and, when they are to be saved, the states before every chunk."""
-    u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx = inputs
+    u, delta, A, B, C, D, z, delta_bias, *states_and_index = inputs
     time_adjacent = is_time_adjacent(u)
-    u, delta, z = _laid(time_adjacent, u, delta, z)
-    A, D, delta_bias, initial_state, seq_idx = map(contiguous, (A, D, delta_bias, initial_state, seq_idx))
+    u, delta, z = laid(time_adjacent, u, delta, z)
+    weights = contiguous(A, D, delta_bias, *states_and_index)
     batch, channels, length, states, _ = sizes
     out = new_sequence(u, time_adjacent)
     last = empty((batch, channels, states), torch.float32, u.device)
     kept = (batch, channels, -(-length // CHUNK), states) if save else (0,)
     checkpoints = empty(kept, torch.float32, u.device)
     splits = _forward_splits(sizes)
-    split_states, split_decays = _split_workspace(u, sizes, splits)
-    sequences = sequence(u) + sequence(delta) + sequence(z) + sequence(out)
-    params = FORWARD.pack(
-        *sizes,
-        softplus,
-        time_adjacent,
-        is_aligned(sequences, time_adjacent, u.element_size()),
-        *sequences,
-        *projection(B),
-        *projection(C),
-        A.data_ptr(),
-        address(D),
-        address(delta_bias),
-        address(initial_state),
-        address(seq_idx),
-        last.data_ptr(),
-        checkpoints.data_ptr(),
-        splits,
-        address(split_states),
-        address(split_decays),
-    )
-    kernels, packed = ("scan_split_forward", "scan_forward"), seq_idx is not None
-    _launch_pass(
-        launch, kernels, sizes, params, splits, dtype=u.dtype, token_major=not time_adjacent, packed=packed
-    )
+    sequences = (u, delta, z, out)
+    layout = (time_adjacent, is_aligned(time_adjacent, *sequences))
+    given = (*sizes, softplus, *layout, *sequences, B, C, *weights)
+    workspace = _split_workspace(u, sizes, splits)
+    params = FORWARD.pack(*given, last, checkpoints, splits, *workspace)
+    _launch_pass(launch, "forward", sizes, params, splits, variant=_variant(inputs))
     return out, last, checkpoints
 
 
@@ -104,8 +81,8 @@ def backward(
     """Return the gradients of the first nine inputs, None for those that were not given."""
     u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx = inputs
     time_adjacent = is_time_adjacent(u)
-    u, delta, z, out_gradient = _laid(time_adjacent, u, delta, z, out_gradient)
-    A, D, delta_bias, seq_idx, last_gradient = map(contiguous, (A, D, delta_bias, seq_idx, last_gradient))
+    u, delta, z, out_gradient = laid(time_adjacent, u, delta, z, out_gradient)
+    A, D, delta_bias, seq_idx, last_gradient = contiguous(A, D, delta_bias, seq_idx, last_gradient)
     batch, channels, length, states, groups = sizes
 
     def of_floats(given: Any, *shape: int) -> Any:
@@ -122,54 +99,38 @@ def backward(
     )
     # With several state tiles the kernel keeps what it carries there, whether it was asked for or not.
     ginitial = of_floats(initial_state if states <= STATE_TILE else u, parts, channels, states)
-    split_states, split_decays = _split_workspace(u, sizes, splits)
-    sequences = sum(map(sequence, (u, delta, z, out_gradient, gu, gdelta, gz)), ())
-    params = BACKWARD.pack(
-        *sizes,
-        softplus,
-        time_adjacent,
-        is_aligned(sequences, time_adjacent, u.element_size()),
-        *sequences,
-        *projection(B),
-        *projection(C),
-        A.data_ptr(),
-        address(D),
-        address(delta_bias),
-        address(seq_idx),
-        checkpoints.data_ptr(),
-        address(last_gradient),
-        address(ginitial),
-        *map(address, partial),
-        splits,
-        address(split_states),
-        address(split_decays),
-    )
-    kernels, packed = ("scan_split_backward", "scan_backward"), seq_idx is not None
-    _launch_pass(
-        launch, kernels, sizes, params, splits, dtype=u.dtype, token_major=not time_adjacent, packed=packed
-    )
+    sequences = (u, delta, z, out_gradient, gu, gdelta, gz)
+    layout = (time_adjacent, is_aligned(time_adjacent, *sequences))
+    given = (*sizes, softplus, *layout, *sequences, B, C, A, D, delta_bias, seq_idx, checkpoints)
+    workspace = _split_workspace(u, sizes, splits)
+    params = BACKWARD.pack(*given, last_gradient, ginitial, *partial, splits, *workspace)
+    _launch_pass(launch, "backward", sizes, params, splits, variant=_variant(inputs))
     ga, gd, gbias, gb, gc = _reduce(launch, sizes, partial, B, C)
     return gu, gdelta, ga, gb, gc, gd, gz, gbias, None if initial_state is None else ginitial[:batch]
 
 
+def _variant(inputs: Sequence[Any]) -> str:
+    """Return the end of the names of a call's kernels."""
+    return _variant_of(inputs[0].dtype, is_time_adjacent(inputs[0]), inputs[9] is not None)
+
+
+@cache
+def _variant_of(dtype: torch.dtype, time_adjacent: bool, packed: bool) -> str:
+    return (
+        ("" if time_adjacent else "_token_major") + ("_packed" if packed else "") + f"_{KERNEL_TYPES[dtype]}"
+    )
+
+
 def _launch_pass(
-    launch: Launcher,
-    kernels: tuple[str, str],
-    sizes: Sizes,
-    params: bytes,
-    splits: int,
-    *,
-    dtype: torch.dtype,
-    token_major: bool,
-    packed: bool,
+    launch: Launcher, direction: str, sizes: Sizes, params: bytes, splits: int, *, variant: str
 ) -> None:
     """Launch a pass; before it, where time is split, the kernel of the splits' aggregates."""
     if splits > 1:
-        first = _name(kernels[0], dtype, 0, token_major=token_major, packed=packed)
-        launch(first, _split_kernel_blocks(sizes, splits), params)
-    name = _name(kernels[1], dtype, sizes.states, token_major=token_major, packed=packed)
+        launch(f"scan_split_{direction}{variant}", _split_kernel_blocks(sizes, splits), params)
+    tiles = "_multi_tile" if sizes.states > STATE_TILE else ""
     overlap = splits > 1 and _should_overlap(sizes, splits, timing(launch.code_object.arch))
-    launch(name, _pass_blocks(sizes) * splits, params, sizes.states, overlap=overlap)
+    blocks = _pass_blocks(sizes) * splits
+    launch(f"scan_{direction}{tiles}{variant}", blocks, params, sizes.states, overlap=overlap)
 
 
 def _reduce(launch: Launcher, sizes: Sizes, partial: Sequence[Any], B: Tensor, C: Tensor) -> tuple[Any, ...]:
@@ -179,29 +140,12 @@ def _reduce(launch: Launcher, sizes: Sizes, partial: Sequence[Any], B: Tensor, C
     # One part is the sum.
     sums = [t if t is None else empty_like(t, t.shape[1:]) if parts > 1 else t[0] for t in partial[:3]]
     gb, gc = new_projection(B), new_projection(C)
-    params = REDUCE.pack(
-        *map(address, (*partial, *sums)),
-        *projection(gb),
-        *projection(gc),
-        *sizes,
-        _blocks_per_group(sizes),
-        parts,
-    )
+    params = REDUCE.pack(*partial, *sums, gb, gc, *sizes, _blocks_per_group(sizes), parts)
     blocks = 2 * batch * groups * -(-length // CHUNK)
     if parts > 1:
         blocks += -(-channels * (states + 2) // THREADS)
     launch(f"scan_reduce_{KERNEL_TYPES[B.dtype]}", blocks, params, overlap=True)
     return *sums, gb, gc
-
-
-def _laid(time_adjacent: bool, *sequences: Tensor | None) -> tuple[Any, ...]:
-    return tuple(None if t is None else contiguous_along(t, time_adjacent) for t in sequences)
-
-
-@cache
-def _name(kernel: str, dtype: torch.dtype, states: int, *, token_major: bool, packed: bool) -> str:
-    variants = {"multi_tile": states > STATE_TILE, "token_major": token_major, "packed": packed}
-    return "_".join([kernel, *(name for name, chosen in variants.items() if chosen), KERNEL_TYPES[dtype]])
 
 
 @lru_cache(4096)

@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from twinrun_mamba.memory import empty
+from twinrun_mamba.recording import empty
 from twinrun_mamba.ssd import forward_kernels, tuning
 from twinrun_mamba.ssd.sizes import Sizes
 from twinrun_mamba.ssd.tuning import LaunchOptions

@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from twinrun_mamba.memory import empty
+from twinrun_mamba.recording import empty
 from twinrun_mamba.ssd import backward_kernels
 from twinrun_mamba.ssd.launch import PASSED, Inputs, Kept, blocks, laid, on, options, run_products, run_states
 from twinrun_mamba.ssd.sizes import Sizes
