@@ -15,6 +15,7 @@
 #include "scan_backward_steps.h"
 #include "scan_backward_items.h"
 #include "scan_backward_carry.h"
+#include "scan_prefix.h"
 
 // The state before a chunk is copied without registers; with several state tiles the next copy would come too early.
 template <bool MULTI_TILE>

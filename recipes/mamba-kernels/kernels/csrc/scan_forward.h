@@ -6,6 +6,7 @@
 #pragma once
 
 #include "scan_forward_roles.h"
+#include "scan_prefix.h"
 
 // The loop of the elementwise warps, one barrier a state tile: beside the recurrence of a chunk they prepare the next
 // chunk and finish the previous one. Returns as run_recurrence does.

@@ -5,6 +5,7 @@
 // Alone: pytest recipes/mamba-kernels/tests/test_scan.py -k emulated
 #pragma once
 
+#include "scan_forward.h"
 #include "scan_backward.h"
 #include "scan_reduce.h"
 

@@ -4,7 +4,6 @@
 // Alone: pytest recipes/mamba-kernels/tests/test_scan.py -k emulated
 #pragma once
 
-#include "scan_prefix.h"
 #include "scan_mma.h"
 
 // A log2(e) of the lane's elements; zero beyond the last state or channel, where h stays zero.

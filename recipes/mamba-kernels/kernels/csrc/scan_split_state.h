@@ -5,7 +5,7 @@
 #pragma once
 
 #include "scan_state_vector.h"
-#include "scan_forward.h"
+#include "scan_inputs.h"
 
 // dt of thread items; zero outside the tensor, where the carry then stays as it is.
 template <class T, bool FULL>
