@@ -138,6 +138,25 @@ def test_the_scan_in_operations_of_torch_keeps_every_state(tmp_path: Path) -> No
     assert forward.ours.kept_bytes == states // 32
 
 
+def test_the_least_work_is_what_restatements_are_derived_from() -> None:
+    published = tomllib.loads((RECIPE / "published.toml").read_text(encoding="utf-8"))
+    derivations = {one["id"]: one["here"]["derivation"] for one in published["claim"] if "here" in one}
+    asked, options = MANIFEST["cases"]["2x4096x5376x16"], MANIFEST["bench"]["options"]
+    elements = asked["batch"] * asked["length"] * asked["channels"]
+    projection = asked["batch"] * options["groups"] * asked["states"] * asked["length"]
+    for phase, resource in (("forward", "exp2"), ("backward", "fp32")):
+        sequences, projections, instructions, special = part("scan").LEAST[phase]
+        # 16-bit elements, and A, D and delta_bias in fp32.
+        copied = 2 * (sequences * elements + projections * projection)
+        copied += 4 * asked["channels"] * (asked["states"] + 2)
+        assert derivations[f"scan-{phase}-a40"].startswith(f"{copied / 1e9:.6f} / 696 ")
+        done = {
+            "exp2": elements * (asked["states"] + special),
+            "fp32": elements * asked["states"] * instructions,
+        }
+        assert derivations[f"scan-{phase}-mi250"].startswith(f"{done[resource] / 1e9:.6f} / (181 / ")
+
+
 def test_times_are_taken_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
     monkeypatch.setenv("TWINRUN_MAMBA_OBJECTS", str(tmp_path))
     bench = part("bench")
