@@ -51,6 +51,12 @@ def compiled(arch: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def test_no_sum_depends_on_the_order_of_programs() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in (KERNELS / "src/twinrun_mamba/ssd").glob("*.py")]
+    assert any("@triton.jit" in text for text in sources)
+    assert not any("atomic" in text or "autotune" in text for text in sources)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("arch", SHARED_BYTES)
 def test_kernels_stay_within_their_budget(arch: str) -> None:

@@ -68,12 +68,12 @@ def mamba_chunk_scan_combined(
     given = (x, dt, A, B, C, D, z, dt_bias, initial_states)
     if return_varlen_states:
         raise ArgumentError("return_varlen_states", True, "False; seq_idx keeps packed sequences apart")
-    _check(given, chunk_size, dt_limit)
+    _check(given, chunk_size)
+    low, high = _limits(dt_limit)
     boundaries = cu_seqlens if seq_idx is None else None
     index = sequence_index(seq_idx, boundaries, x.flatten(2).transpose(1, 2))
     kept = x.dtype if state_dtype is None else state_dtype
     one_of("state_dtype", kept, tuple(dict.fromkeys((x.dtype, torch.float32))))
-    low, high = (float(one) for one in dt_limit)
     if _backend(backend, x) == "reference":
         tensors: list[Any] = [None if one is None else one.to(_compute_type(x)) for one in given]
         tensors += [index, dt_softplus, (low, high)]
@@ -107,13 +107,25 @@ def _compute_type(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _check(given: tuple[Any, ...], chunk_size: int, dt_limit: tuple[float, float]) -> None:
+def _limits(dt_limit: tuple[float, float]) -> tuple[float, float]:
+    """Return the least and the largest step size."""
+    try:
+        low, high = map(float, dt_limit)
+    except (TypeError, ValueError):
+        low, high = 1.0, 0.0
+    if not low <= high:
+        raise ArgumentError("dt_limit", dt_limit, "two numbers, the least and the most")
+    return low, high
+
+
+def _check(given: tuple[Any, ...], chunk_size: int) -> None:
     """Raise unless shapes, types and devices fit each other."""
     ranks(*((name, value, RANKS[name]) for name, value in zip(RANKS, given)), required=5)
     x, dt, A, B, C, D, z, dt_bias, initial = given
     if x.dtype not in (*KERNEL_TYPES, torch.float64):
         raise ArgumentTypeError("x", x.dtype, "bf16, fp16 or fp32")
-    one_of("chunk_size", chunk_size, CHUNK_SIZES)
+    # 64.0 is one of them, and no constant of a kernel.
+    one_of("chunk_size", chunk_size if isinstance(chunk_size, int) else str(chunk_size), CHUNK_SIZES)
     batch, length, heads, size = x.shape
     groups, states = B.shape[2:]
     if not 1 <= size <= HEAD_SIZES:
@@ -135,8 +147,6 @@ def _check(given: tuple[Any, ...], chunk_size: int, dt_limit: tuple[float, float
     _like_any("D", D, x, (heads, size)[: 1 if D is None else D.dim()], ("heads", "head size"))
     shape = ("batch", "heads", "head size", "states")
     _like_any("initial_states", initial, x, (batch, heads, size, states), shape)
-    if len(dt_limit) != 2 or not float(dt_limit[0]) <= float(dt_limit[1]):
-        raise ArgumentError("dt_limit", dt_limit, "(least, most)")
 
 
 def _like_any(

@@ -30,6 +30,8 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     """Return output, last states, and what is kept: steps, sums, first states, output before z."""
     *given, state_dtype = arguments
     x, initial = given[0], given[8]
+    if x.is_meta:
+        return _fake_forward(*arguments)
     inputs, sizes = _inputs(tuple(given))
     if not x.numel():
         out, final, *rest = _fake_forward(*arguments)
@@ -67,6 +69,8 @@ def _backward(
     """Return the gradients of the first nine inputs, an empty one for each input that is None."""
     x, dt, A, B, C, D, z, dt_bias, initial = given[:DIFFERENTIABLE]
     tensors = (x, dt, A, B, C, D, z, dt_bias, initial)
+    if x.is_meta:
+        return _fake_backward(*given)
     if not x.numel():
         return _of_nothing(tensors, final)
     inputs, sizes = _inputs(given)
