@@ -22,7 +22,7 @@ def test_they_pass_in_the_interpreter(name: str) -> None:
         "--numprocesses=0",
         "-p",
         "no:cacheprovider",
-        HERE / name,
+        str(HERE / name),
     ]
     done = subprocess.run(
         command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -63,7 +64,8 @@ def random(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
     return torch.randn(shape, device=DEVICE, dtype=dtype).requires_grad_()
 
 
-def expected(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
+def expected(leaves: Iterable[Tensor], options: dict[str, Any]) -> Tensor:
+    q, k, v = leaves
     left, right = options.get("window_size", (-1, -1))
     return reference_attention(
         q,
@@ -81,7 +83,7 @@ def expected(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor
 def hold(found: Tensor, leaves: tuple[Tensor, ...], options: dict[str, Any], grad: Tensor) -> None:
     """Hold output and gradients against those in float64."""
     exact = tuple(one.detach().double().requires_grad_() for one in leaves)
-    out = expected(*exact, options)
+    out = expected(exact, options)
     assert distance(found, out) < ALLOWED[found.dtype]
     with poisoned():
         gradients = torch.autograd.grad(found, leaves, grad)
@@ -106,10 +108,10 @@ def test_output_and_gradients(case: str) -> None:
 
 def test_a_row_of_100_000_keys() -> None:
     q, k, v = random(1, 1, 1, 16), random(1, 100_000, 1, 16), random(1, 100_000, 1, 16)
-    options = {"causal": True, "window_size": (150, 0)}
+    options: dict[str, Any] = {"causal": True, "window_size": (150, 0)}
     with torch.no_grad(), poisoned():
         out = flash_attn_func(q, k, v, **options)
-    assert distance(out, expected(*(one.double() for one in (q, k, v)), options)) < ALLOWED[out.dtype]
+    assert distance(out, expected((one.double() for one in (q, k, v)), options)) < ALLOWED[out.dtype]
 
 
 def test_slopes_of_each_sequence() -> None:
@@ -129,8 +131,21 @@ def test_torch_signature(causal: bool) -> None:
     assert distance(out, torch_own) < 1e-3
 
 
-@pytest.mark.parametrize("options", [{"causal": True}, {"window_size": (7, 3)}], ids=["causal", "window"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"causal": True},
+        {"window_size": (7, 3)},
+        {"causal": True, "alibi": True},
+        {"alibi": True, "softcap": 2.0},
+        {"causal": True, "softcap": 2.0},
+    ],
+    ids=str,
+)
 def test_packed_sequences_do_not_see_each_other(options: dict[str, Any]) -> None:
+    options = dict(options)
+    if options.pop("alibi", False):
+        options["alibi_slopes"] = alibi_slopes(2, device=DEVICE)
     starts = [0, 17, 17, 60]
     q, k, v = (random(60, 2, 32) for _ in range(3))
     grad = torch.randn_like(q)
@@ -139,7 +154,7 @@ def test_packed_sequences_do_not_see_each_other(options: dict[str, Any]) -> None
     gradients = torch.autograd.grad(out, (q, k, v), grad)
     for first, end in ((0, 17), (17, 60)):
         part = tuple(one[None, first:end].detach().double().requires_grad_() for one in (q, k, v))
-        exact = expected(*part, options)
+        exact = expected(part, options)
         assert distance(out[first:end], exact[0]) < 1e-3
         wanted = torch.autograd.grad(exact, part, grad[None, first:end].double())
         for one, other in zip(gradients, wanted, strict=True):
@@ -179,7 +194,7 @@ def test_lengths_of_zero() -> None:
 def test_strides_of_all_kinds() -> None:
     packed = torch.randn(1, 40, 3, 2, 32, device=DEVICE, dtype=torch.float16)
     q, k, v = packed.unbind(2)
-    wanted = flash_attn_func(*(one.contiguous() for one in (q, k, v)), causal=True)
+    wanted = flash_attn_func(q.contiguous(), k.contiguous(), v.contiguous(), causal=True)
     assert torch.equal(flash_attn_func(q, k, v, causal=True), wanted)
     odd = [torch.randn(1, 40, 2, 33, device=DEVICE, dtype=torch.float16)[..., 1:] for _ in range(3)]
     copies = [one.contiguous() for one in odd]
@@ -203,7 +218,7 @@ def test_decoding_is_attention_at_the_end_of_the_cache(options: dict[str, Any]) 
         out = flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, causal=True, **options)
     for row, length in enumerate(lengths.tolist()):
         exact = [one[row, None].double() for one in (q, k[:, :length], v[:, :length])]
-        assert distance(out[row, None], expected(*exact, options | {"causal": True})) < 1e-3
+        assert distance(out[row, None], expected(exact, options | {"causal": True})) < 1e-3
 
 
 def test_new_keys_are_written_into_the_cache() -> None:
@@ -213,7 +228,7 @@ def test_new_keys_are_written_into_the_cache() -> None:
         out = flash_attn_with_kvcache(q, cache_k, cache_v, k, v, cache_seqlens=20, causal=True)
     assert torch.equal(cache_k[:, 20], k[:, 0])
     exact = [one.double() for one in (q, cache_k[:, :21], cache_v[:, :21])]
-    assert distance(out, expected(*exact, {})) < 1e-3
+    assert distance(out, expected(exact, {})) < 1e-3
 
 
 def test_gradients_repeat_bit_for_bit() -> None:
@@ -263,7 +278,7 @@ def test_a_policy_of_checkpointing_keeps_the_product() -> None:
     """Selective checkpointing sees one operator, and runs it once where its policy keeps it."""
     calls: list[str] = []
 
-    class Counted(TorchDispatchMode):
+    class Counted(TorchDispatchMode):  # type: ignore[misc] # torch is Any where types are checked
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             calls.append(str(func))
             return func(*args, **(kwargs or {}))
@@ -275,7 +290,7 @@ def test_a_policy_of_checkpointing_keeps_the_product() -> None:
         contexts = functools.partial(create_selective_checkpoint_contexts, kept)
         with Counted():
             out = checkpoint(
-                lambda *inputs: flash_attn_func(*inputs, causal=True) * 2,
+                lambda q, k, v: flash_attn_func(q, k, v, causal=True) * 2,
                 *(q, k, v),
                 use_reentrant=False,
                 context_fn=contexts,

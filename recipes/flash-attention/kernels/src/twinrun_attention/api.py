@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,11 +30,11 @@ def flash_attn_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = True,  # noqa: ARG001 - it always is
     return_attn_probs: bool = False,
-) -> Tensor | tuple[Tensor, Tensor, None]:
+) -> Any:
     """Attention of (batch, row, head, column) tensors, the last query beside the last key.
 
-    It is deterministic whatever `deterministic` says. With `return_attn_probs` the logarithms of the row sums
-    are returned too, and no probabilities.
+    It is deterministic whatever `deterministic` says. The output is returned; with `return_attn_probs` the
+    output, the logarithms of the row sums, and None in place of probabilities.
     """
     _check(q, k, v, rank=4, dropout_p=dropout_p, softcap=softcap)
     slopes, sides = _slopes(alibi_slopes, q), _sides(window_size, causal)
@@ -59,7 +60,7 @@ def flash_attn_varlen_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = True,  # noqa: ARG001 - it always is
     return_attn_probs: bool = False,
-) -> Tensor | tuple[Tensor, Tensor, None]:
+) -> Any:
     """Attention of packed (row, head, column) tensors; `cu_seqlens` say where sequences begin and end."""
     _check(q, k, v, rank=3, dropout_p=dropout_p, softcap=softcap)
     starts = tuple(_starts(one, q) for one in (cu_seqlens_q, cu_seqlens_k))

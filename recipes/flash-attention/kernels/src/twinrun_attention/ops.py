@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from twinrun_attention import launch
-from twinrun_attention.launch import Band, Packing
+from twinrun_attention.prepared import Band, Packing
 
 
 @torch.library.custom_op("twinrun_attention::forward", mutates_args=())
@@ -29,9 +29,9 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return output and logarithms of the row sums."""
     packing = _packing(starts_q, starts_k, max_q, max_k)
-    wide = _widened(q, k, v)
+    wide_q, wide_k, wide_v = _widened(q, k, v)
     band = Band(scale=scale, left=left, right=right, end=end, softcap=softcap)
-    out, lse = launch.run_forward(*wide, slopes, packing, band)
+    out, lse = launch.run_forward(wide_q, wide_k, wide_v, slopes, packing, band)
     return out.to(q.dtype), lse
 
 
@@ -106,7 +106,8 @@ def decode(
 ) -> tuple[Tensor, Tensor]:
     """Return output and logarithms of the row sums of queries at the end of a cache."""
     band = Band(scale=scale, left=left, right=right, softcap=softcap)
-    out, lse = launch.run_decode(*_widened(q, k, v), lengths, slopes, band)
+    wide_q, wide_k, wide_v = _widened(q, k, v)
+    out, lse = launch.run_decode(wide_q, wide_k, wide_v, lengths, slopes, band)
     return out.to(q.dtype), lse
 
 

@@ -99,7 +99,7 @@ class Sizes:
     @property
     def columns(self) -> int:
         """Columns of a tile, a power of two."""
-        return max(16, triton.next_power_of_2(self.head_size))
+        return max(16, int(triton.next_power_of_2(self.head_size)))
 
 
 @dataclass(frozen=True, kw_only=True)
