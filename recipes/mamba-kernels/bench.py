@@ -16,7 +16,7 @@ import upstream
 from operation import MODES, CheckedFunction, Operation
 
 from twinrun.foundation.errors import InputError
-from twinrun.protocol.bench import BenchJob, BenchResult, PeakRate
+from twinrun.protocol.bench import EAGER, BenchJob, BenchResult, PeakRate
 from twinrun.train import worker
 from twinrun.train.bench import Session
 from twinrun.train.measure import copy_rate
@@ -82,7 +82,7 @@ def beside(session: Session, operation: Operation) -> tuple[list[CheckedFunction
     """Return the baselines, upstream's and where asked for the eager one, and why one is absent."""
     baselines, absent = upstreams(session, operation)
     if session.job.settings["eager"] and (eager := ours.EAGER.get(operation.name)):
-        baselines.append(operation.check(eager, "torch", torch.__version__))
+        baselines.append(operation.check(eager, EAGER, torch.__version__))
     return baselines, absent
 
 

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from tests.records import measurement, replaced, training_record, with_derived
+from tests.records import PROJECT, bench_record, measurement, replaced, training_record, with_derived
 from tests.report.committed import RECIPES, committed, newest, verdict
 from twinrun.foundation.text import number
 from twinrun.protocol.measurements import sampled
+from twinrun.report.summary import result
 from twinrun.report.tables import View, lines, parts, record_tables, verdict_table, widened, word_columns
 from twinrun.report.terminal import show
 from twinrun.report.words import departures, reason
@@ -182,3 +183,12 @@ def test_power_has_columns_where_a_point_has_it() -> None:
     assert "410" in text
     assert number(tokens / 410) in text
     assert "W: a sensor" in text
+
+
+def test_what_beats_eager_torch_stands_for_no_record() -> None:
+    name = "scan-forward-fp16"
+    times = {name: [1.0] * 20, f"{name}@mamba_ssm": [2.0] * 20, f"{name}@torch": [700.0] * 20}
+    metrics = PROJECT.metrics
+    assert result(bench_record(times), metrics)[0] == "2.00"
+    del times[f"{name}@mamba_ssm"]
+    assert result(bench_record(times), metrics)[1].startswith("time in ms")

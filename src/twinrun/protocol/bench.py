@@ -21,6 +21,8 @@ NotNegative = Annotated[int, Field(ge=0)]
 
 # The resource whose amounts are bytes of device memory, read or written.
 COPY = "copy"
+# The baseline of operations of torch, run eagerly: what there is without a kernel, and no rival of one.
+EAGER = "torch"
 
 
 class Label(Frozen):

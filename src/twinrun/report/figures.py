@@ -10,7 +10,7 @@ from twinrun.foundation.files import write_atomically
 from twinrun.manifests.metrics import RATIO, Metric
 from twinrun.planning.project import Project
 from twinrun.report.selection import SubjectRecords, ranked
-from twinrun.report.summary import spread_over
+from twinrun.report.summary import spread_over, standing_for
 from twinrun.report.words import claims_in_words
 from twinrun.results.reading import read_record
 from twinrun.results.record import Record, hardware
@@ -101,7 +101,7 @@ def _rows(record: Record, metrics: Sequence[Metric]) -> Iterator[list[str]]:
 
 
 def _of(point: PointRecord, metric: str) -> list[float]:
-    return [one.median for one in point.measurements if one.metric == metric]
+    return [one.median for one in standing_for(point, metric)]
 
 
 def _title(metric: Metric) -> str:

@@ -8,6 +8,7 @@ from twinrun.foundation.text import number, percent, plain, plural
 from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.manifests.metrics import RATIO, Metric
 from twinrun.manifests.published import PublishedClaims
+from twinrun.protocol.bench import EAGER
 from twinrun.protocol.measurements import Fact, Measurement
 from twinrun.results.record import Record
 from twinrun.results.verdicts import Verdict
@@ -23,12 +24,18 @@ def result(record: Record, metrics: Mapping[str, Metric]) -> tuple[str, str]:
     most = max((point.devices for point in record.points), default=0)
     largest = [point for point in record.points if point.devices == most]
     for name in record.workload.headline:
-        found = [one for point in largest for one in point.measurements if one.metric == name]
+        found = [one for point in largest for one in standing_for(point, name)]
         if found:
             return spread_over([one.median for one in found], metrics[name]), _counted(
                 found, largest, metrics[name]
             )
     return "nothing", "no point was measured"
+
+
+def standing_for(point: PointRecord, metric: str) -> list[Measurement]:
+    """Return the measurements of a metric that stand for a point: what beats eager torch alone is none."""
+    found = [one for one in point.measurements if one.metric == metric]
+    return [one for one in found if one.labels.get("baseline") != EAGER]
 
 
 def spread_over(medians: Sequence[float], metric: Metric) -> str:
