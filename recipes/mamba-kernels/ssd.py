@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -41,8 +41,11 @@ class Ssd(Operation):
         picked = torch.randperm(heads, generator=session.generator, device=session.device)
         self._chosen = picked[:CHECKED_HEADS].sort()[0]
         self._groups = self._chosen // (heads // settings["groups"])
-        chosen = {name: self._of_chosen(name, tensor) for name, tensor in inputs.items()}
-        self._expected = exact(self._reference, chosen, self.gradient[:, :, self._chosen])
+
+    @cached_property
+    def _expected(self) -> dict[str, Tensor]:
+        chosen = {name: self._of_chosen(name, tensor) for name, tensor in self.inputs.items()}
+        return exact(self._reference, chosen, self.gradient[:, :, self._chosen])
 
     def bound(self, function: Function) -> Function:
         """Return the function with the chunk size of the case."""

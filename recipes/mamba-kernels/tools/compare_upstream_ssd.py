@@ -187,7 +187,7 @@ def _compile(chosen: Sequence[SsdShape], both: dict[str, Function], given: argpa
     for shape in chosen:
         compared = Compared(shape, torch.device(given.device), given.seed)
         for function in both.values():
-            _results(compared, compared.bound(function))
+            results(compared, compared.bound(function))
     return 0
 
 
@@ -241,7 +241,7 @@ def _row(
     return row
 
 
-def _results(compared: Compared, function: Function) -> list[Tensor]:
+def results(compared: Compared, function: Function) -> list[Tensor]:
     """Return output and gradients of one forward and backward pass."""
     leaves = compared.leaves()
     out = function(**leaves)
@@ -250,8 +250,8 @@ def _results(compared: Compared, function: Function) -> list[Tensor]:
 
 def _equal(compared: Compared, function: Function, passes: int) -> int:
     """Return how many passes have the bits of the first, which is one of them."""
-    first = _results(compared, function)
-    again = (_results(compared, function) for _ in range(passes - 1))
+    first = results(compared, function)
+    again = (results(compared, function) for _ in range(passes - 1))
     return 1 + sum(all(map(torch.equal, first, found)) for found in again)
 
 
