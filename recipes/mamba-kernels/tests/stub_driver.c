@@ -1,5 +1,5 @@
-// NVIDIA's driver as far as twinrun_mamba calls it, to see what it is asked for where there is no GPU: launches are
-// written to `launched`, and nothing runs.
+// The drivers of both vendors as far as twinrun_mamba calls them, to see what they are asked for where there is no GPU:
+// launches are written to `launched`, and nothing runs.
 #include <stdint.h>
 #include <string.h>
 
@@ -52,4 +52,14 @@ int cuLaunchKernelEx(const Config* config, void* f, void** params, void** extra)
   const int* attribute = config->attributes;
   const int asked = config->count == 1 && attribute[0] == 6 && attribute[2] == 1;
   return launch(f, config->sizes, config->stream, params, asked ? 1 : -1);
+}
+
+int hipModuleLoadData(void** module, const void* image) { return cuModuleLoadData(module, image); }
+int hipModuleGetFunction(void** function, void* module, const char* name) {
+  return cuModuleGetFunction(function, module, name);
+}
+const char* hipGetErrorString(int code) { return "refused by the stub"; }
+int hipModuleLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                          unsigned shared, void* stream, void** params, void** extra) {
+  return cuLaunchKernel(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra);
 }

@@ -7,11 +7,13 @@ import gc
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import calls
 import pytest
 import torch
 import twinrun_mamba
@@ -29,8 +31,16 @@ from cases import (
 )
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from twinrun_mamba import ArgumentError, causal_conv1d_fn, causal_conv1d_update, conv, entry, recording
-from twinrun_mamba.drivers import Cuda, LaunchError
+from twinrun_mamba import (
+    ArgumentError,
+    causal_conv1d_fn,
+    causal_conv1d_update,
+    conv,
+    drivers,
+    entry,
+    recording,
+)
+from twinrun_mamba.drivers import Cuda, Gpu, Hip, LaunchError
 from twinrun_mamba.launch import Launcher
 from twinrun_mamba.registry import OBJECTS, CodeObject, Kernel
 from twinrun_mamba.targets import CompileError, cpu_compiler
@@ -256,6 +266,27 @@ def test_it_is_in_use_where_it_was_compiled(variable: str | None, compiled: Path
     assert done.stdout == ("entry\n" if variable else "python\n")
 
 
+def test_small_calls_are_timed_with_it_and_without(
+    compiled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(entry, "build", lambda: compiled)
+    monkeypatch.setattr(calls, "RUNS", 1)
+    recording.poisoned = False
+    assert calls.main(["--device", "cpu", "--backend", EMULATED_BACKENDS[0], "--count", "1"]) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.endswith("us a call: entry, Python, graph")
+    assert [line.partition(":")[0] for line in lines] == [
+        "scan forward",
+        "scan forward and backward",
+        "convolution forward",
+        "convolution forward and backward",
+        "convolution step",
+        "scan step",
+    ]
+    assert all(float(number) > 0 for line in lines for number in line.partition(":")[2].split(","))
+    assert entry.in_use.native is None
+
+
 class Launched(ctypes.Structure):
     """What stub_driver.c was asked for last."""
 
@@ -266,28 +297,43 @@ class Launched(ctypes.Structure):
     )
 
 
+# The driver, then the context in which it starts the last kernel, and whether that overlaps the one before.
+DRIVERS = [(Cuda, 0x7E57C0FFEE, 1), (Hip, 0, 0)]
+
+
 @pytest.fixture
-def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ctypes.CDLL, Launcher]:
-    """NVIDIA's driver in place of the machine's, and what starts kernels through it."""
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
+    """Both vendors' drivers in place of the machine's."""
     compiler, path = cpu_compiler(), tmp_path / "libcuda.so.1"
     if compiler is None:
         pytest.skip("needs a C compiler")
     compiler.run("-x", "c", "-shared", "-fPIC", "-O1", Path(__file__).with_name("stub_driver.c"), "-o", path)
     library = ctypes.CDLL(str(path))
     monkeypatch.setattr("ctypes.CDLL", lambda name: library)
+    monkeypatch.setattr(drivers, "_loaded", str)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0x57EA3, raising=False)
-    image = tmp_path / "sm_90.cubin"
+    return library
+
+
+@pytest.mark.parametrize(("driver", "context", "overlaps"), DRIVERS)
+def test_a_driver_is_asked_for_the_same(
+    driver: Callable[[], Gpu],
+    context: int,
+    overlaps: int,
+    stub: ctypes.CDLL,
+    compiled: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    python: list[str],
+) -> None:
+    image = tmp_path / "code"
     image.write_bytes(b"code")
     kernels = {f"conv_{name}": Kernel(128, 4096, 0, image) for name in ("forward_small_bf16", "reduce")}
     kernels["conv_backward_aligned_bf16"] = Kernel(128, 0, 0, image)
-    return library, Launcher(CodeObject("sm_90", image, kernels, overlaps=True), Cuda(), 0)
-
-
-def test_nvidias_driver_is_asked_for_the_same(
-    stub: tuple[ctypes.CDLL, Launcher], compiled: Path, monkeypatch: pytest.MonkeyPatch, python: list[str]
-) -> None:
-    library, launcher = stub
+    launcher = Launcher(CodeObject("sm_90", image, kernels, overlaps=True), driver(), 0)
     monkeypatch.setattr(conv, "launcher", lambda backend, device: launcher)
     recording.poisoned = False
     entry.load(compiled)
@@ -295,15 +341,15 @@ def test_nvidias_driver_is_asked_for_the_same(
         asked, case = [], replace(CONV, batch=16, length=1024)
         for _ in range(4):
             results(case, tensors_of(case), "native", None, 0)
-            last = Launched.in_dll(library, "launched")
+            last = Launched.in_dll(stub, "launched")
             fields = (last.function, last.context, last.stream, last.overlaps, *last.sizes, *last.fields[4:])
-            asked.append((ctypes.c_int.in_dll(library, "launches").value, *fields))
+            asked.append((ctypes.c_int.in_dll(stub, "launches").value, *fields))
         backward = ["conv_backward_aligned_bf16", "conv_reduce"]
         assert python == ["conv_forward_small_bf16", *backward, *backward]
         assert [launches for launches, *_ in asked] == [3, 6, 9, 12]
         assert asked[0][1:] == asked[1][1:] == asked[2][1:] == asked[3][1:]
-        assert asked[0][1:5] == (len("conv_reduce"), 0x7E57C0FFEE, 0x57EA3, 1)
-        ctypes.c_int.in_dll(library, "status").value = 700
+        assert asked[0][1:5] == (len("conv_reduce"), context, 0x57EA3, overlaps)
+        ctypes.c_int.in_dll(stub, "status").value = 700
         with pytest.raises(LaunchError, match=r"refused by the stub \(700\)"):
             case.call(tensors_of(case), backend="native", seq_idx=None)
     finally:

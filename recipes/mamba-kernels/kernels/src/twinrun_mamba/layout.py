@@ -28,7 +28,8 @@ class Parameters:
     by_size: ClassVar[dict[int, Parameters]] = {}
 
     def __init__(self, kinds: str) -> None:
-        self.kinds = kinds
+        # Of each member, None for a number.
+        self._strides = [_STRIDES.get(kind) for kind in kinds]
         self.fields = "".join(kind if kind in "nu" else "a" + "n" * _STRIDES[kind] for kind in kinds)
         self._struct = Struct("=" + self.fields.replace("u", "Q").replace("n", "q").replace("a", "q"))
         self.size = self._struct.size
@@ -42,14 +43,14 @@ class Parameters:
         Tensors must live until the kernel is started: the struct does not hold them.
         """
         fields: list[int] = []
-        for kind, member in zip(self.kinds, members, strict=True):
-            if kind in "nu":
+        for strides, member in zip(self._strides, members, strict=True):
+            if strides is None:
                 fields.append(member)
             elif member is None:
-                fields += (0,) * (1 + _STRIDES[kind])
+                fields += (0,) * (1 + strides)
             else:
                 fields.append(member.data_ptr())
-                if kind != "a":
+                if strides:
                     fields += member.stride()
         return self._struct.pack(*fields)
 
@@ -95,12 +96,13 @@ def new_projection(like: Tensor) -> Tensor:
 
 def is_aligned(time_adjacent: bool, *sequences: Tensor | None) -> bool:
     """Say whether eight adjacent elements of all sequences can be moved in accesses of 16 bytes."""
-    starts = strides = 0
+    starts = strides = dtype_bytes = 0
     for one in sequences:
         if one is not None:
-            starts |= one.data_ptr()
-            strides |= (one.stride(0) | one.stride(1 if time_adjacent else 2)) * one.element_size()
-    return not (starts | strides) & 15
+            starts, dtype_bytes = starts | one.data_ptr(), one.element_size()
+            batch, channel, time = one.stride()
+            strides |= batch | (channel if time_adjacent else time)
+    return not (starts | strides * dtype_bytes) & 15
 
 
 def channel_first(sequence: Tensor, layout: str) -> Tensor:

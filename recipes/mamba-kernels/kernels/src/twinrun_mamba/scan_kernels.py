@@ -49,10 +49,10 @@ def forward(
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return output, last state and, when they are to be saved, the states before every chunk."""
-    u, delta, A, B, C, D, z, delta_bias, *states_and_index = inputs
+    u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx = inputs
     time_adjacent = is_time_adjacent(u)
     u, delta, z = laid(time_adjacent, u, delta, z)
-    weights = contiguous(A, D, delta_bias, *states_and_index)
+    others = contiguous(A, D, delta_bias, initial_state, seq_idx)
     batch, channels, length, states, _ = sizes
     out = new_sequence(u, time_adjacent)
     last = empty((batch, channels, states), torch.float32, u.device)
@@ -61,10 +61,11 @@ def forward(
     splits = _forward_splits(sizes)
     sequences = (u, delta, z, out)
     layout = (time_adjacent, is_aligned(time_adjacent, *sequences))
-    given = (*sizes, softplus, *layout, *sequences, B, C, *weights)
+    given = (*sizes, softplus, *layout, *sequences, B, C, *others)
     workspace = _split_workspace(u, sizes, splits)
     params = FORWARD.pack(*given, last, checkpoints, splits, *workspace)
-    _launch_pass(launch, "forward", sizes, params, splits, variant=_variant(inputs))
+    variant = _variant(u.dtype, time_adjacent, seq_idx is not None)
+    _launch_pass(launch, "forward", sizes, params, splits, variant=variant)
     return out, last, checkpoints
 
 
@@ -104,21 +105,17 @@ def backward(
     given = (*sizes, softplus, *layout, *sequences, B, C, A, D, delta_bias, seq_idx, checkpoints)
     workspace = _split_workspace(u, sizes, splits)
     params = BACKWARD.pack(*given, last_gradient, ginitial, *partial, splits, *workspace)
-    _launch_pass(launch, "backward", sizes, params, splits, variant=_variant(inputs))
+    variant = _variant(u.dtype, time_adjacent, seq_idx is not None)
+    _launch_pass(launch, "backward", sizes, params, splits, variant=variant)
     ga, gd, gbias, gb, gc = _reduce(launch, sizes, partial, B, C)
     return gu, gdelta, ga, gb, gc, gd, gz, gbias, None if initial_state is None else ginitial[:batch]
 
 
-def _variant(inputs: Sequence[Any]) -> str:
-    """Return the end of the names of a call's kernels."""
-    return _variant_of(inputs[0].dtype, is_time_adjacent(inputs[0]), inputs[9] is not None)
-
-
 @cache
-def _variant_of(dtype: torch.dtype, time_adjacent: bool, packed: bool) -> str:
-    return (
-        ("" if time_adjacent else "_token_major") + ("_packed" if packed else "") + f"_{KERNEL_TYPES[dtype]}"
-    )
+def _variant(dtype: torch.dtype, time_adjacent: bool, packed: bool) -> str:
+    """Return the end of the names of a call's kernels."""
+    layout, segments = "" if time_adjacent else "_token_major", "_packed" if packed else ""
+    return f"{layout}{segments}_{KERNEL_TYPES[dtype]}"
 
 
 def _launch_pass(
