@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -79,7 +80,10 @@ def arguments(
         ({"seq_idx": torch.zeros(1, 19, device=DEVICE, dtype=torch.int32)}, "seq_idx: found shape"),
         ({"dt_limit": (1.0, 0.5)}, "dt_limit: found"),
         ({"state_dtype": torch.float64}, "state_dtype: found torch.float64"),
-        ({"return_varlen_states": True}, "return_varlen_states: found True"),
+        (
+            {"return_varlen_states": True},
+            "return_varlen_states: found True without cu_seqlens, allowed False",
+        ),
         ({"backend": "fast"}, "backend: found 'fast'"),
         ({"dtype": torch.float64, "backend": "native"}, "x: found torch.float64"),
     ],
@@ -131,6 +135,33 @@ def test_a_call_of_any_length_can_be_planned(length: int) -> None:
     out, last = mamba_chunk_scan_combined(**given, return_final_states=True)
     assert out.shape == (1, length, 80, 64)
     assert last.shape == (1, 80, 64, 128)
+
+
+@pytest.mark.parametrize("boundaries", [(0, 20), (0, 0, 3, 16, 16, 20), (0, 15, 18, 20, 20), (0, 1, 2, 20)])
+@pytest.mark.parametrize("backend", [None, "reference"])
+def test_each_packed_sequence_has_its_state(boundaries: tuple[int, ...], backend: str | None) -> None:
+    state = torch.randn(1, 4, 32, 16, device=DEVICE)
+    given = arguments(initial_states=state, dt_softplus=True, dt_bias=torch.randn(4, device=DEVICE))
+    ends = torch.tensor(boundaries, device=DEVICE)
+    packed = {"cu_seqlens": ends, "return_varlen_states": True, "backend": backend}
+    _, last, found = mamba_chunk_scan_combined(**given, **packed, return_final_states=True)
+    assert len(mamba_chunk_scan_combined(**given, **packed)) == 2
+    assert found.shape == (len(boundaries) - 1, 4, 32, 16)
+    for number, (start, end) in enumerate(pairwise(boundaries)):
+        rows = {name: given[name][:, start:end] for name in ("x", "dt", "B", "C")}
+        own = {"initial_states": state if start == 0 and end else None, "backend": "reference"}
+        _, expected = mamba_chunk_scan_combined(**given | rows | own, return_final_states=True)
+        assert distance(found[number], expected[0]) < 1e-5
+    if boundaries[-2] < 20:
+        assert distance(found[-1], last[0]) < 1e-5
+
+
+@pytest.mark.parametrize("backend", [None, "reference"])
+def test_sequences_of_nothing_have_states_of_zero(backend: str | None) -> None:
+    packed = {"cu_seqlens": torch.tensor([0, 0, 0], device=DEVICE), "return_varlen_states": True}
+    _, found = mamba_chunk_scan_combined(**arguments(0), **packed, backend=backend)
+    assert found.shape == (2, 4, 32, 16)
+    assert not found.any()
 
 
 def test_empty_batches_and_repeated_rows() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from twinrun_mamba.packing import sequence_index
 from twinrun_mamba.ssd.reference import reference_chunk_scan
+from twinrun_mamba.ssd.varlen import reference_states, states_of_sequences
 from twinrun_mamba.validation import KERNEL_TYPES, ArgumentError, ArgumentTypeError, like, one_of, ranks
 
 BACKENDS = ("native", "reference")
@@ -50,7 +51,10 @@ def mamba_chunk_scan_combined(
     *,
     backend: str | None = None,
 ) -> Any:
-    """Return the output of Mamba-2's SSD, and the state after the last step when `return_final_states`.
+    """Return the output of Mamba-2's SSD, and what else is asked for.
+
+    With `return_final_states` that is the state after the last step, with `return_varlen_states` behind it
+    (sequences, heads, head size, states), the states after the sequences of cu_seqlens, without gradient.
 
     Positional arguments are upstream's. All tensors have gradients, the last state too; every bit repeats.
 
@@ -66,25 +70,36 @@ def mamba_chunk_scan_combined(
     Raises ArgumentError, a ValueError, that names the argument.
     """
     given = (x, dt, A, B, C, D, z, dt_bias, initial_states)
-    if return_varlen_states:
-        raise ArgumentError("return_varlen_states", True, "False; seq_idx keeps packed sequences apart")
     _check(given, chunk_size)
     low, high = _limits(dt_limit)
-    boundaries = cu_seqlens if seq_idx is None else None
-    index = sequence_index(seq_idx, boundaries, x.flatten(2).transpose(1, 2))
+    index = _index(seq_idx, cu_seqlens, x, return_varlen_states)
     kept = x.dtype if state_dtype is None else state_dtype
     one_of("state_dtype", kept, tuple(dict.fromkeys((x.dtype, torch.float32))))
+    ends = cu_seqlens.to(x.device) if return_varlen_states and cu_seqlens is not None else None
     if _backend(backend, x) == "reference":
         tensors: list[Any] = [None if one is None else one.to(_compute_type(x)) for one in given]
         tensors += [index, dt_softplus, (low, high)]
         out, final = reference_chunk_scan(*tensors)
         out = out.to(x.dtype)
+        varlen = None if ends is None else reference_states(tensors, ends)
     else:
         # Triton is not everywhere, and reads its variables when it is imported.
         from twinrun_mamba.ssd import ops  # noqa: PLC0415
 
-        out, final, *_ = ops.forward(*given, index, chunk_size, dt_softplus, low, high, kept)
-    return (out, final) if return_final_states else out
+        out, final, *parts, _ = ops.forward(*given, index, chunk_size, dt_softplus, low, high, kept)
+        varlen = None if ends is None else states_of_sequences(x, B, ends, *parts)
+    found = (out, *((final,) if return_final_states else ()), *(() if varlen is None else (varlen.detach(),)))
+    return found if len(found) > 1 else out
+
+
+def _index(seq_idx: Tensor | None, cu_seqlens: Tensor | None, x: Tensor, varlen: bool) -> Tensor | None:
+    """Return seq_idx, from cu_seqlens where it is not given."""
+    sequence = x.flatten(2).transpose(1, 2)
+    if varlen and cu_seqlens is None:
+        raise ArgumentError("return_varlen_states", "True without cu_seqlens", "False, or both")
+    # Whichever is taken, boundaries that are looked up must be right.
+    of_boundaries = sequence_index(None, cu_seqlens, sequence) if varlen or seq_idx is None else None
+    return of_boundaries if seq_idx is None else sequence_index(seq_idx, None, sequence)
 
 
 def _backend(backend: str | None, x: Tensor) -> str:
