@@ -316,7 +316,7 @@ def lock(
 
 @command(
     help={
-        "name": "a data set of the recipe, for example c4",
+        "name": "a data set of the recipe, for example c4, or a model as OWNER/NAME@COMMIT",
         "recipe": "folder of the recipe",
         "engine": "where it is tokenised: venv, docker or host",
         "files": "how many files of the data set to take; all when left out",
@@ -331,7 +331,7 @@ def data(
     files: str = "",
     endpoint: str = "",
 ) -> None:
-    """Fetch, verify and tokenise a data set; goes on where it was stopped."""
+    """Fetch, verify and tokenise a data set, or fetch a model; goes on where it was stopped."""
     with exit_on_error():
         from twinrun.cli import run
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from tests.records import PROJECT, finished, plan, training_record, with_derived
 from twinrun.manifests.claims import Claim, RecordClaim
-from twinrun.manifests.published import PublishedClaims
 from twinrun.planning.plan import Plan
 from twinrun.protocol.measurements import Measurement, Series, sampled
 from twinrun.results.between import judge_between
@@ -27,6 +26,8 @@ MODELS = {
         *("training.model=mpt-3b", "training.steps=50545", "training.optimizer.decay_steps=50545"),
         *("training.optimizer.learning_rate=1.6e-4", "training.activation_checkpointing=true"),
     ),
+    "Cerebras-GPT-1.3B": (f"model=cerebras/Cerebras-GPT-1.3B@{'0' * 40}",),
+    "Cerebras-GPT-2.7B": (f"model=cerebras/Cerebras-GPT-2.7B@{'0' * 40}",),
     "mambaoutai-1024": ("model=mambaoutai-1024", "microbatch=16", "global_batch=64", "devices=1"),
     "mambaoutai-2048": ("model=mambaoutai-2048", "microbatch=8", "global_batch=32", "devices=1"),
 }
@@ -47,21 +48,8 @@ def restated_at(recipe: str, claim: Claim | RecordClaim, value: float) -> Restat
     return verdict.here
 
 
-def published_of(recipe: str) -> PublishedClaims:
-    """Return what is published, with scores of weights of others as if they were of the weights of a plan.
-
-    Our runs score what they have trained, so that no plan is of those weights.
-    """
-    published = PROJECT.recipe(recipe).published
-    own = {
-        name: {field: one for field, one in fields.items() if field != "model.repository"}
-        for name, fields in published.configurations.items()
-    }
-    return published.model_copy(update={"configurations": own})
-
-
 def _judged(record: Record) -> Record:
-    published = published_of(record.plan.recipe)
+    published = PROJECT.recipe(record.plan.recipe).published
     return record.model_copy(update={"verdicts": judge(record, published, PROJECT)})
 
 
@@ -223,9 +211,10 @@ def _at_kept_fall(recipe: str, _claim: Claim, value: float) -> Record:
 
 
 def evaluated(made: Plan, scores: Mapping[str, float], *, losses: Sequence[float] = LOSSES) -> Record:
-    """Return a judged record of an evaluation at one point."""
+    """Return a judged record of an evaluation at one point; a model that is there has no losses."""
     row, (placed,) = PROJECT.gpus[made.gpu or GPU], made.points
     found = [sampled(task, [one], metric="score", unit="ratio", per="run") for task, one in scores.items()]
+    curve = Series(id="loss", metric="loss", unit="nats/token", per="run", values=tuple(losses))
     facts = dict.fromkeys(("harness", "tokenizer sha256", "weights sha256", "device name"), "one")
     point = PointRecord(
         id=placed.id,
@@ -234,8 +223,8 @@ def evaluated(made: Plan, scores: Mapping[str, float], *, losses: Sequence[float
         hosts=tuple(f"node-{number}" for number in range(placed.nodes)),
         part=placed.part,
         measurements=tuple(found),
-        series=(Series(id="loss", metric="loss", unit="nats/token", per="run", values=tuple(losses)),),
-        facts={**facts, "parameters": made.part.shape.parameters()},
+        series=(curve,) if made.part.shape else (),
+        facts={**facts, "parameters": made.part.shape.parameters() if made.part.shape else 9},
     )
     return finished(made, [with_derived(point, made, row)], row)
 

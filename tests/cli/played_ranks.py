@@ -99,10 +99,12 @@ def evaluation(job: Job) -> Play:
         }
         for one in job["tasks"]
     ]
+    assert trained.result is not None
+    model = {"step": job["training"]["training"]["steps"], "parameters": trained.result["parameters"]}
     result = {
         **_common(job),
         "training": trained.result,
-        "models": [{"step": job["training"]["training"]["steps"], "sha256": "b" * 64, "tasks": tasks}],
+        "models": [{**model, "sha256": "b" * 64, "tasks": tasks}],
         "samples_sha256": "c" * 64,
         "harness": "lm-eval 0.4.13",
         "tokenizer_sha256": "d" * 64,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.altered_records import ALTERATIONS, BETWEEN, first_side, honest, honest_between
-from tests.counterexamples import published_of
 from tests.records import PROJECT
 from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.results.between import judge_between
@@ -24,7 +23,7 @@ BETWEEN_CASES = [
 
 
 def verdict_on(recipe: str, claim: Claim, record: Record) -> Verdict:
-    published = published_of(recipe)
+    published = PROJECT.recipe(recipe).published
     # The others say on which hardware the publication ran.
     others = tuple(one for one in published.claim if one.hardware or one.id == claim.id)
     published = published.model_copy(update={"claim": others})

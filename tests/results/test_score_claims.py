@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.counterexamples import evaluated
+from tests.counterexamples import MODELS, evaluated
 from tests.records import PROJECT, plan, training_record
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import validate
@@ -306,3 +306,19 @@ def test_no_restatement_frees_the_rule_or_the_shots() -> None:
 def test_a_claim_that_is_not_there_is_named(name: str) -> None:
     with pytest.raises(InputError, match="no claim about two models' scores"):
         claim_called(name, PROJECT)
+
+
+def test_a_model_that_is_there_answers_its_own_claims_alone() -> None:
+    made = plan("mpt-chinchilla", scale="node", settings=MODELS["Cerebras-GPT-1.3B"])
+    record = evaluated(made, {"piqa": 0.67})
+    verdicts = {one.claim: one for one in judge(record, PROJECT.recipe("mpt-chinchilla").published, PROJECT)}
+    assert verdicts["cerebras-1b-piqa"].final == "holds-here"
+    said = {
+        "cerebras-1b-boolq": "this run has no score of boolq",
+        "cerebras-3b-piqa": "about Cerebras-GPT-2.7B; model.repository is cerebras/Cerebras-GPT-1.3B",
+        "mpt-1b-piqa": "about MPT-1B; parameters is not recorded",
+        "stable-to-the-end": "nothing was trained: cerebras/Cerebras-GPT-1.3B@000000000000 was there",
+    }
+    for claim, words in said.items():
+        assert verdicts[claim].final == "not-comparable"
+        assert words in verdicts[claim].why or words in verdicts[claim].reason

@@ -150,7 +150,7 @@ def bring(
     said: list[str] | None = None,
 ) -> list[Path]:
     source = Repository(name, COMMIT, kind, endpoint(hub))
-    return fetch(source, pattern, folder=folder, limit=limit, say=([] if said is None else said).append)
+    return fetch(source, (pattern,), folder=folder, limit=limit, say=([] if said is None else said).append)
 
 
 def test_brings_what_matches_from_every_page(hub: Hub, tmp_path: Path) -> None:

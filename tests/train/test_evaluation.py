@@ -19,20 +19,21 @@ from datasets import Dataset
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.models.huggingface import HFLM
 
+from tests.train.evaluation_families import evaluate_each
+from tests.train.made_models import SIZES, job_at, model_at, samples_of
 from tests.train.small import launch
-from twinrun.checkpoints.hugging_face.tokenizer import BYTES, tokenizer_files
+from twinrun.checkpoints.hugging_face.model_folder import digest_of_folder
 from twinrun.foundation.errors import InputError, RunError
 from twinrun.foundation.files import sha256_of_bytes
-from twinrun.protocol.evaluation import EvaluationJob, EvaluationResult, NamedTask, Rule, Sample
+from twinrun.protocol.evaluation import NamedTask, Rule
 from twinrun.train.evaluation import evaluate
-from twinrun.train.scoring import fixtures, subject
+from twinrun.train.scoring import fixtures
 from twinrun.train.scoring.documents import read_documents
 from twinrun.train.scoring.harness import METRICS, RuledTask, largest_per_token
 from twinrun.train.scoring.tasks import demand_tasks
 
-MODULE = "twinrun.train.evaluation"
 SCRIPT = Path(__file__).with_name("evaluation_run.py")
-VOCABULARY, SEQUENCE = 320, 192
+FAMILIES = Path(__file__).with_name("evaluation_families.py")
 # (log-likelihoods, tokens) of answers, and which one the rule takes; worked by hand.
 WORKED = [
     ((-4.0, -6.0), (1, 2), 1),  # -4 against -3
@@ -99,52 +100,17 @@ def test_logits_that_are_no_numbers_end_the_run() -> None:
         task.process_results(doc, [(float("nan"), False), (-1.0, False)])
 
 
-def model_at(folder: Path, *, width: int = 32) -> Path:
-    """Write a model of transformers with byte tokens and drawn weights, and return its folder."""
-    torch.manual_seed(5)
-    shape = {"vocab_size": VOCABULARY, "n_positions": SEQUENCE, "n_embd": width, "n_layer": 2, "n_head": 2}
-    config = transformers.GPT2Config(**shape, initializer_range=0.3)
-    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
-    files = tokenizer_files(
-        {"tokenizer": BYTES}, vocabulary=VOCABULARY, sequence=SEQUENCE, file=None, place="test"
-    )
-    assert files is not None
-    for name, content in files.content.items():
-        (folder / name).write_bytes(content)
-    return folder
-
-
-def job_at(folder: Path, *, names: tuple[str, ...], ranks: int = 1, **settings: Any) -> EvaluationJob:
-    """Return the job of a model that lies in the job's folder already."""
-    model_at(folder / "kept" / "model" / "model")
-    content = {
-        "recipe": "mpt-chinchilla",
-        "point": f"devices={ranks}",
-        "world_size": ranks,
-        "accelerator": False,
-        "out": str(folder),
-        "metrics": str(folder / "metrics.jsonl"),
-        "attempt": "1",
-        "shots": 0,
-        "batch": 8,
-        "precision": "fp32",
-        "limit": 12,
-        "kept": str(folder / "kept"),
-        "tasks": tuple(NamedTask(name=name, rule="per-token", kind="fixture") for name in names),
-    }
-    return EvaluationJob.model_validate(content | settings)
-
-
-def samples_of(folder: Path) -> list[Sample]:
-    lines = (folder / "samples.jsonl").read_text().splitlines()
-    return [Sample.model_validate_json(line) for line in lines]
-
-
-def test_scores_are_those_of_the_harness_called_by_hand(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", SIZES)
+def test_scores_are_those_of_the_harness_called_by_hand(tmp_path: Path, family: str) -> None:
     names = ("fixture-lengths", "fixture-contexts")
-    job = job_at(tmp_path, names=names)
+    job = job_at(tmp_path, names=names, family=family)
     result = evaluate(job)
-    folder = tmp_path / "kept" / "model" / "model"
+    folder = tmp_path / "model"
+    assert result.models[0].sha256 == digest_of_folder(folder)
+    assert (
+        result.models[0].parameters
+        == transformers.AutoModelForCausalLM.from_config(SIZES[family]).num_parameters()
+    )
     by_hand = HFLM(
         pretrained=transformers.AutoModelForCausalLM.from_pretrained(folder),
         tokenizer=transformers.AutoTokenizer.from_pretrained(folder),
@@ -209,25 +175,34 @@ def test_ten_kills_at_random_change_no_sample(tmp_path: Path, monkeypatch: pytes
     demand_same_samples(tmp_path, monkeypatch, calls)
 
 
-def test_two_ranks_and_a_later_start_leave_the_same_file(tmp_path: Path) -> None:
-    names = ("fixture-shuffled", "fixture-contexts", "fixture-question")
+def test_two_ranks_leave_the_samples_of_one(tmp_path: Path) -> None:
+    names = ("fixture-shuffled", "fixture-contexts")
     alone, shared = (job_at(tmp_path / str(count), names=names, ranks=count) for count in (1, 2))
-    modules = ("twinrun.train.evaluation",)
     for job in (alone, shared):
-        done = launch(MODULE, job, modules=modules)
-        assert done.returncode == 0, done.stderr[-4000:]
-    texts = [(tmp_path / count / "samples.jsonl").read_bytes() for count in ("1", "2")]
-    assert texts[0] == texts[1]
-    # Ended between two tasks, the second start asks only what is left.
-    tasks = tmp_path / "1" / "kept" / "model" / "tasks"
+        for family in SIZES:
+            model_at(Path(job.out) / "families" / family / "model", family)
+    evaluate_each(alone)
+    done = launch(FAMILIES, shared, modules=("twinrun.train.evaluation",))
+    assert done.returncode == 0, done.stderr[-4000:]
+    for family in SIZES:
+        texts = [
+            (Path(job.out) / "families" / family / "samples.jsonl").read_bytes() for job in (alone, shared)
+        ]
+        assert texts[0] == texts[1]
+
+
+def test_a_later_start_asks_only_what_is_left(tmp_path: Path) -> None:
+    job = job_at(tmp_path, names=("fixture-shuffled", "fixture-contexts", "fixture-question"))
+    evaluate(job)
+    samples = (tmp_path / "samples.jsonl").read_bytes()
+    tasks = tmp_path / "kept" / "model" / "tasks"
     (tasks / "fixture-contexts.json").unlink()
     before = {path.name: path.stat().st_mtime_ns for path in tasks.iterdir()}
-    (tmp_path / "1" / "samples.jsonl").unlink()
-    assert launch(MODULE, alone, modules=modules).returncode == 0
-    assert (tmp_path / "1" / "samples.jsonl").read_bytes() == texts[0]
+    (tmp_path / "samples.jsonl").unlink()
+    result = evaluate(job)
+    assert (tmp_path / "samples.jsonl").read_bytes() == samples
     after = {path.name: path.stat().st_mtime_ns for path in tasks.iterdir()}
     assert {name for name in after if after[name] != before.get(name)} == {"fixture-contexts.json"}
-    result = EvaluationResult.model_validate_json((tmp_path / "1" / "result.json").read_text())
     assert [one.documents for one in result.models[0].tasks] == [12, 12, 12]
 
 
@@ -277,19 +252,3 @@ def test_documents_that_were_changed_or_are_of_no_task_are_refused(tmp_path: Pat
     (tmp_path / "boolq.jsonl").write_text(text + text)
     with pytest.raises(InputError, match="another revision"):
         read_documents(tmp_path, "boolq")
-
-
-def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    folder = model_at(tmp_path)
-    with pytest.raises(InputError, match="another model's"):
-        subject.load_tokenizer(folder, vocabulary=100)
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": None}))
-    with pytest.raises(InputError, match="no end token"):
-        subject.load_tokenizer(folder, vocabulary=VOCABULARY)
-    (folder / "tokenizer.json").unlink()
-    with pytest.raises(InputError, match="no tokenizer beside the model"):
-        subject.load_tokenizer(folder, vocabulary=VOCABULARY)
-    (folder / "config.json").unlink()
-    with pytest.raises(InputError, match="not a folder of transformers"):
-        subject.digest_of_folder(folder)

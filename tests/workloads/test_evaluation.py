@@ -7,12 +7,15 @@ import math
 import pytest
 
 from tests.records import PROJECT, plan
-from twinrun.protocol.evaluation import EvaluationResult, ModelScores, TaskScore
+from twinrun.foundation.errors import InputError
+from twinrun.protocol.evaluation import EvaluationJob, EvaluationResult, GivenModel, ModelScores, TaskScore
 from twinrun.protocol.formulas import FORWARD_SHARE
 from twinrun.protocol.measurements import Series
+from twinrun.runs.checkpointing import checkpointing_of
+from twinrun.workloads import load_workload
 from twinrun.workloads.evaluation import numbers, report
 from twinrun.workloads.tables_and_charts import LineChart
-from twinrun.workloads.workload import PictureContext, PointRecord, RecordView
+from twinrun.workloads.workload import PictureContext, PointRecord, RecordView, Run
 
 STEPS = 120
 
@@ -36,7 +39,7 @@ def scored(step: int, right: float) -> ModelScores:
         )
         for one in plan("mpt-chinchilla", scale="smoke", gpu=None).part.tasks
     )
-    return ModelScores(step=step, checkpoint_sha256=f"c{step}", sha256=f"w{step}", tasks=tasks)
+    return ModelScores(step=step, checkpoint_sha256=f"c{step}", sha256=f"w{step}", parameters=9, tasks=tasks)
 
 
 @pytest.fixture
@@ -100,3 +103,48 @@ def test_scores_are_drawn_beside_the_loss_over_the_same_steps(record: RecordView
     (table,) = report.show(record).tables[1:]
     assert [row[0].text for row in table.rows] == ["40", "80", str(STEPS)]
     assert table.notes[0] == "checkpoint after step 40: sha256 c40"
+
+
+GIVEN = f"model=cerebras/Cerebras-GPT-1.3B@{'0' * 40}"
+
+
+def test_a_model_that_is_there_is_trained_on_nothing() -> None:
+    made = plan("mpt-chinchilla", scale="node", settings=(GIVEN,))
+    described = load_workload("evaluation").describe(made.part, made.points)
+    assert described.subject == "cerebras/Cerebras-GPT-1.3B@000000000000, 6 tasks"
+    assert (described.data, described.identity, described.modules) == (None, {}, ())
+    assert described.documents is not None
+    own = {name: value for name, value in made.fingerprint.items() if not name.startswith("evaluation.")}
+    assert own == {
+        "model.kind": "repository",
+        "model.repository": "cerebras/Cerebras-GPT-1.3B",
+        "model.revision": "0" * 40,
+    }
+    seen = {"recipe": "r", "accelerator": False, "data": "", "out": "/o", "metrics": "/r/m", "attempt": "1"}
+    run = Run.model_validate({**seen, "documents": "/d", "model": "/m"})
+    job = load_workload("evaluation").job(made.part, made.points[0], 0, run)
+    assert isinstance(job, EvaluationJob)
+    assert (job.training, job.model, job.documents) == (None, GivenModel(folder="/m"), "/d")
+
+
+@pytest.mark.parametrize(
+    ("setting", "place"),
+    [("training.steps=5", "--set training.steps"), ("every=10", "--set every")],
+)
+def test_a_setting_of_a_training_is_refused_beside_a_model(setting: str, place: str) -> None:
+    with pytest.raises(InputError, match="nothing is trained") as caught:
+        plan("mpt-chinchilla", scale="node", settings=(GIVEN, setting))
+    assert caught.value.place == place
+
+
+def test_nothing_of_a_model_that_is_there_is_saved() -> None:
+    made = plan("mpt-chinchilla", scale="node", settings=(GIVEN,))
+    with pytest.raises(InputError, match="nothing is trained, so nothing is saved"):
+        checkpointing_of(("steps=2",), workload=load_workload("evaluation"), plan=made)
+
+
+@pytest.mark.parametrize("model", ["small", "cerebras/Cerebras-GPT-1.3B", "runs/step-00000120"])
+def test_a_model_that_nothing_names_is_refused(model: str) -> None:
+    with pytest.raises(InputError) as caught:
+        plan("mpt-chinchilla", scale="smoke", gpu=None, settings=(f"model={model}",))
+    assert (caught.value.place, caught.value.found) == ("--set model", model)

@@ -14,6 +14,7 @@ from twinrun.foundation.terminal import say
 from twinrun.planning.project import Project
 from twinrun.runs.preconditions import demand_ready
 from twinrun.runs.selection import Request, Selection, select
+from twinrun.workloads.settings import NOT_RECORDED
 
 if TYPE_CHECKING:
     from twinrun.report.trackers import ChosenTracker
@@ -91,8 +92,12 @@ def _print_choices(selection: Selection) -> None:
     """Say what was chosen and where the run is not the published configuration."""
     for choice in selection.choices:
         say(f"{choice.name:9} {choice.value}  ({choice.because})", file=sys.stderr)
-    for item in selection.plan.differences:
-        say(f"differs   {item.field} is {item.found}, published {item.published}", file=sys.stderr)
+    differences = selection.plan.differences
+    for item in differences:
+        if item.found != NOT_RECORDED:
+            say(f"differs   {item.field} is {item.found}, published {item.published}", file=sys.stderr)
+    if absent := [item.field for item in differences if item.found == NOT_RECORDED]:
+        say(f"differs   published, and nothing of this run: {', '.join(absent)}", file=sys.stderr)
 
 
 def _print_plan(project: Project, selection: Selection, *, as_json: bool) -> None:
@@ -138,15 +143,20 @@ def _show(project: Project, record: Record, page: Path) -> None:
 
 
 def data(root: Path, name: str, *, recipe: str, engine: str, files: int | None, endpoint: str | None) -> None:
-    """Fetch and prepare a data set and print its folder."""
+    """Fetch and prepare a data set, or fetch a model, and print its folder."""
     from twinrun.runs.data import acquire
+    from twinrun.runs.models import fetch_model
     from twinrun.runs.progress import Display
 
     tell = Display().say
     project = Project(root)
     try:
-        folder = acquire(
-            project, name, recipe=recipe, engine=engine, files=files, endpoint=endpoint, say=tell
+        folder = (
+            fetch_model(name, endpoint=endpoint, say=tell)
+            if "/" in name
+            else acquire(
+                project, name, recipe=recipe, engine=engine, files=files, endpoint=endpoint, say=tell
+            )
         )
     except KeyboardInterrupt:
         raise RunInterruptedError("stopped", place=name, hint="the same command goes on from here") from None

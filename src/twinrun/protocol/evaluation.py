@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from twinrun.foundation.manifest import Frozen
 from twinrun.protocol.job import Job, Result
@@ -48,6 +48,19 @@ class NamedTask(TaskSpec):
     name: str
 
 
+class GivenModel(Frozen):
+    """A model that is there, as the ranks find it."""
+
+    folder: str
+    """Folder that transformers reads."""
+    sha256: str | None = None
+    """Digest that the folder must have; null takes what is there."""
+    step: int | None = None
+    """Step of the checkpoint that it was written from; null where it was not."""
+    checkpoint_sha256: str | None = None
+    """Digest of that checkpoint's manifest."""
+
+
 class EvaluationJob(Job):
     """A model and the tasks that it is scored on."""
 
@@ -58,13 +71,23 @@ class EvaluationJob(Job):
     limit: Positive | None
     """The first documents of each task; null takes all."""
     training: TrainingJob | None = None
-    """The training whose checkpoints are scored; null scores a model that is there."""
+    """The training whose checkpoints are scored; null where a model is there."""
+    model: GivenModel | None = None
+    """The model that is there; null where one is trained."""
+    tokenizer: str | None = None
+    """Digest that the tokenizer must have as it is loaded; null takes any."""
     every: Positive | None = None
     """Optimizer steps between two checkpoints that are scored; null scores the last alone."""
     documents: str = ""
     """Folder with the documents of the harness's tasks, as `twinrun.train.scoring.documents` writes it."""
     kept: str
     """Folder of what a later start of the point goes on from."""
+
+    @model_validator(mode="after")
+    def _one_model(self) -> EvaluationJob:
+        if (self.training is None) == (self.model is None):
+            raise ValueError("either a model is trained, or one is there")
+        return self
 
 
 class TaskScore(Frozen):
@@ -96,11 +119,12 @@ class ModelScores(Frozen):
     """What one model got."""
 
     step: int | None = None
-    """Optimizer steps that it was trained for; null for a model that is no checkpoint of this run."""
+    """Optimizer steps that it was trained for; null for a model that is no checkpoint of ours."""
     checkpoint_sha256: str | None = None
     """Digest of the manifest of the checkpoint that the weights are from; null for a model that is none."""
     sha256: str
-    """Digest of the weights as they were scored."""
+    """Digest of configuration, weights and tokenizer as they were scored."""
+    parameters: Positive
     tasks: tuple[TaskScore, ...]
 
 

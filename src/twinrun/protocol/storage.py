@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from twinrun.foundation.errors import InputError, MachineError
 
 # Master weights and the two moments of Adam.
 BYTES_PER_PARAMETER = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageNeed:
+    """A folder that takes the optimizer state of so many parameters."""
+
+    folder: str
+    parameters: int
 
 
 def check_storage(folder: str, *, parameters: int, place: str) -> None:

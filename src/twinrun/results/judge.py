@@ -11,6 +11,7 @@ from twinrun.manifests.claims import Claim
 from twinrun.manifests.metrics import Metric
 from twinrun.manifests.published import PublishedClaims
 from twinrun.planning.project import Project
+from twinrun.protocol.model_source import in_words
 from twinrun.results.curves import demand_trained, nothing_behind
 from twinrun.results.evidence import (
     JudgeContext,
@@ -71,7 +72,7 @@ def judge(record: Record, published: PublishedClaims, project: Project) -> tuple
 def _judged(claim: Claim, record: Record, published: PublishedClaims, terms: JudgeContext) -> Verdict:
     rules = {"absolute": _absolute, "ratio": _ratio, "invariant": _invariant, "parity": _parity}
     rule = {**rules, "score": _score}[claim.kind]
-    if other := _of_another(claim, record, terms):
+    if other := _untrained(claim, record) or _of_another(claim, record, terms):
         rule, claim = partial(_refuse, other), claim.model_copy(update={"here": None})
     verdict = judge_claim(
         claim,
@@ -81,11 +82,20 @@ def _judged(claim: Claim, record: Record, published: PublishedClaims, terms: Jud
     return _placed(verdict, claim, "; ".join(elsewhere(claim, record, published, terms)), terms)
 
 
+def _untrained(claim: Claim, record: Record) -> str:
+    """Say that a run trained nothing, where a claim is about a number that only a training has."""
+    model = record.description.model
+    if model is None or claim.kind == "score" or any(found_of(claim, point) for point in record.points):
+        return ""
+    return f"nothing was trained: {in_words(model)} was there"
+
+
 def _of_another(claim: Claim, record: Record, terms: JudgeContext) -> str:
     """Say that a run is not of the configuration that a claim names, where models or sequences differ."""
-    if claim.configuration is None or claim.kind == "score":
+    if claim.configuration is None:
         return ""
-    fields = (*MODEL_FIELDS, "sequence")
+    # A score is of weights, whatever the sequences are that they were trained on.
+    fields = MODEL_FIELDS if claim.kind == "score" else (*MODEL_FIELDS, "sequence")
     other = [one for one in differences_of(record, (), terms) if one.field in fields]
     return f"about {claim.configuration}; {'; '.join(mismatches(other))}" if other else ""
 
@@ -276,8 +286,6 @@ def _score(claim: Claim, record: Record, terms: JudgeContext) -> Assessment:
     pairs = [(point, one) for point in record.points if (one := found_of(claim, point))]
     if not pairs:
         raise NotAskedError(f"this run has no {claim.metric} of {claim.measurement}")
-    if other := [one for one in differences_of(record, (), terms) if one.field in MODEL_FIELDS]:
-        raise NotAskedError(f"about {claim.configuration}; {'; '.join(mismatches(other))}")
     values = [value_of(claim, point, one, metric, record.gpu) for point, one in pairs]
     apart = [value - claim.value for value in values]
     worst = {"higher": min(apart), "lower": max(apart)}.get(claim.better, max(apart, key=abs)) + claim.value

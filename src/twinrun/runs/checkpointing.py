@@ -13,6 +13,7 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import validate
 from twinrun.planning.plan import Plan
 from twinrun.protocol.job import Checkpointing
+from twinrun.protocol.model_source import in_words
 from twinrun.workloads.workload import LegSteps, Workload
 
 OPTION, FROM = "--checkpoint", "--from"
@@ -30,13 +31,18 @@ def checkpointing_of(
     Raises:
         InputError: it is no such key or value, or this workload, engine or leg cannot do it.
     """
-    points = workload.describe(plan.part, plan.points).points
+    described = workload.describe(plan.part, plan.points)
+    points = described.points
     found = [one for point in plan.points if (one := points[point.id].leg)]
     _check_source(plan, found, source)
     if not texts and not found:
         return None
     if not workload.saves:
         raise InputError("a run of this kind is not saved", place=OPTION, found=f"[{plan.workload}]")
+    if described.model:
+        raise InputError(
+            "nothing is trained, so nothing is saved", place=OPTION, found=in_words(described.model)
+        )
     values: dict[str, object] = {}
     for text in texts:
         key, sign, value = text.partition("=")

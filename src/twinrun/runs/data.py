@@ -124,7 +124,7 @@ def _fetch(
     for repository, pattern, limit in ((tokenizer, TOKENIZER, None), (texts, source.files or "", files)):
         folder = downloads / repository.name / repository.revision
         say(f"fetching {repository.name} at {repository.revision[:12]}: {folder}")
-        fetched.append(fetch(repository, pattern, folder=folder, limit=limit, say=say))
+        fetched.append(fetch(repository, (pattern,), folder=folder, limit=limit, say=say))
     return fetched[1], fetched[0][0]
 
 

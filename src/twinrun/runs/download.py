@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -50,25 +50,31 @@ class Listing(Frozen):
     """Files of one commit that match a pattern; kept beside them, so that they can be checked offline."""
 
     pattern: str
+    """One or more, each a line."""
     files: tuple[RemoteFile, ...]
 
 
 def fetch(
-    source: Repository, pattern: str, *, folder: Path, say: Callable[[str], None], limit: int | None = None
+    source: Repository,
+    patterns: Sequence[str],
+    *,
+    folder: Path,
+    say: Callable[[str], None],
+    limit: int | None = None,
 ) -> list[Path]:
-    """Bring the files of `source` that match `pattern` to `folder` and return their paths, sorted.
+    """Bring the files of `source` that match a pattern to `folder` and return their paths, sorted.
 
     What is there and intact is kept; with everything there, the network is not used.
 
     Args:
-        pattern: shell pattern of paths inside the repository; its folder part has no wildcard.
+        patterns: shell patterns of paths inside the repository, all of one folder, which has no wildcard.
         limit: take only this many files, the first by name.
 
     Raises:
         InputError: the endpoint is no address, the revision no commit, or nothing matches.
         MachineError: the server or the disk failed, or a file is not the published one.
     """
-    wanted = _listing(source, pattern, folder / LISTING).files[:limit]
+    wanted = listed(source, patterns, folder=folder)[:limit]
     for number, file in enumerate(wanted, start=1):
         target = folder / file.path
         if not target.resolve().is_relative_to(folder.resolve()):
@@ -87,29 +93,35 @@ def is_intact(path: Path, file: RemoteFile) -> bool:
     return file.digest == (git_hash(path.read_bytes()) if sha1 else sha256_of_file(path))
 
 
-def _listing(source: Repository, pattern: str, kept: Path) -> Listing:
-    """Return the listing kept on this disk, or ask the server for it."""
+def listed(source: Repository, patterns: Sequence[str], *, folder: Path) -> tuple[RemoteFile, ...]:
+    """Return the files of `source` that match a pattern, as `folder` keeps them or the server says.
+
+    Raises:
+        InputError: the endpoint is no address, the revision no commit, or nothing matches.
+        MachineError: the server failed.
+    """
+    kept, pattern = folder / LISTING, "\n".join(patterns)
     if kept.is_file() and (listing := load_json(kept, Listing)).pattern == pattern:
-        return listing
+        return listing.files
     place = f"{source.name}@{source.revision}"
     if not _COMMIT.fullmatch(source.revision):
         raise InputError("not a commit", place=place, allowed="40 hexadecimal digits")
     if source.endpoint and not source.endpoint.startswith(("http://", "https://")):
         raise InputError("not an address of the web", place=source.endpoint, allowed="http:// or https://")
-    api, parent = HfApi(endpoint=source.endpoint), str(PurePosixPath(pattern).parent).removeprefix(".")
+    api, parent = HfApi(endpoint=source.endpoint), str(PurePosixPath(patterns[0]).parent).removeprefix(".")
     with _transfer(f"{api.endpoint}/{source.name}"):
         files = [
             RemoteFile(path=file.path, size=file.size, digest=file.lfs.sha256 if file.lfs else file.blob_id)
             for file in api.list_repo_tree(
                 source.name, parent or None, revision=source.revision, repo_type=source.kind
             )
-            if isinstance(file, RepoFile) and fnmatch.fnmatchcase(file.path, pattern)
+            if isinstance(file, RepoFile) and any(fnmatch.fnmatchcase(file.path, one) for one in patterns)
         ]
     if not files:
         raise InputError("no file matches", place=place, found=pattern)
     listing = Listing(pattern=pattern, files=tuple(sorted(files, key=lambda file: file.path)))
     write_atomically(kept, listing.model_dump_json(indent=1) + "\n")
-    return listing
+    return listing.files
 
 
 def _fetch_file(source: Repository, file: RemoteFile, folder: Path) -> None:

@@ -10,8 +10,11 @@ from twinrun.execution.kernels import package_folders
 from twinrun.execution.ranks import METRICS, Launch, RankCommands
 from twinrun.foundation.cache import cache_root
 from twinrun.planning.project import Project
+from twinrun.protocol.model_source import FolderModel
 from twinrun.protocol.power import PowerReading
 from twinrun.runs.checkpointing import checkpoints_of_point, reaches_store, source_folder
+from twinrun.runs.data import data_folder
+from twinrun.runs.models import model_folder
 from twinrun.runs.selection import Selection
 from twinrun.workloads.workload import Point, Run
 
@@ -25,8 +28,14 @@ def workspace_of(project: Project, selection: Selection, run: Path) -> Workspace
         run=run,
         data=cache_root() / "data",
         packages=package_folders(project.root, [name for name in wanted if name not in baked]),
-        source=source_folder(selection.checkpointing),
+        source=source_folder(selection.checkpointing) or _folder_of_user(selection),
     )
+
+
+def _folder_of_user(selection: Selection) -> Path | None:
+    """Return the folder of a model that lies outside the cache; None where there is none."""
+    source = selection.description.model
+    return model_folder(source) if isinstance(source, FolderModel) else None
 
 
 def rank_commands(
@@ -52,6 +61,8 @@ def shared_settings(
         data: folder of the prepared data, None where ranks read none.
         inside: says how the ranks see a folder.
     """
+    documents, model = selection.description.documents, selection.description.model
+    read = data_folder(documents, data=cache_root() / "data", python="") if documents else None
     return Run(
         recipe=selection.plan.recipe,
         accelerator=selection.accelerator,
@@ -62,6 +73,8 @@ def shared_settings(
         checkpointing=selection.checkpointing,
         power=_power(selection),
         watchdog_seconds=selection.site.site.watchdog_seconds if selection.site else None,
+        documents=inside(read) if read else "",
+        model=inside(model_folder(model)) if model else "",
     )
 
 

@@ -20,6 +20,7 @@ from twinrun.machine.memory import processor_memory
 from twinrun.planning.project import Project
 from twinrun.runs.data import demand_fetched
 from twinrun.runs.launches import workspace_of
+from twinrun.runs.models import demand_model
 from twinrun.runs.selection import Selection
 from twinrun.workloads.workload import Point
 
@@ -44,6 +45,8 @@ def demand_ready(project: Project, selection: Selection, *, out: Path) -> None:
     for request in (selection.description.data, selection.description.documents):
         if request:
             demand_fetched(request, data=cache_root() / "data")
+    if model := selection.description.model:
+        demand_model(model, container=selection.engine.RUNS_IMAGES)
     _demand_checkpoints(selection)
     if selection.site is None:
         demand_memory(selection)

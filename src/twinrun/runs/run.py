@@ -36,6 +36,7 @@ from twinrun.results.record import Environment, Record, write_record
 from twinrun.runs.checkpointing import check_legs
 from twinrun.runs.data import prepared_data
 from twinrun.runs.launches import rank_commands, shared_settings, workspace_of
+from twinrun.runs.models import prepared_model
 from twinrun.runs.preconditions import demand_interpreter
 from twinrun.runs.progress import Display
 from twinrun.runs.selection import Selection
@@ -95,6 +96,8 @@ def _measure(project: Project, selection: Selection, run: Path, display: Display
             log=log,
             say=display.say,
         )
+    if model := selection.description.model:
+        prepared_model(model, say=display.say)
     done = SweepRun(
         selection=selection,
         ranks=Ranks(engine=engine, commands=commands),

@@ -1,18 +1,21 @@
 """What every rank of an evaluation runs: `python -m twinrun.train.evaluation`.
 
-A model of the recipe is trained first, from checkpoint to checkpoint, and each of these is scored as a folder
-of transformers. What is finished is kept in the run's folder, so that a later start goes on from there.
+A model that is there is scored as it is. A model of the recipe is trained first, from checkpoint to
+checkpoint, and each of these is scored as a folder of transformers. What is finished is kept in the run's
+folder, so that a later start goes on from there.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from twinrun.checkpoints import store_at
+from twinrun.checkpoints.hugging_face.model_folder import digest_of_folder
 from twinrun.checkpoints.hugging_face.tokenizer import FILE
 from twinrun.checkpoints.hugging_face.writing import write_folder
 from twinrun.checkpoints.verification import read_manifest
@@ -35,29 +38,38 @@ class TrainedModel(Frozen):
     result: TrainingResult
 
 
+@dataclass(frozen=True, kw_only=True)
+class FoundModel:
+    """A model that can be loaded, and where what it got is kept."""
+
+    folder: Path
+    sha256: str
+    kept: Path
+    step: int | None
+    checkpoint_sha256: str | None
+    trained: TrainedModel | None = None
+
+
 def evaluate(job: EvaluationJob) -> EvaluationResult:
     """Score the job's models, training them first where it says so; return what they got."""
     device = devices.device_of(job)
     ranks.join(job)
     if job.training:
         demand_tasks(job)
-    kept = Path(job.kept)
     models: list[ModelScores] = []
     trained: TrainedModel | None = None
     outcomes: tuple[TaskOutcome, ...] = ()
-    for step in _steps(job):
-        folder = kept / (f"step-{step}" if step else "model")
-        trained = _train(_trained(job), step, folder) if step else trained
-        model = folder / "model"
-        sha256 = subject.digest_of_folder(model)
-        loaded = _load(job, model, device)
-        outcomes = score_tasks(job, loaded, sha256=sha256, folder=folder / "tasks")
+    for found in _models(job):
+        trained = found.trained
+        loaded = _load(job, found.folder, device)
+        outcomes = score_tasks(job, loaded, sha256=found.sha256, folder=found.kept / "tasks")
         tokenizer = subject.tokenizer_digest(loaded.tokenizer)
         models.append(
             ModelScores(
-                step=step,
-                checkpoint_sha256=trained.checkpoint_sha256 if trained else None,
-                sha256=sha256,
+                step=found.step,
+                checkpoint_sha256=found.checkpoint_sha256,
+                sha256=found.sha256,
+                parameters=loaded.model.num_parameters(),
                 tasks=tuple(one.score for one in outcomes),
             )
         )
@@ -86,14 +98,41 @@ def samples_text(outcomes: tuple[TaskOutcome, ...]) -> str:
     return "".join(f"{one.model_dump_json()}\n" for one in ordered)
 
 
-def _steps(job: EvaluationJob) -> Iterator[int | None]:
-    """Yield after how many steps the training is scored; None for a model that is there."""
-    if job.training is None:
-        yield None
+def _models(job: EvaluationJob) -> Iterator[FoundModel]:
+    """Yield each model that is scored: the one that is there, or what the training has after some steps."""
+    kept = Path(job.kept)
+    if (given := job.model) is not None:
+        yield FoundModel(
+            folder=Path(given.folder),
+            sha256=_digest(Path(given.folder), allowed=given.sha256),
+            kept=kept / "model",
+            step=given.step,
+            checkpoint_sha256=given.checkpoint_sha256,
+        )
         return
-    end = job.training.training.steps
-    yield from range(job.every, end, job.every) if job.every else ()
+    for step in _steps(_trained(job).training.steps, job.every):
+        folder = kept / f"step-{step}"
+        trained = _train(_trained(job), step, folder)
+        yield FoundModel(
+            folder=folder / "model",
+            sha256=_digest(folder / "model"),
+            kept=folder,
+            step=step,
+            checkpoint_sha256=trained.checkpoint_sha256,
+            trained=trained,
+        )
+
+
+def _steps(end: int, every: int | None) -> Iterator[int]:
+    """Yield after how many steps a training is scored; its end is always one."""
+    yield from range(every, end, every) if every else ()
     yield end
+
+
+def _digest(folder: Path, *, allowed: str | None = None) -> str:
+    """Return the digest of a model, which the first rank alone computes."""
+    digest: str = ranks.together(lambda: digest_of_folder(folder, allowed=allowed), ranks.everyone())
+    return digest
 
 
 def _trained(job: EvaluationJob) -> TrainingJob:
@@ -133,7 +172,9 @@ def _export(job: TrainingJob, step: int, model: Path) -> str:
 
 
 def _load(job: EvaluationJob, folder: Path, device: torch.device) -> RankedModel:
-    tokenizer = subject.load_tokenizer(folder, vocabulary=subject.vocabulary_of(folder))
+    tokenizer = subject.load_tokenizer(
+        folder, vocabulary=subject.vocabulary_of(folder), allowed=job.tokenizer
+    )
     model = subject.load_model(folder, precision=job.precision, device=device)
     return RankedModel(model, tokenizer=tokenizer, batch=job.batch, report=lambda _asked: None)
 

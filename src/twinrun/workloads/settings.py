@@ -9,6 +9,8 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.published import Accepted
 
 Grade = Literal["large", "some", "small", "none"]
+# What is found of a published field that a run does not have.
+NOT_RECORDED = "not recorded"
 Value = str | int | float | bool
 # The configuration of a run in the terms a publication states it, compared before any time is spent.
 Fingerprint = dict[str, Value]
@@ -35,7 +37,7 @@ class Difference(Frozen):
 def differences(found: Fingerprint, published: Mapping[str, Accepted]) -> tuple[Difference, ...]:
     """List the published fields that `found` does not have, in the published order."""
     return tuple(
-        Difference(field=field, found=found.get(field, "not recorded"), published=accepted)
+        Difference(field=field, found=found.get(field, NOT_RECORDED), published=accepted)
         for field, accepted in published.items()
         if found.get(field) not in (accepted if isinstance(accepted, tuple) else (accepted,))
     )

@@ -19,8 +19,10 @@ from twinrun.predict.point import PointPrediction
 from twinrun.protocol.job import Checkpointing, Job
 from twinrun.protocol.layout import Precision
 from twinrun.protocol.measurements import Fact, Measurement, Numbers
+from twinrun.protocol.model_source import ModelSource
 from twinrun.protocol.models.shape import Positive
 from twinrun.protocol.power import PowerReading
+from twinrun.protocol.storage import StorageNeed
 from twinrun.workloads.data_request import DataRequest
 from twinrun.workloads.settings import Difference, Factor, Fingerprint, differences, nearest
 from twinrun.workloads.tables_and_charts import Chart, Table
@@ -151,6 +153,10 @@ class Run(Frozen):
     checkpointing: Checkpointing | None = None
     watchdog_seconds: float | None = None
     power: PowerReading | None = None
+    documents: str = Field(default="", exclude=True)
+    """Folder of the documents that were asked for, empty where there are none; no part of every job."""
+    model: str = Field(default="", exclude=True)
+    """Folder of the model that is there, empty where there is none; no part of every job."""
 
 
 class PointRecord(Numbers, Generic[PointPart]):
@@ -217,14 +223,6 @@ class Demand(Frozen):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StorageNeed:
-    """A folder that takes the optimizer state of so many parameters."""
-
-    folder: str
-    parameters: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class PointDescription:
     """What follows from the plan of one point."""
 
@@ -262,6 +260,8 @@ class PlanDescription:
     """The data that the ranks read, None where there is none."""
     documents: DataRequest | None = None
     """Further data that must have been fetched, None where there is none."""
+    model: ModelSource | None = None
+    """Model that is there and is read, None where there is none."""
     identity: Mapping[str, str] = field(default_factory=dict)
     """What a checkpoint must have in common with a run that goes on from it, before any data."""
     kernels: bool = True

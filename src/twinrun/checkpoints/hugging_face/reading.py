@@ -65,7 +65,7 @@ def read_folder(folder: Path, store: Store) -> int:
             found=store.steps(),
             hint="choose another place",
         )
-    form, sizes = form_of_config(_json(folder / CONFIG), place=str(folder / CONFIG))
+    form, sizes = form_of_config(read_json(folder / CONFIG), place=str(folder / CONFIG))
     tensors, seal = _tensors(folder)
     pairs = list(form.pairs(sizes))
     _demand_held(tensors, pairs, form, folder)
@@ -150,7 +150,7 @@ def _tensors(folder: Path) -> tuple[dict[str, TensorLocation], Seal | None]:
     """Return every tensor of the folder by its name, and what our own conversion says of them."""
     found: dict[str, TensorLocation] = {}
     seal = None
-    for path in _files(folder):
+    for path in weight_files(folder):
         header = _header(path)
         entries = parse_header(header, place=str(path))
         _demand_whole(path, entries, len(header))
@@ -159,8 +159,11 @@ def _tensors(folder: Path) -> tuple[dict[str, TensorLocation], Seal | None]:
     return found, seal
 
 
-def _files(folder: Path) -> list[Path]:
-    """Return the files with the weights: one, or those that an index names."""
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files with the weights: one, or those that an index names; raises InputError, DamagedError.
+
+    Files that nothing names are not read.
+    """
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if not (folder / INDEX).is_file():
@@ -170,7 +173,7 @@ def _files(folder: Path) -> list[Path]:
             found=sorted(path.name for path in folder.iterdir()),
             allowed=(WEIGHTS, INDEX),
         )
-    named = _json(folder / INDEX).get("weight_map")
+    named = read_json(folder / INDEX).get("weight_map")
     names = {Path(str(name)).name for name in named.values()} if isinstance(named, dict) else set()
     missing = sorted(name for name in names if not (folder / name).is_file())
     if missing or not names:
@@ -212,7 +215,8 @@ def _seal(metadata: dict[str, str], path: Path) -> Seal | None:
         raise DamagedError("no digests of a conversion", place=str(path), found=repr(error)) from None
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Return an object of JSON beside weights; raises InputError, MachineError."""
     try:
         found = parse_json(read_regular(path, limit=MAX_JSON_BYTES, links=True))
     except OSError as error:

@@ -54,7 +54,7 @@ def tokenizer_files(
     if known == BYTES and file is None:
         content = json.dumps(_byte_tokenizer(), ensure_ascii=False).encode()
     else:
-        found = file or _fetched(known)
+        found = file or fetched_tokenizer(known)
         if found is None:
             return None
         content = _read(found)
@@ -68,10 +68,18 @@ def tokenizer_files(
     return TokenizerFiles({FILE: content, CONFIG: config}, end)
 
 
-def _fetched(sha256: str | None) -> Path | None:
-    """Return the file with this digest among those that `invoke data` has fetched."""
-    folder = cache_root() / "downloads"
-    found = sorted(folder.rglob(FILE)) if sha256 and folder.is_dir() else []
+def is_known(identity: Mapping[str, str]) -> bool:
+    """Say whether `tokenizer_files` finds the tokenizer of a model without being given a file."""
+    known = identity.get(IDENTITY)
+    return known == BYTES or fetched_tokenizer(known) is not None
+
+
+def fetched_tokenizer(sha256: str | None) -> Path | None:
+    """Return the file with this digest among those that `invoke data` has fetched or prepared."""
+    if sha256 is None:
+        return None
+    root = cache_root()
+    found = sorted([*(root / "downloads").rglob(FILE), *(root / "data").glob(f"*/{FILE}")])
     return next((one for one in found if sha256_of_bytes(one.read_bytes()) == sha256), None)
 
 

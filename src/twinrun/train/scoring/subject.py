@@ -1,79 +1,104 @@
-"""The model that is scored: a folder of transformers with its tokenizer, refused where both do not fit."""
+"""The model that is scored: a folder of transformers with its tokenizer, refused where both do not fit.
+
+Nothing that lies in the folder is executed: weights are safetensors, and code beside them is not imported.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from tokenizers import Tokenizer
 
+from twinrun.checkpoints.hugging_face.model_folder import PARTS
+from twinrun.checkpoints.hugging_face.reading import read_json
 from twinrun.checkpoints.hugging_face.tokenizer import CONFIG as TOKENIZER_CONFIG
 from twinrun.checkpoints.hugging_face.tokenizer import FILE as TOKENIZER
 from twinrun.checkpoints.hugging_face.writing import CONFIG
 from twinrun.foundation.errors import InputError
-from twinrun.foundation.files import sha256_of_file
+from twinrun.foundation.text import plural
 from twinrun.train.models import DTYPES
 
-
-def digest_of_folder(folder: Path) -> str:
-    """Return a digest of the configuration, the weights and the tokenizer of a folder of transformers.
-
-    Raises:
-        InputError: there is no configuration, or no weights as safetensors.
-    """
-    weights = sorted(folder.glob("*.safetensors"))
-    for name, there in ((CONFIG, (folder / CONFIG).is_file()), ("*.safetensors", bool(weights))):
-        if not there:
-            raise InputError("not a folder of transformers", place=str(folder), found=f"no {name}")
-    files = [folder / CONFIG, *weights, folder / TOKENIZER]
-    lines = [f"{one.name} {sha256_of_file(one)}\n" for one in files if one.is_file()]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+_TRUST = {"local_files_only": True, "trust_remote_code": False}
 
 
 def load_model(folder: Path, *, precision: str, device: torch.device) -> Any:
-    """Return the model of a folder on `device`, its weights in the type that it is scored in."""
+    """Return the model of a folder on `device`, its weights in the type that it is scored in.
+
+    Raises:
+        InputError: transformers has no class for it without code of others, or weights are missing.
+    """
     # Half a minute at most; a rank that only trains needs none of it.
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
-        str(folder), torch_dtype=DTYPES[precision], local_files_only=True, use_safetensors=True
-    )
+    try:
+        model, loaded = AutoModelForCausalLM.from_pretrained(
+            str(folder),
+            torch_dtype=DTYPES[precision],
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **_TRUST,
+        )
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise _unloadable("model", folder, error) from None
+    # transformers draws what does not fit, and scores of that would be noise.
+    other = [name for name, *_ in loaded["mismatched_keys"]]
+    if unfit := sorted([*loaded["missing_keys"], *other]):
+        found = f"{plural(len(unfit), 'tensor')}, {unfit[0]} first"
+        message = "weights that config.json asks for are missing or of another size"
+        raise InputError(message, place=str(folder), found=found)
     return model.to(device).eval()
 
 
-def load_tokenizer(folder: Path, *, vocabulary: int) -> Any:
+def load_tokenizer(folder: Path, *, vocabulary: int, allowed: str | None = None) -> Any:
     """Return the tokenizer of a folder.
 
-    Raises:
-        InputError: there is none, it has no end token, or tokens that the model has no row for.
-    """
-    from transformers import PreTrainedTokenizerFast
+    Args:
+        allowed: the only digest that it may have.
 
-    if not (folder / TOKENIZER).is_file():
+    Raises:
+        InputError: it cannot be loaded, is another one, has no end token, or tokens that the model has no row
+            for.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), use_fast=True, **_TRUST)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise _unloadable("tokenizer", folder, error) from None
+    if not tokenizer.is_fast:
         raise InputError(
-            "no tokenizer beside the model",
-            place=str(folder),
-            found=f"no {TOKENIZER}",
-            hint="`invoke checkpoint convert --tokenizer FILE` writes one",
+            "no tokenizer of the library tokenizers", place=str(folder), found=type(tokenizer).__name__
         )
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
-    if tokenizer.eos_token_id is None:
+    if (end := tokenizer.eos_token) is None or not _has(folder, end):
         raise InputError(
             "the tokenizer has no end token, with which a prompt without a context begins",
             place=str(folder / TOKENIZER_CONFIG),
-            found="no eos_token",
+            found=f"eos_token {end}, which is no token" if end else "no eos_token",
         )
     largest = max(tokenizer.get_vocab().values())
     if largest >= vocabulary:
         raise InputError(
             "the tokenizer has tokens that the model has no row for: it is another model's",
-            place=str(folder / TOKENIZER),
+            place=str(folder),
             found=largest,
             allowed=f"below {vocabulary}",
         )
+    if allowed is not None and (found := tokenizer_digest(tokenizer)) != allowed:
+        raise InputError("another tokenizer", place=str(folder), found=f"sha256 {found}", allowed=allowed)
     return tokenizer
+
+
+def _has(folder: Path, token: str) -> bool:
+    """Say whether the tokenizer's files have a token; transformers adds one that they lack, as a new row."""
+    if (folder / TOKENIZER).is_file():
+        return Tokenizer.from_file(str(folder / TOKENIZER)).token_to_id(token) is not None
+    added = folder / "added_tokens.json"
+    return any(token in read_json(file) for file in (folder / PARTS[0], added) if file.is_file())
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
@@ -83,13 +108,17 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
 def vocabulary_of(folder: Path) -> int:
     """Return the rows of the embedding, as config.json has them; raises InputError."""
-    content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    if not isinstance(content.get("vocab_size"), int):
+    found = read_json(folder / CONFIG).get("vocab_size")
+    if not isinstance(found, int):
         raise InputError(
             "config.json does not say how many tokens the model knows",
             place=str(folder / CONFIG),
-            found=content.get("vocab_size"),
+            found=found,
             allowed="vocab_size",
         )
-    found: int = content["vocab_size"]
     return found
+
+
+def _unloadable(what: str, folder: Path, error: Exception) -> InputError:
+    said = str(error).strip().partition("\n")[0]
+    return InputError(f"transformers cannot load the {what}", place=str(folder), found=said)

@@ -12,9 +12,12 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.recipe import LoadedRecipe, Scale, Sweep
 from twinrun.protocol.evaluation import NamedTask, PackageSource, TaskSpec
 from twinrun.protocol.layout import Precision
+from twinrun.protocol.model_source import ModelSource, model_source
 from twinrun.protocol.models import AnyShape, ModelShape, member, members
 from twinrun.protocol.models.shape import Positive
 from twinrun.protocol.training import DataSource, Training
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class EvaluationScale(Scale):
@@ -34,8 +37,13 @@ class EvaluationScales(Frozen):
 class Evaluation(Frozen):
     """A model, and what it is scored on."""
 
+    model: str | None = None
+    """A model that is there, scored as it is: `OWNER/NAME@COMMIT`, a folder, or `PLACE/step-NNNNNNNN@SHA256`.
+    Null scores what `training` trains."""
+    tokenizer: Digest | None = None
+    """Digest that the tokenizer must have, as a record has it; any where not given."""
     training: Training
-    """The training whose checkpoints are scored."""
+    """The training whose checkpoints are scored where no model is given."""
     every: Positive | None = None
     """Optimizer steps between two checkpoints that are scored, while the training goes on; the last is always
     scored."""
@@ -95,17 +103,26 @@ class EvaluationPlan(Frozen):
 
     evaluation: Evaluation
     tasks: tuple[NamedTask, ...]
-    shape: AnyShape
-    data: DataSource
+    shape: AnyShape | None = None
+    """Model that is trained; null where one is there."""
+    data: DataSource | None = None
+    """What it is trained on; null where a model is there."""
     documents: PackageSource | None = None
     """Null where no task of the harness is asked."""
+
+    @property
+    def given(self) -> ModelSource | None:
+        """The model that is there; None where one is trained."""
+        asked = self.evaluation.model
+        return None if asked is None else model_source(asked, place="evaluation.model")
 
 
 class EvaluationPoint(Frozen):
     """What the placement adds to the plan."""
 
     microbatches: tuple[int, ...]
-    """Sequences of one forward pass of the training, largest first; the first that fits is kept."""
+    """Sequences of one forward pass of the training, largest first, the first that fits is kept; none where
+    nothing is trained."""
 
 
 def check_names(recipe: LoadedRecipe[EvaluationTables]) -> None:
@@ -121,6 +138,8 @@ def check_names(recipe: LoadedRecipe[EvaluationTables]) -> None:
 def demand_known(tables: EvaluationTables, asked: Evaluation, place: str) -> None:
     """Raise InputError where an evaluation names a model, data or a task that the recipe does not have."""
     training = asked.training
+    if asked.model is not None:
+        model_source(asked.model, place=f"{place}model")
     require_known(training.model, sorted(tables.models), "no such name", place=f"{place}training.model")
     require_known(training.data, sorted(tables.data), "no such name", place=f"{place}training.data")
     for name in asked.tasks:

@@ -15,6 +15,7 @@ from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.evaluation import MEAN, EvaluationLine, EvaluationResult, ModelScores, TaskScore
 from twinrun.protocol.formulas import FORWARD_SHARE
 from twinrun.protocol.measurements import Fact, Measurement, Numbers, Series, sampled
+from twinrun.protocol.model_source import in_words
 from twinrun.protocol.training import StepMetrics, TrainingResult
 from twinrun.workloads.evaluation.manifest import EvaluationPlan, EvaluationPoint
 from twinrun.workloads.evaluation.plan import ERROR, FORWARD, KEPT, RATE, SCORE
@@ -66,7 +67,8 @@ def measured(part: EvaluationPlan, _point: Point[EvaluationPoint], result: Evalu
     trained = result.training
     if trained is None:
         found.append(sampled("peak-memory", [memory], metric="peak-memory", unit="GiB", per="device"))
-        return Numbers(measurements=tuple(found), facts=_facts(result))
+        facts: dict[str, Fact] = {**_facts(result), "parameters": last.parameters}
+        return Numbers(measurements=tuple(found), facts=facts)
     training = _training(part, trained)
     found.append(sampled("peak-memory", [memory], metric="peak-memory", unit="GiB", per="device"))
     return Numbers(
@@ -118,6 +120,7 @@ def _mean_error(model: ModelScores) -> float:
 
 def _training(part: EvaluationPlan, trained: TrainingResult) -> Numbers:
     """Return the losses and step times of the training; raises RunError for another model."""
+    assert part.shape is not None, "a training has a model of its own"
     expected = part.shape.parameters()
     if trained.parameters != expected:
         raise RunError(
@@ -203,14 +206,19 @@ def terms(part: EvaluationPlan, point: PointRecord[EvaluationPoint]) -> Comparis
     }
     settings = {name: str(value) for name, value in prompts.items()}
     settings |= {name: str(point.facts[name]) for name in ("harness", "tokenizer sha256", "weights sha256")}
-    tables = {"evaluation": flat(asked), "shape": flat(part.shape), "data": flat(part.data)}
-    for table, values in tables.items():
+    settings |= {
+        f"evaluation.{name}": value
+        for name, value in flat(asked).items()
+        if name != "model" and not name.startswith("training.")
+    }
+    if part.shape and part.data:
+        trained = {"training": asked.training, "shape": part.shape, "data": part.data}
         settings |= {
-            name if name.startswith("training.") else f"{table}.{name}": value
-            for name, value in values.items()
+            f"{table}.{name}": value for table, one in trained.items() for name, value in flat(one).items()
         }
+    model = in_words(part.given) if part.given else asked.training.model
     return ComparisonTerms(
-        settings={"model": asked.training.model, **settings},
+        settings={"model": model, **settings},
         premises=(
             Premise(values=prompts, otherwise="other questions, or scored by another rule ({changed})"),
         ),

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
+from typing import Any
 
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.text import plural
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
-from twinrun.protocol.evaluation import MEAN, EvaluationJob, NamedTask, PackageSource
+from twinrun.protocol.evaluation import MEAN, EvaluationJob, GivenModel, NamedTask, PackageSource
 from twinrun.protocol.job import Checkpointing
-from twinrun.protocol.training import TrainingJob, identity
+from twinrun.protocol.model_source import (
+    CheckpointModel,
+    FolderModel,
+    ModelSource,
+    RepositoryModel,
+    in_words,
+)
+from twinrun.protocol.models import AnyShape
+from twinrun.protocol.training import DataSource, Training, TrainingJob, identity
 from twinrun.workloads.data_request import DataRequest
 from twinrun.workloads.evaluation.manifest import (
+    Evaluation,
     EvaluationPlan,
     EvaluationPoint,
     EvaluationTables,
@@ -26,6 +37,8 @@ from twinrun.workloads.training_terms import fingerprint, refuse_composer
 from twinrun.workloads.workload import (
     Choice,
     Demand,
+    Hardware,
+    Placement,
     PlanDescription,
     PlanRequest,
     Point,
@@ -87,7 +100,39 @@ def plan(request: PlanRequest[EvaluationTables]) -> WorkloadPlan[EvaluationPlan,
     asked = overlay(tables.evaluation, scale=scale.set, manifest=recipe.manifest, user=overrides)
     demand_known(tables, asked, "--set ")
     # Scores are the same at every size: the most devices are the fastest.
-    place, training = placement(scale.sweep, counts[-1]), asked.training
+    place = placement(scale.sweep, counts[-1])
+    named = tuple(NamedTask(name=name, **tables.tasks[name].model_dump()) for name in asked.tasks)
+    part = EvaluationPlan(evaluation=asked, tasks=named, documents=_needed(tables, named))
+    if part.given:
+        _refuse_of_training(asked, overrides)
+        microbatches: tuple[int, ...] = ()
+        choice = Choice(name="model", value=in_words(part.given), because="asked for; nothing is trained")
+    else:
+        training = _trainable(asked.training, place, hardware)
+        shape, data = tables.models[training.model], tables.data[training.data]
+        part = part.model_copy(update={"shape": shape, "data": data})
+        microbatches = _microbatches(training.microbatch)
+        because = f"trained for {training.steps} steps"
+        choice = Choice(name="model", value=training.model, because=because)
+    tasks = ", ".join(one.name for one in named)
+    return WorkloadPlan(
+        part=part,
+        points=(Point(**place.model_dump(), part=EvaluationPoint(microbatches=microbatches)),),
+        choices=(choice, Choice(name="tasks", value=plural(len(named), "task"), because=tasks)),
+    )
+
+
+def _refuse_of_training(asked: Evaluation, overrides: Mapping[str, object]) -> None:
+    """Raise InputError for a setting of the training that a model which is there does not have."""
+    for key in ("every", *overrides):
+        if key.startswith("training.") or (key == "every" and asked.every is not None):
+            raise InputError(
+                "nothing is trained: the model is there", place=f"--set {key}", hint="leave it or `model` out"
+            )
+
+
+def _trainable(training: Training, place: Placement, hardware: Hardware) -> Training:
+    """Return a training that can be scored at a placement; raises InputError."""
     if training.trainer == "deepspeed":
         raise InputError(
             "a training that is scored has no layouts",
@@ -103,21 +148,7 @@ def plan(request: PlanRequest[EvaluationTables]) -> WorkloadPlan[EvaluationPlan,
             found=training.global_batch,
             allowed=f"a multiple of {place.world_size}",
         )
-    named = tuple(NamedTask(name=name, **tables.tasks[name].model_dump()) for name in asked.tasks)
-    point = EvaluationPoint(microbatches=_microbatches(training.microbatch))
-    shape, data = tables.models[training.model], tables.data[training.data]
-    return WorkloadPlan(
-        part=EvaluationPlan(
-            evaluation=asked, tasks=named, shape=shape, data=data, documents=_needed(tables, named)
-        ),
-        points=(Point(**place.model_dump(), part=point),),
-        choices=(
-            Choice(name="model", value=training.model, because=f"trained for {training.steps} steps"),
-            Choice(
-                name="tasks", value=plural(len(named), "task"), because=", ".join(one.name for one in named)
-            ),
-        ),
-    )
+    return training
 
 
 def _needed(tables: EvaluationTables, named: Sequence[NamedTask]) -> PackageSource | None:
@@ -136,43 +167,60 @@ def _microbatches(largest: object) -> tuple[int, ...]:
 
 def describe(part: EvaluationPlan, points: Sequence[Point[EvaluationPoint]]) -> PlanDescription:
     """Return what follows from a plan of an evaluation."""
-    asked, training = part.evaluation, part.evaluation.training
+    asked, given = part.evaluation, part.given
     rules = {one.name: f"{one.rule}, {asked.shots} shots" for one in part.tasks}
     scored = {name: value for name, value in flat(asked).items() if not name.startswith("training.")}
-    return PlanDescription(
-        subject=f"{training.model}, {plural(len(part.tasks), 'task')}",
-        configuration=(
-            ("Evaluation", scored),
-            ("Tasks", rules),
-            ("Training", flat(training)),
-            ("Model", flat(part.shape)),
-            ("Data", flat(part.data)),
-        ),
+    described = PlanDescription(
+        subject=f"{in_words(given) if given else asked.training.model}, {plural(len(part.tasks), 'task')}",
+        configuration=(("Evaluation", scored), ("Tasks", rules)),
+        points={
+            point.id: PointDescription(attempts=("the model",), steps=len(part.tasks)) for point in points
+        },
+        documents=_documents(part.documents) if part.documents else None,
+        model=given,
+        kernels=False,
+        fingerprint=_fingerprint(part),
+    )
+    return described if given else _with_training(described, part, points)
+
+
+def _with_training(
+    described: PlanDescription, part: EvaluationPlan, points: Sequence[Point[EvaluationPoint]]
+) -> PlanDescription:
+    """Return the description of a plan whose model is trained first."""
+    training, (shape, data) = part.evaluation.training, _trained(part)
+    shown = (("Training", flat(training)), ("Model", flat(shape)), ("Data", flat(data)))
+    return dataclasses.replace(
+        described,
+        configuration=(*described.configuration, *shown),
         points={
             point.id: PointDescription(
                 attempts=tuple(f"microbatch {size}" for size in point.part.microbatches),
                 steps=training.steps,
                 rising_steps=training.optimizer.warmup_steps or 0,
-                expected={"parameters": (part.shape.parameters(),)},
+                expected={"parameters": (shape.parameters(),)},
             )
             for point in points
         },
-        data=DataRequest(name=training.data, source=part.data, sequence=part.shape.sequence),
-        documents=_documents(part.documents) if part.documents else None,
-        identity=identity(part.shape, training),
+        data=DataRequest(name=training.data, source=data, sequence=shape.sequence),
+        identity=identity(shape, training),
         kernels=training.kernels == "ours" or training.attention == "triton",
         modules=_MODULES[training.trainer],
-        fingerprint=_fingerprint(part),
     )
 
 
+def _trained(part: EvaluationPlan) -> tuple[AnyShape, DataSource]:
+    """Return the model that is trained, and on what."""
+    assert part.shape is not None, "a model is there"
+    assert part.data is not None, "a model is there"
+    return part.shape, part.data
+
+
 def _fingerprint(part: EvaluationPlan) -> Fingerprint:
-    """Return the training's fields, and those of a score: harness, shots, and the rule of each task."""
+    """Return the model's fields, and those of a score: harness, shots, and the rule of each task."""
     asked = part.evaluation
-    tokens = asked.training.steps * asked.training.global_batch * part.shape.sequence
     return {
-        **fingerprint(part.shape, asked.training, part.data),
-        "tokens": tokens,
+        **(_given_marks(part.given) if part.given else _training_marks(part)),
         "evaluation.harness": HARNESS,
         "evaluation.shots": asked.shots,
         "evaluation.precision": asked.precision,
@@ -181,23 +229,22 @@ def _fingerprint(part: EvaluationPlan) -> Fingerprint:
     }
 
 
+def _given_marks(given: ModelSource) -> Fingerprint:
+    """Return what says which model is there; of a folder without a digest its record alone has one."""
+    found = given.model_dump(include={"repository", "revision", "step", "sha256"}, exclude_none=True)
+    return {f"model.{name}": value for name, value in {"kind": given.kind, **found}.items()}
+
+
+def _training_marks(part: EvaluationPlan) -> Fingerprint:
+    training, (shape, data) = part.evaluation.training, _trained(part)
+    tokens = training.steps * training.global_batch * shape.sequence
+    return {**fingerprint(shape, training, data), "tokens": tokens}
+
+
 def job(part: EvaluationPlan, point: Point[EvaluationPoint], attempt: int, run: Run) -> EvaluationJob:
     """Return the job of one attempt, with the microbatch that its training tries."""
-    asked, training = part.evaluation, part.evaluation.training
-    folder = PurePosixPath(run.metrics).parent
-    saved = run.checkpointing or Checkpointing(
-        place=str(folder / "checkpoints" / point.id), steps=asked.every or training.steps
-    )
+    asked = part.evaluation
     shared = run.model_dump(exclude={"checkpointing"}) | {"point": point.id, "world_size": point.world_size}
-    trained = TrainingJob(
-        **shared,
-        checkpointing=saved,
-        shape=part.shape,
-        training=training,
-        microbatch=point.part.microbatches[attempt],
-        sharding="none" if point.world_size == 1 else training.sharding,
-    )
-    documents = _documents(part.documents).folder() if part.documents else ""
     return EvaluationJob(
         **{name: value for name, value in shared.items() if name not in ("data", "power")},
         tasks=part.tasks,
@@ -205,8 +252,42 @@ def job(part: EvaluationPlan, point: Point[EvaluationPoint], attempt: int, run: 
         batch=asked.batch,
         precision=asked.precision,
         limit=asked.limit,
-        training=trained,
+        training=None if part.given else _training_job(part, point, attempt, run, shared),
+        model=_given(part.given, run.model) if part.given else None,
+        tokenizer=asked.tokenizer,
         every=asked.every,
-        documents=str(PurePosixPath(run.data).parent / documents) if documents else "",
-        kept=str(folder / "models" / point.id),
+        documents=run.documents,
+        kept=str(PurePosixPath(run.metrics).parent / "models" / point.id),
+    )
+
+
+def _given(source: ModelSource, folder: str) -> GivenModel:
+    match source:
+        case FolderModel(sha256=sha256):
+            return GivenModel(folder=folder, sha256=sha256)
+        case CheckpointModel(step=step, sha256=sha256):
+            return GivenModel(folder=folder, step=step, checkpoint_sha256=sha256)
+        case RepositoryModel():
+            return GivenModel(folder=folder)
+
+
+def _training_job(
+    part: EvaluationPlan,
+    point: Point[EvaluationPoint],
+    attempt: int,
+    run: Run,
+    shared: Mapping[str, Any],
+) -> TrainingJob:
+    training, (shape, _) = part.evaluation.training, _trained(part)
+    saved = run.checkpointing or Checkpointing(
+        place=str(PurePosixPath(run.metrics).parent / "checkpoints" / point.id),
+        steps=part.evaluation.every or training.steps,
+    )
+    return TrainingJob(
+        **shared,
+        checkpointing=saved,
+        shape=shape,
+        training=training,
+        microbatch=point.part.microbatches[attempt],
+        sharding="none" if point.world_size == 1 else training.sharding,
     )

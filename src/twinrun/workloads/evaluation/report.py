@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from twinrun.protocol.evaluation import MEAN
 from twinrun.protocol.measurements import Measurement
+from twinrun.protocol.model_source import in_words
 from twinrun.workloads.curve_charts import curves_of, distance_in_words
 from twinrun.workloads.evaluation.manifest import EvaluationPlan, EvaluationPoint, EvaluationTables
 from twinrun.workloads.evaluation.plan import SCORE
@@ -50,7 +51,8 @@ def _scores(
         rows=(*rows, mean),
         notes=(
             f"harness: {point.facts['harness']}, {record.part.evaluation.shots} shots",
-            f"weights: sha256 {point.facts['weights sha256']}",
+            *(f"model: {in_words(given)}" for given in (record.part.given,) if given),
+            f"{point.facts['parameters']:,} parameters, sha256 {point.facts['weights sha256']}",
             "rule: what the log-likelihood of an answer is divided by before the largest is taken",
         ),
     )
@@ -105,6 +107,8 @@ def _scored(
     record: RecordView[EvaluationPlan, EvaluationPoint], point: PointRecord[EvaluationPoint]
 ) -> dict[int, str]:
     """Return the steps after which the model was scored, each with what ends the names of its numbers."""
+    if record.part.given:
+        return {}
     prefix = f"{MEAN}/step-"
     before = [
         int(one.id.removeprefix(prefix))

@@ -10,6 +10,7 @@ from twinrun.foundation.text import duration
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
 from twinrun.protocol.models import AnyShape
+from twinrun.protocol.storage import StorageNeed
 from twinrun.protocol.training import Training, TrainingJob, identity
 from twinrun.workloads.data_request import DataRequest
 from twinrun.workloads.settings import flat
@@ -42,7 +43,6 @@ from twinrun.workloads.workload import (
     Point,
     PointDescription,
     Run,
-    StorageNeed,
     WorkloadPlan,
 )
 

@@ -1,0 +1,64 @@
+"""A folder as transformers reads it: which of its files decide a score, and their digest.
+
+Weights are safetensors alone: what has to be executed to be read is not looked at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from twinrun.checkpoints.hugging_face.reading import INDEX, weight_files
+from twinrun.checkpoints.hugging_face.tokenizer import CONFIG as TOKENIZER_CONFIG
+from twinrun.checkpoints.hugging_face.tokenizer import FILE as TOKENIZER
+from twinrun.checkpoints.hugging_face.writing import CONFIG, WEIGHTS
+from twinrun.foundation.errors import InputError
+from twinrun.foundation.files import sha256_of_file
+
+# A tokenizer is one file, or the two that GPT-2's came in.
+PARTS = ("vocab.json", "merges.txt")
+SMALL = (CONFIG, TOKENIZER, TOKENIZER_CONFIG, *PARTS, "special_tokens_map.json", "added_tokens.json")
+# What is fetched of a repository: shell patterns.
+PATTERNS = (*SMALL, WEIGHTS, "model-*-of-*.safetensors", INDEX)
+
+
+def lacking(names: set[str]) -> tuple[str, str] | None:
+    """Return what the files of a model lack and what helps, or None."""
+    if CONFIG not in names:
+        return f"no {CONFIG}", f"a model of transformers has its sizes in {CONFIG}"
+    if not any(name.endswith(".safetensors") for name in names):
+        return "no *.safetensors", (
+            "pickles are never loaded; some repositories have a conversion under another commit"
+        )
+    if TOKENIZER not in names and not names.issuperset(PARTS):
+        return f"no {TOKENIZER}, and no {' with '.join(PARTS)}", (
+            "`invoke checkpoint convert --tokenizer FILE` writes one beside the weights of a checkpoint"
+        )
+    return None
+
+
+def model_files(folder: Path) -> list[Path]:
+    """Return the files that decide a score; raises InputError, DamagedError where one is missing."""
+    if not folder.is_dir():
+        raise InputError("no such folder of a model", place=str(folder))
+    if lack := lacking({path.name for path in folder.iterdir()}):
+        raise InputError("not a whole folder of transformers", place=str(folder), found=lack[0], hint=lack[1])
+    small = [folder / name for name in (*SMALL, INDEX) if (folder / name).is_file()]
+    return sorted([*small, *weight_files(folder)])
+
+
+def digest_of_folder(folder: Path, *, allowed: str | None = None) -> str:
+    """Return a digest of the configuration, the weights and the tokenizer of a folder.
+
+    Args:
+        allowed: the only digest that it may have.
+
+    Raises:
+        InputError: one of these is not there, or they have another digest.
+        DamagedError: an index names weights that are not there.
+    """
+    lines = [f"{one.name} {sha256_of_file(one)}\n" for one in model_files(folder)]
+    found = hashlib.sha256("".join(lines).encode()).hexdigest()
+    if allowed is not None and found != allowed:
+        raise InputError("the model has another digest", place=str(folder), found=found, allowed=allowed)
+    return found

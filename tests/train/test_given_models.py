@@ -1,0 +1,180 @@
+"""Models that nobody trains here: folders and checkpoints are scored as they are, or refused by name."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the packages of a stack")
+pytest.importorskip("lm_eval", reason="needs the packages of a stack")
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.train.made_models import SEQUENCE, VOCABULARY, job_at, samples_of
+from tests.train.small import MakeJob, documents
+from twinrun.checkpoints.hugging_face.model_folder import digest_of_folder
+from twinrun.foundation.errors import InputError, RunError
+from twinrun.protocol.evaluation import EvaluationJob, GivenModel, ModelScores
+from twinrun.protocol.job import Checkpointing
+from twinrun.protocol.model_source import CheckpointModel
+from twinrun.protocol.models.mpt import MptShape
+from twinrun.runs.models import demand_model, prepared_model
+from twinrun.train.corpus import Origin, write_corpus
+from twinrun.train.evaluation import evaluate
+
+
+def in_two_files(folder: Path) -> None:
+    """Write the tokenizer as GPT-2's came: a vocabulary and merges."""
+    described = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = described["model"]["vocab"] | {
+        one["content"]: one["id"] for one in described["added_tokens"]
+    }
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
+
+
+def test_a_tokenizer_in_two_files_asks_the_same(tmp_path: Path) -> None:
+    results = [evaluate(job_at(tmp_path / "one", names=("fixture-contexts",)))]
+    job = job_at(tmp_path / "two", names=("fixture-contexts",))
+    in_two_files(tmp_path / "two" / "model")
+    results.append(evaluate(job))
+    texts = [(tmp_path / name / "samples.jsonl").read_bytes() for name in ("one", "two")]
+    assert texts[0] == texts[1]
+    assert results[0].models[0].sha256 != results[1].models[0].sha256
+
+
+def changed_config(folder: Path, file: str, **values: Any) -> None:
+    content = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(content | values))
+
+
+def without(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).unlink()
+
+
+def not_numbers(folder: Path) -> None:
+    """Make a row of the last norm what a training that diverged leaves."""
+    tensors = load_file(folder / "model.safetensors")
+    tensors["transformer.ln_f.bias"][0] = float("nan")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def without_a_tensor(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["transformer.h.1.mlp.c_fc.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def as_a_pickle(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    without(folder, "model.safetensors")
+
+
+def with_code(folder: Path) -> None:
+    """Ask for a class of code that lies beside the weights, which would leave a file."""
+    (folder / "modeling_other.py").write_text(f"open({str(folder / 'executed')!r}, 'w').close()\n")
+    mapped = {name: f"modeling_other.{name}" for name in ("AutoConfig", "AutoModelForCausalLM")}
+    changed_config(folder, "config.json", model_type="other", auto_map=mapped)
+
+
+FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no-config": (lambda one: without(one, "config.json"), "no config.json"),
+    "no-safetensors": (lambda one: without(one, "model.safetensors"), r"no \*.safetensors"),
+    "pickle": (as_a_pickle, "pickles are never loaded"),
+    "no-tokenizer": (lambda one: without(one, "tokenizer.json"), "no vocab.json with merges.txt"),
+    "end-unset": (lambda one: changed_config(one, "tokenizer_config.json", eos_token=None), "no end token"),
+    "end-unknown": (
+        lambda one: changed_config(one, "tokenizer_config.json", eos_token="</s>"),
+        "eos_token </s>, which is no token",
+    ),
+    "other-vocabulary": (lambda one: changed_config(one, "config.json", vocab_size=100), "another model's"),
+    "missing-tensor": (without_a_tensor, "1 tensor, transformer.h.1.mlp.c_fc.weight first"),
+    "other-size": (lambda one: changed_config(one, "config.json", n_positions=96), "of another size"),
+    "cut": (lambda one: (one / "model.safetensors").write_bytes(b"1234"), "cannot load the model"),
+    "code": (with_code, "cannot load the"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_folder_that_is_no_whole_model_is_refused(tmp_path: Path, name: str) -> None:
+    job = job_at(tmp_path, names=("fixture-contexts",))
+    FAULTS[name][0](tmp_path / "model")
+    with pytest.raises(InputError) as caught:
+        evaluate(job)
+    assert re.search(FAULTS[name][1], str(caught.value))
+    assert str(tmp_path / "model") in str(caught.value)
+    assert not (tmp_path / "model" / "executed").exists()
+
+
+def test_a_model_of_another_digest_or_tokenizer_is_refused_with_both(tmp_path: Path) -> None:
+    job = job_at(tmp_path, names=("fixture-contexts",), tokenizer="1" * 64)
+    with pytest.raises(InputError, match="another tokenizer") as caught:
+        evaluate(job)
+    assert caught.value.allowed == "1" * 64
+    own = str(caught.value.found).removeprefix("sha256 ")
+    assert evaluate(job.model_copy(update={"tokenizer": own})).tokenizer_sha256 == own
+    assert job.model is not None
+    other = job.model.model_copy(update={"sha256": "2" * 64})
+    with pytest.raises(InputError, match="the model has another digest") as caught:
+        evaluate(job.model_copy(update={"model": other}))
+    assert (caught.value.found, caught.value.allowed) == (digest_of_folder(tmp_path / "model"), "2" * 64)
+
+
+def test_weights_that_are_no_numbers_end_the_run(tmp_path: Path) -> None:
+    job = job_at(tmp_path, names=("fixture-contexts",))
+    not_numbers(tmp_path / "model")
+    with pytest.raises(RunError, match="logits are not numbers"):
+        evaluate(job)
+
+
+def trained_job(folder: Path, make_job: MakeJob) -> EvaluationJob:
+    """Return the job of a small MPT of bytes that is scored after 3 steps, and after all 6."""
+    data = folder / "data"
+    origin = Origin(source="standard-library", sequence=SEQUENCE)
+    write_corpus(data, origin, documents(200))
+    shape = MptShape(width=16, heads=2, layers=1, vocabulary=VOCABULARY, sequence=SEQUENCE)
+    trained = make_job(shape=shape, trainer="plain", global_batch=4, microbatch=2)
+    saved = Checkpointing(place=str(folder / "checkpoints"), steps=3)
+    training = trained.model_copy(update={"data": str(data), "checkpointing": saved})
+    return job_at(folder, names=("fixture-contexts",), model=None, training=training, every=3)
+
+
+def test_a_checkpoint_scores_as_the_run_that_saved_it(
+    tmp_path: Path, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TWINRUN_CACHE", str(tmp_path / "cache"))
+    run = evaluate(trained_job(tmp_path / "run", make_job))
+    for own in run.models:
+        assert own.step is not None
+        assert own.checkpoint_sha256 is not None
+        source = CheckpointModel(
+            place=str(tmp_path / "run" / "checkpoints"), step=own.step, sha256=own.checkpoint_sha256
+        )
+        demand_model(source, container=True)
+        given = GivenModel(
+            folder=str(prepared_model(source, say=print)),
+            step=own.step,
+            checkpoint_sha256=own.checkpoint_sha256,
+        )
+        again = evaluate(job_at(tmp_path / str(own.step), names=("fixture-contexts",), model=given))
+        (found,) = again.models
+        assert times_aside(found) == times_aside(own)
+        assert again.training is None
+    last = tmp_path / str(run.models[-1].step)
+    assert samples_of(last) == samples_of(tmp_path / "run")
+
+
+def times_aside(scores: ModelScores) -> dict[str, Any]:
+    content = scores.model_dump()
+    for task in content["tasks"]:
+        del task["seconds"], task["forward_seconds"]
+    return content
