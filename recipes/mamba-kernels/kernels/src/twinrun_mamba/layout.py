@@ -43,7 +43,7 @@ class Parameters:
         Tensors must live until the kernel is started: the struct does not hold them.
         """
         fields: list[int] = []
-        for strides, member in zip(self._strides, members, strict=True):
+        for strides, member in zip(self._strides, members):
             if strides is None:
                 fields.append(member)
             elif member is None:
