@@ -49,7 +49,7 @@ def test_the_best_over_all_shapes_is_printed(
     given = ["--device", "cpu", "--kernel", "chunk_outputs", "--out", str(out)]
     assert tune_ssd.main([*given, "--shape", "small", "--shape", "2.7b"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("0.50 of the table's time: chunk_outputs,cpu,3.3,4,")
+    assert last.startswith("0.50 of the table's time: chunk_outputs,cpu,3.3,4,ieee,")
     lines = out.read_text().splitlines()
     assert lines[0].endswith("matrix_instr_nonkdim,microseconds small,microseconds 2.7b")
     assert len(lines) == 1 + 1 + 3 * 3 * 3 * 2 * 3

@@ -79,7 +79,8 @@ def value_gradients(
     products, x, b, grad, grads, steps, sums, index, d, dx, dsteps, reaching, skipped, x_batch, x_row,
     x_head, b_batch, b_row, b_group, g_batch, g_row, g_head, heads, length, chunks, GROUP: tl.constexpr, P:
     tl.constexpr, N: tl.constexpr, Q: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K:
-    tl.constexpr, BLOCK_N: tl.constexpr, HAS_INDEX: tl.constexpr, HAS_D: tl.constexpr
+    tl.constexpr, BLOCK_N: tl.constexpr, HAS_INDEX: tl.constexpr, HAS_D: tl.constexpr,
+    PRECISION: tl.constexpr
 ):  # fmt: skip
     """Write a block of rows of the gradient of x, and a part of that of D.
 
@@ -102,7 +103,7 @@ def value_gradients(
     for at in range(0, N, BLOCK_N):
         keys = tile(b, first, left, b_row, N, at, BLOCK_K, BLOCK_N)
         state = tile(grads, 0, P, N, N, at, BLOCK_P, BLOCK_N)
-        acc = tl.dot(keys.to(state.dtype), state.T, acc, input_precision="ieee")
+        acc = tl.dot(keys.to(state.dtype), state.T, acc, input_precision=PRECISION)
     acc *= to_after(sums, sums_cols, cols, index, batch, chunk, length, Q, HAS_INDEX)[:, None]
     values = tile(x, first, left, x_row, P, 0, BLOCK_K, BLOCK_P).to(tl.float32)
     tl.store(reaching + number + cols, tl.sum(acc * values, 1))
@@ -113,7 +114,7 @@ def value_gradients(
         )  # fmt: skip
         weights = tl.where(seen, product_tile(products, row, first, Q, BLOCK_M, BLOCK_K) * decay, 0.0)
         given = tile(grad, row, left, g_row, P, 0, BLOCK_M, BLOCK_P)
-        acc = tl.dot(weights.to(given.dtype).T, given, acc, input_precision="ieee")
+        acc = tl.dot(weights.to(given.dtype).T, given, acc, input_precision=PRECISION)
     tl.store(dsteps + number + cols, tl.sum(acc * values, 1))
     acc *= tl.load(steps + number + cols)[:, None]
     if HAS_D:
@@ -131,7 +132,7 @@ def product_gradients(
     products, x, grad, steps, sums, index, dproducts, over_rows, over_cols, x_batch, x_row, x_head, g_batch,
     g_row, g_head, heads, length, chunks, members, splits, part, GROUP: tl.constexpr, P: tl.constexpr, Q:
     tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, HAS_INDEX:
-    tl.constexpr
+    tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     """Write the gradient of products of C and B, summed over `members` heads of a group.
 
@@ -166,7 +167,7 @@ def product_gradients(
         decay, seen = decays(
             tl.load(own + rows), tl.load(own + cols), rows, cols, index, batch, chunk, length, Q, HAS_INDEX
         )  # fmt: skip
-        found = tl.where(seen, tl.dot(given, values.T, input_precision="ieee") * decay, 0.0)
+        found = tl.where(seen, tl.dot(given, values.T, input_precision=PRECISION) * decay, 0.0)
         step = tl.load(steps + number * Q + cols)[None, :]
         acc += found * step
         found *= weights
@@ -180,7 +181,8 @@ def projection_gradients(
     dproducts, other, x, states, own, steps, sums, index, grad, reading, o_batch, o_row, o_group, x_batch,
     x_row, x_head, own_batch, own_row, own_group, heads, length, chunks, members, splits, part, GROUP:
     tl.constexpr, P: tl.constexpr, N: tl.constexpr, Q: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_M:
-    tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, HAS_INDEX: tl.constexpr, OF_B: tl.constexpr
+    tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, HAS_INDEX: tl.constexpr, OF_B: tl.constexpr,
+    PRECISION: tl.constexpr
 ):  # fmt: skip
     """Write a block of rows of the gradient of B or of C, summed over `members` heads of a group.
 
@@ -212,7 +214,7 @@ def projection_gradients(
                 weights = product_tile(dproducts, first, col, Q, BLOCK_M, BLOCK_K)
                 weights = tl.where(rows[:, None] >= cols[None, :], weights, 0.0)
             keys = tile(other, col, left, o_row, N, at * BLOCK_N, BLOCK_K, BLOCK_N)
-            acc = tl.dot(weights.to(keys.dtype), keys, acc, input_precision="ieee")
+            acc = tl.dot(weights.to(keys.dtype), keys, acc, input_precision=PRECISION)
     if not OF_B:
         own = by_time(own, batch, chunk, group, own_batch, own_row, own_group, Q)
         queries = tile(own, first, left, own_row, N, at * BLOCK_N, BLOCK_M, BLOCK_N).to(tl.float32)
@@ -225,7 +227,7 @@ def projection_gradients(
         values = tile(values, first, left, x_row, P, 0, BLOCK_M, BLOCK_P)
         state = states + by_chunk(batch, chunk, head, heads, chunks) * (P * N)
         state = tile(state, 0, P, N, N, at * BLOCK_N, BLOCK_P, BLOCK_N)
-        found = tl.dot(values.to(state.dtype), state, input_precision="ieee")
+        found = tl.dot(values.to(state.dtype), state, input_precision=PRECISION)
         if OF_B:
             scale = to_after(sums + number * Q, sums_rows, rows, index, batch, chunk, length, Q, HAS_INDEX)
             found *= (scale * tl.load(steps + number * Q + rows))[:, None]

@@ -53,7 +53,8 @@ def chunk_sums(
 def chunk_states(
     x, b, steps, sums, index, states, x_batch, x_row, x_head, b_batch, b_row, b_group, heads, length,
     chunks, GROUP: tl.constexpr, P: tl.constexpr, N: tl.constexpr, Q: tl.constexpr, BLOCK_P: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, HAS_INDEX: tl.constexpr, FORWARD: tl.constexpr
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, HAS_INDEX: tl.constexpr, FORWARD: tl.constexpr,
+    PRECISION: tl.constexpr
 ):  # fmt: skip
     """Write what a chunk adds to its last state, from x and B.
 
@@ -80,7 +81,7 @@ def chunk_states(
         values = tile(x, first, left, x_row, P, 0, BLOCK_K, BLOCK_P)
         keys = tile(b, first, left, b_row, N, block * BLOCK_N, BLOCK_K, BLOCK_N)
         keys = (keys.to(tl.float32) * scale[:, None]).to(values.dtype)
-        acc = tl.dot(values.T, keys, acc, input_precision="ieee")
+        acc = tl.dot(values.T, keys, acc, input_precision=PRECISION)
     states += by_chunk(batch, chunk, head, heads, chunks) * (P * N)
     store_tile(states, 0, P, N, acc, N, block * BLOCK_N, BLOCK_P, BLOCK_N)
 
@@ -112,7 +113,8 @@ def pass_states(
 @triton.jit
 def chunk_products(
     c, b, products, c_batch, c_row, c_group, b_batch, b_row, b_group, groups, length, chunks, N:
-    tl.constexpr, Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr
+    tl.constexpr, Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr
 ):  # fmt: skip
     """Write products of rows of C and of B of a chunk, on and below the diagonal."""
     wide: tl.constexpr = Q // BLOCK_K
@@ -130,7 +132,7 @@ def chunk_products(
     for at in range(0, N, BLOCK_N):
         queries = tile(c, row, left, c_row, N, at, BLOCK_M, BLOCK_N)
         keys = tile(b, col, left, b_row, N, at, BLOCK_K, BLOCK_N)
-        acc = tl.dot(queries, keys.T, acc, input_precision="ieee")
+        acc = tl.dot(queries, keys.T, acc, input_precision=PRECISION)
     products += by_chunk(batch, chunk, group, groups, chunks) * (Q * Q)
     store_tile(products, row, Q, Q, acc, Q, col, BLOCK_M, BLOCK_K)
 
@@ -140,7 +142,8 @@ def chunk_outputs(
     products, x, z, c, kept, steps, sums, index, d, out, ungated, x_batch, x_row, x_head, z_batch, z_row,
     z_head, c_batch, c_row, c_group, heads, length, chunks, GROUP: tl.constexpr, P: tl.constexpr, N:
     tl.constexpr, Q: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_N: tl.constexpr, HAS_INDEX: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr
+    BLOCK_N: tl.constexpr, HAS_INDEX: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr,
+    PRECISION: tl.constexpr
 ):  # fmt: skip
     """Write a block of rows of the output: from the chunk's first state, from its own rows, from D and z."""
     head, pair = tl.program_id(0) % heads, tl.program_id(0) // heads
@@ -161,7 +164,7 @@ def chunk_outputs(
     for at in range(0, N, BLOCK_N):
         queries = tile(c, first, left, c_row, N, at, BLOCK_M, BLOCK_N)
         state = tile(kept, 0, P, N, N, at, BLOCK_P, BLOCK_N)
-        acc = tl.dot(queries.to(state.dtype), state.T, acc, input_precision="ieee")
+        acc = tl.dot(queries.to(state.dtype), state.T, acc, input_precision=PRECISION)
     acc *= from_before(sums_rows, rows, index, batch, chunk, length, Q, HAS_INDEX)[:, None]
     for col in range(0, first + BLOCK_M, BLOCK_K):
         cols = col + tl.arange(0, BLOCK_K)
@@ -172,7 +175,7 @@ def chunk_outputs(
             product_tile(products, first, col, Q, BLOCK_M, BLOCK_K) * decay * tl.load(steps + cols)[None, :]
         )
         values = tile(x, col, left, x_row, P, 0, BLOCK_K, BLOCK_P)
-        acc = tl.dot(tl.where(seen, weights, 0.0).to(values.dtype), values, acc, input_precision="ieee")
+        acc = tl.dot(tl.where(seen, weights, 0.0).to(values.dtype), values, acc, input_precision=PRECISION)
     if HAS_D:
         size = tl.arange(0, BLOCK_P)
         skip = tl.load(d + head * P + size, mask=size < P, other=0.0)

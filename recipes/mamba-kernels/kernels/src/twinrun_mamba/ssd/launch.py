@@ -172,6 +172,7 @@ def run_states(x: Tensor, B: Tensor, inputs: Inputs, sizes: Sizes, kept: Kept, *
         BLOCK_N=block,
         BLOCK_K=sizes.in_chunk(row.block_k),
         FORWARD=forward,
+        PRECISION=row.fp32,
         **inputs.flags,
         **row.compiler(),
     )
@@ -198,6 +199,7 @@ def run_products(inputs: Inputs, sizes: Sizes) -> Tensor:
         BLOCK_M=m,
         BLOCK_K=k,
         BLOCK_N=sizes.in_state(row.block_n),
+        PRECISION=row.fp32,
         **row.compiler(),
     )
     return products
@@ -233,7 +235,7 @@ def run_outputs(products: Tensor, inputs: Inputs, sizes: Sizes, kept: Kept, out:
     )
 
 
-def blocks(sizes: Sizes, row: LaunchOptions) -> dict[str, int]:
+def blocks(sizes: Sizes, row: LaunchOptions) -> dict[str, Any]:
     """Return the constants of a kernel that has tiles of rows, of steps and of the state."""
     return {
         "GROUP": sizes.group,
@@ -244,6 +246,7 @@ def blocks(sizes: Sizes, row: LaunchOptions) -> dict[str, int]:
         "BLOCK_M": sizes.in_chunk(row.block_m),
         "BLOCK_K": sizes.in_chunk(row.block_k),
         "BLOCK_N": sizes.in_state(row.block_n),
+        "PRECISION": row.fp32,
     }
 
 

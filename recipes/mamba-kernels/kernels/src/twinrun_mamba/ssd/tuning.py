@@ -36,6 +36,8 @@ class LaunchOptions:
     """The oldest version that the row is for."""
     bytes: int
     """The widest element that the row is for."""
+    fp32: str
+    """How fp32 is multiplied: `ieee`, or on matrix units in three parts, `tf32x3`."""
     block_m: int
     """Rows of output, or heads where a kernel has no such rows."""
     block_k: int
@@ -62,7 +64,7 @@ def table() -> tuple[LaunchOptions, ...]:
 
 
 def _row(row: dict[str, str]) -> LaunchOptions:
-    texts = {name: row[name] for name in ("kernel", "arch", "triton")}
+    texts = {name: row[name] for name in ("kernel", "arch", "triton", "fp32")}
     numbers = {name: int(value) for name, value in row.items() if name not in texts and value}
     return LaunchOptions(**texts, **numbers)  # type: ignore[arg-type]
 
