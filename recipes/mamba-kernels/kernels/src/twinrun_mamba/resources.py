@@ -37,13 +37,6 @@ class Usage:
 _PTX_ENTRY = re.compile(r"\.entry (\w+)\(.*?\.maxntid (\d+)", re.DOTALL)
 _PTX_LAUNCH = re.compile(r"\.b8 (\w+)_launch\[12\](?: = \{([\d, ]+)\})?;")
 _PTXAS_ENTRY = re.compile(r"Compiling entry function '(\w+)'(.*?)(?=Compiling entry function|\Z)", re.DOTALL)
-_AMD_FIELDS = (
-    "max_flat_workgroup_size",
-    "vgpr_count",
-    "private_segment_fixed_size",
-    "vgpr_spill_count",
-    "group_segment_fixed_size",
-)
 # `<kernel>_launch` of launch_sizes.h.
 _LAUNCH = struct.Struct("<3i")
 
@@ -75,22 +68,27 @@ def usage_of_cubin(ptx: str, log: str) -> dict[str, Usage]:
 
 def usage_of_amd(assembly: str) -> dict[str, Usage]:
     """Return the kernels of an AMD code object from the assembly it was made of, its metadata included."""
-    kernels = assembly.partition(".amdgpu_metadata")[2].split("  - .agpr_count:")[1:]
+    # An item of the list that amdhsa.kernels is.
+    kernels = re.split(r"^  - (?=\.)", assembly.partition(".amdgpu_metadata")[2], flags=re.MULTILINE)[1:]
     return dict(_amd_usage(metadata, assembly) for metadata in kernels)
 
 
 def _amd_usage(metadata: str, assembly: str) -> tuple[str, Usage]:
-    found = {name: _number(rf"^    \.{name}: +(\d+)$", metadata) for name in _AMD_FIELDS}
-    (name,) = re.findall(r"^    \.name: +(\w+)$", metadata, re.MULTILINE)
-    listed = re.search(rf"^{name}_launch:\n((?:\t\.(?:long|zero)\t.+\n)+)", assembly, re.MULTILINE)
-    words = re.findall(r"\.(long|zero)\t(\d+)", listed[1] if listed else "")
+    fields = dict(re.findall(r"^    \.(\w+): +(\w+)$", metadata, re.MULTILINE))
+    name = fields["name"]
+    (listed,) = re.findall(rf"^{name}_launch:\n((?:\t\.(?:long|zero)\t.+\n)+)", assembly, re.MULTILINE)
+    words = re.findall(r"\.(long|zero)\t(\d+)", listed)
     array = b"".join(bytes(int(n)) if kind == "zero" else struct.pack("<i", int(n)) for kind, n in words)
-    threads, registers, scratch, spilled, shared = found.values()
-    # Into scratch, or into accumulators.
-    spills = max(scratch, 4 * spilled)
-    return name, Usage(threads, registers, spills, shared_static=shared).launched(array)
+    usage = Usage(
+        threads=int(fields["max_flat_workgroup_size"]),
+        registers=int(fields["vgpr_count"]),
+        # Into scratch, or into accumulators.
+        spills=max(int(fields["private_segment_fixed_size"]), 4 * int(fields["vgpr_spill_count"])),
+        shared_static=int(fields["group_segment_fixed_size"]),
+    )
+    return name, usage.launched(array)
 
 
 def _number(pattern: str, text: str) -> int:
-    match = re.search(pattern, text, re.MULTILINE)
+    match = re.search(pattern, text)
     return int(match[1]) if match else 0
