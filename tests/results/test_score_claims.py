@@ -15,6 +15,7 @@ from twinrun.foundation.manifest import validate
 from twinrun.manifests.claims import Claim, ScoreDifferenceClaim
 from twinrun.manifests.published import PublishedClaims, check_numbers
 from twinrun.protocol.measurements import sampled
+from twinrun.results.compare import compare
 from twinrun.results.equivalence import Pair, compare_scores
 from twinrun.results.judge import claims_digest, judge
 from twinrun.results.record import Record
@@ -306,6 +307,15 @@ def test_no_restatement_frees_the_rule_or_the_shots() -> None:
 def test_a_claim_that_is_not_there_is_named(name: str) -> None:
     with pytest.raises(InputError, match="no claim about two models' scores"):
         claim_called(name, PROJECT)
+
+
+def test_a_score_of_nothing_has_a_difference_and_no_multiple() -> None:
+    made = plan("mpt-chinchilla", scale="node", settings=MODELS["Cerebras-GPT-1.3B"])
+    a, b = (evaluated(made, {"piqa": score, "boolq": 0.5}) for score in (0.0, 0.25))
+    pairs = {one.measurement: one for one in compare(a, b, PROJECT).pairs}
+    assert (pairs["piqa"].gain, pairs["piqa"].difference) == (None, 0.25)
+    assert pairs["boolq"].gain is not None
+    assert pairs["boolq"].gain.times == 1
 
 
 def test_a_model_that_is_there_answers_its_own_claims_alone() -> None:

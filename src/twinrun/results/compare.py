@@ -171,6 +171,7 @@ def _pair(
 ) -> MeasurementPair:
     obstacles = fields_apart(metric, *marks)
     curve = metric.series is not None
+    gain = None if obstacles or curve else _gain(mine, theirs, metric)
     return MeasurementPair(
         point_a=one.id,
         point_b=other.id,
@@ -181,20 +182,20 @@ def _pair(
         formula=mine.formula,
         a=mine.median,
         b=theirs.median,
-        gain=None if obstacles or curve else _gain(mine, theirs, metric),
-        difference=theirs.median - mine.median if curve and not obstacles else None,
+        gain=gain,
+        difference=None if obstacles or gain else theirs.median - mine.median,
         obstacles=obstacles,
         within_spread=mine.overlaps(theirs),
     )
 
 
-def _gain(mine: Measurement, theirs: Measurement, metric: Metric) -> Gain:
+def _gain(mine: Measurement, theirs: Measurement, metric: Metric) -> Gain | None:
+    """Return how many times as good B is; None where it is a multiple of nothing, as of a score of 0."""
     good, base = (theirs, mine) if metric.better == "higher" else (mine, theirs)
-    return Gain(
-        times=_over(good.median, base.median),
-        low=_over(good.low, base.high),
-        high=_over(good.high, base.low),
-    )
+    ends = _over(good.low, base.high), _over(good.high, base.low)
+    if math.isinf(ends[1]):
+        return None
+    return Gain(times=_over(good.median, base.median), low=ends[0], high=ends[1])
 
 
 def _over(good: float, base: float) -> float:
@@ -259,7 +260,7 @@ def _faster(
     found: Sequence[SettingChange],
     project: Project,
     *,
-    better: str = "faster",
+    better: str = "",
 ) -> str:
     """Say which side is better in the metric that stands for the comparison, and most likely why."""
     measured = {pair.metric for pair in pairs if pair.gain}
@@ -269,6 +270,8 @@ def _faster(
         return "Neither is faster: what both measured has no ratio"
     chosen = [pair for pair in pairs if pair.metric == headline]
     title = project.metrics[headline].title
+    # What is timed is repeated; scores and losses are not.
+    better = better or ("faster" if project.metrics[headline].repeated else "better")
     gains = [pair.gain for pair in chosen if pair.gain]
     apart = [pair for pair in chosen if not pair.within_spread]
     times = [gain.times for gain in gains]
