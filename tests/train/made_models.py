@@ -12,6 +12,13 @@ from twinrun.checkpoints.hugging_face.tokenizer import BYTES, tokenizer_files
 from twinrun.protocol.evaluation import EvaluationJob, NamedTask, Sample
 
 VOCABULARY, SEQUENCE = 320, 192
+# What ranks of an evaluation import, the parts that transformers and the harness import late among it.
+MODULES = (
+    "twinrun.train.evaluation",
+    "twinrun.train.composer_loop",
+    "lm_eval.evaluator",
+    *(f"transformers.models.{name}.modeling_{name}" for name in ("gpt2", "gpt_neox", "llama", "mpt")),
+)
 # Models of three families and sizes, as transformers makes them.
 SIZES = {
     "gpt2": transformers.GPT2Config(

@@ -11,8 +11,10 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the packages of a stack")
 pytest.importorskip("lm_eval", reason="needs the packages of a stack")
+pytest.importorskip("composer", reason="needs the packages of a stack")
 
 import lm_eval
+import numpy as np
 import torch
 import transformers
 from datasets import Dataset
@@ -20,18 +22,28 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.models.huggingface import HFLM
 
 from tests.train.evaluation_families import evaluate_each
-from tests.train.made_models import SIZES, job_at, model_at, samples_of
-from tests.train.small import launch
+from tests.train.made_models import MODULES, SEQUENCE, SIZES, VOCABULARY, job_at, model_at, samples_of
+from tests.train.small import MakeJob, launch
+from twinrun.checkpoints import store_at
 from twinrun.checkpoints.hugging_face.model_folder import digest_of_folder
+from twinrun.checkpoints.hugging_face.tokenizer import BYTES
+from twinrun.checkpoints.verification import read_manifest
 from twinrun.foundation.errors import InputError, RunError
 from twinrun.foundation.files import sha256_of_bytes
-from twinrun.protocol.evaluation import NamedTask, Rule
+from twinrun.foundation.manifest import load_json
+from twinrun.protocol.evaluation import EvaluationResult, NamedTask, Rule
+from twinrun.protocol.job import Checkpointing
+from twinrun.protocol.models.mpt import MptShape
+from twinrun.train.corpus import TOKEN, Origin, write_corpus
 from twinrun.train.evaluation import evaluate
 from twinrun.train.scoring import fixtures
 from twinrun.train.scoring.documents import read_documents
 from twinrun.train.scoring.harness import METRICS, RuledTask, largest_per_token
 from twinrun.train.scoring.tasks import demand_tasks
 
+MODULE = "twinrun.train.evaluation"
+SHAPE = MptShape(width=32, heads=2, layers=1, vocabulary=VOCABULARY, sequence=SEQUENCE)
+STEPS, EVERY = 4, 2
 SCRIPT = Path(__file__).with_name("evaluation_run.py")
 FAMILIES = Path(__file__).with_name("evaluation_families.py")
 # (log-likelihoods, tokens) of answers, and which one the rule takes; worked by hand.
@@ -145,18 +157,17 @@ CALLS = 3
 
 def demand_same_samples(folder: Path, monkeypatch: pytest.MonkeyPatch, calls: list[int]) -> None:
     """Kill an evaluation before each of these forward passes; a later start must leave the same file."""
-    modules = ("twinrun.train.evaluation",)
     texts = []
     for number, call in enumerate([0, *calls]):
         job = job_at(folder / str(number), names=KILLED)
         monkeypatch.setenv("KILL_CALL", str(call))
-        ended = launch(SCRIPT, job, modules=modules)
+        ended = launch(SCRIPT, job, modules=MODULES)
         if call:
             assert ended.returncode == -9, ended.stderr[-4000:]
             finished = {path.stem for path in (folder / str(number) / "kept/model/tasks").glob("*.json")}
             assert finished == set(KILLED[: (call - 1) // CALLS])
             monkeypatch.setenv("KILL_CALL", "0")
-            ended = launch(SCRIPT, job, modules=modules)
+            ended = launch(SCRIPT, job, modules=MODULES)
         assert ended.returncode == 0, ended.stderr[-4000:]
         texts.append((folder / str(number) / "samples.jsonl").read_bytes())
     assert len(set(texts)) == 1
@@ -182,7 +193,7 @@ def test_two_ranks_leave_the_samples_of_one(tmp_path: Path) -> None:
         for family in SIZES:
             model_at(Path(job.out) / "families" / family / "model", family)
     evaluate_each(alone)
-    done = launch(FAMILIES, shared, modules=("twinrun.train.evaluation",))
+    done = launch(FAMILIES, shared, modules=MODULES)
     assert done.returncode == 0, done.stderr[-4000:]
     for family in SIZES:
         texts = [
@@ -204,6 +215,52 @@ def test_a_later_start_asks_only_what_is_left(tmp_path: Path) -> None:
     after = {path.name: path.stat().st_mtime_ns for path in tasks.iterdir()}
     assert {name for name in after if after[name] != before.get(name)} == {"fixture-contexts.json"}
     assert [one.documents for one in result.models[0].tasks] == [12, 12, 12]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prepared bytes of a few global batches."""
+    folder = tmp_path_factory.mktemp("data") / "bytes"
+    draw = np.random.default_rng(7)
+    write_corpus(
+        folder,
+        Origin(source=BYTES, sequence=SEQUENCE),
+        ((draw.integers(97, 123, size=900).astype(TOKEN), 900) for _ in range(20)),
+    )
+    return folder
+
+
+def scored(
+    make_job: MakeJob, data: Path, folder: Path, *, trainer: str, ranks: int, every: int | None
+) -> EvaluationResult:
+    """Train a small model on ranks and score it, also on the way; return what it got."""
+    saved = Checkpointing(place=str(folder / "checkpoints"), steps=every or STEPS)
+    training = make_job(world_size=ranks, shape=SHAPE, trainer=trainer, steps=STEPS).model_copy(
+        update={"data": str(data), "checkpointing": saved}
+    )
+    job = job_at(folder, names=("fixture-contexts",), ranks=ranks, model=None, training=training, every=every)
+    done = launch(MODULE, job, modules=MODULES)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return load_json(folder / "result.json", EvaluationResult)
+
+
+def test_composer_is_scored_on_the_way_and_trains_what_the_plain_loop_trains(
+    make_job: MakeJob, data: Path, tmp_path: Path
+) -> None:
+    often = scored(make_job, data, tmp_path / "often", trainer="composer", ranks=2, every=EVERY)
+    once = scored(make_job, data, tmp_path / "once", trainer="plain", ranks=1, every=None)
+    store = store_at(str(tmp_path / "often/checkpoints"))
+    digests = [read_manifest(store, step).digest() for step in (EVERY, STEPS)]
+    assert [(one.step, one.checkpoint_sha256) for one in often.models] == [
+        (EVERY, digests[0]),
+        (STEPS, digests[1]),
+    ]
+    assert often.models[0].sha256 != often.models[1].sha256
+    assert often.training
+    assert once.training
+    losses = [[step.loss for step in one.steps] for one in (often.training, once.training)]
+    assert losses[0] == pytest.approx(losses[1][-len(losses[0]) :], rel=1e-5)
+    assert [one.parallelism for one in (often.training, once.training)] == ["fsdp2", "single"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import time
 from collections.abc import Mapping
@@ -140,9 +141,15 @@ def build_task(job: EvaluationJob, spec: NamedTask, *, encode: Encode) -> RuledT
     return task
 
 
+@functools.cache
+def _known_tasks() -> TaskManager:
+    """Return the harness's list of tasks, which takes seconds to make: it has a file for each."""
+    return TaskManager()
+
+
 def _of_harness(job: EvaluationJob, spec: NamedTask) -> Mapping[str, Any]:
     """Return a task's configuration, its documents read from where `invoke data` has put them."""
-    manager = TaskManager()
+    manager = _known_tasks()
     if spec.name not in manager.all_subtasks:
         raise InputError(
             "the harness has no such task",
