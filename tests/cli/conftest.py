@@ -37,5 +37,10 @@ def site(
 
 
 @pytest.fixture
+def evaluated(baked: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FlowSite:
+    return made(tmp_path, "evaluation", baked("evaluation"), monkeypatch)
+
+
+@pytest.fixture
 def trained(baked: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FlowSite:
     return made(tmp_path, "training", baked("training"), monkeypatch)

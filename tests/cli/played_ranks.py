@@ -79,8 +79,7 @@ def checks(job: Job) -> Play:
 
 
 def evaluation(job: Job) -> Play:
-    """Return scores of a model that answers half of each task."""
-    trained = training(job["training"] | {"point": job["point"], "attempt": job["attempt"]})
+    """Return scores of a model that answers half of each task, trained before or there already."""
     tasks = [
         {
             "task": one["name"],
@@ -99,18 +98,23 @@ def evaluation(job: Job) -> Play:
         }
         for one in job["tasks"]
     ]
-    assert trained.result is not None
-    model = {"step": job["training"]["training"]["steps"], "parameters": trained.result["parameters"]}
+    lines: list[Any] = []
+    trained, model = None, {"step": None, "parameters": 9}
+    if asked := job["training"]:
+        played = training(asked | {"point": job["point"], "attempt": job["attempt"]})
+        assert played.result is not None
+        lines, trained = list(played.lines), played.result
+        model = {"step": asked["training"]["steps"], "parameters": trained["parameters"]}
     result = {
         **_common(job),
-        "training": trained.result,
+        "training": trained,
         "models": [{**model, "sha256": "b" * 64, "tasks": tasks}],
         "samples_sha256": "c" * 64,
         "harness": "lm-eval 0.4.13",
         "tokenizer_sha256": "d" * 64,
         "peak_memory_bytes": 1 << 30,
     }
-    return Play(lines=trained.lines, result=result)
+    return Play(lines=lines, result=result)
 
 
 PLAYED: dict[str, Callable[[Job], Play]] = {

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from tests.cli.flow_sites import RECIPE, REFUSED, FlowSite
 from tests.cli.played_ranks import WATTS, Job
 from tests.execution.fake_engine import NAME, Play, torchrun_report
+from tests.runs.test_models import folder_at
 from twinrun.cli import run as commands
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError, TwinrunError
 from twinrun.planning.project import Project
@@ -38,6 +40,29 @@ def test_a_run_measures_records_judges_and_reports(
     assert {"plan.json", "metrics.jsonl", "record.json", "report.html"} <= {
         path.name for path in folder.iterdir()
     }
+
+
+def test_a_model_that_is_there_is_scored_without_a_training(evaluated: FlowSite, tmp_path: Path) -> None:
+    folder = folder_at(tmp_path / "small")
+    jobs: list[Job] = []
+
+    def play(job: Job) -> Play:
+        jobs.append(job)
+        return evaluated.play(job)
+
+    evaluated.script.play = play
+    assert evaluated.invoke(f"model={folder}") == 0
+    record = evaluated.record()
+    (point,) = record.points
+    assert (point.facts["parameters"], point.series, jobs[0]["training"]) == (9, (), None)
+    assert jobs[0]["model"]["folder"] == str(folder)
+    assert not (tmp_path / "cache" / "data").is_dir() or not list((tmp_path / "cache" / "data").iterdir())
+    with pytest.raises(InputError, match="the model has another digest"):
+        evaluated.invoke(f"model={folder}@{'0' * 64}")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(InputError, match="not a whole folder of transformers"):
+        evaluated.invoke(f"model={folder}")
+    assert len(evaluated.folders()) == 1
 
 
 def test_the_warm_up_is_not_timed(trained: FlowSite) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +19,9 @@ from twinrun.protocol.measurements import sampled
 from twinrun.results.compare import compare
 from twinrun.results.equivalence import Pair, compare_scores
 from twinrun.results.judge import claims_digest, judge
-from twinrun.results.record import Record
+from twinrun.results.record import Record, write_record
 from twinrun.results.score_claims import claim_called, judge_scores
+from twinrun.results.submission import write_submission
 from twinrun.results.verdicts import Verdict
 from twinrun.workloads.evaluation.numbers import kept_fall
 
@@ -307,6 +309,14 @@ def test_no_restatement_frees_the_rule_or_the_shots() -> None:
 def test_a_claim_that_is_not_there_is_named(name: str) -> None:
     with pytest.raises(InputError, match="no claim about two models' scores"):
         claim_called(name, PROJECT)
+
+
+def test_scores_of_a_folder_are_not_sent_in(tmp_path: Path) -> None:
+    made = plan("mpt-chinchilla", scale="node", settings=("model=/scratch/somebody/small",))
+    write_record(tmp_path / "record.json", evaluated(made, {"piqa": 0.5}))
+    with pytest.raises(InputError, match="the model lies on one machine") as caught:
+        write_submission(tmp_path / "submission.json", tmp_path / "record.json", PROJECT)
+    assert caught.value.found == "small"
 
 
 def test_a_score_of_nothing_has_a_difference_and_no_multiple() -> None:

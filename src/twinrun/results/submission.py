@@ -13,6 +13,7 @@ from twinrun.foundation.files import parse_json, write_atomically, write_togethe
 from twinrun.foundation.manifest import Frozen, validate
 from twinrun.manifests.recipe import Stacks
 from twinrun.planning.project import Project
+from twinrun.protocol.model_source import RepositoryModel, in_words
 from twinrun.results.reading import read_content, read_record, signature_file, with_signature
 from twinrun.results.record import SENT_IN, Record, content_digest, file_name
 
@@ -185,6 +186,14 @@ def _demand_takeable(record: Record, place: str) -> None:
     if record.converted_from:
         hint = "converted records are read, and no longer taken"
         raise InputError("a record of an older version", place=place, hint=hint)
+    model = record.description.model
+    if model and not isinstance(model, RepositoryModel):
+        raise InputError(
+            "the model lies on one machine",
+            place=f"{place}.plan.part.evaluation.model",
+            found=in_words(model),
+            allowed="a repository at a commit, which others can score too",
+        )
     if not record.machine.devices:
         raise InputError("no GPU ran", place=place, found=record.machine.cpu, allowed="a record of a GPU")
     if record.plan.scale == "smoke":
