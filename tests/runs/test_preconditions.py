@@ -72,7 +72,10 @@ def test_a_full_disk_is_named_with_what_is_free(root: Path, tmp_path: Path, opti
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        (("--set", "data=c4"), ["this data set is not on this machine", "found: c4", "`invoke data c4`"]),
+        (
+            ("--set", "data=c4"),
+            ["is not on this machine", "found: c4", "`invoke data c4 --recipe"],
+        ),
         (("--engine", "apptainer"), ["--engine apptainer: ", "invoke build --stack cpu"]),
         (
             ("--set", "model=mpt-70b"),

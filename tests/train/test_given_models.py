@@ -129,6 +129,14 @@ def test_a_model_of_another_digest_or_tokenizer_is_refused_with_both(tmp_path: P
     assert (caught.value.found, caught.value.allowed) == (digest_of_folder(tmp_path / "model"), "2" * 64)
 
 
+def test_an_answer_that_the_model_cannot_take_is_refused(tmp_path: Path) -> None:
+    job = job_at(tmp_path, names=("fixture-shuffled",), family="llama")
+    changed_config(tmp_path / "model", "config.json", max_position_embeddings=16)
+    with pytest.raises(InputError, match="longer than the model takes at once") as caught:
+        evaluate(job)
+    assert caught.value.allowed == "up to 16"
+
+
 def test_weights_that_are_no_numbers_end_the_run(tmp_path: Path) -> None:
     job = job_at(tmp_path, names=("fixture-contexts",))
     not_numbers(tmp_path / "model")

@@ -55,7 +55,9 @@ def acquire(
     python = inspect(opened).python
     log = downloads / f"{name}.log"
     if request.source.kind == "standard-library":
-        return prepared_data(request, python=python, engine=opened, workspace=workspace, log=log, say=say)
+        return prepared_data(
+            request, recipe=recipe, python=python, engine=opened, workspace=workspace, log=log, say=say
+        )
     folder = data_folder(request, data=workspace.data, python=python)
     if (folder / INDEX).is_file():
         return folder
@@ -141,6 +143,7 @@ def preparation(request: DataRequest, out: str) -> tuple[str, ...]:
 def prepared_data(
     request: DataRequest,
     *,
+    recipe: str,
     python: str,
     engine: Engine,
     workspace: Workspace,
@@ -153,7 +156,7 @@ def prepared_data(
         MachineError: the data must be fetched first.
         RunError: the preparation failed.
     """
-    demand_fetched(request, data=workspace.data)
+    demand_fetched(request, data=workspace.data, recipe=recipe)
     folder = data_folder(request, data=workspace.data, python=python)
     if (folder / INDEX).is_file():
         return folder
@@ -162,8 +165,8 @@ def prepared_data(
     return folder
 
 
-def demand_fetched(request: DataRequest, *, data: Path) -> None:
-    """Raise MachineError where a data set that has to be fetched is not in the folder `data`."""
+def demand_fetched(request: DataRequest, *, data: Path, recipe: str) -> None:
+    """Raise MachineError where a data set of `recipe` that has to be fetched is not in the folder `data`."""
     if request.source.kind == "standard-library":
         return
     folder = data_folder(request, data=data, python="")
@@ -172,7 +175,7 @@ def demand_fetched(request: DataRequest, *, data: Path) -> None:
             "this data set is not on this machine",
             place=str(folder),
             found=request.name,
-            hint=f"fetch it with `invoke data {request.name}`"
+            hint=f"fetch it with `invoke data {request.name} --recipe {recipe}`"
             + ("" if request.source.kind == "package" else ", or use --set data=standard-library"),
         )
 

@@ -10,8 +10,10 @@ from twinrun.execution.ranks import Launch, RankCommands
 from twinrun.execution.shell import RUN, RUN_FOLDER, set_run_folder, shell_line, word
 from twinrun.foundation.manifest import Frozen
 from twinrun.planning.project import Project
+from twinrun.protocol.model_source import CheckpointModel, ModelSource, RepositoryModel
 from twinrun.runs.data import PREPARE, data_folder, preparation
 from twinrun.runs.launches import launch_of, rank_commands, shared_settings, workspace_of
+from twinrun.runs.models import model_folder
 from twinrun.runs.selection import Selection
 
 # What attempts are called that nobody counts.
@@ -66,10 +68,10 @@ def commands_of(project: Project, selection: Selection) -> dict[str, object]:
 
 
 def _data(selection: Selection, data: Path, renderer: Renderer) -> tuple[Path | None, str | None]:
-    """Return the folder of the data, and the line that prepares it; None where ranks read none."""
+    """Return the folder of the data and the line that prepares what ranks read, None where there is none."""
     request = selection.description.data
     if request is None:
-        return None, None
+        return None, _model_line(selection.description.model)
     if request.source.kind != "standard-library":
         folder = data_folder(request, data=data, python="")
         return folder, f"invoke data {request.name} --recipe recipes/{selection.plan.recipe}"
@@ -78,6 +80,18 @@ def _data(selection: Selection, data: Path, renderer: Renderer) -> tuple[Path | 
     options = preparation(request, renderer.inside(folder))
     command = Command(arguments=(PYTHON, "-m", PREPARE, *options), variables={}, writes_data=True)
     return folder, shell_line(renderer.render(command))
+
+
+def _model_line(source: ModelSource | None) -> str | None:
+    """Return the line that brings a model to where the ranks look for it; None where it lies there."""
+    match source:
+        case RepositoryModel(repository=repository, revision=revision):
+            return f"invoke data {repository}@{revision}"
+        case CheckpointModel(place=place, step=step):
+            target = word(str(model_folder(source)))
+            return f"invoke checkpoint convert {word(place)} --step {step} --out {target}"
+        case _:
+            return None
 
 
 def rendered_commands(

@@ -44,7 +44,7 @@ def demand_ready(project: Project, selection: Selection, *, out: Path) -> None:
     _demand_engine(project, selection, out)
     for request in (selection.description.data, selection.description.documents):
         if request:
-            demand_fetched(request, data=cache_root() / "data")
+            demand_fetched(request, data=cache_root() / "data", recipe=selection.recipe.folder)
     if model := selection.description.model:
         demand_model(model, container=selection.engine.RUNS_IMAGES)
     _demand_checkpoints(selection)

@@ -90,6 +90,7 @@ def _measure(project: Project, selection: Selection, run: Path, display: Display
         log = run / "log" / "data.log"
         data = prepared_data(
             request,
+            recipe=selection.recipe.folder,
             python=installed.python,
             engine=engine,
             workspace=workspace,

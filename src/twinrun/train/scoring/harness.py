@@ -18,7 +18,7 @@ from lm_eval.api.registry import register_metric
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.models.huggingface import HFLM
 
-from twinrun.foundation.errors import RunError
+from twinrun.foundation.errors import InputError, RunError
 from twinrun.protocol.evaluation import Rule
 from twinrun.train import device as devices
 from twinrun.train import liveness
@@ -78,6 +78,18 @@ class RankedModel(HFLM):
     def largest_batch(self) -> int:
         """Sequences of one forward pass; of those that memory decided the largest."""
         return max(self.batch_sizes.values(), default=int(self.batch_size_per_gpu))
+
+    def _loglikelihood_tokens(self, requests: Any, *arguments: Any, **named: Any) -> Any:
+        longest = max(len(answer) for _, _, answer in requests)
+        if longest > self.max_length:
+            # The harness cuts contexts, and ends by an assertion of its own where an answer does not fit.
+            raise InputError(
+                "an answer is longer than the model takes at once",
+                place="tasks",
+                found=f"{longest} tokens",
+                allowed=f"up to {self.max_length}",
+            )
+        return super()._loglikelihood_tokens(requests, *arguments, **named)
 
     def _model_call(self, inps: torch.Tensor, *arguments: Any, **named: Any) -> Any:
         liveness.beat("scores a batch", step=self._asked)
