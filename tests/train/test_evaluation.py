@@ -112,6 +112,17 @@ def test_logits_that_are_no_numbers_end_the_run() -> None:
         task.process_results(doc, [(float("nan"), False), (-1.0, False)])
 
 
+def test_a_batch_that_memory_decides_gives_the_same_scores(tmp_path: Path) -> None:
+    found = []
+    for batch in (8, "auto"):
+        (folder := tmp_path / str(batch)).mkdir()
+        result = evaluate(job_at(folder, names=("fixture-lengths",), batch=batch))
+        found.append(result.models[0].tasks[0])
+    assert found[0].by_rule == found[1].by_rule
+    assert found[0].batch == 8
+    assert found[1].batch >= 1
+
+
 @pytest.mark.parametrize("family", SIZES)
 def test_scores_are_those_of_the_harness_called_by_hand(tmp_path: Path, family: str) -> None:
     names = ("fixture-lengths", "fixture-contexts")

@@ -176,12 +176,3 @@ def test_the_estimate_of_steps_is_that_of_the_published_rows(claim: str) -> None
     )
     flops = part.shape.flops_per_token() * training.global_batch * part.shape.sequence * training.steps
     assert flops / (whole - start) / cards / 1e12 == pytest.approx(published.value, rel=0.08)
-
-
-def test_nothing_is_estimated_of_what_an_interpreter_computes() -> None:
-    usual, interpreted = (
-        plan(gpu=None, scale="smoke", stack="cpu", settings=settings)
-        for settings in ((), ("attention=triton",))
-    )
-    assert all(point.seconds for point in usual.points)
-    assert [point.seconds for point in interpreted.points] == [None, None]

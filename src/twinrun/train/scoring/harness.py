@@ -76,8 +76,9 @@ class RankedModel(HFLM):
 
     @property
     def largest_batch(self) -> int:
-        """Sequences of one forward pass; of those that memory decided the largest."""
-        return max(self.batch_sizes.values(), default=int(self.batch_size_per_gpu))
+        """Sequences of one forward pass; of those that memory decided the largest, 0 where none was asked."""
+        fixed = self.batch_size_per_gpu
+        return fixed if isinstance(fixed, int) else max(self.batch_sizes.values(), default=0)
 
     def _loglikelihood_tokens(self, requests: Any, *arguments: Any, **named: Any) -> Any:
         longest = max(len(answer) for _, _, answer in requests)

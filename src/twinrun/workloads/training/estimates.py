@@ -101,16 +101,12 @@ def _divisors(number: int) -> tuple[int, ...]:
 
 
 def estimated_seconds(shape: AnyShape, training: Training, hardware: Hardware, *, world: int) -> float | None:
-    """Estimate the wall time of one point on `world` devices.
-
-    It is None for a GPU without a known peak, and where Triton's interpreter computes attention.
-    """
+    """Estimate the wall time of one point on `world` devices; None for a GPU without a known peak."""
     flops = shape.flops_per_token() * training.global_batch * shape.sequence * training.steps
     if training.activation_checkpointing is True and training.trainer != "plain":
         flops = flops * 4 // 3
     if hardware.gpu is None:
-        unknown = hardware.devices or training.attention == "triton"
-        return None if unknown else CPU_START + flops / (CORE_FLOPS * hardware.cores)
+        return None if hardware.devices else CPU_START + flops / (CORE_FLOPS * hardware.cores)
     share = COMPILED_SHARE if training.compile else EAGER_SHARE
     compilation = WHOLE_COMPILATION if world == 1 else BLOCK_COMPILATION
     start = POINT_START + (compilation if training.compile else 0.0)
