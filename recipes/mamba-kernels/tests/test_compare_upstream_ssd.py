@@ -15,9 +15,6 @@ SMALL = ("--device", "cpu", "--backend", "reference", "--only", "tiny", "--repea
 # What upstream's package does: importing it whole needs extensions that were compiled.
 WHOLE = '__version__ = "2.3.2.post1"\n\nimport selective_scan_cuda\n'
 FUNCTION = """
-from types import SimpleNamespace
-tuned = SimpleNamespace(configs=[1, 2, 3, 4])
-
 from twinrun_mamba import mamba_chunk_scan_combined as ours
 
 def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, **options):
@@ -31,8 +28,6 @@ def sdist(tmp_path: Path) -> Iterator[Path]:
     package = tmp_path / "mamba_ssm-2.3.2.post1" / "mamba_ssm"
     triton = package / "ops" / "triton"
     triton.mkdir(parents=True)
-    (package / "utils").mkdir()
-    (package / "utils" / "determinism.py").write_text("set_deterministic_mode = print\n")
     (package / "__init__.py").write_text(WHOLE)
     for folder in (triton, triton.parent):
         (folder / "__init__.py").touch()
@@ -65,7 +60,7 @@ def test_a_row_has_errors_bits_and_times(
         times = row["milliseconds"][phase]
         assert row["ratio"][phase] == times["upstream"]["median"] / times["ours"]["median"] > 0
     printed = capsys.readouterr().out
-    assert printed.startswith("False\ntiny ")
+    assert printed.startswith("tiny ")
     assert printed.endswith("ours repeats bit for bit in 1 of 1 rows\n")
 
 
@@ -75,13 +70,6 @@ def test_a_folder_and_rows_that_compile_side_by_side(sdist: Path, capfd: pytest.
     folder = str(sdist.parent / "mamba_ssm-2.3.2.post1")
     assert compare_upstream_ssd.main([*SMALL, "--source", folder, "--jobs", "1", "--least", "0"]) == 0
     assert "compiled tiny: exit code 0" in capfd.readouterr().out
-
-
-def test_compiling_begins_where_it_is_told_and_times_nothing(sdist: Path) -> None:
-    assert compare_upstream_ssd.main([*SMALL, "--source", str(sdist), "--compile", "0.5"]) == 0
-    tuned = sys.modules[compare_upstream_ssd.MODULE].tuned
-    assert tuned.configs == [3, 4, 1, 2]
-    assert tuned.do_bench(list, quantiles=(0.5,)) == (1.0, 1.0, 1.0)
 
 
 def test_gated_rows_alone_have_z() -> None:

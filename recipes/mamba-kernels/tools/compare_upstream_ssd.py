@@ -1,8 +1,8 @@
 """Our SSD beside upstream's `mamba_chunk_scan_combined`, in one process, at the shapes of its benchmark.
 
 `python recipes/mamba-kernels/tools/compare_upstream_ssd.py --help` lists the options.
-In each row both repeat a forward and a backward pass, whose bits are counted; then each is compared with
-float64; then both take turns, as the recipe times them: the device's part of a call, with
+Each row is compared with float64 first, ours and upstream's; then both repeat a forward and a backward pass,
+whose bits are counted; then both take turns, as the recipe times them: the device's part of a call, with
 cold caches. Of `mamba_ssm` only its Triton sources are used, from an sdist or where it is installed; they
 need einops and packaging. Exit code 1 when a row is slower than allowed or ours differs from itself, 2 when
 it could not start, 130 when it was stopped.
@@ -113,9 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=30, help="timed calls, whose median counts")
     parser.add_argument("--bitwise", type=int, default=100, help="passes whose bits are compared")
     parser.add_argument("--seed", type=int, default=41)
-    parser.add_argument("--jobs", type=int, default=0, help="processes that first compile side by side")
-    parser.add_argument("--compile", type=float, metavar="SHARE", help="compile alone, beginning so far on")
-    parser.add_argument("--deterministic", action="store_true", help="upstream in its deterministic mode")
+    parser.add_argument("--jobs", type=int, default=0, help="processes that first compile a row each")
+    parser.add_argument("--compile", action="store_true", help="call each row once and time nothing")
     parser.add_argument("--device", type=device_of, default="cuda:0")
     parser.add_argument("--backend", default="native", choices=BACKENDS)
     given = parser.parse_args(arguments)
@@ -129,26 +128,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [shape for shape in SHAPES if shape.name in (given.only or names[:-1])]
     with ExitStack() as stack:
         try:
-            theirs = partial(upstream(given.source, stack, given.deterministic), dt_softplus=True)
+            theirs = partial(upstream(given.source, stack), dt_softplus=True)
         except (ImportError, OSError, RuntimeError, tarfile.TarError) as error:
             hint = "--source mamba_ssm-2.3.2.post1.tar.gz, with einops and packaging on PYTHONPATH"
             parser.error(f"upstream's {MODULE} cannot be imported: {error}; hint: {hint}")
         both = {"ours": ours.function("ssd", given.backend), "upstream": theirs}
         try:
-            return (_compare if given.compile is None else _compile)(chosen, both, given)
+            return _compile(chosen, both, given) if given.compile else _compare(chosen, both, given)
         except KeyboardInterrupt:
             parser.exit(130, "compare_upstream_ssd: stopped; hint: --only has fewer rows\n")
 
 
-def upstream(source: Path | None, stack: ExitStack, deterministic: bool) -> Function:
+def upstream(source: Path | None, stack: ExitStack) -> Function:
     """Return upstream's function; `mamba_ssm/__init__.py`, which needs compiled extensions, does not run."""
     package = stack.enter_context(unpacked(source)) if source else installed()
     module = ModuleType("mamba_ssm")
     module.__path__ = [str(package)]
     module.__version__ = version_of(package)  # type: ignore[attr-defined]
     sys.modules["mamba_ssm"] = module
-    # Said before its kernels are imported, and whatever torch's own mode is while errors are measured.
-    import_module("mamba_ssm.utils.determinism").set_deterministic_mode(deterministic)
     found: Function = import_module(MODULE).mamba_chunk_scan_combined
     return found
 
@@ -186,14 +183,7 @@ def version_of(package: Path) -> str:
 
 
 def _compile(chosen: Sequence[SsdShape], both: dict[str, Function], given: argparse.Namespace) -> int:
-    """Call everything once, so that Triton's cache has it; what upstream tries is compiled and not timed."""
-    modules = [module for name, module in sys.modules.items() if name.startswith("mamba_ssm.")]
-    for kernel in {id(one): one for module in modules for one in vars(module).values()}.values():
-        configs = getattr(kernel, "configs", None)
-        if isinstance(configs, list):
-            first = int(len(configs) * given.compile)
-            kernel.configs = configs[first:] + configs[:first]
-            kernel.do_bench = _once
+    """Call everything once, so that Triton's cache has it."""
     for shape in chosen:
         compared = Compared(shape, torch.device(given.device), given.seed)
         for function in both.values():
@@ -201,30 +191,14 @@ def _compile(chosen: Sequence[SsdShape], both: dict[str, Function], given: argpa
     return 0
 
 
-def _once(call: Callable[[], object], **_: object) -> tuple[float, float, float]:
-    """Call, in the place of Triton's benchmark."""
-    call()
-    return 1.0, 1.0, 1.0
-
-
 def _compile_together(chosen: Sequence[SsdShape], given: argparse.Namespace) -> None:
-    """Compile side by side; processes of the same kernels begin at different choices of upstream's."""
-    options = ["--device", given.device, "--backend", given.backend]
+    """Compile rows side by side: upstream tunes itself, a compilation for each choice that it has."""
+    options = ["--compile", "--device", given.device, "--backend", given.backend]
     options += ["--source", str(given.source)] if given.source else []
-    options += ["--deterministic"] if given.deterministic else []
-    # Rows whose kernels differ: upstream tries all its choices for each of them.
-    rows = {(one.head_size, one.states, one.chunk, one.dtype, one.gated): one.name for one in chosen}
-    ways = max(1, given.jobs // len(rows))
-    commands = [
-        [sys.executable, __file__, *options, "--only", name, "--compile", str(way / ways)]
-        for way in range(ways)
-        for name in rows.values()
-    ]
+    commands = [[sys.executable, __file__, *options, "--only", shape.name] for shape in chosen]
     with ThreadPoolExecutor(given.jobs) as pool:
-        for command, done in zip(
-            commands, pool.map(partial(subprocess.run, check=False), commands), strict=True
-        ):
-            print(f"compiled {command[-3]}: exit code {done.returncode}", flush=True)
+        for shape, done in zip(chosen, pool.map(partial(subprocess.run, check=False), commands), strict=True):
+            print(f"compiled {shape.name}: exit code {done.returncode}", flush=True)
 
 
 def _compare(chosen: Sequence[SsdShape], both: dict[str, Function], given: argparse.Namespace) -> int:
@@ -248,9 +222,9 @@ def _row(
     compared = Compared(shape, torch.device(given.device), given.seed)
     bound = {name: compared.bound(function) for name, function in both.items()}
     row: dict[str, Any] = {"shape": asdict(shape)}
+    row["relative_error"] = {name: compared.distances(function) for name, function in bound.items()}
     row["equal_passes"] = {name: _equal(compared, one, given.bitwise) for name, one in bound.items()}
     row["passes"] = given.bitwise
-    row["relative_error"] = {name: compared.distances(function) for name, function in bound.items()}
     row["milliseconds"], row["kernel_microseconds"] = {}, {}
     for phase in PHASES:
         calls = {name: compared.call(function, phase, "kernels") for name, function in bound.items()}
@@ -298,7 +272,6 @@ def _environment(given: argparse.Namespace) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "ours": ours.implementation(device, "ssd", given.backend),
         "upstream": f"mamba_ssm {sys.modules['mamba_ssm'].__version__}",
-        "upstream_deterministic": given.deterministic,
         "torch": torch.__version__,
         "seed": given.seed,
         "repeats": given.repeats,
