@@ -52,6 +52,7 @@ class RankedModel(HFLM):
         )
         self._report, self._asked, self._reported = report, 0, time.monotonic()
         self.forward_seconds = 0.0
+        self._encoded: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
         if dist.is_initialized():
             self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
 
@@ -73,6 +74,7 @@ class RankedModel(HFLM):
         """Count sequences and time of the next task from 0; it finds a batch of its own."""
         self._report, self._asked, self.forward_seconds = report, 0, 0.0
         self.batch_sizes: dict[int, int] = {}
+        self._encoded.clear()
 
     @property
     def largest_batch(self) -> int:
@@ -91,6 +93,13 @@ class RankedModel(HFLM):
                 allowed=f"up to {self.max_length}",
             )
         return super()._loglikelihood_tokens(requests, *arguments, **named)
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Return the tokens of a context and of its answer, which the harness and the rules both ask for."""
+        pair = (context, continuation)
+        if pair not in self._encoded:
+            self._encoded[pair] = super()._encode_pair(context, continuation)
+        return self._encoded[pair]
 
     def _model_call(self, inps: torch.Tensor, *arguments: Any, **named: Any) -> Any:
         liveness.beat("scores a batch", step=self._asked)
