@@ -1,4 +1,4 @@
-"""Which record stands for a subject: the newest that says what ran."""
+"""Which record stands for a subject: of those that say what ran, the newest with most points."""
 
 from __future__ import annotations
 
@@ -100,3 +100,12 @@ def test_a_record_that_was_sent_in_is_marked_on_every_line_with_a_figure(tmp_pat
         assert text.count("4 x NVIDIA H200 SXM") > 2
         assert not re.findall(r"4 x NVIDIA H200 SXM(?!,? as sent in)", text)
         assert "measured numbers, commit, driver, versions of libraries and hosts are on trust." in text
+
+
+def test_a_newer_record_of_fewer_points_does_not_stand_for_the_whole() -> None:
+    points = tuple(RECORD.points[0].model_copy(update={"id": name}) for name in ("devices=1", "devices=2"))
+    whole = made(run="20261126-000000-aaaaaaaa-0001", created="2026-11-26T00:00:00+00:00", points=points)
+    part = made(run="20261127-000000-aaaaaaaa-0002", created="2026-11-27T00:00:00+00:00")
+    [found] = ranked([part, whole])
+    assert found.shown is whole
+    assert found.others == (part,)

@@ -31,6 +31,10 @@ RECORDS = {
 OUTGROWN = ("mpt7b-scaling", "h200x4_cuda12.6-torch2.7_2026-11-21-1", "devices=1", 16)
 # It compiled its kernels first.
 COMPILED_KERNELS = ("mamba-scaling", "h200x2_cuda12.6-torch2.7_2026-11-25")
+# torch.compile takes longer over the modules of fp8 than over those of bf16.
+COMPILED_FP8 = ("llama-throughput", "h100-80gbx1_cuda13.0-torch2.11_2026-11-27-2")
+# One sequence of 8,192 tokens: 8 GiB too many are counted, and it runs all the same.
+LONG_SEQUENCE = ("llama-throughput", "h100-80gbx1_cuda13.0-torch2.11_2026-11-27-3", "devices=1", 1)
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,7 @@ def test_what_ran_is_tried() -> None:
 def test_the_estimate_of_memory_is_that_of_the_records() -> None:
     large = [one for one in ATTEMPTS if one.peak and one.peak > 32 * GIB and "offload" not in one.name[2]]
     ratios = {one.name: one.estimate / one.peak for one in large if one.peak and not one.deepspeed}
+    assert 1.04 < ratios.pop(LONG_SEQUENCE) < 1.12
     assert min(ratios.values()) >= 0.96, min(ratios, key=lambda one: ratios[one])
     assert max(ratios.values()) <= 1.04, max(ratios, key=lambda one: ratios[one])
     others = {one.name: one.estimate / one.peak for one in large if one.peak and one.deepspeed}
@@ -156,7 +161,7 @@ def test_the_estimate_of_time_is_that_of_the_records() -> None:
         shares = [(start + seconds) / wall for start in (FIRST_START, LATER_START)]
         if min(abs(share - 1) for share in shares) > 0.25:
             off[path.parts[-3], path.stem] = shares
-    assert set(off) == {COMPILED_KERNELS}, off
+    assert set(off) == {COMPILED_KERNELS, COMPILED_FP8}, off
 
 
 @pytest.mark.parametrize("claim", ["throughput-1-node", "throughput-32-nodes"])

@@ -1,4 +1,4 @@
-"""Which record stands for a subject on every page: the newest that says what ran."""
+"""Which record stands for a subject on every page: the newest with most points of those that say what ran."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def _named_after(record: Record, torch: str) -> bool:
 def _subject(machine: str, subject: str, group: Sequence[Record]) -> SubjectRecords:
     newest = sorted(group, key=lambda one: one.created, reverse=True)
     named = [record for record in newest if not unnamed(record)]
-    # A record of an older version measured something else.
-    shown = max(named, key=lambda one: one.plan.recipe_version, default=None)
+    # A record of an older version measured something else, and one of fewer points only a part.
+    shown = max(named, key=lambda one: (one.plan.recipe_version, len(one.points)), default=None)
     others = tuple(one for one in newest if one is not shown)
     return SubjectRecords(machine, subject, shown, others, "" if shown else unnamed(newest[0]))
 
