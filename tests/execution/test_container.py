@@ -1,17 +1,19 @@
-"""Containers as arguments, of a command line and of the SDK alike."""
+"""Containers as arguments, of a command line and of the SDK alike, and what they may read."""
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from docker import DockerClient
 
 from twinrun.execution.container import Container
 from twinrun.execution.engine import Command, Workspace
-from twinrun.execution.engines.docker import (
-    ContainerRenderer,
-)
+from twinrun.execution.engines.docker import ContainerEngine, ContainerRenderer
+from twinrun.foundation.errors import MachineError
+from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Vendor, load_vendors
 
 pytestmark = pytest.mark.docker
@@ -111,3 +113,21 @@ def test_checkpoints_of_another_run_are_seen_and_not_written(workspace: Workspac
     container = renderer.render(python("pass")).container
     assert [one.mode for one in container.mounts if one.host == str(source)] == ["ro"]
     assert renderer.inside(source / "checkpoints" / "leg=1") == "/twinrun/source/checkpoints/leg=1"
+
+
+def test_a_file_of_a_source_that_the_container_cannot_read_is_told(
+    client: DockerClient, stack: LoadedStack, cpu: Vendor, workspace: Workspace, tmp_path: Path
+) -> None:
+    if os.getuid():
+        pytest.skip("only callers who are root run containers as somebody else")
+    source = tmp_path / "source"
+    source.mkdir(mode=0o755)
+    weights = source / "model.safetensors"
+    weights.touch(mode=0o600)
+    given = Workspace(root=workspace.root, run=workspace.run, data=workspace.data, source=source)
+    engine = ContainerEngine(client=client, image=stack.image(), vendor=cpu, workspace=given)
+    with pytest.raises(MachineError, match="cannot read this file") as caught:
+        engine.read(python("pass"))
+    assert caught.value.place == str(weights)
+    weights.chmod(0o644)
+    engine.read(python("pass"))

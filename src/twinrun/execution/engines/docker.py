@@ -251,12 +251,15 @@ class ContainerEngine(ContainerRenderer):
         """Let the container's user, if that is not the caller, write the run folder and nothing else."""
         if command.writer is None:
             return
-        for folder in filter(None, (self._workspace.root, self._workspace.source)):
-            if folder.stat().st_mode & 0o005 != 0o005:
+        # safetensors writes files that their owner alone may read.
+        source = self._workspace.source
+        for path in (self._workspace.root, *((source, *source.rglob("*")) if source else ())):
+            needed = 0o005 if path.is_dir() else 0o004
+            if path.stat().st_mode & needed != needed:
                 raise MachineError(
-                    "the user in the container cannot read this folder",
-                    place=str(folder),
-                    hint="run twinrun as another user than root, or `chmod -R go+rX` it",
+                    f"the user in the container cannot read this {'folder' if path.is_dir() else 'file'}",
+                    place=str(path),
+                    hint="run twinrun as another user than root, or `chmod -R go+rX` the folder",
                 )
         change_owner(self._workspace.run, giver=os.getuid(), taker=command.writer)
 
