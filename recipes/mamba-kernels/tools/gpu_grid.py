@@ -75,7 +75,7 @@ def device_of(text: str) -> str:
     count = torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= count:
         raise argparse.ArgumentTypeError(
-            f"found {text} and {count} GPUs; hint: --device cpu --backend emulated-32"
+            f"found {text} and {count} GPUs; hint: --device cpu, with a --backend other than native"
         )
     return text
 
