@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic
@@ -23,6 +22,7 @@ from twinrun.protocol.model_source import ModelSource
 from twinrun.protocol.models.shape import Positive
 from twinrun.protocol.power import PowerReading
 from twinrun.protocol.storage import StorageNeed
+from twinrun.workloads.account import Account
 from twinrun.workloads.data_request import DataRequest
 from twinrun.workloads.settings import Difference, Factor, Fingerprint, differences, nearest
 from twinrun.workloads.tables_and_charts import Chart, Table
@@ -337,8 +337,8 @@ class Workload(Generic[Tables, PlanPart, PointPart, RankResult]):
     """Metrics that stand for a record, the first that a point has."""
     factors: tuple[Factor, ...]
     """What its settings do, in the order of likely effect on speed."""
-    measured: re.Pattern[str]
-    """Names of measurements that come from the ranks; all others come from `derived`."""
+    account: Account[PlanPart, PointPart]
+    """What a complete record has."""
     smaller: str
     """What to do where nothing fits into memory."""
     module: str | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from twinrun.protocol.bench import BenchResult
 from twinrun.workloads.bench import numbers, plan, report
+from twinrun.workloads.bench.account import ACCOUNT
 from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint, BenchTables
 from twinrun.workloads.workload import Workload
 
@@ -15,7 +16,7 @@ WORKLOAD = Workload(
     result=BenchResult,
     headline=("speedup", "time", "error"),
     factors=numbers.FACTORS,
-    measured=numbers.MEASURED,
+    account=ACCOUNT,
     smaller="name other cases with --set cases=",
     timed=True,
     measures_gpus=True,

@@ -7,7 +7,6 @@ A call's measurements are named after it: `NAME` is our time, `NAME@BASELINE` th
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 
 from twinrun.manifests.vendor import Gpu
@@ -19,8 +18,6 @@ from twinrun.workloads.settings import factor, flat
 from twinrun.workloads.workload import ComparisonTerms, Point, PointRecord, Premise, Progress
 
 GIB, MIB = 1 << 30, 1 << 20
-# What the ranks measure: times, and after a slash the rest; all else follows from it.
-MEASURED = re.compile(r"[^/]+(/(error|kept-memory|memory-saving|link-traffic)?(@.*)?)?")
 FACTORS = (
     factor("kernels", "large", "some", "other code, or another code object"),
     factor("settings.*", "large", "some", "another shape, or other inputs"),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 from twinrun.protocol.evaluation import EvaluationResult
 from twinrun.workloads.evaluation import numbers, plan, report
+from twinrun.workloads.evaluation.account import ACCOUNT
 from twinrun.workloads.evaluation.manifest import EvaluationPlan, EvaluationPoint, EvaluationTables
 from twinrun.workloads.workload import Workload
 
@@ -18,7 +17,7 @@ WORKLOAD = Workload(
     module="twinrun.train.evaluation",
     headline=("score",),
     factors=numbers.FACTORS,
-    measured=re.compile(".*"),
+    account=ACCOUNT,
     smaller="choose a smaller model, or --set training.microbatch=1 and --set batch=1",
     saves=True,
     timed=False,

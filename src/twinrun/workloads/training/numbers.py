@@ -7,7 +7,6 @@ experts over those ranks that have the same ones.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from twinrun.foundation.errors import RunError
@@ -25,8 +24,6 @@ TERA = 1e12
 # Master weights and the two moments of Adam, always in fp32.
 OPTIMIZER_BYTES = 12
 GIB, MIB = 1 << 30, 1 << 20
-# What the ranks measure; the rest follows from it.
-MEASURED = re.compile("step-time|peak-memory|power|state-memory|state-on-host|traffic|traffic-bytes")
 # Series with the losses of control runs.
 CONTROL = "control-"
 WEIGHTS_FACT = "initial weights hash"

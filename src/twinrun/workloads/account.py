@@ -1,0 +1,141 @@
+"""What a complete record has: what each workload says must be there, and where a record lacks it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic
+
+from typing_extensions import TypeVar
+
+from twinrun.protocol.measurements import Fact, Numbers
+
+if TYPE_CHECKING:
+    from twinrun.workloads.workload import Point, PointRecord
+
+PlanPart = TypeVar("PlanPart", default=Any)
+PointPart = TypeVar("PointPart", default=Any)
+# What a fact may be: one of some values, or text of a form.
+Allowed = tuple[Fact, ...] | re.Pattern[str]
+
+HASH = re.compile("[0-9a-f]{64}")
+TEXT = re.compile(r"\S.*", re.DOTALL)
+NOT_COLLECTED = "it was not collected, or was taken out; run the recipe again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gap:
+    """One thing that a record lacks, has twice, or says otherwise than it follows."""
+
+    point: str = ""
+    """The point that it is of; empty for the record itself."""
+    path: str
+    """The leaf in the file, such as `points.devices=1.series.loss`."""
+    found: str
+    allowed: str
+    hint: str = ""
+
+    @property
+    def words(self) -> str:
+        """The gap in a sentence."""
+        return f"{self.path} is {self.found}, and must be {self.allowed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account(Generic[PlanPart, PointPart]):
+    """What a workload demands of a record."""
+
+    measured: Mapping[str, re.Pattern[str]]
+    """Names of the measurements that come from the ranks, by metric; all others come from `derived`."""
+    as_planned: Callable[[PlanPart, Point[PointPart], PointRecord[PointPart]], Iterator[Gap]]
+    """Yield where a measured point is not the planned one, whole and once; paths begin at the point."""
+
+    def measures(self, name: str, metric: str) -> bool:
+        """Say whether the ranks measure something of this name and metric."""
+        pattern = self.measured.get(metric)
+        return pattern is not None and pattern.fullmatch(name) is not None
+
+
+def held(path: str, found: object, allowed: object, hint: str = "") -> Iterator[Gap]:
+    """Yield a gap where something is not what follows from the plan."""
+    if found != allowed:
+        yield Gap(path=path, found=shown(found), allowed=shown(allowed), hint=hint)
+
+
+def shown(value: object) -> str:
+    """Return a value in a message."""
+    if value is None:
+        return "absent"
+    if isinstance(value, str):
+        return value or "empty"
+    if isinstance(value, (set, frozenset, tuple, list)):
+        return ", ".join(map(shown, value)) or "none"
+    return str(value)
+
+
+def facts_held(
+    numbers: Numbers, required: Mapping[str, Allowed], *, optional: Mapping[str, Allowed] | None = None
+) -> Iterator[Gap]:
+    """Yield facts that are absent, not as allowed, or that no run writes."""
+    optional = optional or {}
+    for name, allowed in required.items():
+        if name not in numbers.facts:
+            yield Gap(path=f"facts.{name}", found="absent", allowed=_words(allowed), hint=NOT_COLLECTED)
+    for name, value in numbers.facts.items():
+        rule = required.get(name, optional.get(name))
+        if rule is None:
+            yield Gap(path=f"facts.{name}", found=shown(value), allowed="absent: no run writes such a fact")
+        elif not _is(value, rule):
+            yield Gap(path=f"facts.{name}", found=shown(value), allowed=_words(rule))
+
+
+def _is(value: Fact, allowed: Allowed) -> bool:
+    if isinstance(allowed, re.Pattern):
+        return not isinstance(value, bool) and value is not None and bool(allowed.fullmatch(str(value)))
+    # True is 1 in Python, and no number of a record.
+    return any(value == one and type(value) is type(one) for one in allowed)
+
+
+def _words(allowed: Allowed) -> str:
+    if isinstance(allowed, re.Pattern):
+        return f"text of the form {allowed.pattern}"
+    return " or ".join(shown(one) for one in allowed)
+
+
+def measurements_held(numbers: Numbers, required: Mapping[str, int]) -> Iterator[Gap]:
+    """Yield measurements that are absent, or that have another number of samples."""
+    for name, count in required.items():
+        found = numbers.measurement(name)
+        if found is None:
+            yield Gap(path=f"measurements.{name}", found="absent", allowed="measured", hint=NOT_COLLECTED)
+        else:
+            yield from held(f"measurements.{name}.count", found.count, count)
+
+
+def series_held(numbers: Numbers, required: Mapping[str, int]) -> Iterator[Gap]:
+    """Yield series that are absent, too many, in another order, or of another length."""
+    found = [one.id for one in numbers.series]
+    for name in (one for one in required if one not in found):
+        yield Gap(path=f"series.{name}", found="absent", allowed="a value a step", hint=NOT_COLLECTED)
+    for name in (one for one in found if one not in required):
+        yield Gap(path=f"series.{name}", found="there", allowed="none of this name in the plan")
+    if sorted(found) == sorted(required):
+        yield from held("series", tuple(found), tuple(required))
+    for one in numbers.series:
+        if (length := required.get(one.id)) is not None and len(one.values) != length:
+            yield Gap(
+                path=f"series.{one.id}.values", found=f"{len(one.values)} steps", allowed=f"{length} steps"
+            )
+
+
+def at_point(point: str, found: Iterable[Gap]) -> Iterator[Gap]:
+    """Yield gaps of a point with the whole path."""
+    for one in found:
+        yield Gap(
+            point=point,
+            path=f"points.{point}.{one.path}",
+            found=one.found,
+            allowed=one.allowed,
+            hint=one.hint,
+        )

@@ -1,0 +1,124 @@
+"""What a training point must have: every step once, and what follows from its layout."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from twinrun.protocol.layout import Layout
+from twinrun.workloads.account import (
+    HASH,
+    TEXT,
+    Account,
+    Allowed,
+    Gap,
+    facts_held,
+    held,
+    measurements_held,
+    series_held,
+)
+from twinrun.workloads.training.layouts import trained
+from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint
+from twinrun.workloads.training.numbers import CONTROL, SOURCE_FACT, WEIGHTS_FACT
+from twinrun.workloads.workload import Point, PointRecord
+
+SHARED = ("state-memory", "state-on-host", "traffic", "traffic-bytes")
+WHOLE_NUMBER = re.compile("[0-9]+")
+RATE = re.compile(r"[0-9.]+(e-?[0-9]+)?")
+# What only some runs have to say, and why there is no power.
+OPTIONAL: dict[str, Allowed] = {
+    SOURCE_FACT: re.compile("none: .+"),
+    **{f"changes to {name}": TEXT for name in ("composer", "deepspeed", "torch")},
+}
+MEASURED = {
+    "step-time": re.compile("step-time"),
+    "peak-memory": re.compile("peak-memory"),
+    "power": re.compile("power"),
+    "state-memory": re.compile("state-memory|state-on-host"),
+    "traffic": re.compile("traffic"),
+    "traffic-bytes": re.compile("traffic-bytes"),
+}
+
+
+def as_planned(
+    part: TrainingPlan, planned: Point[TrainingPoint], point: PointRecord[TrainingPoint]
+) -> Iterator[Gap]:
+    """Yield where a point is not the planned one."""
+    training, leg = trained(part.training, planned.part.layout), planned.part.leg
+    begin, end = (leg.begin, leg.end) if leg else (0, training.steps)
+    curves = {"loss": end, **{f"{CONTROL}{n}": end for n in range(1, planned.part.controls + 1)}}
+    yield from series_held(point, curves)
+    timed = {"step-time": end - begin - training.warmup_steps, "peak-memory": 1}
+    shared = dict.fromkeys(SHARED, 1) if planned.part.layout else {}
+    power = {"power": 1} if str(point.facts.get(SOURCE_FACT, "none")).partition(":")[0] != "none" else {}
+    yield from measurements_held(point, {**timed, **shared, **power})
+    for name in ("power", *SHARED):
+        if point.measurement(name) and name not in {**shared, **power}:
+            yield Gap(path=f"measurements.{name}", found="there", allowed="absent, as its facts say")
+    yield from facts_held(point, _required(part, planned, point), optional=OPTIONAL)
+    yield from _attempts(planned, point)
+
+
+def _required(
+    part: TrainingPlan, planned: Point[TrainingPoint], point: PointRecord[TrainingPoint]
+) -> dict[str, Allowed]:
+    training, layout = trained(part.training, planned.part.layout), planned.part.layout
+    shape = planned.part.shape or part.shape
+    found: dict[str, Allowed] = {
+        "microbatch": planned.part.microbatches,
+        "parameters": (shape.parameters(),),
+        "parallelism": parallelism(part, planned),
+        "attention backend": TEXT,
+        "device name": TEXT,
+        "warm-up steps": (training.warmup_steps,),
+        "data hash": HASH,
+        "order hash": HASH,
+        WEIGHTS_FACT: HASH,
+    }
+    if training.precision == "fp8":
+        found["fp8 recipe"] = TEXT
+    if point.measurement("power"):
+        found |= {SOURCE_FACT: re.compile("(?!none).+"), "power samples per second": RATE}
+    if layout is None:
+        return found
+    ranks = planned.world_size // layout.replicas
+    return found | {
+        "first rank's parameters": WHOLE_NUMBER,
+        "first rank's expert parameters": WHOLE_NUMBER if layout.experts else (0,),
+        "first rank's data ranks": (ranks,),
+        "first rank's expert ranks": (ranks // layout.experts,) if layout.experts else WHOLE_NUMBER,
+        "numbers sent by operation": re.compile(".*"),
+    }
+
+
+def parallelism(part: TrainingPlan, planned: Point[TrainingPoint]) -> tuple[str, ...]:
+    """Return how the ranks of a point can share its work, as they call it."""
+    layout = planned.part.layout
+    if layout is not None:
+        return (_of_layout(layout),)
+    if part.training.summation == "canonical":
+        return ("replicated", "single") if planned.world_size == 1 else ("replicated",)
+    sharding = planned.part.sharding
+    if sharding is None:
+        # Records from before the plan said it: one device of a sweep may shard nothing.
+        return ("single", "ddp", "fsdp1", "fsdp2")
+    if sharding == "full":
+        return ("fsdp2", "fsdp1")
+    return ("single",) if planned.world_size == 1 else ("ddp",)
+
+
+def _of_layout(layout: Layout) -> str:
+    if layout.framework == "torch":
+        return "fsdp2" if layout.sharding == "full" else "ddp"
+    return ", ".join(layout.features) or "ZeRO-0"
+
+
+def _attempts(planned: Point[TrainingPoint], point: PointRecord[TrainingPoint]) -> Iterator[Gap]:
+    """Hold what was tried against the microbatch that ran."""
+    sizes = planned.part.microbatches
+    if point.facts.get("microbatch") in sizes:
+        before = len(sizes[: sizes.index(int(str(point.facts["microbatch"])))])
+        yield from held("attempts", len(point.attempts), before, "each size that did not fit is an attempt")
+
+
+ACCOUNT = Account(measured=MEASURED, as_planned=as_planned)
