@@ -89,6 +89,8 @@ class Metric(Frozen):
     """It is computed between the curves that a parity is about."""
     fact: str | None = None
     """The fact of a point that it compares, where it is no number."""
+    neutral: dict[str, str] = Field(default_factory=dict)
+    """Settings, or groups of them, that cannot change it, each with the reason; all others count."""
 
     def decides(self, field: str) -> bool:
         """Say whether a field of a fingerprint changes what is measured."""
@@ -112,6 +114,8 @@ class Metric(Frozen):
 class MetricTable(Frozen):
     """recipes/metrics.toml."""
 
+    neutral: dict[str, str] = Field(default_factory=dict)
+    """Settings that can change no metric, each with the reason."""
     metric: tuple[Metric, ...]
 
 
@@ -119,16 +123,22 @@ def load_metrics(root: Path) -> dict[str, Metric]:
     """Read the metrics of the project by identifier; raises InputError, also for a name given twice."""
     path = root / FILE
     metrics: dict[str, Metric] = {}
-    for number, metric in enumerate(load_toml(path, MetricTable).metric):
+    table = load_toml(path, MetricTable)
+    for number, metric in enumerate(table.metric):
         if metric.id in metrics:
             raise InputError("given twice", place=f"{path}:metric.{number}.id", found=metric.id)
-        metrics[metric.id] = metric
+        metrics[metric.id] = metric.model_copy(update={"neutral": {**table.neutral, **metric.neutral}})
     return metrics
 
 
 def named_by(names: Iterable[str], field: str) -> bool:
     """Say whether `names` have a field of a fingerprint, or the group that it belongs to."""
     return field in names or field.partition(".")[0] in names
+
+
+def reason_for(neutral: Mapping[str, str], field: str) -> str | None:
+    """Return why a field, or the group that it belongs to, is neutral; None where it counts."""
+    return neutral.get(field, neutral.get(field.partition(".")[0]))
 
 
 def demand_possible(

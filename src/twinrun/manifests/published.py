@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -49,6 +50,18 @@ class Reference(Frozen):
     source: Source
 
 
+class Neutral(Frozen):
+    """Settings that do not change what claims say, and why; every setting without a row counts."""
+
+    fields: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Fields of a fingerprint, or groups of them: `data` stands for all whose names begin with `data.`."""
+    claims: Annotated[tuple[str, ...], Field(min_length=1)] = ("*",)
+    """Shell patterns over the ids of claims."""
+    where: Literal["anywhere", "here"] = "anywhere"
+    """`here`: only where a claim is judged away from the published run, and nothing is called reproduced."""
+    because: str
+
+
 class PublishedClaims(Frozen):
     """published.toml: everything the publication gives, and what it does not."""
 
@@ -57,6 +70,8 @@ class PublishedClaims(Frozen):
     standing: dict[str, str] = Field(default_factory=dict)
     """Fields of the fingerprint that no run can have as published, such as a corpus that is not public,
     each with its reason."""
+    neutral: tuple[Neutral, ...] = ()
+    """What may differ from the published configuration, by claim."""
     configurations: dict[str, dict[str, Accepted]] = Field(default_factory=dict)
     """Fingerprints of models that scores are of, by the model's name."""
     claim: tuple[Claim, ...]
@@ -89,6 +104,16 @@ class PublishedClaims(Frozen):
             if claim.configuration is not None and claim.configuration not in self.configurations:
                 raise ValueError(f"claim `{claim.id}`: no `configurations.{claim.configuration}`")
         return self
+
+    def neutral_of(self, claim: str, *, here: bool) -> dict[str, str]:
+        """Return what is neutral for the claim called `claim`, each field or group with the reason."""
+        found = [row for row in self.neutral if here or row.where == "anywhere"]
+        return {
+            field: row.because
+            for row in found
+            if any(fnmatchcase(claim, pattern) for pattern in row.claims)
+            for field in row.fields
+        }
 
     def fingerprint_of(self, claim: Claim) -> dict[str, Accepted]:
         """Return the configuration that a claim is about."""

@@ -20,7 +20,7 @@ from twinrun.workloads.bench.manifest import (
     measurement_ids,
 )
 from twinrun.workloads.data_request import DataRequest
-from twinrun.workloads.settings import flat
+from twinrun.workloads.settings import Fingerprint, flat, in_words, leaves
 from twinrun.workloads.sweep import placement, refuse_demands, sizes
 from twinrun.workloads.workload import (
     Choice,
@@ -151,6 +151,22 @@ def describe(part: BenchPlan, points: Sequence[Point[BenchPoint]]) -> PlanDescri
             for point in points
         },
     )
+
+
+def as_written(
+    tables: BenchTables, part: BenchPlan, point: Point[BenchPoint], name: str
+) -> tuple[BenchPlan, Point[BenchPoint]]:
+    """Return a plan's part and the case that a point names as recipe.toml has them at the paper scale."""
+    bench = overlay(tables.bench, scale=tables.scales.paper.set, manifest="recipe.toml", user={})
+    case = name.partition("@")[0] if name.partition("@")[0] in tables.cases else point.part.case
+    placed = BenchPoint(case=case, settings=bench.options | tables.cases.get(case, {}))
+    return part.model_copy(update={"bench": bench}), point.model_copy(update={"part": placed})
+
+
+def settings(part: BenchPlan, point: Point[BenchPoint]) -> Fingerprint:
+    """Return what the script is told at a case, a list as one text, and how the case is timed."""
+    timing = {f"timing.{name}": value for name, value in leaves(part.bench).items() if "." not in name}
+    return {**in_words(point.part.settings), **timing}
 
 
 def job(part: BenchPlan, point: Point[BenchPoint], _attempt: int, run: Run) -> BenchJob:

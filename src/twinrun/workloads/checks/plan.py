@@ -11,6 +11,7 @@ from twinrun.manifests.settings import overlay
 from twinrun.protocol.checks import ChecksJob
 from twinrun.workloads.checks.manifest import ChecksPlan, ChecksPoint, ChecksTables
 from twinrun.workloads.data_request import DataRequest
+from twinrun.workloads.settings import Fingerprint, leaves
 from twinrun.workloads.sweep import placement, refuse_demands, sizes
 from twinrun.workloads.workload import (
     Choice,
@@ -71,6 +72,20 @@ def describe(part: ChecksPlan, points: Sequence[Point[ChecksPoint]]) -> PlanDesc
         points={point.id: described for point in points},
         fingerprint={"checks": len(part.checks)},
     )
+
+
+def settings(part: ChecksPlan, _point: Point[ChecksPoint]) -> Fingerprint:
+    """Return how many checks run, and what each asks."""
+    each = (leaves(one, f"check.{one.id}.") for one in part.checks)
+    return {"checks": len(part.checks), **{name: value for one in each for name, value in one.items()}}
+
+
+def as_written(
+    tables: ChecksTables, _part: ChecksPlan, point: Point[ChecksPoint], _name: str
+) -> tuple[ChecksPlan, Point[ChecksPoint]]:
+    """Return the checks that recipe.toml lists at the paper scale."""
+    checks = overlay(tables.checks, scale=tables.scales.paper.set, manifest="recipe.toml", user={})
+    return ChecksPlan(checks=checks.chosen), point
 
 
 def job(part: ChecksPlan, point: Point[ChecksPoint], _attempt: int, run: Run) -> ChecksJob:
