@@ -32,16 +32,18 @@ def _demand_fall(curve: Sequence[float], metric: Metric, place: str) -> None:
     for step, value in enumerate(curve, start=1):
         if not math.isfinite(value):
             raise NotAskedError(
-                f"training diverged at {place}: the {metric.id} is {value:g} at step {step}", outcome="failed"
+                f"training diverged at {place}: the {metric.id} is {value:g} at step {step}",
+                condition="stable",
             )
     if end > start * (1 + metric.evidence.most_rise):
         raise NotAskedError(
             f"training diverged at {place}: the {metric.id} rose from {start:.4g} to {end:.4g}",
-            outcome="failed",
+            condition="stable",
         )
     if end >= start:
         raise NotAskedError(
-            f"the {metric.id} at {place} ends at {end:.4g} and started at {start:.4g}: nothing was learned"
+            f"the {metric.id} at {place} ends at {end:.4g} and started at {start:.4g}: nothing was learned",
+            condition="training",
         )
 
 

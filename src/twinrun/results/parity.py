@@ -26,21 +26,8 @@ class CurveParity(Frozen):
     parity: Parity
 
 
-def curves_of(claim: Claim, record: Record) -> tuple[PointRecord, ...]:
-    """Return the points whose curves a claim holds against each other."""
-    if claim.between is None:
-        return record.whole
-    return tuple(point for name in claim.between if (point := record.point(name)))
-
-
-def held_within(claim: Claim, record: Record) -> tuple[Parity, ...]:
-    """Hold the curves of a claim against the first of them, worst first; raises NotAskedError."""
-    points = curves_of(claim, record)
-    if len(points) < 2:
-        names = ", ".join(point.id for point in points) or "none"
-        raise NotAskedError(
-            f"needs two whole curves, this run has {names}; `invoke compare --parity A B` holds two records"
-        )
+def held_within(claim: Claim, record: Record, points: Sequence[PointRecord]) -> tuple[Parity, ...]:
+    """Hold the curves of points against that of the first, worst first; raises NotAskedError."""
     asked = (record.terms(point).curves.get(claim.metric) for point in points)
     traced = [one for one in asked if one]
     if len(traced) < len(points):
