@@ -11,8 +11,9 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.settings import parse_settings
 from twinrun.manifests.stack import LoadedStack
+from twinrun.planning.configuration import differences_of_plan
 from twinrun.workloads import load_workload
-from twinrun.workloads.settings import Difference, Fingerprint, differences
+from twinrun.workloads.settings import Difference, Fingerprint
 from twinrun.workloads.sweep import over_nodes
 from twinrun.workloads.workload import (
     Choice,
@@ -126,7 +127,7 @@ def resolve(
         part=planned.part,
         points=tuple(over_nodes(point, node_devices) for point in planned.points),
         fingerprint=marks,
-        differences=differences(marks, published),
+        differences=differences_of_plan(recipe, planned.part, planned.points),
     )
     return plan, planned.choices
 

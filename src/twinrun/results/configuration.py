@@ -8,15 +8,17 @@ in a row `neutral` of published.toml, for claims of one recipe.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.manifests.metrics import Metric, reason_for
-from twinrun.manifests.published import Accepted, PublishedClaims
+from twinrun.manifests.published import RULE, Accepted, PublishedClaims
 from twinrun.manifests.recipe import LoadedRecipe
+from twinrun.planning.configuration import differences_of_point
+from twinrun.planning.plan import Plan
 from twinrun.results.record import Record
-from twinrun.workloads import load_workload
-from twinrun.workloads.settings import ABSENT, Difference, Fingerprint, Value, differences, rows
+from twinrun.workloads.settings import ABSENT, Difference, Fingerprint, Value
 from twinrun.workloads.workload import Point, PointRecord
 
 
@@ -67,17 +69,39 @@ def configuration_of(
         here: the claim is judged away from the published run, as it is or as its restatement says.
         value: which of the values of a claim between records the record is of, for example its model.
     """
-    planned = _planned(record, points)
+    names = {point.id for point in points}
+    planned = [point for point in record.plan.points if point.id in names or not names]
+    return configuration_of_plan(
+        record.plan, planned, claim, recipe=recipe, metrics=metrics, here=here, value=value
+    )
+
+
+def configuration_of_plan(
+    plan: Plan,
+    points: Sequence[Point],
+    claim: Claim | RecordClaim,
+    *,
+    recipe: LoadedRecipe,
+    metrics: Mapping[str, Metric],
+    here: bool = False,
+    value: str | None = None,
+) -> Configuration:
+    """Hold the settings of planned points, each for itself, as `configuration_of` does those of a record."""
+    stated = published_of(claim, recipe.published, value=value)
     neutral = neutral_for(claim, recipe.published, metrics, here=here)
     found: dict[str, Difference] = {}
-    stated = published_of(claim, recipe.published, value=value)
-    written: Fingerprint = {}
-    for point in planned:
-        written = _written(recipe, record, point, _name(claim, point))
-        own = _found(record, point)
-        apart = min((differences(own, row, written=written) for row in rows(stated)), key=len)
-        for one in apart:
-            found.setdefault(one.field, one)
+    silent: dict[str, None] = {}
+    for point in points:
+        apart, unstated = differences_of_point(
+            recipe,
+            plan.part,
+            point,
+            stated=stated,
+            name=_name(claim, point),
+            about=partial(_is_about, claim),
+        )
+        found = {one.field: one for one in apart} | found
+        silent |= dict.fromkeys(unstated)
     reasons = {name: reason_for(neutral, name) for name in found}
     return Configuration(
         differences=tuple(one for name, one in found.items() if reasons[name] is None),
@@ -86,7 +110,7 @@ def configuration_of(
             for name, one in found.items()
             if (because := reasons[name]) is not None
         ),
-        silent=tuple(name for name in written if name not in stated),
+        silent=tuple(silent),
     )
 
 
@@ -99,7 +123,7 @@ def apart(
     metrics: Mapping[str, Metric],
 ) -> tuple[tuple[str, Value, Value], ...]:
     """Return the settings in which the two sides of a claim differ, but for those declared neutral."""
-    (over, under) = (_found(record, _planned(record, [point])[0]) for record, point in (a, b))
+    over, under = (_settings(*one) for one in (a, b))
     neutral = neutral_for(claim, published, metrics, here=False)
     sides = (
         (name, over.get(name, ABSENT), under.get(name, ABSENT)) for name in dict.fromkeys((*over, *under))
@@ -126,22 +150,21 @@ def published_of(
     return {**published.fingerprint, **own}
 
 
-def _planned(record: Record, points: Sequence[PointRecord]) -> list[Point]:
-    asked = {point.id for point in points} or {point.id for point in record.plan.points}
-    return [point for point in record.plan.points if point.id in asked]
-
-
 def _name(claim: Claim | RecordClaim, point: Point) -> str:
     """Return the point that the publication means where a run has this one."""
     named = claim.between or ((claim.point,) if claim.point else ())
     return named[0] if named and point.id not in named else point.id
 
 
-def _found(record: Record, point: Point) -> Fingerprint:
-    return record.workload.settings(record.plan.part, point)
+def _settings(record: Record, point: PointRecord) -> Fingerprint:
+    planned = next(one for one in record.plan.points if one.id == point.id)
+    return record.workload.settings(record.plan.part, planned)
 
 
-def _written(recipe: LoadedRecipe, record: Record, point: Point, name: str) -> Fingerprint:
-    workload = load_workload(recipe.workload)
-    part, placed = workload.as_written(recipe.tables, record.plan.part, point, name)
-    return workload.settings(part, placed)
+def _is_about(claim: Claim | RecordClaim, field: str) -> bool:
+    """Say whether a setting is asked at all: a score is not about other tasks than its own."""
+    if not (isinstance(claim, Claim) and claim.kind == "score"):
+        return True
+    if field.startswith(RULE):
+        return field.removeprefix(RULE) in claim.rules
+    return not field.startswith("task.") or field.split(".")[1] in claim.rules

@@ -53,7 +53,8 @@ def differences(
         written: every field as recipe.toml has it, which counts wherever the publication is silent.
     """
     silent = {field: value for field, value in (written or {}).items() if field not in published}
-    silent |= {field: ABSENT for field in found if written and field not in (published | silent)}
+    known = {*published, *silent}
+    silent |= {field: ABSENT for field in found if written and field not in known}
     return tuple(
         Difference(field=field, found=found.get(field, NOT_RECORDED), published=accepted, stated=stated)
         for fields, stated in ((published, True), (silent, False))

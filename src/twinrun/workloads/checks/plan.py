@@ -24,6 +24,8 @@ from twinrun.workloads.workload import (
     WorkloadPlan,
 )
 
+# Fields of a check that say what it is and not what it does.
+_WORDS = (".id", ".title")
 # The one metric: the share of checks that passed.
 PASSED = "checks-passed"
 
@@ -77,7 +79,10 @@ def describe(part: ChecksPlan, points: Sequence[Point[ChecksPoint]]) -> PlanDesc
 def settings(part: ChecksPlan, _point: Point[ChecksPoint]) -> Fingerprint:
     """Return how many checks run, and what each asks."""
     each = (leaves(one, f"check.{one.id}.") for one in part.checks)
-    return {"checks": len(part.checks), **{name: value for one in each for name, value in one.items()}}
+    return {
+        "checks": len(part.checks),
+        **{name: value for one in each for name, value in one.items() if not name.endswith(_WORDS)},
+    }
 
 
 def as_written(

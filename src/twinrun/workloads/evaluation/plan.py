@@ -54,7 +54,7 @@ FORWARD = "forward-share"
 HARNESS = "lm-eval"
 # Settings that the fingerprint has in other words: which model, how that was trained, and rules of tasks.
 _IN_WORDS = re.compile(
-    r"evaluation\.(training\.|model$|shots$|limit$|task\..*\.(name|rule)$)|documents\.source$"
+    r"evaluation\.(training\.|model$|shots$|limit$)|task\..*\.(name|rule)$|documents\.source$"
 )
 # Frameworks that the ranks of a training import when they start.
 _MODULES = {"composer": ("twinrun.train.composer_loop",), "plain": ("twinrun.train.data_parallel",)}
@@ -231,8 +231,11 @@ def as_written(
     if part.given:
         asked = asked.model_copy(update={"model": part.evaluation.model})
     named = tuple(NamedTask(name=name, **tables.tasks[name].model_dump()) for name in asked.tasks)
-    trained = {} if part.given else {"shape": tables.models[own], "data": tables.data[asked.training.data]}
-    return EvaluationPlan(evaluation=asked, tasks=named, documents=_needed(tables, named), **trained), point
+    written = EvaluationPlan(evaluation=asked, tasks=named, documents=_needed(tables, named))
+    if not part.given:
+        data = tables.data[asked.training.data]
+        written = written.model_copy(update={"shape": tables.models[own], "data": data})
+    return written, point
 
 
 def settings(part: EvaluationPlan, _point: Point[EvaluationPoint]) -> Fingerprint:
@@ -240,7 +243,7 @@ def settings(part: EvaluationPlan, _point: Point[EvaluationPoint]) -> Fingerprin
     stated = _fingerprint(part)
     others = leaves(part.evaluation, "evaluation.")
     for task in part.tasks:
-        others |= leaves(task, f"evaluation.task.{task.name}.")
+        others |= leaves(task, f"task.{task.name}.")
     others |= leaves(part.documents, "documents.") if part.documents else {}
     return stated | {name: value for name, value in others.items() if not _IN_WORDS.match(name)}
 

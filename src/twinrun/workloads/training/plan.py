@@ -274,7 +274,7 @@ def as_written(
     training = overlay(tables.training, scale=tables.scales.paper.set, manifest="recipe.toml", user={})
     own = part.training.model if part.training.model in tables.models else training.model
     written = TrainingPlan(shape=tables.models[own], training=training, data=tables.data[training.data])
-    layout = tables.layouts.get(name) or tables.layouts.get(point.id)
+    layout = tables.layouts.get(point.id) or tables.layouts.get(name)
     if point.part.layout is None or layout is None:
         return written, point
     model = layouts.trained(training.model_copy(update={"model": own}), layout).model
