@@ -37,7 +37,9 @@ def judge(record: Record, published: PublishedClaims, project: Project) -> tuple
 
 def claims_digest(published: PublishedClaims) -> str:
     """Return the digest of all that verdicts depend on in published.toml."""
-    kept = {"claim", "fingerprint"} | {name for name in ("configurations", "neutral") if getattr(published, name)}
+    kept = {"claim", "fingerprint"} | {
+        name for name in ("configurations", "neutral") if getattr(published, name)
+    }
     content = published.model_dump(mode="json", include=kept)
     for claim in content["claim"]:
         # Of a score alone: records of other claims were judged before there were any.
