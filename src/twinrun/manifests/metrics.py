@@ -38,11 +38,21 @@ class Reach(Frozen):
         )
 
 
+Most = Literal["peak", "bandwidth", "memory", "power", "link", "resource"]
+"""Of a device: its dense peak, memory bandwidth, memory, share of its card's power, links to the others of
+its node, and the rate of the resource that a measured peak is of."""
+
+
 class Evidence(Reach):
     """What a number of a metric must have before it can carry a verdict."""
 
-    most: Literal["peak", "bandwidth"] | Annotated[float, Field(gt=0)] | None = None
-    """What nothing exceeds: the dense peak or the memory bandwidth of the device, or a number."""
+    most: Most | Annotated[float, Field(gt=0)] | None = None
+    """What nothing exceeds: a number, or by name what the device does or has."""
+    unless: str | None = None
+    """Label with which, where it is set and not `none`, bytes are counted that no link carries: what then
+    bounds them is the memory bandwidth."""
+    least: Annotated[float, Field(ge=0)] | None = None
+    """What nothing is below; where `most` is named, a share of that."""
     error: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """How far above `most` a measurement may be by its own error, relative."""
     steps: Annotated[int, Field(gt=0)] = 1
@@ -53,6 +63,10 @@ class Evidence(Reach):
     """Of a series: it must fall under every claim about its points; one about it asks for this share kept."""
     most_rise: Annotated[float, Field(ge=0)] = 0.0
     """Of a series: training that ends this much above its start, relative, has diverged."""
+    above_chance: Annotated[float, Field(ge=0)] | None = None
+    """Of a series of losses: how far one may lie above that of guessing, the logarithm of the vocabulary."""
+    overshoot: Annotated[float, Field(ge=1)] = 1.0
+    """Of it: how many times that logarithm one may reach while the learning rate rises."""
 
 
 class Metric(Frozen):

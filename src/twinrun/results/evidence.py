@@ -80,11 +80,6 @@ def doubt_of(
     return None
 
 
-def excess_of(found: Sequence[Located], metrics: Mapping[str, Metric], gpu: Gpu | None) -> str | None:
-    """Return that a number, or one of the same call, is more than there can be, or None."""
-    return next((over for point, one in found if (over := _impossible(point, one, metrics, gpu))), None)
-
-
 def few_steps(found: Sequence[Located], metrics: Mapping[str, Metric]) -> str:
     """Return the words that belong beside a number of too few timed steps; empty where there are enough."""
     least = [(one.count, metrics[one.metric].evidence.steps) for _, one in found]
@@ -96,33 +91,6 @@ def standard_error(found: Sequence[Located]) -> str:
     """Return the words that belong beside a score, its error; empty for what is none."""
     errors = [error for point, one in found if (error := point.measurement(f"{one.id}/error"))]
     return f"standard error {max(error.median for error in errors):.3f}" if errors else ""
-
-
-def _impossible(
-    point: PointRecord, found: Measurement, metrics: Mapping[str, Metric], gpu: Gpu | None
-) -> str | None:
-    """Return that a number, or one of the same call that goes with it, is more than possible, or None."""
-    call = [found.labels.get(name) for name in ("call", "implementation")]
-    for one in (found, *point.measurements):
-        if [one.labels.get(name) for name in ("call", "implementation")] == call and one.metric in metrics:
-            metric = metrics[one.metric]
-            over = beyond(metric.canonical(one.median, one.unit), metric, gpu, per=one.per)
-            if over:
-                return f"{one.id} is {over}"
-    return None
-
-
-def beyond(value: float, metric: Metric, gpu: Gpu | None, *, per: Per) -> str | None:
-    """Return that a value in its metric's unit is more than its evidence allows, or None."""
-    most, cards = metric.evidence.most, gpu.devices_per_card if gpu and per == "card" else 1
-    if most == "peak":
-        most = cards * gpu.device_peak_flops / 1e12 if gpu else None
-    elif most == "bandwidth":
-        most = cards * gpu.device_bandwidth_bytes_s / 1e9 if gpu else None
-    if most is None or value <= most * (1 + metric.evidence.error):
-        return None
-    what = "the device can do" if isinstance(metric.evidence.most, str) else "there can be"
-    return f"{value:.4g} {metric.unit}, more than the {most:.4g} that {what}"
 
 
 def unspanned(points: Sequence[PointRecord], reach: Reach) -> str | None:

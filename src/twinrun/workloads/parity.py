@@ -93,8 +93,9 @@ def largest_difference(curves: Sequence[Sequence[float]]) -> tuple[float, int]:
 
 
 def same_order(points: Sequence[PointRecord]) -> bool:
-    """Say whether all points worked through the same samples in the same order, as far as they say."""
-    return len({point.facts.get(ORDER) for point in points}) <= 1
+    """Say whether all points say that they worked through the same samples in the same order."""
+    orders = {point.facts.get(ORDER) for point in points}
+    return len(orders) == 1 and None not in orders
 
 
 def values_of(point: PointRecord, metric: str) -> tuple[float, ...]:

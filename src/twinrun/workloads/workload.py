@@ -232,6 +232,8 @@ class PointDescription:
     """Lines of metrics that the point writes, as far as known."""
     rising_steps: int = 0
     """First steps of a training, in which the learning rate still rises."""
+    vocabulary: int | None = None
+    """Tokens between which a loss chooses; None where nothing is trained."""
     leg: LegSteps | None = None
     """The leg that the point is; None for a point that starts by itself and runs to the end."""
     storage: StorageNeed | None = None

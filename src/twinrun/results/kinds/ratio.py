@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from twinrun.results.evidence import Located, beyond, counted, doubt_of, found_of, kept_per_doubling
+from twinrun.results.bounds import beyond
+from twinrun.results.evidence import Located, counted, doubt_of, found_of, kept_per_doubling
 from twinrun.results.interval import quotient
 from twinrun.results.kinds.comparison import Comparison, held_to_reference, named_or_large, names_of
 from twinrun.results.question import Question, Value

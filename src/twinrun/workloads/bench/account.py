@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 
 from twinrun.protocol.bench import name_of
-from twinrun.protocol.measurements import Fact, Measurement
+from twinrun.protocol.measurements import Measurement
 from twinrun.workloads.account import (
     NOT_COLLECTED,
     TEXT,
@@ -21,8 +21,11 @@ from twinrun.workloads.account import (
     facts_held,
     held,
     series_held,
+    shown,
 )
 from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint
+from twinrun.workloads.bench.numbers import work_of
+from twinrun.workloads.bench.work import amounts_of, same
 from twinrun.workloads.workload import Point, PointRecord
 
 NUMBER = re.compile(r"[0-9.]+(e[+-]?[0-9]+)?")
@@ -129,6 +132,7 @@ def _call(part: BenchPlan, point: PointRecord, name: str, labels: Mapping[str, s
         rest = {key: value for key, value in _labels(one).items() if key not in ("baseline", "resource")}
         yield from held(f"measurements.{one.id}.labels", rest, dict(labels))
     yield from _saved(point, name, own)
+    yield from _worked(point, name, labels)
     yield from _carried(point, name)
 
 
@@ -197,6 +201,24 @@ def _kept_of(point: PointRecord, name: str) -> list[str]:
     return [one.id.removeprefix(prefix) for one in point.measurements if one.id.startswith(prefix)]
 
 
+def _worked(point: PointRecord, name: str, labels: Mapping[str, str]) -> Iterator[Gap]:
+    """Hold the work of a call against that of its case."""
+    formula, found = point.facts.get(f"{name} work formula"), work_of(point, name)
+    if formula is None:
+        for resource in found:
+            yield Gap(path=f"facts.{name} work {resource}", found="there", allowed="with its formula")
+        return
+    amounts = amounts_of(str(formula), point.part.settings, labels)
+    if amounts is None:
+        yield Gap(path=f"facts.{name} work formula", found=shown(formula), allowed="a formula of the project")
+        return
+    yield from held(f"facts.{name} work", sorted(found), sorted(amounts))
+    for resource, value in amounts.items():
+        if resource in found and not same(found[resource], value):
+            path = f"facts.{name} work {resource}"
+            yield Gap(path=path, found=f"{found[resource]:g}", allowed=f"{value:g} by {formula}")
+
+
 def _carried(point: PointRecord, name: str) -> Iterator[Gap]:
     """Hold what links carried against the bytes of the buffer, and the share against both."""
     ranks, size = point.devices, point.part.settings.get("bytes")
@@ -220,13 +242,8 @@ def _carried(point: PointRecord, name: str) -> Iterator[Gap]:
         written = point.facts.get(f"{name} {fact}")
         if fact == "bus bytes" and written is None:
             yield Gap(path=f"facts.{name} {fact}", found="absent", allowed=f"{value:g}", hint=NOT_COLLECTED)
-        if written is not None and value is not None and not _same(written, value):
+        if written is not None and value is not None and not same(written, value):
             yield Gap(path=f"facts.{name} {fact}", found=str(written), allowed=f"{value:g} by its formula")
-
-
-def _same(found: Fact, value: float) -> bool:
-    number = isinstance(found, (int, float)) and not isinstance(found, bool)
-    return number and math.isclose(float(found), value, rel_tol=ROUNDED)  # type: ignore[arg-type]
 
 
 def _close(path: str, found: Measurement, value: float) -> Iterator[Gap]:

@@ -203,6 +203,7 @@ def _with_training(
                 attempts=tuple(f"microbatch {size}" for size in point.part.microbatches),
                 steps=training.steps,
                 rising_steps=training.optimizer.warmup_steps or 0,
+                vocabulary=shape.vocabulary,
                 expected={"parameters": (shape.parameters(),)},
             )
             for point in points

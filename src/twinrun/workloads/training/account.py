@@ -19,10 +19,13 @@ from twinrun.workloads.account import (
 )
 from twinrun.workloads.training.layouts import trained
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint
-from twinrun.workloads.training.numbers import CONTROL, SOURCE_FACT, WEIGHTS_FACT
+from twinrun.workloads.training.numbers import CONTROL, GIB, MIB, SOURCE_FACT, WEIGHTS_FACT, count_of
 from twinrun.workloads.workload import Point, PointRecord
 
 SHARED = ("state-memory", "state-on-host", "traffic", "traffic-bytes")
+# Bytes of a number that is sent: 16 bits, or 32.
+NUMBER_BYTES = (2, 4)
+ROUNDED = 1e-6
 WHOLE_NUMBER = re.compile("[0-9]+")
 RATE = re.compile(r"[0-9.]+(e-?[0-9]+)?")
 # What only some runs have to say, and why there is no power.
@@ -57,6 +60,7 @@ def as_planned(
             yield Gap(path=f"measurements.{name}", found="there", allowed="absent, as its facts say")
     yield from facts_held(point, _required(part, planned, point), optional=OPTIONAL)
     yield from _attempts(planned, point)
+    yield from _sent(point)
 
 
 def _required(
@@ -82,8 +86,9 @@ def _required(
     if layout is None:
         return found
     ranks = planned.world_size // layout.replicas
+    whole = layout.replicas == 1 and layout.experts is None
     return found | {
-        "first rank's parameters": WHOLE_NUMBER,
+        "first rank's parameters": (shape.parameters(),) if whole else WHOLE_NUMBER,
         "first rank's expert parameters": WHOLE_NUMBER if layout.experts else (0,),
         "first rank's data ranks": (ranks,),
         "first rank's expert ranks": (ranks // layout.experts,) if layout.experts else WHOLE_NUMBER,
@@ -119,6 +124,40 @@ def _attempts(planned: Point[TrainingPoint], point: PointRecord[TrainingPoint]) 
     if point.facts.get("microbatch") in sizes:
         before = len(sizes[: sizes.index(int(str(point.facts["microbatch"])))])
         yield from held("attempts", len(point.attempts), before, "each size that did not fit is an attempt")
+
+
+def _sent(point: PointRecord[TrainingPoint]) -> Iterator[Gap]:
+    """Hold what a layout holds and sends against its counts by operation, and against the memory in use."""
+    traffic, sent = point.measurement("traffic"), point.measurement("traffic-bytes")
+    state, host = point.measurement("state-memory"), point.measurement("state-on-host")
+    memory, count = point.measurement("peak-memory"), parameters_of(point)
+    if not (traffic and sent and state and host and memory and count):
+        return
+    numbers = traffic.median * count
+    written = re.findall(r"_? ([0-9,]+)", str(point.facts.get("numbers sent by operation")))
+    by_operation = sum(int(one.replace(",", "")) for one in written)
+    if abs(by_operation - numbers) > max(len(written), 1e-6 * numbers):
+        yield Gap(
+            path="measurements.traffic",
+            found=f"{numbers:.0f} numbers",
+            allowed=f"{by_operation}, by operation",
+        )
+    least, most = (width * numbers / MIB for width in NUMBER_BYTES)
+    if not least * (1 - ROUNDED) <= sent.median <= most * (1 + ROUNDED):
+        allowed = f"from {least:.4g} to {most:.4g} MiB, for {numbers:.0f} numbers"
+        yield Gap(path="measurements.traffic-bytes", found=f"{sent.median:.4g}", allowed=allowed)
+    if host.median > state.median:
+        allowed = f"up to the state, {state.median:.4g}"
+        yield Gap(path="measurements.state-on-host", found=f"{host.median:.4g}", allowed=allowed)
+    held_there = (state.median - host.median) * count / GIB
+    if held_there > memory.median:
+        allowed = f"at least the state, {held_there:.4g} GiB"
+        yield Gap(path="measurements.peak-memory", found=f"{memory.median:.4g}", allowed=allowed)
+
+
+def parameters_of(point: PointRecord[TrainingPoint]) -> int | None:
+    """Return the parameters that the first rank has; None where the facts do not say it."""
+    return count_of(point.facts, "first rank's parameters", "first rank's expert parameters")
 
 
 ACCOUNT = Account(measured=MEASURED, as_planned=as_planned)

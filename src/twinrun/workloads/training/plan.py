@@ -297,6 +297,7 @@ def _described(part: TrainingPlan, point: TrainingPoint, *, world: int) -> Point
         attempts=tuple(f"microbatch {size}" for size in point.microbatches),
         steps=point.leg.end if point.leg else part.training.steps,
         rising_steps=_rising_steps(part),
+        vocabulary=(point.shape or part.shape).vocabulary,
         leg=point.leg,
         processor_bytes=processor_bytes(
             point.shape or part.shape,
