@@ -12,13 +12,15 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from twinrun.planning.project import Project
+from twinrun.results.bounds import excesses
+from twinrun.results.correctness import faults
 from twinrun.results.hardware import hardware_held
 from twinrun.results.record import Record
 from twinrun.workloads.account import HASH, Gap, at_point, held, shown
 from twinrun.workloads.parity import values_of
 from twinrun.workloads.workload import PointRecord
 
-__all__ = ["Gap", "gaps"]
+__all__ = ["Gap", "gaps", "objections"]
 
 RUN = re.compile(r"(?P<began>[0-9]{8}-[0-9]{6})-(?P<plan>[0-9a-f]{8})-[0-9a-f]{4}")
 FILES = ("plan.json", "metrics.jsonl")
@@ -40,6 +42,11 @@ def gaps(record: Record, project: Project) -> tuple[Gap, ...]:
         *_times(record),
         *_joined(record),
     )
+
+
+def objections(record: Record, project: Project) -> tuple[Gap, ...]:
+    """Return all that stands against a verdict on any claim: gaps, wrong results, impossible numbers."""
+    return (*gaps(record, project), *faults(record, project), *excesses(record, project))
 
 
 def _origin(record: Record) -> Iterator[Gap]:

@@ -65,7 +65,7 @@ def _outside(one: Measurement, metric: Metric, gpu: Gpu | None, record: Record) 
     if not all(map(math.isfinite, (low, median, high))) or low < 0:
         yield path, f"{low:g} to {high:g}", "finite numbers from 0 on"
         return
-    if over := beyond(median, metric, gpu, per=one.per, labels=one.labels):
+    if over := beyond(high, metric, gpu, per=one.per, labels=one.labels):
         yield path, over, "no more than that"
     most = limit_of(metric, gpu, per=one.per, labels=one.labels)
     least = evidence.least

@@ -51,6 +51,11 @@ class Account(Generic[PlanPart, PointPart]):
     as_planned: Callable[[PlanPart, Point[PointPart], PointRecord[PointPart]], Iterator[Gap]]
     """Yield where a measured point is not the planned one, whole and once; paths begin at the point."""
 
+    calls: Callable[[PointRecord[PointPart]], Mapping[str, Mapping[str, str]]] = lambda _point: {}
+    """Return the labels of what was computed beside a reference, by its name."""
+    allowed_error: Callable[[Any, Mapping[str, str]], float | None] = lambda _tables, _labels: None
+    """Return how far a call may be from its reference by the tables of the recipe; None: nobody says it."""
+
     def measures(self, name: str, metric: str) -> bool:
         """Say whether the ranks measure something of this name and metric."""
         pattern = self.measured.get(metric)

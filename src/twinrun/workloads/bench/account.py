@@ -23,7 +23,7 @@ from twinrun.workloads.account import (
     series_held,
     shown,
 )
-from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint
+from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint, BenchTables
 from twinrun.workloads.bench.numbers import work_of
 from twinrun.workloads.bench.work import amounts_of, same
 from twinrun.workloads.workload import Point, PointRecord
@@ -277,4 +277,9 @@ def _optional(point: PointRecord, calls: Mapping[str, object]) -> dict[str, Allo
     return found
 
 
-ACCOUNT = Account(measured=MEASURED, as_planned=as_planned)
+ACCOUNT = Account(
+    measured=MEASURED,
+    as_planned=as_planned,
+    calls=calls_of,
+    allowed_error=BenchTables.allowed_error,
+)

@@ -86,7 +86,17 @@ def _attention(counted: str, settings: Settings, labels: Mapping[str, str]) -> A
     return {f"{dtype}-products": products * (2.5 if phase == "backward" else 1.0)}
 
 
-_FORMULAS = {"scan": _scan, "conv": _convolution, "ssd": _ssd, "attention": _attention}
+def _read_and_write(_counted: str, settings: Settings, labels: Mapping[str, str]) -> Amounts:
+    return {COPY: 2 * settings["rows"] * settings["columns"] * BYTES[labels["dtype"]]}
+
+
+_FORMULAS = {
+    "read": _read_and_write,
+    "scan": _scan,
+    "conv": _convolution,
+    "ssd": _ssd,
+    "attention": _attention,
+}
 
 
 def same(found: object, value: float) -> bool:
