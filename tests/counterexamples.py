@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tests.records import PROJECT, finished, plan, training_record, with_derived
+from tests.records import PROJECT, finished, judge, judge_between, plan, training_record, with_derived
 from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.planning.plan import Plan
 from twinrun.protocol.measurements import Measurement, Series, sampled
-from twinrun.results.between import judge_between
-from twinrun.results.judge import judge
 from twinrun.results.record import Record
 from twinrun.results.verdicts import RestatementVerdict
 from twinrun.workloads.workload import PointRecord

@@ -9,13 +9,18 @@ from typing import Any
 
 from twinrun.execution.environment import Revision
 from twinrun.machine.inventory import Machine
+from twinrun.manifests.published import PublishedClaims
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.plan import Plan, resolve
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement, Series, sampled
-from twinrun.results.judge import RULES, claims_digest, judge
+from twinrun.results.between import verdicts_between
+from twinrun.results.bounds import excesses
+from twinrun.results.conditions import Findings
+from twinrun.results.judge import RULES, claims_digest, verdicts_on
 from twinrun.results.reading import read_record
 from twinrun.results.record import Environment, Record
+from twinrun.results.verdicts import Verdict
 from twinrun.workloads import load_workload
 from twinrun.workloads.workload import Hardware, PointRecord
 
@@ -195,6 +200,17 @@ def finished(made: Plan, points: Sequence[PointRecord], gpu: Gpu | None) -> Reco
         files={},
     )
     return record.model_copy(update={"verdicts": judge(record, published, PROJECT)}).with_digest()
+
+
+def judge(record: Record, published: PublishedClaims, project: Project = PROJECT) -> tuple[Verdict, ...]:
+    """Judge what a record says, without the account of all that a test leaves out of it."""
+    return verdicts_on(record, published, project, Findings(excesses=excesses(record, project)))
+
+
+def judge_between(records: Sequence[Record], project: Project = PROJECT) -> tuple[Verdict, ...]:
+    """Judge the claims between records, as `judge` does those about one."""
+    own = [one.model_copy(update={"run": f"{one.run[:-4]}{number:04}"}) for number, one in enumerate(records)]
+    return verdicts_between(own, project, {one.run: Findings(excesses=excesses(one, project)) for one in own})
 
 
 def machine(vendor: str) -> Machine:

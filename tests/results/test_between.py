@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.records import BENCH, PROJECT, bench_record, committed, training_record
+from tests.records import BENCH, PROJECT, bench_record, committed, judge_between, training_record
 from twinrun.foundation.errors import InputError
-from twinrun.results.between import judge_between
 from twinrun.results.reading import read_records
 from twinrun.results.record import Record
 from twinrun.results.verdicts import Verdict

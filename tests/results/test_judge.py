@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.records import BENCH, PROJECT, TRAINING, bench_record, replaced, training_record, warmed
+from tests.records import BENCH, PROJECT, TRAINING, bench_record, judge, replaced, training_record, warmed
 from twinrun.manifests.claims import Claim
 from twinrun.manifests.published import PublishedClaims
 from twinrun.protocol.bench import COPY
 from twinrun.protocol.measurements import Check, sampled
-from twinrun.results.judge import claims_digest, judge
+from twinrun.results.judge import claims_digest
 from twinrun.results.record import Record
 from twinrun.results.verdicts import Verdict
 from twinrun.workloads.checks import WORKLOAD as CHECKS

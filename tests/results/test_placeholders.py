@@ -8,9 +8,8 @@ import pytest
 
 from tests.checkouts import checkout
 from tests.contracts.baking import bake
-from tests.records import training_record
+from tests.records import judge, training_record
 from twinrun.planning.project import Project
-from twinrun.results.judge import judge
 from twinrun.workloads import workload_names
 
 

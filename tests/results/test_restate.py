@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.records import PROJECT, bench_record, measurement, replaced, training_record
-from twinrun.results.judge import judge
+from tests.records import PROJECT, bench_record, judge, measurement, replaced, training_record
 from twinrun.results.record import Record
 from twinrun.results.verdicts import FAILURES, RestatementVerdict, Verdict
 

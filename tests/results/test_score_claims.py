@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.counterexamples import MODELS, evaluated
-from tests.records import PROJECT, plan, training_record
+from tests.records import PROJECT, judge, plan, training_record
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import validate
 from twinrun.manifests.claims import Claim, ScoreDifferenceClaim
@@ -18,7 +18,7 @@ from twinrun.manifests.published import PublishedClaims, check_numbers
 from twinrun.protocol.measurements import sampled
 from twinrun.results.compare import compare
 from twinrun.results.equivalence import Pair, compare_scores
-from twinrun.results.judge import claims_digest, judge
+from twinrun.results.judge import claims_digest
 from twinrun.results.record import Record, write_record
 from twinrun.results.score_claims import claim_called, judge_scores
 from twinrun.results.submission import write_submission

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from twinrun.foundation.text import plain
@@ -40,17 +40,22 @@ Sides = tuple[Side, Side]
 
 def judge_between(records: Sequence[Record], project: Project) -> tuple[Verdict, ...]:
     """Judge the claims between records of the recipe that `records` are of, in the published order."""
+    return verdicts_between(records, project, {one.run: Findings.of(one, project) for one in records})
+
+
+def verdicts_between(
+    records: Sequence[Record], project: Project, findings: Mapping[str, Findings]
+) -> tuple[Verdict, ...]:
+    """Judge the claims between records, each of which was looked at before, by its run."""
     if not records:
         return ()
     recipe = project.recipe(records[0].plan.recipe)
     terms = JudgeContext(metrics=project.metrics, gpus=project.gpus, recipe=recipe)
-    # By content: two records of one run are none of two sides.
-    findings = {record.run: Findings.of(record, project) for record in records}
     return tuple(_judged(claim, records, terms, findings) for claim in recipe.published.between_records)
 
 
 def _judged(
-    claim: RecordClaim, records: Sequence[Record], terms: JudgeContext, findings: dict[str, Findings]
+    claim: RecordClaim, records: Sequence[Record], terms: JudgeContext, findings: Mapping[str, Findings]
 ) -> Verdict:
     asked_of = partial(RecordQuestion, claim=claim, records=records, terms=terms)
     answer, _ = _answered(asked_of(published=True), findings)
@@ -71,7 +76,7 @@ def _judged(
     return verdict.model_copy(update={"here": _verdict_here(asked_of(published=False), findings)})
 
 
-def _verdict_here(question: RecordQuestion, findings: dict[str, Findings]) -> RestatementVerdict:
+def _verdict_here(question: RecordQuestion, findings: Mapping[str, Findings]) -> RestatementVerdict:
     answer, sides = _answered(question, findings)
     here, metric = question.restated, question.metric
     assert here
@@ -98,7 +103,7 @@ def _verdict_here(question: RecordQuestion, findings: dict[str, Findings]) -> Re
     )
 
 
-def _answered(question: RecordQuestion, findings: dict[str, Findings]) -> tuple[Answer, Sides | None]:
+def _answered(question: RecordQuestion, findings: Mapping[str, Findings]) -> tuple[Answer, Sides | None]:
     """Ask every condition of both sides; without them, and without a value, the rest is not reached."""
     sides: list[Sides] = []
 

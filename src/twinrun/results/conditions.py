@@ -16,7 +16,7 @@ from twinrun.results.account import gaps
 from twinrun.results.bounds import beyond, excesses
 from twinrun.results.correctness import faults
 from twinrun.results.curves import demand_trained, nothing_behind
-from twinrun.results.evidence import few_steps, names_of, standard_error, unspanned
+from twinrun.results.evidence import DEVICE, few_steps, names_of, standard_error, unspanned
 from twinrun.results.kinds import absolute, invariant, parity, ratio, score
 from twinrun.results.kinds.comparison import Comparison
 from twinrun.results.question import Question, QuestionKind, RecordQuestion, Value, elsewhere, gpus_of
@@ -207,7 +207,7 @@ def _hardware(question: Question, points: Sequence[PointRecord]) -> str:
     why = ""
     for names in (
         {device.name for device in record.machine.devices},
-        {str(name) for point in points if (name := point.facts.get("device name"))},
+        {str(name) for point in record.points if (name := point.facts.get(DEVICE))},
     ):
         if repeated and len(names) > 1:
             why = f"the run mixes GPUs: {', '.join(sorted(names))}"
@@ -351,8 +351,8 @@ def _bounds(
     """Demand that no number of the points, and no value that follows, is more than there can be."""
     seen, gpu = demand_bounds(findings, points), question.record.gpu
     for one in values:
-        if not question.ratio_as_published and (
-            excess := beyond(one.interval.value, question.metric, gpu, per=question.claim.per)
+        if question.metric.between_points and (
+            excess := beyond(one.interval.value, question.metric, gpu, per="run")
         ):
             raise NotAskedError(f"at {one.place} it is {excess}", condition="bounds")
     return seen

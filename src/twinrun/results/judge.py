@@ -29,9 +29,15 @@ RULES = 4
 
 def judge(record: Record, published: PublishedClaims, project: Project) -> tuple[Verdict, ...]:
     """Judge every claim against `record`, in the published order; where that cannot be, as restated."""
+    return verdicts_on(record, published, project, Findings.of(record, project))
+
+
+def verdicts_on(
+    record: Record, published: PublishedClaims, project: Project, findings: Findings
+) -> tuple[Verdict, ...]:
+    """Judge every claim against a record that was looked at before."""
     recipe = project.recipe(record.plan.recipe).model_copy(update={"published": published})
     terms = JudgeContext(metrics=project.metrics, gpus=project.gpus, recipe=recipe)
-    findings = Findings.of(record, project)
     return tuple(_judged(claim, record, terms, findings) for claim in published.claim)
 
 

@@ -33,7 +33,7 @@ def values(question: Question, found: Sequence[PointRecord]) -> Iterator[Value]:
         if one is None:
             raise NotAskedError(f"no {question.asked.measurement or metric.id} at {point.id}")
         formula = question.asked.formula or claim.formula
-        if metric.formulas and one.formula != formula:
+        if formula and one.formula != formula:
             raise NotAskedError(f"{one.id} at {point.id} is counted by {one.formula}, the claim by {formula}")
         per = claim.per if question.restated is None else one.per
         if doubt := doubt_of([(point, one)], question.terms.metrics, per=per):
