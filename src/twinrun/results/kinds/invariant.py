@@ -20,9 +20,11 @@ def points(question: Question) -> tuple[PointRecord, ...]:
 
 
 def lacking(question: Question, found: Sequence[PointRecord]) -> str:
-    """Return that there are no two points, empty where there are."""
-    del question
-    return "" if len(found) > 1 else f"needs two world sizes; this run has {names_of(found) or 'none'}"
+    """Return that there are no two points to hold against each other; a value has its reference at one."""
+    metric = question.metric
+    if len(found) >= (2 if metric.fact or metric.series else 1):
+        return ""
+    return f"needs two world sizes; this run has {names_of(found) or 'none'}"
 
 
 def values(question: Question, found: Sequence[PointRecord]) -> Iterator[Value]:
