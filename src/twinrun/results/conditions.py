@@ -297,8 +297,6 @@ def _unjoined(record: Record) -> str:
 
 def _configuration(question: Question, points: Sequence[PointRecord]) -> str:
     """Demand the published configuration, but for what is neutral for the claim."""
-    if question.anywhere:
-        return "it must hold in any"
     found = question.configuration(tuple(points))
     if not found.equal:
         raise NotAskedError(found.words, condition="configuration")

@@ -125,11 +125,6 @@ class Question:
         found = self.configuration(points)
         return [*found.differences, *found.neutral]
 
-    @property
-    def anywhere(self) -> bool:
-        """Whether the claim itself must hold in every configuration, as one does that compares its points."""
-        return not self.published and self.restated is None and self.claim.is_distance
-
 
 @dataclass(frozen=True, kw_only=True)
 class RecordQuestion:
