@@ -107,7 +107,8 @@ def test_a_wrong_ring_is_measured_as_wrong(wrong: str, tmp_path: Path) -> None:
         "bench.bench_links = []\n"
         "made, right = bench.Links, reducers.Reducer.__call__\n"
         "def links():\n    bench.bench_links.append(made())\n    return bench.bench_links[0]\n"
-        f"def wrong(self, buffer):\n    right(self, buffer)\n    if self.name == 'ours':\n        {WRONG[wrong]}\n"
+        "def wrong(self, buffer):\n    right(self, buffer)\n"
+        f"    if self.name == 'ours':\n        {WRONG[wrong]}\n"
         "bench.Links, reducers.Reducer.__call__ = links, wrong\n"
         "worker.run(bench.bench, BenchJob)\n"
     )

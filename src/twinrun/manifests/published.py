@@ -77,6 +77,9 @@ class PublishedClaims(Frozen):
     claim: tuple[Claim, ...]
     between_records: tuple[RecordClaim, ...] = ()
     """Claims that `invoke compare --claims` judges."""
+    nowhere: dict[str, str] = Field(default_factory=dict)
+    """Stacks that sides of claims name and images/stacks/ lacks, each with the reason: as published nobody
+    can ask such a claim here."""
     score_difference: tuple[ScoreDifferenceClaim, ...] = ()
     """Claims that `invoke compare --scores` judges."""
     references: str | None = None
@@ -90,6 +93,13 @@ class PublishedClaims(Frozen):
         names += [claim.id for claim in self.score_difference]
         if len(names) != len(set(names)):
             raise ValueError("two claims have the same id")
+        return self
+
+    @model_validator(mode="after")
+    def _named_nowhere(self) -> PublishedClaims:
+        sides = [side for claim in self.between_records for side in (claim.over, claim.under)]
+        if strange := sorted(self.nowhere.keys() - {side.stack for side in sides}):
+            raise ValueError(f"`nowhere` names a stack of no side: {', '.join(strange)}")
         return self
 
     @model_validator(mode="after")

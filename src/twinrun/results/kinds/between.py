@@ -103,7 +103,8 @@ def _side(question: RecordQuestion, side: ClaimSide) -> Side:
     absent = [name for name in claim.values if name not in found]
     if not found or (question.published and absent):
         place = side.point or claim.point
-        raise NotAskedError(f"no record at {place} of {name_of}{_for(claim, absent)}", condition="hardware")
+        lack = f"no record at {place} of {name_of}{_for(claim, absent)}"
+        raise NotAskedError(f"{lack}{_nowhere(question, side)}", condition="hardware")
     if (
         len(machines := sorted({hardware(one.record) for one in found.values()})) > 1
         and not question.published
@@ -129,6 +130,12 @@ def _point(question: RecordQuestion, side: ClaimSide, record: Record) -> PointRe
         return max(record.points, key=lambda one: one.devices, default=None)
     found = points_called(side.point or claim.point, record, None, question.terms)
     return max(found, key=lambda one: one.devices, default=None)
+
+
+def _nowhere(question: RecordQuestion, side: ClaimSide) -> str:
+    """Return why no record can be of the stack of a side; nothing where this project has the stack."""
+    why = question.terms.recipe.published.nowhere.get(side.stack or "") if question.published else None
+    return f", and there can be none: {why}" if why else ""
 
 
 def _for(claim: RecordClaim, names: Sequence[str]) -> str:
