@@ -8,7 +8,7 @@ from typing import Any
 from tests.records import PROJECT, finished, judge, judge_between, plan, training_record, with_derived
 from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.planning.plan import Plan
-from twinrun.protocol.measurements import Measurement, Series, sampled
+from twinrun.protocol.measurements import Series, sampled
 from twinrun.results.record import Record
 from twinrun.results.verdicts import RestatementVerdict
 from twinrun.workloads.workload import PointRecord
@@ -28,6 +28,11 @@ MODELS = {
     "Cerebras-GPT-2.7B": (f"model=cerebras/Cerebras-GPT-2.7B@{'0' * 40}",),
     "mambaoutai-1024": ("model=mambaoutai-1024", "microbatch=16", "global_batch=64", "devices=1"),
     "mambaoutai-2048": ("model=mambaoutai-2048", "microbatch=8", "global_batch=32", "devices=1"),
+}
+# Published beside the models' sizes.
+LEARNING_RATES = {
+    name: (f"optimizer.learning_rate={rate}",)
+    for name, rate in {"mpt-1b": 2e-4, "mpt-3b": 1.6e-4, "mpt-7b": 1.2e-4, "mpt-13b": 1e-4}.items()
 }
 # Relative distances of control runs from the run that they repeat.
 ROUNDING = tuple(1e-6 * (1 + number / 10) for number in range(10))
@@ -113,15 +118,13 @@ def _at_share_of_roofline(recipe: str, claim: Claim | RecordClaim, value: float,
     call = claim.here.measurement.partition("/")[0]
     made, row = plan(recipe, scale="paper", gpu=gpu), PROJECT.gpus[gpu]
     placed = next(one for one in made.points if one.id == claim.point)
-    peak = Measurement(
-        id="peak-rate@copy",
+    rate = row.device_bandwidth_bytes_s
+    peak = sampled(
+        "peak-rate@copy",
+        [rate],
         metric="peak-rate",
         unit="B/s",
         per="device",
-        median=4e12,
-        low=4e12,
-        high=4e12,
-        count=1,
         labels={"resource": "copy"},
     )
     labels = {"call": call, "implementation": "ours"}
@@ -133,7 +136,7 @@ def _at_share_of_roofline(recipe: str, claim: Claim | RecordClaim, value: float,
         hosts=("node-0",),
         part=placed.part,
         measurements=(peak, time),
-        facts={"device name": "a device", f"{call} work copy": 4e9},
+        facts={"device name": "a device", f"{call} work copy": rate / 1e3},
     )
     whole = finished(made, [with_derived(point, made, row)], row)
     return whole.model_copy(update={"plan": made.model_copy(update={"points": (placed,)})})
@@ -191,7 +194,7 @@ def sides(recipe: str, claim: RecordClaim, value: float) -> list[Record]:
             continue
         rate = share * PROJECT.gpus[gpu].device_peak_flops / 1e12
         for name in claim.values:
-            settings = (f"{claim.setting}={name}",)
+            settings = (f"{claim.setting}={name}", *LEARNING_RATES.get(name, ()))
             found.append(training_record({"nodes=1": rate}, recipe=recipe, gpu=gpu, settings=settings))
     return found
 

@@ -16,6 +16,8 @@ from twinrun.results.verdicts import Verdict
 
 CLAIMS = {claim.id: claim for claim in PROJECT.recipe("mpt-throughput").published.between_records}
 OCTOBER = CLAIMS["october-of-a100-80gb"]
+# Published learning rates.
+RATES = {"mpt-1b": 2e-4, "mpt-3b": 1.6e-4, "mpt-7b": 1.2e-4, "mpt-13b": 1e-4}
 
 
 def record(
@@ -26,7 +28,7 @@ def record(
         {"nodes=1": rate},
         recipe="mpt-throughput",
         gpu=gpu,
-        settings=(f"model={model}", *settings),
+        settings=(f"model={model}", f"optimizer.learning_rate={RATES[model]}", *settings),
         count=count,
     )
     return made.model_copy(update={"plan": made.plan.model_copy(update={"stack": stack})})

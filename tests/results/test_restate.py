@@ -44,7 +44,7 @@ def h200(rates: dict[str, float], **options: Any) -> Record:
 def kernel(share: float, **changes: Any) -> Record:
     """Return a scan on an H200 at a share of its roofline bound, and a baseline as fast."""
     bound = BYTES / COPY * 1e3
-    times = {"scan-forward-fp16": [bound / share] * 5, "scan-forward-fp16@mamba_ssm": [bound / share] * 5}
+    times = {name: [bound / share] * 20 for name in ("scan-forward-fp16", "scan-forward-fp16@mamba_ssm")}
     record = bench_record(times, gpu="h200", facts={"scan-forward-fp16 work copy": BYTES})
     point = record.points[0]
     peak = measurement(record, point.id, "scan-forward-fp16").model_copy(

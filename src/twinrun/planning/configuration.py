@@ -41,7 +41,7 @@ def differences_of_point(
     written = workload.settings(*workload.as_written(recipe.tables, part, point, name or point.id))
     asked = {field: value for field, value in own.items() if field in stated or about(field)}
     expected = {field: value for field, value in written.items() if about(field)}
-    apart = min((differences(asked, row, written=expected) for row in rows(stated)), key=len)
+    apart = min((differences(asked, row, written=expected) for row in rows(stated)), key=_distance)
     return PointDifferences(apart, tuple(field for field in expected if field not in stated))
 
 
@@ -50,3 +50,8 @@ def differences_of_plan(recipe: LoadedRecipe, part: Any, points: Sequence[Point]
     stated = recipe.published.fingerprint
     found = (differences_of_point(recipe, part, point, stated=stated).differences for point in points)
     return min(found, key=len, default=())
+
+
+def _distance(apart: Sequence[Difference]) -> tuple[bool, int]:
+    """Return how far a row is: one of another model is farther than one that differs in anything else."""
+    return any(one.field == "parameters" for one in apart), len(apart)
