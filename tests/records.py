@@ -103,6 +103,7 @@ def training_record(
     made = plan(recipe, scale=scale, gpu=gpu, settings=settings, devices=8)
     row = PROJECT.gpus[gpu] if gpu else None
     shape, training = made.part.shape, made.part.training
+    memory = 60.0 if row is None or row.device_memory_bytes > 60e9 else 30.0
     points = []
     for point in made.points:
         if point.id not in rates:
@@ -113,6 +114,8 @@ def training_record(
         if count > 1:
             samples[0], samples[-1] = seconds * (1 - spread), seconds * (1 + spread)
         curve = losses[point.id] if isinstance(losses, Mapping) else losses
+        if (leg := point.part.leg) and not leg.last:
+            curve = curve[: leg.end]
         record = PointRecord(
             id=point.id,
             nodes=point.nodes,
@@ -121,7 +124,7 @@ def training_record(
             part=point.part,
             measurements=(
                 sampled("step-time", samples, metric="step-time", unit="s", per="run"),
-                sampled("peak-memory", [60.0], metric="peak-memory", unit="GiB", per="device"),
+                sampled("peak-memory", [memory], metric="peak-memory", unit="GiB", per="device"),
             ),
             series=(Series(id="loss", metric="loss", unit="nats/token", per="run", values=tuple(curve)),),
             facts={

@@ -147,7 +147,7 @@ def test_a_missing_point_is_named() -> None:
         ({"count": 1}, "single sample"),
         (
             {"spread": 0.1},
-            "of 20 samples is 157.7 to 174.3 and reaches over the limit; about 32 would decide",
+            "of 20 samples is 159.1 to 172.9 and reaches over the limit; about 88 would decide",
         ),
     ],
 )
@@ -224,7 +224,7 @@ def test_other_batches_are_a_mismatch() -> None:
 
 def test_one_point_decides_no_invariant() -> None:
     found = verdict(training_record({"nodes=1": 83.0}), "same-loss-at-every-world-size")
-    assert (found.outcome, "needs two world sizes" in found.reason) == ("not-comparable", True)
+    assert (found.outcome, "needs two world sizes" in found.why) == ("not-comparable", True)
 
 
 DIE = {"gpu": "mi250", "cards": 1, "nodes": 1, "devices": 1, "software": "x"}

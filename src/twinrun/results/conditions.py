@@ -242,6 +242,8 @@ def _beside(question: Question, points: Sequence[PointRecord]) -> str:
         here = f"{', '.join(shares)} here ({question.claim.formula})"
         return f"; MFU {question.reference / peak:.1%} published, {here}"
     found = [one for point in points if (one := question.measured(point))]
+    if question.claim.is_distance:
+        return ""
     return f"; {question.in_unit(found[0].median):.3g} {question.unit} here" if len(found) == 1 else ""
 
 
