@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
-from tests.counterexamples import MADE, MODELS, at_multiple_of_ours, sides
+from tests.counterexamples import MADE, at_multiple_of_ours, configured, sides
 from tests.records import PROJECT, finished, plan, training_record, with_derived
 from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.protocol.measurements import Check, Measurement, Series, sampled
@@ -63,7 +63,7 @@ def _honest(recipe: str, claim: Claim) -> Record:
         return _accepted()
     if recipe in ("mamba-kernels", "flash-attention"):
         return _timed(recipe, claim)
-    if asked := MODELS.get(claim.configuration or ""):
+    if claim.configuration and (asked := configured(recipe, claim, scale="node")):
         shape = plan(recipe, gpu="mi250", scale="node", settings=asked).part.shape
         rate = claim.value * shape.flops_per_token() / 1e12
         return _trained(recipe, gpu="mi250", scale="node", settings=asked, rate=rate)
