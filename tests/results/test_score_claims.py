@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from twinrun.results.record import Record, write_record
 from twinrun.results.score_claims import claim_called, judge_scores
 from twinrun.results.submission import write_submission
 from twinrun.results.verdicts import Verdict
+from twinrun.workloads import load_workload
 from twinrun.workloads.evaluation.numbers import kept_fall
+from twinrun.workloads.workload import Workload
 
 # Any share of documents: higher is better, at most one.
 GIVEN = (f"model=cerebras/Cerebras-GPT-1.3B@{'0' * 40}",)
@@ -84,11 +87,13 @@ def scored(value: float) -> Record:
 
 def judged(record: Record, claims: PublishedClaims, monkeypatch: pytest.MonkeyPatch, rule: str) -> Verdict:
     """Judge a record whose fingerprint has the rule of its task, as one of an evaluation has."""
-    description = type(record.description)
-    before = description.marks
-    monkeypatch.setattr(
-        description, "marks", lambda self, asked: {**before(self, asked), "evaluation.rule.arc": rule}
-    )
+
+    def with_rule(name: str) -> Workload:
+        found = load_workload(name)
+        own = found.settings
+        return replace(found, settings=lambda *of: {**own(*of), "evaluation.rule.arc": rule})
+
+    monkeypatch.setattr("twinrun.planning.configuration.load_workload", with_rule)
     (verdict,) = judge(record, claims, PROJECT)
     return verdict
 
@@ -121,7 +126,7 @@ def test_another_rule_is_a_mismatch_that_nothing_restates(monkeypatch: pytest.Mo
     assert verdict.final == "config-mismatch"
     assert "evaluation.rule.arc is none, published per-token" in verdict.reason
     assert verdict.here
-    assert "evaluation.rule.arc must be per-token, is none" in verdict.here.reason
+    assert "evaluation.rule.arc is none, published per-token" in verdict.here.reason
 
 
 def test_another_model_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
