@@ -66,7 +66,8 @@ class Evidence(Reach):
     above_chance: Annotated[float, Field(ge=0)] | None = None
     """Of a series of losses: how far one may lie above that of guessing, the logarithm of the vocabulary."""
     overshoot: Annotated[float, Field(ge=1)] = 1.0
-    """Of it: how many times that logarithm one may reach while the learning rate rises."""
+    """Of it: how many times that logarithm one may reach while the learning rate rises, and `trained_steps`
+    more."""
 
 
 class Metric(Frozen):

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from twinrun.planning.project import Project
+from twinrun.protocol.formulas import FORMULAS
 from twinrun.results.bounds import excesses
 from twinrun.results.correctness import faults
-from twinrun.results.hardware import hardware_held
+from twinrun.results.hardware import DEVICE, hardware_held
 from twinrun.results.record import Record
 from twinrun.workloads.account import HASH, Gap, at_point, held, shown
 from twinrun.workloads.parity import values_of
@@ -22,10 +23,13 @@ from twinrun.workloads.workload import PointRecord
 
 __all__ = ["Gap", "gaps", "objections"]
 
+COMMIT = re.compile("[0-9a-f]{40}")
+VERSION = re.compile(r"[0-9][0-9A-Za-z.+-]*")
+IMAGE = re.compile("[0-9a-f]{12}")
 RUN = re.compile(r"(?P<began>[0-9]{8}-[0-9]{6})-(?P<plan>[0-9a-f]{8})-[0-9a-f]{4}")
 FILES = ("plan.json", "metrics.jsonl")
 TORCH = "torch"
-DATA = "data hash"
+DATA, WEIGHTS = "data hash", "initial weights hash"
 # Seconds in the units that metrics of time have.
 SECONDS = {"s": 1.0, "ms": 1e-3}
 
@@ -63,6 +67,11 @@ def _origin(record: Record) -> Iterator[Gap]:
         yield Gap(path="run", found=record.run, allowed="DATE-TIME-PLAN-NUMBER")
     elif record.converted_from is None:
         yield from held("run", named["plan"], record.plan_sha256[:8], "a run is named after its plan")
+    revision = record.revision
+    if revision.commit is not None and not COMMIT.fullmatch(revision.commit):
+        yield Gap(path="revision.commit", found=revision.commit, allowed="a commit")
+    if revision.changes_sha256 is not None and not HASH.fullmatch(revision.changes_sha256):
+        yield Gap(path="revision.changes_sha256", found=revision.changes_sha256, allowed="a SHA-256")
     for name in FILES:
         if not HASH.fullmatch(record.files.get(name, "")):
             yield Gap(path=f"files.{name}", found=record.files.get(name, "absent"), allowed="its SHA-256")
@@ -77,9 +86,14 @@ def _recipe(record: Record, project: Project) -> Iterator[Gap]:
     yield from held("plan.workload", plan.workload, loaded.workload)
     workload, own = record.workload, loaded.recipe.script
     yield from held("plan.script", plan.script, loaded.file(own) if own else workload.module)
-    if plan.recipe_version > loaded.recipe.version:
-        version = loaded.recipe.version
-        yield Gap(path="plan.recipe_version", found=str(plan.recipe_version), allowed=f"up to {version}")
+    version = loaded.recipe.version
+    if not 1 <= plan.recipe_version <= version:
+        yield Gap(path="plan.recipe_version", found=str(plan.recipe_version), allowed=f"1 to {version}")
+    if plan.workload == loaded.workload:
+        yield from workload.account.of_recipe(loaded.tables, plan.part, plan.points)
+    for name in ("engine", "launcher", "scheduler"):
+        if not getattr(plan, name):
+            yield Gap(path=f"plan.{name}", found="empty", allowed="the name of one")
     stacks = loaded.recipe.stacks
     known = sorted({*stacks.current.values(), *stacks.also, *stacks.published})
     if plan.stack not in known:
@@ -87,7 +101,8 @@ def _recipe(record: Record, project: Project) -> Iterator[Gap]:
         return
     stack = project.stack(plan.stack).stack
     yield from held("plan.vendor", plan.vendor, stack.vendor)
-    if stack.image and not plan.image.startswith(f"{stack.image}:"):
+    image, _, digest = plan.image.rpartition(":")
+    if stack.image and (image != stack.image or not IMAGE.fullmatch(digest)):
         yield Gap(path="plan.image", found=plan.image, allowed=f"{stack.image}:DIGEST")
     if not HASH.fullmatch(plan.lock_sha256):
         yield Gap(path="plan.lock_sha256", found=plan.lock_sha256, allowed="the SHA-256 of a lock")
@@ -113,7 +128,7 @@ def _software(record: Record, project: Project) -> Iterator[Gap]:
     except OSError:
         pinned = ()
     version = found.libraries.get(TORCH, "")
-    if not any(_release(version) == _release(one) for one in pinned):
+    if not VERSION.fullmatch(version) or not any(_release(version) == _release(one) for one in pinned):
         yield Gap(
             path=f"environment.libraries.{TORCH}",
             found=version or "absent",
@@ -150,6 +165,12 @@ def _points(record: Record) -> Iterator[Gap]:
         [point.id for point in record.points],
         [one.id for one in record.plan.points if one.id in measured],
     )
+    weights: dict[object, set[object]] = {}
+    for point in record.points:
+        model = (point.facts.get(DEVICE), point.facts.get("parameters"))
+        weights.setdefault(model, set()).add(point.facts.get(WEIGHTS))
+    if any(len(found) > 1 for found in weights.values()):
+        yield Gap(path="points", found="several initial weights on one device", allowed="those of the seed")
     hashes = {str(point.facts.get(DATA)) for point in record.points}
     if len(hashes) > 1:
         yield Gap(
@@ -163,6 +184,17 @@ def _of_points(record: Record) -> Iterator[Gap]:
         yield from at_point(
             point.id, record.workload.account.as_planned(record.plan.part, planned[point.id], point)
         )
+        yield from at_point(point.id, _derived(record, point))
+
+
+def _derived(record: Record, point: PointRecord) -> Iterator[Gap]:
+    """Yield numbers whose labels or formula are not those by which they are counted."""
+    computed = {one.id: one for one in record.workload.derived(record.plan.part, point, record.gpu)}
+    for one in point.measurements:
+        if one.id in computed:
+            yield from held(f"measurements.{one.id}.labels", one.labels, computed[one.id].labels)
+        elif one.formula is not None and one.formula not in FORMULAS:
+            yield Gap(path=f"measurements.{one.id}.formula", found=one.formula, allowed="a formula or none")
 
 
 def _times(record: Record) -> Iterator[Gap]:

@@ -136,9 +136,11 @@ def _chance(series: Series, metric: Metric, described: PointDescription) -> Iter
     if evidence.above_chance is None or vocabulary is None:
         return
     chance = math.log(vocabulary)
+    # A loss that overshoots comes down within the steps that make a curve.
+    settled = described.rising_steps + evidence.trained_steps
     for step, value in enumerate(series.values, start=1):
         most = chance + evidence.above_chance
-        if step <= described.rising_steps:
+        if step <= settled:
             most = max(most, chance * evidence.overshoot)
         if not math.isfinite(value) or not 0 < value <= most:
             allowed = f"above 0, up to {most:.4g}, of {vocabulary:,} tokens"

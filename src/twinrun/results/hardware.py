@@ -9,7 +9,7 @@ from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
 from twinrun.protocol.allocation import Allocation
 from twinrun.results.record import SENT_IN, Record
-from twinrun.workloads.account import NOT_COLLECTED, Gap, held, shown
+from twinrun.workloads.account import HASH, NOT_COLLECTED, Gap, held, shown
 from twinrun.workloads.workload import PointRecord
 
 DEVICE = "device name"
@@ -25,6 +25,13 @@ def hardware_held(record: Record, project: Project) -> Iterator[Gap]:
     yield from _hosts(record, allocation)
     yield from _first(record, allocation)
     gpu = project.gpus.get(record.plan.gpu) if record.plan.gpu else None
+    if record.gpu is not None:
+        yield from held("gpu.vendor", record.gpu.vendor, record.plan.vendor)
+    hashes = {one.software_sha256 for one in allocation.reports.values()}
+    if len(hashes) > 1 or not all(map(HASH.fullmatch, hashes)):
+        yield Gap(
+            path="allocation.reports", found=shown(sorted(hashes)), allowed="one software on every node"
+        )
     yield from _devices(record, gpu)
     for point in record.points:
         yield from _names(record, allocation, point, gpu)
@@ -93,15 +100,16 @@ def _devices(record: Record, gpu: Gpu | None) -> Iterator[Gap]:
     for name in ("index", "unique_id"):
         values = [getattr(one, name) for one in devices]
         hidden = name == "unique_id" and record.evidence == SENT_IN and set(values) == {None}
-        if not hidden and (None in values or len(set(values)) < len(values)):
+        if not hidden and (None in values or "" in values or len(set(values)) < len(values)):
             yield Gap(path=f"machine.devices.{name}", found=shown(values), allowed="one for each device")
     for number, one in enumerate(devices):
         path = f"machine.devices.{number}"
         yield from held(f"{path}.gpu", one.gpu, record.plan.gpu)
         if gpu is None:
             continue
-        if one.arch is None:
-            yield Gap(path=f"{path}.arch", found="absent", allowed=gpu.arch, hint=NOT_COLLECTED)
+        yield from held(f"{path}.arch", one.arch, gpu.arch, NOT_COLLECTED)
+        if one.index < 0:
+            yield Gap(path=f"{path}.index", found=str(one.index), allowed="0 or more")
         if not any(pattern.search(one.name) for pattern in gpu.match):
             yield Gap(path=f"{path}.name", found=one.name, allowed=f"a name of {gpu.name}")
         low, high = (ratio * gpu.device_memory_bytes for ratio in MEMORY_RATIO)

@@ -149,6 +149,7 @@ def plan_hash(content: dict[str, Any]) -> str:
         points = [
             {key: value for key, value in point.items() if key not in {"seconds", "predicted"}}
             for point in plan["points"]
+            if isinstance(point, dict)
         ]
         plan = plan | {"points": points}
     return sha256_of_bytes(canonical_json(plan).encode())

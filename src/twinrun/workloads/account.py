@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 PlanPart = TypeVar("PlanPart", default=Any)
 PointPart = TypeVar("PointPart", default=Any)
-# What a fact may be: one of some values, or text of a form.
-Allowed = tuple[Fact, ...] | re.Pattern[str]
+# What a fact may be: one of some values, text of a form, or a number from 0 on of a type.
+Allowed = tuple[Fact, ...] | re.Pattern[str] | type[int] | type[float]
 
+# More than any count of a run: tokens, bytes, operations of a call.
+LARGEST_COUNT = 1e18
 HASH = re.compile("[0-9a-f]{64}")
 TEXT = re.compile(r"\S.*", re.DOTALL)
 NOT_COLLECTED = "it was not collected, or was taken out; run the recipe again"
@@ -51,6 +53,8 @@ class Account(Generic[PlanPart, PointPart]):
     as_planned: Callable[[PlanPart, Point[PointPart], PointRecord[PointPart]], Iterator[Gap]]
     """Yield where a measured point is not the planned one, whole and once; paths begin at the point."""
 
+    of_recipe: Callable[[Any, PlanPart, Sequence[Point[PointPart]]], Iterator[Gap]] = lambda *_: iter(())
+    """Yield where a plan is not one that the tables of its recipe give."""
     calls: Callable[[PointRecord[PointPart]], Mapping[str, Mapping[str, str]]] = lambda _point: {}
     """Return the labels of what was computed beside a reference, by its name."""
     allowed_error: Callable[[Any, Mapping[str, str]], float | None] = lambda _tables, _labels: None
@@ -97,14 +101,19 @@ def facts_held(
 
 def _is(value: Fact, allowed: Allowed) -> bool:
     if isinstance(allowed, re.Pattern):
-        return not isinstance(value, bool) and value is not None and bool(allowed.fullmatch(str(value)))
+        return isinstance(value, str) and bool(allowed.fullmatch(value))
     # True is 1 in Python, and no number of a record.
+    if isinstance(allowed, type):
+        kinds = (int,) if allowed is int else (int, float)
+        return isinstance(value, kinds) and not isinstance(value, bool) and 0 <= value <= LARGEST_COUNT
     return any(value == one and type(value) is type(one) for one in allowed)
 
 
 def _words(allowed: Allowed) -> str:
     if isinstance(allowed, re.Pattern):
         return f"text of the form {allowed.pattern}"
+    if isinstance(allowed, type):
+        return "a whole number from 0 on" if allowed is int else "a number from 0 on"
     return " or ".join(shown(one) for one in allowed)
 
 

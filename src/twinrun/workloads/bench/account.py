@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
 from twinrun.protocol.bench import name_of
@@ -28,8 +28,6 @@ from twinrun.workloads.bench.numbers import work_of
 from twinrun.workloads.bench.work import amounts_of, same
 from twinrun.workloads.workload import Point, PointRecord
 
-NUMBER = re.compile(r"[0-9.]+(e[+-]?[0-9]+)?")
-WHOLE = re.compile("[0-9]+")
 _CALL = "[^/@]+"
 MEASURED = {
     "time": re.compile(rf"{_CALL}(@.+)?"),
@@ -56,7 +54,11 @@ def as_planned(part: BenchPlan, planned: Point[BenchPoint], point: PointRecord[B
         yield Gap(path="measurements.peak-memory", found="absent", allowed="measured", hint=NOT_COLLECTED)
     facts: dict[str, Allowed] = {"seed": _seed(part), "device name": TEXT}
     for one in point.measurements:
-        if one.metric in ("peak-rate", "peak-memory"):
+        if "call" not in one.labels and one.metric not in ("peak-rate", "peak-memory"):
+            yield Gap(path=f"measurements.{one.id}.labels.call", found="absent", allowed="the call's name")
+        if one.metric == "peak-memory":
+            yield from held(f"measurements.{one.id}.labels", one.labels, {})
+        if one.metric in ("peak-rate", "peak-memory", "kept-memory"):
             yield from held(f"measurements.{one.id}.count", one.count, 1)
         if one.metric == "peak-rate":
             resource = one.id.partition("@")[2]
@@ -69,7 +71,7 @@ def as_planned(part: BenchPlan, planned: Point[BenchPoint], point: PointRecord[B
 
 
 def _seed(part: BenchPlan) -> Allowed:
-    return WHOLE if part.bench.seed is None else (part.bench.seed,)
+    return int if part.bench.seed is None else (part.bench.seed,)
 
 
 def calls_of(point: PointRecord) -> dict[str, dict[str, str]]:
@@ -124,11 +126,13 @@ def _call(part: BenchPlan, point: PointRecord, name: str, labels: Mapping[str, s
         yield from _timed(part, point, f"{name}{suffix}")
         yield from _error(point, name, implementation, suffix)
     for one in point.measurements:
-        if one.labels.get("call") != name or one.metric in ("speedup", "memory-saving"):
+        if one.labels.get("call") != name:
             continue
         called, _, suffix = one.id.partition("@")
         yield from held(f"measurements.{one.id}.id", called.partition("/")[0], name)
-        yield from held(f"measurements.{one.id}.labels", one.labels.get("implementation"), suffix or own)
+        # A ratio is named after the baseline, and is a number of ours.
+        who = own if one.metric in ("speedup", "memory-saving") else suffix or own
+        yield from held(f"measurements.{one.id}.labels", one.labels.get("implementation"), who)
         rest = {key: value for key, value in _labels(one).items() if key not in ("baseline", "resource")}
         yield from held(f"measurements.{one.id}.labels", rest, dict(labels))
     yield from _saved(point, name, own)
@@ -139,7 +143,11 @@ def _call(part: BenchPlan, point: PointRecord, name: str, labels: Mapping[str, s
 def _implementations(point: PointRecord, call: str) -> list[str]:
     """Return who computed a call, as its facts say."""
     prefix = f"{call} errors of "
-    return [name.removeprefix(prefix) for name in point.facts if name.startswith(prefix)]
+    said = [name.removeprefix(prefix) for name in point.facts if name.startswith(prefix)]
+    labelled = [one.labels for one in point.measurements if one.labels.get("call") == call]
+    return list(
+        dict.fromkeys([*said, *(one["implementation"] for one in labelled if "implementation" in one)])
+    )
 
 
 def _timed(part: BenchPlan, point: PointRecord, name: str) -> Iterator[Gap]:
@@ -253,31 +261,71 @@ def _close(path: str, found: Measurement, value: float) -> Iterator[Gap]:
 
 def _facts_of(point: PointRecord, name: str) -> dict[str, Allowed]:
     """Return the facts that a call must have."""
-    found: dict[str, Allowed] = {f"{name} title": TEXT, f"{name} allowed error": NUMBER}
+    found: dict[str, Allowed] = {f"{name} title": TEXT, f"{name} allowed error": float}
     for implementation in _implementations(point, name):
         found[f"version of {implementation}"] = TEXT
         found[f"{name} errors of {implementation}"] = TEXT
     if point.measurement(f"{name}/link-traffic"):
-        found[f"{name} link bytes"] = NUMBER
-        found[f"{name} link bytes expected"] = NUMBER
+        found[f"{name} link bytes"] = float
+        found[f"{name} link bytes expected"] = float
         found[f"{name} link formula"] = re.compile("link-bytes/(ring|root)")
     return found
 
 
 def _optional(point: PointRecord, calls: Mapping[str, object]) -> dict[str, Allowed]:
     """Return the facts that a call may have."""
-    rules = {" work formula": TEXT, " bus bytes": NUMBER}
-    found: dict[str, Allowed] = {f"{name}{end}": rule for name in calls for end, rule in rules.items()}
+    rules: dict[str, Allowed] = {" work formula": TEXT, " bus bytes": float}
+    found = {f"{name}{end}": rule for name in calls for end, rule in rules.items()}
     for fact in point.facts:
         for name in calls:
             if fact.startswith(f"{name} work ") and not fact.endswith(" formula"):
-                found[fact] = NUMBER
+                found[fact] = float
             elif fact.startswith(f"{name} without "):
                 found[fact] = TEXT
     return found
 
 
+def of_recipe(tables: BenchTables, part: BenchPlan, points: Sequence[Point[BenchPoint]]) -> Iterator[Gap]:
+    """Yield where labels, options or settings of cases are not those of the recipe and of the plan."""
+    yield from _labels_of_recipe(tables, part)
+    options = part.bench.options
+    if foreign := sorted(options.keys() - tables.bench.options.keys()):
+        yield Gap(path="plan.part.bench.options", found=shown(foreign), allowed="options of the recipe")
+    for point in points:
+        path, case = f"plan.points.{point.id}.part", tables.cases.get(point.part.case)
+        if case is None:
+            yield Gap(path=f"{path}.case", found=point.part.case, allowed=shown(sorted(tables.cases)))
+            continue
+        settings = point.part.settings
+        yield from held(f"{path}.settings", sorted(settings), sorted({**options, **case}))
+        for name, value in settings.items():
+            # What was asked for by --set stands in the plan's options, and holds at every case.
+            allowed = [of[name] for of in (case, options) if name in of]
+            if allowed and not any(same_value(value, one) for one in allowed):
+                yield Gap(path=f"{path}.settings.{name}", found=shown(value), allowed=shown(allowed))
+
+
+def _labels_of_recipe(tables: BenchTables, part: BenchPlan) -> Iterator[Gap]:
+    """Yield labels that are not the recipe's, which gains values and never loses one that was measured."""
+    known = {one.name: one for one in tables.label}
+    names = [one.name for one in part.labels]
+    yield from held("plan.part.labels", names, [name for name in known if name in names])
+    for one in part.labels:
+        path, recipe = f"plan.part.labels.{one.name}", known.get(one.name)
+        if recipe is None:
+            continue
+        yield from held(f"{path}.default", one.default, recipe.default)
+        values = [value for value in recipe.values if value in one.values]
+        yield from held(f"{path}.values", list(one.values), values)
+
+
+def same_value(found: object, other: object) -> bool:
+    """Say whether two settings are one; True is 1 in Python, and not the same setting."""
+    return found == other and type(found) is type(other)
+
+
 ACCOUNT = Account(
+    of_recipe=of_recipe,
     measured=MEASURED,
     as_planned=as_planned,
     calls=calls_of,

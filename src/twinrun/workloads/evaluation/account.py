@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from twinrun.protocol.evaluation import MEAN, NamedTask
 from twinrun.workloads.account import (
@@ -18,10 +18,9 @@ from twinrun.workloads.account import (
     measurements_held,
     series_held,
 )
-from twinrun.workloads.evaluation.manifest import EvaluationPlan, EvaluationPoint
+from twinrun.workloads.evaluation.manifest import EvaluationPlan, EvaluationPoint, EvaluationTables
 from twinrun.workloads.workload import Point, PointRecord
 
-WHOLE = re.compile("[1-9][0-9]*")
 _NAME = r"[^/@]+"
 MEASURED = {
     "score": re.compile(rf"{_NAME}(@[^/]+|/step-[0-9]+)?"),
@@ -124,8 +123,8 @@ def _facts(part: EvaluationPlan, planned: Point[EvaluationPoint]) -> dict[str, A
         "tokenizer sha256": (part.evaluation.tokenizer,) if part.evaluation.tokenizer else HASH,
         "samples sha256": HASH,
         "weights sha256": HASH,
-        "checkpoint sha256": HASH if part.given is None else re.compile("[0-9a-f]{64}|None"),
-        "parameters": (part.shape.parameters(),) if part.shape else WHOLE,
+        "checkpoint sha256": HASH if part.given is None else (None,),
+        "parameters": (part.shape.parameters(),) if part.shape else int,
     }
     if part.given is None:
         training: dict[str, Allowed] = {
@@ -144,13 +143,32 @@ def _facts(part: EvaluationPlan, planned: Point[EvaluationPoint]) -> dict[str, A
         sizes = [one for one in (task.documents, limit) if one is not None]
         found |= {
             f"rule of {task.name}": (task.rule,),
-            f"documents of {task.name}": (min(sizes),) if sizes and task.documents else WHOLE,
-            f"requests of {task.name}": WHOLE,
+            f"documents of {task.name}": (min(sizes),) if sizes and task.documents else int,
+            f"requests of {task.name}": int,
             f"prompts of {task.name}": HASH,
             f"version of {task.name}": TEXT,
-            f"batch of {task.name}": WHOLE,
+            f"batch of {task.name}": int,
         }
     return found
 
 
-ACCOUNT = Account(measured=MEASURED, as_planned=as_planned)
+def of_recipe(
+    tables: EvaluationTables, part: EvaluationPlan, points: Sequence[Point[EvaluationPoint]]
+) -> Iterator[Gap]:
+    """Yield where model, data, tasks or documents are not those that the recipe has by their names."""
+    yield from held("plan.points", len(points), 1)
+    asked = part.evaluation
+    named = tuple(
+        NamedTask(name=name, **tables.tasks[name].model_dump())
+        for name in asked.tasks
+        if name in tables.tasks
+    )
+    yield from held("plan.part.tasks", part.tasks, named)
+    if part.documents is not None:
+        yield from held("plan.part.documents", part.documents, tables.documents)
+    if part.given is None:
+        yield from held("plan.part.shape", part.shape, tables.models.get(asked.training.model))
+        yield from held("plan.part.data", part.data, tables.data.get(asked.training.data))
+
+
+ACCOUNT = Account(measured=MEASURED, as_planned=as_planned, of_recipe=of_recipe)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from twinrun.protocol.layout import Layout
 from twinrun.workloads.account import (
@@ -18,7 +18,7 @@ from twinrun.workloads.account import (
     series_held,
 )
 from twinrun.workloads.training.layouts import trained
-from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint
+from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables
 from twinrun.workloads.training.numbers import CONTROL, GIB, MIB, SOURCE_FACT, WEIGHTS_FACT, count_of
 from twinrun.workloads.workload import Point, PointRecord
 
@@ -26,8 +26,6 @@ SHARED = ("state-memory", "state-on-host", "traffic", "traffic-bytes")
 # Bytes of a number that is sent: 16 bits, or 32.
 NUMBER_BYTES = (2, 4)
 ROUNDED = 1e-6
-WHOLE_NUMBER = re.compile("[0-9]+")
-RATE = re.compile(r"[0-9.]+(e-?[0-9]+)?")
 # What only some runs have to say, and why there is no power.
 OPTIONAL: dict[str, Allowed] = {
     SOURCE_FACT: re.compile("none: .+"),
@@ -82,16 +80,16 @@ def _required(
     if training.precision == "fp8":
         found["fp8 recipe"] = TEXT
     if point.measurement("power"):
-        found |= {SOURCE_FACT: re.compile("(?!none).+"), "power samples per second": RATE}
+        found |= {SOURCE_FACT: re.compile("(?!none).+"), "power samples per second": float}
     if layout is None:
         return found
     ranks = planned.world_size // layout.replicas
     whole = layout.replicas == 1 and layout.experts is None
     return found | {
-        "first rank's parameters": (shape.parameters(),) if whole else WHOLE_NUMBER,
-        "first rank's expert parameters": WHOLE_NUMBER if layout.experts else (0,),
+        "first rank's parameters": (shape.parameters(),) if whole else int,
+        "first rank's expert parameters": int if layout.experts else (0,),
         "first rank's data ranks": (ranks,),
-        "first rank's expert ranks": (ranks // layout.experts,) if layout.experts else WHOLE_NUMBER,
+        "first rank's expert ranks": (ranks // layout.experts,) if layout.experts else int,
         "numbers sent by operation": re.compile(".*"),
     }
 
@@ -160,4 +158,27 @@ def parameters_of(point: PointRecord[TrainingPoint]) -> int | None:
     return count_of(point.facts, "first rank's parameters", "first rank's expert parameters")
 
 
-ACCOUNT = Account(measured=MEASURED, as_planned=as_planned)
+def of_recipe(
+    tables: TrainingTables, part: TrainingPlan, points: Sequence[Point[TrainingPoint]]
+) -> Iterator[Gap]:
+    """Yield where model, data, layouts or control runs are not those that the recipe has by their names."""
+    training = part.training
+    yield from held("plan.part.shape", part.shape, tables.models.get(training.model))
+    yield from held("plan.part.data", part.data, tables.data.get(training.data))
+    for point in points:
+        path, layout = f"plan.points.{point.id}.part", point.part.layout
+        if layout is None:
+            yield from held(f"{path}.shape", point.part.shape, None)
+            continue
+        yield from held(f"{path}.layout", layout, tables.layouts.get(point.id))
+        model = trained(training, layout).model
+        yield from held(f"{path}.shape", point.part.shape, tables.models.get(model))
+    # The first point, or the layout that the others are held against, has all control runs.
+    plain = [point for point in points if point.part.layout is None or point.part.layout.plain]
+    first = next((point.id for point in plain if point.part.leg is None), None)
+    for point in points:
+        expected = training.controls if point.id == first else 0
+        yield from held(f"plan.points.{point.id}.part.controls", point.part.controls, expected)
+
+
+ACCOUNT = Account(measured=MEASURED, as_planned=as_planned, of_recipe=of_recipe)
