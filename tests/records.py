@@ -20,6 +20,7 @@ from twinrun.results.between import verdicts_between
 from twinrun.results.bounds import excesses
 from twinrun.results.conditions import Findings
 from twinrun.results.judge import RULES, claims_digest, verdicts_on
+from twinrun.results.judge import judge as judge_whole
 from twinrun.results.reading import read_record
 from twinrun.results.record import Environment, Record
 from twinrun.results.verdicts import Verdict
@@ -211,12 +212,18 @@ def finished(made: Plan, points: Sequence[PointRecord], gpu: Gpu | None) -> Reco
         verdicts=(),
         files=dict.fromkeys(("plan.json", "metrics.jsonl"), "f" * 64),
     )
-    return record.model_copy(update={"verdicts": judge(record, published, PROJECT)}).with_digest()
+    return record.model_copy(update={"verdicts": judge_whole(record, published, PROJECT)}).with_digest()
 
 
 def judge(record: Record, published: PublishedClaims, project: Project = PROJECT) -> tuple[Verdict, ...]:
     """Judge what a record says, without the account of all that a test leaves out of it."""
     return verdicts_on(record, published, project, Findings(excesses=excesses(record, project)))
+
+
+def verdict_on(record: Record, claim: str) -> Verdict:
+    """Return what `judge` says of one claim of the record's recipe."""
+    published = PROJECT.recipe(record.plan.recipe).published
+    return next(one for one in judge(record, published) if one.claim == claim)
 
 
 def judge_between(records: Sequence[Record], project: Project = PROJECT) -> tuple[Verdict, ...]:

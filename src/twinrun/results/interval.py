@@ -1,9 +1,10 @@
 """Intervals of medians, and what an interval says of a limit: it holds, it fails, or it is undecided.
 
-A record keeps the median, the lowest and the highest of the samples and their number. The interval is that of
-the median of a normal sample by its range, as Lord's test has it for the mean (Biometrika 34, 1947, 41-67).
-From eight samples on it never goes beyond the extremes, which alone are a distribution-free interval of the
-median: it lies outside of them once in 2 ** (n - 1) times (David and Nagaraja, Order Statistics, 7.1).
+A record keeps the median, the lowest and the highest of the samples and their number. The error of a median
+is 1 / (2 f sqrt(n)), f the density there (David and Nagaraja, Order Statistics, 10.3). Of all symmetric
+distributions with one mode over a range the even one has the lowest f, so its interval is taken, by the range
+of the samples. From eight samples on it never goes beyond the extremes, which alone are an interval for any
+distribution: the median lies outside of them once in 2 ** (n - 1) times (7.1).
 """
 
 from __future__ import annotations
@@ -16,24 +17,20 @@ from twinrun.protocol.measurements import Measurement
 
 # Of 1,000 honest runs at the very limit, five fail and five hold too high: half of it lies on each side.
 LEVEL = 0.99
-# The 99 % quantile of |median - centre| / range of n normal samples, from 400,000 draws of each n.
+# The 99 % quantile of |median - centre| / range of n even samples, from 400,000 draws of each n.
 REACH = {
-    2: 31.72,
-    3: 3.03,
-    4: 1.333,
-    5: 0.885,
-    6: 0.657,
-    7: 0.560,
-    8: 0.464,
-    9: 0.426,
-    10: 0.370,
-    12: 0.314,
-    15: 0.265,
-    20: 0.207,
-    30: 0.152,
-    50: 0.106,
-    100: 0.066,
-    200: 0.0425,
+    2: 49.15,
+    3: 4.47,
+    4: 1.88,
+    5: 1.16,
+    6: 0.833,
+    7: 0.685,
+    8: 0.576,
+    9: 0.520,
+    10: 0.461,
+    12: 0.398,
+    15: 0.352,
+    20: 0.292,
 }
 LEAST_EXTREMES = 8
 Standing = Literal["holds", "fails", "undecided"]
