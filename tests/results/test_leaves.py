@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.leaves import (
-    HOLDS,
-    NEUTRAL,
-    alterations,
-    committed_file,
-    declared,
-    finals,
-    neutral_rows,
-    unseen,
-)
+from tests.leaves import NEUTRAL, alterations, committed_file, declared, neutral_rows, sealed, unseen
+from tests.played import PLAYED
 from tests.records import PROJECT
-from twinrun.foundation.errors import InputError
+from twinrun.results.account import gaps, objections
 from twinrun.results.reading import read_content
 
-# Whole records of today's code, of each workload that has one: recipe, file, and every how many leaves a day.
-COMMITTED = {
-    "sweep": ("mpt7b-scaling", "h100-80gbx2_cuda13.0-torch2.11_2026-11-26", 31),
-    "power": ("mamba-throughput", "h100-80gbx1_cuda13.0-torch2.11_2026-11-27", 23),
-    "kernels": ("mamba-kernels", "h100-80gbx1_cuda13.0-torch2.11_2026-11-27", 41),
-    "checks": ("cluster-acceptance", "cpux3_cpu_2026-11-26", 29),
+RECORDS: dict[str, Callable[[], Any]] = {
+    "sweep": lambda: committed_file("mpt7b-scaling", "h100-80gbx2_cuda13.0-torch2.11_2026-11-26"),
+    "power": lambda: committed_file("mamba-throughput", "h100-80gbx1_cuda13.0-torch2.11_2026-11-27"),
+    "kernels": lambda: committed_file("mamba-kernels", "h100-80gbx1_cuda13.0-torch2.11_2026-11-27"),
+    "checks": lambda: committed_file("cluster-acceptance", "cpux3_cpu_2026-11-26"),
+    **PLAYED,
 }
+# Alterations of each record that a day tries.
+DAILY = 80
 
 
 def survivors(content: Any, *, start: int, every: int) -> list[str]:
@@ -40,35 +35,26 @@ def survivors(content: Any, *, start: int, every: int) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", COMMITTED)
+@pytest.mark.parametrize("name", RECORDS)
 def test_a_sample_of_leaves_is_seen(name: str) -> None:
-    recipe, file, every = COMMITTED[name]
-    assert not survivors(committed_file(recipe, file), start=7, every=every)
+    content = RECORDS[name]()
+    every = max(1, len(list(alterations(content))) // DAILY)
+    assert not survivors(content, start=every // 2, every=every)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", COMMITTED)
+@pytest.mark.parametrize("name", RECORDS)
 def test_every_leaf_is_seen(name: str) -> None:
-    recipe, file, _ = COMMITTED[name]
-    assert not survivors(committed_file(recipe, file), start=0, every=1)
+    assert not survivors(RECORDS[name](), start=0, every=1)
 
 
-@pytest.mark.parametrize("name", COMMITTED)
-def test_a_field_that_nobody_declared_is_refused(name: str) -> None:
-    recipe, file, _ = COMMITTED[name]
-    content = committed_file(recipe, file)
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_whole_record_has_no_gap_and_one_with_a_new_fact_has(name: str) -> None:
+    content = RECORDS[name]()
+    assert not objections(read_content(copy.deepcopy(content), PROJECT, place="whole"), PROJECT)
     content["points"][0]["facts"]["a new fact"] = "text"
-    record = finals_of(content)
-    assert not set(record.values()) & set(HOLDS)
-
-
-def finals_of(content: Any) -> dict[str, str]:
-    from tests.leaves import sealed  # noqa: PLC0415
-
-    try:
-        return finals(read_content(sealed(content), PROJECT, place="changed"))
-    except InputError:
-        return {}
+    (gap,) = gaps(read_content(sealed(content), PROJECT, place="changed"), PROJECT)
+    assert gap.path.endswith(".facts.a new fact")
 
 
 def test_every_row_has_a_reason_and_no_row_is_there_twice() -> None:

@@ -63,6 +63,10 @@ class Evidence(Reach):
     """Of a series: it must fall under every claim about its points; one about it asks for this share kept."""
     most_rise: Annotated[float, Field(ge=0)] = 0.0
     """Of a series: training that ends this much above its start, relative, has diverged."""
+    least_fall: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Of a series: what it must fall by of its start before two that coincide are held to be one."""
+    bounds: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """Of a series: the largest envelope of two curves where no claim says one, by the arithmetic's type."""
     above_chance: Annotated[float, Field(ge=0)] | None = None
     """Of a series of losses: how far one may lie above that of guessing, the logarithm of the vocabulary."""
     overshoot: Annotated[float, Field(ge=1)] = 1.0

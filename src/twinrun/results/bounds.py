@@ -146,3 +146,20 @@ def _chance(series: Series, metric: Metric, described: PointDescription) -> Iter
             allowed = f"above 0, up to {most:.4g}, of {vocabulary:,} tokens"
             yield f"series.{series.id}.values.{step - 1}", f"{value:.4g} {metric.unit}", allowed
             return
+    yield from _rise(series, metric, settled)
+
+
+def _rise(series: Series, metric: Metric, settled: int) -> Iterator[Outside]:
+    """Yield the first value at which a curve has lost more of its fall than training loses."""
+    kept, start, lowest = metric.evidence.kept_fall, series.values[0], series.values[0]
+    if kept is None:
+        return
+    for step, value in enumerate(series.values, start=1):
+        lowest = min(lowest, value)
+        most = start - kept * (start - lowest)
+        # A curve that has hardly fallen yet scatters by as much.
+        fell = start - lowest > metric.evidence.most_rise * start
+        if step > settled and fell and value > most:
+            path = f"series.{series.id}.values.{step - 1}"
+            yield path, f"{value:.4g} {metric.unit} after {lowest:.4g}", f"up to {most:.4g}"
+            return

@@ -47,6 +47,24 @@ def _demand_fall(curve: Sequence[float], metric: Metric, place: str) -> None:
         )
 
 
+def untrained(curve: Sequence[float], metric: Metric, *, rising: int, place: str) -> str | None:
+    """Return why a curve is none of a training, whatever it is held against, or None."""
+    needed, kept = metric.evidence.trained_steps, metric.evidence.kept_fall or 0.0
+    if len(curve) - rising < needed:
+        return (
+            f"{len(curve)} steps at {place}, of which the learning rate rises in the first {rising}, show no"
+            f" curve; {needed} after them are needed"
+        )
+    start, end = curve[0], curve[-1]
+    if not all(map(math.isfinite, curve)):
+        return f"the {metric.id} at {place} is not finite"
+    if start - end <= metric.evidence.least_fall * abs(start):
+        return f"the {metric.id} at {place} ends at {end:.4g} and started at {start:.4g}: nothing was learned"
+    if start - end < kept * (start - min(curve)):
+        return f"the {metric.id} at {place} fell to {min(curve):.4g} and ends at {end:.4g}: it diverged"
+    return None
+
+
 def nothing_behind(claim: Claim, record: Record, points: Sequence[PointRecord], metric: Metric) -> str | None:
     """Return why curves that coincide show nothing, or None."""
     curves = [values_of(point, metric.id) for point in points]

@@ -8,14 +8,16 @@ from collections.abc import Sequence
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.claims import Claim
+from twinrun.manifests.metrics import Metric
+from twinrun.results.curves import untrained
 from twinrun.results.record import Record, hardware
 from twinrun.results.verdicts import NotAskedError
-from twinrun.workloads.parity import LEAST_CONTROLS, ORDER, WEIGHTS, Parity, differences, parity
+from twinrun.workloads.parity import LEAST_CONTROLS, ORDER, WEIGHTS, Parity, differences, parity, values_of
 from twinrun.workloads.workload import ControlledCurve, PointRecord
 
 METRIC = "loss"
 # Worst first: one curve that differs decides for all.
-SEVERITY = ("start", "outside", "other-run", "no-envelope", "inside")
+SEVERITY = ("start", "outside", "other-run", "no-envelope", "no-evidence", "inside")
 
 
 class CurveParity(Frozen):
@@ -44,6 +46,7 @@ def held_between(
     b: Record,
     *,
     points: Sequence[str] = (),
+    metric: Metric,
     controls: Record | None = None,
     claims: Sequence[Claim] = (),
 ) -> tuple[CurveParity, ...]:
@@ -52,6 +55,7 @@ def held_between(
     Args:
         points: one of A and one of B; all that have one name where empty, else the last of each.
         controls: a record with further control runs; those of A and B always count, of whichever point.
+        metric: of the loss: its bounds hold where no claim has any, and its evidence is asked of both curves.
         claims: those of the recipe, whose narrowest bound holds here too.
 
     Raises:
@@ -66,9 +70,25 @@ def held_between(
             *(_controls(controls, first) if controls else ()),
         )
         bounds = [claim.bounds.get(first.arithmetic, math.inf) for claim in claims if claim.metric == METRIC]
-        held = parity(first, second, further=further, bound=min(bounds, default=math.inf))
+        bounds.append(metric.evidence.bounds.get(first.arithmetic, math.inf))
+        held = parity(first, second, further=further, bound=min(bounds))
+        if held.outcome == "inside" and (doubt := _doubt((a, one), (b, other), metric)):
+            held = held.model_copy(update={"outcome": "no-evidence", "reason": doubt})
         found.append(CurveParity(a=first, b=second, parity=held))
     return tuple(found)
+
+
+def _doubt(a: tuple[Record, PointRecord], b: tuple[Record, PointRecord], metric: Metric) -> str | None:
+    """Return why two curves that coincide show nothing of two runs, or None."""
+    (first, one), (second, other) = a, b
+    same = one.series == other.series and one.measurements == other.measurements
+    if one.id == other.id and (first.run == second.run or same):
+        return "a run and itself are one curve, whatever it is"
+    for record, point in (a, b):
+        values, described = values_of(point, metric.id), record.description.points[point.id]
+        if doubt := untrained(values, metric, rising=described.rising_steps, place=point.id):
+            return doubt
+    return None
 
 
 def _pairs(a: Record, b: Record, points: Sequence[str]) -> list[tuple[PointRecord, PointRecord]]:

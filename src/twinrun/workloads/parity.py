@@ -27,7 +27,7 @@ RESOLUTION = 6e-8
 # and that control runs had one of them says nothing of the next.
 FINEST = 2**-22
 
-CurveOutcome = Literal["inside", "outside", "start", "other-run", "no-envelope"]
+CurveOutcome = Literal["inside", "outside", "start", "other-run", "no-envelope", "no-evidence"]
 
 
 class Window(Frozen):

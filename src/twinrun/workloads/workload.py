@@ -37,8 +37,8 @@ class Placement(Frozen):
     """Where the ranks of something go, one rank a device."""
 
     id: str
-    nodes: int
-    devices_per_node: int
+    nodes: Positive
+    devices_per_node: Positive
 
     @property
     def world_size(self) -> int:
@@ -163,8 +163,8 @@ class PointRecord(Numbers, Generic[PointPart]):
     """One measured point: what ran, where, and what came out."""
 
     id: str
-    nodes: int
-    devices: int
+    nodes: Positive
+    devices: Positive
     """Over all nodes."""
     hosts: tuple[str, ...] = ()
     """Hosts reported by the ranks; empty in records made before they were collected."""

@@ -89,7 +89,9 @@ def _required(
         "first rank's parameters": (shape.parameters(),) if whole else int,
         "first rank's expert parameters": int if layout.experts else (0,),
         "first rank's data ranks": (ranks,),
-        "first rank's expert ranks": (ranks // layout.experts,) if layout.experts else int,
+        "first rank's expert ranks": (ranks // layout.experts,)
+        if layout.experts
+        else tuple(range(1, planned.world_size + 1)),
         "numbers sent by operation": re.compile(".*"),
     }
 
