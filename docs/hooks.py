@@ -25,8 +25,7 @@ from twinrun.report.hardware import choices
 from twinrun.report.hardware_page import hardware_excerpt
 from twinrun.report.page import excerpt, write_recipe_report
 from twinrun.report.predictions_page import predictions, write_picture
-from twinrun.report.selection import selected
-from twinrun.report.summary import software
+from twinrun.report.summary import selected, software
 from twinrun.report.words import (
     headline,
     headline_of_all,

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.steps import Step, StepResult, perform
-from twinrun.cli.records import send
+from twinrun.cli.report import send
 from twinrun.execution.engines import load_engine
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError, TwinrunError
 from twinrun.foundation.text import duration
-from twinrun.machine.inventory import Machine, detect
+from twinrun.machine.inventory import detect
 from twinrun.planning.project import Project
+from twinrun.protocol.machine import Machine
 from twinrun.results.submission import HiddenNames
 from twinrun.runs.selection import Request, select
 

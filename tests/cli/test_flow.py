@@ -21,9 +21,8 @@ from twinrun.planning.project import Project
 from twinrun.protocol.job import OUT_OF_MEMORY
 from twinrun.results.reading import read_record
 from twinrun.runs.progress import Display
-from twinrun.runs.run import execute
+from twinrun.runs.run import execute, finished
 from twinrun.runs.selection import Selection, select
-from twinrun.runs.sweep import finished
 from twinrun.workloads import load_workload
 
 

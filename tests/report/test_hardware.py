@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.report.committed import PROJECT
-from twinrun.cli.records import committed_records, hardware_report
+from twinrun.cli.report import committed_records, hardware_report
 from twinrun.foundation.errors import InputError
 from twinrun.report.hardware import HardwareChoice, ModelChoices, choices
 from twinrun.report.hardware_page import first_sentence, picture_of, prices_of, table_of

@@ -22,7 +22,7 @@ from tests.report.committed import (
 )
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.report.page import charts, hardware_tables, write_recipe_report, write_report
-from twinrun.report.selection import selected
+from twinrun.report.summary import selected
 from twinrun.results.between import judge_between
 from twinrun.results.record import Record, hardware
 from twinrun.workloads.tables_and_charts import LineChart

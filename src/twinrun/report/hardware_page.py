@@ -10,7 +10,7 @@ from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.text import number, percent
 from twinrun.manifests.vendor import Gpu
-from twinrun.report.drawing import draw
+from twinrun.report.charts import draw
 from twinrun.report.hardware import (
     DEVICES,
     PRECISION,

@@ -17,9 +17,8 @@ from twinrun.foundation.text import number, plain, plural, visible
 from twinrun.manifests.metrics import Metric
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.vendor import Gpu
-from twinrun.report import selection, summary, words
-from twinrun.report.drawing import draw
-from twinrun.report.svg import Picture
+from twinrun.report import summary, words
+from twinrun.report.charts import Picture, draw
 from twinrun.results.record import Record, hardware
 from twinrun.results.verdicts import Verdict
 from twinrun.workloads import load_workload
@@ -67,7 +66,7 @@ def write_recipe_report(
         path,
         "recipe.html.j2",
         records=newest,
-        drawn=selection.selected(newest),
+        drawn=summary.selected(newest),
         recipe=recipe,
         gpus=gpus,
         metrics=metrics,
@@ -157,7 +156,7 @@ def _write(
             published=recipe.published,
             gpus=gpus,
             metrics=metrics,
-            ranked=selection.ranked(records),
+            ranked=summary.ranked(records),
             anchors={
                 record.run + record.sha256: f"record-{place}" for place, record in enumerate(records, 1)
             },

@@ -10,12 +10,14 @@ from typing import Annotated, Any, Generic
 from pydantic import Field
 from typing_extensions import TypeVar
 
+from twinrun.foundation.files import canonical_json, sha256_of_bytes
 from twinrun.foundation.manifest import Frozen, validate
 from twinrun.manifests.published import Accepted
 from twinrun.manifests.recipe import LoadedRecipe, Tables
 from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Gpu
 from twinrun.predict.point import PointPrediction
+from twinrun.protocol.evaluation import PackageSource
 from twinrun.protocol.job import Checkpointing, Job
 from twinrun.protocol.layout import Precision
 from twinrun.protocol.measurements import Fact, Measurement, Numbers
@@ -23,7 +25,7 @@ from twinrun.protocol.model_source import ModelSource
 from twinrun.protocol.models.shape import Positive
 from twinrun.protocol.power import PowerReading
 from twinrun.protocol.storage import StorageNeed
-from twinrun.workloads.data_request import DataRequest
+from twinrun.protocol.training import DataSource
 from twinrun.workloads.settings import Difference, Factor, Fingerprint, differences, nearest
 from twinrun.workloads.tables_and_charts import Chart, Table
 
@@ -31,6 +33,26 @@ from twinrun.workloads.tables_and_charts import Chart, Table
 PlanPart = TypeVar("PlanPart", default=Any)
 PointPart = TypeVar("PointPart", default=Any)
 RankResult = TypeVar("RankResult", default=Any)
+
+
+class DataRequest(Frozen):
+    """Prepared data that the ranks read."""
+
+    name: str
+    source: DataSource | PackageSource
+    sequence: int
+    """Tokens of one sequence; 0 for documents, which are no sequences."""
+
+    def folder(self, python: str = "") -> str:
+        """Return the name of the folder of what is prepared, by all that decides it.
+
+        Args:
+            python: version of the interpreter, whose standard library differs from another's.
+        """
+        pinned = self.source.model_dump(mode="json", exclude={"source"})
+        mark = sha256_of_bytes(canonical_json([DATA_FORMAT, pinned, self.sequence]).encode())[:12]
+        kind = f"{self.name}-python{python}" if self.source.kind == "standard-library" else self.name
+        return f"{kind}-{self.sequence}-{mark}"
 
 
 class Placement(Frozen):
@@ -395,3 +417,7 @@ def whole(
     """Return the points whose curve reaches the end of the run, those that are no `leg` of it first."""
     undisturbed = [point for point in points if leg(point) is None]
     return (*undisturbed, *(point for point in points if (found := leg(point)) and found.last))
+
+
+# Counts up when ranks ask for files that preparation did not write before; older folders are made anew.
+DATA_FORMAT = 2

@@ -8,7 +8,7 @@ from twinrun.foundation.text import number, plain
 from twinrun.manifests.published import PublishedClaims
 from twinrun.protocol.measurements import Measurement
 from twinrun.workloads.curve_charts import curves_of, distance_in_words, distances, parity_charts
-from twinrun.workloads.parity import parity
+from twinrun.workloads.curve_distance import parity
 from twinrun.workloads.tables_and_charts import Chart, Column, Curve, LineChart, Spot, Table, measured, text
 from twinrun.workloads.training.beside import beside
 from twinrun.workloads.training.comparison import loss_of

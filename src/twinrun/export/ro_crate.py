@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from twinrun.export.mlperf_log import mllog_lines
+from twinrun.export.tracked_run import TrackedRun
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import write_atomically
 from twinrun.manifests.recipe import LoadedRecipe
-from twinrun.report.mllog import mllog_lines
-from twinrun.report.tracking import TrackedRun
 from twinrun.report.words import headline
 from twinrun.results.record import Record, hardware
 

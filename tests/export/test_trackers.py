@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.commands import invoke
+from tests.export.runs import record_with_power, write_run
 from tests.records import LOSSES, PROJECT, ROOT, TRAINING
-from tests.report.runs import record_with_power, write_run
+from twinrun.export.tracked_run import TrackedRun, tracked_run
+from twinrun.export.trackers import Tracker, choose_trackers
 from twinrun.foundation.errors import InputError
-from twinrun.report.trackers import Tracker, choose_trackers
-from twinrun.report.tracking import TrackedRun, tracked_run
 from twinrun.results.record import Record
 
 # Of LevelDB: the size of a block, and the kinds of parts that end an entry.
