@@ -69,8 +69,7 @@ def on_post_build(config: Any, **_: Any) -> None:
                 page,
                 records=records,
                 recipe=loaded,
-                gpus=PROJECT.gpus,
-                metrics=PROJECT.metrics,
+                project=PROJECT,
                 between=judge_between(selected(records), PROJECT),
             )
 

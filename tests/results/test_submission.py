@@ -16,6 +16,8 @@ from twinrun.cli import report as report_command
 from twinrun.cli.signing import signature_for
 from twinrun.foundation.errors import InputError
 from twinrun.planning.project import Project
+from twinrun.report.form import offer, send
+from twinrun.results.finished_run import read_run
 from twinrun.results.reading import plan_hash, read_record
 from twinrun.results.record import content_digest
 from twinrun.results.submission import add_submission, write_submission
@@ -61,7 +63,7 @@ def project(tmp_path: Path) -> Project:
 
 
 def sent_in(run: Path, **more: Any) -> Path:
-    write_submission(run / "submission.json", run, PROJECT, **more)
+    write_submission(run / "submission.json", read_run(run, PROJECT), **more)
     return run / "submission.json"
 
 
@@ -119,7 +121,7 @@ def test_a_single_record_is_sent_from_where_the_caller_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert report_command.send(PROJECT, COMMITTED, out=None) == Path("submission.json")
+    assert send(read_run(COMMITTED, PROJECT), Path("submission.json")) == Path("submission.json")
     assert json.loads(Path("submission.json").read_text())["logs"] == {}
 
 
@@ -224,11 +226,11 @@ def test_a_run_on_new_hardware_leaves_form_and_file(run: Path, project: Project)
     for file in (project.root / RECIPE / "results").iterdir():
         file.unlink()
     record = read_record(run, project)
-    text = report_command.offer(project, record, run)
+    text = offer(read_run(run, project))
     assert "--add submission.json" in text
     assert (run / "form.md").read_text() == text
     assert add_submission(run / "submission.json", RECIPE, project)[1].run == record.run
-    assert report_command.offer(project, record, run) == ""
+    assert offer(read_run(run, project)) == ""
 
 
 @pytest.mark.needs("ssh-keygen")

@@ -17,7 +17,7 @@ from twinrun.workloads.settings import NOT_RECORDED
 
 if TYPE_CHECKING:
     from twinrun.export.trackers import ChosenTracker
-    from twinrun.results.record import Record
+    from twinrun.results.finished_run import FinishedRun
 
 __all__ = ["Request", "data", "run"]
 
@@ -54,8 +54,9 @@ def run(
         warn(selection)
         return 0
     _print_choices(selection)
-    from twinrun.cli.report import offer, write_run_report
-    from twinrun.foundation.files import write_atomically
+    from twinrun.export.check_files import write_check_files
+    from twinrun.report.form import offer
+    from twinrun.report.page import write_report
     from twinrun.results.verdicts import FAILURES
     from twinrun.runs.progress import Display
     from twinrun.runs.run import execute
@@ -63,21 +64,18 @@ def run(
     demand_ready(project, selection, out=(out or root / "runs").absolute())
     ask(selection, yes=yes)
     with Display() as display:
-        record, folder = execute(
-            project=project, selection=selection, out=out, resume=resume, display=display
-        )
-    report = write_run_report(project, record, folder / "report.html")
-    for name, text in record.workload.show(record.shown()).files.items():
-        write_atomically(folder / name, text)
-    form = offer(project, record, folder)
+        finished = execute(project, selection, out=out, resume=resume, display=display)
+    report = write_report(finished.folder / "report.html", finished)
+    write_check_files(finished)
+    form = offer(finished)
     if as_json:
-        print_json(summary(record, folder))
+        print_json(summary(finished))
     else:
-        _show(project, record, report)
+        _show(finished, report)
         say(form, end="")
-    _track(project, record, folder, chosen)
-    failed = any(check.outcome == "fail" for point in record.points for check in point.checks)
-    return int(failed or any(verdict.final in FAILURES for verdict in record.verdicts))
+    _track(finished, chosen)
+    failed = any(check.outcome == "fail" for point in finished.record.points for check in point.checks)
+    return int(failed or any(verdict.final in FAILURES for verdict in finished.record.verdicts))
 
 
 def _trackers(text: str) -> tuple[ChosenTracker, ...]:
@@ -89,15 +87,15 @@ def _trackers(text: str) -> tuple[ChosenTracker, ...]:
     return choose_trackers(text)
 
 
-def _track(project: Project, record: Record, folder: Path, chosen: Sequence[ChosenTracker]) -> None:
+def _track(finished: FinishedRun, chosen: Sequence[ChosenTracker]) -> None:
     """Write the run for each tracker, and say how it is opened."""
     if not chosen:
         return
     from twinrun.export.tracked_run import tracked_run
 
-    run = tracked_run(record, folder, project.metrics)
+    run = tracked_run(finished)
     for name, tracker in chosen:
-        say(f"{name}: {tracker.write(folder / 'trackers' / name, run)}", file=sys.stderr)
+        say(f"{name}: {tracker.write(finished.folder / 'trackers' / name, run)}", file=sys.stderr)
 
 
 def _print_choices(selection: Selection) -> None:
@@ -122,34 +120,31 @@ def _print_plan(project: Project, selection: Selection, *, as_json: bool) -> Non
         show(page(project, selection))
 
 
-def summary(record: Record, folder: Path) -> dict[str, object]:
+def summary(run: FinishedRun) -> dict[str, object]:
     """Return what `--json` prints: where the record is, its points and verdicts."""
     from twinrun.report.words import headline
 
-    numbers = {"id", "nodes", "devices", "hosts", "measurements", "checks", "facts"}
+    record, numbers = run.record, {"id", "nodes", "devices", "hosts", "measurements", "checks", "facts"}
     return {
         "headline": headline(record),
         "run": record.run,
-        "record": str(folder / "record.json"),
-        "report": str(folder / "report.html"),
+        "record": str(run.file),
+        "report": str(run.folder / "report.html"),
         "points": [point.model_dump(mode="json", include=numbers) for point in record.points],
         "verdicts": [one.model_dump() | {"final": one.final, "why": one.why} for one in record.verdicts],
     }
 
 
-def _show(project: Project, record: Record, report: Path) -> None:
-    from twinrun.report.tables import beside_published, record_tables, verdict_table
+def _show(run: FinishedRun, report: Path) -> None:
+    from twinrun.report.tables import run_tables, verdict_table
     from twinrun.report.terminal import show
     from twinrun.report.words import headline
-    from twinrun.workloads.workload import PictureContext
 
-    say(headline(record))
+    say(headline(run.record))
     say()
-    if record.verdicts:
-        show(verdict_table(record.verdicts))
-    show(record_tables(record))
-    recipe = project.recipe(record.plan.recipe)
-    show(beside_published(record, PictureContext(recipe=recipe, gpus=project.gpus)))
+    if run.record.verdicts:
+        show(verdict_table(run.record.verdicts))
+    show(run_tables(run))
     say(f"report: {report}")
 
 

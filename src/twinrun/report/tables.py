@@ -11,10 +11,9 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.text import Text
 
 from twinrun.report.words import heading, measured_value, outcome, published_neutral, published_value, reason
-from twinrun.results.record import Record
+from twinrun.results.finished_run import FinishedRun
 from twinrun.results.verdicts import FAILURES, Outcome, Verdict
 from twinrun.workloads.tables_and_charts import Cell, Column, Table, text
-from twinrun.workloads.workload import PictureContext
 
 STYLES: dict[Outcome, str] = {"reproduced": "green", "holds-here": "green"}
 STYLES |= dict.fromkeys(FAILURES, "bold red")
@@ -45,15 +44,11 @@ class View:
         return shown
 
 
-def record_tables(record: Record) -> Group:
-    """Return the measured numbers of a record."""
-    return Group(*(View(table) for table in record.workload.show(record.shown()).tables))
-
-
-def beside_published(record: Record, drawn: PictureContext) -> Group:
-    """Return what was published beside a record that no claim was judged of; nothing where there is none."""
-    found = None if record.verdicts else record.workload.overview([record.shown()], drawn).beside
-    return Group(*([View(found)] if found else []))
+def run_tables(run: FinishedRun) -> Group:
+    """Return the measured numbers of a run and, where no claim was judged, what was published beside them."""
+    beside = None if run.record.verdicts else run.overview.beside
+    shown = (*run.workload.show(run.view), *([beside] if beside else []))
+    return Group(*(View(table) for table in shown))
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> View:

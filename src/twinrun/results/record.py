@@ -124,7 +124,7 @@ class Record(Frozen, Generic[PlanPart, PointPart]):
     @property
     def description(self) -> PlanDescription:
         """What follows from the plan."""
-        return self.workload.describe(self.plan.part, self.plan.points)
+        return self.plan.description
 
     @property
     def whole(self) -> tuple[PointRecord, ...]:

@@ -34,6 +34,7 @@ from twinrun.protocol.allocation import Allocation
 from twinrun.protocol.evaluation import SAMPLES
 from twinrun.protocol.job import Result
 from twinrun.protocol.machine import Device, Machine
+from twinrun.results.finished_run import FinishedRun
 from twinrun.results.judge import RULES, claims_digest, judge
 from twinrun.results.record import Environment, Record, write_record
 from twinrun.runs.checkpointing import check_legs
@@ -51,16 +52,16 @@ NAMED_FILES = 20
 
 
 def execute(
-    *, project: Project, selection: Selection, out: Path | None, resume: bool, display: Display
-) -> tuple[Record, Path]:
-    """Run the plan and return its judged record with the run folder.
+    project: Project, selection: Selection, *, out: Path | None, resume: bool, display: Display
+) -> FinishedRun:
+    """Run the plan and return the finished run, judged.
 
     Raises:
         MachineError, RunError: see their classes.
         Interrupted: Ctrl-C; what is finished stays and `--resume` goes on.
     """
     plan = selection.plan
-    check_legs(selection.checkpointing, workload=selection.workload, plan=plan, resume=resume)
+    check_legs(selection.checkpointing, plan=plan, resume=resume)
     with _run_folder(project.root, plan, out=out, resume=resume) as run:
         write_atomically(run / "plan.json", plan.model_dump_json(indent=1) + "\n")
         display.say(f"run folder: {run}")
@@ -74,7 +75,14 @@ def execute(
                 hint="the same command with --resume runs the points that are left",
             ) from None
         write_record(run / "record.json", record)
-    return record.with_digest(), run
+    return FinishedRun(
+        record=record,
+        recipe=selection.recipe,
+        workload=selection.workload,
+        project=project,
+        folder=run,
+        file=run / "record.json",
+    )
 
 
 def _measure(project: Project, selection: Selection, run: Path, display: Display) -> Record:
@@ -176,7 +184,7 @@ def _record(
         verdicts=(),
         files=files,
     )
-    return record.model_copy(update={"verdicts": judge(record, published, project)})
+    return record.model_copy(update={"verdicts": judge(record, published, project)}).with_digest()
 
 
 def _allocation(allocations: Sequence[Allocation]) -> Allocation:

@@ -78,7 +78,7 @@ class Selection:
     @property
     def description(self) -> PlanDescription:
         """What follows from the plan."""
-        return self.workload.describe(self.plan.part, self.plan.points)
+        return self.plan.description
 
     @property
     def site(self) -> LoadedSite | None:
@@ -135,7 +135,14 @@ def select(project: Project, request: Request) -> Selection:
     )
     starter, giver = _launcher(plan), load_scheduler(plan.scheduler, site=site)
     if not request.dry:
-        refuse(workload, plan.part, plan.points, scale=plan.scale, hardware=hardware, here=site is None)
+        refuse(
+            workload,
+            plan.description.points,
+            plan.points,
+            scale=plan.scale,
+            hardware=hardware,
+            here=site is None,
+        )
         _demand_nodes(giver, plan)
     chosen = vendor or Choice(name="vendor", value=name, because=_seen(machine))
     # The engine first: it changes when somebody builds an image.
@@ -360,7 +367,7 @@ def _seen(machine: Machine) -> str:
 
 
 def _why(asked: str | None) -> str:
-    return "asked for" if asked else "the only one without a cluster"
+    return "asked for" if asked else "default when no --cluster is given"
 
 
 def choose_stack(

@@ -321,16 +321,6 @@ class ComparisonTerms:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordTables:
-    """What a record shows."""
-
-    tables: tuple[Table, ...]
-    """The measured numbers."""
-    files: Mapping[str, str] = field(default_factory=dict)
-    """Further files of the run's folder by name, for other programs."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Overview:
     """What one record, or all of a recipe, show beside what was published."""
 
@@ -388,7 +378,7 @@ class Workload(Generic[Tables, PlanPart, PointPart, RankResult]):
     """Return what follows from the measured numbers; recomputed whenever a record is read."""
     terms: Callable[[PlanPart, PointRecord[PointPart]], ComparisonTerms]
     """Return what a measured point is compared by."""
-    show: Callable[[RecordView[PlanPart, PointPart]], RecordTables]
+    show: Callable[[RecordView[PlanPart, PointPart]], tuple[Table, ...]]
     """Return the measured numbers as tables."""
     overview: Callable[[Sequence[RecordView[PlanPart, PointPart]], PictureContext[Tables]], Overview]
     """Return the pictures of one record, or of all of a recipe."""

@@ -17,7 +17,7 @@ from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, Tra
 from twinrun.workloads.training.numbers import SOURCE_FACT
 from twinrun.workloads.training.prediction import predicted_table
 from twinrun.workloads.training.published import hardware_tables, published_curves
-from twinrun.workloads.workload import Overview, PictureContext, PointRecord, RecordTables, RecordView, whole
+from twinrun.workloads.workload import Overview, PictureContext, PointRecord, RecordView, whole
 
 LOSS = "loss, nats/token"
 COLUMNS = (
@@ -34,9 +34,9 @@ POWER_COLUMNS = (Column(title="W per\ndevice"), Column(title="tokens/s\nper watt
 POWER_MEASUREMENTS = ("power", "tokens-per-second-per-watt")
 
 
-def show(record: RecordView[TrainingPlan, TrainingPoint]) -> RecordTables:
+def show(record: RecordView[TrainingPlan, TrainingPoint]) -> tuple[Table, ...]:
     """Return a table of the points, of what was predicted of them, and two of what layouts do."""
-    return RecordTables(tables=(_points_table(record), *predicted_table(record), *layout_tables(record)))
+    return (_points_table(record), *predicted_table(record), *layout_tables(record))
 
 
 def overview(
