@@ -21,8 +21,7 @@ from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.stack import find_stacks
 from twinrun.planning.project import Project
 from twinrun.report.figures import figures
-from twinrun.report.hardware import choices
-from twinrun.report.hardware_page import hardware_excerpt
+from twinrun.report.hardware import choices, hardware_excerpt
 from twinrun.report.page import excerpt, write_recipe_report
 from twinrun.report.predictions_page import predictions, write_picture
 from twinrun.report.summary import selected, software

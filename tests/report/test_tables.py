@@ -14,11 +14,11 @@ from tests.report.committed import RECIPES, committed, newest, verdict
 from twinrun.foundation.text import number
 from twinrun.protocol.measurements import sampled
 from twinrun.report.summary import result
-from twinrun.report.tables import View, lines, parts, run_tables, verdict_table, widened, word_columns
+from twinrun.report.tables import View, lines, parts, run_tables, verdict_table, widened
 from twinrun.report.terminal import show
 from twinrun.report.words import departures, reason
 from twinrun.results.finished_run import run_of
-from twinrun.workloads.tables_and_charts import Cell, Column, Table, text
+from twinrun.workloads.tables_and_charts import Cell, Column, Table, text, word_columns
 
 WORDS = st.text("abc-", min_size=1, max_size=14)
 PHRASES = st.lists(WORDS, min_size=1, max_size=5).map(" ".join)

@@ -12,8 +12,7 @@ from twinrun.foundation.terminal import say
 from twinrun.planning.project import Project
 from twinrun.protocol.models import member
 from twinrun.report.form import send
-from twinrun.report.hardware import choices
-from twinrun.report.hardware_page import prices_of, write_hardware_page
+from twinrun.report.hardware import choices, prices_of, write_hardware_page
 from twinrun.report.page import write_recipe_report, write_report
 from twinrun.report.summary import selected
 from twinrun.report.words import headline

@@ -14,7 +14,7 @@ from twinrun.foundation.text import number, percent, plural
 from twinrun.manifests.metrics import RATIO
 from twinrun.report.charts import draw
 from twinrun.report.page import page_environment
-from twinrun.report.tables import View, word_columns
+from twinrun.report.tables import View
 from twinrun.results.compare import Comparison, MeasurementPair, SeriesDistance
 from twinrun.results.equivalence import Equivalence, ScoreComparison, ScoreDifference
 from twinrun.results.factors import SettingChange
@@ -22,7 +22,7 @@ from twinrun.results.parity import METRIC, CurveParity
 from twinrun.results.record import Record
 from twinrun.workloads.curve_charts import parity_charts
 from twinrun.workloads.curve_distance import CurveOutcome
-from twinrun.workloads.tables_and_charts import Cell, Column, Table, text
+from twinrun.workloads.tables_and_charts import Cell, Column, Table, text, word_columns
 
 # The first characters tell hashes apart; the JSON has all of them.
 HASH = re.compile(r"[0-9a-f]{40,}")

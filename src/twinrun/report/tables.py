@@ -13,7 +13,7 @@ from rich.text import Text
 from twinrun.report.words import heading, measured_value, outcome, published_neutral, published_value, reason
 from twinrun.results.finished_run import FinishedRun
 from twinrun.results.verdicts import FAILURES, Outcome, Verdict
-from twinrun.workloads.tables_and_charts import Cell, Column, Table, text
+from twinrun.workloads.tables_and_charts import Cell, Table, text, word_columns
 
 STYLES: dict[Outcome, str] = {"reproduced": "green", "holds-here": "green"}
 STYLES |= dict.fromkeys(FAILURES, "bold red")
@@ -65,11 +65,6 @@ def verdict_table(verdicts: Sequence[Verdict]) -> View:
     styles = {outcome(one): STYLES[one.final] for one in verdicts if one.final in STYLES}
     table = _words("Claims", ("claim", "published", "here", "verdict"), rows)
     return View(table, below=[f"Why: {reason(one)}" for one in verdicts], styles=styles)
-
-
-def word_columns(*titles: str) -> tuple[Column, ...]:
-    """Return columns of words."""
-    return tuple(Column(title=title, numeric=False) for title in titles)
 
 
 def _words(title: str, columns: Sequence[str], rows: tuple[tuple[Cell, ...], ...]) -> Table:

@@ -163,6 +163,7 @@ class Record(Frozen, Generic[PlanPart, PointPart]):
         return RecordView(
             label=hardware(self),
             run=self.run,
+            made=f"{self.created[:10]}, {self.plan.stack}",
             evidence=self.evidence,
             part=self.plan.part,
             gpu=self.gpu,

@@ -37,6 +37,11 @@ class Table(Frozen):
     """What the numbers rest on: formulas, peaks, sources."""
 
 
+def word_columns(*titles: str) -> tuple[Column, ...]:
+    """Return columns of words."""
+    return tuple(Column(title=title, numeric=False) for title in titles)
+
+
 def text(value: str, detail: str = "") -> Cell:
     """Return a cell of words."""
     return Cell(text=value, detail=detail)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Generic
+from typing import Annotated, Any, Generic, Literal, NamedTuple
 
 from pydantic import Field
 from typing_extensions import TypeVar
@@ -29,6 +29,7 @@ from twinrun.protocol.training import DataSource
 from twinrun.workloads.settings import Difference, Factor, Fingerprint, differences, nearest
 from twinrun.workloads.tables_and_charts import Chart, Table
 
+TERA = 1e12
 # What a workload says of a plan and of a point: types of its own, `Any` for those that serve every workload.
 PlanPart = TypeVar("PlanPart", default=Any)
 PointPart = TypeVar("PointPart", default=Any)
@@ -211,12 +212,50 @@ class ControlledCurve(Frozen):
     """Largest relative difference of two kinds of hardware at the first step, by the arithmetic's type."""
 
 
+class Rate(NamedTuple):
+    """A speed of training on a GPU model, as the rate of one card."""
+
+    mark: Literal["published", "reference", "measured"]
+    """`reference` for a number published elsewhere, which nothing is judged against."""
+    gpu: Gpu
+    model: str
+    precision: str
+    """Type of the matrix products."""
+    cards: float
+    """Cards of the whole run."""
+    tokens: float | None
+    """Tokens a second of a card; None where the FLOP of a token are unknown."""
+    flops: float
+    """Model TFLOP/s of a card, by `formula`."""
+    formula: str
+    label: str
+    """Software and size where it was published; date, stack and hardware where it was measured."""
+    document: str
+    """Document of a published number, run of a measured one."""
+    where: str
+    """Place in the document."""
+    power: float | None = None
+    """Sampled watts of a device."""
+
+    @property
+    def share(self) -> float:
+        """Share of the dense bf16 peak."""
+        return self.flops / self.gpu.peak_bf16_tflops
+
+    @property
+    def devices(self) -> int:
+        """Devices of the whole run."""
+        return round(self.cards * self.gpu.devices_per_card)
+
+
 class RecordView(Frozen, Generic[PlanPart, PointPart]):
     """What reports and comparisons need of a record to show one workload."""
 
     label: str
     """What tells the record from others, for example `2 x H200`."""
     run: str
+    made: str = ""
+    """Date of the run and its stack."""
     evidence: str = "measured"
     """That the record was measured here, or sent in."""
     part: PlanPart
@@ -327,6 +366,8 @@ class Overview:
     charts: tuple[Chart, ...] = ()
     tables: tuple[Table, ...] = ()
     """Published and measured hardware side by side; those after the first table are folded."""
+    rates: tuple[Rate, ...] = ()
+    """Speeds of trainings by GPU model, published and measured."""
     beside: Table | None = None
     """One record beside what was published of what it runs; None for several, or where nothing was."""
 

@@ -10,13 +10,12 @@ from twinrun.protocol.measurements import Measurement
 from twinrun.workloads.curve_charts import curves_of, distance_in_words, distances, parity_charts
 from twinrun.workloads.curve_distance import parity
 from twinrun.workloads.tables_and_charts import Chart, Column, Curve, LineChart, Spot, Table, measured, text
-from twinrun.workloads.training.beside import beside
 from twinrun.workloads.training.comparison import loss_of
 from twinrun.workloads.training.layout_tables import layout_tables
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables
 from twinrun.workloads.training.numbers import SOURCE_FACT
 from twinrun.workloads.training.prediction import predicted_table
-from twinrun.workloads.training.published import hardware_tables, published_curves
+from twinrun.workloads.training.rates import beside, hardware_tables, published_curves, rates
 from twinrun.workloads.workload import Overview, PictureContext, PointRecord, RecordView, whole
 
 LOSS = "loss, nats/token"
@@ -45,7 +44,12 @@ def overview(
     """Return the pictures of `records`, and published and measured hardware side by side."""
     charts = _charts(records, drawn) if records else ()
     alone = beside(records[0], drawn) if len(records) == 1 else None
-    return Overview(charts=charts, tables=hardware_tables(records, drawn), beside=alone)
+    return Overview(
+        charts=charts,
+        tables=hardware_tables(records, drawn),
+        rates=rates(records, drawn),
+        beside=alone,
+    )
 
 
 def _points_table(record: RecordView[TrainingPlan, TrainingPoint]) -> Table:
