@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
+from rich.measure import Measurement
 
 from tests.records import PROJECT, bench_record, measurement, replaced, training_record, with_derived
 from tests.report.committed import RECIPES, committed, newest, verdict
 from twinrun.foundation.text import number
 from twinrun.protocol.measurements import sampled
 from twinrun.report.summary import result
-from twinrun.report.tables import View, lines, parts, run_tables, verdict_table, widened
+from twinrun.report.tables import View, parts, run_tables, verdict_table, widened
 from twinrun.report.terminal import show
 from twinrun.report.words import departures, reason
 from twinrun.results.finished_run import run_of
@@ -109,7 +110,7 @@ def table_of(*titles: str, rows: int = 2) -> Table:
 
 
 def shown(content: Table, room: int, below: tuple[str, ...] = ()) -> list[str]:
-    return [line.text for line in lines(content, room=room, below=below)]
+    return [line.rstrip() for line in rendered(View(content, below=below), width=room).splitlines()]
 
 
 @given(rows=st.lists(st.tuples(PHRASES, PHRASES, PHRASES), min_size=1, max_size=4), room=st.integers(32, 120))
@@ -161,8 +162,8 @@ def test_every_part_is_led_by_the_names(least: list[int], room: int, expected: l
 
 
 def test_room_goes_to_the_column_that_lacks_most() -> None:
-    assert widened([5, 5], [6, 40], 30) == [5, 23]
-    assert widened([5, 5], [6, 8], 30) == [6, 8]
+    assert widened([Measurement(5, 6), Measurement(5, 40)], 30) == [5, 23]
+    assert widened([Measurement(5, 6), Measurement(5, 8)], 30) == [6, 8]
 
 
 def test_an_empty_table_is_its_head() -> None:

@@ -25,6 +25,8 @@ class Column(Frozen):
 
     title: str
     numeric: bool = True
+    whole: bool = False
+    """Whether a text of the column stays on one line, as a number does."""
 
 
 class Table(Frozen):
