@@ -7,11 +7,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from twinrun.execution.environment import Revision
-from twinrun.machine.inventory import Machine
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.plan import Plan, resolve
 from twinrun.planning.project import Project
+from twinrun.protocol.machine import Machine, Revision
 from twinrun.protocol.measurements import Measurement, Series, sampled
 from twinrun.results.judge import RULES, claims_digest, judge
 from twinrun.results.reading import read_record

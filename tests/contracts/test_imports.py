@@ -41,10 +41,11 @@ LAYERS = (
     "results",
     "runs",
     "report",
+    "export",
     "cli",
 )
 # `images` stands beside what is made of records: neither imports the other.
-APART = {("results", "images"), ("runs", "images"), ("report", "images")}
+APART = {("results", "images"), ("runs", "images"), ("report", "images"), ("export", "images")}
 # What ranks import of the package.
 OF_RANKS = ("foundation", "protocol", "checkpoints", "train")
 # A module of one workload; those that all share lie beside the folders.
@@ -53,9 +54,9 @@ RECIPE = min(shown(path) for path in (ROOT / "recipes").iterdir())
 # Extras that one module may import, when it is called.
 EXTRAS = {
     "twinrun.checkpoints.s3": {"boto3", "botocore"},
-    "twinrun.report.trackers.mlflow": {"mlflow"},
-    "twinrun.report.trackers.tensorboard": {"tensorboard"},
-    "twinrun.report.trackers.wandb": {"wandb"},
+    "twinrun.export.trackers.mlflow": {"mlflow"},
+    "twinrun.export.trackers.tensorboard": {"tensorboard"},
+    "twinrun.export.trackers.wandb": {"wandb"},
 }
 # What a declared package hands out, or always brings, under another import name.
 PARTS = {

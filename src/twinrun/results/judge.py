@@ -47,7 +47,7 @@ from twinrun.results.verdicts import (
     judge_claim,
     margin,
 )
-from twinrun.workloads.parity import CurveOutcome, largest_difference, same_order, values_of
+from twinrun.workloads.curve_distance import CurveOutcome, largest_difference, same_order, values_of
 from twinrun.workloads.workload import PointRecord
 
 # Counts up when the same record and claims are given another verdict. 2: a claim of any kind is reproduced

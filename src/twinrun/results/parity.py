@@ -10,7 +10,7 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.claims import Claim
 from twinrun.results.record import Record, hardware
 from twinrun.results.verdicts import NotAskedError
-from twinrun.workloads.parity import LEAST_CONTROLS, ORDER, WEIGHTS, Parity, differences, parity
+from twinrun.workloads.curve_distance import LEAST_CONTROLS, ORDER, WEIGHTS, Parity, differences, parity
 from twinrun.workloads.workload import ControlledCurve, PointRecord
 
 METRIC = "loss"

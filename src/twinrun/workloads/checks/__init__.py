@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from twinrun.protocol.checks import ChecksResult
-from twinrun.workloads.checks import numbers, plan, report
+from twinrun.workloads.checks import plan, report
 from twinrun.workloads.checks.manifest import ChecksPlan, ChecksPoint, ChecksTables
 from twinrun.workloads.settings import factor
 from twinrun.workloads.workload import Overview, Workload
@@ -25,10 +25,10 @@ WORKLOAD = Workload(
     plan=plan.plan,
     describe=plan.describe,
     job=plan.job,
-    progress=numbers.progress,
-    numbers=numbers.measured,
-    derived=numbers.derived,
-    terms=numbers.terms,
+    progress=plan.progress,
+    numbers=plan.measured,
+    derived=plan.derived,
+    terms=plan.terms,
     show=report.show,
     overview=lambda _records, _context: Overview(),
 )

@@ -22,7 +22,6 @@ from twinrun.protocol.model_source import (
 )
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import DataSource, Training, TrainingJob, identity
-from twinrun.workloads.data_request import DataRequest
 from twinrun.workloads.evaluation.manifest import (
     Evaluation,
     EvaluationPlan,
@@ -36,6 +35,7 @@ from twinrun.workloads.sweep import placement, refuse_demands, sizes
 from twinrun.workloads.training_terms import fingerprint, refuse_composer
 from twinrun.workloads.workload import (
     Choice,
+    DataRequest,
     Demand,
     Hardware,
     Placement,

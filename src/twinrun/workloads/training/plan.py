@@ -12,7 +12,6 @@ from twinrun.manifests.settings import overlay
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.storage import StorageNeed
 from twinrun.protocol.training import Training, TrainingJob, identity
-from twinrun.workloads.data_request import DataRequest
 from twinrun.workloads.settings import flat
 from twinrun.workloads.sweep import over_nodes, placement, refuse_demands, sizes
 from twinrun.workloads.training import layouts
@@ -35,6 +34,7 @@ from twinrun.workloads.training.refusals import refuse_attention, refuse_foreign
 from twinrun.workloads.training_terms import fingerprint, refuse_composer
 from twinrun.workloads.workload import (
     Choice,
+    DataRequest,
     Demand,
     Hardware,
     Placement,

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from twinrun.export.mlperf_log import mllog_lines
+from twinrun.export.tracked_run import tracked_run
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import write_atomically
 from twinrun.manifests.recipe import LoadedRecipe
-from twinrun.report.mllog import mllog_lines
-from twinrun.report.tracking import TrackedRun
 from twinrun.report.words import headline
+from twinrun.results.finished_run import FinishedRun
 from twinrun.results.record import Record, hardware
 
 CONTEXT = "https://w3id.org/ro/crate/1.1/context"
@@ -49,18 +50,13 @@ MEDIA_TYPES = {".toml": "application/toml", ".jsonl": "application/jsonl", ".log
 Entity = dict[str, Any]
 
 
-def write_crate(
-    out: Path, *, record: Record, recipe: LoadedRecipe, root: Path, run: TrackedRun, source: Path
-) -> Path:
+def write_crate(out: Path, run: FinishedRun) -> Path:
     """Write the crate of a run to the folder `out`, whole or not at all, and return its metadata file.
-
-    Args:
-        root: of the project, where the recipe is.
-        source: the record's file.
 
     Raises:
         InputError: there is something at `out`.
     """
+    record, recipe, tracked = run.record, run.recipe, tracked_run(run)
     if out.exists():
         raise InputError(
             "there is something already", place=str(out), hint="name another folder with --out, or remove it"
@@ -69,14 +65,14 @@ def write_crate(
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as folder:
         made = Path(folder) / out.name
         (made / "recipe").mkdir(parents=True)
-        for file in _recipe_files(recipe, root):
+        for file in _recipe_files(recipe, run.project.root):
             shutil.copyfile(file, made / "recipe" / file.name)
-        shutil.copyfile(source, made / "record.json")
-        for file in run.files:
+        shutil.copyfile(run.file, made / "record.json")
+        for file in tracked.files:
             shutil.copyfile(file, made / file.name)
-        for point in run.points:
+        for point in tracked.points:
             if point.steps:
-                text = mllog_lines(run, point, hardware=hardware(record))
+                text = mllog_lines(tracked, point, hardware=hardware(record))
                 write_atomically(made / LOGS / f"{point.id}.log", text)
         content = {"@context": CONTEXT, "@graph": list(_entities(made, record, recipe))}
         write_atomically(made / METADATA, json.dumps(content, indent=1) + "\n")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.records import ROOT
 from twinrun.workloads.curve_charts import parity_charts
-from twinrun.workloads.parity import FIRST, Parity, envelope_of, largest_difference, parity
+from twinrun.workloads.curve_distance import FIRST, Parity, envelope_of, largest_difference, parity
 from twinrun.workloads.workload import ControlledCurve
 
 STEPS = 200

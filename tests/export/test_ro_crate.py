@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.commands import invoke
+from tests.export.runs import POINTS, record_with_power, write_run
 from tests.records import LOSSES, PROJECT, ROOT, TRAINING
-from tests.report.runs import POINTS, record_with_power, write_run
-from twinrun.report.crate import CONTEXT
+from twinrun.export.ro_crate import CONTEXT
 from twinrun.results.record import Record
 
 # Terms whose address is another in version 1.3 of the context, which comes with the package rocrate.

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.commands import invoke
+from tests.export.runs import record_with_power, write_run
 from tests.records import LOSSES, PROJECT, ROOT, TRAINING
-from tests.report.runs import record_with_power, write_run
+from twinrun.export.tracked_run import TrackedRun, tracked_run
+from twinrun.export.trackers import Tracker, choose_trackers
 from twinrun.foundation.errors import InputError
-from twinrun.report.trackers import Tracker, choose_trackers
-from twinrun.report.tracking import TrackedRun, tracked_run
+from twinrun.results.finished_run import run_of
 from twinrun.results.record import Record
 
 # Of LevelDB: the size of a block, and the kinds of parts that end an entry.
@@ -33,7 +34,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(run_folder: Path) -> TrackedRun:
-    return tracked_run(record_with_power(), run_folder, PROJECT.metrics)
+    return tracked_run(run_of(record_with_power(), PROJECT, folder=run_folder))
 
 
 @pytest.fixture

@@ -9,9 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.transforms import Bbox
 
-from twinrun.report.drawing import draw
-from twinrun.report.line_chart import LETTER, POINTS, ChartLabel, write_labels
-from twinrun.report.svg import COLOURS, SIGNS, canvas, look_of
+from twinrun.report.charts import (
+    COLOURS,
+    LETTER,
+    POINTS,
+    SIGNS,
+    ChartLabel,
+    canvas,
+    draw,
+    look_of,
+    write_labels,
+)
 from twinrun.workloads.tables_and_charts import (
     Bar,
     BarChart,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
-from twinrun.report.tracking import TrackedPoint, TrackedRun, variables_set
+from twinrun.export.tracked_run import TrackedPoint, TrackedRun, variables_set
 
 PACKAGE = "wandb"
 INSTALL = "pip install wandb"

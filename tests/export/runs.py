@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.records import LOSSES, PROJECT, TRAINING, replaced, training_record, with_derived
+from tests.records import LOSSES, PROJECT, replaced, training_record, with_derived
 from twinrun.protocol.measurements import sampled
 from twinrun.protocol.training import StepMetrics
 from twinrun.report.page import write_report
+from twinrun.results.finished_run import run_of
 from twinrun.results.record import Record, write_record
 
 POINTS = {"nodes=1": 166.0, "nodes=2": 164.0}
@@ -27,10 +28,7 @@ def record_with_power() -> Record:
 def write_run(folder: Path, record: Record) -> Path:
     """Write record, report, and a line for each step, the first without power; return the folder."""
     write_record(folder / "record.json", record)
-    recipe = PROJECT.recipe(TRAINING)
-    write_report(
-        folder / "report.html", record=record, recipe=recipe, gpus=PROJECT.gpus, metrics=PROJECT.metrics
-    )
+    write_report(folder / "report.html", run_of(record, PROJECT, folder=folder))
     with (folder / "metrics.jsonl").open("w") as stream:
         for point in record.points:
             step_time = point.measurement("step-time")

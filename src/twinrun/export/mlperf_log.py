@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from twinrun.report.tracking import TrackedPoint, TrackedRun
+from twinrun.export.tracked_run import TrackedPoint, TrackedRun
 
 # The parameters of a plan, by their keys in MLPerf's `mllog.constants`.
 KEYS = {

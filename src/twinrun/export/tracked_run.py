@@ -16,6 +16,7 @@ from twinrun.manifests.metrics import Metric
 from twinrun.protocol.job import MetricsLine
 from twinrun.protocol.measurements import Measurement, sampled
 from twinrun.report.words import headline
+from twinrun.results.finished_run import FinishedRun
 from twinrun.results.record import Record, hardware
 from twinrun.workloads.workload import PointRecord
 
@@ -69,12 +70,13 @@ class TrackedRun(Frozen):
     """What is kept with it whole: record, plan, report."""
 
 
-def tracked_run(record: Record, folder: Path, metrics: Mapping[str, Metric]) -> TrackedRun:
-    """Return the run of `record`, whose step lines are in `folder`.
+def tracked_run(run: FinishedRun) -> TrackedRun:
+    """Return a finished run as trackers take it, with the step lines of its folder.
 
     Every value is of the record's own lines and formulas: a series of steps that the record holds is taken
     as it is, and what follows from a step's time is derived as for the whole point.
     """
+    record, folder, metrics = run.record, run.folder, run.project.metrics
     lines = _lines(folder / "metrics.jsonl")
     shared = _parameters(record)
     end = datetime.datetime.fromisoformat(record.created).timestamp()

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from twinrun.report.tracking import NUMBER_PREFIX, TrackedPoint, TrackedRun, variables_set
+from twinrun.export.tracked_run import NUMBER_PREFIX, TrackedPoint, TrackedRun, variables_set
 
 PACKAGE = "mlflow"
 INSTALL = 'pip install "twinrun[track]"'

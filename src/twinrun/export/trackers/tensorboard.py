@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from twinrun.report.tracking import TrackedPoint, TrackedRun
+from twinrun.export.tracked_run import TrackedPoint, TrackedRun
 
 PACKAGE = "tensorboard"
 INSTALL = 'pip install "twinrun[track]"'

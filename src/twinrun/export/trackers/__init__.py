@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from twinrun.export.tracked_run import TrackedRun
 from twinrun.foundation.discovery import part_names
 from twinrun.foundation.errors import InputError, require_known
-from twinrun.report.tracking import TrackedRun
 
 OPTION = "--track"
 
