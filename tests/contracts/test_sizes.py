@@ -13,12 +13,12 @@ CLASS_LINES = 200
 # The first pattern that fits decides.
 FILE_LINES = {
     "tasks.py": 200,
-    "noxfile.py": 200,
+    "noxfile.py": 220,
     "recipes/*/kernels/*.py": 400,
     "recipes/*/kernels/csrc/*.h": 400,
     "recipes/*/tests/*.py": 400,
     "recipes/*/tools/*.py": 400,
-    "recipes/*.py": 150,
+    "recipes/*.py": 300,
     "src/twinrun/train/models/*.py": 300,
     "images/*Dockerfile": 100,
     "*.py": 600,

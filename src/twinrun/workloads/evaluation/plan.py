@@ -133,9 +133,9 @@ def _refuse_of_training(asked: Evaluation, overrides: Mapping[str, object]) -> N
 
 def _trainable(training: Training, place: Placement, hardware: Hardware) -> Training:
     """Return a training that can be scored at a placement; raises InputError."""
-    if training.trainer == "deepspeed":
+    if training.trainer not in _MODULES:
         raise InputError(
-            "a training that is scored has no layouts",
+            "a training that is scored is trained whole",
             place="--set training.trainer",
             found=training.trainer,
             allowed=tuple(_MODULES),

@@ -7,26 +7,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import compilation
 import deepspeed
+import stages
 import torch
 import torch.distributed as dist
+from configuration import configuration
 from deepspeed.moe.layer import MoE
 from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
 from deepspeed.pipe import PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.topology import ProcessTopology
 from deepspeed.utils import safe_set_full_fp32_param
+from gathered_state import GatheredState
 from pydantic import ValidationError
 from torch import Tensor, nn
 
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import write_atomically
-from twinrun.protocol.deepspeed import configuration
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.training import TrainingJob
-from twinrun.train import compilation, liveness, ranks, stages, worker
+from twinrun.train import liveness, ranks, worker
 from twinrun.train.checkpoint.state import InPlaceState, Parts
 from twinrun.train.data import Batch, targets_of
-from twinrun.train.deepspeed_state import GatheredState
 from twinrun.train.models import Model
 from twinrun.train.optimizer import adamw, parameter_groups, set_learning_rate
 

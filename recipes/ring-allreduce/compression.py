@@ -89,7 +89,7 @@ class BlockScaleCodec(Codec):
         payload = values.new_empty(self.bytes_of(values.numel()), dtype=torch.uint8)
         digits_NB, scales_N = self._parts(payload)
         if values.is_cuda and len(scales_N):
-            from twinrun.train.collectives.scaling_kernels import encode
+            from scaling_kernels import encode
 
             second = None if plus is None else self._parts(plus)
             encode(digits_NB, scales_N, values, plus=second, lost=lost, most=self._most, least=LEAST_SCALE)
@@ -111,7 +111,7 @@ class BlockScaleCodec(Codec):
     def decode_into(self, target: Tensor, payload: Tensor) -> None:
         digits_NB, scales_N = self._parts(payload)
         if target.is_cuda and len(scales_N):
-            from twinrun.train.collectives.scaling_kernels import decode
+            from scaling_kernels import decode
 
             decode(target, digits_NB, scales_N)
             return

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from compression import Codec
+from ring import IN_FLIGHT, Ring, bucket_size
 from torch import Tensor
 
-from twinrun.train.collectives.compression import Codec
-from twinrun.train.collectives.links import Links
-from twinrun.train.collectives.ring import IN_FLIGHT, Ring, bucket_size
+from twinrun.train.links import Links
 
 Reduce = Callable[[Tensor], None]
 

@@ -12,13 +12,12 @@ import pytest
 
 pytest.importorskip("triton", reason="needs the packages of a stack for GPUs")
 
+import scaling_kernels
 import triton
+from compression import BLOCK
 from triton.backends.compiler import GPUTarget
 
 from tests.ranks import environment
-from tests.train.small import ROOT
-from twinrun.train.collectives import scaling_kernels
-from twinrun.train.collectives.compression import BLOCK
 
 TARGETS = [GPUTarget("hip", "gfx90a", 64), GPUTarget("hip", "gfx942", 64)]
 TARGETS += [GPUTarget("cuda", 80, 32), GPUTarget("cuda", 90, 32)]
@@ -26,9 +25,11 @@ TARGETS += [GPUTarget("cuda", 80, 32), GPUTarget("cuda", 90, 32)]
 
 def test_kernels_compute_what_the_processor_does() -> None:
     # An environment chooses the interpreter when Triton is imported.
+    variables = environment() | {"TRITON_INTERPRET": "1"}
+    variables["PYTHONPATH"] += f":{Path(__file__).parents[1]}"
     ended = subprocess.run(
-        [sys.executable, str(ROOT / "tests/train/scaling_kernels_here.py")],
-        env=environment() | {"TRITON_INTERPRET": "1"},
+        [sys.executable, str(Path(__file__).with_name("scaling_kernels_here.py"))],
+        env=variables,
         capture_output=True,
         text=True,
         timeout=300,

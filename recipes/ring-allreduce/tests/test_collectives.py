@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("torch", reason="needs the packages of a stack")
 
 import torch
+from algorithms import two_level
+from compression import CODECS
+from ring import Ring
 from torch import Tensor
 
 from tests.ranks import environment, run_ranks
-from tests.train.small import ROOT
-from twinrun.train.collectives.algorithms import two_level
-from twinrun.train.collectives.compression import CODECS
-from twinrun.train.collectives.links import Links
-from twinrun.train.collectives.ring import Ring
+from twinrun.train.links import Links
 
-SCRIPT = ROOT / "tests" / "train" / "collective_ranks.py"
+RECIPE = Path(__file__).parents[1]
+SCRIPT = Path(__file__).with_name("collective_ranks.py")
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_ranks_find_nothing_wrong(world_size: int) -> None:
-    ended = run_ranks(SCRIPT, str(world_size), world_size=world_size, variables=environment())
+    variables = environment()
+    variables["PYTHONPATH"] += f":{RECIPE}"
+    ended = run_ranks(SCRIPT, str(world_size), world_size=world_size, variables=variables)
     assert ended.returncode == 0, ended.stderr[-4000:]
 
 

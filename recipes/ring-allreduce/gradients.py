@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from compression import Codec
+from ring import IN_FLIGHT, Ring
 from torch import Tensor
 from torch.futures import Future
 
-from twinrun.train.collectives.compression import Codec
-from twinrun.train.collectives.links import Links
-from twinrun.train.collectives.ring import IN_FLIGHT, Ring
+from twinrun.train.links import Links
 
 
 class RingGradients:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
+import stages
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.train.small import SHAPE
 from twinrun.protocol.models.llama import LlamaShape
-from twinrun.train import stages, worker
+from twinrun.train import worker
 from twinrun.train.data import targets_of
 from twinrun.train.models import Model
 from twinrun.train.models.llama import Llama

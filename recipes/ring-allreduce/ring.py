@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from compression import Codec
 from torch import Tensor
 
-from twinrun.train.collectives.compression import Codec
-from twinrun.train.collectives.links import Links, Transfer
+from twinrun.train.links import Links, Transfer
 
 IN_FLIGHT = 4
 

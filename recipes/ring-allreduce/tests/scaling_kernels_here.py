@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 
+import scaling_kernels
 import torch
+from compression import BLOCK, LEAST_SCALE, BlockScaleCodec
 from torch import Tensor
-
-from twinrun.train.collectives import scaling_kernels
-from twinrun.train.collectives.compression import BLOCK, LEAST_SCALE, BlockScaleCodec
 
 # From one value to blocks of two programs, the last one whole or not.
 COUNTS = (1, 255, 256, 257, 9 * BLOCK, 9 * BLOCK + 100)

@@ -12,27 +12,29 @@ import pytest
 pytest.importorskip("torch", reason="needs the packages of a stack")
 pytest.importorskip("streaming", reason="needs the packages of a stack")
 
+import compilation
 import torch
 
 from tests.ranks import environment, run_ranks
 from tests.train.checkpoint_jobs import digests, saving
-from tests.train.small import ROOT, SHAPE, STEPS, TRAINING, MakeJob, launch
+from tests.train.small import LAYOUTS, SHAPE, STEPS, MakeJob, launch
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.job import REFUSED
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.training import Optimizer, TrainingJob, TrainingResult
-from twinrun.train import compilation
 from twinrun.train.checkpoint.state import MODEL
 from twinrun.train.models import family_of
 
-SCRIPT = ROOT / "tests" / "train" / "layout_ranks.py"
-LOADED = ("twinrun.train.loop", "twinrun.train.deepspeed_engines")
+SCRIPT = Path(__file__).with_name("layout_ranks.py")
+LOADED = ("twinrun.train.loop", "deepspeed")
 EXPERTS = SHAPE.model_copy(update={"experts": 4})
 
 
 def test_ranks_find_nothing_wrong() -> None:
-    ended = run_ranks(SCRIPT, world_size=2, variables=environment(), modules=LOADED)
+    variables = environment()
+    variables["PYTHONPATH"] += f":{Path(__file__).parents[1]}"
+    ended = run_ranks(SCRIPT, world_size=2, variables=variables, modules=LOADED)
     assert ended.returncode == 0, ended.stderr[-4000:]
 
 
@@ -95,7 +97,7 @@ def test_ranks_name_the_lock_of_a_killed_compilation(
     lock.parent.mkdir(parents=True)
     lock.touch()
     done = launch(
-        TRAINING, with_layout(make_job(), zero=3, offload="optimizer", storage=str(tmp_path)), modules=LOADED
+        LAYOUTS, with_layout(make_job(), zero=3, offload="optimizer", storage=str(tmp_path)), modules=LOADED
     )
     assert done.returncode == REFUSED
     assert f"{lock}: a compilation is under way, or was killed and left its lock" in done.stderr
@@ -106,7 +108,7 @@ def test_ranks_name_the_lock_of_a_killed_compilation(
 @pytest.mark.needs("deepspeed")
 def test_a_setting_that_deepspeed_does_not_have_is_named(make_job: MakeJob) -> None:
     typo = {"zero_optimization.stage3_max_live_paramters": 0}
-    done = launch(TRAINING, with_layout(make_job(), zero=3, settings=typo), modules=LOADED)
+    done = launch(LAYOUTS, with_layout(make_job(), zero=3, settings=typo), modules=LOADED)
     assert done.returncode == 1
     assert "settings: DeepSpeed refuses a setting: Extra inputs are not permitted" in done.stderr
     assert "found: stage3_max_live_paramters" in done.stderr
@@ -114,7 +116,7 @@ def test_a_setting_that_deepspeed_does_not_have_is_named(make_job: MakeJob) -> N
 
 
 def run(job: TrainingJob) -> TrainingResult:
-    done = launch(TRAINING, job, modules=LOADED)
+    done = launch(LAYOUTS, job, modules=LOADED)
     assert done.returncode == 0, done.stderr[-4000:]
     return load_json(Path(job.out) / "result.json", TrainingResult)
 

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
+from algorithms import naive, ring, two_level
+from compression import CODECS
+from gradients import RingGradients, average_gradients
+from ring import Ring
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from twinrun.train import worker
-from twinrun.train.collectives.algorithms import naive, ring, two_level
-from twinrun.train.collectives.compression import CODECS
-from twinrun.train.collectives.gradients import RingGradients, average_gradients
-from twinrun.train.collectives.links import Links
-from twinrun.train.collectives.ring import Ring
+from twinrun.train.links import Links
 
 LENGTHS = (0, 1, 2, 5, 97, 1031)
 DTYPES = (torch.float32, torch.bfloat16, torch.int32, torch.int64)

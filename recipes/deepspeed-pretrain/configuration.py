@@ -8,16 +8,6 @@ from twinrun.foundation.errors import InputError
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.training import TrainingJob
 
-# What follows from the recipe: a second value for it could only contradict the first.
-OWNED = (
-    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
-    *("gradient_clipping", "optimizer", "scheduler", "fp16", "bf16", "amp", "activation_checkpointing"),
-    "zero_optimization.stage",
-    *("zero_optimization.offload_optimizer.device", "zero_optimization.offload_optimizer.nvme_path"),
-    *("zero_optimization.offload_param.device", "zero_optimization.offload_param.nvme_path"),
-)
-# Tables that the layout begins.
-TABLES = ("zero_optimization", "zero_optimization.offload_optimizer", "zero_optimization.offload_param")
 # Loss scaling as published: github:microsoft/Megatron-DeepSpeed@79b8e228be45:
 # examples_deepspeed/rebase/ds_config_gbs256_mbs8_log1_zero1.json.
 LOSS_SCALING = {
@@ -54,20 +44,6 @@ def configuration(job: TrainingJob) -> dict[str, Any]:
     for name, value in layout.settings.items():
         _set(config, name, value)
     return config
-
-
-def check_settings(layout: Layout, *, place: str) -> None:
-    """Refuse further keys that contradict what the recipe says; raises InputError at `place`."""
-    for name in layout.settings:
-        owner = next((one for one in OWNED if name == one or name.startswith(f"{one}.")), None)
-        if owner is not None or name in TABLES:
-            raise InputError(
-                "the recipe says this itself, and a second value could only contradict it",
-                place=f"{place}.settings",
-                found=name,
-                allowed="keys that neither the layout nor the training has",
-                hint="change the layout, or --set the training's own setting",
-            )
 
 
 def _zero(layout: Layout, parameters: int) -> dict[str, Any]:
