@@ -41,9 +41,9 @@ from twinrun_mamba import (
     recording,
 )
 from twinrun_mamba.drivers import Cuda, Gpu, Hip, LaunchError
+from twinrun_mamba.entry import EntryError
 from twinrun_mamba.launch import Launcher
 from twinrun_mamba.registry import OBJECTS, CodeObject, Kernel
-from twinrun_mamba.entry import EntryError
 from twinrun_mamba.targets import cpu_compiler
 
 SCAN = ScanCase(torch.bfloat16, 2, 40, 70, 16, 1)

@@ -25,7 +25,6 @@ from gpu_grid import device_of
 from twinrun_mamba import causal_conv1d_update, describe, entry, selective_state_update
 from twinrun_mamba.launch import BACKENDS
 from twinrun_mamba.registry import ArchitectureError
-
 from twinrun_mamba.validation import ArgumentError
 
 Call = Callable[[], object]

@@ -14,6 +14,8 @@ from torch import Tensor
 from twinrun_attention import backward_kernels, forward_kernel, prepared
 from twinrun_attention.decode_kernel import combine, decode
 from twinrun_attention.prepared import Band, Form, Packing, PreparedLaunch
+from twinrun_attention.recording import empty, empty_like, local, not_repeated
+from twinrun_attention.starts import write_down
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _HERE = nullcontext()
@@ -24,7 +26,7 @@ def run_forward(
 ) -> tuple[Tensor, Tensor]:
     """Return the output, and the logarithm of the sum of each row: (batch, head, row), packed (head, row)."""
     q, k, v = aligned(q), aligned(k), aligned(v)
-    out, lse = q.new_empty(q.shape), _row_numbers(q, packing)
+    out, lse = empty_like(q, q.shape), _row_numbers(q, packing)
     if not q.numel() or not k.numel():
         return out.zero_(), lse.fill_(float("inf"))
     ready = prepared.forward(
@@ -50,10 +52,10 @@ def run_backward(
     """Return the gradients of queries, keys and values."""
     q, k, v, out, lse = saved
     q, k, v, grad = aligned(q), aligned(k), aligned(v), aligned(grad)
-    dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    dq, dk, dv = empty_like(q, q.shape), empty_like(k, k.shape), empty_like(v, v.shape)
     if not q.numel() or not k.numel():
         return dq.zero_(), dk.zero_(), dv.zero_()
-    delta = torch.empty_like(lse)
+    delta = empty_like(lse, lse.shape)
     packed = packing.sizes if packing else None
     sums = prepared.row_sums(_form(q), _form(k), _form(grad), packed)
     with _on(q.device):
@@ -104,7 +106,8 @@ def start(
     begins = 0
     for one in tensors:
         begins |= one.data_ptr()
-    again = None if begins & 15 else ready.started.get(dtype)
+    written_down = local.active is not None
+    again = None if begins & 15 or written_down else ready.started.get(dtype)
     arguments: list[Any] = list(tensors)
     for place, form in zip(looped, ready.looped):
         arguments[place] = _source(tensors[place], form, ready, known=again is not None)
@@ -112,6 +115,7 @@ def start(
         again(*arguments)
         return
     compiled = kernel[ready.grid](*arguments, *ready.numbers, **ready.options)
+    write_down(kernel, compiled, ready.grid[0], (*arguments, *ready.numbers))
     # The interpreter compiles nothing.
     if compiled is not None and not begins & 15:
         ready.started[dtype] = _starter(kernel, compiled, ready)
@@ -164,8 +168,10 @@ def run_decode(
 
 def aligned(tensor: Tensor) -> Tensor:
     """Return the tensor, or a copy where its columns do not lie together or rows do not begin at 16 bytes."""
-    fits = not tensor.data_ptr() & 15 and _fit(tensor.stride())
-    return tensor if fits else tensor.clone(memory_format=torch.contiguous_format)
+    if not tensor.data_ptr() & 15 and _fit(tensor.stride()):
+        return tensor
+    not_repeated()
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 @functools.lru_cache(maxsize=prepared.REMEMBERED)
@@ -193,7 +199,7 @@ def _optional(slopes: Tensor | None, packing: Packing | None, q: Tensor) -> tupl
 
 def _row_numbers(q: Tensor, packing: Packing | None) -> Tensor:
     shape = (q.shape[1], q.shape[0]) if packing else (q.shape[0], q.shape[2], q.shape[1])
-    return torch.empty(shape, dtype=torch.float32, device=q.device)
+    return empty(shape, torch.float32, q.device)
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:

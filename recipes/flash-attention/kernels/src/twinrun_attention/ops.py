@@ -1,7 +1,8 @@
 """The operators of torch: forward, backward and decoding, with fake tensors and autograd.
 
 The way through torch.library takes hundreds of microseconds a call. So eager calls on plain tensors take a
-short one, torch.autograd.Function or the bare function, where compilers and modes see the operators.
+short one: the entry in C++ once it is compiled (entry.py), before that torch.autograd.Function or the bare
+function. Compilers, modes and transforms see the operators.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from twinrun_attention import launch
+from twinrun_attention.eager import is_eager, wants_gradient
+from twinrun_attention.entry import Operation, ask_for
 from twinrun_attention.prepared import Band, Packing
-
-_PLAIN = (Tensor, torch.nn.Parameter)
+from twinrun_attention.recording import local
 
 
 def run_forward(
@@ -38,6 +40,7 @@ def run_forward(
     packing = _packing(starts_q, starts_k, max_q, max_k)
     band = Band(scale, left, right, end, softcap)
     if not launch.INTERPRETED:
+        ask_for()
         return launch.run_forward(q, k, v, slopes, packing, band)
     out, lse = launch.run_forward(q.float(), k.float(), v.float(), slopes, packing, band)
     return out.to(q.dtype), lse
@@ -126,25 +129,27 @@ class _Attention(torch.autograd.Function):
         return _gradients(ctx, grad, run_backward)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    """Return what `forward` does, by the shortest way that all who look at the call can see."""
-    if not is_eager(q):
-        found: tuple[Tensor, Tensor] = forward(q, k, v, *others)
-    elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        found = _Attention.apply(q, k, v, *others)
+def _attend(*inputs: Any) -> tuple[Tensor, Tensor]:
+    if not is_eager(inputs[0]):
+        found: tuple[Tensor, Tensor] = forward(*inputs)
+    elif wants_gradient(inputs[:3]):
+        found = _Attention.apply(*inputs)
     else:
-        found = run_forward(q, k, v, *others)
+        found = run_forward(*inputs)
+    if local.active is not None:
+        local.active.kept = found
     return found
 
 
-def is_eager(tensor: Tensor) -> bool:
-    """Say whether nobody but autograd looks at what is called: no compiler, mode, transform or subclass."""
-    return (
-        not torch.compiler.is_compiling()
-        and type(tensor) in _PLAIN
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch._C._are_functorch_transforms_active()
-    )
+def _attend_gradients(grad: Tensor | None, out: Tensor, lse: Tensor, *inputs: Any) -> tuple[Any, ...]:
+    q, k, v, *others = inputs
+    if grad is None:
+        return (None,) * len(inputs)
+    return (*run_backward(grad, q, k, v, out, lse, *others), *(None,) * len(others))
+
+
+attend = Operation(_attend, _attend_gradients)
+"""Takes and returns what `forward` does, by the shortest way that all who look at the call can see."""
 
 
 def run_decode(

@@ -74,8 +74,10 @@ class Operation:
 
     def __call__(self, *arguments: Any) -> Any:
         """Return run(*arguments)."""
+        if recording.poisoned or not is_eager(arguments[0]):
+            return self.run(*arguments)
         native = in_use.native or _arrived()
-        if native is None or recording.poisoned or not is_eager(arguments[0]):
+        if native is None:
             return self.run(*arguments)
         found = native.repeat(self.number, arguments)
         if found is NotImplemented:
