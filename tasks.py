@@ -214,7 +214,7 @@ def compare(
 ) -> None:
     """Explain what differs between two records, or hold their claims, curves or scores against each other."""
     with exit_on_error():
-        from twinrun.cli import records
+        from twinrun.cli import compare as commands
 
         demand_with("--parity", parity, points=points, controls=controls, out=out)
         demand_without("--parity", parity, claims=claims)
@@ -223,14 +223,14 @@ def compare(
         demand_without("--scores", scores, claims=claims, parity=parity)
         if scores:
             allowed = amount(margin, "--margin")
-            code = records.scores(ROOT, Path(a), Path(b), margin=allowed, claim=claim, as_json=json)
+            code = commands.scores(ROOT, Path(a), Path(b), margin=allowed, claim=claim, as_json=json)
         elif parity:
             files = {
                 name: Path(path) if path else None for name, path in (("controls", controls), ("out", out))
             }
-            code = records.parity(ROOT, Path(a), Path(b), points=points, as_json=json, **files)
+            code = commands.parity(ROOT, Path(a), Path(b), points=points, as_json=json, **files)
         else:
-            code = records.compare(ROOT, Path(a), Path(b), claims=claims, as_json=json)
+            code = commands.compare(ROOT, Path(a), Path(b), claims=claims, as_json=json)
     raise Exit(code=code)
 
 
@@ -257,15 +257,15 @@ def report(
 ) -> None:
     """Write the report of a run, or of a recipe's committed records; send a record in, or take one."""
     with exit_on_error():
-        from twinrun.cli import records
+        from twinrun.cli import report as commands
 
         paths = {"out": Path(out) if out else None, "add": Path(add) if add else None}
         demand_with("--hardware", hardware, price=price)
         if hardware:
             demand_without("--hardware", hardware, form=form, add=add, crate=crate)
-            records.hardware_report(ROOT, what, out=paths["out"], price=price)
+            commands.hardware_report(ROOT, what, out=paths["out"], price=price)
             return
-        records.report(ROOT, what, form=form, crate=crate, **paths)
+        commands.report(ROOT, what, form=form, crate=crate, **paths)
 
 
 @command(

@@ -7,14 +7,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from twinrun.execution.environment import Revision
-from twinrun.machine.devices import Device
-from twinrun.machine.inventory import Machine
 from twinrun.manifests.published import PublishedClaims
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.plan import Plan, resolve
 from twinrun.planning.project import Project
 from twinrun.protocol.allocation import Allocation, NodeReport
+from twinrun.protocol.machine import Device, Machine, Revision
 from twinrun.protocol.measurements import Measurement, Series, sampled
 from twinrun.results.between import verdicts_between
 from twinrun.results.bounds import excesses

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 from invoke.collection import Collection
@@ -12,6 +13,7 @@ from invoke.loader import FilesystemLoader
 
 from tests.cli.test_bad_input import error_message
 from tests.commands import ROOT, environment, invoke
+from twinrun import __version__
 from twinrun.cli.program import contexts
 
 RECIPE = "recipes/mpt7b-scaling"
@@ -27,6 +29,8 @@ RECIPE = "recipes/mpt7b-scaling"
         (["report", "--price", "h200=3"], ["invoke report: WHAT is missing"]),
         (["report", "--hardware", "--price", "h200=0"], ["--price h200: expected a price found: 0"]),
         (["run", RECIPE, "report"], ["one word too many found: report"]),
+        (["run", RECIPE, "recipes"], ["one word too many found: recipes"]),
+        (["run", RECIPE, "more"], ["one word too many found: more"]),
         (
             ["run", RECIPE, "--stepz", "3"],
             ["invoke run: no such option found: --stepz allowed: --checkpoint,"],
@@ -78,6 +82,28 @@ def test_no_words_show_the_commands() -> None:
     assert "  checkpoint  " in done.stdout
 
 
+@pytest.mark.parametrize("words", [["--help"], ["-h"]], ids=" ".join)
+@pytest.mark.parametrize("inside", [True, False])
+def test_help_lists_the_commands_anywhere(words: list[str], inside: bool, tmp_path: Path) -> None:
+    done = program(*words, folder=ROOT if inside else tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "  checkpoint  " in done.stdout
+
+
+def test_the_version_is_that_of_twinrun() -> None:
+    assert program("--version").stdout == f"twinrun {__version__}\n"
+
+
+def program(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run the program that this distribution installs as `invoke`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    module, _, function = project["scripts"]["invoke"].partition(":")
+    command = [sys.executable, "-c", f"from {module} import {function}; {function}()", *words]
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, env=environment(ROOT), check=False
+    )
+
+
 def test_only_letters_of_habit() -> None:
     module, _ = FilesystemLoader(start=str(ROOT)).load("tasks")
     for one in contexts(Collection.from_module(module)):
@@ -99,11 +125,4 @@ def test_only_letters_of_habit() -> None:
     ids=" ".join,
 )
 def test_options_before_the_command_end_with_2_too(words: list[str], part: str) -> None:
-    """By the program that this distribution installs as `invoke`."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    module, _, function = project["scripts"]["invoke"].partition(":")
-    command = [sys.executable, "-c", f"from {module} import {function}; {function}()", *words]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env=environment(ROOT), check=False
-    )
-    assert part in error_message(done, 2)
+    assert part in error_message(program(*words), 2)

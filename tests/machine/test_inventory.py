@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from tests.commands import slowness
 from twinrun.foundation.errors import InputError, MachineError, TwinrunError
-from twinrun.machine.devices import Device, discover, identify, visible
+from twinrun.machine.devices import discover, identify, visible
 from twinrun.machine.inventory import detect
 from twinrun.machine.probes import ProbedDevice, parse_output, run_probe
 from twinrun.manifests.vendor import Probe, load_gpus, load_vendors
+from twinrun.protocol.machine import Device
 
 ROOT = Path(__file__).parents[2]
 ANSWERS = ROOT / "tests" / "hardware_probes"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.records import PROJECT, committed
 from twinrun.foundation.errors import InputError
-from twinrun.report.parity import parity_view, windows_table, write_parity_page
+from twinrun.report.comparison import parity_view, windows_table, write_parity_page
 from twinrun.results.parity import METRIC, CurveParity, held_between
 from twinrun.results.record import Record
 from twinrun.workloads.training.numbers import CONTROL

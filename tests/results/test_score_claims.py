@@ -19,6 +19,7 @@ from twinrun.manifests.published import PublishedClaims, check_numbers
 from twinrun.protocol.measurements import sampled
 from twinrun.results.compare import compare
 from twinrun.results.equivalence import Pair, compare_scores
+from twinrun.results.finished_run import read_run
 from twinrun.results.judge import claims_digest
 from twinrun.results.record import Record, write_record
 from twinrun.results.score_claims import claim_called, judge_scores
@@ -321,7 +322,7 @@ def test_scores_of_a_folder_are_not_sent_in(tmp_path: Path) -> None:
     made = plan("mpt-chinchilla", scale="node", settings=("model=/scratch/somebody/small",))
     write_record(tmp_path / "record.json", evaluated(made, {"piqa": 0.5}))
     with pytest.raises(InputError, match="the model lies on one machine") as caught:
-        write_submission(tmp_path / "submission.json", tmp_path / "record.json", PROJECT)
+        write_submission(tmp_path / "submission.json", read_run(tmp_path / "record.json", PROJECT))
     assert caught.value.found == "small"
 
 

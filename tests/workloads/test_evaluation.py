@@ -100,7 +100,7 @@ def test_scores_are_drawn_beside_the_loss_over_the_same_steps(record: RecordView
     assert [curve.label for curve in scores.curves][-1] == "mean"
     assert [(one.x, one.value) for one in scores.curves[0].spots] == [(40, 0.5), (80, 0.625), (STEPS, 0.75)]
     assert scores.curves[0].spots[0].low == pytest.approx(0.43)
-    (table,) = report.show(record).tables[1:]
+    (table,) = report.show(record)[1:]
     assert [row[0].text for row in table.rows] == ["40", "80", str(STEPS)]
     assert table.notes[0] == "checkpoint after step 40: sha256 c40"
 

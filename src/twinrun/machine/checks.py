@@ -20,9 +20,10 @@ from uv import find_uv_bin
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.manifest import Frozen
 from twinrun.machine import daemon
-from twinrun.machine.devices import Device, Discovery
+from twinrun.machine.devices import Discovery
 from twinrun.machine.probes import matching_files
 from twinrun.manifests.vendor import Gpu, Vendor
+from twinrun.protocol.machine import Device
 
 GIB = 1 << 30
 # Two ranks that import the framework, and the file cache; an estimate, so that less is only a warning.

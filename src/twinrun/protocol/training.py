@@ -15,6 +15,7 @@ from twinrun.protocol.power import PowerReading, PowerSource
 
 Sharding = Literal["none", "full"]
 """`none` replicates (DDP); `full` shards parameters, gradients and optimizer state (FSDP)."""
+COMPOSER, PLAIN = "composer", "plain"
 Reduction = Literal["microbatch", "step"]
 # Of those that torchao names: one scale a tensor, from its largest value in this step.
 FP8_RECIPE = "tensorwise"
@@ -105,9 +106,9 @@ class Training(Frozen):
     activation_checkpointing: Checkpointing = False
     """Recompute each block in the backward pass instead of keeping its activations; `selective` keeps the
     results of matrix products and of attention."""
-    trainer: Literal["composer", "plain", "deepspeed"] = "composer"
-    """`plain` is a loop in PyTorch alone that speeds are held against; `deepspeed` trains the recipe's
-    layouts."""
+    trainer: str = COMPOSER
+    """`composer`; `plain`, a loop in PyTorch alone that speeds are held against; or the name of the recipe's
+    `[engine]`, which trains its layouts."""
     compile: bool = True
     """Compile the blocks and the loss with torch.compile."""
     steps: Positive

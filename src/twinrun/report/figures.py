@@ -9,8 +9,7 @@ from pathlib import Path
 from twinrun.foundation.files import write_atomically
 from twinrun.manifests.metrics import RATIO, Metric
 from twinrun.planning.project import Project
-from twinrun.report.selection import SubjectRecords, ranked
-from twinrun.report.summary import spread_over, standing_for
+from twinrun.report.summary import SubjectRecords, ranked, spread_over, standing_for
 from twinrun.report.words import claims_in_words
 from twinrun.results.reading import read_record
 from twinrun.results.record import Record, hardware

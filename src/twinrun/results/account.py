@@ -18,7 +18,7 @@ from twinrun.results.correctness import faults
 from twinrun.results.hardware import DEVICE, hardware_held
 from twinrun.results.record import Record
 from twinrun.workloads.account import HASH, Gap, at_point, held, shown
-from twinrun.workloads.parity import values_of
+from twinrun.workloads.curve_distance import values_of
 from twinrun.workloads.workload import PointRecord
 
 __all__ = ["Gap", "gaps", "objections"]

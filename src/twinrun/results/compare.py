@@ -13,7 +13,7 @@ from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement, Per
 from twinrun.results.factors import SettingChange, changed, conditions, fields_apart, marks_of
 from twinrun.results.record import Record
-from twinrun.workloads.parity import largest_difference
+from twinrun.workloads.curve_distance import largest_difference
 from twinrun.workloads.settings import Fingerprint, Grade
 from twinrun.workloads.workload import PointRecord, Premise
 

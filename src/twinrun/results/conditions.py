@@ -23,7 +23,7 @@ from twinrun.results.question import Question, QuestionKind, RecordQuestion, Val
 from twinrun.results.record import Record
 from twinrun.results.verdicts import CONDITIONS, Condition, ConditionName, NotAskedError
 from twinrun.workloads.account import Gap
-from twinrun.workloads.parity import ORDER, values_of
+from twinrun.workloads.curve_distance import ORDER, values_of
 from twinrun.workloads.workload import PointRecord
 
 KINDS: dict[QuestionKind, ModuleType] = {

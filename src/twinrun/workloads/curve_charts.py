@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from twinrun.foundation.text import plural
-from twinrun.workloads.parity import Parity, largest_difference, same_order, values_of
+from twinrun.workloads.curve_distance import Parity, largest_difference, same_order, values_of
 from twinrun.workloads.tables_and_charts import Curve, Kind, LineChart, Spot
 from twinrun.workloads.workload import ControlledCurve, PointRecord
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.manifests.recipe import Sweep
 from twinrun.protocol.storage import check_storage
-from twinrun.workloads.workload import Demand, Hardware, LegSteps, Placement, Point, PointPart, Workload
+from twinrun.workloads.workload import (
+    Demand,
+    Hardware,
+    LegSteps,
+    Placement,
+    Point,
+    PointDescription,
+    PointPart,
+    Workload,
+)
 
 
 def sizes(sweep: Sweep, *, requested: Any, devices: int) -> tuple[int, ...]:
@@ -74,12 +83,18 @@ def _limited(wanted: tuple[int, ...], devices: int) -> tuple[int, ...]:
 
 
 def refuse(
-    workload: Workload, part: Any, points: Sequence[Point], *, scale: str, hardware: Hardware, here: bool
+    workload: Workload,
+    described: Mapping[str, PointDescription],
+    points: Sequence[Point],
+    *,
+    scale: str,
+    hardware: Hardware,
+    here: bool,
 ) -> None:
     """Raise a TwinrunError where the hardware cannot run a scale; a plan is still printed.
 
     Args:
-        part: what the workload says of the plan.
+        described: what follows from the plan, by point.
         here: ranks run on this machine, whose disks can be looked at.
     """
     if workload.measures_gpus and scale != "smoke" and not hardware.devices:
@@ -89,7 +104,6 @@ def refuse(
             allowed="--scale smoke",
             hint="use --scale smoke, or print the plan with --dry",
         )
-    described = workload.describe(part, points).points
     for point in points:
         if leg := described[point.id].leg:
             _refuse_elsewhere(point, leg, hardware)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Generic
+from typing import Annotated, Any, Generic, Literal, NamedTuple
 
 from pydantic import Field
 from typing_extensions import TypeVar
 
+from twinrun.foundation.files import canonical_json, sha256_of_bytes
 from twinrun.foundation.manifest import Frozen, validate
 from twinrun.manifests.published import Accepted
 from twinrun.manifests.recipe import LoadedRecipe, Tables
 from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Gpu
 from twinrun.predict.point import PointPrediction
+from twinrun.protocol.evaluation import PackageSource
 from twinrun.protocol.job import Checkpointing, Job
 from twinrun.protocol.layout import Precision
 from twinrun.protocol.measurements import Fact, Measurement, Numbers
@@ -22,15 +24,36 @@ from twinrun.protocol.model_source import ModelSource
 from twinrun.protocol.models.shape import Positive
 from twinrun.protocol.power import PowerReading
 from twinrun.protocol.storage import StorageNeed
+from twinrun.protocol.training import DataSource
 from twinrun.workloads.account import Account
-from twinrun.workloads.data_request import DataRequest
 from twinrun.workloads.settings import Difference, Factor, Fingerprint, differences, nearest
 from twinrun.workloads.tables_and_charts import Chart, Table
 
+TERA = 1e12
 # What a workload says of a plan and of a point: types of its own, `Any` for those that serve every workload.
 PlanPart = TypeVar("PlanPart", default=Any)
 PointPart = TypeVar("PointPart", default=Any)
 RankResult = TypeVar("RankResult", default=Any)
+
+
+class DataRequest(Frozen):
+    """Prepared data that the ranks read."""
+
+    name: str
+    source: DataSource | PackageSource
+    sequence: int
+    """Tokens of one sequence; 0 for documents, which are no sequences."""
+
+    def folder(self, python: str = "") -> str:
+        """Return the name of the folder of what is prepared, by all that decides it.
+
+        Args:
+            python: version of the interpreter, whose standard library differs from another's.
+        """
+        pinned = self.source.model_dump(mode="json", exclude={"source"})
+        mark = sha256_of_bytes(canonical_json([DATA_FORMAT, pinned, self.sequence]).encode())[:12]
+        kind = f"{self.name}-python{python}" if self.source.kind == "standard-library" else self.name
+        return f"{kind}-{self.sequence}-{mark}"
 
 
 class Placement(Frozen):
@@ -189,12 +212,50 @@ class ControlledCurve(Frozen):
     """Largest relative difference of two kinds of hardware at the first step, by the arithmetic's type."""
 
 
+class Rate(NamedTuple):
+    """A speed of training on a GPU model, as the rate of one card."""
+
+    mark: Literal["published", "reference", "measured"]
+    """`reference` for a number published elsewhere, which nothing is judged against."""
+    gpu: Gpu
+    model: str
+    precision: str
+    """Type of the matrix products."""
+    cards: float
+    """Cards of the whole run."""
+    tokens: float | None
+    """Tokens a second of a card; None where the FLOP of a token are unknown."""
+    flops: float
+    """Model TFLOP/s of a card, by `formula`."""
+    formula: str
+    label: str
+    """Software and size where it was published; date, stack and hardware where it was measured."""
+    document: str
+    """Document of a published number, run of a measured one."""
+    where: str
+    """Place in the document."""
+    power: float | None = None
+    """Sampled watts of a device."""
+
+    @property
+    def share(self) -> float:
+        """Share of the dense bf16 peak."""
+        return self.flops / self.gpu.peak_bf16_tflops
+
+    @property
+    def devices(self) -> int:
+        """Devices of the whole run."""
+        return round(self.cards * self.gpu.devices_per_card)
+
+
 class RecordView(Frozen, Generic[PlanPart, PointPart]):
     """What reports and comparisons need of a record to show one workload."""
 
     label: str
     """What tells the record from others, for example `2 x H200`."""
     run: str
+    made: str = ""
+    """Date of the run and its stack."""
     evidence: str = "measured"
     """That the record was measured here, or sent in."""
     part: PlanPart
@@ -301,22 +362,14 @@ class ComparisonTerms:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordTables:
-    """What a record shows."""
-
-    tables: tuple[Table, ...]
-    """The measured numbers."""
-    files: Mapping[str, str] = field(default_factory=dict)
-    """Further files of the run's folder by name, for other programs."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Overview:
     """What one record, or all of a recipe, show beside what was published."""
 
     charts: tuple[Chart, ...] = ()
     tables: tuple[Table, ...] = ()
     """Published and measured hardware side by side; those after the first table are folded."""
+    rates: tuple[Rate, ...] = ()
+    """Speeds of trainings by GPU model, published and measured."""
     beside: Table | None = None
     """One record beside what was published of what it runs; None for several, or where nothing was."""
 
@@ -373,7 +426,7 @@ class Workload(Generic[Tables, PlanPart, PointPart, RankResult]):
     """Return what follows from the measured numbers; recomputed whenever a record is read."""
     terms: Callable[[PlanPart, PointRecord[PointPart]], ComparisonTerms]
     """Return what a measured point is compared by."""
-    show: Callable[[RecordView[PlanPart, PointPart]], RecordTables]
+    show: Callable[[RecordView[PlanPart, PointPart]], tuple[Table, ...]]
     """Return the measured numbers as tables."""
     overview: Callable[[Sequence[RecordView[PlanPart, PointPart]], PictureContext[Tables]], Overview]
     """Return the pictures of one record, or of all of a recipe."""
@@ -402,3 +455,7 @@ def whole(
     """Return the points whose curve reaches the end of the run, those that are no `leg` of it first."""
     undisturbed = [point for point in points if leg(point) is None]
     return (*undisturbed, *(point for point in points if (found := leg(point)) and found.last))
+
+
+# Counts up when ranks ask for files that preparation did not write before; older folders are made anew.
+DATA_FORMAT = 2

@@ -10,7 +10,7 @@ from twinrun.results.interval import Interval
 from twinrun.results.kinds.comparison import Comparison, badness
 from twinrun.results.question import Question, Value
 from twinrun.results.verdicts import NotAskedError
-from twinrun.workloads.parity import largest_difference, values_of
+from twinrun.workloads.curve_distance import largest_difference, values_of
 from twinrun.workloads.workload import PointRecord
 
 

@@ -10,7 +10,7 @@ from twinrun.results.kinds.comparison import Comparison, held_to_reference, name
 from twinrun.results.parity import held_within
 from twinrun.results.question import Question, Value
 from twinrun.results.verdicts import ConditionName, NotAskedError
-from twinrun.workloads.parity import CurveOutcome
+from twinrun.workloads.curve_distance import CurveOutcome
 from twinrun.workloads.workload import PointRecord
 
 # What a parity that could not be decided lacks.

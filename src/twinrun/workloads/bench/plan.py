@@ -19,11 +19,11 @@ from twinrun.workloads.bench.manifest import (
     check_values,
     measurement_ids,
 )
-from twinrun.workloads.data_request import DataRequest
 from twinrun.workloads.settings import Fingerprint, flat, in_words, leaves
 from twinrun.workloads.sweep import placement, refuse_demands, sizes
 from twinrun.workloads.workload import (
     Choice,
+    DataRequest,
     Demand,
     Placement,
     PlanDescription,

@@ -27,7 +27,7 @@ from twinrun.workloads.tables_and_charts import (
     measured,
     text,
 )
-from twinrun.workloads.workload import Overview, PictureContext, PointRecord, RecordTables, RecordView
+from twinrun.workloads.workload import Overview, PictureContext, PointRecord, RecordView
 
 TERA = 1e12
 # A call whose least time is shorter measures the launch, not the kernel.
@@ -40,9 +40,9 @@ def calls_of(point: PointRecord) -> list[str]:
     return list(dict.fromkeys(one.labels["call"] for one in point.measurements if "call" in one.labels))
 
 
-def show(record: RecordView[BenchPlan, BenchPoint]) -> RecordTables:
+def show(record: RecordView[BenchPlan, BenchPoint]) -> tuple[Table, ...]:
     """Return a table of each case."""
-    return RecordTables(tables=tuple(_point_table(point) for point in record.points))
+    return tuple(_point_table(point) for point in record.points)
 
 
 def overview(records: Sequence[RecordView], drawn: PictureContext[BenchTables]) -> Overview:

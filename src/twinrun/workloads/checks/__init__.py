@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twinrun.protocol.checks import ChecksResult
-from twinrun.workloads.checks import numbers, plan, report
+from twinrun.workloads.checks import plan, report
 from twinrun.workloads.checks.account import ACCOUNT
 from twinrun.workloads.checks.manifest import ChecksPlan, ChecksPoint, ChecksTables
 from twinrun.workloads.settings import factor
@@ -26,10 +26,10 @@ WORKLOAD = Workload(
     settings=plan.settings,
     as_written=plan.as_written,
     job=plan.job,
-    progress=numbers.progress,
-    numbers=numbers.measured,
-    derived=numbers.derived,
-    terms=numbers.terms,
+    progress=plan.progress,
+    numbers=plan.measured,
+    derived=plan.derived,
+    terms=plan.terms,
     show=report.show,
     overview=lambda _records, _context: Overview(),
 )

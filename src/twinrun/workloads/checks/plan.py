@@ -8,18 +8,23 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.text import number, plural
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
-from twinrun.protocol.checks import ChecksJob
+from twinrun.manifests.vendor import Gpu
+from twinrun.protocol.checks import CheckLine, ChecksJob, ChecksResult
+from twinrun.protocol.measurements import Measurement, Numbers, sampled
 from twinrun.workloads.checks.manifest import ChecksPlan, ChecksPoint, ChecksTables
-from twinrun.workloads.data_request import DataRequest
 from twinrun.workloads.settings import Fingerprint, leaves
 from twinrun.workloads.sweep import placement, refuse_demands, sizes
 from twinrun.workloads.workload import (
     Choice,
+    ComparisonTerms,
+    DataRequest,
     Demand,
     PlanDescription,
     PlanRequest,
     Point,
     PointDescription,
+    PointRecord,
+    Progress,
     Run,
     WorkloadPlan,
 )
@@ -101,3 +106,27 @@ def job(part: ChecksPlan, point: Point[ChecksPoint], _attempt: int, run: Run) ->
         world_size=point.world_size,
         checks=part.checks,
     )
+
+
+def progress(line: bytes) -> Progress:
+    """Read the line that a finished check writes."""
+    check = CheckLine.model_validate_json(line).check
+    return Progress(done=0, status=f"{check.id}: {check.outcome}")
+
+
+def measured(_part: ChecksPlan, _point: Point[ChecksPoint], result: ChecksResult) -> Numbers:
+    """Return the outcomes of the checks."""
+    return Numbers(checks=result.checks, facts={"device name": result.device_name})
+
+
+def derived(_part: ChecksPlan, point: PointRecord[ChecksPoint], _gpu: Gpu | None) -> tuple[Measurement, ...]:
+    """Return the share of the checks that passed."""
+    if not point.checks:
+        return ()
+    share = sum(one.outcome == "pass" for one in point.checks) / len(point.checks)
+    return (sampled(PASSED, [share], metric=PASSED, unit="ratio", per="run"),)
+
+
+def terms(part: ChecksPlan, _point: PointRecord[ChecksPoint]) -> ComparisonTerms:
+    """Return which checks ran."""
+    return ComparisonTerms(settings={"checks": ", ".join(one.id for one in part.checks)})

@@ -23,7 +23,6 @@ from twinrun.protocol.model_source import (
 )
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import DataSource, Training, TrainingJob, identity
-from twinrun.workloads.data_request import DataRequest
 from twinrun.workloads.evaluation.manifest import (
     Evaluation,
     EvaluationPlan,
@@ -37,6 +36,7 @@ from twinrun.workloads.sweep import placement, refuse_demands, sizes
 from twinrun.workloads.training_terms import fingerprint, refuse_composer
 from twinrun.workloads.workload import (
     Choice,
+    DataRequest,
     Demand,
     Hardware,
     Placement,
@@ -138,9 +138,9 @@ def _refuse_of_training(asked: Evaluation, overrides: Mapping[str, object]) -> N
 
 def _trainable(training: Training, place: Placement, hardware: Hardware) -> Training:
     """Return a training that can be scored at a placement; raises InputError."""
-    if training.trainer == "deepspeed":
+    if training.trainer not in _MODULES:
         raise InputError(
-            "a training that is scored has no layouts",
+            "a training that is scored is trained whole",
             place="--set training.trainer",
             found=training.trainer,
             allowed=tuple(_MODULES),

@@ -21,7 +21,7 @@ from twinrun.workloads.tables_and_charts import (
     Table,
     text,
 )
-from twinrun.workloads.workload import Overview, PictureContext, PointRecord, RecordTables, RecordView
+from twinrun.workloads.workload import Overview, PictureContext, PointRecord, RecordView
 
 RULES = ("none", "per-character", "per-byte", "per-token")
 COLUMNS = (
@@ -33,10 +33,10 @@ COLUMNS = (
 )
 
 
-def show(record: RecordView[EvaluationPlan, EvaluationPoint]) -> RecordTables:
+def show(record: RecordView[EvaluationPlan, EvaluationPoint]) -> tuple[Table, ...]:
     """Return the scores of every point, and those of its checkpoints below."""
     tables = [table for point in record.points for table in (_scores(record, point), *_steps(record, point))]
-    return RecordTables(tables=tuple(tables))
+    return tuple(tables)
 
 
 def _scores(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twinrun.workloads.parity import ORDER, WEIGHTS
+from twinrun.workloads.curve_distance import ORDER, WEIGHTS
 from twinrun.workloads.settings import factor, flat
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint
 from twinrun.workloads.training.numbers import CONTROL, WEIGHTS_FACT

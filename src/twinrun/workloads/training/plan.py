@@ -11,8 +11,7 @@ from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.storage import StorageNeed
-from twinrun.protocol.training import Training, TrainingJob, identity
-from twinrun.workloads.data_request import DataRequest
+from twinrun.protocol.training import COMPOSER, PLAIN, Training, TrainingJob, identity
 from twinrun.workloads.settings import Fingerprint, flat, leaves
 from twinrun.workloads.sweep import over_nodes, placement, refuse_demands, sizes
 from twinrun.workloads.training import layouts
@@ -35,6 +34,7 @@ from twinrun.workloads.training.refusals import refuse_attention, refuse_foreign
 from twinrun.workloads.training_terms import fingerprint, refuse_composer
 from twinrun.workloads.workload import (
     Choice,
+    DataRequest,
     Demand,
     Hardware,
     Placement,
@@ -48,9 +48,8 @@ from twinrun.workloads.workload import (
 
 # What ranks import of the project for each trainer; a function of theirs chooses between them.
 _MODULES = {
-    "composer": ("twinrun.train.composer_loop",),
-    "plain": ("twinrun.train.data_parallel",),
-    "deepspeed": ("twinrun.train.data_parallel", "twinrun.train.deepspeed_engines"),
+    COMPOSER: ("twinrun.train.composer_loop",),
+    PLAIN: ("twinrun.train.data_parallel",),
 }
 METRICS = (
     *("step-time", "tokens-per-second", "model-flops", "model-flops-share"),
@@ -153,6 +152,7 @@ def _training(
     training = overlay(tables.training, scale=scale.set, manifest=manifest, user=overrides)
     _known("model", training.model, tables.models)
     _known("data", training.data, tables.data)
+    _known("trainer", training.trainer, dict.fromkeys(tables.trainers))
     if training.warmup_steps >= training.steps:
         raise InputError(
             "no step would be timed",
@@ -160,7 +160,7 @@ def _training(
             found=f"{training.warmup_steps} of {training.steps} steps",
             allowed="fewer warm-up steps than steps",
         )
-    if training.summation == "canonical" and training.trainer == "composer":
+    if training.summation == "canonical" and training.trainer == COMPOSER:
         raise InputError(
             "Composer sums in its own order",
             place="--set summation",
@@ -262,7 +262,7 @@ def describe(part: TrainingPlan, points: Sequence[Point[TrainingPoint]]) -> Plan
         data=DataRequest(name=training.data, source=part.data, sequence=shape.sequence),
         identity=identity(shape, training),
         kernels=training.kernels == "ours" or training.attention == "triton",
-        modules=_MODULES[training.trainer],
+        modules=_MODULES.get(training.trainer, (*_MODULES[PLAIN], training.trainer)),
         fingerprint=fingerprint(shape, training, part.data),
     )
 
