@@ -112,6 +112,7 @@ def _verdict(claim: Claim, answer: Answer, question: Question | None) -> Verdict
         per=claim.per,
         note=answer.note if value is not None else "",
         conditions=answer.conditions,
+        points=tuple(point.id for point in answer.points),
     )
 
 
@@ -129,6 +130,7 @@ def _verdict_here(question: Question, answer: Answer) -> RestatementVerdict:
         unit=question.unit,
         note=answer.note if value is not None else "",
         conditions=answer.conditions,
+        points=tuple(point.id for point in answer.points),
         departures=tuple(departures(question, answer.points)),
     )
     if here is None:

@@ -85,6 +85,8 @@ class RestatementVerdict(Frozen):
     """The words beside the measured value, such as `few steps: 5 of 20`."""
     conditions: tuple[Condition, ...] = ()
     """Conditions of the outcome, in the order in which they decide; empty in records of older rules."""
+    points: tuple[str, ...] = ()
+    """Points of the run that it is about."""
     departures: tuple[str, ...] = ()
     """Circumstances and fields in which the run differs from the published one."""
 
@@ -105,6 +107,8 @@ class Verdict(Frozen):
     """The words beside the measured value, such as `few steps: 5 of 20`."""
     conditions: tuple[Condition, ...] = ()
     """Conditions of the outcome as published; empty in records of older rules."""
+    points: tuple[str, ...] = ()
+    """Points of the run that it is about as published."""
     here: RestatementVerdict | None = None
     """The verdict here, on the restatement or on the claim itself; null on the published run."""
 
@@ -128,6 +132,11 @@ class Verdict(Frozen):
     def departures(self) -> tuple[str, ...]:
         """Circumstances and fields in which the run differs from the published one."""
         return self.here.departures if self.here else ()
+
+    @property
+    def judged_at(self) -> tuple[str, ...]:
+        """Points of the run that the outcome that counts is about."""
+        return self.here.points if self.here else self.points
 
     @property
     def obstacle(self) -> Condition | None:
