@@ -36,6 +36,8 @@ from twinrun.workloads.workload import (
 
 # Where an option is, and what its values may be.
 OPTION = "options."
+# Key of a claim under which its restatement asks for a number.
+HERE = ".here.metric"
 KINDS = {int: "a whole number", bool: "true or false", str: "text", list: "a list"}
 
 
@@ -50,6 +52,9 @@ def _missing(tables: BenchTables, asked: Demand) -> str | None:
     """Return why no scale gives a number, or None."""
     if asked.point is not None and not _gives(tables, asked.point):
         return f"no scale has a point {asked.point}"
+    # A claim that says something of other hardware is judged at its own case, which every node must run.
+    if asked.point and asked.place.endswith(HERE) and not _has(tables, "node", asked.point):
+        return f"no scale has a point {asked.point} on one node, where its restatement is asked"
     ids = measurement_ids(tables, asked.metric)
     if ids is None:
         return f"a benchmark measures no {asked.metric}"
@@ -58,6 +63,10 @@ def _missing(tables: BenchTables, asked: Demand) -> str | None:
     if asked.measurement is not None and asked.measurement not in ids:
         return f"the labels give no measurement {asked.measurement}"
     return None
+
+
+def _has(tables: BenchTables, scale: str, point: str) -> bool:
+    return point.partition("@")[0] in tables.scale(scale).cases
 
 
 def _gives(tables: BenchTables, point: str) -> bool:
