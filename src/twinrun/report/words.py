@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from twinrun.foundation.text import number, percent, plural
@@ -41,7 +41,9 @@ COUNTED: dict[Outcome, tuple[str, str]] = {
     "not-comparable": ("cannot be asked here", "cannot be asked here"),
 }
 # What a claim needs that was not judged, and what several do, by the condition that is not met.
+UNASKED = COUNTED["not-comparable"]
 NEEDS: dict[ConditionName, tuple[str, str]] = {
+    "hardware": ("needs the published hardware", "need the published hardware"),
     "subject": ("is of other weights", "are of other weights"),
     "account": ("needs a whole record", "need a whole record"),
     "points": ("needs points that did not run", "need points that did not run"),
@@ -129,8 +131,11 @@ def _smoke(place: str, record: Record) -> str:
     """Say what a smoke run shows: that the code does what claims say of it, and nothing of a publication."""
     held = [one for one in record.verdicts if one.final == "holds-here"]
     rest = [one for one in record.verdicts if one.final not in ("holds-here", *FAILURES)]
-    parts = [*_checked(record), *([f"{_claims(len(held), 'holds', 'hold')} of the code"] if held else [])]
-    parts += [*_failed(record.verdicts), *_waiting(rest, gpu="needs a GPU", gpus="need a GPU")]
+    parts = [*_checked(record), *_of_code(len(held))]
+    parts += [
+        *_failed(record.verdicts),
+        *_waiting(rest, NEEDS | {"hardware": ("claim needs a GPU", "claims need a GPU")}),
+    ]
     return f"Smoke run on {place}: {', '.join(parts) or 'nothing was judged'}."
 
 
@@ -152,8 +157,9 @@ def _checked(record: Record) -> Iterator[str]:
         yield f"{sum(errors)} of {plural(len(errors), 'result')} within the allowed error"
 
 
-def _claims(count: int, one: str, several: str) -> str:
-    return f"{plural(count, 'check')} {one if count == 1 else several}"
+def _of_code(held: int) -> Iterator[str]:
+    if held:
+        yield f"{plural(held, 'check')} of the code {'holds' if held == 1 else 'hold'}"
 
 
 def _failed(verdicts: Sequence[Verdict]) -> Iterator[str]:
@@ -161,15 +167,12 @@ def _failed(verdicts: Sequence[Verdict]) -> Iterator[str]:
     return (f"`{one.claim}` {_spoken(one.final)}" for one in verdicts if one.final in FAILURES)
 
 
-def _waiting(
-    verdicts: Sequence[Verdict], *, gpu: str = "needs the published hardware", gpus: str = ""
-) -> Iterator[str]:
-    """Yield what claims need that were not judged, by the condition that is not met."""
-    needs = NEEDS | {"hardware": (gpu, gpus or gpu.replace("needs", "need"))}
+def _waiting(verdicts: Sequence[Verdict], needs: Mapping[ConditionName, tuple[str, str]]) -> Iterator[str]:
+    """Yield how many claims were not judged, and what they need, by the condition that is not met."""
     names = Counter(one.obstacle.name if one.obstacle else None for one in verdicts)
     for name, count in names.items():
-        one, several = needs.get(name, COUNTED["not-comparable"]) if name else COUNTED["not-comparable"]
-        yield f"{plural(count, 'claim')} {one if count == 1 else several}"
+        one, several = needs.get(name, UNASKED) if name else UNASKED
+        yield f"{count} {one if count == 1 else several}"
 
 
 def _small(record: Record) -> Iterator[str]:
@@ -210,7 +213,7 @@ def sentence(place: str, verdicts: Sequence[Verdict]) -> str:
     if other := counts["config-mismatch"]:
         parts.append(f"{other} {COUNTED['config-mismatch'][0]}")
     waiting = [one for one in verdicts if one.final == "not-comparable"]
-    return f"On {place}: {', '.join([*parts, *_failed(verdicts), *_waiting(waiting)])}."
+    return f"On {place}: {', '.join([*parts, *_failed(verdicts), *_waiting(waiting, NEEDS)])}."
 
 
 def tone(record: Record) -> Tone:
