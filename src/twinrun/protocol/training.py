@@ -119,7 +119,7 @@ class Training(Frozen):
     controls: NotNegative = 0
     """Control runs of the first point: the same again, samples and features summed in other orders.
 
-    How far their losses are apart is what rounding does, and the envelope of a parity; five or more.
+    How far their losses are apart is what rounding does, and the envelope of a parity; eight or more.
     """
     summation: Literal["fast", "canonical"] = "fast"
     """`canonical` sums microbatches in one fixed tree: bit-identical on 1, 2, 4, ... ranks, at a cost."""

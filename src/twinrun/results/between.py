@@ -17,6 +17,7 @@ from twinrun.results.conditions import (
     demand_bounds,
     demand_correct,
     demand_hosts,
+    demand_stable,
     demand_training,
     demand_whole,
 )
@@ -121,7 +122,7 @@ def _answered(question: RecordQuestion, findings: Mapping[str, Findings]) -> tup
     conditions = [
         hardware_found,
         asked("subject", partial(_two_sides, sides[0])),
-        asked("stable", partial(demand_training, points, question.terms.metrics, only="stable")),
+        asked("stable", partial(demand_stable, points, question.terms.metrics)),
         asked("account", partial(demand_whole, whole)),
         asked("points", partial(_places, places)),
         asked("configuration", partial(_configuration, question, sides[0])),

@@ -18,7 +18,7 @@ from twinrun.results.correctness import faults
 from twinrun.results.curves import demand_trained, nothing_behind
 from twinrun.results.evidence import DEVICE, few_steps, names_of, standard_error, unspanned
 from twinrun.results.kinds import absolute, invariant, parity, ratio, score
-from twinrun.results.kinds.comparison import Comparison
+from twinrun.results.kinds.comparison import ClaimComparison
 from twinrun.results.question import Question, QuestionKind, RecordQuestion, Value, elsewhere, gpus_of
 from twinrun.results.record import Record
 from twinrun.results.verdicts import CONDITIONS, Condition, ConditionName, NotAskedError
@@ -81,7 +81,7 @@ class Answer:
 
     conditions: tuple[Condition, ...]
     points: tuple[PointRecord, ...] = ()
-    comparison: Comparison | None = None
+    comparison: ClaimComparison | None = None
     """What the values showed, None where there are none."""
     note: str = ""
     """The words that belong beside the value."""
@@ -92,7 +92,7 @@ class Answer:
         conditions: Iterable[Condition],
         *,
         points: Sequence[PointRecord] = (),
-        comparison: Comparison | None = None,
+        comparison: ClaimComparison | None = None,
         note: str = "",
     ) -> Answer:
         """Return an answer whose conditions are in the order in which they decide."""
@@ -131,7 +131,7 @@ def answered(question: Question, findings: Findings) -> Answer:
     metrics = question.terms.metrics
     conditions = [
         asked("subject", partial(_subject, question, points)),
-        asked("stable", partial(demand_training, points, metrics, only="stable")),
+        asked("stable", partial(demand_stable, points, metrics)),
         asked("hardware", partial(_hardware, question, points)),
         asked("account", partial(demand_whole, findings)),
         asked("points", partial(_points, question, points, kind)),
@@ -158,7 +158,7 @@ def answered(question: Question, findings: Findings) -> Answer:
 
 
 def compared(
-    question: Question | RecordQuestion, values: Sequence[Value], comparison: Comparison
+    question: Question | RecordQuestion, values: Sequence[Value], comparison: ClaimComparison
 ) -> Iterator[Condition]:
     """Yield the last two conditions: that the samples decide, and that they decide for the claim."""
     yield asked("samples", partial(_samples, question, values, comparison))
@@ -189,15 +189,19 @@ def _subject(question: Question, points: Sequence[PointRecord]) -> str:
     return claim.configuration
 
 
-def demand_training(
-    points: Sequence[PointRecord], metrics: Mapping[str, Metric], *, only: ConditionName = "training"
-) -> str:
-    """Demand curves that are finite and fell; with `only="stable"` those alone that did not diverge."""
+def demand_stable(points: Sequence[PointRecord], metrics: Mapping[str, Metric]) -> str:
+    """Demand curves that are finite and did not rise for good."""
     try:
-        demand_trained(points, metrics)
+        return demand_training(points, metrics)
     except NotAskedError as refusal:
-        if refusal.condition == "stable" or only == "training":
-            raise NotAskedError(str(refusal), condition=only) from None
+        if refusal.condition == "stable":
+            raise
+    return "no loss diverged"
+
+
+def demand_training(points: Sequence[PointRecord], metrics: Mapping[str, Metric]) -> str:
+    """Demand curves that are finite and fell."""
+    demand_trained(points, metrics)
     return "no loss diverged" if any(point.series for point in points) else "nothing was trained"
 
 
@@ -323,7 +327,7 @@ def _measured(question: Question, points: Sequence[PointRecord], kind: ModuleTyp
     return "; ".join(one.place for one in found[:SHOWN])
 
 
-def _training(question: Question, points: Sequence[PointRecord], comparison: Comparison) -> str:
+def _training(question: Question, points: Sequence[PointRecord], comparison: ClaimComparison) -> str:
     """Demand curves that fell; of curves that coincide, that they go beyond the warm-up."""
     seen = demand_training(points, question.terms.metrics)
     metric = question.terms.metrics[question.claim.metric]
@@ -365,7 +369,9 @@ def demand_bounds(findings: Findings, points: Sequence[PointRecord]) -> str:
     return "inside what the device can do"
 
 
-def _samples(question: Question | RecordQuestion, values: Sequence[Value], comparison: Comparison) -> str:
+def _samples(
+    question: Question | RecordQuestion, values: Sequence[Value], comparison: ClaimComparison
+) -> str:
     """Demand samples whose interval lies on one side of the limit; nothing fails on few steps."""
     behind = [pair for one in values for pair in one.behind]
     metrics = question.terms.metrics

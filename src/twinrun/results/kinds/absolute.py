@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from twinrun.results.evidence import counted, doubt_of
-from twinrun.results.kinds.comparison import Comparison, held_to_reference, named_or_large, names_of
+from twinrun.results.kinds.comparison import ClaimComparison, held_to_reference, named_or_large, names_of
 from twinrun.results.question import Question, Value
 from twinrun.results.verdicts import NotAskedError
 from twinrun.workloads.workload import PointRecord
@@ -42,6 +42,6 @@ def values(question: Question, found: Sequence[PointRecord]) -> Iterator[Value]:
         yield Value(interval=interval, place=point.id, behind=((point, one),))
 
 
-def compare(question: Question, found: Sequence[Value]) -> Comparison:
+def compare(question: Question, found: Sequence[Value]) -> ClaimComparison:
     """Hold the worst value against the reference."""
     return held_to_reference(question, found)

@@ -9,7 +9,7 @@ from twinrun.manifests.claims import ClaimSide, RecordClaim
 from twinrun.protocol.measurements import Measurement, Per
 from twinrun.results.evidence import counted, doubt_of, found_of
 from twinrun.results.interval import mean, quotient
-from twinrun.results.kinds.comparison import Comparison, distance
+from twinrun.results.kinds.comparison import ClaimComparison, distance
 from twinrun.results.question import RecordQuestion, Value, points_called
 from twinrun.results.record import Record, hardware
 from twinrun.results.verdicts import NotAskedError
@@ -62,12 +62,12 @@ def values(question: RecordQuestion, sides: tuple[Side, Side]) -> Iterator[Value
         yield Value(interval=quotient(*found), place=name, behind=tuple(pairs))
 
 
-def compare(question: RecordQuestion, found: Sequence[Value]) -> Comparison:
+def compare(question: RecordQuestion, found: Sequence[Value]) -> ClaimComparison:
     """Hold the mean of the ratios against the published one."""
     whole = mean([one.interval for one in found])
     each = ", ".join(f"{one.place} {one.interval.value:.3f}" for one in found)
     place = f"the mean of {each}" if question.claim.setting else each
-    return Comparison(question.limits.standing(whole), distance(question, whole), whole, place)
+    return ClaimComparison(question.limits.standing(whole), distance(question, whole), whole, place)
 
 
 def _measured(question: RecordQuestion, side: SidePoint) -> tuple[PointRecord, Measurement]:

@@ -11,7 +11,7 @@ from twinrun.results.record import Record
 from twinrun.workloads.workload import PointRecord
 
 
-class Comparison(NamedTuple):
+class ClaimComparison(NamedTuple):
     """What the values say of a question."""
 
     standing: Standing
@@ -23,12 +23,14 @@ class Comparison(NamedTuple):
     """Where the worst value was found."""
 
 
-def held_to_reference(question: Question, values: Sequence[Value]) -> Comparison:
+def held_to_reference(question: Question, values: Sequence[Value]) -> ClaimComparison:
     """Hold the value that is worst for the claim against its reference: it decides for all."""
     worst = max(values, key=lambda one: badness(question, one))
     several = f", the worst of {len(values)}" if len(values) > 1 else ""
     standing = question.limits.standing(worst.interval)
-    return Comparison(standing, distance(question, worst.interval), worst.interval, f"{worst.place}{several}")
+    return ClaimComparison(
+        standing, distance(question, worst.interval), worst.interval, f"{worst.place}{several}"
+    )
 
 
 def badness(question: Question, value: Value) -> tuple[int, float]:

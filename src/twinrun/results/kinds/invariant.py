@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from twinrun.results.evidence import counted, doubt_of, names_of
 from twinrun.results.interval import Interval
-from twinrun.results.kinds.comparison import Comparison, badness
+from twinrun.results.kinds.comparison import ClaimComparison, badness
 from twinrun.results.question import Question, Value
 from twinrun.results.verdicts import NotAskedError
 from twinrun.workloads.curve_distance import largest_difference, values_of
@@ -49,26 +49,26 @@ def values(question: Question, found: Sequence[PointRecord]) -> Iterator[Value]:
             yield Value(interval=interval, place=point.id, behind=((point, one),))
 
 
-def compare(question: Question, found: Sequence[Value]) -> Comparison:
+def compare(question: Question, found: Sequence[Value]) -> ClaimComparison:
     """Hold every value against the reference first, and then against each other."""
     metric, tolerance = question.metric, question.asked.tolerance
     worst = max(found, key=lambda one: badness(question, one))
     standing, value = question.limits.standing(worst.interval), worst.interval.value
     if metric.fact:
         same = f"the {metric.fact} is {'not ' if value else ''}the same at every point"
-        return Comparison(standing, same, worst.interval, worst.place)
+        return ClaimComparison(standing, same, worst.interval, worst.place)
     if metric.series:
         if math.isnan(value):
-            return Comparison("fails", f"the {metric.id} is not a finite number {worst.place}")
+            return ClaimComparison("fails", f"the {metric.id} is not a finite number {worst.place}")
         seen = f"largest relative difference {value:.2g} {worst.place}, allowed {tolerance:g}"
-        return Comparison(standing, seen, worst.interval, worst.place)
+        return ClaimComparison(standing, seen, worst.interval, worst.place)
     apart, _ = largest_difference([(one.interval.value,) for one in found])
     shown = question.in_unit(value)
     seen = (
         f"{shown:.4g} at {worst.place} is farthest from the reference {question.asked.value:g},"
         f" allowed {tolerance:g}; the points are {apart:.2g} apart"
     )
-    return Comparison("fails" if apart > tolerance else standing, seen, worst.interval, worst.place)
+    return ClaimComparison("fails" if apart > tolerance else standing, seen, worst.interval, worst.place)
 
 
 def _of_fact(found: Sequence[PointRecord], fact: str) -> float:

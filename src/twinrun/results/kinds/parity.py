@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from twinrun.results.interval import Interval, Standing
 from twinrun.results.kinds import invariant
-from twinrun.results.kinds.comparison import Comparison, held_to_reference, names_of
+from twinrun.results.kinds.comparison import ClaimComparison, held_to_reference, names_of
 from twinrun.results.parity import held_within
 from twinrun.results.question import Question, Value
 from twinrun.results.verdicts import ConditionName, NotAskedError
@@ -53,7 +53,7 @@ def values(question: Question, found: Sequence[PointRecord]) -> Iterator[Value]:
         )
 
 
-def compare(question: Question, found: Sequence[Value]) -> Comparison:
+def compare(question: Question, found: Sequence[Value]) -> ClaimComparison:
     """Take the worst curve, whose envelope is its limit, for all; values are held as invariants."""
     if question.terms.metrics[question.claim.metric].series is None:
         return invariant.compare(question, found)
@@ -62,4 +62,4 @@ def compare(question: Question, found: Sequence[Value]) -> Comparison:
     worst = held_within(question.claim, question.record, points(question))[0]
     interval = Interval(worst.distance, worst.distance, worst.distance, 1)
     standing: Standing = "holds" if worst.outcome == "inside" else "fails"
-    return Comparison(standing, f"{worst.b} against {worst.a}: {worst.reason}", interval)
+    return ClaimComparison(standing, f"{worst.b} against {worst.a}: {worst.reason}", interval)

@@ -8,7 +8,7 @@ from itertools import pairwise
 from twinrun.results.bounds import beyond
 from twinrun.results.evidence import Located, counted, doubt_of, found_of, kept_per_doubling
 from twinrun.results.interval import quotient
-from twinrun.results.kinds.comparison import Comparison, held_to_reference, named_or_large, names_of
+from twinrun.results.kinds.comparison import ClaimComparison, held_to_reference, named_or_large, names_of
 from twinrun.results.question import Question, Value
 from twinrun.results.verdicts import NotAskedError
 from twinrun.workloads.workload import PointRecord
@@ -58,7 +58,7 @@ def values(question: Question, found: Sequence[PointRecord]) -> Iterator[Value]:
     yield Value(interval=quotient(*sides), place=place, behind=(over, under))
 
 
-def compare(question: Question, found: Sequence[Value]) -> Comparison:
+def compare(question: Question, found: Sequence[Value]) -> ClaimComparison:
     """Hold the worst ratio against the reference."""
     return held_to_reference(question, found)
 

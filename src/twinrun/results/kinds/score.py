@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from twinrun.results.kinds import absolute
-from twinrun.results.kinds.comparison import Comparison, held_to_reference
+from twinrun.results.kinds.comparison import ClaimComparison, held_to_reference
 from twinrun.results.question import Question, Value
 from twinrun.workloads.workload import PointRecord
 
@@ -25,6 +25,6 @@ def values(question: Question, found: Sequence[PointRecord]) -> Iterator[Value]:
     yield from absolute.values(question, found)
 
 
-def compare(question: Question, found: Sequence[Value]) -> Comparison:
+def compare(question: Question, found: Sequence[Value]) -> ClaimComparison:
     """Hold the score that is worst for the claim against the published one."""
     return held_to_reference(question, found)
