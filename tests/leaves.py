@@ -27,7 +27,7 @@ NEUTRAL = ROOT / "src" / "twinrun" / "results" / "neutral.toml"
 SEALS = ("sha256", "plan_sha256")
 
 
-class Alteration(NamedTuple):
+class LeafChange(NamedTuple):
     """One change to one leaf, or to a table or list of leaves."""
 
     path: str
@@ -57,7 +57,7 @@ def declared(path: str, kind: str) -> NeutralRow | None:
     return next((row for row in neutral_rows() if kind in row.kinds and fnmatchcase(path, row.leaf)), None)
 
 
-def alterations(content: Json) -> Iterator[Alteration]:
+def alterations(content: Json) -> Iterator[LeafChange]:
     """Yield every alteration of every leaf, table and list of a file."""
     yield from _walked(content, (), "")
 
@@ -65,7 +65,7 @@ def alterations(content: Json) -> Iterator[Alteration]:
 Keys = tuple[str | int, ...]
 
 
-def _walked(value: Json, keys: Keys, path: str) -> Iterator[Alteration]:
+def _walked(value: Json, keys: Keys, path: str) -> Iterator[LeafChange]:
     children = _children(value)
     for key, child, name in children:
         below, where = (*keys, key), f"{path}.{name}" if path else name
@@ -88,19 +88,19 @@ def _name(child: Json, index: int) -> str:
     return str(index)
 
 
-def _of_child(parent: Json, child: Json, key: str | int, keys: Keys, path: str) -> Iterator[Alteration]:
-    yield Alteration(path, "absent", _deleting(keys), "taken out")
+def _of_child(parent: Json, child: Json, key: str | int, keys: Keys, path: str) -> Iterator[LeafChange]:
+    yield LeafChange(path, "absent", _deleting(keys), "taken out")
     if isinstance(parent, list):
-        yield Alteration(path, "twice", _doubling(keys), "there twice")
+        yield LeafChange(path, "twice", _doubling(keys), "there twice")
     if (sibling := _sibling(parent, child, key)) is not None:
-        yield Alteration(path, "swapped", _swapping(keys, sibling), f"swapped with {sibling}")
+        yield LeafChange(path, "swapped", _swapping(keys, sibling), f"swapped with {sibling}")
     if isinstance(child, (dict, list)):
-        yield Alteration(path, "type", _setting(keys, "text"), "is text")
+        yield LeafChange(path, "type", _setting(keys, "text"), "is text")
         if child:
-            yield Alteration(path, "other", _setting(keys, type(child)()), "is empty")
+            yield LeafChange(path, "other", _setting(keys, type(child)()), "is empty")
         return
     for kind, other in _values(child):
-        yield Alteration(path, kind, _setting(keys, other), f"{child!r} is {other!r}")
+        yield LeafChange(path, kind, _setting(keys, other), f"{child!r} is {other!r}")
 
 
 def _values(value: Json) -> Iterator[tuple[Kind, Json]]:
@@ -170,7 +170,7 @@ def _swapping(keys: Keys, sibling: str | int) -> Callable[[Json], None]:
     return apply
 
 
-def altered(content: Json, alteration: Alteration) -> Json:
+def altered(content: Json, alteration: LeafChange) -> Json:
     """Return a copy of a file's content that is altered and sealed again."""
     changed = copy.deepcopy(content)
     alteration.apply(changed)
@@ -201,7 +201,7 @@ def finals(record: Record) -> dict[str, str]:
 RECOMPUTED = {"sha256", "plan_sha256", "run", "verdicts"}
 
 
-def unseen(content: Json, alteration: Alteration, honest: Record) -> str:
+def unseen(content: Json, alteration: LeafChange, honest: Record) -> str:
     """Return what still holds of an altered record, empty where the alteration was seen.
 
     A file that says the same, as where a default is left out, is no alteration.

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
+from twinrun.foundation.errors import InputError
 from twinrun.planning.project import Project
 from twinrun.protocol.formulas import FORMULAS
 from twinrun.results.bounds import excesses
@@ -125,7 +126,8 @@ def _software(record: Record, project: Project) -> Iterator[Gap]:
             yield Gap(path=path, found=words, allowed=f"{version}, which was imported")
     try:
         pinned = project.stack(record.plan.stack).locked(project.root).get(TORCH, ())
-    except OSError:
+    except (InputError, OSError):
+        # A stack that is no more: its records are read, and none can say what it locked.
         pinned = ()
     version = found.libraries.get(TORCH, "")
     if not VERSION.fullmatch(version) or not any(_release(version) == _release(one) for one in pinned):

@@ -78,8 +78,8 @@ def add_submission(file: Path, recipe: str, project: Project) -> tuple[Path, Rec
     )
     _demand(record.evidence, SENT_IN, "a record that was not sent in", f"{place}.evidence")
     _demand_takeable(record, place)
-    _demand_whole(record, project, place)
     _demand_nameable(record, loaded.recipe.stacks, place)
+    _demand_whole(record, project, place)
     for one in project.results(loaded):
         known = read_record(one, project)
         if record.run == known.run:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic
+from typing import Any, Generic
 
 from typing_extensions import TypeVar
 
 from twinrun.protocol.measurements import Fact, Numbers
 
-if TYPE_CHECKING:
-    from twinrun.workloads.workload import Point, PointRecord
-
 PlanPart = TypeVar("PlanPart", default=Any)
-PointPart = TypeVar("PointPart", default=Any)
 # What a fact may be: one of some values, text of a form, or a number from 0 on of a type.
 Allowed = tuple[Fact, ...] | re.Pattern[str] | type[int] | type[float]
 
@@ -45,17 +41,17 @@ class Gap:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Account(Generic[PlanPart, PointPart]):
-    """What a workload demands of a record."""
+class Account(Generic[PlanPart]):
+    """What a workload demands of a record; `Any` are its planned and its measured points."""
 
     measured: Mapping[str, re.Pattern[str]]
     """Names of the measurements that come from the ranks, by metric; all others come from `derived`."""
-    as_planned: Callable[[PlanPart, Point[PointPart], PointRecord[PointPart]], Iterator[Gap]]
+    as_planned: Callable[[PlanPart, Any, Any], Iterator[Gap]]
     """Yield where a measured point is not the planned one, whole and once; paths begin at the point."""
 
-    of_recipe: Callable[[Any, PlanPart, Sequence[Point[PointPart]]], Iterator[Gap]] = lambda *_: iter(())
+    of_recipe: Callable[[Any, PlanPart, Sequence[Any]], Iterator[Gap]] = lambda *_: iter(())
     """Yield where a plan is not one that the tables of its recipe give."""
-    calls: Callable[[PointRecord[PointPart]], Mapping[str, Mapping[str, str]]] = lambda _point: {}
+    calls: Callable[[Any], Mapping[str, Mapping[str, str]]] = lambda _point: {}
     """Return the labels of what was computed beside a reference, by its name."""
     allowed_error: Callable[[Any, Mapping[str, str]], float | None] = lambda _tables, _labels: None
     """Return how far a call may be from its reference by the tables of the recipe; None: nobody says it."""

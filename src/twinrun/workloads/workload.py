@@ -392,7 +392,7 @@ class Workload(Generic[Tables, PlanPart, PointPart, RankResult]):
     """Metrics that stand for a record, the first that a point has."""
     factors: tuple[Factor, ...]
     """What its settings do, in the order of likely effect on speed."""
-    account: Account[PlanPart, PointPart]
+    account: Account[PlanPart]
     """What a complete record has."""
     smaller: str
     """What to do where nothing fits into memory."""

@@ -291,6 +291,10 @@ def of_recipe(tables: BenchTables, part: BenchPlan, points: Sequence[Point[Bench
     options = part.bench.options
     if foreign := sorted(options.keys() - tables.bench.options.keys()):
         yield Gap(path="plan.part.bench.options", found=shown(foreign), allowed="options of the recipe")
+    for name, value in options.items():
+        kind = type(tables.bench.options.get(name, value))
+        if type(value) is not kind:
+            yield Gap(path=f"plan.part.bench.options.{name}", found=shown(value), allowed=kind.__name__)
     for point in points:
         path, case = f"plan.points.{point.id}.part", tables.cases.get(point.part.case)
         if case is None:

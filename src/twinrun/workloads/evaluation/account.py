@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from twinrun.protocol.evaluation import MEAN, NamedTask
+from twinrun.protocol.formulas import FORWARD_SHARE
 from twinrun.workloads.account import (
     HASH,
     TEXT,
@@ -53,6 +54,8 @@ def as_planned(
         base = one.id.partition("@")[0]
         if one.metric in ("score", "score-error") and base not in wanted:
             yield Gap(path=f"measurements.{one.id}", found="there", allowed="a task and step of the plan")
+    if share := point.measurement("forward-share"):
+        yield from held("measurements.forward-share.formula", share.formula, FORWARD_SHARE)
     for task in part.tasks:
         yield from _task(part, task, point)
     for end in ("", *(f"/step-{step}" for step in _earlier(part))):
@@ -70,7 +73,10 @@ def _task(part: EvaluationPlan, task: NamedTask, point: PointRecord) -> Iterator
     """Hold a score against its documents, and its error against both."""
     score = point.measurement(task.name)
     documents = point.facts.get(f"documents of {task.name}")
-    if score is None or not isinstance(documents, int) or isinstance(documents, bool) or documents < 1:
+    if score is None or not isinstance(documents, int) or isinstance(documents, bool):
+        return
+    if documents < 1:
+        yield Gap(path=f"facts.documents of {task.name}", found=str(documents), allowed="1 or more")
         return
     labels = {"rule": task.rule, "shots": str(part.evaluation.shots)}
     yield from held(f"measurements.{task.name}.labels", score.labels, labels)

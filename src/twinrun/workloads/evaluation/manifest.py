@@ -110,6 +110,13 @@ class EvaluationPlan(Frozen):
     documents: PackageSource | None = None
     """Null where no task of the harness is asked."""
 
+    @model_validator(mode="after")
+    def _model_or_training(self) -> EvaluationPlan:
+        trained = self.evaluation.model is None
+        if trained != (self.shape is not None) or trained != (self.data is not None):
+            raise ValueError("`shape` and `data` are those of a training, and there where no model is")
+        return self
+
     @property
     def given(self) -> ModelSource | None:
         """The model that is there; None where one is trained."""

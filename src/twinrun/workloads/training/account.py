@@ -92,7 +92,7 @@ def _required(
         "first rank's expert ranks": (ranks // layout.experts,)
         if layout.experts
         else tuple(range(1, planned.world_size + 1)),
-        "numbers sent by operation": re.compile(".*"),
+        "numbers sent by operation": re.compile(r"(\w+ [0-9,]+(, \w+ [0-9,]+)*)?"),
     }
 
 
