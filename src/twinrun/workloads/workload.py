@@ -26,7 +26,7 @@ from twinrun.protocol.power import PowerReading
 from twinrun.protocol.storage import StorageNeed
 from twinrun.protocol.training import DataSource
 from twinrun.workloads.account import Account
-from twinrun.workloads.settings import Difference, Factor, Fingerprint, differences, nearest
+from twinrun.workloads.settings import Difference, Factor, Fingerprint, nearest
 from twinrun.workloads.tables_and_charts import Chart, Table
 
 TERA = 1e12
@@ -304,10 +304,6 @@ class PointDescription:
     """Facts of a record that the plan decides, by name, each with the values that it allows."""
     case: Mapping[str, Any] | None = None
     """The point in the terms of the publication; None where the plan says so for all points."""
-
-    def differences(self, published: Mapping[str, Accepted]) -> tuple[Difference, ...] | None:
-        """Return where the point is not the published configuration; None where the plan says so for all."""
-        return None if self.case is None else differences(nearest([self.case], published), published)
 
 
 @dataclass(frozen=True, kw_only=True)
