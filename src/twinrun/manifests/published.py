@@ -97,7 +97,7 @@ class PublishedClaims(Frozen):
 
     @model_validator(mode="after")
     def _neutral_for_claims(self) -> PublishedClaims:
-        ids = [claim.id for claim in (*self.claim, *self.between_records)]
+        ids = [claim.id for claim in self.claim] + [claim.id for claim in self.between_records]
         patterns = [pattern for row in self.neutral for pattern in row.claims]
         if strange := [one for one in patterns if not any(fnmatchcase(name, one) for name in ids)]:
             raise ValueError(f"`neutral` is for no claim that there is: {', '.join(strange)}")
