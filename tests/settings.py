@@ -15,6 +15,7 @@ NAMED: dict[str, list[Any]] = {
     "tokenizer": [DIGEST],
     "model": [f"owner/model@{'0' * 40}"],
     "microbatch": [1],
+    "trainer": ["plain", "composer"],
     "position_weighting": [2.0],
 }
 
@@ -55,7 +56,7 @@ def other_values(key: str, value: Any, schema: Mapping[str, Any], recipe: Loaded
         labels = [list(one.values) for one in getattr(tables, "label", ()) if f"{one.name}s" == name]
         numbers = [one / 2 for one in value if isinstance(one, float)]
         return [numbers, value[:1], value[1:], *([one] for values in labels for one in values)]
-    return [*listed, *NAMED.get(name, [1]), True]
+    return [*listed, *(one for one in NAMED.get(name, [1]) if one != value), True]
 
 
 def _property(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:

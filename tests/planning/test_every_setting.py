@@ -14,6 +14,7 @@ from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.planning.plan import Plan
 from twinrun.results.configuration import configuration_of_plan
+from twinrun.workloads import load_workload
 
 # What lets a value be that is refused alone.
 COMPANIONS = {"summation": [("trainer=plain",)], "sharding": [("model=mpt-1b",)]}
@@ -81,3 +82,18 @@ def test_a_plan_at_the_paper_scale_is_the_published_one_but_for_what_nobody_can_
     recipe, made = PROJECT.recipe(name), planned(name)
     apart = {one.field for one in made.differences}
     assert apart <= recipe.published.standing.keys()
+
+
+def test_what_is_neutral_is_a_setting_that_there_is() -> None:
+    known: set[str] = set()
+    for name in PROJECT.recipe_names:
+        for made in (planned(name), plan(name, gpu="h200", scale="node")):
+            workload = load_workload(made.workload)
+            known |= {field for point in made.points for field in workload.settings.of(made.part, point)}
+    # A model that is there has a revision; all of these plans train one.
+    known |= {"model.revision"}
+    groups = {field.partition(".")[0] for field in known}
+    rows = [row for name in PROJECT.recipe_names for row in PROJECT.recipe(name).published.neutral]
+    named = {field for row in rows for field in row.fields}
+    named |= {field for metric in PROJECT.metrics.values() for field in metric.neutral}
+    assert not named - known - groups

@@ -92,7 +92,8 @@ def judged(record: Record, claims: PublishedClaims, monkeypatch: pytest.MonkeyPa
     def with_rule(name: str) -> Workload:
         found = load_workload(name)
         own = found.settings
-        return replace(found, settings=lambda *of: {**own(*of), "evaluation.rule.arc": rule})
+        ruled = replace(own, of=lambda *of: {**own.of(*of), "evaluation.rule.arc": rule})
+        return replace(found, settings=ruled)
 
     monkeypatch.setattr("twinrun.planning.configuration.load_workload", with_rule)
     (verdict,) = judge(record, claims, PROJECT)

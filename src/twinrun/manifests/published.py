@@ -96,6 +96,14 @@ class PublishedClaims(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _neutral_for_claims(self) -> PublishedClaims:
+        ids = [claim.id for claim in self.claim] + [claim.id for claim in self.between_records]
+        patterns = [pattern for row in self.neutral for pattern in row.claims]
+        if strange := [one for one in patterns if not any(fnmatchcase(name, one) for name in ids)]:
+            raise ValueError(f"`neutral` is for no claim that there is: {', '.join(strange)}")
+        return self
+
+    @model_validator(mode="after")
     def _named_nowhere(self) -> PublishedClaims:
         sides = [side for claim in self.between_records for side in (claim.over, claim.under)]
         if strange := sorted(self.nowhere.keys() - {side.stack for side in sides}):
@@ -180,6 +188,7 @@ def check_numbers(
             fields = tuple(published.fingerprint_of(claim))
             terms = RestatementTerms(claim.kind, claim.formula, claim.tolerance, fields)
             check_restatement(claim.here, terms, place=f"{where}.here", metrics=metrics)
+            _check_neutral(published, claim, metrics[claim.here.metric], place=place)
     for number, between in enumerate(published.between_records):
         where = f"{place}:between_records.{number}"
         _check_between(between, tuple(published.fingerprint), where, metrics, gpus)
@@ -192,6 +201,17 @@ def check_numbers(
         demand(reference.gpu, gpus, place=f"{where}.gpu", what="GPU")
         limits = _limits(gpus[reference.gpu], reference.per)
         demand_possible(reference.value, metric, unit=reference.unit, limits=limits, place=f"{where}.value")
+
+
+def _check_neutral(published: PublishedClaims, claim: Claim, metric: Metric, *, place: str) -> None:
+    """Refuse to call neutral what the metric of a restatement depends on; raises InputError."""
+    if tied := [field for field in published.neutral_of(claim.id, here=True) if metric.decides(field)]:
+        raise InputError(
+            f"{metric.id} depends on this field, so it is not neutral for {claim.id}",
+            place=f"{place}:neutral",
+            found=", ".join(tied),
+            allowed=f"what metrics.toml does not list under `depends_on` of {metric.id}",
+        )
 
 
 def _limits(gpu: Gpu, per: Per) -> dict[str, float]:

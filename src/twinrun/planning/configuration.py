@@ -36,9 +36,9 @@ def differences_of_point(
         name: the point that the publication means; the same where not given.
         about: which of the other settings are asked at all.
     """
-    workload = load_workload(recipe.workload)
-    own = workload.settings(part, point)
-    written = workload.settings(*workload.as_written(recipe.tables, part, point, name or point.id))
+    settings = load_workload(recipe.workload).settings
+    own = settings.of(part, point)
+    written = settings.of(*settings.as_written(recipe.tables, part, point, name or point.id))
     asked = {field: value for field, value in own.items() if field in stated or about(field)}
     expected = {field: value for field, value in written.items() if about(field)}
     apart = min((differences(asked, row, written=expected) for row in rows(stated)), key=_distance)

@@ -137,7 +137,7 @@ def neutral_for(
     """Return what is declared neutral for a claim, fields or groups of them, each with its reason."""
     metric = claim.here.metric if here and claim.here else claim.metric
     freed = dict.fromkeys(claim.here.free, claim.here.because) if here and claim.here else {}
-    return {**metrics[metric].neutral, **freed, **published.neutral_of(claim.id, here=here)}
+    return {**freed, **metrics[metric].neutral, **published.neutral_of(claim.id, here=here)}
 
 
 def published_of(
@@ -158,7 +158,7 @@ def _name(claim: Claim | RecordClaim, point: Point) -> str:
 
 def _settings(record: Record, point: PointRecord) -> Fingerprint:
     planned = next(one for one in record.plan.points if one.id == point.id)
-    return record.workload.settings(record.plan.part, planned)
+    return record.workload.settings.of(record.plan.part, planned)
 
 
 def _is_about(claim: Claim | RecordClaim, field: str) -> bool:

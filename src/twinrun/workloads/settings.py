@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from twinrun.foundation.manifest import Frozen
@@ -42,6 +43,17 @@ class Difference(Frozen):
         if self.stated:
             return f"{self.field} is {self.found}, published {self.published}"
         return f"{self.field} is {self.found}, the recipe's {self.published} (the publication is silent)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointSettings:
+    """What decides a point of a workload."""
+
+    of: Callable[[Any, Any], Fingerprint]
+    """Return every setting that decides what a point measures, by name, from a plan's part and the point."""
+    as_written: Callable[[Any, Any, Any, str], tuple[Any, Any]]
+    """Return a plan's part and a point as recipe.toml has them at the paper scale: of the model that the plan
+    names, and of the case or layout that the name of a point says."""
 
 
 def differences(

@@ -1,4 +1,4 @@
-"""What a workload is: all that is special to one kind of run, behind twelve functions."""
+"""What a workload is: all that is special to one kind of run, behind ten functions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from twinrun.protocol.power import PowerReading
 from twinrun.protocol.storage import StorageNeed
 from twinrun.protocol.training import DataSource
 from twinrun.workloads.account import Account
-from twinrun.workloads.settings import Difference, Factor, Fingerprint, differences, nearest
+from twinrun.workloads.settings import Difference, Factor, Fingerprint, PointSettings, nearest
 from twinrun.workloads.tables_and_charts import Chart, Table
 
 TERA = 1e12
@@ -305,10 +305,6 @@ class PointDescription:
     case: Mapping[str, Any] | None = None
     """The point in the terms of the publication; None where the plan says so for all points."""
 
-    def differences(self, published: Mapping[str, Accepted]) -> tuple[Difference, ...] | None:
-        """Return where the point is not the published configuration; None where the plan says so for all."""
-        return None if self.case is None else differences(nearest([self.case], published), published)
-
 
 @dataclass(frozen=True, kw_only=True)
 class PlanDescription:
@@ -411,11 +407,8 @@ class Workload(Generic[Tables, PlanPart, PointPart, RankResult]):
     """Turn a request into points; pure. Raises InputError, MachineError."""
     describe: Callable[[PlanPart, Sequence[Point[PointPart]]], PlanDescription]
     """Return what follows from a plan."""
-    settings: Callable[[PlanPart, Point[PointPart]], Fingerprint]
-    """Return every setting that decides what a point measures, by name."""
-    as_written: Callable[[Tables, PlanPart, Point[PointPart], str], tuple[PlanPart, Point[PointPart]]]
-    """Return a plan's part and a point as recipe.toml has them at the paper scale: of the model that the plan
-    names, and of the case or layout that the name of a point says."""
+    settings: PointSettings
+    """What decides a point, as planned and as recipe.toml has it."""
     job: Callable[[PlanPart, Point[PointPart], int, Run], Job]
     """Return the job of one attempt at a point, counted from 0."""
     progress: Callable[[bytes], Progress]

@@ -6,6 +6,7 @@ from twinrun.protocol.bench import BenchResult
 from twinrun.workloads.bench import numbers, plan, report
 from twinrun.workloads.bench.account import ACCOUNT
 from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint, BenchTables
+from twinrun.workloads.settings import PointSettings
 from twinrun.workloads.workload import Workload
 
 WORKLOAD = Workload(
@@ -23,8 +24,7 @@ WORKLOAD = Workload(
     check=plan.check,
     plan=plan.plan,
     describe=plan.describe,
-    settings=plan.settings,
-    as_written=plan.as_written,
+    settings=PointSettings(of=plan.settings, as_written=plan.as_written),
     job=plan.job,
     progress=numbers.progress,
     numbers=numbers.measured,

@@ -6,7 +6,7 @@ from twinrun.protocol.checks import ChecksResult
 from twinrun.workloads.checks import plan, report
 from twinrun.workloads.checks.account import ACCOUNT
 from twinrun.workloads.checks.manifest import ChecksPlan, ChecksPoint, ChecksTables
-from twinrun.workloads.settings import factor
+from twinrun.workloads.settings import PointSettings, factor
 from twinrun.workloads.workload import Overview, Workload
 
 WORKLOAD = Workload(
@@ -23,8 +23,7 @@ WORKLOAD = Workload(
     check=plan.check,
     plan=plan.plan,
     describe=plan.describe,
-    settings=plan.settings,
-    as_written=plan.as_written,
+    settings=PointSettings(of=plan.settings, as_written=plan.as_written),
     job=plan.job,
     progress=plan.progress,
     numbers=plan.measured,

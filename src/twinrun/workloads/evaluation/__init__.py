@@ -6,6 +6,7 @@ from twinrun.protocol.evaluation import EvaluationResult
 from twinrun.workloads.evaluation import numbers, plan, report
 from twinrun.workloads.evaluation.account import ACCOUNT
 from twinrun.workloads.evaluation.manifest import EvaluationPlan, EvaluationPoint, EvaluationTables
+from twinrun.workloads.settings import PointSettings
 from twinrun.workloads.workload import Workload
 
 WORKLOAD = Workload(
@@ -24,8 +25,7 @@ WORKLOAD = Workload(
     check=plan.check,
     plan=plan.plan,
     describe=plan.describe,
-    settings=plan.settings,
-    as_written=plan.as_written,
+    settings=PointSettings(of=plan.settings, as_written=plan.as_written),
     job=plan.job,
     progress=numbers.progress,
     numbers=numbers.measured,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from twinrun.protocol.training import TrainingResult
+from twinrun.workloads.settings import PointSettings
 from twinrun.workloads.training import comparison, numbers, plan, report
 from twinrun.workloads.training.account import ACCOUNT
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables
@@ -24,8 +25,7 @@ WORKLOAD = Workload(
     check=plan.check,
     plan=plan.plan,
     describe=plan.describe,
-    settings=plan.settings,
-    as_written=plan.as_written,
+    settings=PointSettings(of=plan.settings, as_written=plan.as_written),
     job=plan.job,
     progress=numbers.progress,
     numbers=numbers.measured,
