@@ -107,15 +107,17 @@ def plan(request: PlanRequest[EvaluationTables]) -> WorkloadPlan[EvaluationPlan,
     # Scores are the same at every size: the most devices are the fastest.
     place = placement(scale.sweep, counts[-1])
     named = tuple(NamedTask(name=name, **tables.tasks[name].model_dump()) for name in asked.tasks)
-    part = EvaluationPlan(evaluation=asked, tasks=named, documents=_needed(tables, named))
-    if part.given:
+    documents = _needed(tables, named)
+    if asked.model is not None:
+        part = EvaluationPlan(evaluation=asked, tasks=named, documents=documents)
+        assert part.given
         _refuse_of_training(asked, overrides)
         microbatches: tuple[int, ...] = ()
         choice = Choice(name="model", value=in_words(part.given), because="asked for; nothing is trained")
     else:
         training = _trainable(asked.training, place, hardware)
         shape, data = tables.models[training.model], tables.data[training.data]
-        part = part.model_copy(update={"shape": shape, "data": data})
+        part = EvaluationPlan(evaluation=asked, tasks=named, shape=shape, data=data, documents=documents)
         microbatches = _microbatches(training.microbatch)
         because = f"trained for {training.steps} steps"
         choice = Choice(name="model", value=training.model, because=because)
@@ -232,10 +234,14 @@ def as_written(
     if part.given:
         asked = asked.model_copy(update={"model": part.evaluation.model})
     named = tuple(NamedTask(name=name, **tables.tasks[name].model_dump()) for name in asked.tasks)
-    written = EvaluationPlan(evaluation=asked, tasks=named, documents=_needed(tables, named))
-    if not part.given:
-        data = tables.data[asked.training.data]
-        written = written.model_copy(update={"shape": tables.models[own], "data": data})
+    trains = part.given is None
+    written = EvaluationPlan(
+        evaluation=asked,
+        tasks=named,
+        shape=tables.models[own] if trains else None,
+        data=tables.data[asked.training.data] if trains else None,
+        documents=_needed(tables, named),
+    )
     return written, point
 
 
