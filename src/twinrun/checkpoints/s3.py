@@ -31,7 +31,7 @@ QUARANTINE = "quarantine"
 _ABSENT = {"NoSuchKey", "404", "NotFound"}
 _CHANGED = {"PreconditionFailed", "412", "ConditionalRequestConflict"}
 _ATTEMPTS = 20
-# What says where the object store is, and who asks; boto3 reads them.
+# Variables that tell boto3 where the object store is, and who asks.
 VARIABLES = (
     *("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION"),
     *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),

@@ -22,7 +22,7 @@ from twinrun.foundation.errors import InputError
 
 # Fewer would wait for an object store.
 LEAST_THREADS = 8
-# What a thread reads before it hashes it.
+# Bytes that a thread reads before it hashes them.
 PIECE_BYTES = 16 << 20
 # Checkpoints that are kept: the newest, of which one at least was read back and found good.
 KEPT = 2

@@ -113,7 +113,7 @@ def _rows(store: Store, steps: list[int], *, complete: bool, whole: bool) -> lis
         except TwinrunError as error:
             faults[step] = error
     if whole and complete:
-        # What is damaged is named by its files, and not by how it fits to the others.
+        # A damaged checkpoint is named by its files, and not by how it fits to the others.
         faults = broken_links(store, manifests) | faults
     good: dict[int | str, dict[str, object]] = {
         step: {"step": step, "damage": None, "verified": complete, **_facts(manifest)}

@@ -115,7 +115,7 @@ def _unreachable(address: str, error: Exception) -> MachineError:
     return MachineError(
         "the framework's package index is out of reach",
         place=host_alone(address),
-        # What says that an address is wrong repeats parts of it.
+        # The message that an address is wrong repeats parts of it.
         found=str(error) if isinstance(error, OSError) else "no valid address",
         hint="check the network, or name a mirror with --index or TWINRUN_INDEX",
     )

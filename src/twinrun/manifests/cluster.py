@@ -16,7 +16,7 @@ from twinrun.manifests.vendor import Identifier
 FILE = "cluster.toml"
 # The site that `invoke cluster up` makes, in a file of its own.
 LOCAL = "local"
-# What Slurm takes for a name, and no shell for anything but a word.
+# Slurm takes this for a name, and a shell for nothing but a word.
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.,:+@-]*$", max_length=200)]
 Nodes = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.,\[\]-]*$", max_length=4000)]
 Folder = Annotated[str, Field(pattern=r"^/[^\x00-\x1f\x7f]*$", max_length=4000)]

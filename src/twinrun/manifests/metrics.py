@@ -48,11 +48,11 @@ class Evidence(Reach):
     steps: Annotated[int, Field(gt=0)] = 1
     """Timed samples on a GPU; a number of fewer is shown with the words `few steps`."""
     trained_steps: Annotated[int, Field(ge=0)] = 0
-    """Of a series: steps after the warm-up of the learning rate; fewer show no curve."""
+    """Steps of a series after the warm-up of the learning rate; fewer show no curve."""
     kept_fall: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Of a series: it must fall under every claim about its points; one about it asks for this share kept."""
+    """Share of its fall that a claim about the series requires at the end; null where it need not fall."""
     most_rise: Annotated[float, Field(ge=0)] = 0.0
-    """Of a series: training that ends this much above its start, relative, has diverged."""
+    """Relative rise of a series over its start with which the training has diverged."""
 
 
 class Metric(Frozen):

@@ -14,7 +14,7 @@ from twinrun.manifests.published import PublishedClaims
 from twinrun.protocol.models.shape import Positive
 
 SCALES = ("smoke", "node", "paper")
-# What a workload reads of recipe.toml: a type of its own, `Any` for those that serve every workload.
+# Tables of recipe.toml that a workload reads: a type of its own, `Any` where every workload is served.
 Tables = TypeVar("Tables", default=Any)
 
 

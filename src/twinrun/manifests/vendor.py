@@ -86,7 +86,7 @@ class Gpu(Frozen):
     fp8: bool = False
     """Whether its matrix units multiply fp8, of either kind."""
     link_gb_s: Positive | None = None
-    """Of a device to the others of its node, in one direction, all links together, as its data sheet says."""
+    """Rate of a device to the others of its node by all links, in one direction, as its data sheet says."""
     power_w: Positive | None = None
     """Most that a card draws, as its data sheet says."""
     source: str

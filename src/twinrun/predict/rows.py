@@ -45,7 +45,7 @@ class Row(Frozen):
     recomputation: Checkpointing
     kept_whole: bool
     seconds: float = Field(gt=0)
-    """Of an optimizer step, as published or as recorded."""
+    """Seconds of an optimizer step, as published or as recorded."""
 
     @property
     def shape(self) -> MptShape:

@@ -264,7 +264,7 @@ class TrainingResult(Result):
     shared: SharedWork | None = None
     """What the first rank holds and sends, for a point with a layout."""
     fp8_recipe: str = ""
-    """Whose recipe computed in fp8, and whether the device did; empty in other precisions."""
+    """Library whose recipe computed in fp8, and whether the device did; empty in other precisions."""
     weights_hash: str = ""
     """Digest of the bits of all parameters that this software makes of the seed."""
     controls: tuple[tuple[float, ...], ...] = ()

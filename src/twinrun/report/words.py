@@ -7,11 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from twinrun.foundation.text import number, percent, plural
+from twinrun.foundation.text import GIB, number, percent, plural
 from twinrun.results.record import Record, hardware
 from twinrun.results.verdicts import FAILURES, Outcome, Verdict, measured_here, published_here
 
-GIB = 1 << 30
 # As judges write them into a reason, before what makes a restatement weaker.
 _DEPARTURES = re.compile(r" Run: (?P<fields>.*?)\.(?= Weaker than published: |$)", re.DOTALL)
 Tone = Literal["good", "bad", "neutral"]

@@ -40,7 +40,7 @@ class SideMeasurement(NamedTuple):
     measurement: Measurement
 
 
-# What the records of a side give, by the setting that the mean is over, or by the point.
+# Values of the records of a side, by the setting that the mean is over, or by the point.
 Side = dict[str, SideMeasurement]
 
 

@@ -59,7 +59,7 @@ class ScoreComparison(Frozen):
     margin: float
     """Largest difference of scores that counts as none."""
     error_rate: float = ERROR_RATE
-    """Of the mean, and of all tasks together."""
+    """Error rate of the mean, and of all tasks together."""
     tasks: Annotated[tuple[ScoreDifference, ...], Field(min_length=1)]
     mean: ScoreDifference
     """Over tasks, each with the same weight."""

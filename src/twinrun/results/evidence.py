@@ -29,7 +29,7 @@ class JudgeContext(Frozen):
     gpus: dict[str, Gpu]
     fingerprint: Mapping[str, Accepted]
     configuration: str | None = None
-    """Whose fingerprint it is, where that is not the recipe's."""
+    """Name of the configuration whose fingerprint it is; None for the recipe's own."""
 
     def about(self, claim: Claim, published: PublishedClaims) -> JudgeContext:
         """Return the context of a claim, which may be about another configuration than the recipe's."""

@@ -56,7 +56,7 @@ from twinrun.workloads.workload import PointRecord
 RULES = 3
 # Fields that say which model a score is of.
 MODEL_FIELDS = ("model.repository", "parameters")
-# What a parity that could not be decided makes of its claim.
+# Outcome of a claim whose parity could not be decided.
 UNDECIDED: dict[CurveOutcome, Unasked] = {"other-run": "config-mismatch", "no-envelope": "not-comparable"}
 Rule = Callable[[Claim, Record, JudgeContext], Assessment]
 

@@ -30,9 +30,9 @@ Outcome = Literal[
     "holds-here",
     "fails-here",
 ]
-# What becomes of a claim that cannot be judged as published; `failed` where the training did.
+# Outcomes of a claim that cannot be judged as published; `failed` where the training did.
 Unasked = Literal["not-comparable", "config-mismatch", "failed"]
-# What makes a run's exit code 1.
+# Outcomes with which a run ends with 1.
 FAILURES: tuple[Outcome, ...] = ("not-reproduced", "fails-here", "failed")
 
 

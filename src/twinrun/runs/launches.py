@@ -116,9 +116,9 @@ def launch_of(
     )
 
 
-# What attempts are called that nobody counts.
+# Name of an attempt that nobody counts.
 PASTED = "pasted"
-# What a pasted line does without.
+# A pasted line does without these.
 _LEFT_OUT = {"checkpointing": None, "watchdog_seconds": None}
 
 

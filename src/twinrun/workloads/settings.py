@@ -9,7 +9,7 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.published import Accepted
 
 Grade = Literal["large", "some", "small", "none"]
-# What is found of a published field that a run does not have.
+# Found value of a published field that a run does not have.
 NOT_RECORDED = "not recorded"
 Value = str | int | float | bool
 # The configuration of a run in the terms a publication states it, compared before any time is spent.

@@ -10,7 +10,7 @@ from twinrun.protocol.training import DataSource, Optimizer, Training
 from twinrun.workloads.settings import Fingerprint, Value
 from twinrun.workloads.workload import Hardware
 
-# What the built-in corpus has in place of a repository and a tokenizer.
+# The built-in corpus has these in place of a repository and a tokenizer.
 BUILT_IN = {
     "repository": "the interpreter's standard library",
     "revision": "that of the interpreter",

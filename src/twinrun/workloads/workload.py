@@ -29,8 +29,7 @@ from twinrun.protocol.training import DataSource
 from twinrun.workloads.settings import Difference, Factor, Fingerprint, differences, nearest
 from twinrun.workloads.tables_and_charts import Chart, Table
 
-TERA = 1e12
-# What a workload says of a plan and of a point: types of its own, `Any` for those that serve every workload.
+# Types of a workload for a plan, a point and a result; `Any` where every workload is served.
 PlanPart = TypeVar("PlanPart", default=Any)
 PointPart = TypeVar("PointPart", default=Any)
 RankResult = TypeVar("RankResult", default=Any)
@@ -212,7 +211,7 @@ class ControlledCurve(Frozen):
     """Largest relative difference of two kinds of hardware at the first step, by the arithmetic's type."""
 
 
-class Rate(NamedTuple):
+class CardRate(NamedTuple):
     """A speed of training on a GPU model, as the rate of one card."""
 
     mark: Literal["published", "reference", "measured"]
@@ -257,7 +256,7 @@ class RecordView(Frozen, Generic[PlanPart, PointPart]):
     made: str = ""
     """Date of the run and its stack."""
     evidence: str = "measured"
-    """That the record was measured here, or sent in."""
+    """Whether the record was measured here or sent in."""
     part: PlanPart
     gpu: Gpu | None
     points: tuple[PointRecord[PointPart], ...]
@@ -366,7 +365,7 @@ class Overview:
     charts: tuple[Chart, ...] = ()
     tables: tuple[Table, ...] = ()
     """Published and measured hardware side by side; those after the first table are folded."""
-    rates: tuple[Rate, ...] = ()
+    rates: tuple[CardRate, ...] = ()
     """Speeds of trainings by GPU model, published and measured."""
     beside: Table | None = None
     """One record beside what was published of what it runs; None for several, or where nothing was."""

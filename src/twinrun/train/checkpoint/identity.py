@@ -11,7 +11,7 @@ from twinrun.train.corpus import Corpus
 
 # Settings of a training that change how a step is computed, and at most its rounding.
 LAYOUT = ("reduction", "attention", "activation_checkpointing", "trainer", "compile", "summation")
-# What may differ all the same, by mode: a fixed tree of sums gives the same bits on any number of ranks.
+# Fields that may differ, by mode: a fixed tree of sums gives the same bits on any number of ranks.
 FREE: dict[str, tuple[str, ...]] = {"exact": (), "canonical": ("world_size", "sharding")}
 
 
@@ -59,7 +59,7 @@ def check_allowed(
         ours = {name: identity.get(name, "nothing") for name in manifest.identity}
         demand_same(manifest.identity, ours, "the weights are of another model", place=place)
         return
-    # What a shape could not have when the checkpoint was saved, the model of that time did not have.
+    # Fields added since the checkpoint was saved take their "absent" value.
     missing = {name: "None" for name in identity if name.startswith("shape.")}
     demand_same({**missing, **manifest.identity}, identity, "the checkpoint is of another run", place=place)
     if mode == "bounded":

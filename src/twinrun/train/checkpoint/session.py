@@ -163,7 +163,7 @@ class Checkpoints:
             if fault is None:
                 self._say(f"going on after step {step} of {store.place}")
                 return step
-            # What another run wrote is left where it is.
+            # Checkpoints of another run are left where they are.
             ours = store is self._store
             kept = self._together(functools.partial(store.quarantine, step)) if ours else "left in place"
             before = "there is none before it" if step == steps[0] else "using the checkpoint before it"

@@ -188,7 +188,7 @@ class Llama(Model):
             return linear(self.norm(x_BSD), weight_VD.to(self.dtype))
         return self.final_loss(x_BSD, self.norm.weight, weight_VD, targets_BS)
 
-    # What cannot be compiled as one graph is an error: it would run, at half the speed.
+    # A block that cannot be compiled as one graph is an error: it would run, at half the speed.
     def compile_whole(self) -> None:
         """Compile the model on one device."""
         self.compile(dynamic=False, fullgraph=True)

@@ -55,7 +55,7 @@ class Attention(nn.Module):
     """Multi-head causal self-attention, one projection for queries, keys and values."""
 
     slopes: Tensor | None
-    """Of ALiBi, one a head."""
+    """ALiBi's slopes, one a head."""
 
     def __init__(self, shape: MptShape, *, attend: Attend) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ class MPT(Model):
         assert self.wpe is not None
         return Decoder(self.wte, Positions(self.wpe, self.dtype), self.norm_f, self.wte.weight)
 
-    # What cannot be compiled as one graph is an error: it would run, at half the speed.
+    # A block that cannot be compiled as one graph is an error: it would run, at half the speed.
     def compile_whole(self) -> None:
         """Compile the model on one device."""
         for block in self.blocks:

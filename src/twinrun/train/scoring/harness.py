@@ -117,7 +117,7 @@ class RankedModel(HFLM):
     def _detect_batch_size(self, *arguments: Any, **named: Any) -> Any:
         asked, seconds = self._asked, self.forward_seconds
         found = super()._detect_batch_size(*arguments, **named)
-        # What is tried to find a batch answers no request.
+        # Trials that look for a batch size answer no request.
         self._asked, self.forward_seconds = asked, seconds
         return found
 

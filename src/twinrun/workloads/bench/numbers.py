@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterator
 
+from twinrun.foundation.text import GIB, MIB
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.bench import COPY, BenchResult, Call, CallLine, Implementation, PeakRate, largest_error
 from twinrun.protocol.formulas import BUS_BANDWIDTH
@@ -18,8 +19,7 @@ from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint
 from twinrun.workloads.settings import factor, flat
 from twinrun.workloads.workload import ComparisonTerms, Point, PointRecord, Premise, Progress
 
-GIB, MIB = 1 << 30, 1 << 20
-# What the ranks measure: times, and after a slash the rest; all else follows from it.
+# The ranks measure times, and after a slash the rest; all else follows from these.
 MEASURED = re.compile(r"[^/]+(/(error|kept-memory|memory-saving|link-traffic)?(@.*)?)?")
 FACTORS = (
     factor("kernels", "large", "some", "other code, or another code object"),

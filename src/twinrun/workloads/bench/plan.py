@@ -84,7 +84,7 @@ def plan(request: PlanRequest[BenchTables]) -> WorkloadPlan[BenchPlan, BenchPoin
     _demand_types(tables.bench.options, overrides)
     bench = overlay(tables.bench, scale=scale.set, manifest=recipe.manifest, user=overrides)
     check_values(tables, bench.options, f"--set {OPTION}")
-    # What was asked for holds at every case, also where a case has its own.
+    # A setting that was asked for holds at every case, also where a case has its own.
     asked = {name: value for name, value in bench.options.items() if f"{OPTION}{name}" in overrides}
     points = tuple(
         _point(name, bench.options | tables.cases[name] | asked, place) for name in names for place in places

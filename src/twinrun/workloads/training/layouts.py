@@ -72,7 +72,7 @@ def points(
         _check(layout, shape, mine, world=world, hardware=hardware, place=f"{manifest}:layouts.{name}")
         sizes = _microbatches(layout, shape, mine, world=world, hardware=hardware)
         if sizes:
-            # What the others are held against shows what rounding does.
+            # The point that others are held against shows the effect of rounding.
             controls = training.controls if layout.plain else 0
             part = TrainingPoint(
                 microbatches=sizes, sharding=layout.sharding, layout=layout, shape=shape, controls=controls

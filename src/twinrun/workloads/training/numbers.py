@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from twinrun.foundation.errors import RunError
+from twinrun.foundation.text import GIB, MIB, TERA
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.measurements import Fact, Measurement, Numbers, Series, rate, sampled, scaled
@@ -21,11 +22,9 @@ from twinrun.workloads.training.layouts import trained
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint
 from twinrun.workloads.workload import Point, PointRecord, Progress
 
-TERA = 1e12
 # Master weights and the two moments of Adam, always in fp32.
 OPTIMIZER_BYTES = 12
-GIB, MIB = 1 << 30, 1 << 20
-# What the ranks measure; the rest follows from it.
+# The ranks measure these; the rest follows.
 MEASURED = re.compile("step-time|peak-memory|power|state-memory|state-on-host|traffic|traffic-bytes")
 # Series with the losses of control runs.
 CONTROL = "control-"

@@ -46,7 +46,7 @@ from twinrun.workloads.workload import (
     WorkloadPlan,
 )
 
-# What ranks import of the project for each trainer; a function of theirs chooses between them.
+# Modules of the project that ranks import for each trainer; a function of theirs chooses between them.
 _MODULES = {
     COMPOSER: ("twinrun.train.composer_loop",),
     PLAIN: ("twinrun.train.data_parallel",),
