@@ -20,7 +20,7 @@ FAMILIES = re.compile(
 )
 FRAGMENT = re.compile(r"(Of|That|As|Whose)\b")
 SOURCES = {shown(path): path.read_text(encoding="utf-8") for path in modules().values()}
-HOST = {shown(path) for path in modules().values() if not is_train(path)}
+HOST = {shown(path) for name, path in modules().items() if not is_train(name)}
 
 
 def definitions(text: str, *, of_family: bool) -> Iterator[tuple[str, str]]:

@@ -22,17 +22,19 @@ from twinrun.workloads.tables_and_charts import (
     BarChart,
     Chart,
     Curve,
-    Kind,
+    CurveKind,
     LineChart,
     RooflineChart,
     RooflineSpot,
     Spot,
 )
 
-KINDS: tuple[Kind, ...] = ("measured", "published", "reference", "baseline", "bound")
+KINDS: tuple[CurveKind, ...] = ("measured", "published", "reference", "baseline", "bound")
 
 
-def curve(label: str, *values: float, kind: Kind = "measured", place: int = 0, spread: float = 0.0) -> Curve:
+def curve(
+    label: str, *values: float, kind: CurveKind = "measured", place: int = 0, spread: float = 0.0
+) -> Curve:
     spots = (
         Spot.model_construct(x=2.0**power, value=one, low=one * (1 - spread), high=one * (1 + spread))
         for power, one in enumerate(values)
@@ -56,7 +58,7 @@ def lines(*curves: Curve, **fields: object) -> LineChart:
     return LineChart.model_construct(curves=curves, **(known | fields))  # type: ignore[arg-type]
 
 
-def bars(*kinds: Kind, high: float = 1.2) -> BarChart:
+def bars(*kinds: CurveKind, high: float = 1.2) -> BarChart:
     return BarChart(
         name="bars",
         title="Title",

@@ -14,7 +14,7 @@ from twinrun.protocol.power import PowerSensors
 
 KeyPaths = tuple[str, ...]
 """Keys that hold one fact, tried in order; dots stand between nested keys."""
-Positive = Annotated[float, Field(gt=0)]
+PositiveNumber = Annotated[float, Field(gt=0)]
 Identifier = Annotated[str, Field(pattern=r"^[a-z0-9]+([.-][a-z0-9]+)*$")]
 
 
@@ -79,15 +79,15 @@ class Gpu(Frozen):
     """Devices the framework sees of one card."""
     compute_units: int | None = None
     """Compute units of a device, where they tell models of one name apart."""
-    memory_gb: Positive
-    bandwidth_gb_s: Positive
-    peak_bf16_tflops: Positive
+    memory_gb: PositiveNumber
+    bandwidth_gb_s: PositiveNumber
+    peak_bf16_tflops: PositiveNumber
     """Dense."""
     fp8: bool = False
     """Whether its matrix units multiply fp8, of either kind."""
-    link_gb_s: Positive | None = None
+    link_gb_s: PositiveNumber | None = None
     """Rate of a device to the others of its node by all links, in one direction, as its data sheet says."""
-    power_w: Positive | None = None
+    power_w: PositiveNumber | None = None
     """Most that a card draws, as its data sheet says."""
     source: str
 

@@ -10,7 +10,7 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.protocol.job import Job, Result
 from twinrun.protocol.layout import Arithmetic, Layout
 from twinrun.protocol.models import AnyShape
-from twinrun.protocol.models.shape import Checkpointing, Positive
+from twinrun.protocol.models.shape import ActivationCheckpointing, Positive
 from twinrun.protocol.power import PowerReading, PowerSource
 
 Sharding = Literal["none", "full"]
@@ -103,7 +103,7 @@ class Training(Frozen):
     """What is adjacent in memory where a state-space model scans: channels of a token, or tokens."""
     position_weighting: Annotated[float, Field(gt=0)] | None = None
     """Loss of a token times tanh(its position over this), over the sum of these weights."""
-    activation_checkpointing: Checkpointing = False
+    activation_checkpointing: ActivationCheckpointing = False
     """Recompute each block in the backward pass instead of keeping its activations; `selective` keeps the
     results of matrix products and of attention."""
     trainer: str = COMPOSER

@@ -27,7 +27,7 @@ from twinrun.workloads.tables_and_charts import (
     BarKind,
     Chart,
     Curve,
-    Kind,
+    CurveKind,
     LineChart,
     RooflineChart,
     RooflineSpot,
@@ -326,20 +326,20 @@ STYLE: Any = {
 }
 # No mark belongs to two kinds. The marks of measured curves and their colours are coprime in number, so that
 # the two together repeat after 72 curves only.
-MARKS: dict[Kind, str] = {
+MARKS: dict[CurveKind, str] = {
     "measured": "o^sv>P<X*",
     "published": "Dh",
     "reference": "dpx+14",
     "baseline": "H",
     "bound": "_",
 }
-CURVE_COLOURS: dict[Kind, str] = {
+CURVE_COLOURS: dict[CurveKind, str] = {
     "published": "published",
     "reference": "reference",
     "baseline": "baseline",
     "bound": "ink",
 }
-LINES: dict[Kind, str] = {
+LINES: dict[CurveKind, str] = {
     "published": "--",
     "reference": ":",
     "baseline": "-.",
@@ -428,7 +428,7 @@ class Look(Frozen):
     line: str
 
 
-def look_of(kind: Kind, place: int) -> Look:
+def look_of(kind: CurveKind, place: int) -> Look:
     """Return the look of the curve at `place` among those of its kind."""
     marks = MARKS[kind]
     return Look(

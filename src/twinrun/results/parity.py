@@ -10,7 +10,7 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.claims import Claim
 from twinrun.results.record import Record, hardware
 from twinrun.results.verdicts import NotAskedError
-from twinrun.workloads.curve_distance import LEAST_CONTROLS, ORDER, WEIGHTS, Parity, differences, parity
+from twinrun.workloads.curve_distance import LEAST_CONTROLS, ORDER, WEIGHTS, Parity, origins_apart, parity
 from twinrun.workloads.workload import ControlledCurve, PointRecord
 
 METRIC = "loss"
@@ -143,7 +143,7 @@ def _repeated(
     for one in every:
         if one is None or not one.controls:
             continue
-        differs = differences(run, one)
+        differs = origins_apart(run, one)
         if differs.keys() - {WEIGHTS, ORDER}:
             others.append("; ".join(f"{name} {sides}" for name, sides in differs.items()))
         else:

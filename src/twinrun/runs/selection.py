@@ -110,7 +110,7 @@ def select(project: Project, request: Request) -> Selection:
     machine, vendor = _at_site(project, request, site) if site else _machine(project, request, loaded)
     scale = _scale(scale_name, machine, site)
     wanted = machine.vendor if vendor is None else vendor.value
-    stack, stack_choice = choose_stack(project, loaded, asked=request.stack, vendor=wanted, machine=machine)
+    stack, stack_choice = stack_for_run(project, loaded, asked=request.stack, vendor=wanted, machine=machine)
     name = stack.stack.vendor
     module, engine = (
         _site_engine(request, site)
@@ -370,7 +370,7 @@ def _why(asked: str | None) -> str:
     return "asked for" if asked else "default when no --cluster is given"
 
 
-def choose_stack(
+def stack_for_run(
     project: Project, loaded: LoadedRecipe, *, asked: str | None, vendor: str, machine: Machine
 ) -> tuple[LoadedStack, Choice]:
     """Return the stack that a run uses, and why: as asked for, else the vendor's that is built for its GPUs.

@@ -20,7 +20,7 @@ from torch.nn.functional import linear
 
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.models.mamba import MambaShape
-from twinrun.protocol.models.shape import Checkpointing
+from twinrun.protocol.models.shape import ActivationCheckpointing
 from twinrun.protocol.training import Training
 from twinrun.train.layers import RMSNorm, head_loss, recomputed, recomputed_but_products, rms_norm
 from twinrun.train.models import DTYPES, Model, Orders, normal, uniform
@@ -90,7 +90,7 @@ class MambaBlock(nn.Module):
     """A mixer on the normed residual stream."""
 
     def __init__(
-        self, shape: MambaShape, *, kernels: Kernels, layout: str, checkpointing: Checkpointing
+        self, shape: MambaShape, *, kernels: Kernels, layout: str, checkpointing: ActivationCheckpointing
     ) -> None:
         super().__init__()
         self.checkpointing = checkpointing
@@ -142,7 +142,7 @@ class Mamba(Model):
         layout: str | None = "token-major",
         dtype: torch.dtype = torch.float32,
         parameter_type: torch.dtype = torch.float32,
-        checkpointing: Checkpointing = False,
+        checkpointing: ActivationCheckpointing = False,
         position_scale: float | None = None,
     ) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ from torch.nn.functional import gelu, linear
 
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.models.mpt import MptShape
-from twinrun.protocol.models.shape import Checkpointing
+from twinrun.protocol.models.shape import ActivationCheckpointing
 from twinrun.protocol.training import Training
 from twinrun.train import attention as attentions
 from twinrun.train.attention import Attend
@@ -162,7 +162,7 @@ class MPT(Model):
         *,
         dtype: torch.dtype = torch.float32,
         attention: str = "sdpa",
-        checkpointing: Checkpointing = False,
+        checkpointing: ActivationCheckpointing = False,
     ) -> None:
         super().__init__()
         self.dtype = dtype
