@@ -184,7 +184,7 @@ def demand_without(name: str, given: bool, **options: object) -> None:
     if given and (typed := [option for option, value in options.items() if value]):
         found = ", ".join(f"--{option}" for option in typed)
         raise InputError(
-            "two questions at once", place=name, found=found, allowed=f"{name}, or {found}, alone"
+            "options exclude each other", place=name, found=found, allowed=f"{name}, or {found}, alone"
         )
 
 

@@ -54,7 +54,7 @@ def checkpointing_of(
     asked = validate(values, Checkpointing, place=OPTION)
     if asked.place and not is_remote(asked.place, option=f"{OPTION} place"):
         raise InputError(
-            "a folder is always that of the run",
+            "--checkpoint place takes only s3:// URLs",
             place=f"{OPTION} place",
             found=asked.place,
             allowed="s3://...",

@@ -167,18 +167,14 @@ class Run(Frozen):
 
     recipe: str
     accelerator: bool
-    data: str
-    """Folder of prepared data, empty where the workload needs none."""
     out: str
     metrics: str
     attempt: str
     checkpointing: Checkpointing | None = None
     watchdog_seconds: float | None = None
     power: PowerReading | None = None
-    documents: str = Field(default="", exclude=True)
-    """Folder of the documents that were asked for, empty where there are none; no part of every job."""
-    model: str = Field(default="", exclude=True)
-    """Folder of the model that is there, empty where there is none; no part of every job."""
+    folders: Mapping[str, str] = Field(default_factory=dict, exclude=True)
+    """Folders that ranks read, by the field of the plan's description that asks for them."""
 
 
 class PointRecord(Numbers, Generic[PointPart]):
@@ -326,6 +322,8 @@ class PlanDescription:
     """What a checkpoint must have in common with a run that goes on from it, before any data."""
     kernels: bool = True
     """Whether the kernels that the recipe names are run; they are compiled only then."""
+    files: tuple[str, ...] = ()
+    """Further files that ranks leave in the run folder, whose digests the record holds."""
     modules: tuple[str, ...] = ()
     """Modules of the project that ranks import for this plan, beside those that their script names."""
     fingerprint: Fingerprint | None = None

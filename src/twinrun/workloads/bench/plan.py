@@ -156,7 +156,7 @@ def describe(part: BenchPlan, points: Sequence[Point[BenchPoint]]) -> PlanDescri
 def job(part: BenchPlan, point: Point[BenchPoint], _attempt: int, run: Run) -> BenchJob:
     """Return the job of a case."""
     return BenchJob(
-        **run.model_dump(exclude={"data", "power"}),
+        **run.model_dump(exclude={"power"}),
         point=point.id,
         world_size=point.world_size,
         case=point.part.case,

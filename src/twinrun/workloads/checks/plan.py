@@ -81,7 +81,7 @@ def describe(part: ChecksPlan, points: Sequence[Point[ChecksPoint]]) -> PlanDesc
 def job(part: ChecksPlan, point: Point[ChecksPoint], _attempt: int, run: Run) -> ChecksJob:
     """Return the job of a point."""
     return ChecksJob(
-        **run.model_dump(exclude={"data", "power"}),
+        **run.model_dump(exclude={"power"}),
         point=point.id,
         world_size=point.world_size,
         checks=part.checks,

@@ -11,7 +11,7 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.text import plural
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
-from twinrun.protocol.evaluation import MEAN, EvaluationJob, GivenModel, NamedTask, PackageSource
+from twinrun.protocol.evaluation import MEAN, SAMPLES, EvaluationJob, GivenModel, NamedTask, PackageSource
 from twinrun.protocol.job import Checkpointing
 from twinrun.protocol.model_source import (
     CheckpointModel,
@@ -177,6 +177,7 @@ def describe(part: EvaluationPlan, points: Sequence[Point[EvaluationPoint]]) -> 
             point.id: PointDescription(attempts=("the model",), steps=len(part.tasks)) for point in points
         },
         documents=_documents(part.documents) if part.documents else None,
+        files=(SAMPLES,),
         model=given,
         kernels=False,
         fingerprint=_fingerprint(part),
@@ -246,17 +247,17 @@ def job(part: EvaluationPlan, point: Point[EvaluationPoint], attempt: int, run: 
     asked = part.evaluation
     shared = run.model_dump(exclude={"checkpointing"}) | {"point": point.id, "world_size": point.world_size}
     return EvaluationJob(
-        **{name: value for name, value in shared.items() if name not in ("data", "power")},
+        **{name: value for name, value in shared.items() if name != "power"},
         tasks=part.tasks,
         shots=asked.shots,
         batch=asked.batch,
         precision=asked.precision,
         limit=asked.limit,
         training=None if part.given else _training_job(part, point, attempt, run, shared),
-        model=_given(part.given, run.model) if part.given else None,
+        model=_given(part.given, run.folders["model"]) if part.given else None,
         tokenizer=asked.tokenizer,
         every=asked.every,
-        documents=run.documents,
+        documents=run.folders.get("documents", ""),
         kept=str(PurePosixPath(run.metrics).parent / "models" / point.id),
     )
 
@@ -285,6 +286,7 @@ def _training_job(
     )
     return TrainingJob(
         **shared,
+        data=run.folders.get("data", ""),
         checkpointing=saved,
         shape=shape,
         training=training,

@@ -298,7 +298,7 @@ def job(part: TrainingPlan, point: Point[TrainingPoint], attempt: int, run: Run)
     """Return the job of one attempt at a point, with the microbatch that it tries."""
     placed, leg = point.part, point.part.leg
     ends = {"controls": placed.controls} | ({"steps": leg.end} if leg else {})
-    shared = run.model_dump()
+    shared = run.model_dump() | {"data": run.folders.get("data", "")}
     if leg and leg.processor and run.accelerator:
         # The sensors are those of the GPUs.
         shared |= {"accelerator": False, "power": None}
