@@ -33,7 +33,11 @@ def checkpoint(
     root: Path = Path(),
     tokenizer: str | None = None,
 ) -> int:
-    """Do `action` on the checkpoints of `place` and return the exit code: 4 where one is damaged."""
+    """Do `action` on the checkpoints of `place` and return the exit code: 4 where one is damaged.
+
+    Raises:
+        InputError: no such action, place, step or option for it.
+    """
     if action not in ACTIONS:
         raise InputError("no such action", found=action, allowed=ACTIONS, hint=closest(action, ACTIONS))
     if action == "convert":

@@ -149,7 +149,7 @@ def _show(run: FinishedRun, report: Path) -> None:
 
 
 def data(root: Path, name: str, *, recipe: str, engine: str, files: int | None, endpoint: str | None) -> None:
-    """Fetch and prepare a data set, or fetch a model, and print its folder."""
+    """Fetch and prepare a data set, or fetch a model, and print its folder; raises as `acquire` does."""
     from twinrun.runs.data import acquire
     from twinrun.runs.models import fetch_model
     from twinrun.runs.progress import Display

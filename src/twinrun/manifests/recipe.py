@@ -112,6 +112,27 @@ class Recipe(Frozen):
     stacks: Stacks
 
 
+AnyScale = TypeVar("AnyScale", bound=Scale)
+
+
+class Scales(Frozen, Generic[AnyScale]):
+    """The three sizes."""
+
+    smoke: AnyScale
+    node: AnyScale
+    paper: AnyScale
+
+
+class ScaledTables(Frozen, Generic[AnyScale]):
+    """Tables of recipe.toml of a workload, with its sizes."""
+
+    scales: Scales[AnyScale]
+
+    def scale(self, name: str) -> AnyScale:
+        """Return the scale called `name`, one of `SCALES`."""
+        return {"smoke": self.scales.smoke, "node": self.scales.node, "paper": self.scales.paper}[name]
+
+
 class LoadedRecipe(Frozen, Generic[Tables]):
     """What stands in a recipe's folder."""
 

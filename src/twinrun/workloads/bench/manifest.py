@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.manifest import Frozen
-from twinrun.manifests.recipe import SCALES, LoadedRecipe, Scale, Sweep
+from twinrun.manifests.recipe import SCALES, LoadedRecipe, Scale, ScaledTables, Sweep
 from twinrun.protocol.bench import Label, Settings, Timing, possible_names
 
 
@@ -19,14 +19,6 @@ class BenchScale(Scale):
     """Cases, in the order in which they run."""
     sweep: Sweep | None = None
     """Placements of each case; one device where there is none."""
-
-
-class BenchScales(Frozen):
-    """The three sizes."""
-
-    smoke: BenchScale
-    node: BenchScale
-    paper: BenchScale
 
 
 class Figure(Frozen):
@@ -52,7 +44,7 @@ class Figure(Frozen):
         return self
 
 
-class BenchTables(Frozen):
+class BenchTables(ScaledTables[BenchScale]):
     """Tables of recipe.toml."""
 
     bench: Timing
@@ -66,12 +58,6 @@ class BenchTables(Frozen):
     figure: tuple[Figure, ...] = ()
     cases: dict[str, Settings]
     """What the script is told at each case."""
-    scales: BenchScales
-
-    def scale(self, name: str) -> BenchScale:
-        """Return the scale called `name`."""
-        found: BenchScale = getattr(self.scales, name)
-        return found
 
 
 class BenchPlan(Frozen):
