@@ -50,7 +50,7 @@ def _stop(number: int, _: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def exit_on_error() -> Iterator[None]:
-    """Turn every error, Ctrl-C and a closed pipe into a message and an exit code, without a traceback; raises Exit."""
+    """Turn every error, Ctrl-C and a closed pipe into a message and, by raising Exit, an exit code."""
     # A scheduler ends a job with SIGTERM, a closed terminal with SIGHUP: the same orderly stop as Ctrl-C.
     before = {number: signal.getsignal(number) for number in _STOPS}
     for number, handler in before.items():

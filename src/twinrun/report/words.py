@@ -131,7 +131,8 @@ def _small(record: Record) -> Iterator[str]:
 def claims_in_words(verdicts: Sequence[Verdict]) -> str:
     """Count the claims that were judged, and name those that failed."""
     counts = Counter(verdict.final for verdict in verdicts)
-    held = [(counts["reproduced"], "reproduced"), (counts["holds-here"], "hold here")]
+    here = "holds here" if counts["holds-here"] == 1 else "hold here"
+    held = [(counts["reproduced"], "reproduced"), (counts["holds-here"], here)]
     failed = [one for one in verdicts if one.final in FAILURES]
     parts = [f"{count} {name}" for count, name in held if count]
     parts += [f"{SIGNS[one.final]} `{one.claim}` {_spoken(one.final)}" for one in failed]

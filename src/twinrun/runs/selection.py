@@ -135,18 +135,11 @@ def select(project: Project, request: Request) -> Selection:
     )
     starter, giver = _launcher(plan), load_scheduler(plan.scheduler, site=site)
     if not request.dry:
-        refuse(
-            workload,
-            plan.description.points,
-            plan.points,
-            scale=plan.scale,
-            hardware=hardware,
-            here=site is None,
-        )
-        _demand_nodes(giver, plan)
+        _demand_runnable(plan, workload, giver, hardware)
     chosen = vendor or Choice(name="vendor", value=name, because=_seen(machine))
     # The engine first: it changes when somebody builds an image.
     decided = (engine, chosen, scale, stack_choice, launcher, scheduler)
+    checkpoints = checkpointing_of(request.checkpoint, workload=workload, plan=plan, source=request.source)
     return Selection(
         plan=plan,
         workload=workload,
@@ -159,10 +152,15 @@ def select(project: Project, request: Request) -> Selection:
         vendor=project.vendors[name],
         machine=machine,
         gpu=gpu,
-        checkpointing=checkpointing_of(
-            request.checkpoint, workload=workload, plan=plan, source=request.source
-        ),
+        checkpointing=checkpoints,
     )
+
+
+def _demand_runnable(plan: Plan, workload: Workload, scheduler: Scheduler, hardware: Hardware) -> None:
+    """Raise a TwinrunError where the hardware, or the scheduler, cannot run a plan that was resolved."""
+    here, described = scheduler.site is None, plan.description.points
+    refuse(workload, described, plan.points, scale=plan.scale, hardware=hardware, here=here)
+    _demand_nodes(scheduler, plan)
 
 
 def _at_site(project: Project, request: Request, site: LoadedSite) -> tuple[Machine, Choice]:

@@ -90,7 +90,7 @@ def points(
 
 
 def ranks_of(layout: Layout, scale: TrainingScale, hardware: Hardware, requested: Any) -> int:
-    """Return how many ranks a layout has; those of a processor share its cores; raises MachineError."""
+    """Return how many ranks a layout has; those of a processor share its cores; raises InputError."""
     if layout.devices is not None:
         return layout.devices
     if scale.sweep.devices_per_node:
