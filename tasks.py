@@ -241,6 +241,7 @@ def compare(
         "form": "write the file with which a run is sent in, without names of hosts and folders",
         "add": "a file that was sent in: check it and add its record to the recipe's results",
         "crate": "write a folder with the run as a Workflow Run RO-Crate, MLPerf's log lines included",
+        "why": "a claim of a record: print the conditions of its verdict, and what was seen of each",
         "hardware": "write which hardware to choose: published, measured and predicted, by model",
         "price": "of a device for an hour with --hardware, for example h200=3.1,mi300x=2",
     },
@@ -252,6 +253,7 @@ def report(
     form: bool = False,
     add: str = "",
     crate: bool = False,
+    why: str = "",
     hardware: bool = False,
     price: str = "",
 ) -> None:
@@ -262,8 +264,12 @@ def report(
         paths = {"out": Path(out) if out else None, "add": Path(add) if add else None}
         demand_with("--hardware", hardware, price=price)
         if hardware:
-            demand_without("--hardware", hardware, form=form, add=add, crate=crate)
+            demand_without("--hardware", hardware, form=form, add=add, crate=crate, why=why)
             commands.hardware_report(ROOT, what, out=paths["out"], price=price)
+            return
+        if why:
+            demand_without("--why", True, form=form, add=add, crate=crate, out=out)
+            commands.why(ROOT, what, why)
             return
         commands.report(ROOT, what, form=form, crate=crate, **paths)
 

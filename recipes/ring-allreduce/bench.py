@@ -74,6 +74,7 @@ def measure(
         baselines=[library],
         bus_bytes=bus_bytes_of_all_reduce(buffer.nbytes, links.size),
         traffic=traffic,
+        refuse=False,
     )
     reducer.forget()
 

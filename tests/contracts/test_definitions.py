@@ -15,7 +15,7 @@ from tests.contracts.tree import is_train, modules, shown
 # is called as what it does.
 FAMILIES = re.compile(
     r"src/twinrun/(cli|execution/(engines|launchers|schedulers)|export/trackers|protocol/models"
-    r"|train/models|workloads/(training|bench|checks|evaluation))/"
+    r"|train/models|results/kinds|workloads/(training|bench|checks|evaluation))/"
     r"|src/twinrun/train/(composer_loop|data_parallel|loop|training|state_space|attention|checks|worker)\.py"
 )
 FRAGMENT = re.compile(r"(Of|That|As|Whose)\b")

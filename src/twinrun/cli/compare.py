@@ -15,7 +15,7 @@ from twinrun.report.words import headline_of_all
 from twinrun.results.between import judge_between
 from twinrun.results.compare import compare as compare_records
 from twinrun.results.equivalence import compare_scores
-from twinrun.results.parity import held_between
+from twinrun.results.parity import METRIC, held_between
 from twinrun.results.reading import read_record, read_records
 from twinrun.results.samples import SampleFile, demand_recorded, paired, read_samples
 from twinrun.results.score_claims import claim_called, judge_scores
@@ -51,7 +51,8 @@ def parity(
     further = read_record(controls, project) if controls else None
     named = [name.strip() for name in points.split(",")] if points else []
     claims = project.recipe(records[0].plan.recipe).published.claim
-    found = held_between(*records, points=named, controls=further, claims=claims)
+    metric = project.metrics[METRIC]
+    found = held_between(*records, points=named, metric=metric, controls=further, claims=claims)
     marks = "-".join(record.digest()[:8] for record in records)
     page = out or root / "runs" / f"parity-{marks}.html"
     page.parent.mkdir(parents=True, exist_ok=True)

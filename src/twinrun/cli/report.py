@@ -7,7 +7,7 @@ from pathlib import Path
 
 from twinrun.cli.console import demand_without
 from twinrun.export.ro_crate import write_crate
-from twinrun.foundation.errors import InputError
+from twinrun.foundation.errors import InputError, closest
 from twinrun.foundation.terminal import say
 from twinrun.planning.project import Project
 from twinrun.protocol.models import member
@@ -15,7 +15,9 @@ from twinrun.report.form import send
 from twinrun.report.hardware import choices, prices_of, write_hardware_page
 from twinrun.report.page import write_recipe_report, write_report
 from twinrun.report.summary import selected
-from twinrun.report.words import headline
+from twinrun.report.tables import condition_table
+from twinrun.report.terminal import show
+from twinrun.report.words import headline, outcome
 from twinrun.results.between import judge_between
 from twinrun.results.finished_run import read_run
 from twinrun.results.reading import read_record
@@ -52,6 +54,19 @@ def report(
         say(f"added: {added}")
         say(f"{headline(record)} As sent in, {record.signature}: who ran it, and on what, nobody here saw.")
     say(_recipe_report(project, what, out))
+
+
+def why(root: Path, what: str, claim: str) -> None:
+    """Print the conditions of a verdict; raises InputError for a claim that the record has none of."""
+    record = read_record(Path(what), Project(root))
+    verdicts = {one.claim: one for one in record.verdicts}
+    if claim not in verdicts:
+        raise InputError(
+            "no such claim", place="--why", found=claim, allowed=list(verdicts), hint=closest(claim, verdicts)
+        )
+    show(condition_table(verdicts[claim]))
+    say(f"{outcome(verdicts[claim])}: {verdicts[claim].why}")
+    say(f"the record is {record.signature}", file=sys.stderr)
 
 
 def _report_run(project: Project, path: Path, *, out: Path | None, form: bool, crate: bool) -> None:

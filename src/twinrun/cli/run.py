@@ -105,7 +105,7 @@ def _print_choices(selection: Selection) -> None:
     differences = selection.plan.differences
     for item in differences:
         if item.found != NOT_RECORDED:
-            say(f"differs   {item.field} is {item.found}, published {item.published}", file=sys.stderr)
+            say(f"differs   {item}", file=sys.stderr)
     if absent := [item.field for item in differences if item.found == NOT_RECORDED]:
         say(f"differs   published, and nothing of this run: {', '.join(absent)}", file=sys.stderr)
 

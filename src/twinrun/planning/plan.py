@@ -10,12 +10,12 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from twinrun.foundation.files import canonical_json, sha256_of_bytes
 from twinrun.foundation.manifest import Frozen
-from twinrun.manifests.published import Accepted
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.settings import parse_settings
 from twinrun.manifests.stack import LoadedStack
+from twinrun.planning.configuration import differences_of_plan
 from twinrun.workloads import load_workload
-from twinrun.workloads.settings import Difference, Fingerprint, differences
+from twinrun.workloads.settings import Difference, Fingerprint
 from twinrun.workloads.sweep import over_nodes
 from twinrun.workloads.workload import (
     Choice,
@@ -80,10 +80,11 @@ class Plan(Frozen, Generic[PlanPart, PointPart]):
             copied.__dict__.pop("description", None)
         return copied
 
-    def held_against(self, published: Mapping[str, Accepted]) -> Self:
+    def held_against(self, recipe: LoadedRecipe) -> Self:
         """Return the plan in the terms of a publication, with the fields in which it is not as published."""
-        marks = self.description.marks(published)
-        return self.model_copy(update={"fingerprint": marks, "differences": differences(marks, published)})
+        marks = self.description.marks(recipe.published.fingerprint)
+        apart = differences_of_plan(recipe, self.part, self.points)
+        return self.model_copy(update={"fingerprint": marks, "differences": apart})
 
     def sha256(self) -> str:
         """Return the digest that says whether two runs do the same, whatever was estimated of them."""
@@ -147,7 +148,7 @@ def resolve(
         fingerprint={},
         differences=(),
     )
-    return plan.held_against(recipe.published.fingerprint), planned.choices
+    return plan.held_against(recipe), planned.choices
 
 
 def _script(recipe: LoadedRecipe, workload: Workload) -> str:

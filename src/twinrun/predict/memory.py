@@ -60,7 +60,8 @@ def capacity(gpu: Gpu) -> int:
 
 def memory(work: ModelWork, layout: ParallelLayout, *, devices: int) -> Memory:
     """Return what the fullest device needs: of a pipeline, one of the first stage."""
-    copies = layout.replicas(devices)
+    # A record may claim fewer devices than its layout needs.
+    copies = max(1, layout.replicas(devices))
     cut = layout.tensor * layout.pipeline
     spread = sum(one.weights for one in work.block.products if one.experts > 1) * work.layers
     mine = (work.parameters - spread + spread // layout.experts) // cut

@@ -184,6 +184,7 @@ HEADLINES: dict[CurveOutcome, str] = {
     "start": "Two curves from the first step on",
     "other-run": "Two experiments, whose curves need not coincide",
     "no-envelope": "Not decided: no envelope tells rounding from more",
+    "no-evidence": "Not decided: the curves show no training that could differ",
 }
 TONES: dict[CurveOutcome, str] = {"inside": "good", "outside": "bad", "start": "bad"}
 PARITY_COLUMNS = ("over", "largest difference", "at step", "envelope", "control runs")

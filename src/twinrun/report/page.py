@@ -170,6 +170,7 @@ def page_environment() -> Environment:
         words.tone,
         words.reason,
         words.departures,
+        words.conditions,
         hardware,
         summary.software,
         summary.label,

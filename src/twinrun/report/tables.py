@@ -11,7 +11,15 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from twinrun.report.words import heading, measured_value, outcome, published_neutral, published_value, reason
+from twinrun.report.words import (
+    conditions,
+    heading,
+    measured_value,
+    outcome,
+    published_neutral,
+    published_value,
+    reason,
+)
 from twinrun.results.finished_run import FinishedRun
 from twinrun.results.verdicts import FAILURES, Outcome, Verdict
 from twinrun.workloads.tables_and_charts import Cell, Column, Table, text, word_columns
@@ -119,6 +127,13 @@ def run_tables(run: FinishedRun) -> Group:
     beside = None if run.record.verdicts else run.overview.beside
     shown = (*run.workload.show(run.view), *([beside] if beside else []))
     return Group(*(View(table) for table in shown))
+
+
+def condition_table(verdict: Verdict) -> View:
+    """Return each condition of a verdict with what was seen."""
+    rows = tuple(tuple(text(cell) for cell in row) for row in conditions(verdict))
+    columns = word_columns("met", "condition", "seen")
+    return View(Table(title=f"Conditions of {verdict.claim}", columns=columns, rows=rows))
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> View:

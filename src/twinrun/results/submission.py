@@ -14,6 +14,7 @@ from twinrun.foundation.manifest import Frozen, validate
 from twinrun.manifests.recipe import Stacks
 from twinrun.planning.project import Project
 from twinrun.protocol.model_source import RepositoryModel, in_words
+from twinrun.results.account import objections
 from twinrun.results.finished_run import FinishedRun
 from twinrun.results.reading import read_content, read_record, signature_file, with_signature
 from twinrun.results.record import SENT_IN, Record, content_digest, file_name
@@ -77,6 +78,7 @@ def add_submission(file: Path, recipe: str, project: Project) -> tuple[Path, Rec
     )
     _demand(record.evidence, SENT_IN, "a record that was not sent in", f"{place}.evidence")
     _demand_takeable(record, place)
+    _demand_whole(record, project, place)
     _demand_nameable(record, loaded.recipe.stacks, place)
     for one in project.results(loaded):
         known = read_record(one, project)
@@ -206,6 +208,19 @@ def _demand_takeable(record: Record, place: str) -> None:
             found="changes that no commit has" if record.revision.commit else "no commit",
             allowed="a commit without changes",
             hint="commit, run again and send that in",
+        )
+
+
+def _demand_whole(record: Record, project: Project, place: str) -> None:
+    """Raise InputError for a record that could carry no verdict."""
+    if found := objections(record, project):
+        first, more = found[0], f"; {len(found) - 1} more like it" if len(found) > 1 else ""
+        raise InputError(
+            "the account of the record is not complete",
+            place=f"{place}.{first.path}",
+            found=first.found,
+            allowed=f"{first.allowed}{more}",
+            hint=first.hint or "run the recipe again and send that in",
         )
 
 

@@ -27,7 +27,7 @@ RESOLUTION = 6e-8
 # and that control runs had one of them says nothing of the next.
 FINEST = 2**-22
 
-CurveOutcome = Literal["inside", "outside", "start", "other-run", "no-envelope"]
+CurveOutcome = Literal["inside", "outside", "start", "other-run", "no-envelope", "no-evidence"]
 
 
 class Window(Frozen):
@@ -93,8 +93,9 @@ def largest_difference(curves: Sequence[Sequence[float]]) -> tuple[float, int]:
 
 
 def same_order(points: Sequence[PointRecord]) -> bool:
-    """Say whether all points worked through the same samples in the same order, as far as they say."""
-    return len({point.facts.get(ORDER) for point in points}) <= 1
+    """Say whether all points say that they worked through the same samples in the same order."""
+    orders = {point.facts.get(ORDER) for point in points}
+    return len(orders) == 1 and None not in orders
 
 
 def values_of(point: PointRecord, metric: str) -> tuple[float, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, Literal, NamedTuple
 
@@ -26,7 +26,7 @@ from twinrun.protocol.models.shape import Positive
 from twinrun.protocol.power import PowerReading
 from twinrun.protocol.storage import StorageNeed
 from twinrun.protocol.training import DataSource
-from twinrun.workloads.settings import Difference, Factor, Fingerprint, differences, nearest
+from twinrun.workloads.settings import Difference, Factor, Fingerprint, PointSettings, nearest
 from twinrun.workloads.tables_and_charts import Chart, Table
 
 # Types of a workload for a plan, a point and a result; `Any` where every workload is served.
@@ -59,8 +59,8 @@ class Placement(Frozen):
     """Where the ranks of something go, one rank a device."""
 
     id: str
-    nodes: int
-    devices_per_node: int
+    nodes: Positive
+    devices_per_node: Positive
 
     @property
     def world_size(self) -> int:
@@ -181,8 +181,8 @@ class PointRecord(Numbers, Generic[PointPart]):
     """One measured point: what ran, where, and what came out."""
 
     id: str
-    nodes: int
-    devices: int
+    nodes: Positive
+    devices: Positive
     """Over all nodes."""
     hosts: tuple[str, ...] = ()
     """Hosts reported by the ranks; empty in records made before they were collected."""
@@ -288,6 +288,8 @@ class PointDescription:
     """Lines of metrics that the point writes, as far as known."""
     rising_steps: int = 0
     """First steps of a training, in which the learning rate still rises."""
+    vocabulary: int | None = None
+    """Tokens between which a loss chooses; None where nothing is trained."""
     leg: LegSteps | None = None
     """The leg that the point is; None for a point that starts by itself and runs to the end."""
     storage: StorageNeed | None = None
@@ -297,10 +299,6 @@ class PointDescription:
     """Facts of a record that the plan decides, by name, each with the values that it allows."""
     case: Mapping[str, Any] | None = None
     """The point in the terms of the publication; None where the plan says so for all points."""
-
-    def differences(self, published: Mapping[str, Accepted]) -> tuple[Difference, ...] | None:
-        """Return where the point is not the published configuration; None where the plan says so for all."""
-        return None if self.case is None else differences(nearest([self.case], published), published)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,6 +367,46 @@ class Overview:
     """One record beside what was published of what it runs; None for several, or where nothing was."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Gap:
+    """One thing that a record lacks, has twice, or says otherwise than it follows."""
+
+    point: str = ""
+    """The point that it is of; empty for the record itself."""
+    path: str
+    """The leaf in the file, such as `points.devices=1.series.loss`."""
+    found: str
+    allowed: str
+    hint: str = ""
+
+    @property
+    def words(self) -> str:
+        """The gap in a sentence."""
+        return f"{self.path} is {self.found}, and must be {self.allowed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account(Generic[PlanPart, PointPart]):
+    """What a workload demands of a record."""
+
+    measured: Mapping[str, re.Pattern[str]]
+    """Names of the measurements that come from the ranks, by metric; all others come from `derived`."""
+    as_planned: Callable[[PlanPart, Point[PointPart], PointRecord[PointPart]], Iterator[Gap]]
+    """Yield where a measured point is not the planned one, whole and once; paths begin at the point."""
+
+    of_recipe: Callable[[Any, PlanPart, Sequence[Point[PointPart]]], Iterator[Gap]] = lambda *_: iter(())
+    """Yield where a plan is not one that the tables of its recipe give."""
+    calls: Callable[[PointRecord[PointPart]], Mapping[str, Mapping[str, str]]] = lambda _point: {}
+    """Return the labels of what was computed beside a reference, by its name."""
+    allowed_error: Callable[[Any, Mapping[str, str]], float | None] = lambda _tables, _labels: None
+    """Return how far a call may be from its reference by the tables of the recipe; None: nobody says it."""
+
+    def measures(self, name: str, metric: str) -> bool:
+        """Say whether the ranks measure something of this name and metric."""
+        pattern = self.measured.get(metric)
+        return pattern is not None and pattern.fullmatch(name) is not None
+
+
 AnyPoint = TypeVar("AnyPoint", Point, PointRecord)
 
 
@@ -387,8 +425,8 @@ class Workload(Generic[Tables, PlanPart, PointPart, RankResult]):
     """Metrics that stand for a record, the first that a point has."""
     factors: tuple[Factor, ...]
     """What its settings do, in the order of likely effect on speed."""
-    measured: re.Pattern[str]
-    """Names of measurements that come from the ranks; all others come from `derived`."""
+    account: Account[PlanPart, PointPart]
+    """What a complete record has."""
     smaller: str
     """What to do where nothing fits into memory."""
     module: str | None = None
@@ -406,6 +444,8 @@ class Workload(Generic[Tables, PlanPart, PointPart, RankResult]):
     """Turn a request into points; pure. Raises InputError, MachineError."""
     describe: Callable[[PlanPart, Sequence[Point[PointPart]]], PlanDescription]
     """Return what follows from a plan."""
+    settings: PointSettings
+    """What decides a point, as planned and as recipe.toml has it."""
     job: Callable[[PlanPart, Point[PointPart], int, Run], Job]
     """Return the job of one attempt at a point, counted from 0."""
     progress: Callable[[bytes], Progress]

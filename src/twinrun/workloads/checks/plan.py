@@ -12,6 +12,7 @@ from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.checks import CheckLine, ChecksJob, ChecksResult
 from twinrun.protocol.measurements import Measurement, Numbers, sampled
 from twinrun.workloads.checks.manifest import ChecksPlan, ChecksPoint, ChecksTables
+from twinrun.workloads.settings import Fingerprint, flat_fields
 from twinrun.workloads.sweep import placement, refuse_demands, sizes
 from twinrun.workloads.workload import (
     Choice,
@@ -28,6 +29,8 @@ from twinrun.workloads.workload import (
     WorkloadPlan,
 )
 
+# Fields of a check that say what it is and not what it does.
+_WORDS = (".id", ".title")
 # The one metric: the share of checks that passed.
 PASSED = "checks-passed"
 
@@ -76,6 +79,23 @@ def describe(part: ChecksPlan, points: Sequence[Point[ChecksPoint]]) -> PlanDesc
         points={point.id: described for point in points},
         fingerprint={"checks": len(part.checks)},
     )
+
+
+def settings(part: ChecksPlan, _point: Point[ChecksPoint]) -> Fingerprint:
+    """Return how many checks run, and what each asks."""
+    each = (flat_fields(one, f"check.{one.id}.") for one in part.checks)
+    return {
+        "checks": len(part.checks),
+        **{name: value for one in each for name, value in one.items() if not name.endswith(_WORDS)},
+    }
+
+
+def as_written(
+    tables: ChecksTables, _part: ChecksPlan, point: Point[ChecksPoint], _name: str
+) -> tuple[ChecksPlan, Point[ChecksPoint]]:
+    """Return the checks that recipe.toml lists at the paper scale."""
+    checks = overlay(tables.checks, scale=tables.scales.paper.set, manifest="recipe.toml", user={})
+    return ChecksPlan(checks=checks.chosen), point
 
 
 def job(part: ChecksPlan, point: Point[ChecksPoint], _attempt: int, run: Run) -> ChecksJob:

@@ -205,7 +205,9 @@ def terms(part: EvaluationPlan, point: PointRecord[EvaluationPoint]) -> Comparis
         name: value for name, value in point.facts.items() if name.startswith(("rule of", "prompts of"))
     }
     settings = {name: str(value) for name, value in prompts.items()}
-    settings |= {name: str(point.facts[name]) for name in ("harness", "tokenizer sha256", "weights sha256")}
+    settings |= {
+        name: str(point.facts.get(name)) for name in ("harness", "tokenizer sha256", "weights sha256")
+    }
     settings |= {
         f"evaluation.{name}": value
         for name, value in flat(asked).items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -30,7 +31,7 @@ from twinrun.workloads.evaluation.manifest import (
     check_names,
     demand_known,
 )
-from twinrun.workloads.settings import Fingerprint, flat
+from twinrun.workloads.settings import Fingerprint, flat, flat_fields
 from twinrun.workloads.sweep import placement, refuse_demands, sizes
 from twinrun.workloads.training_terms import fingerprint, refuse_composer
 from twinrun.workloads.workload import (
@@ -51,6 +52,10 @@ DOCUMENTS = "documents"
 SCORE, ERROR, RATE, KEPT = "score", "score-error", "requests-per-second", "kept-fall"
 FORWARD = "forward-share"
 HARNESS = "lm-eval"
+# Settings that the fingerprint has in other words: which model, how that was trained, and rules of tasks.
+_IN_WORDS = re.compile(
+    r"evaluation\.(training\.|model$|shots$|limit$)|task\..*\.(name|rule)$|documents\.source$"
+)
 # Frameworks that the ranks of a training import when they start.
 _MODULES = {"composer": ("twinrun.train.composer_loop",), "plain": ("twinrun.train.data_parallel",)}
 
@@ -199,6 +204,7 @@ def _with_training(
                 attempts=tuple(f"microbatch {size}" for size in point.part.microbatches),
                 steps=training.steps,
                 rising_steps=training.optimizer.warmup_steps or 0,
+                vocabulary=shape.vocabulary,
                 expected={"parameters": (shape.parameters(),)},
             )
             for point in points
@@ -215,6 +221,33 @@ def _trained(part: EvaluationPlan) -> tuple[AnyShape, DataSource]:
     assert part.shape is not None, "a model is there"
     assert part.data is not None, "a model is there"
     return part.shape, part.data
+
+
+def as_written(
+    tables: EvaluationTables, part: EvaluationPlan, point: Point[EvaluationPoint], _name: str
+) -> tuple[EvaluationPlan, Point[EvaluationPoint]]:
+    """Return a plan's part as recipe.toml has it at the paper scale, of the plan's own model."""
+    asked = overlay(tables.evaluation, scale=tables.scales.paper.set, manifest="recipe.toml", user={})
+    own = part.evaluation.training.model
+    own = own if own in tables.models else asked.training.model
+    if part.given:
+        asked = asked.model_copy(update={"model": part.evaluation.model})
+    named = tuple(NamedTask(name=name, **tables.tasks[name].model_dump()) for name in asked.tasks)
+    written = EvaluationPlan(evaluation=asked, tasks=named, documents=_needed(tables, named))
+    if not part.given:
+        data = tables.data[asked.training.data]
+        written = written.model_copy(update={"shape": tables.models[own], "data": data})
+    return written, point
+
+
+def settings(part: EvaluationPlan, _point: Point[EvaluationPoint]) -> Fingerprint:
+    """Return the fingerprint, and every other setting of the evaluation, its tasks and their documents."""
+    stated = _fingerprint(part)
+    others = flat_fields(part.evaluation, "evaluation.")
+    for task in part.tasks:
+        others |= flat_fields(task, f"task.{task.name}.")
+    others |= flat_fields(part.documents, "documents.") if part.documents else {}
+    return stated | {name: value for name, value in others.items() if not _IN_WORDS.match(name)}
 
 
 def _fingerprint(part: EvaluationPlan) -> Fingerprint:

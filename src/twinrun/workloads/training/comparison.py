@@ -68,7 +68,7 @@ def _settings(part: TrainingPlan, point: PointRecord[TrainingPoint]) -> dict[str
     layout = point.part.layout
     return {
         "model": part.training.model,
-        **{name: str(point.facts[name]) for name in named},
+        **{name: str(point.facts.get(name)) for name in named},
         **{f"shape.{name}": value for name, value in flat(part.shape).items()},
         **{f"training.{name}": value for name, value in flat(part.training).items() if name != "model"},
         **{f"data.{name}": value for name, value in flat(part.data).items()},

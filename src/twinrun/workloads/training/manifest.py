@@ -123,7 +123,7 @@ class TrainingPlan(Frozen):
 class TrainingPoint(Frozen):
     """What one placement adds to the plan."""
 
-    microbatches: tuple[int, ...]
+    microbatches: Annotated[tuple[Positive, ...], Field(min_length=1)]
     """Sequences of one forward pass of one device, largest first; the first that fits is kept."""
     sharding: Sharding | None = None
     """Points of one sweep run the same program; a device that is the whole sweep shards nothing.

@@ -12,7 +12,7 @@ from twinrun.manifests.settings import overlay
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.storage import StorageNeed
 from twinrun.protocol.training import COMPOSER, PLAIN, Training, TrainingJob, identity
-from twinrun.workloads.settings import flat
+from twinrun.workloads.settings import Fingerprint, flat, flat_fields
 from twinrun.workloads.sweep import over_nodes, placement, refuse_demands, sizes
 from twinrun.workloads.training import layouts
 from twinrun.workloads.training.estimates import (
@@ -267,6 +267,33 @@ def describe(part: TrainingPlan, points: Sequence[Point[TrainingPoint]]) -> Plan
     )
 
 
+def as_written(
+    tables: TrainingTables, part: TrainingPlan, point: Point[TrainingPoint], name: str
+) -> tuple[TrainingPlan, Point[TrainingPoint]]:
+    """Return a plan's part and a point as recipe.toml has them at the paper scale, of the plan's model."""
+    training = overlay(tables.training, scale=tables.scales.paper.set, manifest="recipe.toml", user={})
+    own = part.training.model if part.training.model in tables.models else training.model
+    written = TrainingPlan(shape=tables.models[own], training=training, data=tables.data[training.data])
+    layout = tables.layouts.get(point.id) or tables.layouts.get(name)
+    if point.part.layout is None or layout is None:
+        return written, point
+    model = layouts.trained(training.model_copy(update={"model": own}), layout).model
+    shape = tables.models.get(model, tables.models[own])
+    placed = point.part.model_copy(update={"layout": layout, "shape": shape, "sharding": layout.sharding})
+    return written, point.model_copy(update={"part": placed})
+
+
+def settings(part: TrainingPlan, point: Point[TrainingPoint]) -> Fingerprint:
+    """Return the fingerprint; of a layout, how its ranks share the work and the model that they share."""
+    layout, shape = point.part.layout, point.part.shape
+    own = (
+        {**flat_fields(layout, "ranks."), **(flat_fields(shape, "ranks.model.") if shape else {})}
+        if layout
+        else {}
+    )
+    return {**fingerprint(part.shape, part.training, part.data), **own}
+
+
 def _described(part: TrainingPlan, point: TrainingPoint, *, world: int) -> PointDescription:
     parameters = (point.shape or part.shape).parameters()
     disk = point.layout.storage if point.layout and point.shape else None
@@ -274,6 +301,7 @@ def _described(part: TrainingPlan, point: TrainingPoint, *, world: int) -> Point
         attempts=tuple(f"microbatch {size}" for size in point.microbatches),
         steps=point.leg.end if point.leg else part.training.steps,
         rising_steps=_rising_steps(part),
+        vocabulary=(point.shape or part.shape).vocabulary,
         leg=point.leg,
         processor_bytes=processor_bytes(
             point.shape or part.shape,
