@@ -33,7 +33,7 @@ from twinrun.train.models import Model
 from twinrun.train.optimizer import adamw, parameter_groups, set_learning_rate
 
 CONFIG = "ds_config.json"
-# What this module changes in DeepSpeed, as the record and the recipe's deviations name it.
+# Changes of this module to DeepSpeed, as the record and the recipe's deviations name them.
 NOTHING_COMPILED = "compiles no operation that the layout does not ask for"
 UNROUNDED_MASTERS = "fp32 masters start from weights that were not rounded"
 SHARED_BUFFERS = "new weights leave the host in the memory of their gradients"

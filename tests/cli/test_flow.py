@@ -281,7 +281,7 @@ def test_a_run_that_is_alive_is_not_joined(trained: FlowSite) -> None:
     refused = []
 
     def joined(job: Job) -> Play:
-        with pytest.raises(InputError, match="this run is alive") as caught:
+        with pytest.raises(InputError, match="another process is running this run") as caught:
             trained.invoke(resume=True)
         refused.append(caught.value)
         return trained.play(job)

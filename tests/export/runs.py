@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.records import LOSSES, PROJECT, replaced, training_record, with_derived
+from twinrun.foundation.files import sha256_of_file
 from twinrun.protocol.measurements import sampled
 from twinrun.protocol.training import StepMetrics
 from twinrun.report.page import write_report
@@ -27,7 +28,6 @@ def record_with_power() -> Record:
 
 def write_run(folder: Path, record: Record) -> Path:
     """Write record, report, and a line for each step, the first without power; return the folder."""
-    write_record(folder / "record.json", record)
     write_report(folder / "report.html", run_of(record, PROJECT, folder=folder))
     with (folder / "metrics.jsonl").open("w") as stream:
         for point in record.points:
@@ -45,4 +45,6 @@ def write_run(folder: Path, record: Record) -> Path:
                 )
                 stream.write(line.model_dump_json() + "\n")
         stream.write('{"point": "nodes=')
+    files = {"metrics.jsonl": sha256_of_file(folder / "metrics.jsonl")}
+    write_record(folder / "record.json", record.model_copy(update={"files": files}).with_digest())
     return folder

@@ -120,8 +120,8 @@ def test_a_model_that_is_there_is_trained_on_nothing() -> None:
         "model.repository": "cerebras/Cerebras-GPT-1.3B",
         "model.revision": "0" * 40,
     }
-    seen = {"recipe": "r", "accelerator": False, "data": "", "out": "/o", "metrics": "/r/m", "attempt": "1"}
-    run = Run.model_validate({**seen, "documents": "/d", "model": "/m"})
+    seen = {"recipe": "r", "accelerator": False, "out": "/o", "metrics": "/r/m", "attempt": "1"}
+    run = Run.model_validate({**seen, "folders": {"documents": "/d", "model": "/m"}})
     job = load_workload("evaluation").job(made.part, made.points[0], 0, run)
     assert isinstance(job, EvaluationJob)
     assert (job.training, job.model, job.documents) == (None, GivenModel(folder="/m"), "/d")

@@ -16,7 +16,7 @@ from twinrun.workloads.workload import Run
 RECIPE = "deepspeed-pretrain"
 SMOKE: dict[str, Any] = {"scale": "smoke", "gpu": None, "devices": 0}
 PAPER: dict[str, Any] = {"scale": "paper", "gpu": "mi210", "devices": 8}
-RUN = Run(recipe=RECIPE, accelerator=False, data="", out="", metrics="", attempt="0")
+RUN = Run(recipe=RECIPE, accelerator=False, out="", metrics="", attempt="0")
 
 
 def jobs(**choices: Any) -> dict[str, TrainingJob]:

@@ -70,6 +70,9 @@ def scores(root: Path, a: Path, b: Path, *, margin: float | None, claim: str, as
 
     Args:
         claim: `RECIPE/CLAIM`, a published statement about two models that is judged with its own margin.
+
+    Raises:
+        InputError: there is no margin of scores, no such claim, or no such samples.
     """
     project = Project(root)
     stated = claim_called(claim, project) if claim else None

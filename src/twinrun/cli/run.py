@@ -29,7 +29,7 @@ from rich.table import Table
 from rich.text import Text
 
 from twinrun.foundation.errors import InputError, MachineError
-from twinrun.foundation.text import duration, number, plain
+from twinrun.foundation.text import GIB, duration, number, plain
 from twinrun.runs.launches import commands_of
 from twinrun.runs.preconditions import demand_memory
 from twinrun.workloads.workload import Point
@@ -149,7 +149,7 @@ def _show(run: FinishedRun, report: Path) -> None:
 
 
 def data(root: Path, name: str, *, recipe: str, engine: str, files: int | None, endpoint: str | None) -> None:
-    """Fetch and prepare a data set, or fetch a model, and print its folder."""
+    """Fetch and prepare a data set, or fetch a model, and print its folder; raises as `acquire` does."""
     from twinrun.runs.data import acquire
     from twinrun.runs.models import fetch_model
     from twinrun.runs.progress import Display
@@ -167,9 +167,6 @@ def data(root: Path, name: str, *, recipe: str, engine: str, files: int | None, 
     except KeyboardInterrupt:
         raise RunInterruptedError("stopped", place=name, hint="the same command goes on from here") from None
     say(folder)
-
-
-GIB = 1 << 30
 
 
 def everything(project: Project, selection: Selection) -> dict[str, object]:

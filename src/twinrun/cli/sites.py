@@ -16,7 +16,7 @@ from twinrun.manifests.cluster import load_site
 
 
 def cluster(root: Path, what: str, *, nodes: int, mounts: Sequence[Path]) -> None:
-    """Start, list or remove the cluster on this machine, and print its nodes."""
+    """Start, list or remove the cluster on this machine, and print its nodes; raises InputError."""
     if what == "up":
         found = local_cluster.up(
             root, nodes=nodes, mounts=tuple(mounts), say=lambda line: say(line, file=sys.stderr)
@@ -37,7 +37,7 @@ def cluster(root: Path, what: str, *, nodes: int, mounts: Sequence[Path]) -> Non
 
 
 def jobs(root: Path, site: str, *, follow: str | None, cancel: str | None) -> None:
-    """Print the jobs of a site; end one, or follow one to its end."""
+    """Print the jobs of a site; end one, or follow one to its end; raises InputError."""
     client = SlurmClient(load_site(root, site))
     for number in filter(None, (follow, cancel)):
         if not number.isdecimal():

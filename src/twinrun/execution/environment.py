@@ -71,7 +71,7 @@ def revision(root: Path) -> Revision:
     )
 
 
-# What the user's configuration may change about a difference is fixed here.
+# Options that the user's configuration may set for a difference are fixed here.
 _DIFFERENCE = (
     *("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "--full-index"),
     *("--src-prefix=a/", "--dst-prefix=b/", "HEAD"),

@@ -49,7 +49,7 @@ def _entries(run: TrackedRun, point: TrackedPoint, hardware: str) -> Iterator[di
     yield _entry(began, "block_start", None, first, kind="INTERVAL_START")
     yield from _steps(point, batch)
     yield _entry(ended, "block_stop", None, samples | {"first_epoch_num": 0}, kind="INTERVAL_END")
-    # What MLPerf calls a run that has not reached the quality of its benchmark.
+    # MLPerf calls a run so that has not reached the quality of its benchmark.
     yield _entry(ended, "run_stop", None, {"status": "aborted", **samples}, kind="INTERVAL_END")
 
 

@@ -20,7 +20,7 @@ from twinrun.results.finished_run import FinishedRun
 from twinrun.results.record import Record, hardware
 from twinrun.workloads.workload import PointRecord
 
-# What the medians of the record are called beside the series of the same metrics.
+# Prefix of the medians of the record beside the series of the same metrics.
 NUMBER_PREFIX = "record/"
 
 

@@ -56,7 +56,7 @@ def discover(vendor: Vendor, gpus: dict[str, Gpu]) -> Discovery:
             timed_out.add(program)
         if probed:
             devices = [_device(index, one, vendor, gpus) for index, one in enumerate(probed)]
-            indices, masks = visible([one.unique_id for one in probed], vendor.hidden_by, os.environ)
+            indices, masks = visible_devices([one.unique_id for one in probed], vendor.hidden_by, os.environ)
             return Discovery(
                 devices=tuple(devices[index] for index in indices), probes=tuple(results), masks=tuple(masks)
             )
@@ -104,7 +104,7 @@ def _fits(device: ProbedDevice, gpu: Gpu, vendor: Vendor) -> bool:
     )
 
 
-def visible(
+def visible_devices(
     identifiers: Sequence[str | None], groups: Sequence[Sequence[str]], environment: Mapping[str, str]
 ) -> tuple[list[int], list[str]]:
     """Return the indices of the devices that `environment` leaves, and what each variable does.

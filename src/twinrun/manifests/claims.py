@@ -81,7 +81,7 @@ class Claim(Frozen):
     """Row of `configurations`. Of a score it is the model, and its fields stand for the fingerprint; another
     claim is about the fingerprint but for these fields."""
     rules: dict[str, str] = Field(default_factory=dict)
-    """Of a score: by task the rule of that task, which is part of the number."""
+    """Rules by task of a score, which is part of the number."""
     reach: Reach = Reach()
     """What the points must span, where the statement speaks of several sizes or kinds of hardware."""
     hardware: PublishedHardware | None = None

@@ -16,12 +16,12 @@ from twinrun.manifests.vendor import Identifier
 FILE = "cluster.toml"
 # The site that `invoke cluster up` makes, in a file of its own.
 LOCAL = "local"
-# What Slurm takes for a name, and no shell for anything but a word.
+# Slurm takes this for a name, and a shell for nothing but a word.
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.,:+@-]*$", max_length=200)]
 Nodes = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.,\[\]-]*$", max_length=4000)]
 Folder = Annotated[str, Field(pattern=r"^/[^\x00-\x1f\x7f]*$", max_length=4000)]
 Argument = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=4000)]
-Count = Annotated[int, Field(gt=0, le=100_000)]
+SiteCount = Annotated[int, Field(gt=0, le=100_000)]
 
 
 class Site(Frozen):
@@ -34,15 +34,15 @@ class Site(Frozen):
     """Folder of images/vendors/."""
     gpu: Identifier | None = None
     """Row of images/gpus.toml; none for a processor."""
-    nodes: Count
+    nodes: SiteCount
     """The most that one job gets."""
-    devices_per_node: Count
+    devices_per_node: SiteCount
     """Ranks of a node."""
-    cores_per_node: Count
+    cores_per_node: SiteCount
     partition: Word | None = None
     account: Word | None = None
     qos: Word | None = None
-    minutes: Count = 60
+    minutes: SiteCount = 60
     """Time limit of each point."""
     gres: Word | None = None
     """Generic resource that a device is, without its count: `gpu` or `gpu:h100`."""

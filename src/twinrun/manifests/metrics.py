@@ -58,19 +58,19 @@ class Evidence(Reach):
     steps: Annotated[int, Field(gt=0)] = 1
     """Timed samples on a GPU; a number of fewer is shown with the words `few steps`."""
     trained_steps: Annotated[int, Field(ge=0)] = 0
-    """Of a series: steps after the warm-up of the learning rate; fewer show no curve."""
+    """Steps of a series after the warm-up of the learning rate; fewer show no curve."""
     kept_fall: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Of a series: it must fall under every claim about its points; one about it asks for this share kept."""
+    """Share of its fall that a claim about the series requires at the end; null where it need not fall."""
     most_rise: Annotated[float, Field(ge=0)] = 0.0
-    """Of a series: training that ends this much above its start, relative, has diverged."""
+    """Relative rise of a series over its start with which the training has diverged."""
     least_fall: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Of a series: what it must fall by of its start before two that coincide are held to be one."""
+    """Share of its start by which a series must fall before two that coincide are held to be one."""
     bounds: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
-    """Of a series: the largest envelope of two curves where no claim says one, by the arithmetic's type."""
+    """Largest envelope of two curves where no claim says one, by the arithmetic's type."""
     above_chance: Annotated[float, Field(ge=0)] | None = None
-    """Of a series of losses: how far one may lie above that of guessing, the logarithm of the vocabulary."""
+    """Distance by which a loss may lie above that of guessing, the logarithm of the vocabulary."""
     overshoot: Annotated[float, Field(ge=1)] = 1.0
-    """Of it: how many times that logarithm one may reach while the learning rate rises, and `trained_steps`
+    """Multiple of that logarithm that a loss may reach while the learning rate rises, and `trained_steps`
     more."""
 
 

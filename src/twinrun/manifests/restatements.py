@@ -17,7 +17,7 @@ from twinrun.manifests.metrics import Metric, demand, demand_possible, known_met
 
 # A value is written with three or four digits.
 ROUNDING = 1e-3
-# What fails a claim is at most this many times its limit, or that part of it.
+# A value that fails a claim is at most this many times its limit, or that part of it.
 NEAR = 2.0
 # Longer than any derivation, short enough to be parsed at once.
 MAX_LETTERS = 200

@@ -14,7 +14,7 @@ from twinrun.protocol.power import PowerSensors
 
 KeyPaths = tuple[str, ...]
 """Keys that hold one fact, tried in order; dots stand between nested keys."""
-Positive = Annotated[float, Field(gt=0)]
+PositiveNumber = Annotated[float, Field(gt=0)]
 Identifier = Annotated[str, Field(pattern=r"^[a-z0-9]+([.-][a-z0-9]+)*$")]
 
 
@@ -79,19 +79,19 @@ class Gpu(Frozen):
     """Devices the framework sees of one card."""
     compute_units: int | None = None
     """Compute units of a device, where they tell models of one name apart."""
-    memory_gb: Positive
-    bandwidth_gb_s: Positive
-    peak_bf16_tflops: Positive
+    memory_gb: PositiveNumber
+    bandwidth_gb_s: PositiveNumber
+    peak_bf16_tflops: PositiveNumber
     """Dense."""
-    peak_fp32_tflops: Positive | None = None
-    """Of the vector units; a multiply-add is two. Null in records from before bounds were held."""
-    exp2_per_fma: Positive | None = None
+    peak_fp32_tflops: PositiveNumber | None = None
+    """Rate of the vector units; a multiply-add is two. Null in records from before bounds were held."""
+    exp2_per_fma: PositiveNumber | None = None
     """Rate of exponentials over that of multiply-adds of the vector units."""
     fp8: bool = False
     """Whether its matrix units multiply fp8, of either kind."""
-    link_gb_s: Positive | None = None
-    """Of a device to the others of its node, in one direction, all links together, as its data sheet says."""
-    power_w: Positive | None = None
+    link_gb_s: PositiveNumber | None = None
+    """Rate of a device to the others of its node by all links, in one direction, as its data sheet says."""
+    power_w: PositiveNumber | None = None
     """Most that a card draws, as its data sheet says."""
     source: str
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from twinrun.manifests.published import Accepted
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.workloads import load_workload
-from twinrun.workloads.settings import Difference, differences, rows
+from twinrun.workloads.settings import Difference, accepted_rows, differences
 from twinrun.workloads.workload import Point
 
 
@@ -41,7 +41,7 @@ def differences_of_point(
     written = settings.of(*settings.as_written(recipe.tables, part, point, name or point.id))
     asked = {field: value for field, value in own.items() if field in stated or about(field)}
     expected = {field: value for field, value in written.items() if about(field)}
-    apart = min((differences(asked, row, written=expected) for row in rows(stated)), key=_distance)
+    apart = min((differences(asked, row, written=expected) for row in accepted_rows(stated)), key=_distance)
     return PointDifferences(apart, tuple(field for field in expected if field not in stated))
 
 

@@ -44,7 +44,7 @@ class Project:
 
     @cached_property
     def recipe_names(self) -> tuple[str, ...]:
-        """Folders of recipes/."""
+        """Folders of recipes/; raises InputError where there is no such folder."""
         base = self.root / "recipes"
         if not base.is_dir():
             raise InputError("no such folder", place=str(base), hint="run twinrun from its checkout")

@@ -130,7 +130,7 @@ def refused_pair(one: str, other: str) -> str | None:
 def _with(layout: Layout, feature: str) -> Layout:
     if feature.startswith("ZeRO"):
         return layout.model_copy(update={"zero": int(feature[-1])})
-    # What offloads needs a stage: the least, unless the other feature names one.
+    # Offloading needs a stage: the least, unless the other feature names one.
     added: dict[str, dict[str, Any]] = {
         "offload": {"offload": "optimizer", "zero": layout.zero or 1},
         "pipeline": {"pipeline": 2},

@@ -10,7 +10,7 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.protocol.job import Job, Result
 from twinrun.protocol.layout import Arithmetic, Layout
 from twinrun.protocol.models import AnyShape
-from twinrun.protocol.models.shape import Checkpointing, Positive
+from twinrun.protocol.models.shape import ActivationCheckpointing, Positive
 from twinrun.protocol.power import PowerReading, PowerSource
 
 Sharding = Literal["none", "full"]
@@ -103,7 +103,7 @@ class Training(Frozen):
     """What is adjacent in memory where a state-space model scans: channels of a token, or tokens."""
     position_weighting: Annotated[float, Field(gt=0)] | None = None
     """Loss of a token times tanh(its position over this), over the sum of these weights."""
-    activation_checkpointing: Checkpointing = False
+    activation_checkpointing: ActivationCheckpointing = False
     """Recompute each block in the backward pass instead of keeping its activations; `selective` keeps the
     results of matrix products and of attention."""
     trainer: str = COMPOSER
@@ -264,7 +264,7 @@ class TrainingResult(Result):
     shared: SharedWork | None = None
     """What the first rank holds and sends, for a point with a layout."""
     fp8_recipe: str = ""
-    """Whose recipe computed in fp8, and whether the device did; empty in other precisions."""
+    """Library whose recipe computed in fp8, and whether the device did; empty in other precisions."""
     weights_hash: str = ""
     """Digest of the bits of all parameters that this software makes of the seed."""
     controls: tuple[tuple[float, ...], ...] = ()

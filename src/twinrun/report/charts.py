@@ -16,17 +16,18 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from matplotlib.transforms import Bbox, ScaledTranslation
 
 from twinrun.foundation.manifest import Frozen
-from twinrun.foundation.text import number, percent, visible
+from twinrun.foundation.text import TERA, number, percent, visible
 from twinrun.workloads.tables_and_charts import (
     BarChart,
     BarKind,
     Chart,
     Curve,
-    Kind,
+    CurveKind,
     LineChart,
     RooflineChart,
     RooflineSpot,
@@ -41,20 +42,18 @@ BINARY = ("", "Ki", "Mi", "Gi", "Ti")
 VALUES: dict[str, Callable[[float], str]] = {"share": percent, "relative": "{:.3f}".format}
 TICKS: dict[str, Callable[[float], str]] = {"share": "{:.0%}".format, "relative": "{:.2f}".format}
 POINTS = 9
-# The width of a letter and the height of a line of sans-serif text, at most, in font sizes.
-LETTER, LINE = 0.62, 1.2
 # Half the side of the square that a mark covers.
 MARK = 4.5
 # Points between the marks of curves that share a place on the x axis, and over all of them.
 APART, SPREAD = 4.0, 14.0
-# Where a label may stand, in the order of preference: share of its width and height, then points on top.
+# Where a label may stand, in the order of preference: its alignment, then points from its spot.
 PLACES = (
-    (0, 0.5, 0, 7),
-    (0, -0.5, 0, -7),
-    (0.5, 0, 8, 0),
-    (-0.5, 0, -8, 0),
-    (0, 0.5, 0, 19),
-    (0, -0.5, 0, -19),
+    ("center", "bottom", 0, 7),
+    ("center", "top", 0, -7),
+    ("left", "center", 8, 0),
+    ("right", "center", -8, 0),
+    ("center", "bottom", 0, 19),
+    ("center", "top", 0, -19),
 )
 
 
@@ -175,7 +174,7 @@ def _y_axis(axes: Axes, chart: LineChart) -> None:
 def _label(axes: Axes, chart: LineChart, looks: list[Look]) -> None:
     if chart.y_scale in ("linear", "log10"):
         return  # the shape of such a curve is what it is drawn for
-    # What a relative curve starts with is 1 by its definition.
+    # A relative curve starts with 1 by its definition.
     start = 1 if chart.y_scale == "relative" else 0
     labels = [
         ChartLabel(x=spot.x, value=spot.value, text=_text(chart, spot), colour=look.colour, aside=shift)
@@ -227,46 +226,45 @@ def write_labels(
         marks: all spots that are drawn, each with the points by which it is moved to the right.
     """
     lay_out(axes.figure)  # type: ignore[arg-type] # canvas() has no subfigures
-    to_points = 72 / axes.figure.dpi
-    inside = _scaled(axes.get_window_extent(), to_points)
-    places = [(axes.transData.transform((x, y)) * to_points, aside) for x, y, aside in marks]
-    taken = [_box(x + aside, y, 2 * MARK, 2 * MARK) for (x, y), aside in places]
+    pixels, inside = axes.figure.dpi / 72, axes.get_window_extent()
+    taken = []
+    for x, y, aside in marks:
+        (left, bottom), side = axes.transData.transform((x, y)), 2 * MARK * pixels
+        taken.append(Bbox.from_bounds(left + aside * pixels - side / 2, bottom - side / 2, side, side))
     for label in labels:
-        x, y = axes.transData.transform((label.x, label.value)) * to_points
-        width, height = LETTER * POINTS * len(label.text), LINE * POINTS
-        for right, up, aside, above in PLACES:
-            dx, dy = right * width + aside + label.aside, up * height + above
-            box = _box(x + dx, y + dy, width, height)
-            if _within(box, inside) and not any(box.overlaps(other) for other in taken):
-                _write(axes, label, dx, dy)
+        for horizontal, vertical, right, up in PLACES:
+            written = _written(axes, label, horizontal, vertical, (right + label.aside, up))
+            box = written.get_window_extent()
+            clear = not any(box.overlaps(other) for other in taken)
+            if (
+                clear
+                and inside.x0 <= box.x0
+                and inside.y0 <= box.y0
+                and box.x1 <= inside.x1
+                and box.y1 <= inside.y1
+            ):
                 taken.append(box)
                 break
+            written.remove()
 
 
-def _write(axes: Axes, label: ChartLabel, dx: float, dy: float) -> None:
-    axes.annotate(
+def _written(
+    axes: Axes, label: ChartLabel, horizontal: str, vertical: str, offset: tuple[float, float]
+) -> Annotation:
+    """Write a label at an offset in points from its spot."""
+    written = axes.annotate(
         label.text,
         (label.x, label.value),
-        xytext=(dx, dy),
+        xytext=offset,
         textcoords="offset points",
-        ha="center",
-        va="center",
+        ha=horizontal,
+        va=vertical,
         color=COLOURS[label.colour],
         fontsize=POINTS,
         bbox={"facecolor": COLOURS["paper"], "edgecolor": "none", "pad": 0.5, "alpha": 0.8},
-    ).set_in_layout(False)
-
-
-def _box(x: float, y: float, width: float, height: float) -> Bbox:
-    return Bbox.from_bounds(x - width / 2, y - height / 2, width, height)
-
-
-def _scaled(box: Bbox, factor: float) -> Bbox:
-    return Bbox(box.get_points() * factor)
-
-
-def _within(box: Bbox, outer: Bbox) -> bool:
-    return bool(outer.x0 <= box.x0 and outer.y0 <= box.y0 and box.x1 <= outer.x1 and box.y1 <= outer.y1)
+    )
+    written.set_in_layout(False)
+    return written
 
 
 SERIES = 8
@@ -328,20 +326,20 @@ STYLE: Any = {
 }
 # No mark belongs to two kinds. The marks of measured curves and their colours are coprime in number, so that
 # the two together repeat after 72 curves only.
-MARKS: dict[Kind, str] = {
+MARKS: dict[CurveKind, str] = {
     "measured": "o^sv>P<X*",
     "published": "Dh",
     "reference": "dpx+14",
     "baseline": "H",
     "bound": "_",
 }
-CURVE_COLOURS: dict[Kind, str] = {
+CURVE_COLOURS: dict[CurveKind, str] = {
     "published": "published",
     "reference": "reference",
     "baseline": "baseline",
     "bound": "ink",
 }
-LINES: dict[Kind, str] = {
+LINES: dict[CurveKind, str] = {
     "published": "--",
     "reference": ":",
     "baseline": "-.",
@@ -430,7 +428,7 @@ class Look(Frozen):
     line: str
 
 
-def look_of(kind: Kind, place: int) -> Look:
+def look_of(kind: CurveKind, place: int) -> Look:
     """Return the look of the curve at `place` among those of its kind."""
     marks = MARKS[kind]
     return Look(
@@ -458,7 +456,6 @@ BAR_NAMES: dict[BarKind, str] = {
 }
 INCHES_A_LINE, INCHES_AROUND = 0.22, 0.7
 LABEL_LETTERS = 26
-TERA = 1e12
 # By field of a spot: its colour, and what it is called; the first is drawn first.
 RATES = {
     "bound": ("reference", "the most this call could reach"),

@@ -25,7 +25,7 @@ from twinrun.report.page import page_environment
 from twinrun.results.record import Record
 from twinrun.workloads import load_workload
 from twinrun.workloads.tables_and_charts import ABSENT, Bar, BarChart, BarKind, Cell, Column, Table, text
-from twinrun.workloads.workload import PictureContext, Rate, RecordView
+from twinrun.workloads.workload import CardRate, PictureContext, RecordView
 
 Mark = Literal["published", "measured", "predicted"]
 SOFTWARE = "twinrun-2026"
@@ -60,12 +60,12 @@ TITLES = (
 THOUSAND = 1e3
 
 
-def per_device(rate: Rate) -> float:
+def per_device(rate: CardRate) -> float:
     """Return the tokens that a device trains in a second."""
     return (rate.tokens or 0.0) / rate.gpu.devices_per_card
 
 
-def mark_of(rate: Rate) -> Mark:
+def mark_of(rate: CardRate) -> Mark:
     """Return how a known speed is marked: a claim and a reference were both published."""
     return "measured" if rate.mark == "measured" else "published"
 
@@ -76,13 +76,13 @@ class HardwareChoice:
 
     gpu: Gpu
     precision: str
-    known: tuple[Rate, ...]
+    known: tuple[CardRate, ...]
     predicted: Prediction | None
     """On a node of eight devices; None in another precision than predictions are of."""
     way: str | None
     """How little must be split or recomputed there; None where nothing fits."""
 
-    def of(self, mark: Mark) -> list[Rate]:
+    def of(self, mark: Mark) -> list[CardRate]:
         """Return what is known of a kind, fastest first."""
         return sorted((one for one in self.known if mark_of(one) == mark), key=lambda one: -per_device(one))
 
@@ -113,7 +113,7 @@ def choices(project: Project, records: Sequence[Record], *, only: str | None = N
         records: judged records of any recipe; those that were sent in are left out.
         only: one model.
     """
-    found: defaultdict[str, defaultdict[tuple[str, str], list[Rate]]]
+    found: defaultdict[str, defaultdict[tuple[str, str], list[CardRate]]]
     found = defaultdict(lambda: defaultdict(list))
     for rate in _rates(project, records):
         if rate.model in members() and only in {None, rate.model}:
@@ -123,7 +123,7 @@ def choices(project: Project, records: Sequence[Record], *, only: str | None = N
     return [_of_model(project, name, shape, found[name]) for name, shape in ordered]
 
 
-def _rates(project: Project, records: Sequence[Record]) -> Iterator[Rate]:
+def _rates(project: Project, records: Sequence[Record]) -> Iterator[CardRate]:
     """Yield every speed that a recipe publishes or one of the records measured, in tokens a second."""
     views: defaultdict[str, list[RecordView]] = defaultdict(list)
     for record in records:
@@ -136,7 +136,7 @@ def _rates(project: Project, records: Sequence[Record]) -> Iterator[Rate]:
 
 
 def _of_model(
-    project: Project, name: str, shape: ModelShape, known: Mapping[tuple[str, str], Sequence[Rate]]
+    project: Project, name: str, shape: ModelShape, known: Mapping[tuple[str, str], Sequence[CardRate]]
 ) -> ModelChoices:
     pairs = dict.fromkeys([*known, *((gpu, PRECISION) for gpu in project.gpus)])
     made = []
@@ -262,7 +262,7 @@ def _mark(best: tuple[Mark, float] | None) -> str:
     return MARKS[best[0]] if best else ""
 
 
-def _known(found: Sequence[Rate]) -> Cell:
+def _known(found: Sequence[CardRate]) -> Cell:
     if not found:
         return text(ABSENT)
     one = found[0]
@@ -323,7 +323,7 @@ def picture_of(one: ModelChoices) -> BarChart:
     )
 
 
-def _bar(label: str, known: Rate) -> Bar:
+def _bar(label: str, known: CardRate) -> Bar:
     rate = per_device(known) / THOUSAND
     kind: BarKind = "measured" if known.mark == "measured" else "published"
     return Bar(label=label, kind=kind, value=rate, low=rate, high=rate, detail="")

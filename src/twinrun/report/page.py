@@ -88,7 +88,7 @@ def configuration(record: Record) -> tuple[tuple[str, dict[str, str]], ...]:
     return record.description.configuration
 
 
-def counted(values: Sequence[str]) -> str:
+def with_counts(values: Sequence[str]) -> str:
     """Return the distinct `values`, each with how often it occurs."""
     return ", ".join(f"{count} x {value}" for value, count in Counter(values).items())
 
@@ -180,10 +180,10 @@ def page_environment() -> Environment:
     )
     of_points: tuple[Any, ...] = (
         summary.claims_of,
-        summary.facts,
+        summary.facts_of,
         summary.placements,
         summary.result,
-        counted,
+        with_counts,
     )
     for function in (*sizes, *of_records, *of_points):
         environment.filters[function.__name__] = function

@@ -8,8 +8,8 @@ from dataclasses import fields
 from rich.console import Group
 from rich.text import Text
 
-from twinrun.foundation.text import number, percent
-from twinrun.predict.memory import GIB, capacity
+from twinrun.foundation.text import GIB, number, percent
+from twinrun.predict.memory import capacity
 from twinrun.predict.parallel_layout import Recomputation
 from twinrun.predict.prediction import Prediction
 from twinrun.predict.search import OfferedLayout, Search

@@ -44,7 +44,7 @@ def spread_over(medians: Sequence[float], metric: Metric) -> str:
     """Return a value, or the lowest and the highest of several, a dash for none."""
     if not medians:
         return "-"
-    ends = dict.fromkeys(size(value, metric) for value in (min(medians), max(medians)))
+    ends = dict.fromkeys(shown_value(value, metric) for value in (min(medians), max(medians)))
     return " to ".join(ends)
 
 
@@ -55,7 +55,7 @@ def _counted(found: Sequence[Measurement], points: Sequence[PointRecord], metric
     return f"{metric.title}{unit}, {several}{where}"
 
 
-def size(value: float, metric: Metric) -> str:
+def shown_value(value: float, metric: Metric) -> str:
     """Return a value without its unit; a share of one is in percent."""
     if metric.unit == RATIO and "%" in metric.units:
         return percent(value)
@@ -71,7 +71,7 @@ def claims_of(
     return [(verdict, claims.get(verdict.claim)) for verdict in verdicts]
 
 
-def facts(points: Sequence[PointRecord]) -> list[tuple[str, str]]:
+def facts_of(points: Sequence[PointRecord]) -> list[tuple[str, str]]:
     """Return by name what was found at the points; where they differ, of which point it is."""
     names = dict.fromkeys(name for point in points for name in point.facts)
     return [(name, _common((point.id, _fact(point.facts.get(name))) for point in points)) for name in names]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from twinrun.foundation.text import number, percent, plural
+from twinrun.foundation.text import GIB, number, percent, plural
 from twinrun.results.record import Record, hardware
 from twinrun.results.verdicts import (
     FAILURES,
@@ -18,7 +18,6 @@ from twinrun.results.verdicts import (
     published_here,
 )
 
-GIB = 1 << 30
 Tone = Literal["good", "bad", "neutral"]
 
 # Outcomes in the order of interest to a reader. The sign repeats what the colour says.
@@ -40,7 +39,7 @@ COUNTED: dict[Outcome, tuple[str, str]] = {
     "config-mismatch": ("of another configuration", "of another configuration"),
     "not-comparable": ("cannot be asked here", "cannot be asked here"),
 }
-# What a claim needs that was not judged, and what several do, by the condition that is not met.
+# Needs of a claim that was not judged, and of several, by the condition that is not met.
 UNASKED = COUNTED["not-comparable"]
 NEEDS: dict[ConditionName, tuple[str, str]] = {
     "hardware": ("needs the published hardware", "need the published hardware"),

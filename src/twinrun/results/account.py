@@ -16,11 +16,12 @@ from twinrun.planning.project import Project
 from twinrun.protocol.formulas import FORMULAS
 from twinrun.results.bounds import excesses
 from twinrun.results.correctness import faults
-from twinrun.results.hardware import DEVICE, hardware_held
+from twinrun.results.evidence import DEVICE
+from twinrun.results.hardware import hardware_held
 from twinrun.results.record import Record
-from twinrun.workloads.account import HASH, Gap, at_point, held, shown
+from twinrun.workloads.account import HASH, at_point, held, shown
 from twinrun.workloads.curve_distance import values_of
-from twinrun.workloads.workload import PointRecord
+from twinrun.workloads.workload import Gap, PointRecord
 
 __all__ = ["Gap", "gaps", "objections"]
 

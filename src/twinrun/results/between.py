@@ -25,7 +25,7 @@ from twinrun.results.configuration import apart, configuration_of
 from twinrun.results.evidence import JudgeContext, few_steps
 from twinrun.results.kinds import between
 from twinrun.results.kinds.between import Side, SidePoint
-from twinrun.results.question import RecordQuestion, Value
+from twinrun.results.question import QuestionValue, RecordQuestion
 from twinrun.results.record import Record, hardware
 from twinrun.results.verdicts import (
     Condition,
@@ -118,7 +118,7 @@ def _answered(question: RecordQuestion, findings: Mapping[str, Findings]) -> tup
     places = _all(sides[0])
     whole = Findings.joined([findings[one.record.run] for one in places])
     points = [one.point for one in places]
-    found: list[Value] = []
+    found: list[QuestionValue] = []
     conditions = [
         hardware_found,
         asked("subject", partial(_two_sides, sides[0])),
@@ -188,7 +188,7 @@ def _configuration(question: RecordQuestion, sides: Sides) -> str:
     return "both sides are as published, and equal in all that counts"
 
 
-def _measured(question: RecordQuestion, sides: Sides, found: list[Value]) -> str:
+def _measured(question: RecordQuestion, sides: Sides, found: list[QuestionValue]) -> str:
     found.extend(between.values(question, sides))
     return "; ".join(one.place for one in found)
 

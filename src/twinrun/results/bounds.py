@@ -14,8 +14,7 @@ from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement, Per, Series
 from twinrun.results.record import Record
-from twinrun.workloads.account import Gap
-from twinrun.workloads.workload import PointDescription, PointRecord
+from twinrun.workloads.workload import Gap, PointDescription, PointRecord
 
 __all__ = ["beyond", "excesses", "limit_of"]
 

@@ -18,13 +18,12 @@ from twinrun.results.correctness import faults
 from twinrun.results.curves import demand_trained, nothing_behind
 from twinrun.results.evidence import DEVICE, few_steps, names_of, standard_error, unspanned
 from twinrun.results.kinds import absolute, invariant, parity, ratio, score
-from twinrun.results.kinds.comparison import ClaimComparison
-from twinrun.results.question import Question, QuestionKind, RecordQuestion, Value, elsewhere, gpus_of
+from twinrun.results.kinds.comparison import ValueComparison
+from twinrun.results.question import Question, QuestionKind, QuestionValue, RecordQuestion, elsewhere, gpus_of
 from twinrun.results.record import Record
 from twinrun.results.verdicts import CONDITIONS, Condition, ConditionName, NotAskedError
-from twinrun.workloads.account import Gap
 from twinrun.workloads.curve_distance import ORDER, values_of
-from twinrun.workloads.workload import PointRecord
+from twinrun.workloads.workload import Gap, PointRecord
 
 KINDS: dict[QuestionKind, ModuleType] = {
     "absolute": absolute,
@@ -81,7 +80,7 @@ class Answer:
 
     conditions: tuple[Condition, ...]
     points: tuple[PointRecord, ...] = ()
-    comparison: ClaimComparison | None = None
+    comparison: ValueComparison | None = None
     """What the values showed, None where there are none."""
     note: str = ""
     """The words that belong beside the value."""
@@ -92,7 +91,7 @@ class Answer:
         conditions: Iterable[Condition],
         *,
         points: Sequence[PointRecord] = (),
-        comparison: ClaimComparison | None = None,
+        comparison: ValueComparison | None = None,
         note: str = "",
     ) -> Answer:
         """Return an answer whose conditions are in the order in which they decide."""
@@ -138,7 +137,7 @@ def answered(question: Question, findings: Findings) -> Answer:
         asked("configuration", partial(_configuration, question, points)),
         asked("order", partial(_order, question, points)),
     ]
-    found: list[Value] = []
+    found: list[QuestionValue] = []
     if conditions[4].met:
         conditions.append(asked("measured", partial(_measured, question, points, kind, found)))
     comparison = kind.compare(question, found) if found else None
@@ -158,7 +157,7 @@ def answered(question: Question, findings: Findings) -> Answer:
 
 
 def compared(
-    question: Question | RecordQuestion, values: Sequence[Value], comparison: ClaimComparison
+    question: Question | RecordQuestion, values: Sequence[QuestionValue], comparison: ValueComparison
 ) -> Iterator[Condition]:
     """Yield the last two conditions: that the samples decide, and that they decide for the claim."""
     yield asked("samples", partial(_samples, question, values, comparison))
@@ -322,12 +321,14 @@ def _order(question: Question, points: Sequence[PointRecord]) -> str:
     return "same batches in the same order"
 
 
-def _measured(question: Question, points: Sequence[PointRecord], kind: ModuleType, found: list[Value]) -> str:
+def _measured(
+    question: Question, points: Sequence[PointRecord], kind: ModuleType, found: list[QuestionValue]
+) -> str:
     found.extend(kind.values(question, points))
     return "; ".join(one.place for one in found[:SHOWN])
 
 
-def _training(question: Question, points: Sequence[PointRecord], comparison: ClaimComparison) -> str:
+def _training(question: Question, points: Sequence[PointRecord], comparison: ValueComparison) -> str:
     """Demand curves that fell; of curves that coincide, that they go beyond the warm-up."""
     seen = demand_training(points, question.terms.metrics)
     metric = question.terms.metrics[question.claim.metric]
@@ -350,7 +351,7 @@ def _of_points(found: Sequence[Gap], points: Sequence[PointRecord]) -> list[Gap]
 
 
 def _bounds(
-    question: Question, points: Sequence[PointRecord], findings: Findings, values: Sequence[Value]
+    question: Question, points: Sequence[PointRecord], findings: Findings, values: Sequence[QuestionValue]
 ) -> str:
     """Demand that no number of the points, and no value that follows, is more than there can be."""
     seen, gpu = demand_bounds(findings, points), question.record.gpu
@@ -370,7 +371,7 @@ def demand_bounds(findings: Findings, points: Sequence[PointRecord]) -> str:
 
 
 def _samples(
-    question: Question | RecordQuestion, values: Sequence[Value], comparison: ClaimComparison
+    question: Question | RecordQuestion, values: Sequence[QuestionValue], comparison: ValueComparison
 ) -> str:
     """Demand samples whose interval lies on one side of the limit; nothing fails on few steps."""
     behind = [pair for one in values for pair in one.behind]

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement
 from twinrun.results.record import Record
-from twinrun.workloads.account import NOT_COLLECTED, Gap, at_point
-from twinrun.workloads.workload import PointRecord, Workload
+from twinrun.workloads.account import NOT_COLLECTED, at_point
+from twinrun.workloads.workload import Gap, PointRecord, Workload
 
 __all__ = ["faults"]
 

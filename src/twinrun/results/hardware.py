@@ -8,11 +8,10 @@ from twinrun.machine.devices import MEMORY_RATIO
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
 from twinrun.protocol.allocation import Allocation
+from twinrun.results.evidence import DEVICE
 from twinrun.results.record import SENT_IN, Record
-from twinrun.workloads.account import HASH, NOT_COLLECTED, Gap, held, shown
-from twinrun.workloads.workload import PointRecord
-
-DEVICE = "device name"
+from twinrun.workloads.account import HASH, NOT_COLLECTED, held, shown
+from twinrun.workloads.workload import Gap, PointRecord
 
 
 def hardware_held(record: Record, project: Project) -> Iterator[Gap]:

@@ -8,7 +8,7 @@ from twinrun.manifests.published import PublishedClaims
 from twinrun.planning.project import Project
 from twinrun.results.conditions import Answer, Findings, answered
 from twinrun.results.evidence import JudgeContext
-from twinrun.results.question import Question, departures
+from twinrun.results.question import Question, departures_of
 from twinrun.results.record import Record
 from twinrun.results.verdicts import (
     Condition,
@@ -131,7 +131,7 @@ def _verdict_here(question: Question, answer: Answer) -> RestatementVerdict:
         note=answer.note if value is not None else "",
         conditions=answer.conditions,
         points=tuple(point.id for point in answer.points),
-        departures=tuple(departures(question, answer.points)),
+        departures=tuple(departures_of(question, answer.points)),
     )
     if here is None:
         return verdict

@@ -17,7 +17,7 @@ from twinrun.workloads.curve_distance import (
     ORDER,
     WEIGHTS,
     Parity,
-    differences,
+    origins_apart,
     parity,
     values_of,
 )
@@ -158,7 +158,7 @@ def _repeated(
     for one in every:
         if one is None or not one.controls:
             continue
-        differs = differences(run, one)
+        differs = origins_apart(run, one)
         if differs.keys() - {WEIGHTS, ORDER}:
             others.append("; ".join(f"{name} {sides}" for name, sides in differs.items()))
         else:

@@ -209,7 +209,7 @@ def _fills_nodes(point: PointRecord, cards: int, hardware: PublishedHardware, te
 
 
 @dataclass(frozen=True, kw_only=True)
-class Value:
+class QuestionValue:
     """A value that a record gives, in the metric's canonical unit, and where it was found."""
 
     interval: Interval
@@ -217,7 +217,7 @@ class Value:
     behind: tuple[tuple[PointRecord, Measurement], ...] = ()
 
 
-def departures(question: Question, points: tuple[PointRecord, ...]) -> Iterator[str]:
+def departures_of(question: Question, points: tuple[PointRecord, ...]) -> Iterator[str]:
     """Yield what differs from the published run: GPU, points, scale, fields."""
     record = question.record
     yield from elsewhere(question, points)

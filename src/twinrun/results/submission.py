@@ -26,7 +26,7 @@ MAX_BYTES = 32 << 20
 # An absolute path, or that of a socket, whose last name is kept; network addresses have slashes elsewhere.
 _PATH = re.compile(r"(?:(?<![\w.:/~-])|(?<=\bunix://))/(?:[\w.+@~=-]+/)+")
 _ADDRESS = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])")
-# What a record says of the hosts that it ran on, beside its points; the rest follows from the recipe.
+# Tables of a record that name its hosts, beside its points; the rest follows from the recipe.
 _PRIVATE = ("machine", "allocation", "environment")
 
 

@@ -21,7 +21,7 @@ Outcome = Literal[
     "holds-here",
     "fails-here",
 ]
-# What makes a run's exit code 1.
+# Outcomes with which a run ends with 1.
 FAILURES: tuple[Outcome, ...] = ("not-reproduced", "fails-here", "failed")
 # In the order in which the first that is not met decides.
 ConditionName = Literal[

@@ -8,7 +8,7 @@ from pathlib import Path
 from twinrun.checkpoints import store_at
 from twinrun.checkpoints.s3 import is_remote
 from twinrun.checkpoints.store import MANIFEST
-from twinrun.checkpoints.verification import demand_same, read_manifest
+from twinrun.checkpoints.verification import demand_same_run, read_manifest
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import validate
 from twinrun.planning.plan import Plan
@@ -54,7 +54,7 @@ def checkpointing_of(
     asked = validate(values, Checkpointing, place=OPTION)
     if asked.place and not is_remote(asked.place, option=f"{OPTION} place"):
         raise InputError(
-            "a folder is always that of the run",
+            "--checkpoint place takes only s3:// URLs",
             place=f"{OPTION} place",
             found=asked.place,
             allowed="s3://...",
@@ -189,4 +189,4 @@ def _check_continuation(source: str, leg: LegSteps, identity: Mapping[str, str])
     theirs = {name: manifest.identity.get(name, "nothing") for name in identity}
     theirs |= {name: value for name, value in manifest.identity.items() if "." in name}
     place = store.file(leg.begin, MANIFEST)
-    demand_same(theirs, identity, "the checkpoint is of another run", place=place)
+    demand_same_run(theirs, identity, "the checkpoint is of another run", place=place)

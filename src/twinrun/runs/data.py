@@ -120,10 +120,10 @@ def _fetch(
 ) -> tuple[list[Path], Path]:
     """Return the local files of the data set and its tokenizer, verified by digest."""
     # The library takes half a second to import, and most commands need none of it.
-    from twinrun.runs.download import Repository, fetch
+    from twinrun.runs.download import RepositoryCommit, fetch
 
-    tokenizer = Repository(source.tokenizer or "", source.tokenizer_revision or "", "model", endpoint)
-    texts = Repository(source.repository or "", source.revision or "", endpoint=endpoint)
+    tokenizer = RepositoryCommit(source.tokenizer or "", source.tokenizer_revision or "", "model", endpoint)
+    texts = RepositoryCommit(source.repository or "", source.revision or "", endpoint=endpoint)
     fetched: list[list[Path]] = []
     for repository, pattern, limit in ((tokenizer, TOKENIZER, None), (texts, source.files or "", files)):
         folder = downloads / repository.name / repository.revision

@@ -32,7 +32,7 @@ _KEPT = "whole files that have come are kept: the same command goes on from ther
 
 
 @dataclass(frozen=True)
-class Repository:
+class RepositoryCommit:
     """One commit of a repository; a branch would bring other bytes tomorrow."""
 
     name: str
@@ -60,7 +60,7 @@ class Listing(Frozen):
 
 
 def fetch(
-    source: Repository,
+    source: RepositoryCommit,
     patterns: Sequence[str],
     *,
     folder: Path,
@@ -98,7 +98,7 @@ def is_intact(path: Path, file: RemoteFile) -> bool:
     return file.digest == (git_hash(path.read_bytes()) if sha1 else sha256_of_file(path))
 
 
-def listed(source: Repository, patterns: Sequence[str], *, folder: Path) -> tuple[RemoteFile, ...]:
+def listed(source: RepositoryCommit, patterns: Sequence[str], *, folder: Path) -> tuple[RemoteFile, ...]:
     """Return the files of `source` that match a pattern, as `folder` keeps them or the server says.
 
     Raises:
@@ -129,7 +129,7 @@ def listed(source: Repository, patterns: Sequence[str], *, folder: Path) -> tupl
     return listing.files
 
 
-def _fetch_file(source: Repository, file: RemoteFile, folder: Path) -> None:
+def _fetch_file(source: RepositoryCommit, file: RemoteFile, folder: Path) -> None:
     """Bring one file to `folder`, and remove what is not the published one."""
     target = folder / file.path
     address = hf_hub_url(
@@ -152,7 +152,7 @@ def _fetch_file(source: Repository, file: RemoteFile, folder: Path) -> None:
         )
 
 
-def _ask_until_whole(source: Repository, file: RemoteFile, folder: Path) -> None:
+def _ask_until_whole(source: RepositoryCommit, file: RemoteFile, folder: Path) -> None:
     """Ask for a file again where the connection breaks; no part of one is left where that does not help.
 
     Releases of the library before 1.0 take a part up in the next call, later ones within a call. A server

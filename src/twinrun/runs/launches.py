@@ -65,18 +65,17 @@ def shared_settings(
     """
     documents, model = selection.description.documents, selection.description.model
     read = data_folder(documents, data=cache_root() / "data", python="") if documents else None
+    folders = {"data": data, "documents": read, "model": model_folder(model) if model else None}
     return Run(
         recipe=selection.plan.recipe,
         accelerator=selection.accelerator,
-        data=inside(data) if data else "",
         out="",
         metrics=inside(run / METRICS),
         attempt="",
         checkpointing=selection.checkpointing,
         power=_power(selection),
         watchdog_seconds=selection.site.site.watchdog_seconds if selection.site else None,
-        documents=inside(read) if read else "",
-        model=inside(model_folder(model)) if model else "",
+        folders={name: inside(folder) for name, folder in folders.items() if folder},
     )
 
 
@@ -116,9 +115,9 @@ def launch_of(
     )
 
 
-# What attempts are called that nobody counts.
+# Name of an attempt that nobody counts.
 PASTED = "pasted"
-# What a pasted line does without.
+# A pasted line does without these.
 _LEFT_OUT = {"checkpointing": None, "watchdog_seconds": None}
 
 

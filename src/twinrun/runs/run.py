@@ -31,7 +31,6 @@ from twinrun.machine.architecture import architectures_needed
 from twinrun.planning.plan import Plan
 from twinrun.planning.project import Project
 from twinrun.protocol.allocation import Allocation
-from twinrun.protocol.evaluation import SAMPLES
 from twinrun.protocol.job import Result
 from twinrun.protocol.machine import Device, Machine
 from twinrun.results.finished_run import FinishedRun
@@ -164,9 +163,8 @@ def _record(
     """Return the judged record of the finished points of a run."""
     plan, published = selection.plan, selection.recipe.published
     allocation = _allocation([one.allocation for one in done])
-    files = {
-        name: sha256_of_file(run / name) for name in ("plan.json", METRICS, SAMPLES) if (run / name).exists()
-    }
+    left = ("plan.json", METRICS, *plan.description.files)
+    files = {name: sha256_of_file(run / name) for name in left if (run / name).exists()}
     record = Record(
         twinrun=__version__,
         run=run.name,
@@ -240,7 +238,7 @@ def _run_folder(root: Path, plan: Plan, *, out: Path | None, resume: bool) -> It
             held.enter_context(locked(run / LOCK, seconds=0))
         except Timeout:
             raise InputError(
-                "this run is alive",
+                "another process is running this run",
                 place=str(run),
                 found="another process holds its lock",
                 hint="wait until it ends, or leave --resume out to start one beside it",

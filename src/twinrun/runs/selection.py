@@ -110,7 +110,7 @@ def select(project: Project, request: Request) -> Selection:
     machine, vendor = _at_site(project, request, site) if site else _machine(project, request, loaded)
     scale = _scale(scale_name, machine, site)
     wanted = machine.vendor if vendor is None else vendor.value
-    stack, stack_choice = choose_stack(project, loaded, asked=request.stack, vendor=wanted, machine=machine)
+    stack, stack_choice = stack_for_run(project, loaded, asked=request.stack, vendor=wanted, machine=machine)
     name = stack.stack.vendor
     module, engine = (
         _site_engine(request, site)
@@ -135,18 +135,11 @@ def select(project: Project, request: Request) -> Selection:
     )
     starter, giver = _launcher(plan), load_scheduler(plan.scheduler, site=site)
     if not request.dry:
-        refuse(
-            workload,
-            plan.description.points,
-            plan.points,
-            scale=plan.scale,
-            hardware=hardware,
-            here=site is None,
-        )
-        _demand_nodes(giver, plan)
+        _demand_runnable(plan, workload, giver, hardware)
     chosen = vendor or Choice(name="vendor", value=name, because=_seen(machine))
     # The engine first: it changes when somebody builds an image.
     decided = (engine, chosen, scale, stack_choice, launcher, scheduler)
+    checkpoints = checkpointing_of(request.checkpoint, workload=workload, plan=plan, source=request.source)
     return Selection(
         plan=plan,
         workload=workload,
@@ -159,10 +152,15 @@ def select(project: Project, request: Request) -> Selection:
         vendor=project.vendors[name],
         machine=machine,
         gpu=gpu,
-        checkpointing=checkpointing_of(
-            request.checkpoint, workload=workload, plan=plan, source=request.source
-        ),
+        checkpointing=checkpoints,
     )
+
+
+def _demand_runnable(plan: Plan, workload: Workload, scheduler: Scheduler, hardware: Hardware) -> None:
+    """Raise a TwinrunError where the hardware, or the scheduler, cannot run a plan that was resolved."""
+    here, described = scheduler.site is None, plan.description.points
+    refuse(workload, described, plan.points, scale=plan.scale, hardware=hardware, here=here)
+    _demand_nodes(scheduler, plan)
 
 
 def _at_site(project: Project, request: Request, site: LoadedSite) -> tuple[Machine, Choice]:
@@ -370,7 +368,7 @@ def _why(asked: str | None) -> str:
     return "asked for" if asked else "default when no --cluster is given"
 
 
-def choose_stack(
+def stack_for_run(
     project: Project, loaded: LoadedRecipe, *, asked: str | None, vendor: str, machine: Machine
 ) -> tuple[LoadedStack, Choice]:
     """Return the stack that a run uses, and why: as asked for, else the vendor's that is built for its GPUs.

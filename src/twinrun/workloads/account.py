@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic
-
-from typing_extensions import TypeVar
+from collections.abc import Iterable, Iterator, Mapping
 
 from twinrun.protocol.measurements import Fact, Numbers
+from twinrun.workloads.workload import Gap
 
-PlanPart = TypeVar("PlanPart", default=Any)
-# What a fact may be: one of some values, text of a form, or a number from 0 on of a type.
+# A fact is one of some values, text of a form, or a number from 0 on of a type.
 Allowed = tuple[Fact, ...] | re.Pattern[str] | type[int] | type[float]
 
 # More than any count of a run: tokens, bytes, operations of a call.
@@ -20,46 +16,6 @@ LARGEST_COUNT = 1e18
 HASH = re.compile("[0-9a-f]{64}")
 TEXT = re.compile(r"\S.*", re.DOTALL)
 NOT_COLLECTED = "it was not collected, or was taken out; run the recipe again"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gap:
-    """One thing that a record lacks, has twice, or says otherwise than it follows."""
-
-    point: str = ""
-    """The point that it is of; empty for the record itself."""
-    path: str
-    """The leaf in the file, such as `points.devices=1.series.loss`."""
-    found: str
-    allowed: str
-    hint: str = ""
-
-    @property
-    def words(self) -> str:
-        """The gap in a sentence."""
-        return f"{self.path} is {self.found}, and must be {self.allowed}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Account(Generic[PlanPart]):
-    """What a workload demands of a record; `Any` are its planned and its measured points."""
-
-    measured: Mapping[str, re.Pattern[str]]
-    """Names of the measurements that come from the ranks, by metric; all others come from `derived`."""
-    as_planned: Callable[[PlanPart, Any, Any], Iterator[Gap]]
-    """Yield where a measured point is not the planned one, whole and once; paths begin at the point."""
-
-    of_recipe: Callable[[Any, PlanPart, Sequence[Any]], Iterator[Gap]] = lambda *_: iter(())
-    """Yield where a plan is not one that the tables of its recipe give."""
-    calls: Callable[[Any], Mapping[str, Mapping[str, str]]] = lambda _point: {}
-    """Return the labels of what was computed beside a reference, by its name."""
-    allowed_error: Callable[[Any, Mapping[str, str]], float | None] = lambda _tables, _labels: None
-    """Return how far a call may be from its reference by the tables of the recipe; None: nobody says it."""
-
-    def measures(self, name: str, metric: str) -> bool:
-        """Say whether the ranks measure something of this name and metric."""
-        pattern = self.measured.get(metric)
-        return pattern is not None and pattern.fullmatch(name) is not None
 
 
 def held(path: str, found: object, allowed: object, hint: str = "") -> Iterator[Gap]:

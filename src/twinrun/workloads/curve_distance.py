@@ -142,7 +142,7 @@ def parity(
         reason="",
         start=_largest(a.values, b.values, 1)[0],
         start_allowed=max(a.rounding, b.rounding, min(envelope_of(first), bound) if enough else 0.0),
-        differs=differences(a, b),
+        differs=origins_apart(a, b),
         windows=tuple(_window(*size, a, b, repeats=repeats, bound=bound) for size in sizes.items())
         if enough
         else (),
@@ -151,7 +151,7 @@ def parity(
     return found.model_copy(update={"outcome": outcome, "reason": reason})
 
 
-def differences(a: ControlledCurve, b: ControlledCurve) -> dict[str, str]:
+def origins_apart(a: ControlledCurve, b: ControlledCurve) -> dict[str, str]:
     """Return what two curves started from that is not the same, both sides by their digests."""
     found = {}
     names = sorted(a.configuration.keys() | b.configuration.keys())

@@ -10,9 +10,9 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.published import Accepted
 
 Grade = Literal["large", "some", "small", "none"]
-# What is found of a published field that a run does not have.
+# Found value of a published field that a run does not have.
 NOT_RECORDED = "not recorded"
-# What a field is that only one of two configurations has.
+# Value of a field that only one of two configurations has.
 ABSENT = "none"
 Value = str | int | float | bool
 # The configuration of a run in the terms a publication states it, compared before any time is spent.
@@ -81,7 +81,7 @@ def _accepts(accepted: Accepted, found: Value) -> bool:
     return any(one == found and isinstance(one, bool) == isinstance(found, bool) for one in among)
 
 
-def rows(published: Mapping[str, Accepted], key: str = "parameters") -> list[dict[str, Accepted]]:
+def accepted_rows(published: Mapping[str, Accepted], key: str = "parameters") -> list[dict[str, Accepted]]:
     """Return the configurations that lists stand for: those as long as that of `key` are read beside it."""
     keyed = published.get(key)
     if not isinstance(keyed, tuple):
@@ -110,12 +110,12 @@ def factor(pattern: str, speed: Grade, numerics: Grade, because: str) -> Factor:
     return Factor(pattern=pattern, speed=speed, numerics=numerics, because=because)
 
 
-def leaves(model: Frozen, prefix: str = "") -> Fingerprint:
+def flat_fields(model: Frozen, prefix: str = "") -> Fingerprint:
     """Return every field of `model` by its dotted name; a list as one text, what is not given as `none`."""
     return dict(_values(model.model_dump(mode="json"), prefix))
 
 
-def in_words(values: Mapping[str, Any]) -> Fingerprint:
+def as_fingerprint(values: Mapping[str, Any]) -> Fingerprint:
     """Return values by name, a list as one text, what is not given as `none`."""
     return dict(_values(values, ""))
 

@@ -9,8 +9,8 @@ from twinrun.foundation.text import number, percent
 from twinrun.protocol.measurements import Measurement
 
 ABSENT = "-"
-Kind = Literal["measured", "published", "reference", "baseline", "bound"]
-BarKind = Kind | Literal["predicted"]
+CurveKind = Literal["measured", "published", "reference", "baseline", "bound"]
+BarKind = CurveKind | Literal["predicted"]
 
 
 class Cell(Frozen):
@@ -76,7 +76,7 @@ class Curve(Frozen):
     """Spots that belong together."""
 
     label: str
-    kind: Kind
+    kind: CurveKind
     place: int
     """Among those of its kind; the same series has the same place in every chart."""
     spots: tuple[Spot, ...]

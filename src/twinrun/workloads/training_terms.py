@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import DataSource, Optimizer, Training
-from twinrun.workloads.settings import Fingerprint, Value, leaves
+from twinrun.workloads.settings import Fingerprint, Value, flat_fields
 from twinrun.workloads.workload import Hardware
 
-# What the built-in corpus has in place of a repository and a tokenizer.
+# The built-in corpus has these in place of a repository and a tokenizer.
 BUILT_IN = {
     "repository": "the interpreter's standard library",
     "revision": "that of the interpreter",
@@ -72,7 +72,7 @@ def fingerprint(shape: AnyShape, training: Training, data: DataSource) -> Finger
         **{f"optimizer.{name}": value for name, value in _optimizer(training.optimizer)},
         **{f"schedule.{name}": value for name, value in _schedule(training.optimizer)},
     }
-    others = {**leaves(training), **leaves(shape, "model."), **leaves(data, "data.")}
+    others = {**flat_fields(training), **flat_fields(shape, "model."), **flat_fields(data, "data.")}
     return stated | {name: value for name, value in others.items() if name not in stated | _IN_WORDS}
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, Literal, NamedTuple
 
@@ -25,12 +26,10 @@ from twinrun.protocol.models.shape import Positive
 from twinrun.protocol.power import PowerReading
 from twinrun.protocol.storage import StorageNeed
 from twinrun.protocol.training import DataSource
-from twinrun.workloads.account import Account
 from twinrun.workloads.settings import Difference, Factor, Fingerprint, PointSettings, nearest
 from twinrun.workloads.tables_and_charts import Chart, Table
 
-TERA = 1e12
-# What a workload says of a plan and of a point: types of its own, `Any` for those that serve every workload.
+# Types of a workload for a plan, a point and a result; `Any` where every workload is served.
 PlanPart = TypeVar("PlanPart", default=Any)
 PointPart = TypeVar("PointPart", default=Any)
 RankResult = TypeVar("RankResult", default=Any)
@@ -168,18 +167,14 @@ class Run(Frozen):
 
     recipe: str
     accelerator: bool
-    data: str
-    """Folder of prepared data, empty where the workload needs none."""
     out: str
     metrics: str
     attempt: str
     checkpointing: Checkpointing | None = None
     watchdog_seconds: float | None = None
     power: PowerReading | None = None
-    documents: str = Field(default="", exclude=True)
-    """Folder of the documents that were asked for, empty where there are none; no part of every job."""
-    model: str = Field(default="", exclude=True)
-    """Folder of the model that is there, empty where there is none; no part of every job."""
+    folders: Mapping[str, str] = Field(default_factory=dict, exclude=True)
+    """Folders that ranks read, by the field of the plan's description that asks for them."""
 
 
 class PointRecord(Numbers, Generic[PointPart]):
@@ -212,7 +207,7 @@ class ControlledCurve(Frozen):
     """Largest relative difference of two kinds of hardware at the first step, by the arithmetic's type."""
 
 
-class Rate(NamedTuple):
+class CardRate(NamedTuple):
     """A speed of training on a GPU model, as the rate of one card."""
 
     mark: Literal["published", "reference", "measured"]
@@ -257,7 +252,7 @@ class RecordView(Frozen, Generic[PlanPart, PointPart]):
     made: str = ""
     """Date of the run and its stack."""
     evidence: str = "measured"
-    """That the record was measured here, or sent in."""
+    """Whether the record was measured here or sent in."""
     part: PlanPart
     gpu: Gpu | None
     points: tuple[PointRecord[PointPart], ...]
@@ -325,6 +320,8 @@ class PlanDescription:
     """What a checkpoint must have in common with a run that goes on from it, before any data."""
     kernels: bool = True
     """Whether the kernels that the recipe names are run; they are compiled only then."""
+    files: tuple[str, ...] = ()
+    """Further files that ranks leave in the run folder, whose digests the record holds."""
     modules: tuple[str, ...] = ()
     """Modules of the project that ranks import for this plan, beside those that their script names."""
     fingerprint: Fingerprint | None = None
@@ -364,10 +361,50 @@ class Overview:
     charts: tuple[Chart, ...] = ()
     tables: tuple[Table, ...] = ()
     """Published and measured hardware side by side; those after the first table are folded."""
-    rates: tuple[Rate, ...] = ()
+    rates: tuple[CardRate, ...] = ()
     """Speeds of trainings by GPU model, published and measured."""
     beside: Table | None = None
     """One record beside what was published of what it runs; None for several, or where nothing was."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gap:
+    """One thing that a record lacks, has twice, or says otherwise than it follows."""
+
+    point: str = ""
+    """The point that it is of; empty for the record itself."""
+    path: str
+    """The leaf in the file, such as `points.devices=1.series.loss`."""
+    found: str
+    allowed: str
+    hint: str = ""
+
+    @property
+    def words(self) -> str:
+        """The gap in a sentence."""
+        return f"{self.path} is {self.found}, and must be {self.allowed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account(Generic[PlanPart, PointPart]):
+    """What a workload demands of a record."""
+
+    measured: Mapping[str, re.Pattern[str]]
+    """Names of the measurements that come from the ranks, by metric; all others come from `derived`."""
+    as_planned: Callable[[PlanPart, Point[PointPart], PointRecord[PointPart]], Iterator[Gap]]
+    """Yield where a measured point is not the planned one, whole and once; paths begin at the point."""
+
+    of_recipe: Callable[[Any, PlanPart, Sequence[Point[PointPart]]], Iterator[Gap]] = lambda *_: iter(())
+    """Yield where a plan is not one that the tables of its recipe give."""
+    calls: Callable[[PointRecord[PointPart]], Mapping[str, Mapping[str, str]]] = lambda _point: {}
+    """Return the labels of what was computed beside a reference, by its name."""
+    allowed_error: Callable[[Any, Mapping[str, str]], float | None] = lambda _tables, _labels: None
+    """Return how far a call may be from its reference by the tables of the recipe; None: nobody says it."""
+
+    def measures(self, name: str, metric: str) -> bool:
+        """Say whether the ranks measure something of this name and metric."""
+        pattern = self.measured.get(metric)
+        return pattern is not None and pattern.fullmatch(name) is not None
 
 
 AnyPoint = TypeVar("AnyPoint", Point, PointRecord)

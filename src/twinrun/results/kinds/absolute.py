@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from twinrun.results.evidence import counted, doubt_of
-from twinrun.results.kinds.comparison import ClaimComparison, held_to_reference, named_or_large, names_of
-from twinrun.results.question import Question, Value
+from twinrun.results.kinds.comparison import ValueComparison, held_to_reference, named_or_large, names_of
+from twinrun.results.question import Question, QuestionValue
 from twinrun.results.verdicts import NotAskedError
 from twinrun.workloads.workload import PointRecord
 
@@ -25,7 +25,7 @@ def lacking(question: Question, found: Sequence[PointRecord]) -> str:
     return f"this run has {own}{f', none of {least} devices' if least > 1 else ''}"
 
 
-def values(question: Question, found: Sequence[PointRecord]) -> Iterator[Value]:
+def values(question: Question, found: Sequence[PointRecord]) -> Iterator[QuestionValue]:
     """Yield the measurement of each point; raises NotAskedError where one is none of the claim."""
     metric, claim = question.metric, question.claim
     for point in found:
@@ -39,9 +39,9 @@ def values(question: Question, found: Sequence[PointRecord]) -> Iterator[Value]:
         if doubt := doubt_of([(point, one)], question.terms.metrics, per=per):
             raise NotAskedError(f"at {point.id} {doubt}")
         interval = counted(point, one, metric, question.record.gpu, per=per)
-        yield Value(interval=interval, place=point.id, behind=((point, one),))
+        yield QuestionValue(interval=interval, place=point.id, behind=((point, one),))
 
 
-def compare(question: Question, found: Sequence[Value]) -> ClaimComparison:
+def compare(question: Question, found: Sequence[QuestionValue]) -> ValueComparison:
     """Hold the worst value against the reference."""
     return held_to_reference(question, found)

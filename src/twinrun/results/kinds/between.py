@@ -9,8 +9,8 @@ from twinrun.manifests.claims import ClaimSide, RecordClaim
 from twinrun.protocol.measurements import Measurement, Per
 from twinrun.results.evidence import counted, doubt_of, found_of
 from twinrun.results.interval import mean, quotient
-from twinrun.results.kinds.comparison import ClaimComparison, distance
-from twinrun.results.question import RecordQuestion, Value, points_called
+from twinrun.results.kinds.comparison import ValueComparison, distance
+from twinrun.results.question import QuestionValue, RecordQuestion, points_called
 from twinrun.results.record import Record, hardware
 from twinrun.results.verdicts import NotAskedError
 from twinrun.workloads.workload import PointRecord
@@ -50,7 +50,7 @@ def lacking(question: RecordQuestion, common: Sequence[str]) -> str:
     return f"the sides have {question.claim.setting} {shared} in common, and {least} make a mean"
 
 
-def values(question: RecordQuestion, sides: tuple[Side, Side]) -> Iterator[Value]:
+def values(question: RecordQuestion, sides: tuple[Side, Side]) -> Iterator[QuestionValue]:
     """Yield the ratio of both sides for each setting; raises NotAskedError."""
     over, under = sides
     for name in over:
@@ -59,15 +59,15 @@ def values(question: RecordQuestion, sides: tuple[Side, Side]) -> Iterator[Value
             counted(point, one, question.metric, side[name].record.gpu, per=_per(question, one))
             for side, (point, one) in zip(sides, pairs, strict=True)
         ]
-        yield Value(interval=quotient(*found), place=name, behind=tuple(pairs))
+        yield QuestionValue(interval=quotient(*found), place=name, behind=tuple(pairs))
 
 
-def compare(question: RecordQuestion, found: Sequence[Value]) -> ClaimComparison:
+def compare(question: RecordQuestion, found: Sequence[QuestionValue]) -> ValueComparison:
     """Hold the mean of the ratios against the published one."""
     whole = mean([one.interval for one in found])
     each = ", ".join(f"{one.place} {one.interval.value:.3f}" for one in found)
     place = f"the mean of {each}" if question.claim.setting else each
-    return ClaimComparison(question.limits.standing(whole), distance(question, whole), whole, place)
+    return ValueComparison(question.limits.standing(whole), distance(question, whole), whole, place)
 
 
 def _measured(question: RecordQuestion, side: SidePoint) -> tuple[PointRecord, Measurement]:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from twinrun.results.interval import Interval, Standing
-from twinrun.results.question import Question, RecordQuestion, Value
+from twinrun.results.question import Question, QuestionValue, RecordQuestion
 from twinrun.results.record import Record
 from twinrun.workloads.workload import PointRecord
 
 
-class ClaimComparison(NamedTuple):
+class ValueComparison(NamedTuple):
     """What the values say of a question."""
 
     standing: Standing
@@ -23,17 +23,17 @@ class ClaimComparison(NamedTuple):
     """Where the worst value was found."""
 
 
-def held_to_reference(question: Question, values: Sequence[Value]) -> ClaimComparison:
+def held_to_reference(question: Question, values: Sequence[QuestionValue]) -> ValueComparison:
     """Hold the value that is worst for the claim against its reference: it decides for all."""
     worst = max(values, key=lambda one: badness(question, one))
     several = f", the worst of {len(values)}" if len(values) > 1 else ""
     standing = question.limits.standing(worst.interval)
-    return ClaimComparison(
+    return ValueComparison(
         standing, distance(question, worst.interval), worst.interval, f"{worst.place}{several}"
     )
 
 
-def badness(question: Question, value: Value) -> tuple[int, float]:
+def badness(question: Question, value: QuestionValue) -> tuple[int, float]:
     """Return what grows as a value gets worse for the claim: first by its interval, then by itself."""
     order: tuple[Standing, ...] = ("holds", "undecided", "fails")
     apart = value.interval.value - question.reference

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from twinrun.results.evidence import counted, doubt_of, names_of
 from twinrun.results.interval import Interval
-from twinrun.results.kinds.comparison import ClaimComparison, badness
-from twinrun.results.question import Question, Value
+from twinrun.results.kinds.comparison import ValueComparison, badness
+from twinrun.results.question import Question, QuestionValue
 from twinrun.results.verdicts import NotAskedError
 from twinrun.workloads.curve_distance import largest_difference, values_of
 from twinrun.workloads.workload import PointRecord
@@ -27,7 +27,7 @@ def lacking(question: Question, found: Sequence[PointRecord]) -> str:
     return f"needs two world sizes; this run has {names_of(found) or 'none'}"
 
 
-def values(question: Question, found: Sequence[PointRecord]) -> Iterator[Value]:
+def values(question: Question, found: Sequence[PointRecord]) -> Iterator[QuestionValue]:
     """Yield the distance of the points in a fact or in a curve, or the value of each."""
     metric = question.metric
     if metric.fact:
@@ -46,29 +46,29 @@ def values(question: Question, found: Sequence[PointRecord]) -> Iterator[Value]:
             if doubt := doubt_of([(point, one)], question.terms.metrics, per=question.claim.per):
                 raise NotAskedError(f"at {point.id} {doubt}")
             interval = counted(point, one, metric, question.record.gpu, per=question.claim.per)
-            yield Value(interval=interval, place=point.id, behind=((point, one),))
+            yield QuestionValue(interval=interval, place=point.id, behind=((point, one),))
 
 
-def compare(question: Question, found: Sequence[Value]) -> ClaimComparison:
+def compare(question: Question, found: Sequence[QuestionValue]) -> ValueComparison:
     """Hold every value against the reference first, and then against each other."""
     metric, tolerance = question.metric, question.asked.tolerance
     worst = max(found, key=lambda one: badness(question, one))
     standing, value = question.limits.standing(worst.interval), worst.interval.value
     if metric.fact:
         same = f"the {metric.fact} is {'not ' if value else ''}the same at every point"
-        return ClaimComparison(standing, same, worst.interval, worst.place)
+        return ValueComparison(standing, same, worst.interval, worst.place)
     if metric.series:
         if math.isnan(value):
-            return ClaimComparison("fails", f"the {metric.id} is not a finite number {worst.place}")
+            return ValueComparison("fails", f"the {metric.id} is not a finite number {worst.place}")
         seen = f"largest relative difference {value:.2g} {worst.place}, allowed {tolerance:g}"
-        return ClaimComparison(standing, seen, worst.interval, worst.place)
+        return ValueComparison(standing, seen, worst.interval, worst.place)
     apart, _ = largest_difference([(one.interval.value,) for one in found])
     shown = question.in_unit(value)
     seen = (
         f"{shown:.4g} at {worst.place} is farthest from the reference {question.asked.value:g},"
         f" allowed {tolerance:g}; the points are {apart:.2g} apart"
     )
-    return ClaimComparison("fails" if apart > tolerance else standing, seen, worst.interval, worst.place)
+    return ValueComparison("fails" if apart > tolerance else standing, seen, worst.interval, worst.place)
 
 
 def _of_fact(found: Sequence[PointRecord], fact: str) -> float:
@@ -79,5 +79,5 @@ def _of_fact(found: Sequence[PointRecord], fact: str) -> float:
     return float(len(set(shown.values())) > 1)
 
 
-def _distance(value: float, place: str) -> Value:
-    return Value(interval=Interval(value, value, value, 1), place=place)
+def _distance(value: float, place: str) -> QuestionValue:
+    return QuestionValue(interval=Interval(value, value, value, 1), place=place)

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from twinrun.results.interval import Interval, Standing
 from twinrun.results.kinds import invariant
-from twinrun.results.kinds.comparison import ClaimComparison, held_to_reference, names_of
+from twinrun.results.kinds.comparison import ValueComparison, held_to_reference, names_of
 from twinrun.results.parity import held_within
-from twinrun.results.question import Question, Value
+from twinrun.results.question import Question, QuestionValue
 from twinrun.results.verdicts import ConditionName, NotAskedError
 from twinrun.workloads.curve_distance import CurveOutcome
 from twinrun.workloads.workload import PointRecord
 
-# What a parity that could not be decided lacks.
+# Condition that a parity lacks which could not be decided.
 UNDECIDED: dict[CurveOutcome, ConditionName] = {"other-run": "order", "no-envelope": "samples"}
 
 
@@ -34,7 +34,7 @@ def lacking(question: Question, found: Sequence[PointRecord]) -> str:
     return f"needs two whole curves, this run has {names}; `invoke compare --parity A B` holds two records"
 
 
-def values(question: Question, found: Sequence[PointRecord]) -> Iterator[Value]:
+def values(question: Question, found: Sequence[PointRecord]) -> Iterator[QuestionValue]:
     """Yield how far each curve is from the first, restated as part of its envelope; or the value of each."""
     if question.terms.metrics[question.claim.metric].series is None:
         yield from invariant.values(question, found)
@@ -48,12 +48,12 @@ def values(question: Question, found: Sequence[PointRecord]) -> Iterator[Value]:
             value = one.start / one.start_allowed
         else:
             value = one.worst.share
-        yield Value(
+        yield QuestionValue(
             interval=Interval(value, value, value, 1), place=f"{one.b} against {one.a} ({one.reason})"
         )
 
 
-def compare(question: Question, found: Sequence[Value]) -> ClaimComparison:
+def compare(question: Question, found: Sequence[QuestionValue]) -> ValueComparison:
     """Take the worst curve, whose envelope is its limit, for all; values are held as invariants."""
     if question.terms.metrics[question.claim.metric].series is None:
         return invariant.compare(question, found)
@@ -62,4 +62,4 @@ def compare(question: Question, found: Sequence[Value]) -> ClaimComparison:
     worst = held_within(question.claim, question.record, points(question))[0]
     interval = Interval(worst.distance, worst.distance, worst.distance, 1)
     standing: Standing = "holds" if worst.outcome == "inside" else "fails"
-    return ClaimComparison(standing, f"{worst.b} against {worst.a}: {worst.reason}", interval)
+    return ValueComparison(standing, f"{worst.b} against {worst.a}: {worst.reason}", interval)

@@ -8,8 +8,8 @@ from itertools import pairwise
 from twinrun.results.bounds import beyond
 from twinrun.results.evidence import Located, counted, doubt_of, found_of, kept_per_doubling
 from twinrun.results.interval import quotient
-from twinrun.results.kinds.comparison import ClaimComparison, held_to_reference, named_or_large, names_of
-from twinrun.results.question import Question, Value
+from twinrun.results.kinds.comparison import ValueComparison, held_to_reference, named_or_large, names_of
+from twinrun.results.question import Question, QuestionValue
 from twinrun.results.verdicts import NotAskedError
 from twinrun.workloads.workload import PointRecord
 
@@ -36,13 +36,13 @@ def lacking(question: Question, found: Sequence[PointRecord]) -> str:
     return f"{reason}, and from {first.id} to {last.id} it keeps {over.median / under.median:.3f}"
 
 
-def values(question: Question, found: Sequence[PointRecord]) -> Iterator[Value]:
+def values(question: Question, found: Sequence[PointRecord]) -> Iterator[QuestionValue]:
     """Yield the ratio of the claim, or what a device keeps from each size to the next, for a doubling."""
     if question.restated:
         for smaller, larger in _doublings(found):
             behind = (_pair(question, smaller), _pair(question, larger))
             place = f"{smaller.id} to {larger.id}"
-            yield Value(interval=kept_per_doubling(*behind), place=place, behind=behind)
+            yield QuestionValue(interval=kept_per_doubling(*behind), place=place, behind=behind)
         return
     over, under = (_pair(question, point) for point in found)
     metric, gpu, per = question.metric, question.record.gpu, question.claim.per
@@ -55,10 +55,10 @@ def values(question: Question, found: Sequence[PointRecord]) -> Iterator[Value]:
                 why = f"{scaling.title} is {excess}; {few[0].id} is too slow"
                 raise NotAskedError(why, condition="bounds")
     place = f"{over[0].id} over {under[0].id}"
-    yield Value(interval=quotient(*sides), place=place, behind=(over, under))
+    yield QuestionValue(interval=quotient(*sides), place=place, behind=(over, under))
 
 
-def compare(question: Question, found: Sequence[Value]) -> ClaimComparison:
+def compare(question: Question, found: Sequence[QuestionValue]) -> ValueComparison:
     """Hold the worst ratio against the reference."""
     return held_to_reference(question, found)
 

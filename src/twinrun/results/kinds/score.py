@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from twinrun.results.kinds import absolute
-from twinrun.results.kinds.comparison import ClaimComparison, held_to_reference
-from twinrun.results.question import Question, Value
+from twinrun.results.kinds.comparison import ValueComparison, held_to_reference
+from twinrun.results.question import Question, QuestionValue
 from twinrun.workloads.workload import PointRecord
 
 
@@ -20,11 +20,11 @@ def lacking(question: Question, found: Sequence[PointRecord]) -> str:
     return "" if found else f"this run has no {question.metric.id} of {question.asked.measurement}"
 
 
-def values(question: Question, found: Sequence[PointRecord]) -> Iterator[Value]:
+def values(question: Question, found: Sequence[PointRecord]) -> Iterator[QuestionValue]:
     """Yield the score of each point; raises NotAskedError."""
     yield from absolute.values(question, found)
 
 
-def compare(question: Question, found: Sequence[Value]) -> ClaimComparison:
+def compare(question: Question, found: Sequence[QuestionValue]) -> ValueComparison:
     """Hold the score that is worst for the claim against the published one."""
     return held_to_reference(question, found)

@@ -12,21 +12,11 @@ from itertools import product
 
 from twinrun.protocol.bench import name_of
 from twinrun.protocol.measurements import Measurement
-from twinrun.workloads.account import (
-    NOT_COLLECTED,
-    TEXT,
-    Account,
-    Allowed,
-    Gap,
-    facts_held,
-    held,
-    series_held,
-    shown,
-)
+from twinrun.workloads.account import NOT_COLLECTED, TEXT, Allowed, facts_held, held, series_held, shown
 from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint, BenchTables
 from twinrun.workloads.bench.numbers import work_of
 from twinrun.workloads.bench.work import amounts_of, same
-from twinrun.workloads.workload import Point, PointRecord
+from twinrun.workloads.workload import Account, Gap, Point, PointRecord
 
 _CALL = "[^/@]+"
 MEASURED = {
@@ -303,7 +293,7 @@ def of_recipe(tables: BenchTables, part: BenchPlan, points: Sequence[Point[Bench
         settings = point.part.settings
         yield from held(f"{path}.settings", sorted(settings), sorted({**options, **case}))
         for name, value in settings.items():
-            # What was asked for by --set stands in the plan's options, and holds at every case.
+            # Options of --set stand in the plan's options, and holds at every case.
             allowed = [of[name] for of in (case, options) if name in of]
             if allowed and not any(same_value(value, one) for one in allowed):
                 yield Gap(path=f"{path}.settings.{name}", found=shown(value), allowed=shown(allowed))

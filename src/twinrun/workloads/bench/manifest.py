@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.manifest import Frozen
-from twinrun.manifests.recipe import SCALES, LoadedRecipe, Scale, Sweep
+from twinrun.manifests.recipe import SCALES, LoadedRecipe, Scale, ScaledTables, Sweep
 from twinrun.protocol.bench import Label, Settings, Timing, possible_names
 
 
@@ -20,14 +20,6 @@ class BenchScale(Scale):
     """Cases, in the order in which they run."""
     sweep: Sweep | None = None
     """Placements of each case; one device where there is none."""
-
-
-class BenchScales(Frozen):
-    """The three sizes."""
-
-    smoke: BenchScale
-    node: BenchScale
-    paper: BenchScale
 
 
 class Figure(Frozen):
@@ -53,7 +45,7 @@ class Figure(Frozen):
         return self
 
 
-class BenchTables(Frozen):
+class BenchTables(ScaledTables[BenchScale]):
     """Tables of recipe.toml."""
 
     bench: Timing
@@ -69,12 +61,6 @@ class BenchTables(Frozen):
     figure: tuple[Figure, ...] = ()
     cases: dict[str, Settings]
     """What the script is told at each case."""
-    scales: BenchScales
-
-    def scale(self, name: str) -> BenchScale:
-        """Return the scale called `name`."""
-        found: BenchScale = getattr(self.scales, name)
-        return found
 
     def allowed_error(self, labels: Mapping[str, str]) -> float | None:
         """Return how far a call with these labels may be from its reference; None where nobody says it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from twinrun.foundation.text import GIB, MIB
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.bench import COPY, BenchResult, Call, CallLine, Implementation, PeakRate, largest_error
 from twinrun.protocol.formulas import BUS_BANDWIDTH
@@ -17,7 +18,6 @@ from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint
 from twinrun.workloads.settings import factor, flat
 from twinrun.workloads.workload import ComparisonTerms, Point, PointRecord, Premise, Progress
 
-GIB, MIB = 1 << 30, 1 << 20
 FACTORS = (
     factor("kernels", "large", "some", "other code, or another code object"),
     factor("settings.*", "large", "some", "another shape, or other inputs"),
@@ -124,7 +124,7 @@ def _facts(call: Call) -> dict[str, Fact]:
 
 def derived(_part: BenchPlan, point: PointRecord[BenchPoint], _gpu: Gpu | None) -> tuple[Measurement, ...]:
     """Return speedups, bandwidths and shares of what the device was measured to do."""
-    # What a record lacks, its account says.
+    # The account says whatever a record lacks.
     labelled = [one for one in point.measurements if {"call", "implementation"} <= one.labels.keys()]
     times = [one for one in labelled if one.metric == "time" and one.low > 0]
     ours = [one for one in times if one.id == one.labels["call"]]

@@ -19,7 +19,7 @@ from twinrun.workloads.bench.manifest import (
     check_values,
     measurement_ids,
 )
-from twinrun.workloads.settings import Fingerprint, flat, in_words, leaves
+from twinrun.workloads.settings import Fingerprint, as_fingerprint, flat, flat_fields
 from twinrun.workloads.sweep import placement, refuse_demands, sizes
 from twinrun.workloads.workload import (
     Choice,
@@ -93,7 +93,7 @@ def plan(request: PlanRequest[BenchTables]) -> WorkloadPlan[BenchPlan, BenchPoin
     _demand_types(tables.bench.options, overrides)
     bench = overlay(tables.bench, scale=scale.set, manifest=recipe.manifest, user=overrides)
     check_values(tables, bench.options, f"--set {OPTION}")
-    # What was asked for holds at every case, also where a case has its own.
+    # A setting that was asked for holds at every case, also where a case has its own.
     asked = {name: value for name, value in bench.options.items() if f"{OPTION}{name}" in overrides}
     points = tuple(
         _point(name, bench.options | tables.cases[name] | asked, place) for name in names for place in places
@@ -174,14 +174,14 @@ def as_written(
 
 def settings(part: BenchPlan, point: Point[BenchPoint]) -> Fingerprint:
     """Return what the script is told at a case, a list as one text, and how the case is timed."""
-    timing = {f"timing.{name}": value for name, value in leaves(part.bench).items() if "." not in name}
-    return {**in_words(point.part.settings), **timing}
+    timing = {f"timing.{name}": value for name, value in flat_fields(part.bench).items() if "." not in name}
+    return {**as_fingerprint(point.part.settings), **timing}
 
 
 def job(part: BenchPlan, point: Point[BenchPoint], _attempt: int, run: Run) -> BenchJob:
     """Return the job of a case."""
     return BenchJob(
-        **run.model_dump(exclude={"data", "power"}),
+        **run.model_dump(exclude={"power"}),
         point=point.id,
         world_size=point.world_size,
         case=point.part.case,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from twinrun.foundation.text import number, percent
+from twinrun.foundation.text import TERA, number, percent
 from twinrun.manifests.claims import Claim
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.bench import COPY, Label
@@ -29,7 +29,6 @@ from twinrun.workloads.tables_and_charts import (
 )
 from twinrun.workloads.workload import Overview, PictureContext, PointRecord, RecordView
 
-TERA = 1e12
 # A call whose least time is shorter measures the launch, not the kernel.
 LEAST_MILLISECONDS = 0.005
 COLUMNS = ("ours\nms", "baseline\nms", "times\nas fast", "GB/s,\nof a copy", "bound ms,\nof bound", "error")

@@ -13,7 +13,7 @@ from twinrun.protocol.bench import COPY
 
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 Amounts = dict[str, float]
-Settings = Mapping[str, Any]
+CaseSettings = Mapping[str, Any]
 # Sequences and projections through memory; then instructions and exponentials of a state.
 SCAN = {"forward": (4, 2, 4, 3), "backward": (7, 4, 17, 5), "accumulated": (10, 6, 17, 5)}
 # Sequences through memory, and passes of the filter.
@@ -24,7 +24,7 @@ SSD = {"forward": (3, 2, 1), "backward": (5, 4, 2), "accumulated": (7, 6, 3)}
 SPECIAL = 2
 
 
-def amounts_of(formula: str, settings: Settings, labels: Mapping[str, str]) -> Amounts | None:
+def amounts_of(formula: str, settings: CaseSettings, labels: Mapping[str, str]) -> Amounts | None:
     """Return the least work by resource; None for a formula that is not known here.
 
     Args:
@@ -32,14 +32,14 @@ def amounts_of(formula: str, settings: Settings, labels: Mapping[str, str]) -> A
         labels: of the call, for its `dtype` and what else it is of.
     """
     kind, _, counted = formula.partition("-")
-    count: Callable[[str, Settings, Mapping[str, str]], Amounts] | None = _FORMULAS.get(kind)
+    count: Callable[[str, CaseSettings, Mapping[str, str]], Amounts] | None = _FORMULAS.get(kind)
     try:
         return count(counted, settings, labels) if count else None
     except (KeyError, TypeError):
         return None
 
 
-def _scan(counted: str, settings: Settings, labels: Mapping[str, str]) -> Amounts:
+def _scan(counted: str, settings: CaseSettings, labels: Mapping[str, str]) -> Amounts:
     sequences, projections, instructions, special = SCAN[counted]
     width, states, channels = BYTES[labels["dtype"]], settings["states"], settings["channels"]
     steps = settings["batch"] * settings["length"]
@@ -48,7 +48,7 @@ def _scan(counted: str, settings: Settings, labels: Mapping[str, str]) -> Amount
     return {COPY: moved, "fp32": elements * states * instructions, "exp2": elements * (states + special)}
 
 
-def _convolution(counted: str, settings: Settings, labels: Mapping[str, str]) -> Amounts:
+def _convolution(counted: str, settings: CaseSettings, labels: Mapping[str, str]) -> Amounts:
     width, channels, taps = BYTES[labels["dtype"]], settings["channels"], settings["width"]
     filters = 4 * channels * (taps + 1)
     if counted == "step":
@@ -61,7 +61,7 @@ def _convolution(counted: str, settings: Settings, labels: Mapping[str, str]) ->
     return {COPY: moved, "fp32": elements * passes * taps, "exp2": SPECIAL * elements}
 
 
-def _ssd(counted: str, settings: Settings, labels: Mapping[str, str]) -> Amounts:
+def _ssd(counted: str, settings: CaseSettings, labels: Mapping[str, str]) -> Amounts:
     width, steps = BYTES[labels["dtype"]], settings["batch"] * settings["length"]
     sizes = (
         steps * settings["heads"] * settings["head_size"],
@@ -71,7 +71,7 @@ def _ssd(counted: str, settings: Settings, labels: Mapping[str, str]) -> Amounts
     return {COPY: sum(n * size * width for n, size in zip(SSD[counted], sizes, strict=True))}
 
 
-def _attention(counted: str, settings: Settings, labels: Mapping[str, str]) -> Amounts:
+def _attention(counted: str, settings: CaseSettings, labels: Mapping[str, str]) -> Amounts:
     phase, dtype, mask = counted.partition("/")[0], labels["dtype"], labels["mask"]
     batch, heads, length, size = (settings[name] for name in ("batch", "heads", "length", "head_size"))
     if phase == "decode":
@@ -86,7 +86,7 @@ def _attention(counted: str, settings: Settings, labels: Mapping[str, str]) -> A
     return {f"{dtype}-products": products * (2.5 if phase == "backward" else 1.0)}
 
 
-def _read_and_write(_counted: str, settings: Settings, labels: Mapping[str, str]) -> Amounts:
+def _read_and_write(_counted: str, settings: CaseSettings, labels: Mapping[str, str]) -> Amounts:
     return {COPY: 2 * settings["rows"] * settings["columns"] * BYTES[labels["dtype"]]}
 
 

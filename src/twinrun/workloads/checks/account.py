@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from twinrun.workloads.account import TEXT, Account, Gap, facts_held, held, series_held
+from twinrun.workloads.account import TEXT, facts_held, held, series_held
 from twinrun.workloads.checks.manifest import ChecksPlan, ChecksPoint, ChecksTables
-from twinrun.workloads.workload import Point, PointRecord
+from twinrun.workloads.workload import Account, Gap, Point, PointRecord
 
 
 def as_planned(

@@ -12,7 +12,7 @@ from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.checks import CheckLine, ChecksJob, ChecksResult
 from twinrun.protocol.measurements import Measurement, Numbers, sampled
 from twinrun.workloads.checks.manifest import ChecksPlan, ChecksPoint, ChecksTables
-from twinrun.workloads.settings import Fingerprint, leaves
+from twinrun.workloads.settings import Fingerprint, flat_fields
 from twinrun.workloads.sweep import placement, refuse_demands, sizes
 from twinrun.workloads.workload import (
     Choice,
@@ -83,7 +83,7 @@ def describe(part: ChecksPlan, points: Sequence[Point[ChecksPoint]]) -> PlanDesc
 
 def settings(part: ChecksPlan, _point: Point[ChecksPoint]) -> Fingerprint:
     """Return how many checks run, and what each asks."""
-    each = (leaves(one, f"check.{one.id}.") for one in part.checks)
+    each = (flat_fields(one, f"check.{one.id}.") for one in part.checks)
     return {
         "checks": len(part.checks),
         **{name: value for one in each for name, value in one.items() if not name.endswith(_WORDS)},
@@ -101,7 +101,7 @@ def as_written(
 def job(part: ChecksPlan, point: Point[ChecksPoint], _attempt: int, run: Run) -> ChecksJob:
     """Return the job of a point."""
     return ChecksJob(
-        **run.model_dump(exclude={"data", "power"}),
+        **run.model_dump(exclude={"power"}),
         point=point.id,
         world_size=point.world_size,
         checks=part.checks,

@@ -7,20 +7,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from twinrun.protocol.evaluation import MEAN, NamedTask
-from twinrun.protocol.formulas import FORWARD_SHARE
-from twinrun.workloads.account import (
-    HASH,
-    TEXT,
-    Account,
-    Allowed,
-    Gap,
-    facts_held,
-    held,
-    measurements_held,
-    series_held,
-)
+from twinrun.workloads.account import HASH, TEXT, Allowed, facts_held, held, measurements_held, series_held
 from twinrun.workloads.evaluation.manifest import EvaluationPlan, EvaluationPoint, EvaluationTables
-from twinrun.workloads.workload import Point, PointRecord
+from twinrun.workloads.workload import Account, Gap, Point, PointRecord
 
 _NAME = r"[^/@]+"
 MEASURED = {

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from twinrun.foundation.errors import RunError
+from twinrun.foundation.text import GIB
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.evaluation import MEAN, EvaluationLine, EvaluationResult, ModelScores, TaskScore
 from twinrun.protocol.formulas import FORWARD_SHARE
@@ -22,7 +23,6 @@ from twinrun.workloads.evaluation.plan import ERROR, FORWARD, KEPT, RATE, SCORE
 from twinrun.workloads.settings import factor, flat
 from twinrun.workloads.workload import ComparisonTerms, Point, PointRecord, Premise, Progress
 
-GIB = 1 << 30
 # Parts of a curve over which losses are averaged.
 TENTHS = 10
 FACTORS = (

@@ -12,7 +12,7 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.text import plural
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
-from twinrun.protocol.evaluation import MEAN, EvaluationJob, GivenModel, NamedTask, PackageSource
+from twinrun.protocol.evaluation import MEAN, SAMPLES, EvaluationJob, GivenModel, NamedTask, PackageSource
 from twinrun.protocol.job import Checkpointing
 from twinrun.protocol.model_source import (
     CheckpointModel,
@@ -31,7 +31,7 @@ from twinrun.workloads.evaluation.manifest import (
     check_names,
     demand_known,
 )
-from twinrun.workloads.settings import Fingerprint, flat, leaves
+from twinrun.workloads.settings import Fingerprint, flat, flat_fields
 from twinrun.workloads.sweep import placement, refuse_demands, sizes
 from twinrun.workloads.training_terms import fingerprint, refuse_composer
 from twinrun.workloads.workload import (
@@ -184,6 +184,7 @@ def describe(part: EvaluationPlan, points: Sequence[Point[EvaluationPoint]]) -> 
             point.id: PointDescription(attempts=("the model",), steps=len(part.tasks)) for point in points
         },
         documents=_documents(part.documents) if part.documents else None,
+        files=(SAMPLES,),
         model=given,
         kernels=False,
         fingerprint=_fingerprint(part),
@@ -248,10 +249,10 @@ def as_written(
 def settings(part: EvaluationPlan, _point: Point[EvaluationPoint]) -> Fingerprint:
     """Return the fingerprint, and every other setting of the evaluation, its tasks and their documents."""
     stated = _fingerprint(part)
-    others = leaves(part.evaluation, "evaluation.")
+    others = flat_fields(part.evaluation, "evaluation.")
     for task in part.tasks:
-        others |= leaves(task, f"task.{task.name}.")
-    others |= leaves(part.documents, "documents.") if part.documents else {}
+        others |= flat_fields(task, f"task.{task.name}.")
+    others |= flat_fields(part.documents, "documents.") if part.documents else {}
     return stated | {name: value for name, value in others.items() if not _IN_WORDS.match(name)}
 
 
@@ -285,17 +286,17 @@ def job(part: EvaluationPlan, point: Point[EvaluationPoint], attempt: int, run: 
     asked = part.evaluation
     shared = run.model_dump(exclude={"checkpointing"}) | {"point": point.id, "world_size": point.world_size}
     return EvaluationJob(
-        **{name: value for name, value in shared.items() if name not in ("data", "power")},
+        **{name: value for name, value in shared.items() if name != "power"},
         tasks=part.tasks,
         shots=asked.shots,
         batch=asked.batch,
         precision=asked.precision,
         limit=asked.limit,
         training=None if part.given else _training_job(part, point, attempt, run, shared),
-        model=_given(part.given, run.model) if part.given else None,
+        model=_given(part.given, run.folders["model"]) if part.given else None,
         tokenizer=asked.tokenizer,
         every=asked.every,
-        documents=run.documents,
+        documents=run.folders.get("documents", ""),
         kept=str(PurePosixPath(run.metrics).parent / "models" / point.id),
     )
 
@@ -324,6 +325,7 @@ def _training_job(
     )
     return TrainingJob(
         **shared,
+        data=run.folders.get("data", ""),
         checkpointing=saved,
         shape=shape,
         training=training,

@@ -5,28 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from twinrun.foundation.text import GIB, MIB
 from twinrun.protocol.layout import Layout
-from twinrun.workloads.account import (
-    HASH,
-    TEXT,
-    Account,
-    Allowed,
-    Gap,
-    facts_held,
-    held,
-    measurements_held,
-    series_held,
-)
+from twinrun.workloads.account import HASH, TEXT, Allowed, facts_held, held, measurements_held, series_held
 from twinrun.workloads.training.layouts import trained
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables
-from twinrun.workloads.training.numbers import CONTROL, GIB, MIB, SOURCE_FACT, WEIGHTS_FACT, count_of
-from twinrun.workloads.workload import Point, PointRecord
+from twinrun.workloads.training.numbers import CONTROL, SOURCE_FACT, WEIGHTS_FACT, count_of
+from twinrun.workloads.workload import Account, Gap, Point, PointRecord
 
 SHARED = ("state-memory", "state-on-host", "traffic", "traffic-bytes")
 # Bytes of a number that is sent: 16 bits, or 32.
 NUMBER_BYTES = (2, 4)
 ROUNDED = 1e-6
-# What only some runs have to say, and why there is no power.
+# Facts that only some runs have, and why there is no power.
 OPTIONAL: dict[str, Allowed] = {
     SOURCE_FACT: re.compile("none: .+"),
     **{f"changes to {name}": TEXT for name in ("composer", "deepspeed", "torch")},

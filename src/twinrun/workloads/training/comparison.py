@@ -8,7 +8,7 @@ from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint
 from twinrun.workloads.training.numbers import CONTROL, WEIGHTS_FACT
 from twinrun.workloads.workload import ComparisonTerms, ControlledCurve, PointRecord, Premise
 
-# What two kinds of hardware may be apart at the first step: 1, 2 and 4 H200s are by up to 3e-4 in bf16.
+# Largest difference of two kinds of hardware at the first step: 1, 2 and 4 H200s are by up to 3e-4 in bf16.
 ROUNDING = {"fp32": 1e-6, "bf16": 1e-3}
 # How a step is computed, not what: rounding aside, these leave the loss as it is.
 ROUNDING_ONLY = {

@@ -72,7 +72,7 @@ def points(
         _check(layout, shape, mine, world=world, hardware=hardware, place=f"{manifest}:layouts.{name}")
         sizes = _microbatches(layout, shape, mine, world=world, hardware=hardware)
         if sizes:
-            # What the others are held against shows what rounding does.
+            # The point that others are held against shows the effect of rounding.
             controls = training.controls if layout.plain else 0
             part = TrainingPoint(
                 microbatches=sizes, sharding=layout.sharding, layout=layout, shape=shape, controls=controls
@@ -90,7 +90,7 @@ def points(
 
 
 def ranks_of(layout: Layout, scale: TrainingScale, hardware: Hardware, requested: Any) -> int:
-    """Return how many ranks a layout has; those of a processor share its cores."""
+    """Return how many ranks a layout has; those of a processor share its cores; raises InputError."""
     if layout.devices is not None:
         return layout.devices
     if scale.sweep.devices_per_node:

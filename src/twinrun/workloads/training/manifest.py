@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.manifest import Frozen
-from twinrun.manifests.recipe import LoadedRecipe, Scale, Sweep
+from twinrun.manifests.recipe import LoadedRecipe, Scale, ScaledTables, Sweep
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.models import AnyShape, ModelShape, member, members
 from twinrun.protocol.models.shape import Positive
@@ -49,14 +49,6 @@ class TrainingScale(Scale):
         return self.sweep.gives(point) or point in leg_names(len(self.legs))
 
 
-class TrainingScales(Frozen):
-    """The three sizes."""
-
-    smoke: TrainingScale
-    node: TrainingScale
-    paper: TrainingScale
-
-
 class LayoutEngine(Frozen):
     """A framework whose layouts the recipe's script trains, see `twinrun.train.training.with_engine`."""
 
@@ -66,7 +58,7 @@ class LayoutEngine(Frozen):
     """Settings of a layout that the training or the layout itself decides; a second value is refused."""
 
 
-class TrainingTables(Frozen):
+class TrainingTables(ScaledTables[TrainingScale]):
     """Tables of recipe.toml."""
 
     members: tuple[str, ...] = ()
@@ -80,7 +72,6 @@ class TrainingTables(Frozen):
     """Who trains layouts that are not PyTorch's own; without one every layout is."""
     named_layouts: dict[str, Layout] = Field(default_factory=dict, alias="layouts")
     """Ways to share the work that a sweep goes through; their names are its points."""
-    scales: TrainingScales
 
     @property
     def trainers(self) -> tuple[str, ...]:
@@ -102,11 +93,6 @@ class TrainingTables(Frozen):
     def models(self) -> dict[str, ModelShape]:
         """Return every model by name; raises InputError for a member that no family has."""
         return {**{name: member(name, place="members") for name in self.members}, **self.own_models}
-
-    def scale(self, name: str) -> TrainingScale:
-        """Return the scale called `name`."""
-        found: TrainingScale = getattr(self.scales, name)
-        return found
 
     @model_validator(mode="after")
     def _steps_to_time(self) -> TrainingTables:

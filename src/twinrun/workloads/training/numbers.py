@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from twinrun.foundation.errors import RunError
+from twinrun.foundation.text import GIB, MIB, TERA
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.measurements import Fact, Measurement, Numbers, Series, rate, sampled, scaled
@@ -20,10 +21,8 @@ from twinrun.workloads.training.layouts import trained
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint
 from twinrun.workloads.workload import Point, PointRecord, Progress
 
-TERA = 1e12
 # Master weights and the two moments of Adam, always in fp32.
 OPTIMIZER_BYTES = 12
-GIB, MIB = 1 << 30, 1 << 20
 # Series with the losses of control runs.
 CONTROL = "control-"
 # Facts that the formulas of ZeRO need.
@@ -179,7 +178,7 @@ def of_formulas(part: TrainingPlan, point: PointRecord[TrainingPoint]) -> Iterat
     if planned.layout is None or point.measurement("state-memory") is None:
         return
     precision = trained(part.training, planned.layout).precision
-    # What a record lacks, its account says.
+    # The account says whatever a record lacks.
     if any(count_of(point.facts, name) is None for name in (*COUNTED, "microbatch")):
         return
     microbatch = count_of(point.facts, "microbatch") or 1

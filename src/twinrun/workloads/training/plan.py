@@ -12,7 +12,7 @@ from twinrun.manifests.settings import overlay
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.storage import StorageNeed
 from twinrun.protocol.training import COMPOSER, PLAIN, Training, TrainingJob, identity
-from twinrun.workloads.settings import Fingerprint, flat, leaves
+from twinrun.workloads.settings import Fingerprint, flat, flat_fields
 from twinrun.workloads.sweep import over_nodes, placement, refuse_demands, sizes
 from twinrun.workloads.training import layouts
 from twinrun.workloads.training.estimates import (
@@ -46,7 +46,7 @@ from twinrun.workloads.workload import (
     WorkloadPlan,
 )
 
-# What ranks import of the project for each trainer; a function of theirs chooses between them.
+# Modules of the project that ranks import for each trainer; a function of theirs chooses between them.
 _MODULES = {
     COMPOSER: ("twinrun.train.composer_loop",),
     PLAIN: ("twinrun.train.data_parallel",),
@@ -286,7 +286,11 @@ def as_written(
 def settings(part: TrainingPlan, point: Point[TrainingPoint]) -> Fingerprint:
     """Return the fingerprint; of a layout, how its ranks share the work and the model that they share."""
     layout, shape = point.part.layout, point.part.shape
-    own = {**leaves(layout, "ranks."), **(leaves(shape, "ranks.model.") if shape else {})} if layout else {}
+    own = (
+        {**flat_fields(layout, "ranks."), **(flat_fields(shape, "ranks.model.") if shape else {})}
+        if layout
+        else {}
+    )
     return {**fingerprint(part.shape, part.training, part.data), **own}
 
 
@@ -322,7 +326,7 @@ def job(part: TrainingPlan, point: Point[TrainingPoint], attempt: int, run: Run)
     """Return the job of one attempt at a point, with the microbatch that it tries."""
     placed, leg = point.part, point.part.leg
     ends = {"controls": placed.controls} | ({"steps": leg.end} if leg else {})
-    shared = run.model_dump()
+    shared = run.model_dump() | {"data": run.folders.get("data", "")}
     if leg and leg.processor and run.accelerator:
         # The sensors are those of the GPUs.
         shared |= {"accelerator": False, "power": None}

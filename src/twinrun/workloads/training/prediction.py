@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from twinrun.foundation.text import number
+from twinrun.foundation.text import GIB, number
 from twinrun.predict.calibration import calibration
 from twinrun.predict.parallel_layout import Machines
 from twinrun.predict.point import PointPrediction, kept
@@ -20,7 +20,6 @@ from twinrun.workloads.workload import Hardware, Point, RecordView
 
 # The generation of software that this project's loops are.
 SOFTWARE = "twinrun-2026"
-GIB = 1 << 30
 COLUMNS = (
     Column(title="point", numeric=False),
     Column(title="s/step\npredicted"),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from twinrun.foundation.text import number, percent, plural
+from twinrun.foundation.text import TERA, number, percent, plural
 from twinrun.manifests.claims import Claim
 from twinrun.manifests.published import Reference
 from twinrun.manifests.restatements import Source
 from twinrun.manifests.vendor import Gpu
 from twinrun.workloads.tables_and_charts import ABSENT, Cell, Column, Curve, Spot, Table, text, word_columns
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables
-from twinrun.workloads.workload import TERA, PictureContext, PointRecord, Rate, RecordView
+from twinrun.workloads.workload import CardRate, PictureContext, PointRecord, RecordView
 
 TOKENS, FLOPS = ("tokens-per-second", "tokens/s"), ("model-flops", "TFLOP/s")
 # More curves than these tell nothing apart.
@@ -37,7 +37,7 @@ BESIDE_COLUMNS = (
 )
 
 
-def published_rates(drawn: PictureContext[TrainingTables]) -> Iterator[Rate]:
+def published_rates(drawn: PictureContext[TrainingTables]) -> Iterator[CardRate]:
     """Yield the absolute claims about the recipe's own configuration, then the references."""
     tables, published = drawn.recipe.tables, drawn.recipe.published
     for claim in published.claim:
@@ -58,7 +58,7 @@ def _published(
     model: str,
     size: tuple[int, int],
     drawn: PictureContext[TrainingTables],
-) -> Iterator[Rate]:
+) -> Iterator[CardRate]:
     """Yield a published speed as that of a card; nothing where its GPU or, for tokens, its model is unknown.
 
     Args:
@@ -74,7 +74,7 @@ def _published(
         formula = shape.formula
     counts = shape.flops_by_formula() if shape else {}
     count = counts.get(formula)
-    yield Rate(
+    yield CardRate(
         mark="published",
         gpu=gpu,
         model=model,
@@ -97,7 +97,7 @@ def _where(published: Claim | Reference, source: Source, kind: tuple[str, str]) 
 
 def measured_rates(
     record: RecordView[TrainingPlan, TrainingPoint], gpus: dict[str, Gpu]
-) -> Iterator[tuple[PointRecord[TrainingPoint], Rate]]:
+) -> Iterator[tuple[PointRecord[TrainingPoint], CardRate]]:
     """Yield each point of a record on GPUs whose model FLOP/s were measured, with its rate."""
     for point in record.points:
         found, tokens = point.measurement(FLOPS[0]), point.measurement(TOKENS[0])
@@ -106,7 +106,7 @@ def measured_rates(
         power, dies = point.measurement("power"), record.gpu.devices_per_card
         yield (
             point,
-            Rate(
+            CardRate(
                 mark="measured",
                 # The row of today has what the record's copy of it may lack.
                 gpu=gpus.get(record.gpu.id, record.gpu),
@@ -126,7 +126,7 @@ def measured_rates(
 
 def rates(
     records: Sequence[RecordView[TrainingPlan, TrainingPoint]], drawn: PictureContext[TrainingTables]
-) -> tuple[Rate, ...]:
+) -> tuple[CardRate, ...]:
     """Return all speeds that were published or measured; a point of a layout is no choice of hardware."""
     own = (found for record in records for found in measured_rates(record, drawn.gpus))
     return (*published_rates(drawn), *(rate for point, rate in own if point.part.layout is None))
@@ -134,14 +134,14 @@ def rates(
 
 def _largest(
     record: RecordView[TrainingPlan, TrainingPoint], gpus: dict[str, Gpu]
-) -> tuple[str, Rate] | None:
+) -> tuple[str, CardRate] | None:
     """Return name and rate of the largest point of a record; None where none was measured."""
     found = list(measured_rates(record, gpus))
     point, rate = max(found, key=lambda one: one[0].devices) if found else (None, None)
     return (point.id, rate) if point and rate else None
 
 
-def drawn_rates(drawn: PictureContext[TrainingTables], formula: str) -> list[Rate]:
+def drawn_rates(drawn: PictureContext[TrainingTables], formula: str) -> list[CardRate]:
     """Return the published speeds in a formula and in the precision of the published configuration."""
     precision = drawn.recipe.tables.training.precision
     return [one for one in published_rates(drawn) if (one.formula, one.precision) == (formula, precision)]
@@ -157,7 +157,7 @@ def published_curves(
         share: of the dense peak, instead of TFLOP/s of a card.
     """
     own, found = drawn.recipe.tables.training.model, drawn_rates(drawn, formula)
-    claims: dict[str, list[Rate]] = {}
+    claims: dict[str, list[CardRate]] = {}
     for one in found:
         if one.mark == "published":
             claims.setdefault(one.gpu.id, []).append(one)
@@ -170,9 +170,11 @@ def published_curves(
     ]
 
 
-def _by_size(references: Sequence[Rate], models: Sequence[str]) -> dict[tuple[str, str], tuple[Rate, ...]]:
+def _by_size(
+    references: Sequence[CardRate], models: Sequence[str]
+) -> dict[tuple[str, str], tuple[CardRate, ...]]:
     """Return the references of each GPU and model, in the order of `models`: the fastest of each size."""
-    found: dict[tuple[str, str], dict[float, Rate]] = {}
+    found: dict[tuple[str, str], dict[float, CardRate]] = {}
     for model in models:
         for one in references:
             if one.model == model:
@@ -182,7 +184,7 @@ def _by_size(references: Sequence[Rate], models: Sequence[str]) -> dict[tuple[st
     return {key: tuple(one for _, one in sorted(sizes.items())) for key, sizes in found.items()}
 
 
-def _claimed_curve(claims: Sequence[Rate], place: int, share: bool) -> Curve:
+def _claimed_curve(claims: Sequence[CardRate], place: int, share: bool) -> Curve:
     gpu = claims[0].gpu
     values = ", ".join(f"{number(one.flops)} TFLOP/s per card" for one in claims)
     spots = [_spot(one, share) for one in claims]
@@ -195,7 +197,7 @@ def _claimed_curve(claims: Sequence[Rate], place: int, share: bool) -> Curve:
     )
 
 
-def _reference_curve(group: Sequence[Rate], place: int, share: bool) -> Curve:
+def _reference_curve(group: Sequence[CardRate], place: int, share: bool) -> Curve:
     gpu, shares = group[0].gpu, [one.share for one in group]
     ends = " to ".join(dict.fromkeys(percent(one) for one in (min(shares), max(shares))))
     tables = dict.fromkeys(f"{one.document}, {one.where}" for one in group)
@@ -210,7 +212,7 @@ def _reference_curve(group: Sequence[Rate], place: int, share: bool) -> Curve:
     )
 
 
-def _spot(rate: Rate, share: bool) -> Spot:
+def _spot(rate: CardRate, share: bool) -> Spot:
     value = rate.share if share else rate.flops
     return Spot(x=rate.cards * rate.gpu.devices_per_card, value=value, low=value, high=value)
 
@@ -249,9 +251,9 @@ def hardware_tables(
     )
 
 
-def _fastest(rows: Iterable[Rate], *, by_model: bool) -> list[Rate]:
+def _fastest(rows: Iterable[CardRate], *, by_model: bool) -> list[CardRate]:
     """Return the fastest row of each GPU, and of each model where they are told apart."""
-    best: dict[tuple[str, str], Rate] = {}
+    best: dict[tuple[str, str], CardRate] = {}
     for row in rows:
         key = (row.gpu.id, row.model if by_model else "")
         if key not in best or row.flops > best[key].flops:
@@ -259,7 +261,7 @@ def _fastest(rows: Iterable[Rate], *, by_model: bool) -> list[Rate]:
     return list(best.values())
 
 
-def _hardware_row(row: Rate) -> tuple[Cell, ...]:
+def _hardware_row(row: CardRate) -> tuple[Cell, ...]:
     power = row.gpu.power_w
     energy = row.tokens / power * KILOWATT_HOUR / 1e6 if row.tokens and power else None
     origins = {
@@ -275,7 +277,7 @@ def _hardware_row(row: Rate) -> tuple[Cell, ...]:
     )
 
 
-def _speeds(row: Rate) -> tuple[Cell, ...]:
+def _speeds(row: CardRate) -> tuple[Cell, ...]:
     tokens = f"{row.tokens:,.0f}" if row.tokens else ABSENT
     return text(number(row.flops)), text(percent(row.share)), text(tokens)
 
@@ -318,7 +320,7 @@ def beside(
     )
 
 
-def _beside_row(row: Rate, here: Rate) -> tuple[Cell, ...]:
+def _beside_row(row: CardRate, here: CardRate) -> tuple[Cell, ...]:
     return (
         text(f"{row.cards:g} x {row.gpu.name}", f"{row.label}: {row.where}"),
         *_speeds(row),
@@ -327,7 +329,7 @@ def _beside_row(row: Rate, here: Rate) -> tuple[Cell, ...]:
     )
 
 
-def _beside_notes(drawn: PictureContext[TrainingTables], here: Rate, *, own: bool) -> Iterator[str]:
+def _beside_notes(drawn: PictureContext[TrainingTables], here: CardRate, *, own: bool) -> Iterator[str]:
     yield f"TFLOP/s: {here.formula}; share: of the dense bf16 peak of a card."
     if not own:
         yield f"This model was not published on an {here.gpu.name}."

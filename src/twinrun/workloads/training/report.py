@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from twinrun.foundation.text import number, plain
 from twinrun.manifests.published import PublishedClaims
 from twinrun.protocol.measurements import Measurement
-from twinrun.workloads.curve_charts import curves_of, distance_in_words, distances, parity_charts
+from twinrun.workloads.curve_charts import distance_in_words, distances, parity_charts, series_chart
 from twinrun.workloads.curve_distance import parity
 from twinrun.workloads.tables_and_charts import Chart, Column, Curve, LineChart, Spot, Table, measured, text
 from twinrun.workloads.training.comparison import loss_of
@@ -240,7 +240,7 @@ def _losses(record: RecordView[TrainingPlan, TrainingPoint], published: Publishe
     if not points:
         return []
     note = distance_in_words(points, "loss")
-    found: list[Chart] = [curves_of(points, "loss", title="Loss at every point", label=LOSS, note=note)]
+    found: list[Chart] = [series_chart(points, "loss", title="Loss at every point", label=LOSS, note=note)]
     claims = [claim for claim in published.claim if claim.is_distance and claim.metric == "loss"]
     allowed = [claim.tolerance for claim in claims if claim.kind == "invariant"]
     if len(points) > 1 and allowed:
