@@ -202,7 +202,8 @@ def templates(session: nox.Session) -> None:
     session.run("rm", "-rf", str(clone), external=True)
     session.run("git", "clone", "--quiet", ".", str(clone), external=True)
     with session.chdir(clone):
-        for workload in sorted(path.name for path in Path("src/twinrun/workloads").iterdir() if path.is_dir()):
+        folders = (path for path in Path("src/twinrun/workloads").iterdir() if path.is_dir())
+        for workload in sorted(path.name for path in folders):
             answers = (f"name=baked-{workload}", f"workload={workload}")
             session.run("cookiecutter", "--no-input", "templates/recipe", "-o", "recipes", *answers)
         session.env["PYTHONPATH"] = str(clone / "src")

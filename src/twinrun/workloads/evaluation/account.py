@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from twinrun.protocol.evaluation import MEAN, NamedTask
+from twinrun.protocol.formulas import FORWARD_SHARE
 from twinrun.workloads.account import HASH, TEXT, Allowed, facts_held, held, measurements_held, series_held
 from twinrun.workloads.evaluation.manifest import EvaluationPlan, EvaluationPoint, EvaluationTables
 from twinrun.workloads.workload import Account, Gap, Point, PointRecord
