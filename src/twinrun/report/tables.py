@@ -12,7 +12,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from twinrun.report.words import (
-    conditions,
+    shown_conditions,
     heading,
     measured_value,
     outcome,
@@ -131,7 +131,7 @@ def run_tables(run: FinishedRun) -> Group:
 
 def condition_table(verdict: Verdict) -> View:
     """Return each condition of a verdict with what was seen."""
-    rows = tuple(tuple(text(cell) for cell in row) for row in conditions(verdict))
+    rows = tuple(tuple(text(cell) for cell in row) for row in shown_conditions(verdict))
     columns = word_columns("met", "condition", "seen")
     return View(Table(title=f"Conditions of {verdict.claim}", columns=columns, rows=rows))
 
