@@ -5,7 +5,6 @@ import pytest
 from tests.records import PROJECT, judge, training_record
 from tests.report.committed import changed, judged, newest, restated, verdict
 from twinrun.report.words import (
-    shown_conditions,
     departures,
     heading,
     headline,
@@ -14,6 +13,7 @@ from twinrun.report.words import (
     published_neutral,
     published_value,
     reason,
+    shown_conditions,
     tone,
 )
 from twinrun.results.verdicts import AsPublished, AsRestated, Condition, ConditionName

@@ -12,13 +12,13 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from twinrun.report.words import (
-    shown_conditions,
     heading,
     measured_value,
     outcome,
     published_neutral,
     published_value,
     reason,
+    shown_conditions,
 )
 from twinrun.results.finished_run import FinishedRun
 from twinrun.results.verdicts import FAILURES, Outcome, Verdict
