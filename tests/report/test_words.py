@@ -5,7 +5,6 @@ import pytest
 from tests.records import PROJECT, judge, training_record
 from tests.report.committed import changed, judged, newest, restated, verdict
 from twinrun.report.words import (
-    conditions,
     departures,
     heading,
     headline,
@@ -14,6 +13,7 @@ from twinrun.report.words import (
     published_neutral,
     published_value,
     reason,
+    shown_conditions,
     tone,
 )
 from twinrun.results.verdicts import AsPublished, AsRestated, Condition, ConditionName
@@ -131,4 +131,4 @@ def test_what_was_not_judged_says_what_it_needs() -> None:
         "0 of 4 claims reproduced as published, 1 needs the published hardware, 2 are undecided,"
         " 1 needs a whole record."
     )
-    assert conditions(record.verdicts[1]) == [("!", "the samples decide", "seen")]
+    assert shown_conditions(record.verdicts[1]) == [("!", "the samples decide", "seen")]

@@ -170,7 +170,7 @@ def page_environment() -> Environment:
         words.tone,
         words.reason,
         words.departures,
-        words.conditions,
+        words.shown_conditions,
         hardware,
         summary.software,
         summary.label,

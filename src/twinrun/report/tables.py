@@ -12,13 +12,13 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from twinrun.report.words import (
-    conditions,
     heading,
     measured_value,
     outcome,
     published_neutral,
     published_value,
     reason,
+    shown_conditions,
 )
 from twinrun.results.finished_run import FinishedRun
 from twinrun.results.verdicts import FAILURES, Outcome, Verdict
@@ -131,7 +131,7 @@ def run_tables(run: FinishedRun) -> Group:
 
 def condition_table(verdict: Verdict) -> View:
     """Return each condition of a verdict with what was seen."""
-    rows = tuple(tuple(text(cell) for cell in row) for row in conditions(verdict))
+    rows = tuple(tuple(text(cell) for cell in row) for row in shown_conditions(verdict))
     columns = word_columns("met", "condition", "seen")
     return View(Table(title=f"Conditions of {verdict.claim}", columns=columns, rows=rows))
 

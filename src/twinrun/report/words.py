@@ -71,7 +71,7 @@ def departures(verdict: Verdict) -> str:
     return "; ".join(verdict.departures)
 
 
-def conditions(verdict: Verdict) -> list[tuple[str, str, str]]:
+def shown_conditions(verdict: Verdict) -> list[tuple[str, str, str]]:
     """Return each condition of the outcome that counts: its sign, its question and what was seen."""
     found = verdict.here.conditions if verdict.here else verdict.conditions
     return [(SIGNS["reproduced" if one.met else "failed"], QUESTIONS[one.name], one.seen) for one in found]
