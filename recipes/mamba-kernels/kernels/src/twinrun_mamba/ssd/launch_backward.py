@@ -128,7 +128,7 @@ def run_values(
     products: Tensor, grads: Tensor, inputs: Inputs, sizes: Sizes, kept: Kept, grad: Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """Return the gradients of x and of D, and by row those of its step size: whole, and by the last state."""
-    x, row = inputs.x, options("value_gradients", inputs.x)
+    x, row = inputs.x, options("value_gradients", inputs)
     constants = blocks(sizes, row)
     dx = empty((sizes.batch, sizes.length, sizes.heads, sizes.P), x.dtype, x.device)
     dsteps, reaching = (empty(tuple(kept.steps.shape), torch.float32, x.device) for _ in range(2))
@@ -171,7 +171,7 @@ def run_product_gradients(
     products: Tensor, inputs: Inputs, sizes: Sizes, kept: Kept, grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradient of the products of C and B, and sums with them over rows and over columns."""
-    x, row = inputs.x, options("product_gradients", inputs.x)
+    x, row = inputs.x, options("product_gradients", inputs)
     constants = blocks(sizes, row)
     del constants["N"], constants["BLOCK_N"]
     tall, wide = sizes.Q // constants["BLOCK_M"], sizes.Q // constants["BLOCK_K"]
@@ -211,7 +211,7 @@ def run_projections(
     dproducts: Tensor, grads: Tensor, inputs: Inputs, sizes: Sizes, kept: Kept, grad: Tensor
 ) -> tuple[tuple[Tensor, Tensor], Tensor]:
     """Return the gradients of B and of C, and what rows have of the decay from the first state."""
-    row, device = options("projection_gradients", inputs.x), inputs.x.device
+    row, device = options("projection_gradients", inputs), inputs.x.device
     constants = blocks(sizes, row)
     parts, rows = triton.cdiv(sizes.N, constants["BLOCK_N"]), sizes.Q // constants["BLOCK_M"]
     members, splits = split_of(sizes, parts * rows)
