@@ -160,4 +160,4 @@ def test_an_unknown_architecture(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         budgets.main(["sm_90", "nope"])
     assert caught.value.code == 2
-    assert "found nope, allowed gfx90a, gfx942, sm_80, sm_90" in capsys.readouterr().err
+    assert "found nope, allowed gfx90a, gfx942, gfx950, sm_80, sm_90" in capsys.readouterr().err
