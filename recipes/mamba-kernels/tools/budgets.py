@@ -155,9 +155,11 @@ def flat_accesses(code: Sequence[Instruction]) -> int:
 
 
 def _disassembled(code_object: Path) -> list[tuple[str, list[Instruction]]]:
-    objdump = next(filter(None, map(shutil.which, ("llvm-objdump-19", "llvm-objdump"))), None)
+    # The newest knows every architecture.
+    programs = (*(f"llvm-objdump-{number}" for number in range(29, 18, -1)), "llvm-objdump")
+    objdump = next(filter(None, map(shutil.which, programs)), None)
     if objdump is None:
-        raise CompileError("needs llvm-objdump, of Debian's llvm-19")
+        raise CompileError("needs llvm-objdump, of Debian's llvm-19 or newer")
     text = subprocess.run([objdump, "-d", code_object], capture_output=True, text=True, check=True).stdout
     found = _FUNCTION.findall(text)
     return [(name, list(_instructions(int(start, 16), body))) for start, name, body in found]

@@ -76,7 +76,7 @@ def mamba_chunk_scan_combined(
     """
     given = (x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens)
     # The switch that decides how torch itself multiplies fp32.
-    tf32 = x.dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    tf32 = isinstance(x, Tensor) and x.dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
     numbers = (chunk_size, dt_softplus, *_limits(dt_limit), tf32)
     return _SCAN(*given, *numbers, return_final_states, return_varlen_states, state_dtype, backend)
 
