@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from twinrun.planning.project import Project
 from twinrun.report.kernels_page import bar, kernels, rows_of
 from twinrun.results.reading import read_record
 
@@ -16,7 +17,7 @@ BENCHED = [path for path in RECORDS if path.parents[1].name in {"flash-attention
 
 @pytest.mark.parametrize("path", BENCHED, ids=lambda path: path.parents[1].name + path.stem)
 def test_every_timed_call_has_a_row(path: Path) -> None:
-    record = read_record(path)
+    record = read_record(path, Project(ROOT))
     calls = {
         (point.id, one.labels["call"])
         for point in record.points
