@@ -289,7 +289,7 @@ def test_small_calls_are_timed_with_it_and_without(
     assert entry.in_use.native is None
 
 
-class Summed(torch.autograd.Function):
+class Summed(torch.autograd.Function):  # type: ignore[misc]
     """Sums, in bf16, whose gradient is made of them."""
 
     @staticmethod
