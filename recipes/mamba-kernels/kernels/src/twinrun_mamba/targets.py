@@ -190,9 +190,17 @@ def _build_targets() -> dict[str, BuildTarget]:
     # The oldest that were tried on it.
     newer = ("clang 22 with lld, or hipcc 7", partial(amd_compiler, 22, 7))
     code_objects = [
-        BuildTarget(arch, ".hsaco", *made_by, flags, (*AMD_FLAGS, *flags), _build_hsaco, fits=True)
-        for arch, made_by in (("gfx90a", clang), ("gfx942", clang), ("gfx950", newer))
-        for flags in ((f"--offload-arch={arch}",),)
+        BuildTarget(
+            arch=arch,
+            suffix=".hsaco",
+            needs=needs,
+            compiler=found,
+            flags=(f"--offload-arch={arch}",),
+            listing=(*AMD_FLAGS, f"--offload-arch={arch}"),
+            build=_build_hsaco,
+            fits=True,
+        )
+        for arch, (needs, found) in (("gfx90a", clang), ("gfx942", clang), ("gfx950", newer))
     ]
     ptx = BuildTarget("ptx", ".ptx", *nvcc, ("-arch=compute_80",), NVIDIA_FLAGS, _build_ptx)
     cxx = ("a C++17 compiler", cpu_compiler)
