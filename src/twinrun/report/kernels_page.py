@@ -10,7 +10,7 @@ from html import escape
 from twinrun.foundation.text import markdown_table
 from twinrun.results.record import Record, hardware
 
-# What is timed where a record names no mode.
+# The mode of a record that names none.
 KERNELS = "kernels"
 # Of the picture: pixels of a bar at the whole bound, and of a bar's height.
 BAR_WIDTH, BAR_HEIGHT = 120, 10
