@@ -161,12 +161,8 @@ def distance(
         add(*far_gpu)
     if shape.family not in software.families:
         add(known.family, f"no row of the family {shape.family}")
-    figures = {
-        "parameters": shape.parameters(),
-        "sequence": shape.sequence,
-        "tokens": round(tokens),
-        "devices": machines.devices,
-    }
+    figures = {"parameters": shape.parameters(), "sequence": shape.sequence, "tokens": round(tokens)}
+    figures["devices"] = machines.devices
     for name, value in figures.items():
         fitted = software.fitted[name]
         if doublings := fitted.doublings(value):

@@ -31,8 +31,8 @@ class Offer:
     """Price of a device for an hour; without a price device-hours are counted."""
 
     def __str__(self) -> str:
-        nodes = self.machines.nodes
-        return f"{self.machines.gpu.name}, {nodes} x {self.machines.devices_per_node} devices"
+        one = self.machines
+        return f"{one.gpu.name}, {one.nodes} x {one.devices_per_node} devices"
 
 
 @dataclass(frozen=True)
@@ -130,11 +130,9 @@ def layouts(work: ModelWork, machines: Machines, like: ParallelLayout) -> Iterat
         whole = machines.devices % cut == 0 and like.global_batch % (machines.devices // cut) == 0
         if not whole or (parts > 1 and (pipeline == 1 or work.layers % (pipeline * parts))):
             continue
-        sizes = _divisors(like.global_batch // (machines.devices // cut))
-        if parts > 1:
-            # Whole rounds of the stages alone.
-            share = like.global_batch // (machines.devices // cut)
-            sizes = [size for size in sizes if share // size % pipeline == 0]
+        share = like.global_batch // (machines.devices // cut)
+        # Parts of a stage take whole rounds of the stages.
+        sizes = [size for size in _divisors(share) if parts == 1 or share // size % pipeline == 0]
         for shards, again, microbatch in product(SHARDS, RECOMPUTATIONS, sizes):
             yield replace(
                 like,
