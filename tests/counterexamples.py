@@ -83,7 +83,10 @@ def _at_share_of_peak(recipe: str, claim: Claim, value: float) -> Record:
     assert claim.here
     rate = value * PROJECT.gpus[GPU].device_peak_flops / 1e12
     settings = configured(recipe, claim, scale="node") if claim.configuration else ()
-    return _sweep(recipe, {claim.here.least_devices: rate}, settings=settings)
+    # The model that a plan takes by itself may need more devices than the claim.
+    sizes = (one.world_size for one in plan(recipe, gpu=GPU, scale="node", settings=settings).points)
+    least = min(size for size in sizes if size >= claim.here.least_devices)
+    return _sweep(recipe, {least: rate}, settings=settings)
 
 
 def _at_kept(recipe: str, claim: Claim, value: float) -> Record:
