@@ -144,6 +144,8 @@ class LoadedRecipe(Frozen, Generic[Tables]):
     published: PublishedClaims
     folder: str
     """Relative to the root."""
+    units: dict[str, str] = Field(default_factory=dict)
+    """Canonical unit of each metric, those that the recipe brings among them."""
 
     @property
     def manifest(self) -> str:

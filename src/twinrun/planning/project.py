@@ -106,6 +106,7 @@ class Project:
             tables=tables,
             published=load_published(folder),
             folder=folder.relative_to(self.root).as_posix(),
+            units={name: metric.unit for name, metric in self.metrics.items()},
         )
         self._check(loaded, workload, folder)
         return loaded

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from twinrun.foundation.manifest import Frozen
 from twinrun.protocol.job import Job, Result
 from twinrun.protocol.layout import Arithmetic, Layout
+from twinrun.protocol.measurements import Measurement
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.models.shape import ActivationCheckpointing, Positive
 from twinrun.protocol.power import PowerReading, PowerSource
@@ -70,6 +71,17 @@ class Optimizer(Frozen):
         return self
 
 
+class Validation(Frozen):
+    """When the loss is taken on which other sequences; gives the metric `validation-loss`."""
+
+    data: str
+    """Name of one of the recipe's data sets."""
+    every: Positive
+    """Optimizer steps between two; the last step has one too."""
+    sequences: Positive
+    """The first so many of the data."""
+
+
 class Training(Frozen):
     """A training configuration, whatever it runs on."""
 
@@ -123,6 +135,11 @@ class Training(Frozen):
     """
     summation: Literal["fast", "canonical"] = "fast"
     """`canonical` sums microbatches in one fixed tree: bit-identical on 1, 2, 4, ... ranks, at a cost."""
+    reports: dict[str, str] = Field(default_factory=dict)
+    """Further metrics that the script reports, each with its unit; rows of recipes/metrics.toml, or of a file
+    `metrics.toml` beside recipe.toml."""
+    validation: Validation | None = None
+    """The loss on other data than is trained on; none is taken where not given."""
     optimizer: Optimizer
 
 
@@ -177,6 +194,8 @@ class TrainingJob(Job):
     """How the ranks share the work where that is more than sharding."""
     data: str
     """Folder of prepared shards."""
+    validation_data: str = ""
+    """Folder of prepared shards that nothing is trained on; empty where there is no validation."""
     control: NotNegative = 0
     """Which control run this is; 0 is the run itself."""
     power: PowerReading | None = None
@@ -272,3 +291,7 @@ class TrainingResult(Result):
     changes: dict[str, str] = Field(default_factory=dict)
     """What the trainer changes of a framework, by the framework's name."""
     power: PowerSource
+    reported: tuple[Measurement, ...] = ()
+    """What the recipe's script reports by `Meter.report`."""
+    validation: tuple[tuple[int, float], ...] = ()
+    """Steps and the validation losses after them, in nats per token."""

@@ -55,17 +55,24 @@ def rank_commands(
 
 
 def shared_settings(
-    selection: Selection, *, run: Path, data: Path | None, inside: Callable[[Path], str]
+    selection: Selection,
+    *,
+    run: Path,
+    data: Path | None,
+    documents: Path | None = None,
+    inside: Callable[[Path], str],
 ) -> Run:
     """Return what the jobs of all points share; folders and attempt are filled in for each.
 
     Args:
         data: folder of the prepared data, None where ranks read none.
+        documents: folder of further data; found by what decides it where this run did not prepare it.
         inside: says how the ranks see a folder.
     """
-    documents, model = selection.description.documents, selection.description.model
-    read = data_folder(documents, data=cache_root() / "data", python="") if documents else None
-    folders = {"data": data, "documents": read, "model": model_folder(model) if model else None}
+    request, model = selection.description.documents, selection.description.model
+    if documents is None and request:
+        documents = data_folder(request, data=cache_root() / "data", python="")
+    folders = {"data": data, "documents": documents, "model": model_folder(model) if model else None}
     return Run(
         recipe=selection.plan.recipe,
         accelerator=selection.accelerator,

@@ -318,6 +318,8 @@ class PlanDescription:
     """Model that is there and is read, None where there is none."""
     identity: Mapping[str, str] = field(default_factory=dict)
     """What a checkpoint must have in common with a run that goes on from it, before any data."""
+    reports: tuple[str, ...] = ()
+    """Further numbers that the recipe's script gives, by metric."""
     kernels: bool = True
     """Whether the kernels that the recipe names are run; they are compiled only then."""
     files: tuple[str, ...] = ()
