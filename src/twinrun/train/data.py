@@ -54,7 +54,7 @@ def load_corpus(job: TrainingJob, *, least: int | None = None) -> Corpus:
         raise damaged(index)
     rank, ranks = rank_variable("LOCAL_RANK", 0), rank_variable("LOCAL_WORLD_SIZE", 1)
     shards = json.loads(index.read_text())["shards"]
-    if any(shard["column_encodings"] != [encoding_of(corpus.sequence)] for shard in shards):
+    if any(shard["column_encodings"] != [encoding_of(corpus.origin)] for shard in shards):
         raise damaged(index)
     for shard in shards[rank::ranks]:
         _verify(folder, shard)

@@ -88,6 +88,11 @@ def _data(source: DataSource, seed: int) -> Iterator[tuple[str, Value]]:
         found = getattr(source, name)
         if value := BUILT_IN.get(name) if source.kind == "standard-library" else found:
             yield name, value
+    if source.kind == "local" and source.sha256:
+        yield "sha256", source.sha256
+    for name in ("form", "column", "end"):
+        if (given := getattr(source, name)) != type(source).model_fields[name].default:
+            yield name, given
     yield "order_seed", seed
 
 
