@@ -181,8 +181,8 @@ class DataSource(Frozen):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """SHA-256 over sorted lines `name sha256` of the local files; `invoke data` says it."""
     form: Literal["json", "parquet", "text", "tokens", "mds"] = "json"
-    """`json`: an object a line. `parquet`: a table. `text`: a document a file. `tokens`: numbers, little-endian,
-    after a header. `mds`: shards of mosaicml-streaming, by their `index.json`."""
+    """`json`: an object a line. `parquet`: a table. `text`: a document a file. `tokens`: little-endian
+    numbers after a header. `mds`: shards of mosaicml-streaming, by their `index.json`."""
     column: str = "text"
     """Key or column of the text."""
     header_bytes: NotNegative = 0
