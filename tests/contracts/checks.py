@@ -49,6 +49,8 @@ def check_folder(root: Path, loaded: LoadedRecipe) -> None:
     manifests = {"recipe.toml", "published.toml"}
     known = manifests | {
         "README.md",
+        "data",
+        "metrics.toml",
         "kernels",
         "results",
         "tests",

@@ -26,7 +26,7 @@ from twinrun.train.metrics import Meter
 from twinrun.train.models import Model
 from twinrun.train.optimizer import adamw, learning_rate, set_learning_rate
 from twinrun.train.sharding import GradientSync, gradient_excess, settle_buckets
-from twinrun.train.validation import Validation
+from twinrun.train.validation import ValidationLoss
 
 # Changes of this module to Composer, as the record and the recipes' deviations name them.
 CHANGES = {"composer": "the optimizer starts without a closure, which would wait for the loss"}
@@ -171,7 +171,7 @@ class StepCallback(Callback):
         self._step = 0
         self._once: GradientSync | None = None
         self._saves: CheckpointCalls | None = None
-        self._validation = Validation(job, meter)
+        self._validation = ValidationLoss(job, meter)
 
     def go_on(self, done: int, saves: CheckpointCalls) -> None:
         """Count from `done` steps, and give each that ends to `saves`."""

@@ -23,7 +23,7 @@ from twinrun.train.device import device_of
 from twinrun.train.metrics import Meter
 from twinrun.train.optimizer import learning_rate
 from twinrun.train.shared_work import SharedWorkMeter
-from twinrun.train.validation import Validation
+from twinrun.train.validation import ValidationLoss
 
 # A recipe's plain loop leaves the kernel of attention to PyTorch; layouts fix the fastest, as Composer's do.
 FREE_ATTENTION = "chosen by PyTorch"
@@ -87,7 +87,7 @@ def _steps(
 ) -> None:
     """Train the steps that no checkpoint has, saving on the way."""
     saves = checkpoints_of(job, corpus=corpus, parts=engine.parts, meter=meter)
-    validation = Validation(job, meter)
+    validation = ValidationLoss(job, meter)
     done = saves.resume()
     batches = load_batches(job, corpus)
     set_position(batches, job, corpus, step=done)

@@ -24,7 +24,7 @@ LossOfTargets = Callable[[Tensor, Tensor], Tensor]
 """Takes tokens and targets (B, S), and returns their mean cross entropy in nats per token."""
 
 
-class Validation:
+class ValidationLoss:
     """The validation of one training; every rank calls each method, and takes its share of the sequences."""
 
     def __init__(self, job: TrainingJob, meter: Meter) -> None:
