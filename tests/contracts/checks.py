@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+from twinrun.foundation.signatures import SUFFIX
 from twinrun.images.inventory import committed_inventory
 from twinrun.manifests.claims import Claim
 from twinrun.manifests.recipe import LoadedRecipe
@@ -167,7 +168,12 @@ def check_results(root: Path, loaded: LoadedRecipe) -> None:
     """Committed records agree with themselves, are of this recipe, and judged by the claims as they stand."""
     project = Project(root)
     for path in sorted((root / loaded.folder / "results").glob("[!.]*")):
-        assert RECORD_NAME.fullmatch(path.name), f"{path}: not <gpu>x<count>_<stack>_<date>.json"
+        name = path.name.removesuffix(SUFFIX)
+        assert RECORD_NAME.fullmatch(name), f"{path}: not <gpu>x<count>_<stack>_<date>.json"
+        if name != path.name:
+            # Its record is read below, and the signature with it.
+            assert path.with_name(name).is_file(), f"{path}: no record of this signature"
+            continue
         assert path.stat().st_size <= RECORD_BYTES, f"{path}: over {RECORD_BYTES} bytes"
         record = read_record(path, project)
         assert record.plan.recipe == loaded.recipe.name, f"{path}: a record of {record.plan.recipe}"
