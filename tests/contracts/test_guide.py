@@ -39,11 +39,14 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_stranger_gets_through(clone: Path, section: str) -> None:
     environment = os.environ | {"PYTHONPATH": str(clone / "src"), "COOKIECUTTER_CONFIG": os.devnull}
     for words in commands(section):
-        program = {"invoke": [sys.executable, "-m", "invoke"], "cookiecutter": [shutil.which("cookiecutter")]}
+        program = {
+            "invoke": [sys.executable, "-m", "invoke"],
+            "cookiecutter": [str(shutil.which("cookiecutter"))],
+        }
         # Installing the lock is another test's; the interpreter of the tests has what the ranks import.
         engine = ["--engine", "host"] if words[:2] == ["invoke", "run"] and "paper" not in words else []
         done = subprocess.run(
-            [*map(str, program[words[0]]), *words[1:], *engine],
+            [*program[words[0]], *words[1:], *engine],
             cwd=clone,
             env=environment,
             capture_output=True,

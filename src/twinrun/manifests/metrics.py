@@ -156,7 +156,8 @@ def load_metrics(root: Path, *folders: Path) -> dict[str, Metric]:
         for number, metric in enumerate(table.metric):
             if metric.id in metrics:
                 raise InputError("given twice", place=f"{path}:metric.{number}.id", found=metric.id)
-            metrics[metric.id] = metric.model_copy(update={"neutral": {**neutral, **table.neutral, **metric.neutral}})
+            settings = {**neutral, **table.neutral, **metric.neutral}
+            metrics[metric.id] = metric.model_copy(update={"neutral": settings})
     return metrics
 
 

@@ -93,7 +93,7 @@ class Project:
             folder = real(place)
             if is_file_in(folder, "recipe.toml"):
                 return own / folder.name if folder.parent == own else self._of_user(folder)
-        if given.is_file():
+        if is_file_in(real(given.parent), given.name):
             raise InputError("a recipe is a folder", place=name, found="a file", hint=f"name {given.parent}")
         known = sorted(path.parent.name for path in own.glob("*/recipe.toml"))
         raise InputError(
