@@ -12,7 +12,7 @@ from twinrun.foundation.files import is_file_in, real
 from twinrun.foundation.manifest import read_toml, validate
 from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.manifests.metrics import Metric, load_metrics
-from twinrun.manifests.published import check_numbers, load_published
+from twinrun.manifests.published import check_numbers, check_sources, load_published
 from twinrun.manifests.recipe import LoadedRecipe, Recipe, results_of
 from twinrun.manifests.stack import LoadedStack, load_stack
 from twinrun.manifests.vendor import Gpu, Vendor, load_gpus, load_vendors
@@ -160,6 +160,8 @@ class Project:
             raise InputError(
                 "no such file in the recipe's folder", place=f"{place}:script", found=recipe.script
             )
+        keys = (recipe.publication.key, *recipe.publication.also)
+        check_sources(loaded.published, keys, place=str(folder / "published.toml"))
         workload.check(loaded, self._demands(loaded, folder / "published.toml"))
         self._check_sides(loaded, folder / "published.toml")
 

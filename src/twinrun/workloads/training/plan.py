@@ -350,7 +350,7 @@ def job(part: TrainingPlan, point: Point[TrainingPoint], attempt: int, run: Run)
         shared |= {"accelerator": False, "power": None}
     return TrainingJob(
         **shared,
-        validation_data=run.documents,
+        validation_data=run.folders.get("documents", ""),
         point=point.id,
         world_size=point.world_size,
         shape=placed.shape or part.shape,
