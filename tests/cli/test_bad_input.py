@@ -164,7 +164,10 @@ LINES: list[tuple[list[str], list[str]]] = [
     (["--help=rnu"], ["invoke --help: unknown command found: rnu"]),
     (["--list=run"], ["invoke --list: all commands are listed found: run"]),
     (["--list", "--list-format=table"], ["--list-format: unknown format"]),
-    (["cluster", "up", "--nodes", "three"], ["--nodes: not a whole number found: three allowed: a whole number"]),
+    (
+        ["cluster", "up", "--nodes", "three"],
+        ["--nodes: not a whole number found: three allowed: a whole number"],
+    ),
     (["checkpoint", "verify", "nowhere", "--step", "three"], ["--step: not a whole number found: three"]),
     (
         ["data", "c4", "--files", "three"],
