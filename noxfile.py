@@ -215,4 +215,4 @@ def templates(session: nox.Session) -> None:
 def nightly(session: nox.Session) -> None:
     """Build stacks twice from nothing, for other distributions, and on a disk that fills up."""
     session.install("-e", ".[test]")
-    session.run(*ONE_BY_ONE, "-m", "nightly and not cluster", "tests", *session.posargs)
+    session.run(*ONE_BY_ONE, "-m", "nightly and not cluster", "tests", "recipes", *session.posargs)

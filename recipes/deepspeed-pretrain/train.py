@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twinrun.train import training, worker
+from twinrun.train import training
 
 if __name__ == "__main__":
-    worker.main(training.with_engine("engines"))
+    training.main(engine="engines")

@@ -31,7 +31,7 @@ class Update(Operation):
         }
         super().__init__(inputs, torch.empty(0))
 
-    def work(self, phase: str, mode: str) -> Work:  # noqa: ARG002 - there is one
+    def work(self, phase: str, mode: str) -> Work:
         """Return the least work of a step: x and the state in, the output and the state out."""
         elements, width = self.inputs["x"].numel(), self.inputs["weight"].shape[1]
         copied = 2 * nbytes(self.inputs, "x", "conv_state") + nbytes(self.inputs, "weight", "bias")

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+from twinrun.foundation.signatures import SUFFIX
 from twinrun.images.inventory import committed_inventory
 from twinrun.manifests.claims import Claim
 from twinrun.manifests.recipe import LoadedRecipe
-from twinrun.manifests.restatements import Source
 from twinrun.manifests.stack import LoadedStack, load_stack, normalise, pins
 from twinrun.manifests.vendor import Gpu, load_gpus, load_vendors
 from twinrun.planning.plan import Plan, resolve
@@ -36,7 +36,6 @@ FRAMEWORK = ("torch", "triton", "safetensors")
 RECORD_BYTES = 300_000
 RECORD_NAME = re.compile(r"[a-z0-9.-]+x[0-9]+_[a-z0-9.-]+_[0-9]{4}-[0-9]{2}-[0-9]{2}(-[0-9]+)?\.json")
 ENTRY_NAME = re.compile(r"[A-Za-z0-9]+([_.-][A-Za-z0-9]+)*")
-PINNED_DOCUMENT = re.compile(r"github:[\w.-]+/[\w.-]+@[0-9a-f]{7,40}:\S+")
 LOCK_ENTRY = re.compile(r"^(?=[A-Za-z0-9])", re.MULTILINE)
 PINNED_ENTRY = re.compile(r"[A-Za-z0-9._-]+==[^\s;]+")
 HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}\b")
@@ -49,6 +48,8 @@ def check_folder(root: Path, loaded: LoadedRecipe) -> None:
     manifests = {"recipe.toml", "published.toml"}
     known = manifests | {
         "README.md",
+        "data",
+        "metrics.toml",
         "kernels",
         "results",
         "tests",
@@ -66,17 +67,6 @@ def check_schema_lines(root: Path, loaded: LoadedRecipe) -> None:
     for kind in ("recipe", "published"):
         path = root / loaded.folder / f"{kind}.toml"
         _opens_with_schema(path, kind, f"../../docs/reference/schemas/{kind}.schema.json")
-
-
-def check_sources(root: Path, loaded: LoadedRecipe) -> None:
-    """Every published number cites the publication or a pinned document, and says how it was derived."""
-    place, publication = f"{loaded.folder}/published.toml", loaded.recipe.publication
-    keys = (publication.key, *publication.also)
-    for name, source in _sources(loaded):
-        cited = source.document in keys or PINNED_DOCUMENT.fullmatch(source.document)
-        assert cited, f"{place}: {name} cites {source.document}, not {keys} or github:owner/repo@commit:path"
-        stated = bool(source.derivation) or source.how not in {"derived", "implied"}
-        assert stated, f"{place}: {name} is {source.how}, so its derivation must be given"
 
 
 def check_hardware(root: Path, loaded: LoadedRecipe) -> None:
@@ -165,7 +155,12 @@ def check_results(root: Path, loaded: LoadedRecipe) -> None:
     """Committed records agree with themselves, are of this recipe, and judged by the claims as they stand."""
     project = Project(root)
     for path in sorted((root / loaded.folder / "results").glob("[!.]*")):
-        assert RECORD_NAME.fullmatch(path.name), f"{path}: not <gpu>x<count>_<stack>_<date>.json"
+        name = path.name.removesuffix(SUFFIX)
+        assert RECORD_NAME.fullmatch(name), f"{path}: not <gpu>x<count>_<stack>_<date>.json"
+        if name != path.name:
+            # Its record is read below, and the signature with it.
+            assert path.with_name(name).is_file(), f"{path}: no record of this signature"
+            continue
         assert path.stat().st_size <= RECORD_BYTES, f"{path}: over {RECORD_BYTES} bytes"
         record = read_record(path, project)
         assert record.plan.recipe == loaded.recipe.name, f"{path}: a record of {record.plan.recipe}"
@@ -175,7 +170,6 @@ def check_results(root: Path, loaded: LoadedRecipe) -> None:
 RECIPE_CHECKS: tuple[Callable[[Path, LoadedRecipe], None], ...] = (
     check_folder,
     check_schema_lines,
-    check_sources,
     check_hardware,
     check_stacks,
     check_published_plan,
@@ -319,14 +313,6 @@ def imported(source: str) -> frozenset[str]:
 def _opens_with_schema(path: Path, kind: str, relative: str) -> None:
     first = path.read_text(encoding="utf-8").partition("\n")[0]
     assert first == f"#:schema {relative}", f"{path}: the first line does not name the {kind} schema"
-
-
-def _sources(loaded: LoadedRecipe) -> list[tuple[str, Source]]:
-    published = loaded.published
-    claims = [(f"claim {claim.id}", claim.source) for claim in published.claim]
-    claims += [(f"claim {claim.id}", claim.source) for claim in published.between_records]
-    claims += [(f"claim {claim.id}", claim.source) for claim in published.score_difference]
-    return claims + [(f"reference {item.label}", item.source) for item in published.reference]
 
 
 def _points(claim: Claim) -> tuple[str, ...]:

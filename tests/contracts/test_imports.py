@@ -42,6 +42,7 @@ LAYERS = (
     "runs",
     "report",
     "export",
+    "api",
     "cli",
 )
 # `images` stands beside what is made of records: neither imports the other.

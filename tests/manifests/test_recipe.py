@@ -76,7 +76,7 @@ def test_a_path_outside_is_no_recipe_even_of_a_known_name(root: Path, name: str)
 
 def test_a_copy_elsewhere_does_not_stand_for_the_recipe(root: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(root / "recipes" / RECIPE, tmp_path / "mine" / RECIPE)
-    with pytest.raises(InputError, match="unknown recipe"):
+    with pytest.raises(InputError, match="two recipes of one name"):
         load_recipe(root, str(copy))
 
 

@@ -123,7 +123,14 @@ OTHERS: dict[str, st.SearchStrategy[Any]] = {
     "devices": st.sampled_from([1, 2, "[1]", " 2 "]),
 }
 # Those of other models, of another kind of schedule, and of the plain loop alone.
-NOT_HERE = {"summation", "kernels", "layout", "parameter_type", "position_weighting", "optimizer.schedule"}
+NOT_HERE = {"reports", "validation"} | {
+    "summation",
+    "kernels",
+    "layout",
+    "parameter_type",
+    "position_weighting",
+    "optimizer.schedule",
+}
 
 
 def test_every_field_of_the_training_table_is_among_those_changed() -> None:

@@ -16,6 +16,9 @@ import pytest
 pytest.importorskip("streaming")
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
+from streaming import MDSWriter
 from streaming.base.format import reader_from_json
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -24,10 +27,16 @@ from tokenizers.pre_tokenizers import Whitespace
 from tests.train.small import documents
 from twinrun.checkpoints.hugging_face.tokenizer import END_OF_TEXT, SEPARATOR
 from twinrun.foundation.errors import InputError
+from twinrun.protocol.training import FORMS, DataSource
 from twinrun.train.corpus import Origin, Tokens, read_corpus, write_corpus
-from twinrun.train.prepare import main, prepare_texts
+from twinrun.train.prepare import main, prepare_files
 
 ORIGIN = Origin(source="test", sequence=16)
+KEYS: dict[str, Any] = {
+    "kind": "hugging-face",
+    **dict.fromkeys(("repository", "revision", "tokenizer", "tokenizer_revision"), "x"),
+}
+TEXTS = DataSource(files="*.json.gz", **KEYS)
 
 
 def stream(folder: Path) -> Any:
@@ -108,7 +117,9 @@ def write_texts(path: Path, *lines: str) -> Path:
 def test_texts_are_joined_by_the_end_of_text(tmp_path: Path, tokenizer: Path) -> None:
     second = write_texts(tmp_path / "2.json.gz", '{"text": "c unknown"}')
     first = write_texts(tmp_path / "1.json.gz", '{"text": "a b", "url": "x"}', '{"text": "b"}')
-    corpus = prepare_texts(tmp_path / "data", files=[second, first], tokenizer=tokenizer, sequence=4)
+    corpus = prepare_files(
+        tmp_path / "data", source=TEXTS, files=[second, first], tokenizer=tokenizer, sequence=4
+    )
     assert stream(tmp_path / "data").tolist() == [0, 1, 4, 1, 4, 2, 3, 4]
     assert corpus.origin.files[0].split() == ["1.json.gz", hashlib.sha256(first.read_bytes()).hexdigest()]
     assert (tmp_path / "data" / "tokenizer.json").read_bytes() == tokenizer.read_bytes()
@@ -117,6 +128,7 @@ def test_texts_are_joined_by_the_end_of_text(tmp_path: Path, tokenizer: Path) ->
 def test_the_command_takes_local_files(tmp_path: Path, tokenizer: Path) -> None:
     file = write_texts(tmp_path / "1.json.gz", '{"text": "a b c"}')
     options = ["--source", "hugging-face", "--sequence", "4", "--out", str(tmp_path / "data")]
+    options += ["--keys", TEXTS.model_dump_json()]
     assert main([*options, "--tokenizer", str(tokenizer), "--files", str(file)]) == 0
     assert stream(tmp_path / "data").tolist() == [0, 1, 2, 4]
 
@@ -125,7 +137,7 @@ def test_the_command_takes_local_files(tmp_path: Path, tokenizer: Path) -> None:
 def test_a_broken_line_is_named(tmp_path: Path, tokenizer: Path, line: str) -> None:
     file = write_texts(tmp_path / "1.json.gz", '{"text": "a"}', line)
     with pytest.raises(InputError, match=r"1\.json\.gz:2: "):
-        prepare_texts(tmp_path / "data", files=[file], tokenizer=tokenizer, sequence=1)
+        prepare_files(tmp_path / "data", source=TEXTS, files=[file], tokenizer=tokenizer, sequence=1)
     assert not (tmp_path / "data").exists()
 
 
@@ -133,9 +145,91 @@ def test_a_file_cut_short_is_named(tmp_path: Path, tokenizer: Path) -> None:
     file = write_texts(tmp_path / "1.json.gz", *['{"text": "a"}'] * 100)
     file.write_bytes(file.read_bytes()[:-10])
     with pytest.raises(InputError, match=r"1\.json\.gz"):
-        prepare_texts(tmp_path / "data", files=[file], tokenizer=tokenizer, sequence=1)
+        prepare_files(tmp_path / "data", source=TEXTS, files=[file], tokenizer=tokenizer, sequence=1)
 
 
 def test_missing_options_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--source", "hugging-face", "--sequence", "4", "--out", str(tmp_path / "data")]) == 2
-    assert "--tokenizer and --files" in capsys.readouterr().err
+    assert "--keys and --files" in capsys.readouterr().err
+
+
+def keys(form: str, **others: Any) -> DataSource:
+    return DataSource.model_validate(KEYS | {"form": form, "files": f"x{FORMS[form][0]}"} | others)
+
+
+def written(folder: Path, form: str) -> Path:
+    """Return a file of a form that says `a b`, then `c`; text has one document."""
+    texts = ["a b", "c"]
+    path = folder / ("index.json" if form == "mds" else f"x{FORMS[form][0]}")
+    if form == "json":
+        path.write_text("".join(json.dumps({"body": text}) + "\n" for text in texts))
+    elif form == "text":
+        path.write_text("a b c")
+    elif form == "parquet":
+        pyarrow.parquet.write_table(pyarrow.table({"body": texts, "other": [1, 2]}), path)
+    else:
+        with MDSWriter(out=str(folder), columns={"body": "str"}) as writer:
+            for text in texts:
+                writer.write({"body": text})
+    return path
+
+
+@pytest.mark.parametrize("form", ["json", "parquet", "text", "mds"])
+def test_every_form_gives_its_texts(tmp_path: Path, tokenizer: Path, form: str) -> None:
+    (tmp_path / "in").mkdir()
+    file = written(tmp_path / "in", form)
+    source = keys(form, column="body", end="?", width=32)
+    prepare_files(tmp_path / "data", source=source, files=[file], tokenizer=tokenizer, sequence=4)
+    expected = [0, 1, 2, 3] if form == "text" else [0, 1, 3, 2]
+    assert stream(tmp_path / "data").tolist()[:4] == expected
+    assert read_corpus(tmp_path / "data").origin.width == 32
+
+
+@pytest.mark.parametrize("form", ["json", "parquet", "mds"])
+def test_a_column_that_is_not_there_is_named(tmp_path: Path, tokenizer: Path, form: str) -> None:
+    (tmp_path / "in").mkdir()
+    file = written(tmp_path / "in", form)
+    with pytest.raises(InputError, match="text"):
+        prepare_files(tmp_path / "data", source=keys(form), files=[file], tokenizer=tokenizer, sequence=1)
+
+
+@pytest.mark.parametrize(("header", "width"), [(0, 16), (1024, 16), (0, 32)])
+def test_tokens_are_read_after_their_header(tmp_path: Path, header: int, width: int) -> None:
+    numbers = np.arange(8, dtype=f"<u{width // 8}")
+    (tmp_path / "x.bin").write_bytes(bytes(header) + numbers.tobytes())
+    source = keys("tokens", header_bytes=header, width=width)
+    prepare_files(tmp_path / "data", source=source, files=[tmp_path / "x.bin"], tokenizer=None, sequence=4)
+    assert stream(tmp_path / "data").tolist() == [*range(8)]
+
+
+@pytest.mark.parametrize(
+    ("form", "content", "said"),
+    [
+        ("json", "", "no document"),
+        ("text", "", "no document"),
+        ("tokens", "", "not tokens"),
+        ("tokens", "abc", "not tokens"),
+    ],
+)
+def test_an_empty_or_ragged_shard_is_refused(
+    tmp_path: Path, tokenizer: Path, form: str, content: str, said: str
+) -> None:
+    path = tmp_path / f"x{FORMS[form][0]}"
+    path.write_text(content)
+    with pytest.raises(InputError, match=said):
+        prepare_files(tmp_path / "data", source=keys(form), files=[path], tokenizer=tokenizer, sequence=1)
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_large_vocabulary_needs_the_width(tmp_path: Path) -> None:
+    words = {f"w{number}": number for number in range(300_000)} | {"?": 300_000, END_OF_TEXT: 300_001}
+    made = Tokenizer(WordLevel(words, unk_token="?"))
+    made.pre_tokenizer = Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "x.txt").write_text("w299999 w1")
+    given: dict[str, Any] = {"files": [tmp_path / "x.txt"], "tokenizer": tmp_path / "tokenizer.json"}
+    with pytest.raises(InputError, match="16 bits") as caught:
+        prepare_files(tmp_path / "data", source=keys("text"), sequence=1, **given)
+    assert "width = 32" in str(caught.value)
+    prepare_files(tmp_path / "data", source=keys("text", width=32), sequence=3, **given)
+    assert stream(tmp_path / "data").tolist() == [299_999, 1, 300_001]

@@ -12,7 +12,9 @@ import pytest
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("name", ["test_attention_api.py", "test_attention_numerics.py"])
+@pytest.mark.parametrize(
+    "name", ["test_attention_api.py", pytest.param("test_attention_numerics.py", marks=pytest.mark.nightly)]
+)
 def test_they_pass_in_the_interpreter(name: str) -> None:
     command = [
         sys.executable,

@@ -24,7 +24,7 @@ MODELS = (
     ("name", "options"),
     [
         ("test_ssd_api.py", ()),
-        ("test_ssd_numerics.py", ("-m", "not nightly")),
+        pytest.param("test_ssd_numerics.py", ("-m", "not nightly"), marks=pytest.mark.nightly),
         pytest.param("test_ssd_numerics.py", ("-m", "nightly"), marks=pytest.mark.nightly),
         # Most of its time goes into importing transformers anew.
         pytest.param("test_transformers.py", MODELS, marks=pytest.mark.nightly),

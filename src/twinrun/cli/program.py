@@ -7,8 +7,11 @@ refused before.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import os
 import re
+import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -25,6 +28,7 @@ from invoke.tasks import task
 
 from twinrun import __version__
 from twinrun.cli.console import exit_on_error
+from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, closest, require_known
 
 # A letter that many programs give the same meaning; every other option has its name alone.
@@ -100,8 +104,14 @@ class Commands(Program):
             try:
                 super().load_collection()
             except Exit as error:
-                hint = "change to the folder of the project, which has a tasks.py"
-                raise InputError("no commands here", place="invoke", found=error.message, hint=hint) from None
+                root = shipped_root()
+                if root is None or self.args["search-root"].value:
+                    hint = "change to the folder of the project, which has a tasks.py"
+                    raise InputError(
+                        "no commands here", place="invoke", found=error.message, hint=hint
+                    ) from None
+                self.args["search-root"].value = str(root)
+                super().load_collection()
 
     def _make_parser(self) -> Parser:
         return Parser(initial=self.initial_context, contexts=self.known.values())
@@ -154,7 +164,7 @@ class Commands(Program):
         try:
             super().load_collection()
         except Exit:
-            self.args["search-root"].value = str(Path(__file__).resolve().parents[3])
+            self.args["search-root"].value = str(shipped_root() or Path(__file__).resolve().parents[3])
             self.load_collection()
         self.list_root, self.list_depth, self.list_format = None, None, "flat"
         self.scoped_collection = self.collection
@@ -167,6 +177,22 @@ class Commands(Program):
         print(f"Usage: {usage(self.known[name])}{given}\n\n{inspect.getdoc(self.collection[name])}\n")
         if rows:
             self.print_columns(rows)
+
+
+def shipped_root() -> Path | None:
+    """Return what an installed wheel ships, copied to where its runs may be written; None in a checkout."""
+    shipped = Path(__file__).parents[1] / "checkout"
+    if not shipped.is_dir():
+        return None
+    target = cache_root() / f"project-{__version__}"
+    if not target.is_dir():
+        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+        shutil.copytree(shipped, partial)
+        with contextlib.suppress(OSError):
+            # Another process may have been faster.
+            partial.rename(target)
+        shutil.rmtree(partial, ignore_errors=True)
+    return target
 
 
 def refuse_options(context: ParserContext, words: Sequence[str]) -> None:
@@ -243,7 +269,9 @@ def _see_help(context: ParserContext) -> str:
 
 def start() -> None:
     """Run the command line; the program `invoke` of this distribution, which replaces that of Invoke."""
-    Commands(name="twinrun", binary="inv[oke]", binary_names=["invoke", "inv"], version=__version__).run()
+    Commands(
+        name="twinrun", binary="inv[oke]", binary_names=["invoke", "inv", "twinrun"], version=__version__
+    ).run()
 
 
 def take_over() -> None:

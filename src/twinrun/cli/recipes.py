@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.table import Table
@@ -12,7 +12,7 @@ from twinrun.cli.console import print_json
 from twinrun.foundation.errors import TwinrunError
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.terminal import say
-from twinrun.manifests.recipe import SCALES
+from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.planning.project import Project
 from twinrun.report.terminal import show
 from twinrun.runs.selection import Request, select
@@ -32,13 +32,18 @@ class RecipeSummary(Frozen):
 def summaries(project: Project) -> Iterator[RecipeSummary]:
     """Yield what each recipe of the project asks and offers; raises InputError for a broken one."""
     for loaded in project.recipes().values():
-        recipe = loaded.recipe
-        yield RecipeSummary(
-            recipe=loaded.folder,
-            question=recipe.question,
-            publication=f"{recipe.publication.title}, {recipe.publication.figure}",
-            scales={name: loaded.tables.scale(name).summary for name in SCALES},
-        )
+        yield summary(loaded)
+
+
+def summary(loaded: LoadedRecipe) -> RecipeSummary:
+    """Return what a recipe asks and offers."""
+    recipe = loaded.recipe
+    return RecipeSummary(
+        recipe=loaded.folder,
+        question=recipe.question,
+        publication=f"{recipe.publication.title}, {recipe.publication.figure}",
+        scales={name: loaded.tables.scale(name).summary for name in SCALES},
+    )
 
 
 def here(project: Project, recipe: str) -> str:
@@ -52,9 +57,22 @@ def here(project: Project, recipe: str) -> str:
 
 
 def recipes(root: Path, *, as_json: bool) -> None:
-    """Print a row for each recipe."""
+    """Print a row for each recipe; the error of a broken one comes after those of all others."""
     project = Project(root)
-    rows = [(one, here(project, one.recipe)) for one in summaries(project)]
+    rows, broken = list[tuple[RecipeSummary, str]](), list[TwinrunError]()
+    for name in project.recipe_names:
+        try:
+            one = summary(project.recipe(name))
+        except TwinrunError as error:
+            broken.append(error)
+        else:
+            rows.append((one, here(project, one.recipe)))
+    _print(rows, as_json=as_json)
+    if broken:
+        raise broken[0]
+
+
+def _print(rows: Sequence[tuple[RecipeSummary, str]], *, as_json: bool) -> None:
     if as_json:
         print_json([one.model_dump() | {"here": text} for one, text in rows])
         return

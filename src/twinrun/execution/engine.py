@@ -33,6 +33,8 @@ class Workspace(Frozen):
     """Prepared data sets."""
     packages: tuple[Path, ...] = ()
     """Folders of the project that ranks import from, beside its own package."""
+    recipe: Path | None = None
+    """A recipe that lies outside the project, read only."""
     source: Path | None = None
     """Checkpoints of another run, or a run folder with them, that ranks go on from."""
 

@@ -102,5 +102,4 @@ class ImageFile:
         workspace = self._workspace
         data = "rw" if command.writes_data else "ro"
         yield from ((workspace.root, "ro"), (workspace.data, data), (workspace.run, "rw"))
-        if workspace.source:
-            yield workspace.source, "ro"
+        yield from ((folder, "ro") for folder in (workspace.recipe, workspace.source) if folder)

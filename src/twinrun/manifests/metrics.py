@@ -138,15 +138,26 @@ class MetricTable(Frozen):
     metric: tuple[Metric, ...]
 
 
-def load_metrics(root: Path) -> dict[str, Metric]:
-    """Read the metrics of the project by identifier; raises InputError, also for a name given twice."""
-    path = root / FILE
+def load_metrics(root: Path, *folders: Path) -> dict[str, Metric]:
+    """Read the metrics of the project, and those that its recipes bring, by identifier.
+
+    Args:
+        folders: further recipes, which lie elsewhere.
+
+    Raises:
+        InputError: a row that is none, or a name given twice.
+    """
+    brought = [*sorted((root / FILE.parent).glob(f"*/{FILE.name}")), *(one / FILE.name for one in folders)]
     metrics: dict[str, Metric] = {}
-    table = load_toml(path, MetricTable)
-    for number, metric in enumerate(table.metric):
-        if metric.id in metrics:
-            raise InputError("given twice", place=f"{path}:metric.{number}.id", found=metric.id)
-        metrics[metric.id] = metric.model_copy(update={"neutral": {**table.neutral, **metric.neutral}})
+    neutral: dict[str, str] = {}
+    for path in (root / FILE, *(one for one in brought if one.is_file())):
+        table = load_toml(path, MetricTable)
+        neutral = neutral or table.neutral
+        for number, metric in enumerate(table.metric):
+            if metric.id in metrics:
+                raise InputError("given twice", place=f"{path}:metric.{number}.id", found=metric.id)
+            settings = {**neutral, **table.neutral, **metric.neutral}
+            metrics[metric.id] = metric.model_copy(update={"neutral": settings})
     return metrics
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import re
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,6 +25,8 @@ Accepted = str | int | float | bool | tuple[str | int | float | bool, ...]
 # Field of a fingerprint that has the rule of a task.
 RULE = "evaluation.rule."
 _SOURCE_KEYS = ("document", "where", "how", "derivation")
+# A file of a public repository at one commit.
+_PINNED = re.compile(r"github:[\w.-]+/[\w.-]+@[0-9a-f]{7,40}:\S+")
 
 
 class Missing(Frozen):
@@ -150,6 +154,30 @@ def load_published(folder: Path) -> PublishedClaims:
     if file := content.get("references"):
         content["reference"] = [*content.get("reference", []), *_read_rows(folder, str(file))]
     return validate(content, PublishedClaims, place=str(path))
+
+
+def check_sources(published: PublishedClaims, keys: Sequence[str], *, place: str) -> None:
+    """Demand that every number cites a publication of the recipe or a pinned document; raises InputError.
+
+    Args:
+        keys: those of the recipe's publications.
+    """
+    named = [(f"claim {claim.id}", claim.source) for claim in published.claim]
+    named += [(f"claim {claim.id}", claim.source) for claim in published.between_records]
+    named += [(f"claim {claim.id}", claim.source) for claim in published.score_difference]
+    named += [(f"reference {item.label}", item.source) for item in published.reference]
+    for name, source in named:
+        if source.document not in keys and not _PINNED.fullmatch(source.document):
+            raise InputError(
+                "a source is a publication of the recipe or a pinned document",
+                place=f"{place}: {name}",
+                found=source.document,
+                allowed=[*keys, "github:OWNER/REPOSITORY@COMMIT:PATH"],
+            )
+        if source.how in ("derived", "implied") and not source.derivation:
+            raise InputError(
+                "what is derived or implied says from what", place=f"{place}: {name}", found=source.how
+            )
 
 
 def check_numbers(

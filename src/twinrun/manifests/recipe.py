@@ -143,7 +143,14 @@ class LoadedRecipe(Frozen, Generic[Tables]):
     """What the workload reads of recipe.toml."""
     published: PublishedClaims
     folder: str
-    """Relative to the root."""
+    """Relative to the root; the whole path of a recipe that lies elsewhere."""
+    units: dict[str, str] = Field(default_factory=dict)
+    """Canonical unit of each metric, those that the recipe brings among them."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it lies outside the checkout."""
+        return self.folder.startswith("/")
 
     @property
     def manifest(self) -> str:

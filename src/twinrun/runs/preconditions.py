@@ -19,7 +19,7 @@ from twinrun.foundation.text import size
 from twinrun.machine.memory import processor_memory
 from twinrun.planning.project import Project
 from twinrun.runs.data import demand_fetched
-from twinrun.runs.launches import workspace_of
+from twinrun.runs.launches import script_of, workspace_of
 from twinrun.runs.models import demand_model
 from twinrun.runs.selection import Selection
 from twinrun.workloads.workload import Point
@@ -62,8 +62,7 @@ def demand_interpreter(project: Project, selection: Selection, engine: Engine) -
     """
     if selection.engine.RUNS_IMAGES:
         return
-    name = selection.plan.script
-    script = project.root / name if name.endswith(".py") else name
+    script = script_of(project.root, selection)
     packages = packages_of(script, selection.description.modules, root=project.root)
     # Every launcher starts ranks of PyTorch, whatever else a script imports.
     demand_packages(engine, packages | {"torch"}, name=selection.plan.engine)

@@ -95,25 +95,27 @@ def _measure(project: Project, selection: Selection, run: Path, display: Display
     installed = inspect(engine)
     kernels = kernel_variables(workspace, archs=_archs(project, selection), engine=engine, say=display.say)
     commands = rank_commands(selection, renderer=engine, workspace=workspace, variables=kernels)
-    data = None
-    if request := selection.description.data:
-        log = run / "log" / "data.log"
-        data = prepared_data(
+    data, documents = (
+        prepared_data(
             request,
             recipe=selection.recipe.folder,
             python=installed.python,
             engine=engine,
             workspace=workspace,
-            log=log,
+            log=run / "log" / "data.log",
             say=display.say,
         )
+        if request
+        else None
+        for request in (selection.description.data, selection.description.documents)
+    )
     if model := selection.description.model:
         prepared_model(model, say=display.say)
     done = SweepRun(
         selection=selection,
         ranks=Ranks(engine=engine, commands=commands),
         workspace=workspace,
-        shared=shared_settings(selection, run=run, data=data, inside=engine.inside),
+        shared=shared_settings(selection, run=run, data=data, documents=documents, inside=engine.inside),
         display=display,
     ).finish()
     if not any(one.point.measurements or one.point.checks for one in done):

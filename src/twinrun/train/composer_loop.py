@@ -26,6 +26,7 @@ from twinrun.train.metrics import Meter
 from twinrun.train.models import Model
 from twinrun.train.optimizer import adamw, learning_rate, set_learning_rate
 from twinrun.train.sharding import GradientSync, gradient_excess, settle_buckets
+from twinrun.train.validation import ValidationLoss
 
 # Changes of this module to Composer, as the record and the recipes' deviations name them.
 CHANGES = {"composer": "the optimizer starts without a closure, which would wait for the loss"}
@@ -52,6 +53,7 @@ def train(job: TrainingJob) -> TrainingResult:
         fit(trainer, job, model=model, corpus=corpus, meter=meter)
     return worker.collect(
         job,
+        model=None,
         meter=meter,
         device=device,
         kernel=kernel,
@@ -151,7 +153,7 @@ class ComposerLanguageModel(ComposerModel):
         tokens_BS = batch["tokens"]
         # The model casts for itself; autocast would run its norms in fp32.
         with torch.autocast(tokens_BS.device.type, enabled=False):
-            loss: Tensor = self.model(tokens_BS, targets_of(tokens_BS))
+            loss: Tensor = self.model(tokens_BS, batch.get("targets", targets_of(tokens_BS)))
         # The value stays exact, its gradient is scaled.
         return loss.detach() + (loss - loss.detach()) * self._gradient_scale
 
@@ -169,6 +171,7 @@ class StepCallback(Callback):
         self._step = 0
         self._once: GradientSync | None = None
         self._saves: CheckpointCalls | None = None
+        self._validation = ValidationLoss(job, meter)
 
     def go_on(self, done: int, saves: CheckpointCalls) -> None:
         """Count from `done` steps, and give each that ends to `saves`."""
@@ -199,8 +202,12 @@ class StepCallback(Callback):
     def after_loss(self, state: State, _logger: Logger) -> None:
         self._meter.add_loss(state.loss, _count_samples(state.batch))
 
-    def batch_end(self, _state: State, _logger: Logger) -> None:
+    def batch_end(self, state: State, _logger: Logger) -> None:
         self._meter.end_step()
+        self._validation.after_step(
+            self._step,
+            lambda tokens_BS, targets_BS: state.model({"tokens": tokens_BS, "targets": targets_BS}),
+        )
         if self._saves:
             self._saves.after_step(self._step)
 

@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,9 +24,10 @@ HASHES = "hashes.bin"
 HASH = np.dtype("<i8")
 COLUMN = "tokens"
 SHARD_BYTES = 1 << 26
-# Two bytes hold every vocabulary we train with.
+# Two bytes hold most vocabularies; a data set with a larger one says `width = 32`.
 TOKEN = np.dtype("<u2")
-Tokens = np.ndarray[Any, np.dtype[np.uint16]]
+Tokens = np.ndarray[Any, np.dtype[Any]]
+"""Numbers of one document, of the type of its data set's `width`."""
 
 
 class Origin(Frozen):
@@ -39,6 +40,15 @@ class Origin(Frozen):
     files: tuple[str, ...] = ()
     """`name sha256` of each file that was read, in order."""
     tokenizer_sha256: str | None = None
+    form: str = "json"
+    """Form of the files, with the column or the header that was read."""
+    width: Literal[16, 32] = 16
+    """Bits of a token."""
+
+    @property
+    def token(self) -> np.dtype[Any]:
+        """Return the type of a token, little-endian."""
+        return np.dtype(f"<u{self.width // 8}")
 
 
 class Corpus(Frozen):
@@ -54,7 +64,7 @@ class Corpus(Frozen):
     """Size of the text in UTF-8, or of the source files."""
     largest_token: int
     sha256: str
-    """SHA-256 of all tokens as little-endian 16-bit numbers."""
+    """SHA-256 of all tokens as little-endian numbers of the origin's width."""
     index_sha256: str
     """SHA-256 of `index.json`, which in turn holds one of every shard."""
     hashes_sha256: str
@@ -80,9 +90,9 @@ def read_corpus(folder: Path) -> Corpus:
     return validate(content, Corpus, place=str(path))
 
 
-def encoding_of(sequence: int) -> str:
+def encoding_of(origin: Origin) -> str:
     """Return how shards encode a sample; the format has an encoding that is executed when it is read."""
-    return f"ndarray:{TOKEN.name}:{sequence}"
+    return f"ndarray:{origin.token.name}:{origin.sequence}"
 
 
 def damaged(path: Path) -> InputError:
@@ -160,9 +170,9 @@ def _write(folder: Path, origin: Origin, documents: Iterable[tuple[Tokens, int]]
     from streaming.base.format.mds.writer import MDSWriter
 
     digest, hashes, largest, size = hashlib.sha256(), list[int](), 0, _Total()
-    columns = {COLUMN: encoding_of(origin.sequence)}
+    columns = {COLUMN: encoding_of(origin)}
     with MDSWriter(out=str(folder), columns=columns, hashes=["sha256"], size_limit=SHARD_BYTES) as writer:
-        for sample in _cut(size.over(documents), origin.sequence):
+        for sample in _cut(size.over(documents), origin):
             writer.write({COLUMN: sample})
             digest.update(sample.tobytes())
             largest = max(largest, int(sample.max()))
@@ -195,8 +205,8 @@ class _Total:
             yield tokens
 
 
-def _cut(documents: Iterable[Tokens], sequence: int) -> Iterator[Tokens]:
-    rest: Tokens = np.empty(0, TOKEN)
+def _cut(documents: Iterable[Tokens], origin: Origin) -> Iterator[Tokens]:
+    sequence, rest = origin.sequence, np.empty(0, origin.token)
     for tokens in documents:
         rest = np.concatenate([rest, tokens])
         whole = len(rest) // sequence * sequence

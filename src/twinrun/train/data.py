@@ -37,21 +37,24 @@ Batch = dict[str, torch.Tensor]
 CANONICAL_NODES = 1
 
 
-def load_corpus(job: TrainingJob) -> Corpus:
+def load_corpus(job: TrainingJob, *, least: int | None = None) -> Corpus:
     """Return what is known of the prepared data; the ranks of a node hash its shards together.
+
+    Args:
+        least: samples that it must have; a global batch where not given.
 
     Raises:
         InputError: a file is missing or changed, or the data does not suit the job.
     """
     folder = Path(job.data)
     corpus = read_corpus(folder)
-    _check_suitable(corpus, job)
+    _check_suitable(corpus, job, least=least or job.training.global_batch)
     index = folder / INDEX
     if not index.is_file() or sha256_of_file(index) != corpus.index_sha256:
         raise damaged(index)
     rank, ranks = rank_variable("LOCAL_RANK", 0), rank_variable("LOCAL_WORLD_SIZE", 1)
     shards = json.loads(index.read_text())["shards"]
-    if any(shard["column_encodings"] != [encoding_of(corpus.sequence)] for shard in shards):
+    if any(shard["column_encodings"] != [encoding_of(corpus.origin)] for shard in shards):
         raise damaged(index)
     for shard in shards[rank::ranks]:
         _verify(folder, shard)
@@ -160,8 +163,7 @@ def collate(samples: list[dict[str, Any]], *, control: int = 0) -> Batch:
     }
 
 
-def _check_suitable(corpus: Corpus, job: TrainingJob) -> None:
-    batch = job.training.global_batch
+def _check_suitable(corpus: Corpus, job: TrainingJob, *, least: int) -> None:
     for what, found, allowed, suits in (
         ("sequence", corpus.sequence, job.shape.sequence, corpus.sequence == job.shape.sequence),
         (
@@ -170,7 +172,7 @@ def _check_suitable(corpus: Corpus, job: TrainingJob) -> None:
             f"below {job.shape.vocabulary}",
             corpus.largest_token < job.shape.vocabulary,
         ),
-        ("samples", corpus.samples, f"at least {batch}, a global batch", corpus.samples >= batch),
+        ("samples", corpus.samples, f"at least {least}", corpus.samples >= least),
     ):
         if not suits:
             raise InputError(

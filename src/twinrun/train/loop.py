@@ -23,6 +23,7 @@ from twinrun.train.device import device_of
 from twinrun.train.metrics import Meter
 from twinrun.train.optimizer import learning_rate
 from twinrun.train.shared_work import SharedWorkMeter
+from twinrun.train.validation import ValidationLoss
 
 # A recipe's plain loop leaves the kernel of attention to PyTorch; layouts fix the fastest, as Composer's do.
 FREE_ATTENTION = "chosen by PyTorch"
@@ -65,6 +66,7 @@ def train(job: TrainingJob, *, engine: str | None = None) -> TrainingResult:
         _steps(job, corpus, stepping, meter, shared)
     result = worker.collect(
         job,
+        model=None,
         meter=meter,
         device=device,
         kernel=kernel,
@@ -77,10 +79,15 @@ def train(job: TrainingJob, *, engine: str | None = None) -> TrainingResult:
 
 
 def _steps(
-    job: TrainingJob, corpus: Corpus, engine: StepEngine, meter: Meter, shared: SharedWorkMeter | None
+    job: TrainingJob,
+    corpus: Corpus,
+    engine: StepEngine,
+    meter: Meter,
+    shared: SharedWorkMeter | None,
 ) -> None:
     """Train the steps that no checkpoint has, saving on the way."""
     saves = checkpoints_of(job, corpus=corpus, parts=engine.parts, meter=meter)
+    validation = ValidationLoss(job, meter)
     done = saves.resume()
     batches = load_batches(job, corpus)
     set_position(batches, job, corpus, step=done)
@@ -101,6 +108,7 @@ def _steps(
         if shared:
             shared.end_step(step - done)
         meter.end_step()
+        validation.after_step(step + 1, engine.module)
         saves.after_step(step + 1)
     saves.wait()
 

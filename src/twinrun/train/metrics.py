@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from twinrun.foundation.errors import RunError
+from twinrun.foundation.errors import InputError, RunError
+from twinrun.protocol.measurements import Measurement, Per, sampled
 from twinrun.protocol.training import StepMetrics, TrainingJob
 from twinrun.train import liveness, ranks
 from twinrun.train.device import synchronise
@@ -37,7 +38,35 @@ class Meter:
         self.power = PowerMeter(job, None if job.control else job.power)
         self.stopping = False
         """Whether a rank was told to end, known to all at the end of the step."""
+        self.keeps_checkpoints = False
+        """Whether the loop has asked for the checkpoints of its job."""
+        self.reported: list[Measurement] = []
+        """What the script has reported beside what every training measures."""
+        self.validation: list[tuple[int, float]] = []
+        """Steps and the validation losses after them, in nats per token."""
         self._clear()
+
+    def report(self, metric: str, value: float, *, per: Per = "run") -> None:
+        """Report a number of the run under one of the metrics that the recipe's `reports` names.
+
+        A second report of a metric takes the place of the first.
+
+        Raises:
+            InputError: `reports` does not name the metric, or the value is no finite number.
+        """
+        units = self._job.training.reports
+        place = f"{self._job.point}: report of {metric}"
+        if metric not in units:
+            hint = (
+                f'add {metric} = "UNIT" to [training.reports] of recipe.toml; it needs a row of metrics.toml'
+            )
+            raise InputError(
+                "this metric is not named", place=place, allowed=list(units) or "none", hint=hint
+            )
+        if not math.isfinite(value):
+            raise InputError("a report is a finite number", place=place, found=value)
+        kept = [one for one in self.reported if one.id != metric]
+        self.reported = [*kept, sampled(metric, [value], metric=metric, unit=units[metric], per=per)]
 
     @property
     def order_hash(self) -> str:
@@ -65,9 +94,16 @@ class Meter:
 
         Raises:
             RunError: the loss is no longer a number.
+        InputError: checkpoints were asked for, and the loop keeps none.
         """
         synchronise(self.device)
         ended = time.perf_counter()
+        if self._job.checkpointing and not self.keeps_checkpoints:
+            raise InputError(
+                "this script keeps no checkpoints",
+                place="--checkpoint",
+                hint="leave it out, or call twinrun.train.checkpoint.session.checkpoints_of in the script",
+            )
         seconds = ended - self._began
         liveness.beat("sums the loss of all ranks")
         number = len(self.steps) + 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gzip
 import itertools
 import json
 import platform
@@ -14,10 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from twinrun.checkpoints.hugging_face.tokenizer import BYTES, END_OF_TEXT, FILE, SEPARATOR
+from twinrun.checkpoints.hugging_face.tokenizer import BYTES, FILE, SEPARATOR
 from twinrun.foundation.errors import InputError, TwinrunError
 from twinrun.foundation.files import sha256_of_file
+from twinrun.foundation.manifest import validate
+from twinrun.protocol.training import DataSource
 from twinrun.train.corpus import TOKEN, Corpus, Origin, Tokens, write_corpus
+from twinrun.train.documents import texts_of, tokens_of
 
 # Test suites and vendored or generated trees: large, repetitive, and not installed everywhere.
 LEFT_OUT = frozenset(
@@ -34,10 +36,11 @@ def main(arguments: list[str] | None = None) -> int:
         if options.source == BYTES:
             corpus = prepare_standard_library(options.out, sequence=options.sequence)
         else:
-            if options.tokenizer is None or not options.files:
-                raise InputError("--source hugging-face needs --tokenizer and --files")
-            corpus = prepare_texts(
+            if not options.files or not options.keys:
+                raise InputError(f"--source {options.source} needs --keys and --files")
+            corpus = prepare_files(
                 options.out,
+                source=validate(json.loads(options.keys), DataSource, place="--keys"),
                 files=options.files,
                 tokenizer=options.tokenizer,
                 sequence=options.sequence,
@@ -55,33 +58,48 @@ def prepare_standard_library(out: Path, *, sequence: int) -> Corpus:
     return write_corpus(out, origin, _read_bytes(standard_library()))
 
 
-def prepare_texts(out: Path, *, files: list[Path], tokenizer: Path, sequence: int) -> Corpus:
-    """Write local `*.json.gz` files, one JSON object with `text` a line, as tokens into `out`.
+def prepare_files(
+    out: Path, *, source: DataSource, files: list[Path], tokenizer: Path | None, sequence: int
+) -> Corpus:
+    """Write local files of the form that `source` names as tokens into `out`.
 
     Raises:
-        InputError: a file is missing or not of that form.
+        InputError: a file is missing, not of that form, or empty, or the tokenizer does not suit.
     """
     files = sorted(files)
-    for path in (tokenizer, *files):
+    for path in (*files, *([tokenizer] if tokenizer else [])):
         if not path.is_file():
             raise InputError("no such file", place=str(path))
     origin = Origin(
-        source="hugging-face",
+        source=source.kind,
         sequence=sequence,
         files=tuple(f"{path.name} {sha256_of_file(path)}" for path in files),
-        tokenizer_sha256=sha256_of_file(tokenizer),
+        tokenizer_sha256=sha256_of_file(tokenizer) if tokenizer else None,
+        form=source.form if source.column == "text" else f"{source.form}, {source.column}",
+        width=source.width,
     )
+    if source.form == "tokens":
+        pieces = (
+            (tokens, tokens.nbytes)
+            for path in files
+            for tokens in tokens_of(path, header_bytes=source.header_bytes, width=source.width)
+        )
+        return write_corpus(out, origin, pieces)
+    if tokenizer is None:
+        raise InputError("texts need a tokenizer", place="--tokenizer", found="none")
+    texts = (text for path in files for text in texts_of(path, source.form, source.column))
     # Ranks write it beside the weights that they train.
     beside = {FILE: tokenizer.read_bytes()}
-    return write_corpus(out, origin, _tokenize(_read_texts(files), tokenizer), beside=beside)
+    return write_corpus(out, origin, _tokenize(texts, tokenizer, source), beside=beside)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="twinrun.train.prepare", description=__doc__)
-    parser.add_argument("--source", choices=(BYTES, "hugging-face"), required=True)
+    parser.add_argument("--source", choices=(BYTES, "hugging-face", "local"), required=True)
     parser.add_argument("--sequence", type=int, required=True, help="tokens in a sample")
     parser.add_argument("--out", type=Path, required=True, help="folder to make")
-    parser.add_argument("--files", type=Path, nargs="*", help="local *.json.gz files")
+    parser.add_argument("--files", type=Path, nargs="*", help="local files")
+    parser.add_argument("--keys", help="the data set's table of recipe.toml, as JSON")
     parser.add_argument("--tokenizer", type=Path, help="local tokenizer.json")
     return parser
 
@@ -102,36 +120,30 @@ def _read_bytes(files: Iterable[Path]) -> Iterator[tuple[Tokens, int]]:
         yield np.concatenate([tokens, separator]), len(content)
 
 
-def _read_texts(files: Iterable[Path]) -> Iterator[str]:
-    for path in files:
-        number = 0
-        try:
-            with gzip.open(path, "rt", encoding="utf-8") as stream:
-                for line in stream:
-                    number += 1
-                    yield json.loads(line)["text"]
-        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"not lines of JSON with `text`, compressed: {error}", place=f"{path}:{number}"
-            ) from None
-
-
-def _tokenize(texts: Iterator[str], tokenizer: Path) -> Iterator[tuple[Tokens, int]]:
-    """Yield the tokens of each text with the end-of-text token after it."""
+def _tokenize(texts: Iterator[str], tokenizer: Path, source: DataSource) -> Iterator[tuple[Tokens, int]]:
+    """Yield the tokens of each text with the token `end` of the source after it."""
     from tokenizers import Tokenizer
 
     encoder = Tokenizer.from_file(str(tokenizer))
-    end = encoder.token_to_id(END_OF_TEXT)
+    end = encoder.token_to_id(source.end)
     if end is None:
-        raise InputError(f"the tokenizer has no {END_OF_TEXT}", place=str(tokenizer))
-    if encoder.get_vocab_size() > np.iinfo(TOKEN).max + 1:
         raise InputError(
-            "the vocabulary does not fit into 16 bits", place=str(tokenizer), found=encoder.get_vocab_size()
+            f"the tokenizer has no {source.end}",
+            place=str(tokenizer),
+            hint="`end` under [data] names the token that follows each document",
         )
+    if encoder.get_vocab_size() > 1 << source.width:
+        raise InputError(
+            f"the vocabulary does not fit into {source.width} bits",
+            place=str(tokenizer),
+            found=encoder.get_vocab_size(),
+            hint="say `width = 32` under [data]",
+        )
+    kind = np.dtype(f"<u{source.width // 8}")
     # The tokenizer uses every core for the texts of one call.
     while batch := list(itertools.islice(texts, BATCH_TEXTS)):
         for text, encoding in zip(batch, encoder.encode_batch(batch, add_special_tokens=False), strict=True):
-            yield np.array([*encoding.ids, end], TOKEN), len(text.encode())
+            yield np.array([*encoding.ids, end], kind), len(text.encode())
 
 
 if __name__ == "__main__":

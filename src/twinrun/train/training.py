@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from twinrun.protocol.training import TrainingJob, TrainingResult
 from twinrun.train import attention, worker
+from twinrun.train.models import Build, bring
 
 
-def with_engine(module: str) -> Callable[[TrainingJob], TrainingResult]:
-    """Return `train` for a recipe whose layouts are trained by `module` beside its script.
+def main(*, model: Build | None = None, engine: str | None = None) -> None:
+    """Train the point whose job the command line names; the last line of a recipe's script.
 
-    The module has two functions: `start(job)` joins the ranks, and `build(job, device)` returns a
-    `twinrun.train.loop.StepEngine`. It is imported where a layout of its framework runs.
+    Args:
+        model: makes the recipe's own model, `build(shape, *, training)`, in place of the shape's family. Its
+            parameters are counted before the first step, and a difference from the manifest ends the run.
+        engine: module beside the script that trains layouts of the recipe's `[engine]`. It has `start(job)`,
+            which joins the ranks, and `build(job, device)`, which returns a `twinrun.train.loop.StepEngine`;
+            it is imported where such a layout runs.
     """
-    return partial(train, engine=module)
+    if model is not None:
+        bring(model)
+    worker.main(partial(train, engine=engine))
 
 
 def train(job: TrainingJob, *, engine: str | None = None) -> TrainingResult:
@@ -26,7 +32,9 @@ def train(job: TrainingJob, *, engine: str | None = None) -> TrainingResult:
 
     Raises:
         InputError: the layout has a framework and the recipe no module for it.
+        RunError: the model has another number of parameters than the manifest says.
     """
+    worker.check_parameters(job)
     if job.training.attention == attention.TRITON and not job.accelerator:
         attention.interpret_triton()
     if job.training.trainer == "composer" and job.layout is None:
@@ -39,4 +47,4 @@ def train(job: TrainingJob, *, engine: str | None = None) -> TrainingResult:
 
 
 if __name__ == "__main__":
-    worker.main(train)
+    main()

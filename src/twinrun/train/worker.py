@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 import torch
+from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from twinrun.foundation.errors import MachineError, TwinrunError
+from twinrun.foundation.errors import MachineError, RunError, TwinrunError
 from twinrun.foundation.processes import end_with_parent
 from twinrun.protocol.job import OUT_OF_MEMORY, REFUSED, STOPPED, Result
 from twinrun.protocol.training import TrainingJob, TrainingResult
@@ -156,6 +157,23 @@ def count_parameters(job: TrainingJob) -> int:
         return sum(parameter.numel() for parameter in make_model(job).parameters())
 
 
+def check_parameters(job: TrainingJob) -> None:
+    """Raise RunError where the model that is about to train is not the one that the manifest counts."""
+    demand_parameters(job, count_parameters(job))
+
+
+def demand_parameters(job: TrainingJob, found: int) -> None:
+    """Raise RunError where `found` is not the number of parameters that the job's shape has."""
+    if found != (expected := job.shape.parameters()):
+        raise RunError(
+            "the model of the script is not the one of the manifest",
+            place=job.point,
+            found=f"{found:,} parameters",
+            allowed=f"{expected:,} by the closed form of `{job.shape.family}`",
+            hint="change the model, or its sizes under [models] of recipe.toml",
+        )
+
+
 def digest_of(model: Model) -> str:
     """Return a digest of the bits of all parameters of a whole model, summed where they are."""
     digest = hashlib.sha256()
@@ -174,6 +192,7 @@ def digest_of(model: Model) -> str:
 def collect(
     job: TrainingJob,
     *,
+    model: nn.Module | None,
     meter: Meter,
     device: torch.device,
     kernel: str,
@@ -182,13 +201,25 @@ def collect(
     weights_hash: str,
     changes: Mapping[str, str],
 ) -> TrainingResult:
-    """Return what this point measured; every rank must call it."""
+    """Return what this point measured; every rank must call it.
+
+    Args:
+        model: what trained, its parameters whole or sharded by FSDP2; None where `make_model` made it and the
+            ranks split it in a way of their own.
+
+    Raises:
+        RunError: the model has another number of parameters than the manifest says.
+    """
+    parameters = count_parameters(job) if model is None else sum(one.numel() for one in model.parameters())
+    demand_parameters(job, parameters)
     (peak,) = ranks.largest([devices.peak_memory_bytes(device)], device)
     power = meter.power.source()
     meter.power.end()
     return TrainingResult(
         point=job.point,
-        parameters=count_parameters(job),
+        parameters=parameters,
+        reported=tuple(meter.reported),
+        validation=tuple(meter.validation),
         microbatch=job.microbatch,
         steps=tuple(meter.steps),
         peak_memory_bytes=int(peak),

@@ -69,6 +69,7 @@ def fingerprint(shape: AnyShape, training: Training, data: DataSource) -> Finger
         "dropout": shape.dropout,
         "loss_function": _loss_function(training),
         **{f"data.{name}": value for name, value in _data(data, training.seed)},
+        **{f"validation.{name}": value for name, value in _validation(training)},
         **{f"optimizer.{name}": value for name, value in _optimizer(training.optimizer)},
         **{f"schedule.{name}": value for name, value in _schedule(training.optimizer)},
     }
@@ -87,7 +88,17 @@ def _data(source: DataSource, seed: int) -> Iterator[tuple[str, Value]]:
         found = getattr(source, name)
         if value := BUILT_IN.get(name) if source.kind == "standard-library" else found:
             yield name, value
+    if source.kind == "local" and source.sha256:
+        yield "sha256", source.sha256
+    for name in ("form", "column", "end"):
+        if (given := getattr(source, name)) != type(source).model_fields[name].default:
+            yield name, given
     yield "order_seed", seed
+
+
+def _validation(training: Training) -> Iterator[tuple[str, Value]]:
+    if validation := training.validation:
+        yield from (("data", validation.data), ("sequences", validation.sequences))
 
 
 def _optimizer(optimizer: Optimizer) -> Iterator[tuple[str, Value]]:

@@ -35,6 +35,15 @@ PointPart = TypeVar("PointPart", default=Any)
 RankResult = TypeVar("RankResult", default=Any)
 
 
+# Keys of a data set that older folders do not name.
+SINCE = ("form", "column", "header_bytes", "end", "width", "sha256")
+
+
+def _default(source: DataSource | PackageSource, name: str) -> object:
+    field = type(source).model_fields.get(name)
+    return field.default if field else None
+
+
 class DataRequest(Frozen):
     """Prepared data that the ranks read."""
 
@@ -49,7 +58,9 @@ class DataRequest(Frozen):
         Args:
             python: version of the interpreter, whose standard library differs from another's.
         """
-        pinned = self.source.model_dump(mode="json", exclude={"source"})
+        # A key at its default leaves the name as it was before the key existed.
+        since = {name for name in SINCE if getattr(self.source, name, None) == _default(self.source, name)}
+        pinned = self.source.model_dump(mode="json", exclude={"source", "folder", *since})
         mark = sha256_of_bytes(canonical_json([DATA_FORMAT, pinned, self.sequence]).encode())[:12]
         kind = f"{self.name}-python{python}" if self.source.kind == "standard-library" else self.name
         return f"{kind}-{self.sequence}-{mark}"
@@ -318,6 +329,8 @@ class PlanDescription:
     """Model that is there and is read, None where there is none."""
     identity: Mapping[str, str] = field(default_factory=dict)
     """What a checkpoint must have in common with a run that goes on from it, before any data."""
+    reports: tuple[str, ...] = ()
+    """Further numbers that the recipe's script gives, by metric."""
     kernels: bool = True
     """Whether the kernels that the recipe names are run; they are compiled only then."""
     files: tuple[str, ...] = ()

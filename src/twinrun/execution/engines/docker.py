@@ -120,6 +120,8 @@ class ContainerRenderer:
             workspace.data: "/twinrun/data",
             workspace.root: "/twinrun/project",
         }
+        if workspace.recipe:
+            self._mounts[workspace.recipe] = "/twinrun/recipe"
         if workspace.source:
             self._mounts[workspace.source] = "/twinrun/source"
 

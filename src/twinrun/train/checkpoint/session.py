@@ -257,6 +257,7 @@ def checkpoints_of(
     Args:
         parts: returns the parts of the run as they are after sharding; may raise InputError.
     """
+    meter.keeps_checkpoints = True
     if job.checkpointing is None:
         return NoCheckpoints()
     return Checkpoints(job, corpus=corpus, parts=parts(), meter=meter)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, cast
 
 import torch
@@ -133,6 +133,10 @@ def _scramble(word: Tensor) -> Tensor:
     return word ^ (word >> 16)
 
 
+Build = Callable[..., "Model"]
+"""Takes a shape and the keyword `training`, and returns a model on the current device."""
+
+
 class Family(Protocol):
     """The function of a family's module; shapes are that family's."""
 
@@ -143,6 +147,20 @@ class Family(Protocol):
         """
 
 
+_brought: list[Family] = []
+
+
+class ScriptFamily(NamedTuple):
+    """The model that a recipe's script hands over, in place of the one of its shape's family."""
+
+    build: Build
+
+
+def bring(build: Build) -> None:
+    """Let `build(shape, *, training)` make every model of this process; called before the first."""
+    _brought[:] = [ScriptFamily(build)]
+
+
 def family_of(shape: ModelShape) -> Family:
-    """Return the module that builds `shape`."""
-    return cast("Family", importlib.import_module(f"{__name__}.{shape.family}"))
+    """Return what builds `shape`: the script's own where it has brought one, else its family's module."""
+    return _brought[0] if _brought else cast("Family", importlib.import_module(f"{__name__}.{shape.family}"))

@@ -135,8 +135,13 @@ class MPT(Model):
     """The whole decoder.
 
     Parameters keep the type they are made in; layers and residual stream compute in `dtype`, as
-    they do under LLM Foundry's PURE mixed precision.
+    they do under LLM Foundry's PURE mixed precision. A model that differs in its activation or in its initial
+    weights is a subclass with `gelu`, `compiled_gelu` or `deviation` of its own.
     """
+
+    gelu: ClassVar[Callable[[Tensor], Tensor]] = staticmethod(gelu)
+    compiled_gelu: ClassVar[Callable[[Tensor], Tensor]] = staticmethod(shared_gelu)
+    """The same function, for compiled graphs."""
 
     drawn_as: ClassVar = {
         "wte": "tokens",
@@ -175,6 +180,9 @@ class MPT(Model):
         self.blocks = nn.ModuleList(
             MptBlock(shape, attend=attend, selective=selective) for _ in range(shape.layers)
         )
+        for module in self.modules():
+            if isinstance(module, FeedForward):
+                module.gelu = type(self).gelu
         self.norm_f = LayerNorm(shape.width, eps=EPSILON)
 
     def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None) -> Tensor:
@@ -198,13 +206,13 @@ class MPT(Model):
     def compile_whole(self) -> None:
         """Compile the model on one device."""
         for block in self.blocks:
-            block.ffn.gelu = shared_gelu
+            block.ffn.gelu = self.compiled_gelu
         self.compile(dynamic=False, fullgraph=True, options=INDUCTOR_OPTIONS)
 
     def compile_regions(self) -> None:
         """Compile each block's forward and the loss; call before or after sharding."""
         for block in self.blocks:
-            block.ffn.gelu = shared_gelu
+            block.ffn.gelu = self.compiled_gelu
             block.forward = torch.compile(
                 block.forward, dynamic=False, fullgraph=True, options=INDUCTOR_OPTIONS
             )
@@ -223,11 +231,14 @@ class MPT(Model):
             elif parameter.dim() == 1:
                 parameter.fill_(1.0)
             else:
-                scale = math.sqrt(2 / parameter.shape[1])
-                if name.endswith(("attn.out_proj.weight", "ffn.down_proj.weight")):
-                    scale /= math.sqrt(2 * len(self.blocks))
                 drawn = normal(parameter.shape, self.key_of(name, seed), parameter.device)
-                parameter.copy_(drawn * scale)
+                parameter.copy_(drawn * self.deviation(name, parameter))
+
+    def deviation(self, name: str, parameter: Tensor) -> float:
+        """Return the standard deviation of the initial values of a matrix."""
+        scale = math.sqrt(2 / parameter.shape[1])
+        residual = name.endswith(("attn.out_proj.weight", "ffn.down_proj.weight"))
+        return scale / math.sqrt(2 * len(self.blocks)) if residual else scale
 
     def orders(self, draw: torch.Generator) -> Orders:
         width, hidden = (torch.randperm(size, generator=draw) for size in self._widths)

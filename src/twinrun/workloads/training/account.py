@@ -10,7 +10,7 @@ from twinrun.protocol.layout import Layout
 from twinrun.workloads.account import HASH, TEXT, Allowed, facts_held, held, measurements_held, series_held
 from twinrun.workloads.training.layouts import trained
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables
-from twinrun.workloads.training.numbers import CONTROL, SOURCE_FACT, WEIGHTS_FACT, count_of
+from twinrun.workloads.training.numbers import CONTROL, SOURCE_FACT, VALIDATION_FACT, WEIGHTS_FACT, count_of
 from twinrun.workloads.workload import Account, Gap, Point, PointRecord
 
 SHARED = ("state-memory", "state-on-host", "traffic", "traffic-bytes")
@@ -29,6 +29,7 @@ MEASURED = {
     "state-memory": re.compile("state-memory|state-on-host"),
     "traffic": re.compile("traffic"),
     "traffic-bytes": re.compile("traffic-bytes"),
+    "validation-loss": re.compile("validation-loss"),
 }
 
 
@@ -42,8 +43,10 @@ def as_planned(
     yield from series_held(point, curves)
     timed = {"step-time": end - begin - training.warmup_steps, "peak-memory": 1}
     shared = dict.fromkeys(SHARED, 1) if planned.part.layout else {}
+    given = {"validation-loss": 1} if training.validation else {}
+    given |= dict.fromkeys(training.reports, 1)
     power = {"power": 1} if str(point.facts.get(SOURCE_FACT, "none")).partition(":")[0] != "none" else {}
-    yield from measurements_held(point, {**timed, **shared, **power})
+    yield from measurements_held(point, {**timed, **shared, **power, **given})
     for name in ("power", *SHARED):
         if point.measurement(name) and name not in {**shared, **power}:
             yield Gap(path=f"measurements.{name}", found="there", allowed="absent, as its facts say")
@@ -70,6 +73,8 @@ def _required(
     }
     if training.precision == "fp8":
         found["fp8 recipe"] = TEXT
+    if training.validation:
+        found[VALIDATION_FACT] = re.compile(r"[0-9.]+ after [0-9]+(, [0-9.]+ after [0-9]+)*")
     if point.measurement("power"):
         found |= {SOURCE_FACT: re.compile("(?!none).+"), "power samples per second": float}
     if layout is None:

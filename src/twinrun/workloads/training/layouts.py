@@ -135,6 +135,7 @@ def _check(
     for key, allowed, reason in (
         *refusals(layout),
         *_of_model(layout, shape, training),
+        *_of_validation(layout, training),
         *_of_arithmetic(layout, training, hardware),
         *_of_batch(layout, training, world),
     ):
@@ -160,6 +161,11 @@ def _of_model(layout: Layout, shape: AnyShape, training: Training) -> Iterator[t
             yield "tensor", f"a divisor of {heads}, the model's heads of keys", "heads are whole"
         if layout.pipeline > layers:
             yield "pipeline", f"1 to {layers}, the model's layers", "a stage has a layer"
+
+
+def _of_validation(layout: Layout, training: Training) -> Iterator[tuple[str, str, str]]:
+    if training.validation and layout.framework != "torch":
+        yield "framework", "torch with training.validation", "a framework's own engine has no validation here"
 
 
 def _of_arithmetic(layout: Layout, training: Training, hardware: Hardware) -> Iterator[tuple[str, str, str]]:

@@ -107,6 +107,8 @@ class TrainingPlan(Frozen):
     shape: AnyShape
     training: Training
     data: DataSource
+    validation_data: DataSource | None = None
+    """What the validation loss is taken on."""
 
     @property
     def variant(self) -> str:
@@ -152,6 +154,10 @@ def check_names(recipe: LoadedRecipe[TrainingTables]) -> None:
     for named, one in tables.layouts.items():
         allowed = dict.fromkeys(("torch", *tables.trainers[2:]))
         _demand(one.framework, allowed, f"{place}:layouts.{named}.framework")
+    for metric, unit in tables.training.reports.items():
+        at = f"{place}:training.reports.{metric}"
+        _demand(metric, recipe.units, at)
+        require_known(unit, [recipe.units[metric]], "another unit than that of the metric", place=at)
     if tables.engine and recipe.recipe.script is None:
         raise InputError(
             "an engine needs a script that starts it",
@@ -160,6 +166,8 @@ def check_names(recipe: LoadedRecipe[TrainingTables]) -> None:
             hint="`worker.main(training.with_engine(MODULE))` of twinrun.train is all that it holds",
         )
     _demand(tables.training.data, tables.data, f"{place}:training.data")
+    if validation := tables.training.validation:
+        _demand(validation.data, tables.data, f"{place}:training.validation.data")
     for name in ("smoke", "node", "paper"):
         for model in tables.scale(name).models:
             _demand(model, tables.models, f"{place}:scales.{name}.models")

@@ -34,6 +34,7 @@ COUNTED = (
 )
 WEIGHTS_FACT = "initial weights hash"
 SOURCE_FACT = "power source"
+VALIDATION_FACT = "validation losses by step"
 
 
 def progress(line: bytes) -> Progress:
@@ -75,6 +76,8 @@ def measured(part: TrainingPlan, planned: Point[TrainingPoint], result: Training
             sampled("peak-memory", [memory], metric="peak-memory", unit="GiB", per="device"),
             *(_shared(result.shared) if result.shared else ()),
             *_power(steps),
+            *_validated(result.validation),
+            *result.reported,
         ),
         series=tuple(
             Series(id=name, metric="loss", unit="nats/token", per="run", values=values)
@@ -91,6 +94,7 @@ def measured(part: TrainingPlan, planned: Point[TrainingPoint], result: Training
             "order hash": result.order_hash,
             **({"fp8 recipe": result.fp8_recipe} if result.fp8_recipe else {}),
             **_power_facts(result.power, steps),
+            **({VALIDATION_FACT: _in_words(result.validation)} if result.validation else {}),
             **(_facts(result.shared) if result.shared else {}),
             **({WEIGHTS_FACT: result.weights_hash} if result.weights_hash else {}),
             **{f"changes to {framework}": change for framework, change in result.changes.items()},
@@ -108,6 +112,17 @@ def _shared(shared: SharedWork) -> Iterator[Measurement]:
     yield sampled("traffic", [sent], metric="traffic", unit="number/parameter", per="device")
     mib = shared.sent_bytes / MIB
     yield sampled("traffic-bytes", [mib], metric="traffic-bytes", unit="MiB", per="device")
+
+
+def _validated(losses: Sequence[tuple[int, float]]) -> Iterator[Measurement]:
+    """Yield the validation loss after the last step."""
+    for _, loss in losses[-1:]:
+        name = "validation-loss"
+        yield sampled(name, [loss], metric=name, unit="nats/token", per="run")
+
+
+def _in_words(losses: Sequence[tuple[int, float]]) -> str:
+    return ", ".join(f"{loss:.6g} after {step}" for step, loss in losses)
 
 
 def _power(steps: Sequence[StepMetrics]) -> Iterator[Measurement]:

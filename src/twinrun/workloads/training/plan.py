@@ -57,6 +57,7 @@ METRICS = (
     *("loss", "peak-memory", "sample-order", "envelope-share"),
     *("state-memory", "state-of-formula", "traffic", "traffic-of-formula"),
 )
+VALIDATION = "validation-loss"
 
 
 def check(recipe: LoadedRecipe[TrainingTables], demands: Sequence[Demand]) -> Mapping[str, DataRequest]:
@@ -74,8 +75,9 @@ def _missing(tables: TrainingTables, asked: Demand) -> str | None:
     """Return why no scale gives a number, or None."""
     if asked.point is not None and not any(tables.scale(name).gives(asked.point) for name in SCALES):
         return f"no scale has a point {asked.point}"
-    if asked.metric not in METRICS:
-        return f"a training point measures {', '.join(METRICS)}"
+    given = (*METRICS, *([VALIDATION] if tables.training.validation else ()), *tables.training.reports)
+    if asked.metric not in given:
+        return f"a training point of this recipe measures {', '.join(given)}"
     if asked.measurement in (None, asked.metric):
         return None
     return f"the measurement of {asked.metric} is called {asked.metric}"
@@ -137,7 +139,12 @@ def _planned(
     ids = ", ".join(point.id for point in points)
     shape, data = tables.models[training.model], tables.data[training.data]
     return WorkloadPlan(
-        part=TrainingPlan(shape=shape, training=training, data=data),
+        part=TrainingPlan(
+            shape=shape,
+            training=training,
+            data=data,
+            validation_data=tables.data[training.validation.data] if training.validation else None,
+        ),
         points=points,
         choices=(
             Choice(name="model", value=training.model, because=because),
@@ -152,6 +159,8 @@ def _training(
     training = overlay(tables.training, scale=scale.set, manifest=manifest, user=overrides)
     _known("model", training.model, tables.models)
     _known("data", training.data, tables.data)
+    if training.validation:
+        _known("validation.data", training.validation.data, tables.data)
     _known("trainer", training.trainer, dict.fromkeys(tables.trainers))
     if training.warmup_steps >= training.steps:
         raise InputError(
@@ -260,6 +269,8 @@ def describe(part: TrainingPlan, points: Sequence[Point[TrainingPoint]]) -> Plan
         configuration=(("Training", flat(training)), ("Model", flat(shape)), ("Data", flat(part.data))),
         points={point.id: _described(part, point.part, world=point.world_size) for point in points},
         data=DataRequest(name=training.data, source=part.data, sequence=shape.sequence),
+        documents=_validation_data(part),
+        reports=tuple(training.reports),
         identity=identity(shape, training),
         kernels=training.kernels == "ours" or training.attention == "triton",
         modules=_MODULES.get(training.trainer, (*_MODULES[PLAIN], training.trainer)),
@@ -292,6 +303,13 @@ def settings(part: TrainingPlan, point: Point[TrainingPoint]) -> Fingerprint:
         else {}
     )
     return {**fingerprint(part.shape, part.training, part.data), **own}
+
+
+def _validation_data(part: TrainingPlan) -> DataRequest | None:
+    validation = part.training.validation
+    if validation is None or part.validation_data is None:
+        return None
+    return DataRequest(name=validation.data, source=part.validation_data, sequence=part.shape.sequence)
 
 
 def _described(part: TrainingPlan, point: TrainingPoint, *, world: int) -> PointDescription:
@@ -332,6 +350,7 @@ def job(part: TrainingPlan, point: Point[TrainingPoint], attempt: int, run: Run)
         shared |= {"accelerator": False, "power": None}
     return TrainingJob(
         **shared,
+        validation_data=run.folders.get("documents", ""),
         point=point.id,
         world_size=point.world_size,
         shape=placed.shape or part.shape,
