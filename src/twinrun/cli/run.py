@@ -115,7 +115,7 @@ def summary(record: Record, folder: Path) -> dict[str, object]:
     """Return what `--json` prints: where the record is, its points and verdicts."""
     from twinrun.report.words import headline
 
-    numbers = {"id", "nodes", "devices", "hosts", "measurements", "checks", "facts"}
+    numbers = {"id", "nodes", "devices", "cards", "hosts", "measurements", "checks", "facts"}
     return {
         "headline": headline(record),
         "run": record.run,

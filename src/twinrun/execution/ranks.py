@@ -26,7 +26,8 @@ from twinrun.execution.engine import (
 )
 from twinrun.execution.failures import failure_of, with_last_words
 from twinrun.execution.launchers import Launcher, RankPlacement, Rendezvous
-from twinrun.execution.schedulers import Scheduler, Submission, Task
+from twinrun.execution.schedulers import Scheduler, Submission
+from twinrun.execution.task import Task
 from twinrun.foundation.errors import MachineError, RunError, RunInterruptedError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
@@ -69,21 +70,28 @@ class RankCommands:
     scheduler: Scheduler
     workspace: Workspace
     cores: int
-    """CPU cores of a node."""
+    """CPU cores of this machine."""
     variables: Mapping[str, str]
     """They go into the environment of every rank."""
 
     def task(self, launch: Launch, *, attempt: str) -> Task:
         """Return what the scheduler starts for `launch`; pure."""
-        placement, starter = launch.placement, self.launcher.starter(launch.placement)
+        placement = launch.placement
+        starter = self.launcher.starter(placement, cores=self._rank_cores(placement))
         return Task(
             point=placement.id,
             nodes=placement.nodes,
             ranks_per_node=placement.devices_per_node,
+            cores_per_rank=self._rank_cores(placement),
             commands=self.render(launch, attempt=attempt),
             starter=starter,
             identity=self.launcher.IDENTITY,
         )
+
+    def _rank_cores(self, placement: RankPlacement) -> int:
+        """Return the cores of each rank: those that the site gives it, or its share of this machine."""
+        site = self.scheduler.site
+        return site.site.rank_cores if site else max(1, self.cores // placement.devices_per_node)
 
     def render(self, launch: Launch, *, attempt: str) -> tuple[NodeCommand, ...]:
         """Return the command of each node of `launch`, or the one that all start; pure.
@@ -105,15 +113,17 @@ class RankCommands:
                 command,
                 placement=launch.placement,
                 node=node,
-                rendezvous=Rendezvous(first_node=self.scheduler.first_node(), id=attempt),
+                rendezvous=Rendezvous(
+                    first_node=self.scheduler.first_node(), port=self.scheduler.port(), id=attempt
+                ),
                 logs=inside(log_folder(self.workspace.run, point)),
-                cores=self.cores,
+                cores=self._rank_cores(launch.placement) * launch.placement.devices_per_node,
                 in_stack=self.renderer.render,
             )
             for node in self.scheduler.node_names(launch.placement.nodes)
         )
-        others = [word for word in self.launcher.starter(launch.placement)[:1] if word != "srun"]
-        if rendered[0].srun_options and (self.scheduler.name != "slurm" or others):
+        others = [word for word in self.launcher.starter(launch.placement, cores=1)[:1] if word != "srun"]
+        if rendered[0].srun_options and (not self.scheduler.abilities.steps or others):
             raise MachineError(
                 "srun alone starts commands of this engine",
                 place=point,

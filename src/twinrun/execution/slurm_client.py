@@ -13,7 +13,7 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.processes import last_lines
 from twinrun.machine.checks import HostCheck
 from twinrun.machine.doctor import Diagnosis
-from twinrun.manifests.cluster import LoadedSite
+from twinrun.manifests.cluster import LoadedSite, Site
 
 _FIELD = re.compile(r"(\w+)=(\S*)")
 _ANSWER_SECONDS = 60
@@ -161,6 +161,25 @@ def _seconds(text: str) -> float:
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60.0 + seconds
 
 
+def device_options(site: Site, count: int) -> tuple[str, ...]:
+    """Return the options by which a job asks for `count` devices of each node."""
+    if site.devices_by == "gpus-per-node":
+        return (f"--gpus-per-node={count}",)
+    return (f"--gres={site.gres}:{count}",) if site.gres and site.devices_by == "gres" else ()
+
+
+def demand_devices(site: LoadedSite) -> None:
+    """Raise InputError for a site with GPUs whose jobs would ask for none."""
+    if site.site.gpu and site.site.devices_by == "gres" and not site.site.gres:
+        raise InputError(
+            "a job of this site would get no GPU",
+            place=f"{site.place}.gres",
+            found="missing",
+            hint='add the line `gres = "gpu"`, as `scontrol show node` has it under Gres;'
+            ' or `devices_by = "gpus-per-node"`, or "whole-node" where nodes come with all they have',
+        )
+
+
 def _partition(site: LoadedSite) -> Sequence[str]:
     return (f"--partition={site.site.partition}",) if site.site.partition else ()
 
@@ -209,7 +228,11 @@ def _job(client: SlurmClient, site: LoadedSite) -> HostCheck:
     options = [
         f"--{name}={value}" for name in ("partition", "account", "qos") if (value := getattr(one, name))
     ]
-    options += [f"--gres={one.gres}:{one.devices_per_node}"] if one.gres else []
+    options += device_options(one, one.devices_per_node)
+    options += [f"--ntasks-per-node={one.devices_per_node}", f"--cpus-per-task={one.rank_cores}"]
+    options += [f"--mem={one.memory_gib}G"] if one.memory_gib else []
+    options += [f"--constraint={one.constraint}"] if one.constraint else []
+    options += one.options
     client.ask("sbatch", "--test-only", "--nodes=1", f"--time={one.minutes}", *options, "--wrap=true")
     found = ", ".join(options) or "defaults"
     return HostCheck(name="job", status="ok", found=found, needed="options that sbatch takes")

@@ -27,6 +27,7 @@ def workspace_of(project: Project, selection: Selection, run: Path) -> Workspace
         root=project.root,
         run=run,
         data=cache_root() / "data",
+        nodes=selection.site.site if selection.site else None,
         packages=package_folders(project.root, [name for name in wanted if name not in baked]),
         source=source_folder(selection.checkpointing) or _folder_of_user(selection),
     )
@@ -48,7 +49,7 @@ def rank_commands(
         scheduler=selection.scheduler,
         workspace=workspace,
         cores=selection.cores,
-        variables=variables,
+        variables={**variables, **(selection.site.site.environment if selection.site else {})},
     )
 
 

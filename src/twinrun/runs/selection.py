@@ -118,7 +118,10 @@ def select(project: Project, request: Request) -> Selection:
     )
     launcher, scheduler = _launcher_choice(request, site), _scheduler(request, site)
     gpu = _site_gpu(project, site) if site else _gpu(machine, project.gpus, scale.value, loaded)
-    hardware = _hardware(project, machine, gpu, vendor=name, site=site)
+    giver = load_scheduler(scheduler.value, site=site)
+    hardware = _hardware(project, machine, gpu, vendor=name, site=site).model_copy(
+        update={"nodes": _nodes(giver, site, dry=request.dry)}
+    )
     plan, planned = resolve(
         loaded,
         scale=scale.value,
@@ -132,7 +135,7 @@ def select(project: Project, request: Request) -> Selection:
         leg=request.leg,
         workload=workload,
     )
-    starter, giver = _launcher(plan), load_scheduler(plan.scheduler, site=site)
+    starter = _launcher(plan, giver)
     if not request.dry:
         refuse(workload, plan.part, plan.points, scale=plan.scale, hardware=hardware, here=site is None)
         _demand_nodes(giver, plan)
@@ -198,6 +201,14 @@ def _hardware(
     )
 
 
+def _nodes(scheduler: Scheduler, site: LoadedSite | None, *, dry: bool) -> int | None:
+    """Return the nodes that points may have: of a site those that are up, in a plan all that it has."""
+    if dry:
+        return site.site.nodes if site else None
+    found = scheduler.size()
+    return min(found, site.site.nodes) if site else found
+
+
 def _devices(machine: Machine, site: LoadedSite | None) -> int:
     """Return the GPUs that a plan may use, 0 on a processor."""
     if site is None:
@@ -206,9 +217,9 @@ def _devices(machine: Machine, site: LoadedSite | None) -> int:
 
 
 def _launcher_choice(request: Request, site: LoadedSite | None) -> Choice:
-    agent = "an agent on each node of the site" if site and not request.launcher else None
-    because = agent or _why(request.launcher)
-    return Choice(name="launcher", value=request.launcher or LAUNCHER, because=because)
+    if site and not request.launcher:
+        return Choice(name="launcher", value=site.site.launcher, because=f"the site {site.name} has it")
+    return Choice(name="launcher", value=request.launcher or LAUNCHER, because=_why(request.launcher))
 
 
 def _scheduler(request: Request, site: LoadedSite | None) -> Choice:
@@ -310,10 +321,10 @@ def _device_memory(machine: Machine, gpu: Gpu | None) -> int | None:
     return gpu.device_memory_bytes if gpu else None
 
 
-def _launcher(plan: Plan) -> Launcher:
+def _launcher(plan: Plan, scheduler: Scheduler) -> Launcher:
     """Return the launcher; raises MachineError where it cannot start ranks on what the scheduler gives."""
     launcher = load_launcher(plan.launcher)
-    reason = launcher.unusable(scheduler=plan.scheduler)
+    reason = launcher.unusable(scheduler.abilities)
     if reason:
         raise MachineError(reason, place=f"--launcher {plan.launcher}", found=plan.scheduler)
     return launcher
@@ -337,7 +348,7 @@ def _demand_nodes(scheduler: Scheduler, plan: Plan) -> None:
             place=f"{site.place}.nodes",
             found=nodes,
             allowed=f"up to {site.site.nodes}",
-            hint="choose fewer with --set devices=..., or print the plan with --dry",
+            hint="choose fewer with --set nodes=..., or print the plan with --dry",
         )
 
 
@@ -359,4 +370,4 @@ def _seen(machine: Machine) -> str:
 
 
 def _why(asked: str | None) -> str:
-    return "asked for" if asked else "the only one without a cluster"
+    return "asked for" if asked else "default when no --cluster is given"

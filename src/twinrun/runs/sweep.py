@@ -11,6 +11,7 @@ from twinrun.foundation.errors import InputError, MachineError, RunError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.foundation.text import number, percent
+from twinrun.manifests.vendor import Gpu
 from twinrun.planning.plan import Plan
 from twinrun.protocol.allocation import Allocation
 from twinrun.protocol.job import Result
@@ -72,6 +73,7 @@ class SweepRun:
                     id=point.id,
                     nodes=point.nodes,
                     devices=point.world_size,
+                    cards=_cards(point, self.selection.gpu),
                     hosts=launched.allocation.nodes,
                     part=point.part,
                     attempts=names[:place],
@@ -110,6 +112,13 @@ class SweepRun:
             inside=self.ranks.inside,
         )
         return self.ranks.run(launch, show=lambda line: self.display.step(point.id, workload.progress(line)))
+
+
+def _cards(point: Point, gpu: Gpu | None) -> int | None:
+    """Return the cards that the devices of a point are, None where they fill none."""
+    if gpu is None or point.world_size % gpu.devices_per_card:
+        return None
+    return point.world_size // gpu.devices_per_card
 
 
 def finished(run: Path, plan: Plan, *, workload: Workload) -> dict[str, PointOutcome]:

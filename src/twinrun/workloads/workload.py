@@ -77,6 +77,8 @@ class Hardware(Frozen):
     """Processors that this process may run on."""
     network_gbit_s: float | None = None
     """What a node sends, all its adapters together; None where nobody said."""
+    nodes: int | None = None
+    """Nodes that can be had; None for a plan that is only printed."""
     vendor: str = ""
     """Vendor of the hardware that the run uses, a folder of images/vendors."""
     processor: str = ""
@@ -166,6 +168,8 @@ class PointRecord(Numbers, Generic[PointPart]):
     nodes: int
     devices: int
     """Over all nodes."""
+    cards: int | None = None
+    """Cards that the devices are; None where they fill none, on a processor, and in older records."""
     hosts: tuple[str, ...] = ()
     """Hosts reported by the ranks; empty in records made before they were collected."""
     part: PointPart = Field(json_schema_extra={"type": "object"})
