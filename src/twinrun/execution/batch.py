@@ -1,4 +1,4 @@
-"""The script that a scheduler runs on the first node of a job: written from a task alone, the same for all nodes."""
+"""The script of a job, which runs on its first node: written from a task alone, as long for any number of nodes."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class _Writer:
         yield 'leave "$status"'
 
     def _set_up(self) -> Iterator[str]:
-        """Yield what loads the modules and runs the user's lines, and ends the job at the first that fails."""
+        """Yield what loads the modules and runs the user's lines; the first that fails ends the job."""
         one = self.site.site
         lines = [*(f"module load {name}" for name in one.modules), *one.setup]
         if not lines:

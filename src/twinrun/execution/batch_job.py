@@ -1,4 +1,4 @@
-"""A job of a scheduler that says only whether it still knows it: how it ended stands in its script's own file."""
+"""A job of a scheduler that says only whether it still knows it; its script leaves the exit status."""
 
 from __future__ import annotations
 

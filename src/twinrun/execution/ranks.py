@@ -197,6 +197,7 @@ class Ranks:
             nodes=nodes,
             site=scheduler.site.name if scheduler.site else None,
             reports=_described(reports),
+            bindings=tuple(one.binding for one in reports) if any(one.binding for one in reports) else (),
         )
 
     def _kills(self) -> int | None:

@@ -1,4 +1,4 @@
-"""The stack's image as one SIF file, run without a daemon as the user who starts it: Apptainer, SingularityCE."""
+"""The stack's image as one SIF file, which Apptainer or SingularityCE runs as the user who starts it."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Site(Frozen):
     cores_per_rank: Count | None = None
     """Cores of each rank; `cores_per_node` divided by `devices_per_node` when left out."""
     memory_gib: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
-    """Memory that a job asks for on each node; 0 asks for all, and without it the partition's default holds."""
+    """Memory that a job asks for on each node, 0 for all; left out, the partition's default holds."""
     exclusive: bool = False
     """Whether a job gets its nodes for itself."""
     partition: Word | None = None
@@ -74,7 +74,7 @@ class Site(Frozen):
     gres: Word | None = None
     """Generic resource that a device is, without its count: `gpu` or `gpu:h100`."""
     devices_by: Literal["gres", "gpus-per-node", "whole-node"] = "gres"
-    """How a job asks for its devices: by `gres`, by `--gpus-per-node`, or not at all where nodes come whole."""
+    """How a job asks for its devices; `whole-node` where nodes come with all they have."""
     constraint: Word | None = None
     """Feature that the nodes must have."""
     parallel_environment: Word | None = None

@@ -108,6 +108,7 @@ def _measure(project: Project, selection: Selection, run: Path, display: Display
     ).finish()
     if not any(one.point.measurements or one.point.checks for one in done):
         raise InputError("nothing was measured", place=str(run), hint="no point has what --set left")
+    site = selection.site
     environment = Environment(
         python=installed.python,
         libraries=done[-1].libraries,
@@ -116,7 +117,7 @@ def _measure(project: Project, selection: Selection, run: Path, display: Display
         attested=selection.stack.attested(project.root),
         unverified=selection.stack.unhashed(project.root),
         image_digest=engine.image_digest,
-        variables=steering_variables(os.environ),
+        variables=steering_variables(os.environ | (site.site.environment if site else {})),
     )
     return _record(project, selection, run, done, environment)
 

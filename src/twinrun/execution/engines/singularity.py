@@ -1,4 +1,4 @@
-"""SingularityCE, which some sites have in place of Apptainer; only rendered, no machine of ours has run one."""
+"""SingularityCE, which some sites have in place of Apptainer. Rendered: no machine of ours has run it."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class GridEngine:
         self.site = site
 
     def size(self) -> int:
-        """Return the hosts of the queue that are up; raises MachineError where Grid Engine does not answer."""
+        """Return the hosts of the queue that are up; raises MachineError without an answer."""
         try:
             listed = ask(self.site, "qstat", "-f", *_queue(self.site.site)).splitlines()
         except RunError as error:
@@ -103,7 +103,7 @@ class GridEngine:
         return batch_script(task, site=self.site, run=run, logs=logs, dialect=dialect)
 
     def submit(self, task: Task, *, run: Path, logs: Path, start: Start) -> BatchJob:
-        """Write the script of `task` to its logs and hand it to qsub; raises InputError where it is refused."""
+        """Write the script of `task` to its logs and hand it to qsub; raises InputError where that refuses."""
         demand_shared(self.site, run)
         file = logs / SCRIPT
         write_atomically(file, self.script(task, run=str(run), logs=str(logs)))
