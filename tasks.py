@@ -36,7 +36,8 @@ take_over()
         "from": "where the leg before it has left its checkpoint: a run folder or s3://...",
         "out": "folder for the run instead of runs/",
         "track": "trackers to write the run for, separated by commas: tensorboard, mlflow, wandb",
-        "resume": "go on with the newest unfinished run of the same plan",
+        "resume": "go on with the newest unfinished run of the same plan, and with the jobs that it has",
+        "detach": "submit the jobs of all points and return; the same command with --resume collects them",
         "dry": "print the plan on a page and stop; with --json all of it",
         "yes": "start without a question also what takes long on a processor",
         "json": "print a summary as JSON on stdout and nothing else there",
@@ -59,6 +60,7 @@ def run(
     out: str = "",
     track: str = "",
     resume: bool = False,
+    detach: bool = False,
     dry: bool = False,
     yes: bool = False,
     json: bool = False,
@@ -80,7 +82,8 @@ def run(
             **chosen,
         )
         folder = Path(out) if out else None
-        code = commands.run(ROOT, request, out=folder, resume=resume, as_json=json, yes=yes, track=track)
+        options = {"out": folder, "resume": resume, "detach": detach, "as_json": json, "yes": yes}
+        code = commands.run(ROOT, request, **options, track=track)
     raise Exit(code=code)
 
 
@@ -425,14 +428,18 @@ def cluster(context: Context, what: str, nodes: str = "3", mount: list[str] | No
 
 @command(
     help={
-        "cluster": "site of cluster.toml",
+        "cluster": "site of cluster.toml, whose jobs are listed; what waits to be collected when left out",
+        "out": "folder of the runs instead of runs/",
         "follow": "number of a job whose output is shown until it ends",
         "cancel": "number of a job to end",
     }
 )
-def jobs(context: Context, cluster: str = "local", follow: str = "", cancel: str = "") -> None:
-    """List the jobs of twinrun at a site, follow one or end one."""
+def jobs(
+    context: Context, cluster: str = "", out: str = "", follow: str = "", cancel: str = ""
+) -> None:
+    """List what detached runs wait for, or the jobs of twinrun at a site; follow one or end one."""
     with exit_on_error():
-        from twinrun.cli import sites
+        from twinrun.cli import jobs as commands
 
-        sites.jobs(ROOT, cluster, follow=follow or None, cancel=cancel or None)
+        folder = Path(out) if out else None
+        commands.jobs(ROOT, cluster or None, out=folder, follow=follow or None, cancel=cancel or None)

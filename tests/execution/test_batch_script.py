@@ -1,4 +1,4 @@
-"""The script of a job: golden for the sites of the guide, as long for any number of nodes, deaf to its strings."""
+"""The script of a job: golden for the sites of the guide, as long for any number of nodes, safe to quote."""
 
 from __future__ import annotations
 

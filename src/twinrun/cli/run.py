@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from twinrun.cli import consent
 from twinrun.cli.console import print_json
-from twinrun.foundation.errors import RunInterruptedError
+from twinrun.foundation.errors import InputError, RunInterruptedError
 from twinrun.foundation.terminal import say
 from twinrun.planning.project import Project
 from twinrun.runs.preconditions import demand_ready
@@ -32,6 +32,7 @@ def run(
     as_json: bool,
     yes: bool = False,
     track: str = "",
+    detach: bool = False,
 ) -> int:
     """Run a recipe and return the exit code: 1 when a claim or a check fails."""
     chosen = _trackers(track)
@@ -42,6 +43,9 @@ def run(
         consent.warn(selection)
         return 0
     _print_choices(selection)
+    if detach and selection.site is None:
+        hint = "add --cluster SITE; on this machine a run ends with the command that started it"
+        raise InputError("nothing would go on with the run", place="--detach", found="no site", hint=hint)
     from twinrun.cli.records import offer, write_run_report
     from twinrun.foundation.files import write_atomically
     from twinrun.results.verdicts import FAILURES
@@ -52,8 +56,13 @@ def run(
     consent.ask(selection, yes=yes)
     with Display() as display:
         record, folder = execute(
-            project=project, selection=selection, out=out, resume=resume, display=display
+            project=project, selection=selection, out=out, resume=resume, display=display, detach=detach
         )
+    if record is None:
+        from twinrun.cli.jobs import say_pending
+
+        say_pending(folder, as_json=as_json)
+        return 0
     page = write_run_report(project, record, folder / "report.html")
     for name, text in record.workload.show(record.shown()).files.items():
         write_atomically(folder / name, text)

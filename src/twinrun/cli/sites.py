@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from twinrun.cli.console import print_json
-from twinrun.execution.slurm_client import SlurmClient, check_site
+from twinrun.execution.slurm_client import check_site
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.terminal import say
 from twinrun.images import local_cluster
@@ -36,22 +35,6 @@ def cluster(root: Path, what: str, *, nodes: int, mounts: Sequence[Path]) -> Non
         say("no cluster; `invoke cluster up` starts one")
 
 
-def jobs(root: Path, site: str, *, follow: str | None, cancel: str | None) -> None:
-    """Print the jobs of a site; end one, or follow one to its end."""
-    client = SlurmClient(load_site(root, site))
-    for number in filter(None, (follow, cancel)):
-        if not number.isdecimal():
-            raise InputError("a job is named by its number", place="invoke jobs", found=number)
-    if cancel:
-        client.ask("scancel", cancel)
-    if follow:
-        _follow(client, follow)
-        return
-    for job in client.jobs():
-        where = job.nodes or job.reason
-        say(f"{job.id:>8}  {job.state:12} {job.run_seconds:6.0f} s  {job.user:12} {job.name}  {where}")
-
-
 def doctor(root: Path, site: str, *, as_json: bool) -> int:
     """Print what is well and what is not at a site; 3 when something needed is broken."""
     diagnosis = check_site(root, load_site(root, site))
@@ -63,19 +46,3 @@ def doctor(root: Path, site: str, *, as_json: bool) -> int:
     for line in diagnosis_lines(diagnosis, width=None):
         show(line)
     return diagnosis.exit_code
-
-
-def _follow(client: SlurmClient, number: str) -> None:
-    """Show what a job prints until it ends; raises RunError where the job is not known."""
-    shown: dict[Path, int] = {}
-    while True:
-        state = client.job(number)
-        # Beside what the script prints lies what each node prints.
-        for file in sorted(Path(state.output).parent.glob("launcher*.log")):
-            text = file.read_text(encoding="utf-8", errors="replace")
-            say(text[shown.get(file, 0) :], end="")
-            shown[file] = len(text)
-        if state.ended:
-            say(f"{state.id} {state.state}")
-            return
-        time.sleep(client.site.site.poll_seconds)

@@ -1,4 +1,4 @@
-"""The script of a job, which runs on its first node: written from a task alone, as long for any number of nodes."""
+"""The script of a job: written from a task alone, the same on every node, as long for two nodes as for more."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from twinrun.execution.batch import LOG, refuse_failed_set_up, written_status
+from twinrun.execution.pending import SchedulerSilentError
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError
 from twinrun.foundation.processes import last_lines
 from twinrun.manifests.cluster import LoadedSite
@@ -118,7 +119,7 @@ class BatchJob:
                 return None
         except (RunError, MachineError) as error:
             if now - self._answered > PATIENCE_SECONDS:
-                raise RunError(
+                raise SchedulerSilentError(
                     f"the scheduler has not answered for {PATIENCE_SECONDS:.0f} s",
                     place=self._point,
                     found=str(error.found or error.message).strip(),

@@ -26,15 +26,16 @@ from twinrun.execution.engine import (
 )
 from twinrun.execution.failures import failure_of, with_last_words
 from twinrun.execution.launchers import Launcher, RankPlacement, Rendezvous
+from twinrun.execution.pending import Pending, SchedulerSilentError, forget, remember
 from twinrun.execution.schedulers import Scheduler, Submission
 from twinrun.execution.task import Task
-from twinrun.foundation.errors import MachineError, RunError, RunInterruptedError
+from twinrun.foundation.errors import MachineError, RunError, RunInterruptedError, TwinrunError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.machine.memory import kills_for_memory
 from twinrun.protocol.allocation import Allocation, NodeReport, RankReport
 from twinrun.protocol.job import Job, MetricsLine, Stop
-from twinrun.protocol.metrics_lines import forget
+from twinrun.protocol.metrics_lines import forget as forget_lines
 
 POLL_SECONDS = 0.1
 METRICS = "metrics.jsonl"
@@ -146,36 +147,118 @@ class Ranks:
         """Return `path` as the ranks see it."""
         return self._engine.inside(path)
 
-    def run(self, launch: Launch, *, show: Callable[[bytes], None]) -> LaunchResult | None:
+    def run(self, launch: Launch, *, place: int = 0, show: Callable[[bytes], None]) -> LaunchResult | None:
         """Run `launch` in a fresh folder, showing each line of its metrics; None when memory ran out.
+
+        Args:
+            place: which of the attempts at the point it is, counted from 0.
 
         Raises:
             Interrupted: the ranks were told to end; says after which step they have saved.
             MachineError: the nodes cannot be had or differ in software, or the command cannot be started.
             RunError: a rank failed; names it and shows the end of its log.
         """
+        offset = _size(self._run / METRICS)
+        submission, pending = self._submit(launch, place=place, detached=False)
+        return self._finish(launch.placement, submission, pending, offset=offset, show=show)
+
+    def begin(self, launch: Launch, *, place: int) -> Pending:
+        """Submit `launch` in a fresh folder and leave it to its scheduler; raises as `run` does."""
+        return self._submit(launch, place=place, detached=True)[1]
+
+    def goes_on(self, pending: Pending) -> bool:
+        """Say whether what was submitted has not ended; raises as `run` does."""
+        try:
+            return self._adopt(pending).poll() is None
+        except (RunError, RunInterruptedError):
+            # Whoever collects it says so.
+            return False
+
+    def collect(
+        self, placement: RankPlacement, pending: Pending, *, show: Callable[[bytes], None]
+    ) -> LaunchResult | None:
+        """Go on with what was submitted, by this process or another, as `run` does."""
+        return self._finish(placement, self._adopt(pending), pending, offset=0, show=show)
+
+    def _adopt(self, pending: Pending) -> Submission:
+        logs = log_folder(self._run, pending.point)
+        return self._commands.scheduler.adopt(pending.handle, point=pending.point, logs=logs)
+
+    def _submit(self, launch: Launch, *, place: int, detached: bool) -> tuple[Submission, Pending]:
         point, attempt = launch.placement.id, uuid.uuid4().hex[:12]
         clear(self._run, point)
         write_atomically(
             job_file(self._run, point), job_text(launch.job.model_copy(update={"attempt": attempt}))
         )
-        submission = self._commands.scheduler.submit(
+        scheduler = self._commands.scheduler
+        submission = scheduler.submit(
             self._commands.task(launch, attempt=attempt),
             run=self._run,
             logs=log_folder(self._run, point),
             start=lambda command, log: self._engine.start(command, log=log),
         )
-        follower = Follower(self._run / METRICS, attempt=attempt, show=show)
+        pending = Pending(
+            point=point,
+            place=place,
+            attempt=attempt,
+            scheduler=scheduler.name,
+            site=scheduler.site.name if scheduler.site else "",
+            handle=submission.handle,
+            detached=detached,
+        )
+        if pending.handle:
+            remember(self._run, pending)
+        return submission, pending
+
+    def _finish(
+        self,
+        placement: RankPlacement,
+        submission: Submission,
+        pending: Pending,
+        *,
+        offset: int,
+        show: Callable[[bytes], None],
+    ) -> LaunchResult | None:
+        """Follow what was submitted to its end, and forget it unless it may go on."""
+        try:
+            result = self._followed(placement, submission, pending, offset=offset, show=show)
+        except SchedulerSilentError:
+            raise
+        except TwinrunError:
+            forget(self._run, placement.id)
+            raise
+        except KeyboardInterrupt:
+            if not pending.detached:
+                forget(self._run, placement.id)
+            raise
+        forget(self._run, placement.id)
+        return result
+
+    def _followed(
+        self,
+        placement: RankPlacement,
+        submission: Submission,
+        pending: Pending,
+        *,
+        offset: int,
+        show: Callable[[bytes], None],
+    ) -> LaunchResult | None:
+        point, attempt = placement.id, pending.attempt
+        follower = Follower(self._run / METRICS, attempt=attempt, show=show, offset=offset)
         before = self._kills()
         try:
-            status = _follow(submission, follower, checked=lambda: self._checked(launch.placement))
+            status = _follow(
+                submission, follower, checked=lambda: self._checked(placement), keep=pending.detached
+            )
+        except SchedulerSilentError:
+            raise
         except RunError as error:
             raise with_last_words(error, run=self._run, point=point) from None
         if status:
             self._raise_if_stopped(point)
-            self._raise_unless_memory(launch.placement, submission, status, since=before)
+            self._raise_unless_memory(placement, submission, status, since=before)
             return None
-        return LaunchResult(attempt=attempt, allocation=self._allocation(launch.placement, submission))
+        return LaunchResult(attempt=attempt, allocation=self._allocation(placement, submission))
 
     def _checked(self, placement: RankPlacement) -> bool:
         """Say whether all ranks have reported; raises MachineError where the software of nodes differs."""
@@ -232,11 +315,14 @@ class Ranks:
 class Follower:
     """Shows the whole lines that one attempt appends to the metrics of a run."""
 
-    def __init__(self, metrics: Path, *, attempt: str, show: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, metrics: Path, *, attempt: str, show: Callable[[bytes], None], offset: int = 0
+    ) -> None:
+        """Follow `metrics` from a place in it on."""
         self._metrics = metrics
         self._attempt = attempt
         self._show = show
-        self._offset = metrics.stat().st_size if metrics.exists() else 0
+        self._offset = offset
 
     def follow(self) -> None:
         """Show the lines that have come since the last call."""
@@ -263,11 +349,12 @@ def _attempt_of(line: bytes) -> str | None:
         return None
 
 
-def _follow(submission: Submission, follower: Follower, *, checked: Callable[[], bool]) -> int:
-    """Show lines until `submission` ends, and return its exit status; nothing outlives an interruption.
+def _follow(submission: Submission, follower: Follower, *, checked: Callable[[], bool], keep: bool) -> int:
+    """Show lines until `submission` ends, and return its exit status.
 
     Args:
         checked: asked until it says yes; may raise.
+        keep: whether it goes on after an interruption; else nothing outlives one.
     """
     done = False
     try:
@@ -276,9 +363,19 @@ def _follow(submission: Submission, follower: Follower, *, checked: Callable[[],
             follower.follow()
             time.sleep(POLL_SECONDS)
         follower.follow()
-        return status
-    finally:
+    except KeyboardInterrupt:
+        if not keep:
+            submission.cancel()
+        raise
+    except BaseException:
         submission.cancel()
+        raise
+    submission.cancel()
+    return status
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
 
 
 def job_text(job: Job) -> str:
@@ -321,5 +418,5 @@ def clear(run: Path, point: str) -> None:
     """Take away what an earlier attempt at `point` has left: files, logs, lines of metrics."""
     for stale in (point_folder(run, point), log_folder(run, point)):
         shutil.rmtree(stale, ignore_errors=True)
-    forget(run / METRICS, point)
+    forget_lines(run / METRICS, point)
     log_folder(run, point).mkdir(parents=True)

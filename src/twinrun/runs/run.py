@@ -48,9 +48,18 @@ NAMED_FILES = 20
 
 
 def execute(
-    *, project: Project, selection: Selection, out: Path | None, resume: bool, display: Display
-) -> tuple[Record, Path]:
+    *,
+    project: Project,
+    selection: Selection,
+    out: Path | None,
+    resume: bool,
+    display: Display,
+    detach: bool = False,
+) -> tuple[Record | None, Path]:
     """Run the plan and return its judged record with the run folder.
+
+    Args:
+        detach: submit and return without a record, unless all has ended that was submitted before.
 
     Raises:
         MachineError, RunError: see their classes.
@@ -62,7 +71,7 @@ def execute(
         write_atomically(run / "plan.json", plan.model_dump_json(indent=1) + "\n")
         display.say(f"run folder: {run}")
         try:
-            record = _measure(project, selection, run, display)
+            record = _measure(project, selection, run, display, detach=detach)
         except KeyboardInterrupt:
             done = len(finished(run, plan, workload=selection.workload))
             raise RunInterruptedError(
@@ -70,11 +79,15 @@ def execute(
                 place=str(run),
                 hint="the same command with --resume runs the points that are left",
             ) from None
+        if record is None:
+            return None, run
         write_record(run / "record.json", record)
     return record.with_digest(), run
 
 
-def _measure(project: Project, selection: Selection, run: Path, display: Display) -> Record:
+def _measure(
+    project: Project, selection: Selection, run: Path, display: Display, *, detach: bool
+) -> Record | None:
     workspace = workspace_of(project, selection, run)
     workspace.data.mkdir(parents=True, exist_ok=True)
     engine = selection.engine.open_engine(
@@ -99,13 +112,16 @@ def _measure(project: Project, selection: Selection, run: Path, display: Display
         )
     if model := selection.description.model:
         prepared_model(model, say=display.say)
-    done = SweepRun(
+    sweep = SweepRun(
         selection=selection,
         ranks=Ranks(engine=engine, commands=commands),
         workspace=workspace,
         shared=shared_settings(selection, run=run, data=data, inside=engine.inside),
         display=display,
-    ).finish()
+    )
+    done = sweep.submit() if detach else sweep.finish()
+    if len(done) < len(selection.plan.points):
+        return None
     if not any(one.point.measurements or one.point.checks for one in done):
         raise InputError("nothing was measured", place=str(run), hint="no point has what --set left")
     site = selection.site
@@ -258,6 +274,7 @@ def _unfinished(base: Path, plan: Plan) -> Path:
             "no unfinished run of this plan",
             place=str(base),
             found=f"plan {mark}",
-            hint="leave --resume out to start one; a changed option or file makes another plan",
+            hint="leave --resume out to start one; a changed option or file makes another plan,"
+            " and so do nodes that have gone down: --set nodes=... names the points",
         )
     return found[-1]

@@ -148,7 +148,7 @@ def select(project: Project, request: Request) -> Selection:
         engine=module,
         launcher=starter,
         scheduler=giver,
-        choices=(*decided, *planned, *_estimate(plan)),
+        choices=(*decided, *planned, *_estimate(plan), *_limit(plan, site)),
         recipe=loaded,
         stack=stack,
         vendor=project.vendors[name],
@@ -361,6 +361,27 @@ def _estimate(plan: Plan) -> tuple[Choice, ...]:
     each = ", ".join([f"start {duration(start)}", *(f"{name} {duration(one)}" for name, one in known)])
     total = start + sum(seconds for _, seconds in known)
     return (Choice(name="time", value=f"about {duration(total)}", because=f"estimated: {each}"),)
+
+
+def _limit(plan: Plan, site: LoadedSite | None) -> tuple[Choice, ...]:
+    """Return what stands against the time limit of a site: points that take longer, or nobody knows."""
+    if site is None:
+        return ()
+    limit = site.site.minutes * 60
+    longer = [
+        f"{point.id} takes about {duration(point.seconds + FIRST_START)}"
+        for point in plan.points
+        if point.seconds is not None and point.seconds + FIRST_START > limit
+    ]
+    unknown = [point.id for point in plan.points if point.seconds is None]
+    found = []
+    if longer:
+        because = f"{', '.join(longer)}: raise `minutes` of {site.place}"
+        found.append(Choice(name="limit", value=f"{site.site.minutes} min is too short", because=because))
+    if unknown:
+        because = f"not estimated: {', '.join(unknown)}; a job is ended after that"
+        found.append(Choice(name="limit", value=f"{site.site.minutes} min", because=because))
+    return tuple(found)
 
 
 def _seen(machine: Machine) -> str:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twinrun.execution.engine import Workspace, point_folder
-from twinrun.execution.ranks import LaunchResult, Ranks
+from twinrun.execution.pending import Pending, pending_of
+from twinrun.execution.ranks import Launch, LaunchResult, Ranks
 from twinrun.foundation.errors import InputError, MachineError, RunError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
@@ -55,17 +56,49 @@ class SweepRun:
             if point.id in done:
                 self.display.say(f"{point.id}: finished before, not run again")
                 continue
-            done[point.id] = self._measure(point)
-            text = done[point.id].model_dump_json(indent=1) + "\n"
-            write_atomically(_file(self.workspace.run, point.id), text)
-            self.display.point_done()
+            outcome = self._measure(point)
+            assert outcome is not None
+            done[point.id] = self._kept(outcome)
         return [done[point.id] for point in plan.points]
 
-    def _measure(self, point: Point) -> PointOutcome:
+    def submit(self) -> list[PointOutcome]:
+        """Submit what is left, collect what has ended, and return the points that are finished.
+
+        A leg waits until the one before it is collected. Raises as `finish` does.
+        """
+        plan, described = self.selection.plan, self.selection.description.points
+        done = finished(self.workspace.run, plan, workload=self.selection.workload)
+        for point in plan.points:
+            leg, waiting = described[point.id].leg, pending_of(self.workspace.run, point.id)
+            if point.id in done or (leg and leg.previous and leg.previous not in done):
+                continue
+            if waiting is None:
+                self.ranks.begin(self._launch(point, 0), place=0)
+            elif not self.ranks.goes_on(waiting) and (outcome := self._measure(point, detach=True)):
+                done[point.id] = self._kept(outcome)
+        return [done[point.id] for point in plan.points if point.id in done]
+
+    def _kept(self, outcome: PointOutcome) -> PointOutcome:
+        text = outcome.model_dump_json(indent=1) + "\n"
+        write_atomically(_file(self.workspace.run, outcome.point.id), text)
+        self.display.point_done()
+        return outcome
+
+    def _measure(self, point: Point, *, detach: bool = False) -> PointOutcome | None:
+        """Return the outcome of a point, of an attempt that was submitted before or of a new one.
+
+        Args:
+            detach: submit another attempt where one was too large, and return None.
+        """
         plan, workload = self.selection.plan, self.selection.workload
         names = self.selection.description.points[point.id].attempts
-        for place, name in enumerate(names):
-            launched = self._start(point, place, name)
+        waiting = pending_of(self.workspace.run, point.id)
+        for place, name in list(enumerate(names))[waiting.place if waiting else 0 :]:
+            if detach and waiting is None:
+                self.ranks.begin(self._launch(point, place), place=place)
+                return None
+            launched = self._start(point, place, name, waiting)
+            waiting = None
             if launched:
                 result = _result(self.workspace.run, point, workload.result)
                 numbers = workload.numbers(plan.part, point, result)
@@ -96,14 +129,24 @@ class SweepRun:
             hint=workload.smaller,
         )
 
-    def _start(self, point: Point, place: int, name: str) -> LaunchResult | None:
+    def _start(self, point: Point, place: int, name: str, waiting: Pending | None) -> LaunchResult | None:
         workload = self.selection.workload
+        started = f"goes on with job {waiting.handle}" if waiting else "starting"
         self.display.begin(
             point.id,
             steps=self.selection.description.points[point.id].steps,
-            status=f"starting {point.world_size} rank(s), {name}",
+            status=f"{started} {point.world_size} rank(s), {name}",
         )
-        launch = launch_of(
+
+        def show(line: bytes) -> None:
+            self.display.step(point.id, workload.progress(line))
+
+        if waiting:
+            return self.ranks.collect(point, waiting, show=show)
+        return self.ranks.run(self._launch(point, place), place=place, show=show)
+
+    def _launch(self, point: Point, place: int) -> Launch:
+        return launch_of(
             self.selection,
             point,
             attempt=place,
@@ -111,7 +154,6 @@ class SweepRun:
             workspace=self.workspace,
             inside=self.ranks.inside,
         )
-        return self.ranks.run(launch, show=lambda line: self.display.step(point.id, workload.progress(line)))
 
 
 def _cards(point: Point, gpu: Gpu | None) -> int | None:

@@ -98,7 +98,7 @@ class Pbs:
         return batch_script(task, site=self.site, run=run, logs=logs, dialect=dialect)
 
     def submit(self, task: Task, *, run: Path, logs: Path, start: Start) -> BatchJob:
-        """Write the script of `task` to its logs and hand it to qsub; raises InputError where that refuses."""
+        """Write the script of `task` to its logs and hand it to qsub; raises InputError."""
         demand_shared(self.site, run)
         file = logs / SCRIPT
         write_atomically(file, self.script(task, run=str(run), logs=str(logs)))

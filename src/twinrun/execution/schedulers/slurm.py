@@ -20,6 +20,7 @@ from twinrun.execution.batch import (
     refuse_own_options,
     written_status,
 )
+from twinrun.execution.pending import SchedulerSilentError
 from twinrun.execution.schedulers import Start
 from twinrun.execution.slurm_client import JobState, SlurmClient, demand_devices, device_options
 from twinrun.execution.task import Task
@@ -239,12 +240,12 @@ class SlurmJob:
             return error.message
         return ", ".join(dict.fromkeys(listed.splitlines())) or "no node is down any more"
 
-    def _silent(self, error: TwinrunError) -> RunError:
-        return RunError(
+    def _silent(self, error: TwinrunError) -> SchedulerSilentError:
+        return SchedulerSilentError(
             f"Slurm has not answered for {PATIENCE_SECONDS:.0f} s",
             place=self._point,
             found=str(error.found or error.message).strip(),
-            hint=f"job {self._number} may still run: when Slurm is back, `scancel` it and --resume",
+            hint=f"job {self._number} may still run: when Slurm is back, --resume goes on with it",
         )
 
 
