@@ -33,9 +33,10 @@ awk '{print $1}' "$PE_HOSTFILE" > "$TWINRUN_HOSTS"
   declare -f start; echo 'node=$1; start'
 } > /shared/run/log/nodes=2/start.sh
 everywhere() {
-  local node=0 host
+  local node=0 host there
   while read -r host <&3; do
-    qrsh -inherit "$host" /bin/bash -eu /shared/run/log/nodes=2/start.sh "$node" > /shared/run/log/nodes=2/launcher-$node.log 2>&1 < /dev/null &
+    there=(qrsh -inherit "$host"); ((node > 0)) || there=()
+    "${there[@]}" /bin/bash -eu /shared/run/log/nodes=2/start.sh "$node" > /shared/run/log/nodes=2/launcher-$node.log 2>&1 < /dev/null &
     node=$((node + 1))
   done 3< "$TWINRUN_HOSTS"
   for ((node = 0; node < 2; node++)); do

@@ -36,9 +36,10 @@ awk '!seen[$0]++' "$PBS_NODEFILE" > "$TWINRUN_HOSTS"
   declare -f start; echo 'node=$1; start'
 } > /shared/run/log/nodes=2/start.sh
 everywhere() {
-  local node=0 host
+  local node=0 host there
   while read -r host <&3; do
-    pbs_tmrsh "$host" /bin/bash -eu /shared/run/log/nodes=2/start.sh "$node" > /shared/run/log/nodes=2/launcher-$node.log 2>&1 < /dev/null &
+    there=(pbs_tmrsh "$host"); ((node > 0)) || there=()
+    "${there[@]}" /bin/bash -eu /shared/run/log/nodes=2/start.sh "$node" > /shared/run/log/nodes=2/launcher-$node.log 2>&1 < /dev/null &
     node=$((node + 1))
   done 3< "$TWINRUN_HOSTS"
   for ((node = 0; node < 2; node++)); do

@@ -1,4 +1,4 @@
-"""The script of a job: written from a task alone, the same on every node, as long for two nodes as for more."""
+"""The script of a job: written from a task alone, the same on every node, no longer for more of them."""
 
 from __future__ import annotations
 
@@ -176,10 +176,12 @@ class _Writer:
         yield "  declare -f start; echo 'node=$1; start'"
         yield f"}} > {file}"
         yield "everywhere() {"
-        yield "  local node=0 host"
+        yield "  local node=0 host there"
         yield "  while read -r host <&3; do"
         remote = " ".join(self._word(word) for word in self.dialect.remote)
-        yield f'    {remote} "$host" /bin/bash -eu {file} "$node" > {output} 2>&1 < /dev/null &'
+        # The first node is this one; a scheduler may count the script as its one process there.
+        yield f'    there=({remote} "$host"); ((node > 0)) || there=()'
+        yield f'    "${{there[@]}}" /bin/bash -eu {file} "$node" > {output} 2>&1 < /dev/null &'
         yield "    node=$((node + 1))"
         yield f'  done 3< "${HOSTS}"'
         yield f"  for ((node = 0; node < {self.task.nodes}; node++)); do"

@@ -26,7 +26,6 @@ from twinrun.manifests.cluster import LoadedSite, Site
 
 # Options of qsub that other keys of a site stand for.
 _OWN = ("N", "q", "P", "pe", "o", "e", "j", "S", "wd", "cwd", "notify", "r")
-_UP = ("", "d", "o", "C")
 
 
 def open_scheduler(*, site: LoadedSite | None) -> GridEngine:
@@ -69,8 +68,8 @@ class GridEngine:
             found = str(error.found).strip()
             raise MachineError("Grid Engine does not answer", place=self.site.place, found=found) from None
         rows = [line.split() for line in listed if "@" in line]
-        # The sixth column, where there is one, has letters for what is wrong.
-        return len({row[0].partition("@")[2] for row in rows if not set("auEsSD") & set("".join(row[5:6]))})
+        # The sixth column, where there is one, has letters for what is wrong; a is a load that passes.
+        return len({row[0].partition("@")[2] for row in rows if not set("udEcCsS") & set("".join(row[5:6]))})
 
     def unusable(self, *, nodes: int) -> str | None:
         """Return why so many nodes cannot be had, or None."""
