@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from xml.etree import ElementTree
 
+from twinrun.foundation.text import plural
 from twinrun.protocol.measurements import Check
+from twinrun.workloads.checks.health import HEALTH_FILE, TEXTFILE, health_of, textfile
 from twinrun.workloads.checks.manifest import ChecksPlan, ChecksPoint
 from twinrun.workloads.tables_and_charts import ABSENT, Cell, Column, Table, text
 from twinrun.workloads.workload import PointRecord, RecordTables, RecordView
@@ -19,19 +21,52 @@ WHOLE = "allocation"
 
 def show(record: RecordView[ChecksPlan, ChecksPoint]) -> RecordTables:
     """Return what each check found, and the grid of nodes and checks, of every point."""
-    tables = tuple(table for point in record.points for table in (_outcomes(point), _grid(point)))
+    tables = tuple(
+        table
+        for point in record.points
+        for table in (_summary(record.part, point), _outcomes(point), _grid(point))
+    )
     return RecordTables(tables=tables, files=files(record))
 
 
 def files(record: RecordView) -> dict[str, str]:
-    """Return JUnit XML, and the nodes to exclude as a list that `srun --exclude` takes."""
+    """Return JUnit XML, the nodes to exclude as `srun --exclude` takes them, and what operators read."""
+    health = health_of(record)
     nodes = excluded(check for point in record.points for check in point.checks)
-    return {"junit.xml": _junit(record), "exclude.txt": ",".join(nodes) + "\n"}
+    return {
+        "junit.xml": _junit(record),
+        "exclude.txt": ",".join(nodes) + "\n",
+        TEXTFILE: textfile(health),
+        HEALTH_FILE: health.model_dump_json(indent=1) + "\n",
+    }
 
 
 def excluded(checks: Iterable[Check]) -> tuple[str, ...]:
     """Return the nodes that a failed check names."""
     return tuple(sorted({node for check in checks if check.outcome == "fail" for node in check.nodes}))
+
+
+def _summary(part: ChecksPlan, point: PointRecord) -> Table:
+    """Return a row a check, and in the title which of them failed and where."""
+    rows, failed = [], []
+    for spec in part.checks:
+        found = [one for one in point.checks if one.id == spec.id]
+        worst = min((one.outcome for one in found), key=SEVERITY.index, default="unknown")
+        blamed = [one for one in found if one.outcome == worst]
+        where = ", ".join(dict.fromkeys(node for one in blamed for node in one.nodes or (one.place,)))
+        if worst == "fail":
+            failed.append(f"{spec.id} on {where}")
+        rows.append(
+            (text(spec.id), text(spec.title), text(SIGNS[worst]), text(ABSENT if worst == "pass" else where))
+        )
+    passed = sum(row[2] == text(SIGNS["pass"]) for row in rows)
+    unknown = sum(row[2] == text(SIGNS["unknown"]) for row in rows)
+    counts = f"{passed} of {plural(len(rows), 'check')} passed, {unknown} not known, {len(failed)} failed"
+    return Table(
+        title=f"{point.id}: {counts}{': ' if failed else ''}{'; '.join(failed)}",
+        columns=tuple(Column(title=title, numeric=False) for title in ("check", "asks", "outcome", "where")),
+        rows=tuple(rows),
+    )
 
 
 def _outcomes(point: PointRecord) -> Table:
