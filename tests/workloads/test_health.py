@@ -26,7 +26,7 @@ HEALTH = Health(
             device="3",
             outcome="fail",
             reason="2 GB short",
-            remedy="reseat it",
+            remedy="seat it",
         ),
         NodeCheck(check="network-topology", node="worker1", outcome="unknown", reason="no GPU"),
         NodeCheck(check="slurm-gres", node="worker3", outcome="fail", reason="GRES says 8, 7 are seen"),

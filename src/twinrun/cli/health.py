@@ -1,6 +1,6 @@
 """`python -m twinrun.cli.health RUN`: one line and an exit status for the program that watches a node.
 
-0 is well, 1 a problem, 2 not known, as Node Problem Detector asks of a plugin. With `--drain` it is what Slurm's
+0 is well, 1 a problem, 2 not known, as Node Problem Detector asks. With `--drain` it is what Slurm's
 HealthCheckProgram runs.
 """
 

@@ -103,6 +103,8 @@ class Site(Frozen):
     """How long before the time limit ranks are told to end; 0 leaves it to the scheduler."""
     watchdog_seconds: Annotated[float, Field(gt=0, le=86_400)] | None = None
     """How long a rank may make no progress before it is killed; learned from its steps when left out."""
+    sniff_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Steps of a training between two sniff tests, which name a slow rank; 0 for none."""
     interfaces: tuple[Word, ...] = ()
     """Network interfaces for the collectives; found on the nodes when left out."""
     network_gbit_s: Annotated[float, Field(gt=0)] | None = None

@@ -73,6 +73,7 @@ def shared_settings(
         attempt="",
         checkpointing=selection.checkpointing,
         power=_power(selection),
+        sniff_steps=selection.site.site.sniff_steps if selection.site else 0,
         watchdog_seconds=selection.site.site.watchdog_seconds if selection.site else None,
         documents=inside(read) if read else "",
         model=inside(model_folder(model)) if model else "",

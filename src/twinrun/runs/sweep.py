@@ -19,6 +19,7 @@ from twinrun.protocol.job import Result
 from twinrun.runs.launches import launch_of
 from twinrun.runs.progress import Display
 from twinrun.runs.selection import Selection
+from twinrun.runs.sniffs import Nose
 from twinrun.workloads.workload import Point, PointRecord, Run, Workload
 
 
@@ -112,6 +113,11 @@ class SweepRun:
                     attempts=names[:place],
                     **{name: getattr(numbers, name) for name in type(numbers).model_fields},
                 )
+                slow = Nose(point_folder(self.workspace.run, point.id)).new()
+                if slow:
+                    measured = measured.model_copy(
+                        update={"facts": {**measured.facts, "slow-ranks": "; ".join(slow)}}
+                    )
                 derived = workload.derived(plan.part, measured, self.selection.gpu)
                 record = measured.model_copy(update={"measurements": (*measured.measurements, *derived)})
                 self.display.end(point.id, status=summary(record, workload.headline))
@@ -138,8 +144,12 @@ class SweepRun:
             status=f"{started} {point.world_size} rank(s), {name}",
         )
 
+        nose = Nose(point_folder(self.workspace.run, point.id))
+
         def show(line: bytes) -> None:
             self.display.step(point.id, workload.progress(line))
+            for alarm in nose.new():
+                self.display.say(f"warning: {point.id}: {alarm}")
 
         if waiting:
             return self.ranks.collect(point, waiting, show=show)

@@ -154,6 +154,7 @@ class Run(Frozen):
     attempt: str
     checkpointing: Checkpointing | None = None
     watchdog_seconds: float | None = None
+    sniff_steps: int = 0
     power: PowerReading | None = None
     documents: str = Field(default="", exclude=True)
     """Folder of the documents that were asked for, empty where there are none; no part of every job."""
