@@ -54,7 +54,7 @@ class Alarm(Frozen):
 
 
 def alarms(sniffs: Sequence[Sniff]) -> tuple[Alarm, ...]:
-    """Return the ranks that the newest sniffs agree on; empty for fewer than three sniffs or ranks.
+    """Return the ranks that the newest sniffs agree on, none for fewer than three sniffs or ranks.
 
     The noise is that of all other ranks in the same sniffs: a machine with other work raises the bar by itself.
     """
