@@ -21,12 +21,12 @@ SLOW, SNIFFS = 2, 8
 
 
 class SlowSniffer(Sniffer):
-    """A rank that multiplies a tenth more rows."""
+    """A rank that multiplies a tenth more."""
 
     def _multiply(self) -> None:
         super()._multiply()
-        rows = len(self._matrix) // 10
-        torch.matmul(self._matrix[:rows], self._matrix, out=self._product[:rows])
+        for _ in range(max(1, self._products // 10)):
+            torch.matmul(self._matrix, self._matrix, out=self._product)
 
 
 def named(job: Job, device: torch.device, *, slow: bool) -> set[tuple[int, str]]:
