@@ -276,18 +276,25 @@ def report(
         "stack": "run the checks of this stack instead, inside its image or environment",
         "engine": "where the stack's checks run: docker, venv or host; docker when its image is there",
         "cluster": "check this site of cluster.toml instead",
+        "proof": "of a site: run one all-reduce on two nodes, and say how fast what carried it",
         "json": "print JSON",
     }
 )
 def doctor(
-    context: Context, stack: str = "", engine: str = "", cluster: str = "", json: bool = False
+    context: Context,
+    stack: str = "",
+    engine: str = "",
+    cluster: str = "",
+    proof: bool = False,
+    json: bool = False,
 ) -> None:
     """Check what this machine offers: GPUs, engines, disk, permissions; or that a stack works on it."""
     with exit_on_error():
         from twinrun.cli import stacks
 
         names = {"stack": stack, "engine": engine, "cluster": cluster}
-        code = stacks.doctor(ROOT, as_json=json, **{key: name or None for key, name in names.items()})
+        chosen = {key: name or None for key, name in names.items()}
+        code = stacks.doctor(ROOT, as_json=json, proof=proof, **chosen)
     raise Exit(code=code)
 
 
@@ -408,16 +415,29 @@ def sign(context: Context, what: str, key: str = "") -> None:
 @command(
     iterable=["mount"],
     help={
-        "what": "up, status or down",
+        "what": "up, status or down; describe writes a first cluster.toml from what Slurm says here",
         "nodes": "workers",
         "mount": "folder that nodes see beside checkout, interpreter and cache; may be given many times",
+        "partition": "of describe: the partition; the default one when left out",
+        "cluster": "of describe: a site whose `client` leads to Slurm, where this machine has no commands",
     },
 )
-def cluster(context: Context, what: str, nodes: str = "3", mount: list[str] | None = None) -> None:
-    """Start, list or remove a Slurm cluster of containers on this machine: the site `local`."""
+def cluster(
+    context: Context,
+    what: str,
+    nodes: str = "3",
+    mount: list[str] | None = None,
+    partition: str = "",
+    cluster: str = "",
+) -> None:
+    """Start, list or remove a Slurm cluster of containers on this machine; or describe another one."""
     with exit_on_error():
         from twinrun.cli import sites
 
+        demand_with("describe", what == "describe", partition=partition, cluster=cluster)
+        if what == "describe":
+            sites.describe(ROOT, site=cluster or None, partition=partition or None)
+            return
         sites.cluster(
             ROOT,
             what,
@@ -434,9 +454,7 @@ def cluster(context: Context, what: str, nodes: str = "3", mount: list[str] | No
         "cancel": "number of a job to end",
     }
 )
-def jobs(
-    context: Context, cluster: str = "", out: str = "", follow: str = "", cancel: str = ""
-) -> None:
+def jobs(context: Context, cluster: str = "", out: str = "", follow: str = "", cancel: str = "") -> None:
     """List what detached runs wait for, or the jobs of twinrun at a site; follow one or end one."""
     with exit_on_error():
         from twinrun.cli import jobs as commands

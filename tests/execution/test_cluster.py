@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,11 +16,16 @@ import pytest
 
 from tests.execution.clusters import ROOT, SECONDS, changed, cluster, container, docker, processes, until
 from twinrun.cli import jobs as job_commands
+from twinrun.cli import sites
 from twinrun.execution.engine import NodeCommand
 from twinrun.execution.schedulers import Submission, Task, load_scheduler
-from twinrun.execution.slurm_client import check_site
+from twinrun.execution.site_checks import check_site
+from twinrun.execution.slurm_client import SlurmClient
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError, TwinrunError
-from twinrun.manifests.cluster import LoadedSite
+from twinrun.manifests.cluster import LoadedSite, local_folder
+from twinrun.planning.project import Project
+from twinrun.runs.proof import prove
+from twinrun.workloads.checks.health import Health, NodeCheck
 
 pytestmark = pytest.mark.cluster
 # The stack itself where this interpreter has it, which saves its installation.
@@ -330,6 +337,69 @@ def test_two_nodes_train_and_leave_a_record(
         assert "eth0" in [one["name"] for one in report["interfaces"]]
     (point,) = record["points"]
     assert (point["id"], point["nodes"], point["devices"]) == ("nodes=2", 2, 2)
+
+
+WATCH = """#!/bin/sh
+export PYTHONPATH={root}/src
+exec {python} -m twinrun.cli.health {file} --drain
+"""
+
+
+def test_slurm_runs_the_health_check_and_drains_the_node(site: LoadedSite, folder: Path) -> None:
+    file, program = folder / "health.json", folder / "watch"
+    failed = NodeCheck(
+        check="link-performance", node="worker2", outcome="fail", reason="9 Mbit/s", remedy="cable"
+    )
+    passed = NodeCheck(check="link-performance", node="worker1", outcome="pass", reason="")
+    now = datetime.datetime.now(datetime.UTC).isoformat()
+    health = Health(run="r", created=now, checks=(failed, passed))
+    file.write_text(health.model_dump_json(), encoding="utf-8")
+    program.write_text(WATCH.format(root=ROOT, python=sys.executable, file=file), encoding="utf-8")
+    program.chmod(0o755)
+    settings = local_folder() / "files" / "slurm.conf"
+    before = settings.read_text(encoding="utf-8")
+    asked = f"HealthCheckProgram={program}\nHealthCheckInterval=2\nHealthCheckNodeState=ANY\n"
+    settings.write_text(before + asked, encoding="utf-8")
+    client = SlurmClient(site)
+    try:
+        client.ask("scontrol", "reconfigure")
+        until(lambda: "DRAIN" in client.ask("scontrol", "show", "node", "worker2"))
+        shown = client.ask("scontrol", "show", "node", "worker2")
+        assert "twinrun: link-performance: 9 Mbit/s; cable" in shown
+        assert "DRAIN" not in client.ask("scontrol", "show", "node", "worker1")
+    finally:
+        settings.write_text(before, encoding="utf-8")
+        client.ask("scontrol", "reconfigure")
+        # Programs that were started before it may still drain the node.
+        time.sleep(3)
+        subprocess.run(
+            [
+                *site.site.client[:2],
+                container("controller"),
+                "scontrol",
+                "update",
+                "NodeName=worker2",
+                "State=RESUME",
+            ],
+            check=True,
+        )
+    until(lambda: client.size() == 2)
+
+
+def test_a_first_site_file_is_written_and_two_nodes_are_proved(
+    site: LoadedSite, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sites.describe(ROOT, site="local", partition="short")
+    made = tomllib.loads(capsys.readouterr().out)["site"]["local"]
+    assert (made["partition"], made["minutes"], made["gres"], made["nodes"]) == ("short", 5, "slot", 1)
+    wrong = check_site(ROOT, changed(site, minutes=90, memory_gib=64, cores_per_rank=512, account="nobody"))
+    failed = {check.name for check in wrong.checks if check.status == "fail"}
+    assert failed >= {"partition", "memory", "cores", "account", "job"}
+    if ENGINE == "host":
+        found = prove(Project(ROOT), "local", say=print, engine="host")
+        assert found.nodes == ("worker1", "worker2")
+        assert (found.transport, found.share) == ("TCP over eth0", None)
+        assert found.bus_gb_s > 0.01
 
 
 def test_a_node_that_dies_is_named(site: LoadedSite, folder: Path) -> None:
