@@ -56,7 +56,7 @@ class Alarm(Frozen):
 def alarms(sniffs: Sequence[Sniff]) -> tuple[Alarm, ...]:
     """Return the ranks that the newest sniffs agree on, none for fewer than three sniffs or ranks.
 
-    The noise is that of all other ranks in the same sniffs: a machine with other work raises the bar by itself.
+    The noise is that of all other ranks in the same sniffs, so other work on a machine raises the bar.
     """
     newest = sniffs[-WINDOW:]
     found = []
