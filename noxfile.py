@@ -101,14 +101,9 @@ def docs(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("stack", [nox.param(name, id=name, tags=[vendor]) for name, vendor in STACKS.items()])
 def smoke(session: nox.Session, stack: str) -> None:
-    """Run a stack's checks and a recipe of each workload at smoke scale, in its image.
-
-    `-- all` runs every recipe; `-- --engine venv` runs in the environment of the lock.
-    """
+    """Run a stack's checks and a recipe of each workload in its image; `-- all`, `-- --engine venv`."""
     session.install("-e", ".")
     engine = engine_of(session, stack)
-    if engine is None:
-        session.skip(f"not run: no engine for the image of {stack}; `-- --engine venv` runs its lock")
     options = ["--stack", stack, "--engine", engine, "--json"]
     run = ["--vendor", STACKS[stack], "--scale", "smoke", "--out", session.create_tmp(), *options]
     # One rank leaves a core to another; what these runs measure of speed says nothing.
@@ -133,17 +128,15 @@ def smoke_task(session: nox.Session, task: list[str]) -> None:
         session.log(f"{task[1]}: {', '.join(f'{count} {name}' for name, count in outcomes.items())}")
 
 
-def engine_of(session: nox.Session, stack: str) -> str | None:
-    """Return the engine that was asked for, else `docker` if one has the stack's image or can build it.
-
-    None where there is no engine: what an image does is never shown by another one.
-    """
+def engine_of(session: nox.Session, stack: str) -> str:
+    """Return the engine of `-- --engine`, else `docker`; skip where no engine has or builds the image."""
     if "--engine" in session.posargs:
         return str(session.posargs[session.posargs.index("--engine") + 1])
     command = ["invoke", "build", "--vendor", STACKS[stack], "--stack", stack, "--json"]
     # 3: this machine cannot build it.
-    built = session.run(*command, silent=True, stderr=sys.stderr, success_codes=[0, 3])
-    return "docker" if built else None
+    if not session.run(*command, silent=True, stderr=sys.stderr, success_codes=[0, 3]):
+        session.skip(f"not run: no engine for the image of {stack}; `-- --engine venv` runs its lock")
+    return "docker"
 
 
 @nox.session

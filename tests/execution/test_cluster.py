@@ -24,8 +24,8 @@ from twinrun.execution.slurm_client import SlurmClient
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError, TwinrunError
 from twinrun.manifests.cluster import LoadedSite, local_folder
 from twinrun.planning.project import Project
+from twinrun.protocol.health import Health, NodeCheck
 from twinrun.runs.proof import prove
-from twinrun.workloads.checks.health import Health, NodeCheck
 
 pytestmark = pytest.mark.cluster
 # The stack itself where this interpreter has it, which saves its installation.
@@ -127,13 +127,7 @@ def test_a_machine_with_another_key_of_munge_is_refused(site: LoadedSite, folder
             assert caught.value.exit_code == 3
             assert "Protocol authentication error" in str(caught.value)
     finally:
-        docker(
-            "exec",
-            controller,
-            "bash",
-            "-euc",
-            "kill $(cat /tmp/other/pid)",
-        )
+        docker("exec", controller, "bash", "-euc", "kill $(cat /tmp/other/pid)")
 
 
 def test_a_run_folder_that_nodes_do_not_see_is_refused(site: LoadedSite) -> None:
@@ -169,7 +163,9 @@ def test_exit_statuses_and_logs_come_back(site: LoadedSite, folder: Path) -> Non
 
 
 @pytest.mark.parametrize("trial", range(5))
-def test_a_job_that_is_cancelled_can_be_resumed(site: LoadedSite, folder: Path, trial: int) -> None:
+def test_a_job_that_is_cancelled_leaves_nothing_and_can_be_resumed(
+    site: LoadedSite, folder: Path, trial: int
+) -> None:
     job = submitted(site, folder / f"cancelled-{trial}")
     subprocess.run([*site.site.client, "scancel", "--name=twinrun-nodes=2"], check=True)
     error = ended(job)
@@ -201,12 +197,6 @@ def test_jobs_are_listed_followed_and_cancelled(
     capsys.readouterr()
     job_commands.jobs(ROOT, "local", out=None, follow=number, cancel=None)
     assert capsys.readouterr().out.splitlines()[-1] == f"{number} CANCELLED"
-
-
-def test_a_run_that_stops_leaves_nothing(site: LoadedSite, folder: Path) -> None:
-    job = submitted(site, folder / "stopped")
-    job.cancel()
-    assert until(lambda: not waiting("worker1") and not waiting("worker2")) < 15
 
 
 def test_a_slurm_that_goes_in_the_middle_of_a_run_is_told(
@@ -271,12 +261,6 @@ def test_a_job_that_asks_for_no_memory_gets_little(site: LoadedSite, folder: Pat
     time.sleep(6)
     assert asked.poll() is None
     asked.cancel()
-
-
-def test_the_time_limit_of_a_partition_holds(site: LoadedSite, folder: Path) -> None:
-    with pytest.raises(InputError, match="sbatch refuses") as caught:
-        submitted(changed(site, partition="short"), folder / "short")
-    assert "imit" in str(caught.value.found) or "onfiguration" in str(caught.value.found)
 
 
 def invoke_run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:

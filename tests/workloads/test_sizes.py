@@ -11,7 +11,7 @@ from twinrun.foundation.errors import InputError, MachineError
 from twinrun.manifests.recipe import Sweep
 from twinrun.planning.project import Project
 from twinrun.predict.memory import BUCKET_BYTES
-from twinrun.workloads.sweep import Sized, placements
+from twinrun.workloads.sweep import SweepPlacements, placements
 from twinrun.workloads.training.estimates import Budget
 from twinrun.workloads.training.manifest import TrainingPlan
 from twinrun.workloads.workload import Hardware
@@ -29,7 +29,7 @@ def sized(
     nodes: int | None = 1,
     node: int | None = None,
     gpu: str = "",
-) -> Sized:
+) -> SweepPlacements:
     hardware = Hardware(gpu=GPUS.get(gpu), device_memory_bytes=None, devices=devices, cores=8, nodes=nodes)
     return placements(sweep, dict(asked), hardware=hardware, node_devices=node)
 

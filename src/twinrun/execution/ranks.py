@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from twinrun.execution.engine import (
     PYTHON,
     Command,
@@ -25,6 +23,7 @@ from twinrun.execution.engine import (
     stop_file,
 )
 from twinrun.execution.failures import failure_of, with_last_words
+from twinrun.execution.follower import Follower, size
 from twinrun.execution.launchers import Launcher, RankPlacement, Rendezvous
 from twinrun.execution.pending import Pending, SchedulerSilentError, forget, remember
 from twinrun.execution.schedulers import Scheduler, Submission
@@ -34,7 +33,7 @@ from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.machine.memory import kills_for_memory
 from twinrun.protocol.allocation import Allocation, NodeReport, RankReport
-from twinrun.protocol.job import Job, MetricsLine, Stop
+from twinrun.protocol.job import Job, Stop
 from twinrun.protocol.metrics_lines import forget as forget_lines
 
 POLL_SECONDS = 0.1
@@ -158,7 +157,7 @@ class Ranks:
             MachineError: the nodes cannot be had or differ in software, or the command cannot be started.
             RunError: a rank failed; names it and shows the end of its log.
         """
-        offset = _size(self._run / METRICS)
+        offset = size(self._run / METRICS)
         submission, pending = self._submit(launch, place=place, detached=False)
         return self._finish(launch.placement, submission, pending, offset=offset, show=show)
 
@@ -312,43 +311,6 @@ class Ranks:
             raise error
 
 
-class Follower:
-    """Shows the whole lines that one attempt appends to the metrics of a run."""
-
-    def __init__(
-        self, metrics: Path, *, attempt: str, show: Callable[[bytes], None], offset: int = 0
-    ) -> None:
-        """Follow `metrics` from a place in it on."""
-        self._metrics = metrics
-        self._attempt = attempt
-        self._show = show
-        self._offset = offset
-
-    def follow(self) -> None:
-        """Show the lines that have come since the last call."""
-        if not self._metrics.exists():
-            return
-        # Ranks that a scheduler starts again drop what they wrote before.
-        self._offset = min(self._offset, self._metrics.stat().st_size)
-        with self._metrics.open("rb") as stream:
-            stream.seek(self._offset)
-            new = stream.read()
-        whole = new[: new.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for line in whole.splitlines():
-            # A process that outlived its attempt may still write.
-            if _attempt_of(line) == self._attempt:
-                self._show(line)
-
-
-def _attempt_of(line: bytes) -> str | None:
-    """Return the attempt that wrote a line of metrics, None for what is no such line."""
-    try:
-        return MetricsLine.model_validate_json(line).attempt
-    except ValidationError:
-        return None
-
-
 def _follow(submission: Submission, follower: Follower, *, checked: Callable[[], bool], keep: bool) -> int:
     """Show lines until `submission` ends, and return its exit status.
 
@@ -372,10 +334,6 @@ def _follow(submission: Submission, follower: Follower, *, checked: Callable[[],
         raise
     submission.cancel()
     return status
-
-
-def _size(file: Path) -> int:
-    return file.stat().st_size if file.exists() else 0
 
 
 def job_text(job: Job) -> str:

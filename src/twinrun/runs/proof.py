@@ -1,4 +1,4 @@
-"""A proof that two nodes of a site reach each other as their links can: one all-reduce, and who carried it."""
+"""A proof that two nodes of a site reach each other as their links can: one all-reduce."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import NamedTuple
 
 from twinrun.execution.engine import log_folder, point_folder
 from twinrun.execution.ranks import METRICS, Launch, Ranks
+from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import load_json
+from twinrun.manifests.cluster import load_site
 from twinrun.planning.project import Project
 from twinrun.protocol.allocation import NodeReport
 from twinrun.protocol.job import Job
 from twinrun.protocol.proof import ProofResult
 from twinrun.runs.launches import rank_commands, workspace_of
-from twinrun.runs.selection import Request, select
+from twinrun.runs.selection import Request, Selection, select
 
 NODES = 2
 _SCRIPT = "twinrun.train.proof"
@@ -44,10 +46,7 @@ def prove(project: Project, site: str, *, say: Callable[[str], None], engine: st
         MachineError: two nodes cannot be had.
         RunError: a rank failed, or a node died; names it.
     """
-    checks = next(name for name in project.recipe_names if project.recipe(name).workload == "checks")
-    selection = select(
-        project, Request(recipe=checks, cluster=site, engine=engine, settings=(f"nodes={NODES}",))
-    )
+    selection = _selection(project, site, engine)
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
     run = project.root / "runs" / "proof" / f"{stamp}-{uuid.uuid4().hex[:4]}"
     run.mkdir(parents=True)
@@ -79,6 +78,20 @@ def prove(project: Project, site: str, *, say: Callable[[str], None], engine: st
         nodes=done.allocation.nodes,
         share=result.bus_gb_s * 8 / speed if speed else None,
     )
+
+
+def _selection(project: Project, site: str, engine: str | None) -> Selection:
+    """Return two nodes of a site with a stack that any recipe has for them; raises InputError for none."""
+    load_site(project.root, site)
+    error: InputError | None = None
+    for name in project.recipe_names:
+        request = Request(recipe=name, cluster=site, engine=engine, settings=(f"nodes={NODES}",))
+        try:
+            return select(project, request)
+        except InputError as refused:
+            error = error or refused
+    assert error is not None, "a project has a recipe"
+    raise error
 
 
 def _transport(logs: Path) -> str:

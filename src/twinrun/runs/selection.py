@@ -111,17 +111,13 @@ def select(project: Project, request: Request) -> Selection:
     wanted = machine.vendor if vendor is None else vendor.value
     stack, stack_choice = choose_stack(project, loaded, asked=request.stack, vendor=wanted, machine=machine)
     name = stack.stack.vendor
-    module, engine = (
-        _site_engine(request, site)
-        if site
-        else _engine(request, stack, project.vendors[name], machine, project.gpus)
-    )
+    known = (stack, project.vendors[name], machine, project.gpus)
+    module, engine = _site_engine(request, site) if site else _engine(request, *known)
     launcher, scheduler = _launcher_choice(request, site), _scheduler(request, site)
     gpu = _site_gpu(project, site) if site else _gpu(machine, project.gpus, scale.value, loaded)
     giver = load_scheduler(scheduler.value, site=site)
-    hardware = _hardware(project, machine, gpu, vendor=name, site=site).model_copy(
-        update={"nodes": _nodes(giver, site, dry=request.dry)}
-    )
+    nodes = _nodes(giver, site, dry=request.dry)
+    hardware = _hardware(project, machine, gpu, vendor=name, nodes=nodes, site=site)
     plan, planned = resolve(
         loaded,
         scale=scale.value,
@@ -135,7 +131,6 @@ def select(project: Project, request: Request) -> Selection:
         leg=request.leg,
         workload=workload,
     )
-    starter = _launcher(plan, giver)
     if not request.dry:
         refuse(workload, plan.part, plan.points, scale=plan.scale, hardware=hardware, here=site is None)
         _demand_nodes(giver, plan)
@@ -146,7 +141,7 @@ def select(project: Project, request: Request) -> Selection:
         plan=plan,
         workload=workload,
         engine=module,
-        launcher=starter,
+        launcher=_launcher(plan, giver),
         scheduler=giver,
         choices=(*decided, *planned, *_estimate(plan), *_limit(plan, site)),
         recipe=loaded,
@@ -188,13 +183,20 @@ def _site_gpu(project: Project, site: LoadedSite) -> Gpu | None:
 
 
 def _hardware(
-    project: Project, machine: Machine, gpu: Gpu | None, *, vendor: str, site: LoadedSite | None
+    project: Project,
+    machine: Machine,
+    gpu: Gpu | None,
+    *,
+    vendor: str,
+    nodes: int | None,
+    site: LoadedSite | None,
 ) -> Hardware:
     return Hardware(
         gpu=gpu,
         device_memory_bytes=_device_memory(machine, gpu),
         devices=_devices(machine, site),
         cores=site.site.cores_per_node if site else machine.cpu_count,
+        nodes=nodes,
         network_gbit_s=site.site.network_gbit_s if site else None,
         vendor=vendor,
         processor=processor(project.root),

@@ -24,7 +24,7 @@ from twinrun.workloads.workload import (
 KEYS = ("nodes", "devices", "cards")
 
 
-class Sized(NamedTuple):
+class SweepPlacements(NamedTuple):
     """The placements of a sweep that can be had, and the choice that names the others."""
 
     places: list[Placement]
@@ -33,7 +33,7 @@ class Sized(NamedTuple):
 
 def placements(
     sweep: Sweep, overrides: dict[str, Any], *, hardware: Hardware, node_devices: int | None = None
-) -> Sized:
+) -> SweepPlacements:
     """Return the placements of a sweep, by nodes, devices or cards, as the recipe or `--set` counts them.
 
     Args:
@@ -49,9 +49,9 @@ def placements(
     node = _node_size(sweep, hardware, node_devices)
     key, counts = _asked(overrides)
     if key is not None:
-        return Sized(_requested(sweep, key, counts, hardware, node), ())
+        return SweepPlacements(_requested(sweep, key, counts, hardware, node), ())
     if sweep.nodes is None:
-        return Sized([_devices(count) for count in _swept(sweep, hardware.devices)], ())
+        return SweepPlacements([_devices(count) for count in _swept(sweep, hardware.devices)], ())
     assert node is not None
     given = [_nodes(count, node) for count in sweep.nodes]
     kept = [one for one in given if hardware.nodes is None or one.nodes <= hardware.nodes]
@@ -63,7 +63,7 @@ def placements(
         )
     lost = ", ".join(one.id for one in given if one not in kept)
     because = f"{plural(hardware.nodes or 0, 'node')} can be had"
-    return Sized(kept, (Choice(name="left out", value=lost, because=because),) if lost else ())
+    return SweepPlacements(kept, (Choice(name="left out", value=lost, because=because),) if lost else ())
 
 
 def _node_size(sweep: Sweep, hardware: Hardware, node_devices: int | None) -> int | None:

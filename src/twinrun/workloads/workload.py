@@ -76,13 +76,11 @@ class Hardware(Frozen):
     cores: int
     """Processors that this process may run on."""
     network_gbit_s: float | None = None
-    """What a node sends, all its adapters together; None where nobody said."""
     nodes: int | None = None
-    """Nodes that can be had; None for a plan that is only printed."""
+    """Gbit/s that a node sends, None where nobody said; nodes that can be had, None for a plan alone."""
     vendor: str = ""
-    """Vendor of the hardware that the run uses, a folder of images/vendors."""
     processor: str = ""
-    """Vendor of the processor, which every machine has."""
+    """Vendors, folders of images/vendors, of the hardware that the run uses and of the processor."""
 
     @property
     def processor_alone(self) -> bool:
@@ -170,7 +168,7 @@ class PointRecord(Numbers, Generic[PointPart]):
     devices: int
     """Over all nodes."""
     cards: int | None = None
-    """Cards that the devices are; None where they fill none, on a processor, and in older records."""
+    """Cards of the devices; None where they fill none, on a processor, and in older records."""
     hosts: tuple[str, ...] = ()
     """Hosts reported by the ranks; empty in records made before they were collected."""
     part: PointPart = Field(json_schema_extra={"type": "object"})

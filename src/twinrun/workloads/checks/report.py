@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from xml.etree import ElementTree
 
 from twinrun.foundation.text import plural
+from twinrun.protocol.health import HEALTH_FILE, TEXTFILE, textfile
 from twinrun.protocol.measurements import Check
-from twinrun.workloads.checks.health import HEALTH_FILE, TEXTFILE, health_of, textfile
+from twinrun.workloads.checks.health import health_of
 from twinrun.workloads.checks.manifest import ChecksPlan, ChecksPoint
 from twinrun.workloads.tables_and_charts import ABSENT, Cell, Column, Table, text
 from twinrun.workloads.workload import PointRecord, RecordTables, RecordView
