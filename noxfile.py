@@ -133,7 +133,6 @@ def engine_of(session: nox.Session, stack: str) -> str:
     if "--engine" in session.posargs:
         return str(session.posargs[session.posargs.index("--engine") + 1])
     command = ["invoke", "build", "--vendor", STACKS[stack], "--stack", stack, "--json"]
-    # 3: this machine cannot build it.
     if not session.run(*command, silent=True, stderr=sys.stderr, success_codes=[0, 3]):
         session.skip(f"not run: no engine for the image of {stack}; `-- --engine venv` runs its lock")
     return "docker"
