@@ -194,6 +194,24 @@ def images(session: nox.Session) -> None:
 
 
 @nox.session(tags=["nightly"])
+def templates(session: nox.Session) -> None:
+    """Bake a recipe of each workload into a clone, and run all tests and build the pages there."""
+    session.install("--require-hashes", "--no-deps", "-r", LOCK, silent=False)
+    session.install("-e", ".[test,reference,docs]")
+    clone = Path(session.create_tmp(), "clone")
+    session.run("rm", "-rf", str(clone), external=True)
+    session.run("git", "clone", "--quiet", ".", str(clone), external=True)
+    with session.chdir(clone):
+        folders = (path for path in Path("src/twinrun/workloads").iterdir() if path.is_dir())
+        for workload in sorted(path.name for path in folders):
+            answers = (f"name=baked-{workload}", f"workload={workload}")
+            session.run("cookiecutter", "--no-input", "templates/recipe", "-o", "recipes", *answers)
+        session.env["PYTHONPATH"] = str(clone / "src")
+        session.run(*PYTEST, "-m", "not docker", *session.posargs)
+        session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
+
+
+@nox.session(tags=["nightly"])
 def nightly(session: nox.Session) -> None:
     """Build stacks twice from nothing, for other distributions, and on a disk that fills up."""
     session.install("-e", ".[test]")

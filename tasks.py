@@ -217,7 +217,7 @@ def compare(
 ) -> None:
     """Explain what differs between two records, or hold their claims, curves or scores against each other."""
     with exit_on_error():
-        from twinrun.cli import records
+        from twinrun.cli import compare as commands
 
         demand_with("--parity", parity, points=points, controls=controls, out=out)
         demand_without("--parity", parity, claims=claims)
@@ -226,14 +226,14 @@ def compare(
         demand_without("--scores", scores, claims=claims, parity=parity)
         if scores:
             allowed = amount(margin, "--margin")
-            code = records.scores(ROOT, Path(a), Path(b), margin=allowed, claim=claim, as_json=json)
+            code = commands.scores(ROOT, Path(a), Path(b), margin=allowed, claim=claim, as_json=json)
         elif parity:
             files = {
                 name: Path(path) if path else None for name, path in (("controls", controls), ("out", out))
             }
-            code = records.parity(ROOT, Path(a), Path(b), points=points, as_json=json, **files)
+            code = commands.parity(ROOT, Path(a), Path(b), points=points, as_json=json, **files)
         else:
-            code = records.compare(ROOT, Path(a), Path(b), claims=claims, as_json=json)
+            code = commands.compare(ROOT, Path(a), Path(b), claims=claims, as_json=json)
     raise Exit(code=code)
 
 
@@ -244,6 +244,7 @@ def compare(
         "form": "write the file with which a run is sent in, without names of hosts and folders",
         "add": "a file that was sent in: check it and add its record to the recipe's results",
         "crate": "write a folder with the run as a Workflow Run RO-Crate, MLPerf's log lines included",
+        "why": "a claim of a record: print the conditions of its verdict, and what was seen of each",
         "hardware": "write which hardware to choose: published, measured and predicted, by model",
         "price": "of a device for an hour with --hardware, for example h200=3.1,mi300x=2",
     },
@@ -255,20 +256,25 @@ def report(
     form: bool = False,
     add: str = "",
     crate: bool = False,
+    why: str = "",
     hardware: bool = False,
     price: str = "",
 ) -> None:
     """Write the report of a run, or of a recipe's committed records; send a record in, or take one."""
     with exit_on_error():
-        from twinrun.cli import records
+        from twinrun.cli import report as commands
 
         paths = {"out": Path(out) if out else None, "add": Path(add) if add else None}
         demand_with("--hardware", hardware, price=price)
         if hardware:
-            demand_without("--hardware", hardware, form=form, add=add, crate=crate)
-            records.hardware_report(ROOT, what, out=paths["out"], price=price)
+            demand_without("--hardware", hardware, form=form, add=add, crate=crate, why=why)
+            commands.hardware_report(ROOT, what, out=paths["out"], price=price)
             return
-        records.report(ROOT, what, form=form, crate=crate, **paths)
+        if why:
+            demand_without("--why", True, form=form, add=add, crate=crate, out=out)
+            commands.why(ROOT, what, why)
+            return
+        commands.report(ROOT, what, form=form, crate=crate, **paths)
 
 
 @command(

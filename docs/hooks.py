@@ -21,12 +21,10 @@ from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.stack import find_stacks
 from twinrun.planning.project import Project
 from twinrun.report.figures import figures
-from twinrun.report.hardware import choices
-from twinrun.report.hardware_page import hardware_excerpt
+from twinrun.report.hardware import choices, hardware_excerpt
 from twinrun.report.page import excerpt, write_recipe_report
 from twinrun.report.predictions_page import predictions, write_picture
-from twinrun.report.selection import selected
-from twinrun.report.summary import software
+from twinrun.report.summary import selected, software
 from twinrun.report.words import (
     headline,
     headline_of_all,
@@ -70,8 +68,7 @@ def on_post_build(config: Any, **_: Any) -> None:
                 page,
                 records=records,
                 recipe=loaded,
-                gpus=PROJECT.gpus,
-                metrics=PROJECT.metrics,
+                project=PROJECT,
                 between=judge_between(selected(records), PROJECT),
             )
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tests.records import PROJECT, finished, plan, training_record, with_derived
+from tests.records import PROJECT, finished, judge, judge_between, plan, training_record, with_derived
+from tests.settings import keys_of, table_of, written
 from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.planning.plan import Plan
-from twinrun.protocol.measurements import Measurement, Series, sampled
-from twinrun.results.between import judge_between
-from twinrun.results.judge import judge
+from twinrun.protocol.measurements import Series, sampled
+from twinrun.results.configuration import configuration_of_plan, published_of
 from twinrun.results.record import Record
 from twinrun.results.verdicts import RestatementVerdict
 from twinrun.workloads.workload import PointRecord
@@ -19,20 +19,38 @@ from twinrun.workloads.workload import PointRecord
 GPU = "h200"
 # A rate of both sides, or of the first size, in TFLOP/s of a device.
 RATE = 400.0
-LOSSES = tuple(4.0 - 0.02 * step for step in range(110))
-# What a plan of each model is asked for.
-MODELS = {
-    "MPT-3B": (
-        *("training.model=mpt-3b", "training.steps=50545", "training.optimizer.decay_steps=50545"),
-        *("training.optimizer.learning_rate=1.6e-4", "training.activation_checkpointing=true"),
-    ),
-    "Cerebras-GPT-1.3B": (f"model=cerebras/Cerebras-GPT-1.3B@{'0' * 40}",),
-    "Cerebras-GPT-2.7B": (f"model=cerebras/Cerebras-GPT-2.7B@{'0' * 40}",),
-    "mambaoutai-1024": ("model=mambaoutai-1024", "microbatch=16", "global_batch=64", "devices=1"),
-    "mambaoutai-2048": ("model=mambaoutai-2048", "microbatch=8", "global_batch=32", "devices=1"),
-}
+LOSSES = tuple(4.0 - 0.02 * step for step in range(120))
+# Keys of `--set` for fields of a fingerprint that have another name.
+KEYS = {"schedule.end_steps": "optimizer.decay_steps", "schedule.warmup_steps": "optimizer.warmup_steps"}
 # Relative distances of control runs from the run that they repeat.
 ROUNDING = tuple(1e-6 * (1 + number / 10) for number in range(10))
+
+
+def configured(
+    recipe: str, claim: Claim | RecordClaim, *, scale: str = "paper", value: str | None = None
+) -> tuple[str, ...]:
+    """Return the settings with which a plan is of what a claim is about.
+
+    Args:
+        value: which of the values of a claim between records, for example the model.
+    """
+    loaded = PROJECT.recipe(recipe)
+    stated = published_of(claim, loaded.published, value=value)
+    if (repository := stated.get("model.repository")) is not None:
+        return (f"model={repository}@{'0' * 40}",)
+    inner = "training." if loaded.workload == "evaluation" else ""
+    asked = [f"{inner}model={stated['model']}"] if isinstance(stated.get("model"), str) else []
+    if claim.kind != "between records" and (claim.point or "").startswith("devices="):
+        asked.append(str(claim.point))
+    made = plan(recipe, gpu=GPU, scale=scale, settings=tuple(asked))
+    found = configuration_of_plan(
+        made, made.points, claim, recipe=loaded, metrics=PROJECT.metrics, value=value
+    )
+    keys = dict(keys_of(table_of(loaded).model_dump(mode="json")))
+    for one in found.differences:
+        if one.stated and (key := f"{inner}{KEYS.get(one.field, one.field)}") in keys:
+            asked.append(f"{key}={written(one.published)}")
+    return tuple(asked)
 
 
 def restated_at(recipe: str, claim: Claim | RecordClaim, value: float) -> RestatementVerdict:
@@ -64,7 +82,7 @@ def _sweep(recipe: str, rates: Mapping[int, float], **options: Any) -> Record:
 def _at_share_of_peak(recipe: str, claim: Claim, value: float) -> Record:
     assert claim.here
     rate = value * PROJECT.gpus[GPU].device_peak_flops / 1e12
-    settings = MODELS.get(claim.configuration or "", ())
+    settings = configured(recipe, claim, scale="node") if claim.configuration else ()
     return _sweep(recipe, {claim.here.least_devices: rate}, settings=settings)
 
 
@@ -77,34 +95,36 @@ def _at_kept(recipe: str, claim: Claim, value: float) -> Record:
 def _at_share_of_envelope(recipe: str, claim: Claim, value: float) -> Record:
     """Return a training whose second curve leaves the first by a share of what its control runs allow."""
     made = training_record({}, recipe=recipe, gpu=GPU, scale="node")
-    whole = made.plan.points[0], made.plan.points[-1]
     rates = {point.id: RATE for point in made.plan.points}
-    made = training_record(rates, recipe=recipe, gpu=GPU, scale="node", losses=LOSSES)
+    # A leg has the curve up to its end.
+    ends = {point.id: point.part.leg.end if point.part.leg else None for point in made.plan.points}
+    curves = {name: LOSSES[:end] for name, end in ends.items()}
+    made = training_record(rates, recipe=recipe, gpu=GPU, scale="node", losses=curves)
     controls = tuple(
         _losses(f"control-{number}", 1 + apart) for number, apart in enumerate(ROUNDING, start=1)
     )
-    points = tuple(
-        one.model_copy(update={"series": (*one.series, *controls)}) if one.id == whole[0].id else one
-        for one in made.points
-    )
-    made = made.model_copy(update={"points": points})
+    first, *others = made.points
+    first = first.model_copy(update={"series": (*first.series, *controls)})
+    made = made.model_copy(update={"points": (first, *others)})
     # Of a curve that is a hair apart the judge says which share of the envelope that is.
-    share = next(one.here for one in _judged(_apart(made, whole[1].id, 1e-6)).verdicts if one.here)
-    assert share.measured
-    return _apart(made, whole[1].id, 1e-6 * value / share.measured)
+    share = next(one.here for one in _judged(_apart(made, 1e-6)).verdicts if one.here)
+    assert share.measured, share.reason
+    return _apart(made, 1e-6 * value / share.measured)
 
 
-def _apart(record: Record, point: str, distance: float) -> Record:
-    moved = (_losses("loss", 1 + distance),)
-    points = tuple(
-        one.model_copy(update={"series": moved}) if one.id == point else one for one in record.points
-    )
-    return record.model_copy(update={"points": points})
+def _apart(record: Record, distance: float) -> Record:
+    """Return the record with every curve but the first apart from it."""
+    first, *others = record.points
+    moved = [
+        one.model_copy(update={"series": (_losses("loss", 1 + distance, end=len(one.series[0].values)),)})
+        for one in others
+    ]
+    return record.model_copy(update={"points": (first, *moved)})
 
 
-def _losses(name: str, factor: float) -> Series:
-    """Return the losses, apart by a factor from the second step on."""
-    values = (LOSSES[0], *(value * factor for value in LOSSES[1:]))
+def _losses(name: str, factor: float, *, end: int | None = None) -> Series:
+    """Return the losses up to a step, apart by a factor from the second step on."""
+    values = (LOSSES[0], *(value * factor for value in LOSSES[1:end]))
     return Series(id=name, metric="loss", unit="nats/token", per="run", values=values)
 
 
@@ -115,15 +135,13 @@ def _at_share_of_roofline(recipe: str, claim: Claim | RecordClaim, value: float,
     call = claim.here.measurement.partition("/")[0]
     made, row = plan(recipe, scale="paper", gpu=gpu), PROJECT.gpus[gpu]
     placed = next(one for one in made.points if one.id == claim.point)
-    peak = Measurement(
-        id="peak-rate@copy",
+    rate = row.device_bandwidth_bytes_s
+    peak = sampled(
+        "peak-rate@copy",
+        [rate],
         metric="peak-rate",
         unit="B/s",
         per="device",
-        median=4e12,
-        low=4e12,
-        high=4e12,
-        count=1,
         labels={"resource": "copy"},
     )
     labels = {"call": call, "implementation": "ours"}
@@ -135,7 +153,7 @@ def _at_share_of_roofline(recipe: str, claim: Claim | RecordClaim, value: float,
         hosts=("node-0",),
         part=placed.part,
         measurements=(peak, time),
-        facts={"device name": "a device", f"{call} work copy": 4e9},
+        facts={"device name": "a device", f"{call} work copy": rate / 1e3},
     )
     whole = finished(made, [with_derived(point, made, row)], row)
     return whole.model_copy(update={"plan": made.model_copy(update={"points": (placed,)})})
@@ -193,14 +211,14 @@ def sides(recipe: str, claim: RecordClaim, value: float) -> list[Record]:
             continue
         rate = share * PROJECT.gpus[gpu].device_peak_flops / 1e12
         for name in claim.values:
-            settings = (f"{claim.setting}={name}",)
+            settings = configured(recipe, claim, value=name)
             found.append(training_record({"nodes=1": rate}, recipe=recipe, gpu=gpu, settings=settings))
     return found
 
 
 def _at_score(recipe: str, claim: Claim, value: float) -> Record:
     assert claim.measurement
-    made = plan(recipe, gpu=GPU, settings=MODELS.get(claim.configuration or "", ()))
+    made = plan(recipe, gpu=GPU, settings=configured(recipe, claim))
     return evaluated(made, {claim.measurement: value})
 
 

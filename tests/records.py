@@ -7,15 +7,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from twinrun.execution.environment import Revision
-from twinrun.machine.inventory import Machine
+from twinrun.manifests.published import PublishedClaims
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.plan import Plan, resolve
 from twinrun.planning.project import Project
+from twinrun.protocol.allocation import Allocation, NodeReport
+from twinrun.protocol.machine import Device, Machine, Revision
 from twinrun.protocol.measurements import Measurement, Series, sampled
-from twinrun.results.judge import RULES, claims_digest, judge
+from twinrun.results.between import verdicts_between
+from twinrun.results.bounds import excesses
+from twinrun.results.conditions import Findings
+from twinrun.results.judge import RULES, claims_digest, verdicts_on
+from twinrun.results.judge import judge as judge_whole
 from twinrun.results.reading import read_record
 from twinrun.results.record import Environment, Record
+from twinrun.results.verdicts import Verdict
 from twinrun.workloads import load_workload
 from twinrun.workloads.workload import Hardware, PointRecord
 
@@ -23,6 +29,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = Project(ROOT)
 TRAINING, BENCH = "mpt7b-scaling", "mamba-kernels"
 RECIPE = TRAINING
+PROCESSOR = "a processor"
+# Names of devices whose rows are called otherwise.
+NAMES = (
+    *("NVIDIA H100 80GB HBM3", "NVIDIA H100 96GB", "NVIDIA H100 PCIe", "NVIDIA A100-SXM4-80GB"),
+    *("NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe", "NVIDIA GH200 480GB"),
+)
 
 
 def warmed(*values: float) -> tuple[float, ...]:
@@ -98,6 +110,7 @@ def training_record(
     made = plan(recipe, scale=scale, gpu=gpu, settings=settings, devices=8)
     row = PROJECT.gpus[gpu] if gpu else None
     shape, training = made.part.shape, made.part.training
+    memory = 60.0 if row is None or row.device_memory_bytes > 60e9 else 30.0
     points = []
     for point in made.points:
         if point.id not in rates:
@@ -108,6 +121,8 @@ def training_record(
         if count > 1:
             samples[0], samples[-1] = seconds * (1 - spread), seconds * (1 + spread)
         curve = losses[point.id] if isinstance(losses, Mapping) else losses
+        if (leg := point.part.leg) and not leg.last:
+            curve = curve[: leg.end]
         record = PointRecord(
             id=point.id,
             nodes=point.nodes,
@@ -116,7 +131,7 @@ def training_record(
             part=point.part,
             measurements=(
                 sampled("step-time", samples, metric="step-time", unit="s", per="run"),
-                sampled("peak-memory", [60.0], metric="peak-memory", unit="GiB", per="device"),
+                sampled("peak-memory", [memory], metric="peak-memory", unit="GiB", per="device"),
             ),
             series=(Series(id="loss", metric="loss", unit="nats/token", per="run", values=tuple(curve)),),
             facts={
@@ -169,46 +184,118 @@ def with_derived(point: PointRecord, made: Plan, gpu: Gpu | None) -> PointRecord
 
 
 def finished(made: Plan, points: Sequence[PointRecord], gpu: Gpu | None) -> Record:
-    """Return the judged record of measured points."""
+    """Return the judged record of measured points, on hosts that have as many devices as they need."""
     published = PROJECT.recipe(made.recipe).published
+    digest = made.sha256()
     record = Record(
         twinrun="0",
-        run="20260101-000000-00000000-0000",
-        created="2026-01-01T00:00:00+00:00",
+        run=f"20260101-000000-{digest[:8]}-0000",
+        created="2026-01-31T00:00:00+00:00",
         plan=made,
-        plan_sha256=made.sha256(),
+        plan_sha256=digest,
         claims_sha256=claims_digest(published),
         rules=RULES,
         revision=Revision(commit="c" * 40, changes_sha256=None),
-        machine=machine(made.vendor),
-        allocation=None,
+        machine=machine(made.vendor, gpu, devices=_per_node(made)),
+        allocation=_allocation(made, gpu),
         gpu=gpu,
         environment=Environment(
             python="3.11.9",
-            libraries={"torch": "2.7.0"},
+            libraries={"python": "3.11.9", "torch": _torch(made)},
             lock_differences={},
             image_digest=None,
             variables={},
         ),
-        points=tuple(points),
+        points=tuple(_named(point, made, gpu) for point in points),
         verdicts=(),
-        files={},
+        files=dict.fromkeys(("plan.json", "metrics.jsonl"), "f" * 64),
     )
-    return record.model_copy(update={"verdicts": judge(record, published, PROJECT)}).with_digest()
+    return record.model_copy(update={"verdicts": judge_whole(record, published, PROJECT)}).with_digest()
 
 
-def machine(vendor: str) -> Machine:
-    """Return a host without devices of its own: the GPU of a record says what ran."""
+def judge(record: Record, published: PublishedClaims, project: Project = PROJECT) -> tuple[Verdict, ...]:
+    """Judge what a record says, without the account of all that a test leaves out of it."""
+    return verdicts_on(record, published, project, Findings(excesses=excesses(record, project)))
+
+
+def verdict_on(record: Record, claim: str) -> Verdict:
+    """Return what `judge` says of one claim of the record's recipe."""
+    published = PROJECT.recipe(record.plan.recipe).published
+    return next(one for one in judge(record, published) if one.claim == claim)
+
+
+def judge_between(records: Sequence[Record], project: Project = PROJECT) -> tuple[Verdict, ...]:
+    """Judge the claims between records, as `judge` does those about one."""
+    own = [one.model_copy(update={"run": f"{one.run[:-4]}{number:04}"}) for number, one in enumerate(records)]
+    return verdicts_between(own, project, {one.run: Findings(excesses=excesses(one, project)) for one in own})
+
+
+def _per_node(made: Plan) -> int:
+    return max((point.devices_per_node for point in made.points), default=1)
+
+
+def _torch(made: Plan) -> str:
+    return PROJECT.stack(made.stack).locked(ROOT)["torch"][0]
+
+
+def device_name(gpu: Gpu | None) -> str:
+    """Return what a framework calls a GPU, or a processor where there is none."""
+    if gpu is None:
+        return PROCESSOR
+    names = (gpu.name, f"NVIDIA {gpu.id[:4].upper()}", *NAMES)
+    return next(name for name in names if any(one.search(name) for one in gpu.match))
+
+
+def _named(point: PointRecord, made: Plan, gpu: Gpu | None) -> PointRecord:
+    """Return a point whose ranks saw the devices of its hosts, where a test says nothing of them."""
+    planned = {one.id: one.part for one in made.points}
+    leg = getattr(planned[point.id], "leg", None)
+    name = PROCESSOR if leg and leg.processor else device_name(gpu)
+    placeholder = str(point.facts.get("device name", "a device")).startswith(("a ", "one"))
+    return point.model_copy(update={"facts": point.facts | ({"device name": name} if placeholder else {})})
+
+
+def _allocation(made: Plan, gpu: Gpu | None) -> Allocation:
+    nodes = tuple(f"node-{number}" for number in range(max((one.nodes for one in made.points), default=1)))
+    host = machine(made.vendor, gpu, devices=_per_node(made))
+    report = NodeReport(
+        cpu=host.cpu,
+        cores=host.cpu_count,
+        memory_bytes=host.memory_bytes,
+        kernel=host.kernel,
+        devices=tuple(one.name for one in host.devices),
+        driver=host.driver,
+        interfaces=(),
+        transport={},
+        software_sha256="5" * 64,
+    )
+    return Allocation(scheduler=made.scheduler, nodes=nodes, reports=dict.fromkeys(nodes, report))
+
+
+def machine(vendor: str, gpu: Gpu | None = None, *, devices: int = 0) -> Machine:
+    """Return the first host of a run, with the devices that one of its nodes has."""
     return Machine(
         vendor=vendor,
-        devices=(),
+        devices=tuple(_device(gpu, number) for number in range(devices)) if gpu else (),
         driver="1.2.3",
         host="node-0",
-        cpu="a processor",
+        cpu=PROCESSOR,
         cpu_count=8,
         memory_bytes=1 << 36,
         kernel="6.1",
         probe="none asked",
+    )
+
+
+def _device(gpu: Gpu, number: int) -> Device:
+    return Device(
+        index=number,
+        name=device_name(gpu),
+        gpu=gpu.id,
+        arch=gpu.arch,
+        memory_bytes=gpu.device_memory_bytes,
+        unique_id=f"GPU-{number}",
+        driver="1.2.3",
     )
 
 

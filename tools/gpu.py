@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.steps import Step, StepResult, perform
-from twinrun.cli.records import send
 from twinrun.execution.engines import load_engine
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError, TwinrunError
 from twinrun.foundation.text import duration
-from twinrun.machine.inventory import Machine, detect
+from twinrun.machine.inventory import detect
 from twinrun.planning.project import Project
+from twinrun.protocol.machine import Machine
+from twinrun.report.form import send
+from twinrun.results.finished_run import read_run
 from twinrun.results.submission import HiddenNames
 from twinrun.runs.selection import Request, select
 
@@ -181,7 +183,8 @@ class GpuSession:
         for run in filter(None, (result.run_folder() for result in self._results)):
             file = folder / f"{run.parent.name}.json"
             try:
-                archive.write(send(self._project, run, out=file), f"submissions/{file.name}")
+                sent = send(read_run(run, self._project), file)
+                archive.write(sent, f"submissions/{file.name}")
             except TwinrunError as error:
                 refused[run.parent.name] = error.message
         return refused

@@ -33,7 +33,7 @@ from twinrun.train.data import collate
 from twinrun.train.data_parallel import WholeModel, fused_loss
 from twinrun.train.optimizer import learning_rate
 from twinrun.train.worker import build_model
-from twinrun.workloads.parity import FIRST, largest_difference
+from twinrun.workloads.curve_distance import FIRST, largest_difference
 
 MODEL = "mpt-smoke"
 GLOBAL_BATCH, CONTROLS, HONEST = 8, 12, 10

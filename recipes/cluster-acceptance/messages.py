@@ -18,7 +18,7 @@ def rank_communication(job: ChecksJob) -> None:
     """Send a message of every size around the ring of ranks."""
     import torch  # noqa: PLC0415 - only in the check's own process
 
-    from twinrun.train.collectives.links import Links  # noqa: PLC0415
+    from twinrun.train.links import Links  # noqa: PLC0415
 
     device = join(job)
     links = Links()
@@ -42,7 +42,7 @@ def rank_communication(job: ChecksJob) -> None:
 
 def collective_function(job: ChecksJob) -> None:
     """Hold sums, copies and gathered parts of integers against the exact ones."""
-    import torch  # noqa: PLC0415
+    import torch  # noqa: PLC0415 - only in the check's own process
     import torch.distributed as dist  # noqa: PLC0415
 
     device = join(job)
@@ -76,7 +76,7 @@ def collective_function(job: ChecksJob) -> None:
 
 def pattern(rank: int, count: int) -> Any:
     """Return the integers of a rank, whose sum over many ranks is exact in fp32."""
-    import torch  # noqa: PLC0415
+    import torch  # noqa: PLC0415 - only in the check's own process
 
     return (torch.arange(count) * 31 + rank * 7) % 1009
 

@@ -39,10 +39,15 @@ def link_performance(job: ChecksJob) -> None:
 
 def collective_performance(job: ChecksJob) -> None:
     """Reduce a buffer between neighbouring nodes, so that one slow node does not slow all."""
-    from twinrun.train.collectives.ring import Ring  # noqa: PLC0415 - only in the check's own process
 
     def reduce(links: Any, pair: tuple[int, int], buffer: Any) -> None:
-        Ring(links, members=pair).all_reduce(buffer)
+        other = pair[1] if links.rank == pair[0] else pair[0]
+        halves = buffer.tensor_split(2)
+        own, given = halves if links.rank == pair[0] else reversed(halves)
+        arrived = own.new_empty(own.shape)
+        links.start(sends=[(given, other)], receives=[(arrived, other)]).wait()
+        own.add_(arrived)
+        links.start(sends=[(own, other)], receives=[(given, other)]).wait()
 
     _compare(job, reduce, LARGE, "GB/s of an all-reduce")
 
@@ -69,7 +74,7 @@ def measured(device: Any, move: Move, messages: Messages) -> dict[str, float]:
 
     A slow node slows both of its pairs; its neighbours have another pair each.
     """
-    from twinrun.train.collectives.links import Links  # noqa: PLC0415
+    from twinrun.train.links import Links  # noqa: PLC0415
 
     links = Links()
     firsts: dict[str, int] = {}
@@ -103,7 +108,7 @@ def _rate(device: Any, move: Move, messages: Messages, *, links: Any, pair: tupl
 
 def timed(call: Callable[[], None]) -> float:
     """Return the seconds of a call, the device's part included."""
-    import torch  # noqa: PLC0415
+    import torch  # noqa: PLC0415 - only in the check's own process
 
     began = time.perf_counter()
     call()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,12 @@ from torch import Tensor
 from twinrun.protocol.bench import COPY, Work
 from twinrun.train.bench import Session
 from twinrun.train.measure import distance, poisoned
+
+if not torch.cuda.is_available():
+    # Triton reads it when it is imported.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from twinrun_attention.reference import reference_attention
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 MASKS = ("full", "causal", "window", "alibi")
@@ -101,6 +108,12 @@ class AttentionCase:
         out_only = {"out": errors["out"]}
         return {"forward": out_only, "decode": out_only, "backward": backward}
 
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, heads: slice = slice(None)) -> Tensor:
+        """Return attention of `heads` in plain torch, in the type of the inputs."""
+        slopes, right = None if self.slopes is None else self.slopes[heads], 0 if self.causal else -1
+        scale = self.head_size**-0.5
+        return reference_attention(q, k, v, scale=scale, left=self.left, right=right, slopes=slopes)
+
     def call(self, function: Function, phase: str) -> Callable[[], object]:
         """Return what is timed: a call that keeps what training keeps, or the gradients of one."""
         if phase == "decode":
@@ -119,13 +132,11 @@ class AttentionCase:
 
     def _exact(self, sequence: int, kv_head: int) -> dict[str, Tensor]:
         """Return output and gradients of a head of keys in float64, from the inputs as they were rounded."""
-        from ours import reference  # noqa: PLC0415 - what chooses how Triton runs comes with it
-
         group, outs, of_queries = self.heads // self.kv_heads, [], []
         k, v = (one[sequence, None, :, kv_head, None].double().requires_grad_() for one in (self.k, self.v))
         for head in range(kv_head * group, (kv_head + 1) * group):
             q = self.q[sequence, None, :, head, None].double().requires_grad_()
-            out = reference(self, q, k, v, heads=slice(head, head + 1))
+            out = self.reference(q, k, v, heads=slice(head, head + 1))
             out.backward(self.gradient[sequence, None, :, head, None].double())
             outs.append(out.detach())
             of_queries.append(q.grad)

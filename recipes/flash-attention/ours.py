@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
-
-if TYPE_CHECKING:
-    from attention import AttentionCase, Function
+from attention import AttentionCase, Function
 
 HAS_TRITON = find_spec("triton") is not None
-if not torch.cuda.is_available():
-    # Triton reads it when it is imported.
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
-from twinrun_attention.reference import reference_attention  # noqa: E402 - after what it reads
-
 if HAS_TRITON:
     import triton
     import twinrun_attention
@@ -35,20 +24,13 @@ def backend(device: torch.device) -> str:
 def function(one: AttentionCase, backend: str) -> Function:
     """Return our implementation of a case."""
     if backend == "reference":
-        return lambda q, k, v: reference(one, q, k, v)
+        return one.reference
     slopes, sides = one.slopes, (one.left, 0 if one.causal else -1)
     if "decode" in one.phases:
         return lambda q, k, v: twinrun_attention.flash_attn_with_kvcache(
             q, k, v, window_size=sides, alibi_slopes=slopes
         )
     return lambda q, k, v: twinrun_attention.flash_attn_func(q, k, v, window_size=sides, alibi_slopes=slopes)
-
-
-def reference(one: AttentionCase, q: Tensor, k: Tensor, v: Tensor, heads: slice = slice(None)) -> Tensor:
-    """Return attention in plain torch, in the type of the inputs."""
-    slopes = None if one.slopes is None else one.slopes[heads]
-    right = 0 if one.causal else -1
-    return reference_attention(q, k, v, scale=one.head_size**-0.5, left=one.left, right=right, slopes=slopes)
 
 
 def name(backend: str) -> str:

@@ -17,8 +17,8 @@ from twinrun.foundation.errors import InputError
 from twinrun.protocol.bench import BenchJob, BenchResult, Traffic
 from twinrun.train import ranks, worker
 from twinrun.train.bench import CheckedCall, Session, bus_bytes_of_all_reduce
-from twinrun.train.collectives.links import Links
 from twinrun.train.device import collectives
+from twinrun.train.links import Links
 
 # Relative distance from the exact sum. Each of the ring's N - 1 sums of a chunk rounds, or is compressed.
 ALLOWED_ERRORS = {"fp32": 1e-5, "bf16": 3e-2, "int32": 1e-12, "int64": 1e-12}
@@ -74,6 +74,7 @@ def measure(
         baselines=[library],
         bus_bytes=bus_bytes_of_all_reduce(buffer.nbytes, links.size),
         traffic=traffic,
+        refuse=False,
     )
     reducer.forget()
 

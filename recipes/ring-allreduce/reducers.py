@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from algorithms import naive, ring, two_level
+from compression import CODECS
+from ring import Ring
 from torch import Tensor
 
-from twinrun.train.collectives.algorithms import naive, ring, two_level
-from twinrun.train.collectives.compression import CODECS
-from twinrun.train.collectives.links import Links
-from twinrun.train.collectives.ring import Ring
 from twinrun.train.job_files import rank_variable
+from twinrun.train.links import Links
 
 FEEDBACK, ENTROPY = "-feedback", "-entropy"
 

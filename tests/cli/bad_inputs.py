@@ -1,4 +1,4 @@
-"""Command lines that no user should write, for every command: what `test_farm.py` runs."""
+"""Command lines that no user should write, for every command: what `test_many_bad_inputs.py` runs."""
 
 from __future__ import annotations
 

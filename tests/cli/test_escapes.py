@@ -19,6 +19,7 @@ from twinrun.foundation.terminal import VisibleConsole, say
 from twinrun.foundation.text import visible
 from twinrun.report.form import form
 from twinrun.report.page import write_report
+from twinrun.results.finished_run import run_of
 from twinrun.runs.progress import Display
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,8 +67,7 @@ def test_a_page_shows_what_a_record_says(tmp_path: Path) -> None:
     machine = TRAINING.machine.model_copy(update={"driver": hostile(), "host": hostile()})
     record = TRAINING.model_copy(update={"machine": machine, "run": hostile()})
     page = tmp_path / "page.html"
-    recipe = PROJECT.recipe(record.plan.recipe)
-    write_report(page, record=record, recipe=recipe, gpus=PROJECT.gpus, metrics=PROJECT.metrics)
+    write_report(page, run_of(record, PROJECT, folder=tmp_path))
     text = page.read_text(encoding="utf-8")
     assert SHOWN in text
     assert not set("\x1b\x07\x9b\u202e\u2066\u2028") & set(text)
@@ -76,8 +76,7 @@ def test_a_page_shows_what_a_record_says(tmp_path: Path) -> None:
 
 def test_a_form_has_no_markup_of_a_record() -> None:
     machine = TRAINING.machine.model_copy(update={"driver": f"{hostile()}\n# heading"})
-    text = form(TRAINING.model_copy(update={"machine": machine}), [])
-    assert text is not None
+    text = form(TRAINING.model_copy(update={"machine": machine}))
     (row,) = (line for line in text.splitlines() if line.startswith("| driver"))
     assert row.count("|") == 3
     assert not set("<>[]`@\x1b\u202e") & set(row)

@@ -21,9 +21,8 @@ from twinrun.planning.project import Project
 from twinrun.protocol.job import OUT_OF_MEMORY
 from twinrun.results.reading import read_record
 from twinrun.runs.progress import Display
-from twinrun.runs.run import execute
+from twinrun.runs.run import execute, finished
 from twinrun.runs.selection import Selection, select
-from twinrun.runs.sweep import finished
 from twinrun.workloads import load_workload
 
 
@@ -218,10 +217,8 @@ def test_a_smaller_microbatch_is_tried(trained: FlowSite) -> None:
     selection = with_microbatches(select(project, request), (16, 8))
     full = Play(status=1, log=torchrun_report(0, OUT_OF_MEMORY))
     trained.script.play = lambda job: full if job["microbatch"] > 8 else trained.play(job)
-    record, _ = execute(
-        project=project, selection=selection, out=trained.out, resume=False, display=Display(quiet=True)
-    )
-    (point,) = record.points
+    finished = execute(project, selection, out=trained.out, resume=False, display=Display(quiet=True))
+    (point,) = finished.record.points
     assert point.attempts == ("microbatch 16",)
     assert point.facts["microbatch"] == 8
 
@@ -284,7 +281,7 @@ def test_a_run_that_is_alive_is_not_joined(trained: FlowSite) -> None:
     refused = []
 
     def joined(job: Job) -> Play:
-        with pytest.raises(InputError, match="this run is alive") as caught:
+        with pytest.raises(InputError, match="another process is running this run") as caught:
             trained.invoke(resume=True)
         refused.append(caught.value)
         return trained.play(job)

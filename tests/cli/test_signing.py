@@ -12,7 +12,7 @@ import pytest
 from tests.checkpoints.writing import write
 from tests.records import PROJECT, ROOT
 from twinrun.checkpoints import store_at
-from twinrun.cli import records
+from twinrun.cli import report as report_command
 from twinrun.cli.checkpoint import checkpoint
 from twinrun.cli.signing import signature_for
 from twinrun.foundation.errors import InputError, MachineError
@@ -50,7 +50,7 @@ def test_a_record_says_who_signed_it(
     assert read_record(record, PROJECT).signature == "unsigned"
     assert signature_for(ROOT, str(record), key=key) == f"{record}.sig"
     assert read_record(record, PROJECT).signature == "signed by ada@example.org"
-    records.report(ROOT, str(record), out=tmp_path / "page.html", form=False, add=None)
+    report_command.report(ROOT, str(record), out=tmp_path / "page.html", form=False, add=None)
     assert "the record is signed by ada@example.org" in capsys.readouterr().err
     assert "signed by ada@example.org" in (tmp_path / "page.html").read_text()
 

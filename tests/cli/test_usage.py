@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 from invoke.collection import Collection
@@ -12,49 +13,10 @@ from invoke.loader import FilesystemLoader
 
 from tests.cli.test_bad_input import error_message
 from tests.commands import ROOT, environment, invoke
+from twinrun import __version__
 from twinrun.cli.program import contexts
 
 RECIPE = "recipes/mpt7b-scaling"
-
-
-@pytest.mark.parametrize(
-    ("words", "parts"),
-    [
-        (["rnu"], ["invoke: unknown command found: rnu", "did you mean `run`?"]),
-        (["run"], ["invoke run: RECIPE is missing", "`invoke run --help`"]),
-        (["compare", "a.json"], ["invoke compare: B is missing allowed: invoke compare A B"]),
-        (["checkpoint"], ["ACTION and PLACE are missing"]),
-        (["report", "--price", "h200=3"], ["invoke report: WHAT is missing"]),
-        (["report", "--hardware", "--price", "h200=0"], ["--price h200: expected a price found: 0"]),
-        (["run", RECIPE, "report"], ["one word too many found: report"]),
-        (
-            ["run", RECIPE, "--stepz", "3"],
-            ["invoke run: no such option found: --stepz allowed: --checkpoint,"],
-        ),
-        (["run", "--recipe", RECIPE], ["no such option found: --recipe"]),
-        (["run", RECIPE, "--scael", "node"], ["did you mean `--scale`?"]),
-        (["run", RECIPE, "-e", "venv"], ["no such option found: -e"]),
-        (["run", RECIPE, "--engine"], ["--engine: this option needs a value found: nothing"]),
-        (["run", RECIPE, "--engine", "--dry"], ["--engine: this option needs a value found: --dry"]),
-        (["run", RECIPE, "--engine="], ["--engine: this option needs a value"]),
-        (["run", RECIPE, "--set"], ["--set: this option needs a value", "allowed: key=value"]),
-        (["run", RECIPE, "--set", ""], ["--set: this option needs a value"]),
-        (["run", RECIPE, "--dry=yes"], ["--dry: this option takes no value found: --dry=yes"]),
-        (["run", RECIPE, "--dry", "--dry"], ["--dry: given twice"]),
-        (["run", RECIPE, "--scale", "smoke", "--scale=node"], ["--scale: given twice"]),
-        (["run", RECIPE, "--dry", "--", "more"], ["no command takes words after `--` found: more"]),
-        (["--dry", "run", RECIPE], ["invoke --dry: this option does nothing here", "invoke COMMAND --dry"]),
-        (["--echo", "run", RECIPE], ["invoke --echo: this option does nothing here"]),
-        (["--help=rnu"], ["invoke --help: unknown command found: rnu"]),
-        (["--list=run"], ["invoke --list: all commands are listed found: run"]),
-        (["--list", "--list-format=table"], ["--list-format: unknown format"]),
-    ],
-    ids=" ".join,
-)
-def test_words_that_cannot_be_read(words: list[str], parts: list[str]) -> None:
-    message = error_message(invoke(ROOT, *words), 2)
-    for part in parts:
-        assert part in message
 
 
 @pytest.mark.parametrize(
@@ -78,6 +40,28 @@ def test_no_words_show_the_commands() -> None:
     assert "  checkpoint  " in done.stdout
 
 
+@pytest.mark.parametrize("words", [["--help"], ["-h"]], ids=" ".join)
+@pytest.mark.parametrize("inside", [True, False])
+def test_help_lists_the_commands_anywhere(words: list[str], inside: bool, tmp_path: Path) -> None:
+    done = program(*words, folder=ROOT if inside else tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "  checkpoint  " in done.stdout
+
+
+def test_the_version_is_that_of_twinrun() -> None:
+    assert program("--version").stdout == f"twinrun {__version__}\n"
+
+
+def program(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run the program that this distribution installs as `invoke`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    module, _, function = project["scripts"]["invoke"].partition(":")
+    command = [sys.executable, "-c", f"from {module} import {function}; {function}()", *words]
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, env=environment(ROOT), check=False
+    )
+
+
 def test_only_letters_of_habit() -> None:
     module, _ = FilesystemLoader(start=str(ROOT)).load("tasks")
     for one in contexts(Collection.from_module(module)):
@@ -99,11 +83,4 @@ def test_only_letters_of_habit() -> None:
     ids=" ".join,
 )
 def test_options_before_the_command_end_with_2_too(words: list[str], part: str) -> None:
-    """By the program that this distribution installs as `invoke`."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    module, _, function = project["scripts"]["invoke"].partition(":")
-    command = [sys.executable, "-c", f"from {module} import {function}; {function}()", *words]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env=environment(ROOT), check=False
-    )
-    assert part in error_message(done, 2)
+    assert part in error_message(program(*words), 2)

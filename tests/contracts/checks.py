@@ -135,16 +135,18 @@ def check_smoke_plan(root: Path, loaded: LoadedRecipe) -> None:
 
 
 def check_scripts(root: Path, loaded: LoadedRecipe) -> None:
-    """The script is short; all import nothing of this checkout but twinrun and their own folder."""
+    """The script is short; all import twinrun, their own folder and what their stacks lock."""
     paths = sorted((root / loaded.folder).glob("*.py"))
     kernels = (root / "recipes" / name / "kernels" / "src" for name in loaded.recipe.kernels)
     own = {path.stem for path in paths}.union(*({path.name for path in one.iterdir()} for one in kernels))
+    stacks = (load_stack(root, name) for name in loaded.recipe.stacks.current.values())
+    locked = {name.replace("-", "_") for stack in stacks for name in stack.locked(root)}
     for path in paths:
         text = path.read_text(encoding="utf-8")
         lines = len(text.splitlines())
         short = lines <= SCRIPT_LINES or path.name != loaded.recipe.script
         assert short, f"{path}: {lines} lines, at most {SCRIPT_LINES}"
-        foreign = imported(text) - sys.stdlib_module_names - {"twinrun", *FRAMEWORK} - own
+        foreign = imported(text) - sys.stdlib_module_names - {"twinrun", *FRAMEWORK} - own - locked
         assert not foreign, f"{path}: imports {sorted(foreign)}"
 
 

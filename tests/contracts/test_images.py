@@ -6,7 +6,7 @@ import pytest
 
 from tests.contracts.tree import ROOT
 from twinrun.images.checks import applicable
-from twinrun.images.inventory import committed_inventory, lock_differences
+from twinrun.images.inventory import committed_inventory, differences_from_lock
 from twinrun.manifests.image_identity import COMMITTED
 from twinrun.manifests.stack import LoadedStack, find_stacks
 
@@ -23,7 +23,7 @@ def test_committed_contents_are_of_the_committed_locks(stack: LoadedStack) -> No
     assert contents.lock_sha256 == stack.lock_sha256, (
         f"{place}: of other locks; build the image and copy anew"
     )
-    assert lock_differences(contents, stack, ROOT) == [], place
+    assert differences_from_lock(contents, stack, ROOT) == [], place
 
 
 @pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)

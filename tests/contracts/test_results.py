@@ -34,6 +34,9 @@ def test_every_claim_stands_among_the_statements() -> None:
     claimed = set()
     for name, loaded in Project(ROOT).recipes().items():
         published = loaded.published
+        # The page is about publications that it has a chapter for, and about recipes that it names.
+        if f"\n## {loaded.recipe.publication.key}: " not in page and name not in {one for one, _ in listed}:
+            continue
         claimed |= {(name, claim.id) for claim in published.claim}
         claimed |= {(name, claim.id) for claim in published.between_records}
         claimed |= {(name, claim.id) for claim in published.score_difference}

@@ -13,15 +13,15 @@ CLASS_LINES = 200
 # The first pattern that fits decides.
 FILE_LINES = {
     "tasks.py": 200,
-    "noxfile.py": 200,
+    "noxfile.py": 220,
     "recipes/*/kernels/*.py": 400,
     "recipes/*/kernels/csrc/*.h": 400,
     "recipes/*/tests/*.py": 400,
     "recipes/*/tools/*.py": 400,
-    "recipes/*.py": 150,
+    "recipes/*.py": 300,
     "src/twinrun/train/models/*.py": 300,
     "images/*Dockerfile": 100,
-    "*.py": 400,
+    "*.py": 600,
 }
 # Path, or path and name of a function or class, to the reason why it may be longer.
 ALLOWED: dict[str, str] = {"tasks.py": "Invoke wants every option of a command as a parameter with its help"}

@@ -14,7 +14,7 @@ from invoke.parser.context import ParserContext
 
 import tasks
 from tests.contracts.tree import ROOT, project_files, shown
-from twinrun.cli.program import check_words, contexts
+from twinrun.cli.program import contexts, refuse_options
 from twinrun.foundation.errors import InputError, require_known
 
 FORBIDDEN = {
@@ -85,7 +85,7 @@ def fault_of(command: str) -> str | None:
     if words[0] not in ("--list", "--help", *(known_commands() if len(words) == 1 else ())):
         try:
             require_known(words[0], known_commands(), "unknown command", place="invoke")
-            check_words(known_commands()[words[0]], words[1:])
+            refuse_options(known_commands()[words[0]], words[1:])
         except InputError as error:
             return str(error)
     paths = [word for word in words if re.match(r"(recipes|images|templates)/(?![A-Z]+$)", word)]

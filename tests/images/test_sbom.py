@@ -13,7 +13,13 @@ from packageurl import PackageURL
 
 from twinrun.foundation.errors import RunError
 from twinrun.images.artifacts import wheel_artifacts
-from twinrun.images.inventory import ImageInventory, PackageInventory, facts, inventory_page, lock_differences
+from twinrun.images.inventory import (
+    ImageInventory,
+    PackageInventory,
+    differences_from_lock,
+    facts,
+    inventory_page,
+)
 from twinrun.images.sbom import sbom_json
 from twinrun.manifests.stack import LoadedStack, find_stacks
 
@@ -92,10 +98,10 @@ def test_another_collective_library_than_declared_is_a_difference() -> None:
     stack = STACKS["rocm-debian"]
     contents = contents_of(stack)
     ran = contents.measured.model_copy(update={"collectives": {"RCCL": "5.4.3"}})
-    found = lock_differences(contents.model_copy(update={"measured": ran}), stack, ROOT)
+    found = differences_from_lock(contents.model_copy(update={"measured": ran}), stack, ROOT)
     assert found == ["RCCL 5.4.3, stack.toml has 2.13.4"]
     same = contents.measured.model_copy(update={"collectives": {"RCCL": "2.13.4"}})
-    assert lock_differences(contents.model_copy(update={"measured": same}), stack, ROOT) == []
+    assert differences_from_lock(contents.model_copy(update={"measured": same}), stack, ROOT) == []
 
 
 def test_licences_are_identifiers_expressions_or_names() -> None:
@@ -122,7 +128,7 @@ def test_licences_are_identifiers_expressions_or_names() -> None:
 def test_an_image_as_locked_has_no_differences(name: str) -> None:
     stack = STACKS[name]
     contents = contents_of(stack)
-    assert lock_differences(contents, stack, ROOT) == []
+    assert differences_from_lock(contents, stack, ROOT) == []
     assert f"# {stack.image()}" in inventory_page(contents)
 
 

@@ -15,11 +15,11 @@ from tests.cli.test_bad_input import RECIPE, error_message, with_manifests
 from tests.commands import invoke
 from tests.machine.test_inventory import PROGRAMS, answering, text_of
 from twinrun.machine.architecture import architectures_needed, misfit, runs_on
-from twinrun.machine.devices import Device, identify
-from twinrun.machine.inventory import Machine
+from twinrun.machine.devices import identify
 from twinrun.machine.probes import parse_output
 from twinrun.manifests.vendor import Vendor, load_gpus, load_vendors
 from twinrun.planning.project import Project
+from twinrun.protocol.machine import Device, Machine
 
 ROOT = Path(__file__).resolve().parents[2]
 GPUS = load_gpus(ROOT)

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from tests.commands import slowness
 from twinrun.foundation.errors import InputError, MachineError, TwinrunError
-from twinrun.machine.devices import Device, discover, identify, visible
+from twinrun.machine.devices import discover, identify, visible_devices
 from twinrun.machine.inventory import detect
 from twinrun.machine.probes import ProbedDevice, parse_output, run_probe
 from twinrun.manifests.vendor import Probe, load_gpus, load_vendors
+from twinrun.protocol.machine import Device
 
 ROOT = Path(__file__).parents[2]
 ANSWERS = ROOT / "tests" / "hardware_probes"
@@ -343,7 +344,7 @@ def test_hidden_devices_are_told(root: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @given(st.lists(st.none() | st.text(max_size=6), max_size=6), st.text(max_size=12))
 def test_visible_keeps_known_places_once(identifiers: list[str | None], value: str) -> None:
-    places, _ = visible(identifiers, [["V"]], {"V": value})
+    places, _ = visible_devices(identifiers, [["V"]], {"V": value})
     assert len(set(places)) == len(places)
     assert set(places) <= set(range(len(identifiers)))
 

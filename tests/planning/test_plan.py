@@ -218,7 +218,7 @@ def test_the_paper_scale_on_other_data_or_with_another_optimizer_says_so(
     recipe: str, settings: tuple[str, ...], fields: list[str]
 ) -> None:
     made = plan(recipe=recipe, scale="paper", gpu="mi250", devices=8, settings=settings)
-    assert [one.field for one in made.differences] == fields
+    assert [one.field for one in made.differences if one.stated] == fields
 
 
 @pytest.mark.parametrize(
@@ -275,8 +275,10 @@ def test_a_benchmark_differs_where_its_nearest_case_does() -> None:
     paper = plan(recipe=BENCH, scale="paper", gpu="mi250")
     assert paper.differences == ()
     assert paper.fingerprint == PROJECT.recipe(BENCH).published.fingerprint
-    assert plan(recipe=BENCH, scale="node", gpu="h200").differences == ()
-    assert {item.field for item in plan(recipe=BENCH, scale="smoke").differences} == {"length", "channels"}
+    # What the publication does not give is held against the paper scale of the recipe.
+    assert not [one for one in plan(recipe=BENCH, scale="node", gpu="h200").differences if one.stated]
+    smoke = plan(recipe=BENCH, scale="smoke").differences
+    assert {one.field for one in smoke if one.stated} == {"length", "channels"}
 
 
 def test_a_case_has_the_options_it_does_not_name() -> None:

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.records import judge
 from twinrun.planning.project import Project
 from twinrun.results.reading import read_record
 from twinrun.results.record import Record
@@ -18,8 +19,10 @@ RECIPES = ("mpt7b-scaling", "mamba-kernels")
 
 @cache
 def committed(recipe: str) -> tuple[Record, ...]:
-    """Return the committed records of a recipe."""
-    return tuple(read_record(file, PROJECT) for file in PROJECT.results(PROJECT.recipe(recipe)))
+    """Return the committed records of a recipe, judged also where their account is of an older form."""
+    loaded = PROJECT.recipe(recipe)
+    found = (read_record(file, PROJECT) for file in PROJECT.results(loaded))
+    return tuple(changed(one, verdicts=judge(one, loaded.published)) for one in found)
 
 
 def newest(recipe: str) -> Record:

@@ -6,9 +6,9 @@ from functools import cache
 
 import pytest
 
-from twinrun.report.drawing import draw
+from twinrun.report.charts import draw
 
-# A chart cannot change, and the same chart gives the same picture: test_drawing.py holds `draw` to it.
+# A chart cannot change, and the same chart gives the same picture: test_charts.py holds `draw` to it.
 _DRAWN = cache(draw)
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from tests.report.committed import PROJECT, changed, committed
-from twinrun.report.tables import beside_published
+from twinrun.report.tables import run_tables
 from twinrun.report.words import headline
+from twinrun.results.finished_run import run_of
 from twinrun.results.record import Record
-from twinrun.workloads.workload import PictureContext
-
-DRAWN = PictureContext(recipe=PROJECT.recipe("mpt-throughput"), gpus=PROJECT.gpus)
 
 
 def newest(model: str, gpu: str) -> Record:
@@ -28,7 +27,7 @@ def newest(model: str, gpu: str) -> Record:
 
 def printed(record: Record) -> str:
     stream = io.StringIO()
-    Console(file=stream, width=200, highlight=False).print(beside_published(record, DRAWN))
+    Console(file=stream, width=200, highlight=False).print(run_tables(run_of(record, PROJECT, folder=Path())))
     return stream.getvalue()
 
 
@@ -61,4 +60,4 @@ def test_nothing_stands_beside_a_judged_run_or_one_on_a_processor(reason: str) -
     record = newest("mpt-1b", "h200")
     other = committed("mpt7b-scaling")[0].verdicts if reason == "judged" else ()
     shown = changed(record, verdicts=other, gpu=record.gpu if reason == "judged" else None)
-    assert printed(shown).strip() == ""
+    assert "on one card, here and as published" not in printed(shown)

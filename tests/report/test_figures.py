@@ -9,6 +9,7 @@ from tests.report.committed import PROJECT
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.planning.project import Project
 from twinrun.report.figures import chosen, figures, with_figures
+from twinrun.results.conditions import Findings
 from twinrun.results.record import Record, write_record
 
 ROWS = """mpt7b-scaling | 4 x NVIDIA H200 SXM | mpt-7b, bf16, plain | devices=4
@@ -58,8 +59,12 @@ def test_a_subject_that_no_record_shows_says_why(tmp_path: Path) -> None:
     assert "| devices=4 | no record | - | - |" in chosen([SHOWN.replace("H200", "B200")], project)
 
 
-def test_a_row_has_the_figures_and_the_failed_claims_of_its_record(tmp_path: Path) -> None:
-    project = OneRecord(tmp_path, SLOW)
+def test_a_row_has_the_figures_and_the_failed_claims_of_its_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The record says no more than its figures need.
+    monkeypatch.setattr(Findings, "of", lambda *_: Findings())
+    project = OneRecord(tmp_path, SLOW.model_copy(update={"rules": 1}))
     for text in (chosen([SHOWN], project), figures("mpt7b-scaling", project)):
         assert "20.2% MFU" in text
         assert "✗ `throughput-1-node` fails here" in text

@@ -8,10 +8,19 @@ from pathlib import Path
 import pytest
 
 from tests.report.committed import PROJECT
-from twinrun.cli.records import committed_records, hardware_report
+from twinrun.cli.report import committed_records, hardware_report
 from twinrun.foundation.errors import InputError
-from twinrun.report.hardware import HardwareChoice, ModelChoices, choices
-from twinrun.report.hardware_page import first_sentence, picture_of, prices_of, table_of
+from twinrun.report.hardware import (
+    HardwareChoice,
+    ModelChoices,
+    choices,
+    first_sentence,
+    mark_of,
+    per_device,
+    picture_of,
+    prices_of,
+    table_of,
+)
 
 
 @cache
@@ -27,9 +36,9 @@ def choice(model: str, gpu: str) -> HardwareChoice:
 
 def test_a_published_and_a_measured_number_stand_beside_the_predicted() -> None:
     h100 = choice("mpt-1b", "h100-80gb")
-    assert {one.mark for one in h100.known} == {"published", "measured"}
+    assert {mark_of(one) for one in h100.known} == {"published", "measured"}
     assert h100.best
-    assert h100.best[1] == max(one.rate for one in h100.known)
+    assert h100.best[1] == max(map(per_device, h100.known))
     assert h100.predicted
     assert h100.predicted.interval
     alone = choice("mpt-1b", "mi300x")
@@ -39,7 +48,7 @@ def test_a_published_and_a_measured_number_stand_beside_the_predicted() -> None:
 
 def test_a_card_of_two_dies_is_two_devices() -> None:
     """166 TFLOP/s of an MI250, by 6N+12LDS and sequences of 2048, are two dies."""
-    (published,) = {one.rate for one in choice("mpt-7b", "mi250").known if one.devices == 8}
+    (published,) = {per_device(one) for one in choice("mpt-7b", "mi250").known if one.devices == 8}
     (model,) = (one for one in found() if one.name == "mpt-7b")
     assert published * 2 * model.shape.flops_per_token() / 1e12 == pytest.approx(166, abs=0.5)
 

@@ -11,7 +11,7 @@ import pytest
 from tests.records import training_record
 from tests.report.committed import changed, named, newest
 from tests.report.test_page import recipe_page, run_page
-from twinrun.report.selection import ranked, selected, unnamed
+from twinrun.report.summary import ranked, selected, unnamed
 from twinrun.results.record import Record
 
 RECORD = training_record({"devices=1": 400.0}, gpu="h200", scale="node", settings=("model=mpt-1b",))

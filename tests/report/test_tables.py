@@ -2,21 +2,24 @@ from __future__ import annotations
 
 import io
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
+from rich.measure import Measurement
 
 from tests.records import PROJECT, bench_record, measurement, replaced, training_record, with_derived
 from tests.report.committed import RECIPES, committed, newest, verdict
 from twinrun.foundation.text import number
 from twinrun.protocol.measurements import sampled
 from twinrun.report.summary import result
-from twinrun.report.tables import View, lines, parts, record_tables, verdict_table, widened, word_columns
+from twinrun.report.tables import View, parts, run_tables, verdict_table, widened
 from twinrun.report.terminal import show
 from twinrun.report.words import departures, reason
-from twinrun.workloads.tables_and_charts import Cell, Column, Table, text
+from twinrun.results.finished_run import run_of
+from twinrun.workloads.tables_and_charts import Cell, Column, Table, text, word_columns
 
 WORDS = st.text("abc-", min_size=1, max_size=14)
 PHRASES = st.lists(WORDS, min_size=1, max_size=5).map(" ".join)
@@ -38,7 +41,7 @@ def test_names_from_a_machine_are_not_markup() -> None:
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_tables_fit_the_terminal_and_keep_names_whole(recipe: str, width: int) -> None:
     record = newest(recipe)
-    text = rendered(record_tables(record), width=width) + rendered(
+    text = rendered(run_tables(run_of(record, PROJECT, folder=Path())), width=width) + rendered(
         verdict_table(record.verdicts), width=width
     )
     assert max(len(line) for line in text.splitlines()) <= width
@@ -61,7 +64,7 @@ def test_a_claim_stands_once_with_its_reason() -> None:
 
 def test_a_point_has_all_its_numbers() -> None:
     record = newest("mpt7b-scaling")
-    text = rendered(record_tables(record), width=160)
+    text = rendered(run_tables(run_of(record, PROJECT, folder=Path())), width=160)
     assert all(point.id in text for point in record.points)
     assert "model-flops/6N+12LDS" in text
 
@@ -69,13 +72,15 @@ def test_a_point_has_all_its_numbers() -> None:
 def test_a_point_without_a_measurement_is_shown() -> None:
     record = newest("mpt7b-scaling")
     points = tuple(point.model_copy(update={"measurements": ()}) for point in record.points)
-    assert "devices=2" in rendered(record_tables(record.model_copy(update={"points": points})))
+    assert "devices=2" in rendered(
+        run_tables(run_of(record.model_copy(update={"points": points}), PROJECT, folder=Path()))
+    )
 
 
 def test_every_committed_record_has_tables() -> None:
     for recipe in RECIPES:
         for record in committed(recipe):
-            assert rendered(record_tables(record)).strip()
+            assert rendered(run_tables(run_of(record, PROJECT, folder=Path()))).strip()
 
 
 def test_a_pipe_cuts_nothing_and_has_no_escape(
@@ -105,7 +110,7 @@ def table_of(*titles: str, rows: int = 2) -> Table:
 
 
 def shown(content: Table, room: int, below: tuple[str, ...] = ()) -> list[str]:
-    return [line.text for line in lines(content, room=room, below=below)]
+    return [line.rstrip() for line in rendered(View(content, below=below), width=room).splitlines()]
 
 
 @given(rows=st.lists(st.tuples(PHRASES, PHRASES, PHRASES), min_size=1, max_size=4), room=st.integers(32, 120))
@@ -157,8 +162,8 @@ def test_every_part_is_led_by_the_names(least: list[int], room: int, expected: l
 
 
 def test_room_goes_to_the_column_that_lacks_most() -> None:
-    assert widened([5, 5], [6, 40], 30) == [5, 23]
-    assert widened([5, 5], [6, 8], 30) == [6, 8]
+    assert widened([Measurement(5, 6), Measurement(5, 40)], 30) == [5, 23]
+    assert widened([Measurement(5, 6), Measurement(5, 8)], 30) == [6, 8]
 
 
 def test_an_empty_table_is_its_head() -> None:
@@ -167,7 +172,7 @@ def test_an_empty_table_is_its_head() -> None:
 
 def test_power_has_columns_where_a_point_has_it() -> None:
     without = training_record({"nodes=1": 166.0, "nodes=2": 164.0})
-    assert "per watt" not in rendered(record_tables(without), width=200)
+    assert "per watt" not in rendered(run_tables(run_of(without, PROJECT, folder=Path())), width=200)
     point = without.point("nodes=1")
     assert point
     power = sampled("power", [410.0], metric="power", unit="W", per="device")
@@ -178,7 +183,7 @@ def test_power_has_columns_where_a_point_has_it() -> None:
     record = replaced(without, "nodes=1", **dict(with_derived(known, without.plan, without.gpu)))
     tokens = measurement(record, "nodes=1", "tokens-per-second").median
     assert measurement(record, "nodes=1", "tokens-per-second-per-watt").median == tokens / 410
-    text = rendered(record_tables(record), width=200)
+    text = rendered(run_tables(run_of(record, PROJECT, folder=Path())), width=200)
     assert "per watt" in text
     assert "410" in text
     assert number(tokens / 410) in text

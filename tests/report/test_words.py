@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.records import training_record
+from tests.records import PROJECT, judge, training_record
 from tests.report.committed import changed, judged, newest, restated, verdict
 from twinrun.report.words import (
     departures,
@@ -13,9 +13,10 @@ from twinrun.report.words import (
     published_neutral,
     published_value,
     reason,
+    shown_conditions,
     tone,
 )
-from twinrun.results.verdicts import AsPublished, AsRestated
+from twinrun.results.verdicts import AsPublished, AsRestated, Condition, ConditionName
 
 RECORD = newest("mpt7b-scaling")
 
@@ -34,10 +35,10 @@ PLACE = "On 4 x NVIDIA H200 SXM with 1,316 M of 6,659 M parameters: "
         ),
         (
             ("reproduced", "not-reproduced"),
-            "1 of 2 claims reproduced as published, 1 not reproduced.",
+            "1 of 2 claims reproduced as published, `a-claim` not reproduced.",
             "bad",
         ),
-        (("failed", "reproduced"), "1 of 2 claims reproduced as published, 1 failed.", "bad"),
+        (("failed", "reproduced"), "1 of 2 claims reproduced as published, `a-claim` failed.", "bad"),
         (("not-comparable",), "0 of 1 claim reproduced as published, 1 cannot be asked here.", "neutral"),
         (
             ("config-mismatch",),
@@ -59,7 +60,7 @@ def test_the_headline_counts_what_reproduced(
         (("holds-here",), "1 of 2 claims reproduced as published, 1 holds here.", "good"),
         (
             ("holds-here", "holds-here", "fails-here"),
-            "1 of 4 claims reproduced as published, 2 hold here, 1 fails here.",
+            "1 of 4 claims reproduced as published, 2 hold here, `a-claim` fails here.",
             "bad",
         ),
         (("not-comparable",), "1 of 2 claims reproduced as published, 1 cannot be asked here.", "good"),
@@ -75,7 +76,8 @@ def test_the_headline_counts_what_holds_here(
 
 def test_what_ran_small_says_so() -> None:
     rates = {"devices=1": 0.1, "devices=2": 0.1}
-    smoke = headline(training_record(rates, gpu=None, scale="smoke"))
+    record = training_record(rates, gpu=None, scale="smoke")
+    smoke = headline(changed(record, verdicts=judge(record, PROJECT.recipe("mpt7b-scaling").published)))
     place = "2 ranks on a processor with 0.1247 M of 6,659 M parameters"
     assert smoke == f"Smoke run on {place}: 2 checks of the code hold, 3 claims need a GPU."
     whole = headline(training_record({"nodes=1": 83.0}))
@@ -115,10 +117,18 @@ def test_a_heading_is_one_line() -> None:
 
 
 def test_a_reason_is_told_without_the_fields_that_differ() -> None:
-    told = (
-        "Here 3; published 2. Run: GPU A, published B; rate 0.003, published 0.1. Weaker than published: so"
-    )
-    found = verdict("not-comparable", reason=told)
-    assert reason(found) == "Here 3; published 2. Weaker than published: so"
-    assert departures(found) == "GPU A, published B; rate 0.003, published 0.1"
+    here = restated("holds-here").model_copy(update={"departures": ("GPU A, published B", "rate 0.003")})
+    found = verdict("not-comparable", here=here)
+    assert (reason(found), departures(found)) == ("it is so", "GPU A, published B; rate 0.003")
     assert departures(verdict("not-comparable", reason="plain")) == ""
+
+
+def test_what_was_not_judged_says_what_it_needs() -> None:
+    names: tuple[ConditionName, ...] = ("hardware", "samples", "samples", "account")
+    unmet = [Condition(name=name, met=False, seen="seen") for name in names]
+    record = changed(RECORD, verdicts=tuple(verdict("not-comparable", conditions=(one,)) for one in unmet))
+    assert headline(record).endswith(
+        "0 of 4 claims reproduced as published, 1 needs the published hardware, 2 are undecided,"
+        " 1 needs a whole record."
+    )
+    assert shown_conditions(record.verdicts[1]) == [("!", "the samples decide", "seen")]

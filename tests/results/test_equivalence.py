@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.records import training_record
-from twinrun.cli.records import scores
+from twinrun.cli.compare import scores
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import sha256_of_file
 from twinrun.results.equivalence import Pair, compare_scores, outcome_of

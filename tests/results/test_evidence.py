@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.records import BENCH, bench_record, training_record
-from tests.results.test_judge import DIE, HALF, claim_of, one_verdict, verdict
+from tests.records import BENCH, bench_record, training_record, verdict_on
+from tests.results.test_judge import DIE, HALF, claim_of, one_verdict
 
 HARDWARE = {"gpu": "mi250", "cards": 128, "nodes": 32, "software": "x"}
 PEAK = 362.1
@@ -49,7 +49,7 @@ def test_a_share_of_a_card_is_that_of_its_devices(per: str) -> None:
 
 def test_throughput_of_a_node_is_judged_on_the_published_hardware() -> None:
     record = training_record({"nodes=1": 47.8}, recipe="mamba-throughput")
-    found = verdict(record, "throughput-4096-one-node")
+    found = verdict_on(record, "throughput-4096-one-node")
     assert found.outcome == "reproduced"
     assert found.measured == pytest.approx(44000, rel=1e-3)
 

@@ -8,9 +8,7 @@ import pytest
 
 from tests.checkouts import checkout
 from tests.contracts.baking import bake
-from tests.records import training_record
-from twinrun.planning.project import Project
-from twinrun.results.judge import judge
+from tests.records import judge, training_record
 from twinrun.workloads import workload_names
 
 
@@ -20,9 +18,9 @@ def test_a_baked_claim_is_not_judged_and_its_placeholders_are_named(workload: st
     published = bake(root, {"workload": workload, "gpu": "mi300x"}).published
     # Whatever the record measured, nothing stands beside it.
     record = training_record({"nodes=1": 400.0}, recipe="mpt7b-scaling", gpu="mi300x")
-    for verdict in judge(record, published, Project(root)):
+    for verdict in judge(record, published):
         assert (verdict.final, verdict.here) == ("not-comparable", None)
-        assert "no publication says it: still a placeholder is published.toml:" in verdict.reason
+        assert "published.toml still contains the template's placeholder in:" in verdict.reason
         assert f"claim.{verdict.claim}.source.where" in verdict.reason
         assert f"claim.{verdict.claim}.hardware.software" in verdict.reason
 

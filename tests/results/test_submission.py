@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from tests.records import PROJECT, ROOT
-from twinrun.cli import records
+from twinrun.cli import report as report_command
 from twinrun.cli.signing import signature_for
 from twinrun.foundation.errors import InputError
 from twinrun.planning.project import Project
+from twinrun.report.form import offer, send
+from twinrun.results.finished_run import read_run
 from twinrun.results.reading import plan_hash, read_record
 from twinrun.results.record import content_digest
 from twinrun.results.submission import add_submission, write_submission
@@ -37,7 +39,7 @@ def run(tmp_path: Path) -> Path:
     text = json.dumps(content).replace(json.dumps(content["machine"]["host"]), json.dumps(HOST))
     content = json.loads(text)
     content["environment"]["variables"]["NCCL_TOPO_FILE"] = "/scratch/somebody/topology/node.xml"
-    content |= {"run": "20261123-171009-volunteer", "files": {}}
+    content["run"] = f"{content['run'][:-4]}beef"
     memory = measured(content, "peak-memory")
     memory |= dict.fromkeys(("median", "low", "high"), memory["median"] + 0.5)
     content["sha256"] = content_digest(content)
@@ -61,7 +63,7 @@ def project(tmp_path: Path) -> Project:
 
 
 def sent_in(run: Path, **more: Any) -> Path:
-    write_submission(run / "submission.json", run, PROJECT, **more)
+    write_submission(run / "submission.json", read_run(run, PROJECT), **more)
     return run / "submission.json"
 
 
@@ -97,7 +99,7 @@ def test_a_submission_is_added_and_shown_as_sent_in(run: Path, project: Project)
     assert read_record(path, project) == record
     assert record.evidence == "as sent in"
     page = path.parent / "page.html"
-    records.report(project.root, RECIPE, out=page, form=False, add=None)
+    report_command.report(project.root, RECIPE, out=page, form=False, add=None)
     assert "as sent in" in page.read_text(encoding="utf-8")
     with pytest.raises(InputError, match="the results have this run") as refused:
         add_submission(sent, RECIPE, project)
@@ -108,7 +110,7 @@ def test_the_page_of_a_single_record_is_not_among_the_results(
     project: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = project.root / RECIPE / "results" / COMMITTED.name
-    records.report(project.root, str(file), out=None, form=False, add=None)
+    report_command.report(project.root, str(file), out=None, form=False, add=None)
     page = Path(capsys.readouterr().out.strip())
     assert page == project.root / "runs" / "mpt-throughput" / f"{COMMITTED.stem}.html"
     assert page.is_file()
@@ -119,7 +121,7 @@ def test_a_single_record_is_sent_from_where_the_caller_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert records.send(PROJECT, COMMITTED, out=None) == Path("submission.json")
+    assert send(read_run(COMMITTED, PROJECT), Path("submission.json")) == Path("submission.json")
     assert json.loads(Path("submission.json").read_text())["logs"] == {}
 
 
@@ -224,11 +226,11 @@ def test_a_run_on_new_hardware_leaves_form_and_file(run: Path, project: Project)
     for file in (project.root / RECIPE / "results").iterdir():
         file.unlink()
     record = read_record(run, project)
-    text = records.offer(project, record, run)
+    text = offer(read_run(run, project))
     assert "--add submission.json" in text
     assert (run / "form.md").read_text() == text
     assert add_submission(run / "submission.json", RECIPE, project)[1].run == record.run
-    assert records.offer(project, record, run) == ""
+    assert offer(read_run(run, project)) == ""
 
 
 @pytest.mark.needs("ssh-keygen")

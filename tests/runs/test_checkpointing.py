@@ -48,7 +48,6 @@ def check(source: Path, made: Plan | None = None) -> None:
     made = made or legs(2)
     check_legs(
         checkpointing_of((), workload=TRAINING, plan=made, source=str(source)),
-        workload=TRAINING,
         plan=made,
         resume=False,
     )
@@ -62,7 +61,7 @@ def test_a_run_in_legs_is_one_of_points_that_go_on_from_each_other(tmp_path: Pat
         point.id: checkpoints_of_point(
             asked,
             point=point.id,
-            continued=described(made).points[point.id].leg,
+            continued=made.description.points[point.id].leg,
             known=[one.id for one in made.points],
             folder=Path("folder"),
             inside=str,
@@ -87,7 +86,7 @@ def test_a_folder_of_another_run_is_seen_by_every_engine(tmp_path: Path, engine:
     found = checkpoints_of_point(
         asked,
         point=point.id,
-        continued=described(made).points[point.id].leg,
+        continued=made.description.points[point.id].leg,
         known=[point.id],
         folder=Path("run"),
         inside=lambda path: f"seen/{path.name}",
@@ -163,9 +162,9 @@ def test_a_leg_given_twice_overwrites_nothing(tmp_path: Path, monkeypatch: pytes
     made, place = legs(1), saved(tmp_path) / "checkpoints"
     asked = checkpointing_of((f"place={place}",), workload=TRAINING, plan=made)
     with pytest.raises(InputError, match="leg 1 was run before; nothing is overwritten") as raised:
-        check_legs(asked, workload=TRAINING, plan=made, resume=False)
+        check_legs(asked, plan=made, resume=False)
     assert raised.value.found == "a checkpoint after step 20"
-    check_legs(asked, workload=TRAINING, plan=made, resume=True)
+    check_legs(asked, plan=made, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -210,12 +209,12 @@ def test_a_leg_of_another_vendor_is_for_another_machine() -> None:
         gpu=None, device_memory_bytes=None, devices=8, cores=2, vendor="cuda", processor="cpu"
     )
     with pytest.raises(MachineError, match="a leg for hardware of another vendor") as raised:
-        refuse(TRAINING, made.part, made.points, scale="paper", hardware=hardware, here=True)
+        refuse(TRAINING, made.description.points, made.points, scale="paper", hardware=hardware, here=True)
     assert (raised.value.found, raised.value.allowed) == ("cuda", "rocm")
     assert raised.value.hint is not None
     assert "--leg 2 --from" in raised.value.hint
     alone = plan(RECIPE, scale="paper", gpu="a100-40gb", devices=8, leg=3)
-    refuse(TRAINING, alone.part, alone.points, scale="paper", hardware=hardware, here=True)
+    refuse(TRAINING, alone.description.points, alone.points, scale="paper", hardware=hardware, here=True)
 
 
 def test_on_a_machine_with_a_gpu_a_leg_may_be_on_its_processor() -> None:

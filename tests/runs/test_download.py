@@ -17,7 +17,7 @@ import pytest
 
 from tests.foundation.test_files import small_files
 from twinrun.foundation.errors import InputError, MachineError
-from twinrun.runs.download import LISTING, Repository, fetch
+from twinrun.runs.download import LISTING, RepositoryCommit, fetch
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 # More than the 10 MiB that the library takes at once.
@@ -149,7 +149,7 @@ def bring(
     limit: int | None = None,
     said: list[str] | None = None,
 ) -> list[Path]:
-    source = Repository(name, COMMIT, kind, endpoint(hub))
+    source = RepositoryCommit(name, COMMIT, kind, endpoint(hub))
     return fetch(source, (pattern,), folder=folder, limit=limit, say=([] if said is None else said).append)
 
 
@@ -231,7 +231,7 @@ def test_another_pattern_asks_again(hub: Hub, tmp_path: Path) -> None:
 
 def test_only_commits_are_fetched(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a commit"):
-        fetch(Repository("owner/texts", "main"), "*", folder=tmp_path, say=print)
+        fetch(RepositoryCommit("owner/texts", "main"), "*", folder=tmp_path, say=print)
 
 
 def test_a_pattern_without_files_is_wrong_input(hub: Hub, tmp_path: Path) -> None:
@@ -265,14 +265,14 @@ def test_a_server_that_is_no_hub_is_named(hub: Hub, tmp_path: Path, answer: byte
 
 def test_a_server_that_is_away_is_named(tmp_path: Path) -> None:
     # Port 9 of this machine: nothing listens there.
-    away = Repository("owner/texts", COMMIT, endpoint="http://127.0.0.1:9")
+    away = RepositoryCommit("owner/texts", COMMIT, endpoint="http://127.0.0.1:9")
     with pytest.raises(MachineError, match="the download failed") as caught:
         fetch(away, "*", folder=tmp_path, say=print)
     assert "offline.md" in str(caught.value.hint)
 
 
 def test_only_addresses_of_the_web_are_opened(tmp_path: Path) -> None:
-    source = Repository("owner/texts", COMMIT, endpoint=tmp_path.as_uri())
+    source = RepositoryCommit("owner/texts", COMMIT, endpoint=tmp_path.as_uri())
     with pytest.raises(InputError, match="not an address of the web"):
         fetch(source, "*", folder=tmp_path, say=print)
 

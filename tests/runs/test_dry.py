@@ -27,7 +27,7 @@ from twinrun.execution.schedulers import load_scheduler
 from twinrun.execution.shell import RUN_FOLDER, set_run_folder, shell_line, word
 from twinrun.execution.sif import SifRenderer
 from twinrun.manifests.vendor import Vendor, load_vendors
-from twinrun.runs.dry import (
+from twinrun.runs.launches import (
     RenderedCommand,
     rendered_commands,
 )

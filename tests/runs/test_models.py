@@ -19,7 +19,7 @@ from twinrun.checkpoints.hugging_face.tokenizer import BYTES
 from twinrun.checkpoints.safetensors import Entry, header_of
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.protocol.model_source import CheckpointModel, FolderModel, RepositoryModel
-from twinrun.runs.dry import commands_of
+from twinrun.runs.launches import commands_of
 from twinrun.runs.models import demand_model, fetch_model, model_folder, prepared_model
 from twinrun.runs.selection import Request, select
 

@@ -10,8 +10,8 @@ import pytest
 from tests.records import PROJECT, RECIPE
 from twinrun.execution.slurm_client import SlurmClient
 from twinrun.foundation.errors import InputError, MachineError
-from twinrun.machine.devices import Device
-from twinrun.machine.inventory import Machine, processor
+from twinrun.machine.inventory import processor
+from twinrun.protocol.machine import Device, Machine
 from twinrun.runs import selection
 from twinrun.runs.selection import Request, Selection, select
 

@@ -76,7 +76,7 @@ def test_listing_names_every_recipe_once(
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert machine in lines[0]
-    assert f"--stack {stack}" in lines[2]
+    assert any(f"--stack {stack}" in line for line in lines)
     told = "\n".join(line for line in lines if "invoke run" in line or line.startswith("left out"))
     for recipe in sorted(path.parent.name for path in ROOT.glob("recipes/*/recipe.toml")):
         assert told.count(f"recipes/{recipe}") == 1, recipe

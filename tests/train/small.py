@@ -19,6 +19,8 @@ from twinrun.train.corpus import TOKEN, Corpus, Origin, Tokens, read_corpus, wri
 
 ROOT = Path(__file__).parents[2]
 TRAINING = "twinrun.train.training"
+# The script of the recipe that brings DeepSpeed's engines.
+LAYOUTS = ROOT / "recipes" / "deepspeed-pretrain" / "train.py"
 SHAPE = MptShape(width=32, heads=2, layers=2, vocabulary=64, sequence=16)
 STEPS = 6
 GLOBAL_BATCH = 16

@@ -31,7 +31,7 @@ from twinrun.checkpoints.verification import read_manifest
 from twinrun.foundation.errors import InputError, RunError
 from twinrun.foundation.files import sha256_of_bytes
 from twinrun.foundation.manifest import load_json
-from twinrun.protocol.evaluation import EvaluationResult, NamedTask, Rule
+from twinrun.protocol.evaluation import EvaluationResult, NamedTask, ScoreRule
 from twinrun.protocol.job import Checkpointing
 from twinrun.protocol.models.mpt import MptShape
 from twinrun.train.corpus import TOKEN, Origin, write_corpus
@@ -94,7 +94,7 @@ def made_task(document: dict[str, Any]) -> RuledTask:
     ],
 )
 def test_each_rule_is_a_metric_of_the_harness(
-    likelihoods: tuple[float, float], right: dict[Rule, int]
+    likelihoods: tuple[float, float], right: dict[ScoreRule, int]
 ) -> None:
     document = {"context": "q", "choices": ["a b c d", "ééé"], "right": 1}
     task = made_task(document)

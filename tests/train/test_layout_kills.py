@@ -19,7 +19,8 @@ import pytest
 pytest.importorskip("streaming", reason="needs the packages of a stack")
 
 from tests.execution.placements import PlacementStandIn
-from tests.train.small import ROOT, SHAPE, TRAINING, MakeJob
+from tests.train.small import LAYOUTS as SCRIPT
+from tests.train.small import ROOT, SHAPE, MakeJob
 from twinrun.execution.engine import Workspace, point_folder
 from twinrun.execution.failures import rank_states
 from twinrun.execution.launchers import load_launcher
@@ -69,7 +70,7 @@ def test_a_rank_that_is_killed_is_named(make_job: MakeJob, tmp_path: Path, layou
             killed.append(time.monotonic())
 
     with pytest.raises(RunError) as caught:
-        ranks(tmp_path).run(Launch(placement=placement, script=TRAINING, job=job), show=kill)
+        ranks(tmp_path).run(Launch(placement=placement, script=SCRIPT, job=job), show=kill)
     assert time.monotonic() - killed[0] < WATCHDOG_SECONDS
     assert caught.value.exit_code == 4
     pid, host = rank_states(folder)[victim].pid, re.escape(platform.node())

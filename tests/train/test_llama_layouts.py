@@ -10,13 +10,13 @@ import pytest
 pytest.importorskip("torch", reason="needs the packages of a stack")
 pytest.importorskip("streaming", reason="needs the packages of a stack")
 
-from tests.train.small import SHAPE, TRAINING, MakeJob, launch
+from tests.train.small import LAYOUTS, SHAPE, TRAINING, MakeJob, launch
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.models import ModelShape, members
 from twinrun.protocol.training import TrainingJob, TrainingResult
 
-LOADED = ("twinrun.train.loop", "twinrun.train.deepspeed_engines")
+LOADED = ("twinrun.train.loop", "deepspeed")
 TRAINERS = tuple(f"twinrun.train.{name}" for name in ("loop", "data_parallel", "composer_loop"))
 SMOKE = members()["llama-smoke"].model_copy(update={"sequence": SHAPE.sequence})
 TIED = SMOKE.model_copy(update={"tied": True})
@@ -30,7 +30,7 @@ def losses(make_job: MakeJob, shape: ModelShape, **layout: Any) -> list[float]:
 
 
 def trained(job: TrainingJob, *, modules: tuple[str, ...]) -> TrainingResult:
-    done = launch(TRAINING, job, modules=modules)
+    done = launch(LAYOUTS if job.layout else TRAINING, job, modules=modules)
     assert done.returncode == 0, done.stderr[-4000:]
     return load_json(Path(job.out) / "result.json", TrainingResult)
 

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from twinrun.protocol.models import members
 from twinrun.protocol.models.mpt import PRODUCT_BYTES_PER_FEATURE, MptShape
-from twinrun.protocol.models.shape import Checkpointing
+from twinrun.protocol.models.shape import ActivationCheckpointing
 from twinrun.train import layers
 from twinrun.train.models import IGNORED
 from twinrun.train.models.mpt import MPT
@@ -155,7 +155,7 @@ def test_fused_attention_equals_the_formula() -> None:
 
 
 @pytest.mark.parametrize("checkpointing", [True, "selective"])
-def test_checkpointing_changes_no_gradient(checkpointing: Checkpointing) -> None:
+def test_checkpointing_changes_no_gradient(checkpointing: ActivationCheckpointing) -> None:
     kept, recomputed = gradients(small()), gradients(small(checkpointing=checkpointing))
     for name, gradient in kept.items():
         torch.testing.assert_close(gradient, recomputed[name])
@@ -174,7 +174,7 @@ def test_selective_checkpointing_keeps_what_its_estimate_counts(monkeypatch: pyt
     assert kept["selective"] < 0.7 * kept[False]
 
 
-def kept_by_a_block(checkpointing: Checkpointing) -> float:
+def kept_by_a_block(checkpointing: ActivationCheckpointing) -> float:
     """Return the bytes that a compiled block keeps for its backward pass, per token and feature of bf16."""
     torch._dynamo.reset()
     shape = MptShape(width=256, heads=2, layers=1, vocabulary=8, sequence=64)

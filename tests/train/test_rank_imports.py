@@ -16,10 +16,9 @@ FRAMEWORKS = {"composer", "deepspeed"}
     ("modules", "used"),
     [
         (("loop", "data_parallel"), set()),
-        (("loop", "deepspeed_engines"), {"deepspeed"}),
         (("composer_loop",), {"composer"}),
     ],
-    ids=("torch alone", "DeepSpeed", "Composer"),
+    ids=("torch alone", "Composer"),
 )
 def test_a_rank_loads_no_framework_but_its_own(modules: tuple[str, ...], used: set[str]) -> None:
     for name in used:

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.records import plan
+from twinrun.foundation.text import GIB
 from twinrun.planning.project import Project
 from twinrun.protocol.training import Training
 from twinrun.results.reading import read_record
 from twinrun.results.record import Record
 from twinrun.runs.selection import FIRST_START, LATER_START
 from twinrun.workloads.training import layouts
-from twinrun.workloads.training.estimates import GIB, MOST_OF_MEMORY, Budget, estimated_seconds
+from twinrun.workloads.training.estimates import MOST_OF_MEMORY, Budget, estimated_seconds
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint
 from twinrun.workloads.workload import Hardware, PointRecord
 

@@ -100,7 +100,7 @@ def test_scores_are_drawn_beside_the_loss_over_the_same_steps(record: RecordView
     assert [curve.label for curve in scores.curves][-1] == "mean"
     assert [(one.x, one.value) for one in scores.curves[0].spots] == [(40, 0.5), (80, 0.625), (STEPS, 0.75)]
     assert scores.curves[0].spots[0].low == pytest.approx(0.43)
-    (table,) = report.show(record).tables[1:]
+    (table,) = report.show(record)[1:]
     assert [row[0].text for row in table.rows] == ["40", "80", str(STEPS)]
     assert table.notes[0] == "checkpoint after step 40: sha256 c40"
 
@@ -120,8 +120,8 @@ def test_a_model_that_is_there_is_trained_on_nothing() -> None:
         "model.repository": "cerebras/Cerebras-GPT-1.3B",
         "model.revision": "0" * 40,
     }
-    seen = {"recipe": "r", "accelerator": False, "data": "", "out": "/o", "metrics": "/r/m", "attempt": "1"}
-    run = Run.model_validate({**seen, "documents": "/d", "model": "/m"})
+    seen = {"recipe": "r", "accelerator": False, "out": "/o", "metrics": "/r/m", "attempt": "1"}
+    run = Run.model_validate({**seen, "folders": {"documents": "/d", "model": "/m"}})
     job = load_workload("evaluation").job(made.part, made.points[0], 0, run)
     assert isinstance(job, EvaluationJob)
     assert (job.training, job.model, job.documents) == (None, GivenModel(folder="/m"), "/d")

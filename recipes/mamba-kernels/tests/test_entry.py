@@ -41,9 +41,10 @@ from twinrun_mamba import (
     recording,
 )
 from twinrun_mamba.drivers import Cuda, Gpu, Hip, LaunchError
+from twinrun_mamba.entry import EntryError
 from twinrun_mamba.launch import Launcher
 from twinrun_mamba.registry import OBJECTS, CodeObject, Kernel
-from twinrun_mamba.targets import CompileError, cpu_compiler
+from twinrun_mamba.targets import cpu_compiler
 
 SCAN = ScanCase(torch.bfloat16, 2, 40, 70, 16, 1)
 CONV = ConvCase(torch.bfloat16, 2, 8, 64, 4, TRAINING_OPTIONS)
@@ -69,7 +70,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
         changed.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         try:
             return entry.build()
-        except CompileError as error:
+        except EntryError as error:
             pytest.skip(str(error))
 
 
@@ -245,12 +246,13 @@ def test_a_graph_that_ends_lets_go_of_what_it_kept(native: Any) -> None:
 
 def test_a_compiler_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(entry, "cpu_compiler", lambda: None)
-    with pytest.raises(CompileError, match=r"needs a C\+\+17 compiler, found none"):
+    monkeypatch.setattr(entry, "compiler", lambda: None)
+    with pytest.raises(EntryError, match=r"needs a C\+\+17 compiler, found none"):
         entry.build()
-    monkeypatch.setattr(entry, "cpu_compiler", cpu_compiler)
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
-    with pytest.raises(CompileError, match=r"needs Python\.h, not in .*python3-dev"):
+    with pytest.raises(EntryError, match=r"needs Python\.h, not in .*python3-dev"):
         entry.build()
 
 

@@ -20,7 +20,7 @@ from cases import (
 )
 from torch import Tensor
 from twinrun_mamba import causal_conv1d_update, mamba_inner_fn, selective_scan_fn, selective_state_update
-from twinrun_mamba.ops import is_eager
+from twinrun_mamba.eager import is_eager
 
 OPS = torch.ops.twinrun_mamba
 

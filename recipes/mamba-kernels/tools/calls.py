@@ -25,7 +25,6 @@ from gpu_grid import device_of
 from twinrun_mamba import causal_conv1d_update, describe, entry, selective_state_update
 from twinrun_mamba.launch import BACKENDS
 from twinrun_mamba.registry import ArchitectureError
-from twinrun_mamba.targets import CompileError
 from twinrun_mamba.validation import ArgumentError
 
 Call = Callable[[], object]
@@ -89,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         backend, path = describe(given.device, given.backend), entry.build()
-    except (ArchitectureError, ArgumentError, CompileError) as error:
+    except (ArchitectureError, ArgumentError, entry.EntryError) as error:
         parser.error(str(error))
     print(f"torch {torch.__version__}, {backend}; us a call: entry, Python, graph")
     on_gpu = torch.device(given.device).type == "cuda"

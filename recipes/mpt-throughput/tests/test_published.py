@@ -9,11 +9,12 @@ import pytest
 from twinrun.foundation.errors import InputError
 from twinrun.manifests.published import load_published
 from twinrun.planning.project import Project
-from twinrun.workloads.training.published import references
+from twinrun.workloads.training.rates import drawn_rates
 from twinrun.workloads.workload import PictureContext
 
 ROOT = Path(__file__).resolve().parents[3]
-RECIPE = Project(ROOT).recipe("mpt-throughput")
+PROJECT = Project(ROOT)
+RECIPE = PROJECT.recipe("mpt-throughput")
 
 
 def test_the_means_are_those_of_the_publications() -> None:
@@ -32,7 +33,8 @@ def test_a_reference_in_fp8_has_no_share_of_the_bf16_peak() -> None:
     fp8 = [one for one in published if one.precision == "fp8"]
     assert fp8
     assert all("amp_fp8" in one.source.where for one in fp8)
-    drawn = references(PictureContext(recipe=RECIPE, gpus={}), "model-flops/6N+12LDS")
+    rates = drawn_rates(PictureContext(recipe=RECIPE, gpus=PROJECT.gpus), "model-flops/6N+12LDS")
+    drawn = [one for one in rates if one.mark == "reference"]
     assert len(drawn) == len(published) - len(fp8)
 
 

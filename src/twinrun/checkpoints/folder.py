@@ -16,7 +16,9 @@ from twinrun.checkpoints.store import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
     MAX_STATE_BYTES,
+    QUARANTINE,
     STEP,
+    WRITER,
     DamagedError,
     Latest,
     fenced_off,
@@ -34,9 +36,6 @@ from twinrun.foundation.files import (
     write_atomically,
 )
 from twinrun.foundation.locks import locked
-
-WRITER = "writer.json"
-QUARANTINE = "quarantine"
 
 
 class FolderStore:

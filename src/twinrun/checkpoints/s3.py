@@ -14,7 +14,9 @@ from twinrun.checkpoints.store import (
     LATEST,
     MANIFEST,
     MAX_MANIFEST_BYTES,
+    QUARANTINE,
     STEP,
+    WRITER,
     DamagedError,
     Latest,
     fenced_off,
@@ -25,13 +27,11 @@ from twinrun.checkpoints.store import (
 from twinrun.foundation.errors import InputError, MachineError, RunError
 from twinrun.foundation.files import parse_json, sha256_of_bytes
 
-WRITER = "writer.json"
 # Where the manifest of a bad checkpoint goes; its files stay, and no save takes their names.
-QUARANTINE = "quarantine"
 _ABSENT = {"NoSuchKey", "404", "NotFound"}
 _CHANGED = {"PreconditionFailed", "412", "ConditionalRequestConflict"}
 _ATTEMPTS = 20
-# What says where the object store is, and who asks; boto3 reads them.
+# Variables that tell boto3 where the object store is, and who asks.
 VARIABLES = (
     *("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION"),
     *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),

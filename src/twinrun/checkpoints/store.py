@@ -16,6 +16,7 @@ LATEST = "latest.json"
 # Beside a manifest: the signature of who vouches for it.
 SIGNATURE = f"{MANIFEST}.sig"
 # The manifest of a thousand ranks with a thousand tensors has about 200 MB.
+WRITER, QUARANTINE = "writer.json", "quarantine"
 MAX_MANIFEST_BYTES = 256 << 20
 # `latest.json` and `writer.json` have one line.
 MAX_STATE_BYTES = 1 << 16

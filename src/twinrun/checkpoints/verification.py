@@ -22,7 +22,7 @@ from twinrun.foundation.errors import InputError
 
 # Fewer would wait for an object store.
 LEAST_THREADS = 8
-# What a thread reads before it hashes it.
+# Bytes that a thread reads before it hashes them.
 PIECE_BYTES = 16 << 20
 # Checkpoints that are kept: the newest, of which one at least was read back and found good.
 KEPT = 2
@@ -147,7 +147,7 @@ def verify(store: Store, step: int) -> CheckpointManifest:
     return manifest
 
 
-def demand_published(store: Store, manifest: CheckpointManifest) -> None:
+def demand_published_checkpoint(store: Store, manifest: CheckpointManifest) -> None:
     """Raise DamagedError where a manifest is another than the place says was published last."""
     latest, found = store.latest(), manifest.digest()
     if latest and latest.step == manifest.step and latest.sha256 not in (None, found):
@@ -176,7 +176,7 @@ def broken_links(
             found[after.step] = fault
     for manifest in filter(None, manifests.values()):
         try:
-            demand_published(store, manifest)
+            demand_published_checkpoint(store, manifest)
         except DamagedError as fault:
             found[manifest.step] = fault
     return found | _missing_newest(store)
@@ -219,7 +219,7 @@ def _fault_between(
     return None
 
 
-def demand_same(
+def demand_same_run(
     theirs: Mapping[str, str], ours: Mapping[str, str], message: str, *, place: str, hint: str | None = None
 ) -> None:
     """Raise InputError for the first field in which a checkpoint and a run differ, with both sides."""

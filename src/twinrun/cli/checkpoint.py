@@ -33,7 +33,11 @@ def checkpoint(
     root: Path = Path(),
     tokenizer: str | None = None,
 ) -> int:
-    """Do `action` on the checkpoints of `place` and return the exit code: 4 where one is damaged."""
+    """Do `action` on the checkpoints of `place` and return the exit code: 4 where one is damaged.
+
+    Raises:
+        InputError: no such action, place, step or option for it.
+    """
     if action not in ACTIONS:
         raise InputError("no such action", found=action, allowed=ACTIONS, hint=closest(action, ACTIONS))
     if action == "convert":
@@ -113,7 +117,7 @@ def _rows(store: Store, steps: list[int], *, complete: bool, whole: bool) -> lis
         except TwinrunError as error:
             faults[step] = error
     if whole and complete:
-        # What is damaged is named by its files, and not by how it fits to the others.
+        # A damaged checkpoint is named by its files, and not by how it fits to the others.
         faults = broken_links(store, manifests) | faults
     good: dict[int | str, dict[str, object]] = {
         step: {"step": step, "damage": None, "verified": complete, **_facts(manifest)}

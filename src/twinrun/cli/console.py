@@ -25,7 +25,7 @@ from twinrun import __version__
 from twinrun.foundation.errors import InputError, MachineError, TwinrunError
 from twinrun.foundation.text import LIKENESS, redacted
 
-# What a system refuses to any program: a full or closed disk, too many files, a reader that went away.
+# Refusals that any program may meet: a full or closed disk, too many files, a reader that went away.
 _REFUSALS = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.EPIPE),
@@ -50,7 +50,7 @@ def _stop(number: int, _: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def exit_on_error() -> Iterator[None]:
-    """Turn every error, Ctrl-C and a closed pipe into a message and an exit code, without a traceback."""
+    """Turn every error, Ctrl-C and a closed pipe into a message and, by raising Exit, an exit code."""
     # A scheduler ends a job with SIGTERM, a closed terminal with SIGHUP: the same orderly stop as Ctrl-C.
     before = {number: signal.getsignal(number) for number in _STOPS}
     for number, handler in before.items():
@@ -83,13 +83,13 @@ def exit_on_error() -> Iterator[None]:
 def _check_streams() -> None:
     """Make streams take every text; raises MachineError where standard output is closed."""
     if sys.stderr is None:
-        # What has no reader may be lost; nothing else may get its number.
+        # Keep descriptor 2 occupied, so that no later file opens as stderr.
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
     if sys.stdout is None:
         raise MachineError("standard output is closed", hint="send it to a file, or to /dev/null")
     if isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr.reconfigure(errors="backslashreplace")
-    # What an encoding lacks becomes a sign that it has, which keeps the columns of a table.
+    # A sign that the encoding lacks becomes one that it has, which keeps the columns of a table.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors=LIKENESS)
 
@@ -97,7 +97,7 @@ def _check_streams() -> None:
 def _end_of(error: BaseException) -> tuple[str, int]:
     """Return what to say of the error that ended a command, which may be nothing, and its exit code."""
     if isinstance(error, KeyboardInterrupt):
-        # Whoever has something to go on with says so by an error of its own.
+        # Resumable runs raise RunInterruptedError instead.
         return "", _BY_SIGNAL + (error.number if isinstance(error, StopSignal) else signal.SIGINT)
     if isinstance(error, OSError) and error.errno == errno.EPIPE and _reader_is_gone():
         return "", _BY_SIGNAL + signal.SIGPIPE
@@ -184,7 +184,7 @@ def demand_without(name: str, given: bool, **options: object) -> None:
     if given and (typed := [option for option, value in options.items() if value]):
         found = ", ".join(f"--{option}" for option in typed)
         raise InputError(
-            "two questions at once", place=name, found=found, allowed=f"{name}, or {found}, alone"
+            "options exclude each other", place=name, found=found, allowed=f"{name}, or {found}, alone"
         )
 
 

@@ -44,7 +44,7 @@ class PredictRequest(Frozen):
     tokens: float | None
     days: float | None
     prices: tuple[float, ...]
-    """Of a device for an hour, in any currency: one for all GPUs or one for each, or none."""
+    """Prices of a device for an hour, in any currency: one for all GPUs or one for each, or none."""
 
 
 def predict(root: Path, request: PredictRequest, *, as_json: bool) -> int:

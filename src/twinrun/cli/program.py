@@ -1,17 +1,20 @@
-"""What Invoke reads of a command line: usage errors that end with 2, and help that starts nothing.
+"""The command line: usage errors that end with 2, and help that starts nothing.
 
-Invoke ends with 1 where it cannot read a command line. Here 1 says that a claim does not hold, so the words
-after a command are checked before Invoke reads them.
+Invoke ends with 1 where it cannot read a command line. Here 1 says that a claim does not hold, so its
+ParseError becomes an InputError. It takes an unknown option for a word, and an option twice: those are
+refused before.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from invoke import __version__, main
+from invoke import main
 from invoke.collection import Collection
 from invoke.exceptions import Exit, ParseError
 from invoke.parser import Parser
@@ -20,6 +23,7 @@ from invoke.parser.context import ParserContext, to_flag
 from invoke.program import Program
 from invoke.tasks import task
 
+from twinrun import __version__
 from twinrun.cli.console import exit_on_error
 from twinrun.foundation.errors import InputError, closest, require_known
 
@@ -82,6 +86,14 @@ class Commands(Program):
                 hint = "`invoke --help` lists the commands; options follow them"
                 raise InputError(f"no such line of options: {error}", place="invoke", hint=hint) from None
 
+    def parse_collection(self) -> None:
+        """Read tasks.py; help without a command lists the commands, outside a checkout too."""
+        if self.args.help.value is True:
+            # Invoke would print its help before it has read any command.
+            self.print_help()
+            raise Exit
+        super().parse_collection()
+
     def load_collection(self) -> None:
         """Read tasks.py; raises Exit with 2 where there is none."""
         with exit_on_error():
@@ -109,8 +121,14 @@ class Commands(Program):
                     self.args.help.value = words[0]
                     self.core.unparsed.clear()
                 else:
-                    words[1:] = check_words(self.known[words[0]], words[1:])
-        super().parse_tasks()
+                    refuse_options(self.known[words[0]], words[1:])
+                    words += implied(self.known[words[0]], words[1:])
+            try:
+                super().parse_tasks()
+            except ParseError as error:
+                raise _explained(error, self.known[words[0]]) from None
+            if len(self.tasks) > 1:
+                raise _one_word_too_many(self.known[words[0]], str(self.tasks[1].name))
 
     def parse_cleanup(self) -> None:
         """Print help or a list where it was asked for."""
@@ -131,8 +149,15 @@ class Commands(Program):
         require_known(self.args["list-format"].value, LIST_FORMATS, "unknown format", place="--list-format")
 
     def print_help(self) -> None:
-        """Print how commands are written, and which there are."""
+        """Print how commands are written, and those of this checkout or else of the package's own."""
         print("Usage: invoke COMMAND [--options]; invoke COMMAND --help explains one\n")
+        try:
+            super().load_collection()
+        except Exit:
+            self.args["search-root"].value = str(Path(__file__).resolve().parents[3])
+            self.load_collection()
+        self.list_root, self.list_depth, self.list_format = None, None, "flat"
+        self.scoped_collection = self.collection
         self.list_tasks()
 
     def print_task_help(self, name: str) -> None:
@@ -144,41 +169,39 @@ class Commands(Program):
             self.print_columns(rows)
 
 
-def check_words(context: ParserContext, words: Sequence[str]) -> list[str]:
-    """Return the words after a command with those that its options imply.
+def refuse_options(context: ParserContext, words: Sequence[str]) -> None:
+    """Refuse options of which Invoke would make something else; raises InputError.
 
-    Raises:
-        InputError: a word that the command does not take, or one that it misses.
+    Those are unknown ones, one given twice, one without its value, and a value for one that takes none.
     """
     given: set[str] = set()
-    free = len(context.positional_args)
     rest = iter(words)
     for word in rest:
-        if word.startswith("-") and word != "-":
-            flag, equals, value = word.partition("=")
-            argument = _option(context, flag, given)
-            if argument.takes_value and not equals:
-                value = next(rest, "")
-            _check_value(context, argument, flag, value if argument.takes_value else equals and word)
-        elif free:
-            free -= 1
-        else:
-            raise InputError("one word too many", place=usage(context), found=word, hint=_see_help(context))
-    implied = [word for flag, word in IMPLIED.get(str(context.name), {}).items() if flag in words]
-    free -= len(implied := implied[:free])
-    if free:
-        missing = [str(one.name).upper() for one in context.positional_args[-free:]]
-        raise InputError(
-            f"{' and '.join(missing)} {'is' if free == 1 else 'are'} missing",
-            place=f"invoke {context.name}",
-            allowed=usage(context),
-            hint=_see_help(context),
-        )
-    return [*words, *implied]
+        flag, equals, value = word.partition("=")
+        if not flag.startswith("-") or flag == "-":
+            continue
+        argument = _option(context, flag)
+        if argument.takes_value and not equals:
+            value = next(rest, "")
+        if argument.takes_value and (not value or value in context.flags):
+            found = value or "nothing"
+            raise InputError("this option needs a value", place=flag, found=found, allowed=argument.help)
+        if equals and not argument.takes_value:
+            raise InputError("this option takes no value", place=flag, found=word)
+        if argument.kind is not list and argument.name in given:
+            raise InputError("given twice", place=flag, hint="leave one of the two out")
+        given.add(str(argument.name))
 
 
-def _option(context: ParserContext, flag: str, given: set[str]) -> Argument:
-    """Return the option called `flag`; raises InputError for none, and for one that is given twice."""
+def implied(context: ParserContext, words: Sequence[str]) -> list[str]:
+    """Return the word of a command that one of its options implies where it is left out."""
+    flags = IMPLIED.get(str(context.name), {})
+    alone = all(word.startswith("-") for word in words[:1])
+    return [word for flag, word in flags.items() if flag in words and alone]
+
+
+def _option(context: ParserContext, flag: str) -> Argument:
+    """Return the option called `flag`; raises InputError for none."""
     # Words have a place and no name: one way to say a thing.
     known = sorted(name for name, one in context.flags.items() if not one.positional)
     if flag not in {*known, *(LETTERS[name] for name in known if name in LETTERS)}:
@@ -190,19 +213,28 @@ def _option(context: ParserContext, flag: str, given: set[str]) -> Argument:
             hint=closest(flag, known) or _see_help(context),
         )
     argument: Argument = context.flags[flag]
-    if argument.kind is not list and argument.name in given:
-        raise InputError("given twice", place=flag, hint="leave one of the two out")
-    given.add(str(argument.name))
     return argument
 
 
-def _check_value(context: ParserContext, argument: Argument, flag: str, value: str) -> None:
-    if argument.takes_value and (not value or value in context.flags):
-        raise InputError(
-            "this option needs a value", place=flag, found=value or "nothing", allowed=argument.help
-        )
-    if not argument.takes_value and value:
-        raise InputError("this option takes no value", place=flag, found=value)
+def _explained(error: ParseError, context: ParserContext) -> InputError:
+    """Return what Invoke could not read of the words of a command: one is missing, or one is too many."""
+    read: ParserContext = error.context or context
+    if read.name != context.name:
+        return _one_word_too_many(context, str(read.name))
+    if not (lacking := read.missing_positional_args):
+        found = re.search(r"No idea what '(.*)' is!", str(error), re.DOTALL)
+        return _one_word_too_many(context, found[1] if found else str(error))
+    missing = [str(one.name).upper() for one in lacking]
+    return InputError(
+        f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing",
+        place=f"invoke {context.name}",
+        allowed=usage(context),
+        hint=_see_help(context),
+    )
+
+
+def _one_word_too_many(context: ParserContext, word: str) -> InputError:
+    return InputError("one word too many", place=usage(context), found=word, hint=_see_help(context))
 
 
 def _see_help(context: ParserContext) -> str:
@@ -211,7 +243,7 @@ def _see_help(context: ParserContext) -> str:
 
 def start() -> None:
     """Run the command line; the program `invoke` of this distribution, which replaces that of Invoke."""
-    Commands(name="Invoke", binary="inv[oke]", binary_names=["invoke", "inv"], version=__version__).run()
+    Commands(name="twinrun", binary="inv[oke]", binary_names=["invoke", "inv"], version=__version__).run()
 
 
 def take_over() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twinrun.cli import consent
 from twinrun.cli.console import print_json
 from twinrun.foundation.errors import InputError, RunInterruptedError
 from twinrun.foundation.terminal import say
@@ -17,10 +16,23 @@ from twinrun.runs.selection import Request, Selection, select
 from twinrun.workloads.settings import NOT_RECORDED
 
 if TYPE_CHECKING:
-    from twinrun.report.trackers import ChosenTracker
-    from twinrun.results.record import Record
+    from twinrun.export.trackers import ChosenTracker
+    from twinrun.results.finished_run import FinishedRun
 
 __all__ = ["Request", "data", "run"]
+
+
+import shlex
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from twinrun.foundation.errors import MachineError
+from twinrun.foundation.text import GIB, duration, number, plain
+from twinrun.runs.launches import commands_of
+from twinrun.runs.preconditions import demand_memory
+from twinrun.workloads.workload import Point
 
 
 def run(
@@ -40,61 +52,59 @@ def run(
     selection = select(project, request)
     if request.dry:
         _print_plan(project, selection, as_json=as_json)
-        consent.warn(selection)
+        warn(selection)
         return 0
     _print_choices(selection)
     if detach and selection.site is None:
         hint = "add --cluster SITE; on this machine a run ends with the command that started it"
         raise InputError("nothing would go on with the run", place="--detach", found="no site", hint=hint)
-    from twinrun.cli.records import offer, write_run_report
-    from twinrun.foundation.files import write_atomically
+    from twinrun.export.check_files import write_check_files
+    from twinrun.report.form import offer
+    from twinrun.report.page import write_report
     from twinrun.results.verdicts import FAILURES
     from twinrun.runs.progress import Display
     from twinrun.runs.run import execute
 
     demand_ready(project, selection, out=(out or root / "runs").absolute())
-    consent.ask(selection, yes=yes)
+    ask(selection, yes=yes)
     with Display() as display:
-        record, folder = execute(
-            project=project, selection=selection, out=out, resume=resume, display=display, detach=detach
-        )
-    if record is None:
+        finished = execute(project, selection, out=out, resume=resume, display=display, detach=detach)
+    if isinstance(finished, Path):
         from twinrun.cli.jobs import say_pending
 
-        say_pending(folder, as_json=as_json)
+        say_pending(finished, as_json=as_json)
         return 0
-    page = write_run_report(project, record, folder / "report.html")
-    for name, text in record.workload.show(record.shown()).files.items():
-        write_atomically(folder / name, text)
-    form = offer(project, record, folder)
+    report = write_report(finished.folder / "report.html", finished)
+    write_check_files(finished)
+    form = offer(finished)
     if as_json:
-        print_json(summary(record, folder))
+        print_json(summary(finished))
     else:
-        _show(project, record, page)
+        _show(finished, report)
         say(form, end="")
-    _track(project, record, folder, chosen)
-    failed = any(check.outcome == "fail" for point in record.points for check in point.checks)
-    return int(failed or any(verdict.final in FAILURES for verdict in record.verdicts))
+    _track(finished, chosen)
+    failed = any(check.outcome == "fail" for point in finished.record.points for check in point.checks)
+    return int(failed or any(verdict.final in FAILURES for verdict in finished.record.verdicts))
 
 
 def _trackers(text: str) -> tuple[ChosenTracker, ...]:
     """Return the trackers that `--track` names; what they need is slow to import."""
     if not text:
         return ()
-    from twinrun.report.trackers import choose_trackers
+    from twinrun.export.trackers import choose_trackers
 
     return choose_trackers(text)
 
 
-def _track(project: Project, record: Record, folder: Path, chosen: Sequence[ChosenTracker]) -> None:
+def _track(finished: FinishedRun, chosen: Sequence[ChosenTracker]) -> None:
     """Write the run for each tracker, and say how it is opened."""
     if not chosen:
         return
-    from twinrun.report.tracking import tracked_run
+    from twinrun.export.tracked_run import tracked_run
 
-    run = tracked_run(record, folder, project.metrics)
+    run = tracked_run(finished)
     for name, tracker in chosen:
-        say(f"{name}: {tracker.write(folder / 'trackers' / name, run)}", file=sys.stderr)
+        say(f"{name}: {tracker.write(finished.folder / 'trackers' / name, run)}", file=sys.stderr)
 
 
 def _print_choices(selection: Selection) -> None:
@@ -104,55 +114,52 @@ def _print_choices(selection: Selection) -> None:
     differences = selection.plan.differences
     for item in differences:
         if item.found != NOT_RECORDED:
-            say(f"differs   {item.field} is {item.found}, published {item.published}", file=sys.stderr)
+            say(f"differs   {item}", file=sys.stderr)
     if absent := [item.field for item in differences if item.found == NOT_RECORDED]:
         say(f"differs   published, and nothing of this run: {', '.join(absent)}", file=sys.stderr)
 
 
 def _print_plan(project: Project, selection: Selection, *, as_json: bool) -> None:
-    from twinrun.cli import dry
     from twinrun.report.terminal import show
 
     if as_json:
         _print_choices(selection)
-        print_json(dry.everything(project, selection))
+        print_json(everything(project, selection))
     else:
-        show(dry.page(project, selection))
+        show(page(project, selection))
 
 
-def summary(record: Record, folder: Path) -> dict[str, object]:
+def summary(run: FinishedRun) -> dict[str, object]:
     """Return what `--json` prints: where the record is, its points and verdicts."""
     from twinrun.report.words import headline
 
+    record = run.record
     numbers = {"id", "nodes", "devices", "cards", "hosts", "measurements", "checks", "facts"}
     return {
         "headline": headline(record),
         "run": record.run,
-        "record": str(folder / "record.json"),
-        "report": str(folder / "report.html"),
+        "record": str(run.file),
+        "report": str(run.folder / "report.html"),
         "points": [point.model_dump(mode="json", include=numbers) for point in record.points],
         "verdicts": [one.model_dump() | {"final": one.final, "why": one.why} for one in record.verdicts],
     }
 
 
-def _show(project: Project, record: Record, page: Path) -> None:
-    from twinrun.report.tables import beside_published, record_tables, verdict_table
+def _show(run: FinishedRun, report: Path) -> None:
+    from twinrun.report.tables import run_tables, verdict_table
     from twinrun.report.terminal import show
     from twinrun.report.words import headline
-    from twinrun.workloads.workload import PictureContext
 
-    say(headline(record))
+    say(headline(run.record))
     say()
-    if record.verdicts:
-        show(verdict_table(record.verdicts))
-    show(record_tables(record))
-    recipe = project.recipe(record.plan.recipe)
-    show(beside_published(record, PictureContext(recipe=recipe, gpus=project.gpus)))
-    say(f"report: {page}")
+    if run.record.verdicts:
+        show(verdict_table(run.record.verdicts))
+    show(run_tables(run))
+    say(f"report: {report}")
 
 
 def data(root: Path, name: str, *, recipe: str, engine: str, files: int | None, endpoint: str | None) -> None:
-    """Fetch and prepare a data set, or fetch a model, and print its folder."""
+    """Fetch and prepare a data set, or fetch a model, and print its folder; raises as `acquire` does."""
     from twinrun.runs.data import acquire
     from twinrun.runs.models import fetch_model
     from twinrun.runs.progress import Display
@@ -170,3 +177,139 @@ def data(root: Path, name: str, *, recipe: str, engine: str, files: int | None, 
     except KeyboardInterrupt:
         raise RunInterruptedError("stopped", place=name, hint="the same command goes on from here") from None
     say(folder)
+
+
+def everything(project: Project, selection: Selection) -> dict[str, object]:
+    """Return the plan, the choices, and every command with its variables."""
+    plan = selection.plan
+    return {
+        "plan_sha256": plan.sha256(),
+        "plan": plan.model_dump(mode="json"),
+        "choices": [choice.model_dump() for choice in selection.choices],
+        "attested": [
+            wheel.model_dump(mode="json") for wheel in selection.stack.attested_wheels(project.root)
+        ],
+        **commands_of(project, selection),
+    }
+
+
+def page(project: Project, selection: Selection) -> RenderableType:
+    """Return what was chosen, the points, how the run differs, and what starts the first point's ranks."""
+    recipe, plan = selection.recipe.recipe, selection.plan
+    parts: list[RenderableType] = [Text(f"{recipe.title}\n{recipe.question}\n"), _choices(selection)]
+    parts += [Text(""), _points(selection), *_unsaid(selection)]
+    if plan.differences:
+        parts += [Text(""), _differences(selection)]
+    if wheels := selection.stack.attested_wheels(project.root):
+        parts += [Text(""), Text("\n".join(map(str, wheels)))]
+    parts += [Text(""), Text(_starts(project, selection), overflow="fold"), Text("")]
+    parts.append(
+        Text("Nothing was started. --dry --json prints the whole plan, with lines to paste into a shell.")
+    )
+    return Group(*parts)
+
+
+def _choices(selection: Selection) -> Table:
+    table = Table("chosen", "", "because", box=None, pad_edge=False)
+    for choice in selection.choices:
+        table.add_row(choice.name, Text(choice.value), Text(choice.because))
+    return table
+
+
+def _points(selection: Selection) -> Table:
+    heads = ("point", "nodes", "devices a node", "time", "predicted: a step", "memory of a device")
+    table = Table(*heads, box=None, pad_edge=False)
+    for point in selection.plan.points:
+        seconds = "not estimated" if point.seconds is None else f"about {duration(point.seconds)}"
+        counts = (f"{point.nodes:,}", f"{point.devices_per_node:,}")
+        table.add_row(point.id, *counts, seconds, *_predicted(point))
+    return table
+
+
+def _predicted(point: Point) -> tuple[str, str]:
+    """Return time and memory of the first attempt."""
+    if not point.predicted:
+        return "-", "-"
+    first = point.predicted[0]
+    memory = f"{number(first.memory_bytes / GIB)} GiB"
+    if first.seconds is None or first.covers is None:
+        return "cannot say", memory
+    low, high = map(number, first.covers)
+    return f"{number(first.seconds)} s ({low} to {high})", memory
+
+
+def _unsaid(selection: Selection) -> list[Text]:
+    """Return why the time of a step cannot be said."""
+    reasons = (one.unknown for point in selection.plan.points for one in point.predicted[:1])
+    return [Text(f"Cannot say: {reason}.") for reason in dict.fromkeys(reasons) if reason]
+
+
+def _differences(selection: Selection) -> Table:
+    table = Table("differs", "here", "published", box=None, pad_edge=False)
+    for one in selection.plan.differences:
+        table.add_row(one.field, Text(plain(one.found)), Text(plain(one.published)))
+    return table
+
+
+def _starts(project: Project, selection: Selection) -> str:
+    """Return what is given to the scheduler, or started on the first node, for the first point."""
+    rendered, point = commands_of(project, selection), selection.plan.points[0].id
+    scripts, commands = rendered.get("scripts"), rendered.get("commands")
+    if isinstance(scripts, dict):
+        return f"The scheduler gets for {point}:\n{scripts[point]['script']}"
+    assert isinstance(commands, dict)
+    return f"Ranks of {point} are started by:\n{shlex.join(commands[point][0]['arguments'])}"
+
+
+# Without a question.
+LONG_SECONDS = 900.0
+
+
+def ask(selection: Selection, *, yes: bool) -> None:
+    """Ask whether a run that takes long on a processor is to start.
+
+    Args:
+        yes: the answer was given as an option.
+
+    Raises:
+        InputError: there is no terminal to ask on.
+        RunInterruptedError: the answer is no.
+    """
+    seconds = _long(selection)
+    if yes or seconds is None:
+        return
+    text = f"about {duration(seconds)} on a processor, estimated"
+    if not sys.stdin.isatty():
+        raise InputError(
+            "a run of this length is started only after a question, and there is no terminal to ask on",
+            place="invoke run",
+            found=text,
+            allowed=f"up to {duration(LONG_SECONDS)} without a question",
+            hint="--yes starts it; `--scale smoke` as the recipe has it takes about a minute",
+        )
+    sys.stderr.write(f"this takes {text}; start it? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise RunInterruptedError("not started", hint="--yes starts it without a question")
+
+
+def warn(selection: Selection) -> None:
+    """Print what stands against a plan that is only printed."""
+    if (seconds := _long(selection)) is not None:
+        print(
+            f"warning   about {duration(seconds)} on a processor: the run starts only with --yes",
+            file=sys.stderr,
+        )
+    try:
+        if selection.site is None:
+            demand_memory(selection)
+    except MachineError as error:
+        print(
+            f"warning   {error.place} would be refused here: {error.found}; {error.allowed}", file=sys.stderr
+        )
+
+
+def _long(selection: Selection) -> float | None:
+    """Return the estimated seconds on a processor, None for a run that starts without a question."""
+    seconds = sum(point.seconds or 0.0 for point in selection.plan.points)
+    return None if selection.plan.gpu or selection.accelerator or seconds <= LONG_SECONDS else seconds

@@ -19,7 +19,7 @@ from twinrun.manifests.vendor import load_gpus
 
 
 def cluster(root: Path, what: str, *, nodes: int, mounts: Sequence[Path]) -> None:
-    """Start, list or remove the cluster on this machine, and print its nodes."""
+    """Start, list or remove the cluster on this machine, and print its nodes; raises InputError."""
     if what == "up":
         found = local_cluster.up(
             root, nodes=nodes, mounts=tuple(mounts), say=lambda line: say(line, file=sys.stderr)

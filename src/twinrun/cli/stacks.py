@@ -78,6 +78,9 @@ def doctor(
 
     Args:
         stack: run the checks of this stack instead.
+
+    Raises:
+        InputError: options exclude each other, or there is no such stack or site.
     """
     if cluster:
         from twinrun.cli import sites

@@ -16,7 +16,7 @@ SHARED_MEMORY = "16g"
 TEMPORARY_FOLDER, TEMPORARY_SIZE = "/tmp", "8g"  # noqa: S108
 _TEMPORARY = {TEMPORARY_FOLDER: f"rw,exec,size={TEMPORARY_SIZE}"}
 WORKING_FOLDER = "/twinrun/project"
-# What every container of ours carries, so that they are told from others on the machine.
+# Every container of ours carries this label, which tells it from others on the machine.
 LABEL = "dev.twinrun.container"
 
 

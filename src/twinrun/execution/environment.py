@@ -13,6 +13,7 @@ from twinrun.foundation.files import sha256_of_bytes, sha256_of_file
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import without_credentials
 from twinrun.manifests.stack import LoadedStack, normalise, pins
+from twinrun.protocol.machine import Revision
 
 # Standard library only: it runs in every environment, whatever is installed there.
 _PROGRAM = """
@@ -30,14 +31,6 @@ class PythonEnvironment(Frozen):
 
     python: str
     packages: dict[str, str]
-
-
-class Revision(Frozen):
-    """The state of the project's own files."""
-
-    commit: str | None
-    changes_sha256: str | None
-    """Digest of the uncommitted difference; null when there is none."""
 
 
 def inspect(engine: Engine) -> PythonEnvironment:
@@ -78,7 +71,7 @@ def revision(root: Path) -> Revision:
     )
 
 
-# What the user's configuration may change about a difference is fixed here.
+# Options that the user's configuration may set for a difference are fixed here.
 _DIFFERENCE = (
     *("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "--full-index"),
     *("--src-prefix=a/", "--dst-prefix=b/", "HEAD"),

@@ -19,7 +19,7 @@ _SEEN = "verified"
 _WALKED = ("lib/", "bin/")
 # Endings of what Python executes, or takes its search path from.
 _EXECUTED = (".py", ".so", ".pth", ".pyc", ".egg-link", "RECORD")
-# What no wheel brings to an environment that was made before its seal held digests.
+# Files that no wheel brings to an environment that was made before its seal held digests.
 _UNSEALED = ("activate_this.py", "_virtualenv.py", "_virtualenv.pth", "RECORD")
 
 

@@ -26,7 +26,7 @@ OBJECTS, INDEX = "objects", "kernels.json"
 ENTRY = "entry"
 # A package with this module can leave each kernel to its first call: `--first-use` looks for compilers alone.
 UNITS = "units"
-# What the emulation on a processor is called among architectures.
+# Name of the emulation on a processor among architectures.
 PROCESSOR = "cpu"
 
 

@@ -14,7 +14,7 @@ from twinrun.manifests.cluster import LoadedSite, Site
 _FIELD = re.compile(r"(\w+)=(\S*)")
 _ANSWER_SECONDS = 60
 _OUT_OF_SERVICE = re.compile("DOWN|DRAIN|FAIL|FUTURE")
-# What Slurm and munge say of a key or a clock that is not the controller's, or of a munge that is not there.
+# Slurm and munge say this of a key or clock unlike the controller's, and of a munge that does not run.
 _DISTRUST = re.compile(r"authentication error|munge (en|de)code failed|invalid credential", re.IGNORECASE)
 # Where a job is in no state that it leaves by itself.
 ENDED = {

@@ -32,7 +32,7 @@ class Downloads:
     """The wheels that uv has announced, and those that it has."""
 
     total_bytes: int | None = None
-    """Of all, where it is known before."""
+    """Bytes of all files, where they are known before."""
     announced: dict[str, int] = field(default_factory=dict)
     ended: set[str] = field(default_factory=set)
 

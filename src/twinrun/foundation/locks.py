@@ -11,7 +11,7 @@ from filelock import FileLock
 
 from twinrun.foundation.errors import MachineError
 
-# What NFS without its lock daemon, Lustre without `flock` and several user-space file systems answer.
+# NFS without its lock daemon, Lustre without `flock` and several user-space file systems answer so.
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
 
 

@@ -20,7 +20,7 @@ from twinrun.foundation.files import IrregularFileError, parse_json, read_regula
 
 # Manifests are written by people: the largest of ours is under 10 kB.
 MAX_MANIFEST_BYTES = 1_000_000
-# What programs write: records of long runs, with their curves, are a few megabytes.
+# Programs write larger files: records of long runs, with their curves, are a few megabytes.
 MAX_JSON_BYTES = 256_000_000
 
 

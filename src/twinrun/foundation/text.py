@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
+GIB, MIB, TERA = 1 << 30, 1 << 20, 1e12
 _ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/?#\s]+@")
 # An address with a host; a key is no address.
 _HOST = re.compile(
@@ -67,8 +68,8 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-# What moves a cursor, hides text or turns its order: controls but for tab and newline, marks of direction,
-# separators that some programs take for a newline, what has no width, and halves of characters.
+# Characters that move a cursor, hide text or turn its order: controls but for tab and newline, marks of
+# direction, separators that some programs take for a newline, what has no width, and halves of characters.
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )

@@ -15,9 +15,10 @@ from twinrun.foundation.errors import RunError, RunInterruptedError
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.processes import last_lines
 from twinrun.machine.architecture import misfit, refuse_misfit
-from twinrun.machine.inventory import Machine, detect
+from twinrun.machine.inventory import detect
 from twinrun.manifests.stack import LoadedStack, load_stack, normalise, pins
 from twinrun.manifests.vendor import Vendor, load_gpus, load_vendors
+from twinrun.protocol.machine import Machine
 
 COMMON = Path("images") / "checks"
 # A check may print a table of all kernels.

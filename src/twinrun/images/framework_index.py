@@ -20,14 +20,14 @@ from twinrun.manifests.attestation import Attestation
 SECONDS = 20
 _HASH = re.compile(r"sha256=([0-9a-f]{64})")
 
-State = Literal["verified", "differs", "without a hash", "missing"]
+IndexState = Literal["verified", "differs", "without a hash", "missing"]
 
 
 class IndexAnswer(Frozen):
     """What the index says of an attested wheel."""
 
     wheel: Attestation
-    state: State
+    state: IndexState
     found: str | None
     """The hash that the index gives, where it gives one."""
 
@@ -46,7 +46,7 @@ class _Links(HTMLParser):
             self.files[unquote(address.path.rpartition("/")[2])] = found[1] if found else None
 
 
-def verify(attested: tuple[Attestation, ...], *, index: str) -> tuple[IndexAnswer, ...]:
+def verify_index(attested: tuple[Attestation, ...], *, index: str) -> tuple[IndexAnswer, ...]:
     """Return what the index says of each attested wheel.
 
     Args:
@@ -77,8 +77,8 @@ def _answers(
     for wheel in attested:
         page = pages[wheel.package()]
         found = page.get(wheel.file)
-        states: dict[bool, State] = {True: "verified", False: "differs"}
-        absent: State = "without a hash" if wheel.file in page else "missing"
+        states: dict[bool, IndexState] = {True: "verified", False: "differs"}
+        absent: IndexState = "without a hash" if wheel.file in page else "missing"
         yield IndexAnswer(wheel=wheel, state=states[found == wheel.sha256] if found else absent, found=found)
 
 
@@ -115,7 +115,7 @@ def _unreachable(address: str, error: Exception) -> MachineError:
     return MachineError(
         "the framework's package index is out of reach",
         place=host_alone(address),
-        # What says that an address is wrong repeats parts of it.
+        # The message that an address is wrong repeats parts of it.
         found=str(error) if isinstance(error, OSError) else "no valid address",
         hint="check the network, or name a mirror with --index or TWINRUN_INDEX",
     )

@@ -13,7 +13,7 @@ from twinrun.execution.engines.docker import ContainerEngine
 from twinrun.foundation.errors import InputError, RunError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import validate
-from twinrun.images.inventory import ImageInventory, PackageInventory, inventory_page, lock_differences
+from twinrun.images.inventory import ImageInventory, PackageInventory, differences_from_lock, inventory_page
 from twinrun.images.sbom import sbom_json
 from twinrun.machine import daemon
 from twinrun.manifests.stack import LoadedStack
@@ -44,7 +44,7 @@ def write_inventory(
         RunError: the program failed in the image, or the image is not what the stack's locks say.
     """
     inventory = inspect_image(client=client, image=image, stack=stack, root=root)
-    differences = lock_differences(inventory, stack, root)
+    differences = differences_from_lock(inventory, stack, root)
     if differences:
         raise RunError("the image is not what its locks say", place=image, found=differences)
     texts = {

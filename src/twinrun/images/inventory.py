@@ -75,7 +75,7 @@ def installed_alternatives(inventory: ImageInventory, stack: LoadedStack) -> tup
     return tuple(pin for pin in stack.stack.alternative if pin.requirement in installed)
 
 
-def lock_differences(inventory: ImageInventory, stack: LoadedStack, root: Path) -> list[str]:
+def differences_from_lock(inventory: ImageInventory, stack: LoadedStack, root: Path) -> list[str]:
     """Return what the image has in another version than locks and stack.toml, absent and unknown too.
 
     Kernels are in no lock of packages.

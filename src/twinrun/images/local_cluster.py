@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from twinrun.execution.container import LABEL
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import write_atomically
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
 
 NAME = "twinrun-cluster"
-LABEL = "dev.twinrun.container"
 MOST_NODES = 32
 _READY_SECONDS = 60.0
 _SHARED_MEMORY = "1g"

@@ -13,7 +13,7 @@ from twinrun.foundation.errors import InputError, MachineError, require_known
 from twinrun.foundation.files import write_together
 from twinrun.foundation.manifest import Frozen
 from twinrun.images.apt_archive import open_archive
-from twinrun.images.framework_index import IndexAnswer, verify
+from twinrun.images.framework_index import IndexAnswer, verify_index
 from twinrun.images.resolution import resolve_python, resolve_system
 from twinrun.images.root_filesystem import make_base
 from twinrun.manifests.locks import (
@@ -56,7 +56,7 @@ _EFFECTS = (
     ("libc6*|libstdc++*|libgcc*", "system libraries below everything"),
     ("python3*|libpython3*", "interpreter"),
 )
-State = Literal["stale", "gone", "unverified", "attested", "verified", "out of reach"]
+PinState = Literal["stale", "gone", "unverified", "attested", "verified", "out of reach"]
 # Lock file to its part; every other one has Python packages.
 _PARTS = {"apt.lock": "system", "image.lock": "system"}
 
@@ -136,7 +136,7 @@ def _answers(stack: Stack, index: str | None) -> tuple[IndexAnswer, ...]:
     if not index:
         return ()
     try:
-        return verify(stack.attested, index=index)
+        return verify_index(stack.attested, index=index)
     except MachineError:
         return ()
 
@@ -248,7 +248,7 @@ class PinFinding(Frozen):
 
     pin: str
     """Lock file and name."""
-    state: State
+    state: PinState
     detail: str
 
     def __str__(self) -> str:

@@ -21,7 +21,7 @@ from twinrun.images.plan import BuildPlan
 from twinrun.manifests.locks import AptLock
 from twinrun.manifests.stack import Stack
 
-# What some releases of mmdebstrap add of their own.
+# Files that some releases of mmdebstrap add of their own.
 _ADDED = (
     *("etc/apt/sources.list", "etc/apt/apt.conf.d/99mmdebstrap", "var/lib/apt/extended_states"),
     *("lib32", "libx32", "usr/lib32", "usr/libx32"),

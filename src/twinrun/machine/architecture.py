@@ -6,9 +6,8 @@ import re
 from collections.abc import Sequence
 
 from twinrun.foundation.errors import MachineError
-from twinrun.machine.devices import Device
-from twinrun.machine.inventory import Machine
 from twinrun.manifests.vendor import Gpu, Vendor
+from twinrun.protocol.machine import Device, Machine
 
 Version = tuple[int, int]
 

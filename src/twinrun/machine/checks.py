@@ -19,12 +19,13 @@ from uv import find_uv_bin
 
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.manifest import Frozen
+from twinrun.foundation.text import GIB
 from twinrun.machine import daemon
-from twinrun.machine.devices import Device, Discovery
+from twinrun.machine.devices import Discovery
 from twinrun.machine.probes import matching_files
 from twinrun.manifests.vendor import Gpu, Vendor
+from twinrun.protocol.machine import Device
 
-GIB = 1 << 30
 # Two ranks that import the framework, and the file cache; an estimate, so that less is only a warning.
 MEMORY_BYTES = 8 * GIB
 # Collective libraries and data loaders exchange through it; container engines give 64 MiB unless told more.

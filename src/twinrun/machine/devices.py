@@ -12,24 +12,10 @@ from twinrun.foundation.errors import MachineError
 from twinrun.foundation.manifest import Frozen
 from twinrun.machine.probes import ProbedDevice, ProbeTimeoutError, available, parse_output, run_probe
 from twinrun.manifests.vendor import Gpu, Probe, Vendor
+from twinrun.protocol.machine import Device
 
 # Probed over nominal memory: 1.006 (48 GB less error correction) to 1.074 (a GB taken as 2^30 bytes).
 MEMORY_RATIO = (0.97, 1.09)
-
-
-class Device(Frozen):
-    """What the framework sees as one GPU: a die, where a card has several."""
-
-    index: int
-    """Place in the probe's list, counted before any variable hides devices."""
-    name: str
-    """Name that the probe prints."""
-    gpu: str | None
-    """Row of images/gpus.toml; null for a model, or a part of one, that has no row."""
-    arch: str | None
-    memory_bytes: int | None
-    unique_id: str | None
-    driver: str | None
 
 
 class ProbeResult(Frozen):
@@ -70,7 +56,7 @@ def discover(vendor: Vendor, gpus: dict[str, Gpu]) -> Discovery:
             timed_out.add(program)
         if probed:
             devices = [_device(index, one, vendor, gpus) for index, one in enumerate(probed)]
-            indices, masks = visible([one.unique_id for one in probed], vendor.hidden_by, os.environ)
+            indices, masks = visible_devices([one.unique_id for one in probed], vendor.hidden_by, os.environ)
             return Discovery(
                 devices=tuple(devices[index] for index in indices), probes=tuple(results), masks=tuple(masks)
             )
@@ -118,7 +104,7 @@ def _fits(device: ProbedDevice, gpu: Gpu, vendor: Vendor) -> bool:
     )
 
 
-def visible(
+def visible_devices(
     identifiers: Sequence[str | None], groups: Sequence[Sequence[str]], environment: Mapping[str, str]
 ) -> tuple[list[int], list[str]]:
     """Return the indices of the devices that `environment` leaves, and what each variable does.

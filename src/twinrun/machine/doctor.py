@@ -14,8 +14,8 @@ from twinrun.foundation.cache import COMPLETE, cache_root, environment_folder
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.processes import last_lines
+from twinrun.foundation.text import GIB
 from twinrun.machine.checks import (
-    GIB,
     HostCheck,
     check_device_files,
     check_devices,

@@ -9,25 +9,9 @@ import re
 from pathlib import Path
 
 from twinrun.foundation.errors import InputError, MachineError, require_known
-from twinrun.foundation.manifest import Frozen
-from twinrun.machine.devices import Device, discover
+from twinrun.machine.devices import discover
 from twinrun.manifests.vendor import Vendor, load_gpus, load_vendors
-
-
-class Machine(Frozen):
-    """One host, and the devices of one vendor on it."""
-
-    vendor: str
-    devices: tuple[Device, ...]
-    driver: str | None
-    host: str
-    cpu: str
-    cpu_count: int
-    """Processors this process may run on."""
-    memory_bytes: int
-    kernel: str
-    probe: str
-    """Which probes were tried and what they answered."""
+from twinrun.protocol.machine import Device, Machine
 
 
 def detect(root: Path, *, vendor: str | None = None) -> Machine:

@@ -11,7 +11,7 @@ from twinrun.foundation.manifest import Frozen
 
 _PROCESSES = Path("/proc")
 _GROUPS = Path("/sys/fs/cgroup")
-# What the first version of control groups writes for "no limit" is of this size.
+# The first version of control groups writes a number of this size for "no limit".
 _NO_LIMIT = 1 << 60
 
 

@@ -21,7 +21,7 @@ from twinrun.manifests.vendor import KeyPaths, Probe
 
 FOLDER_MARK = "== "
 """Starts the line that names the folder of the properties after it."""
-Row = Mapping[str, Any]
+ProbeRow = Mapping[str, Any]
 _NOT_GIVEN = {"", "n/a", "[n/a]", "[not supported]", "not supported", "[unknown error]", "none"}
 # A count, or one with its unit such as `65520 MB`.
 _COUNT = re.compile(r"([0-9]{1,19})(?: ?[A-Za-z]{1,8})?")
@@ -124,7 +124,7 @@ def parse_output(probe: Probe, text: str) -> tuple[ProbedDevice, ...]:
     return tuple(_device(probe, row, document) for row in rows if _is_device(probe, row))
 
 
-def _read_csv(probe: Probe, text: str) -> tuple[Row, list[Row]]:
+def _read_csv(probe: Probe, text: str) -> tuple[ProbeRow, list[ProbeRow]]:
     try:
         lines = [line for line in csv.reader(text.splitlines(), skipinitialspace=True) if line]
     except csv.Error as error:
@@ -135,7 +135,7 @@ def _read_csv(probe: Probe, text: str) -> tuple[Row, list[Row]]:
     return {}, [dict(zip(probe.columns, line, strict=True)) for line in lines]
 
 
-def _read_json(probe: Probe, text: str) -> tuple[Row, list[Row]]:
+def _read_json(probe: Probe, text: str) -> tuple[ProbeRow, list[ProbeRow]]:
     document = _first_json(probe, text)
     if isinstance(document, dict):
         chosen = [value for key, value in document.items() if probe.devices.fullmatch(key)]
@@ -156,15 +156,15 @@ def _first_json(probe: Probe, text: str) -> Any:
     raise _malformed(probe, "no JSON in it", text)
 
 
-def _mappings(probe: Probe, entries: Iterable[Any], text: str) -> list[Row]:
+def _mappings(probe: Probe, entries: Iterable[Any], text: str) -> list[ProbeRow]:
     rows = list(entries)
     if not all(isinstance(row, dict) for row in rows):
         raise _malformed(probe, "a device is not a JSON object", text)
     return rows
 
 
-def _read_properties(_probe: Probe, text: str) -> tuple[Row, list[Row]]:
-    rows: list[Row] = []
+def _read_properties(_probe: Probe, text: str) -> tuple[ProbeRow, list[ProbeRow]]:
+    rows: list[ProbeRow] = []
     for section in text.split(FOLDER_MARK)[1:]:
         pairs = (line.split(maxsplit=1) for line in section.splitlines()[1:])
         rows.append({pair[0]: pair[1] for pair in pairs if len(pair) == 2})
@@ -174,11 +174,11 @@ def _read_properties(_probe: Probe, text: str) -> tuple[Row, list[Row]]:
 _READERS = {"csv": _read_csv, "json": _read_json, "properties": _read_properties}
 
 
-def _is_device(probe: Probe, row: Row) -> bool:
+def _is_device(probe: Probe, row: ProbeRow) -> bool:
     return all(pattern.fullmatch(str(row.get(key, ""))) for key, pattern in probe.where.items())
 
 
-def _device(probe: Probe, row: Row, document: Row) -> ProbedDevice:
+def _device(probe: Probe, row: ProbeRow, document: ProbeRow) -> ProbedDevice:
     def fact(paths: KeyPaths) -> str | None:
         found = (_at(place, path) for path in paths for place in (row, document))
         return next((text for text in found if text is not None), None)

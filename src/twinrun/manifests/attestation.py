@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from twinrun.foundation.manifest import Frozen
 
-# What a wheel's platform tag ends with, by the processor as registries name it.
+# End of a wheel's platform tag, by the processor as registries name it.
 PROCESSORS = {"amd64": "x86_64", "arm64": "aarch64"}
 
 

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.metrics import RATIO, Reach
-from twinrun.manifests.restatements import ROUNDING, Counterexample, Restatement, Source
+from twinrun.manifests.restatements import ROUNDING, Counterexample, Restatement, Source, near
 from twinrun.protocol.layout import Precision
 from twinrun.protocol.measurements import Per
 
@@ -81,7 +81,7 @@ class Claim(Frozen):
     """Row of `configurations`. Of a score it is the model, and its fields stand for the fingerprint; another
     claim is about the fingerprint but for these fields."""
     rules: dict[str, str] = Field(default_factory=dict)
-    """Of a score: by task the rule of that task, which is part of the number."""
+    """Rules by task of a score, which is part of the number."""
     reach: Reach = Reach()
     """What the points must span, where the statement speaks of several sizes or kinds of hardware."""
     hardware: PublishedHardware | None = None
@@ -234,6 +234,8 @@ class ScoreDifferenceClaim(Frozen):
         )
         if not fails:
             raise ValueError(f"claim `{self.id}`: its counterexample passes, the limit is {limit:g}")
+        if not near(self.fails_when.value, limit):
+            raise ValueError(f"claim `{self.id}`: its counterexample is far from the limit of {limit:g}")
         if not math.isclose(self.fails_when.value, self.fails_when.derived, rel_tol=ROUNDING):
             raise ValueError(f"claim `{self.id}`: the counterexample is not what its derivation gives")
         return self

@@ -21,7 +21,7 @@ Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.,:+@/-]*$", max_l
 Nodes = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.,\[\]-]*$", max_length=4000)]
 Folder = Annotated[str, Field(pattern=r"^/[^\x00-\x1f\x7f]*$", max_length=4000)]
 Argument = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=4000)]
-Count = Annotated[int, Field(gt=0, le=100_000)]
+SiteCount = Annotated[int, Field(gt=0, le=100_000)]
 # An option that stands in a script without quotes.
 Option = Annotated[
     str, Field(pattern=r"^--?[A-Za-z][A-Za-z0-9-]*([= ][A-Za-z0-9_.,:+@/%=\[\]-]+)?$", max_length=400)
@@ -54,13 +54,13 @@ class Site(Frozen):
     """Folder of images/vendors/."""
     gpu: Identifier | None = None
     """Row of images/gpus.toml; none for a processor."""
-    nodes: Count
+    nodes: SiteCount
     """The most that one job gets."""
-    devices_per_node: Count
+    devices_per_node: SiteCount
     """Ranks of a node."""
-    cores_per_node: Count
+    cores_per_node: SiteCount
     """Cores of a node that jobs may use."""
-    cores_per_rank: Count | None = None
+    cores_per_rank: SiteCount | None = None
     """Cores of each rank; `cores_per_node` divided by `devices_per_node` when left out."""
     memory_gib: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     """Memory that a job asks for on each node, 0 for all; left out, the partition's default holds."""
@@ -69,7 +69,7 @@ class Site(Frozen):
     partition: Word | None = None
     account: Word | None = None
     qos: Word | None = None
-    minutes: Count = 60
+    minutes: SiteCount = 60
     """Time limit of each point."""
     gres: Word | None = None
     """Generic resource that a device is, without its count: `gpu` or `gpu:h100`."""

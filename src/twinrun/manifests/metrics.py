@@ -38,21 +38,40 @@ class Reach(Frozen):
         )
 
 
+Most = Literal["peak", "bandwidth", "memory", "power", "link", "resource"]
+"""Of a device: its dense peak, memory bandwidth, memory, share of its card's power, links to the others of
+its node, and the rate of the resource that a measured peak is of."""
+
+
 class Evidence(Reach):
     """What a number of a metric must have before it can carry a verdict."""
 
-    most: Literal["peak", "bandwidth"] | Annotated[float, Field(gt=0)] | None = None
-    """What nothing exceeds: the dense peak or the memory bandwidth of the device, or a number."""
+    most: Most | Annotated[float, Field(gt=0)] | None = None
+    """What nothing exceeds: a number, or by name what the device does or has."""
+    unless: str | None = None
+    """Label with which, where it is set and not `none`, bytes are counted that no link carries: what then
+    bounds them is the memory bandwidth."""
+    least: Annotated[float, Field(ge=0)] | None = None
+    """What nothing is below; where `most` is named, a share of that."""
     error: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """How far above `most` a measurement may be by its own error, relative."""
     steps: Annotated[int, Field(gt=0)] = 1
     """Timed samples on a GPU; a number of fewer is shown with the words `few steps`."""
     trained_steps: Annotated[int, Field(ge=0)] = 0
-    """Of a series: steps after the warm-up of the learning rate; fewer show no curve."""
+    """Steps of a series after the warm-up of the learning rate; fewer show no curve."""
     kept_fall: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Of a series: it must fall under every claim about its points; one about it asks for this share kept."""
+    """Share of its fall that a claim about the series requires at the end; null where it need not fall."""
     most_rise: Annotated[float, Field(ge=0)] = 0.0
-    """Of a series: training that ends this much above its start, relative, has diverged."""
+    """Relative rise of a series over its start with which the training has diverged."""
+    least_fall: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of its start by which a series must fall before two that coincide are held to be one."""
+    bounds: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """Largest envelope of two curves where no claim says one, by the arithmetic's type."""
+    above_chance: Annotated[float, Field(ge=0)] | None = None
+    """Distance by which a loss may lie above that of guessing, the logarithm of the vocabulary."""
+    overshoot: Annotated[float, Field(ge=1)] = 1.0
+    """Multiple of that logarithm that a loss may reach while the learning rate rises, and `trained_steps`
+    more."""
 
 
 class Metric(Frozen):
@@ -89,6 +108,8 @@ class Metric(Frozen):
     """It is computed between the curves that a parity is about."""
     fact: str | None = None
     """The fact of a point that it compares, where it is no number."""
+    neutral: dict[str, str] = Field(default_factory=dict)
+    """Settings, or groups of them, that cannot change it, each with the reason; all others count."""
 
     def decides(self, field: str) -> bool:
         """Say whether a field of a fingerprint changes what is measured."""
@@ -112,6 +133,8 @@ class Metric(Frozen):
 class MetricTable(Frozen):
     """recipes/metrics.toml."""
 
+    neutral: dict[str, str] = Field(default_factory=dict)
+    """Settings that can change no metric, each with the reason."""
     metric: tuple[Metric, ...]
 
 
@@ -119,16 +142,22 @@ def load_metrics(root: Path) -> dict[str, Metric]:
     """Read the metrics of the project by identifier; raises InputError, also for a name given twice."""
     path = root / FILE
     metrics: dict[str, Metric] = {}
-    for number, metric in enumerate(load_toml(path, MetricTable).metric):
+    table = load_toml(path, MetricTable)
+    for number, metric in enumerate(table.metric):
         if metric.id in metrics:
             raise InputError("given twice", place=f"{path}:metric.{number}.id", found=metric.id)
-        metrics[metric.id] = metric
+        metrics[metric.id] = metric.model_copy(update={"neutral": {**table.neutral, **metric.neutral}})
     return metrics
 
 
 def named_by(names: Iterable[str], field: str) -> bool:
     """Say whether `names` have a field of a fingerprint, or the group that it belongs to."""
     return field in names or field.partition(".")[0] in names
+
+
+def reason_for(neutral: Mapping[str, str], field: str) -> str | None:
+    """Return why a field, or the group that it belongs to, is neutral; None where it counts."""
+    return neutral.get(field, neutral.get(field.partition(".")[0]))
 
 
 def demand_possible(

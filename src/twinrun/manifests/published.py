@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -49,6 +50,18 @@ class Reference(Frozen):
     source: Source
 
 
+class Neutral(Frozen):
+    """Settings that do not change what claims say, and why; every setting without a row counts."""
+
+    fields: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Fields of a fingerprint, or groups of them: `data` stands for all whose names begin with `data.`."""
+    claims: Annotated[tuple[str, ...], Field(min_length=1)] = ("*",)
+    """Shell patterns over the ids of claims."""
+    where: Literal["anywhere", "here"] = "anywhere"
+    """`here`: only where a claim is judged away from the published run, and nothing is called reproduced."""
+    because: str
+
+
 class PublishedClaims(Frozen):
     """published.toml: everything the publication gives, and what it does not."""
 
@@ -57,11 +70,16 @@ class PublishedClaims(Frozen):
     standing: dict[str, str] = Field(default_factory=dict)
     """Fields of the fingerprint that no run can have as published, such as a corpus that is not public,
     each with its reason."""
+    neutral: tuple[Neutral, ...] = ()
+    """What may differ from the published configuration, by claim."""
     configurations: dict[str, dict[str, Accepted]] = Field(default_factory=dict)
     """Fingerprints of models that scores are of, by the model's name."""
     claim: tuple[Claim, ...]
     between_records: tuple[RecordClaim, ...] = ()
     """Claims that `invoke compare --claims` judges."""
+    nowhere: dict[str, str] = Field(default_factory=dict)
+    """Stacks that sides of claims name and images/stacks/ lacks, each with the reason: as published nobody
+    can ask such a claim here."""
     score_difference: tuple[ScoreDifferenceClaim, ...] = ()
     """Claims that `invoke compare --scores` judges."""
     references: str | None = None
@@ -78,6 +96,21 @@ class PublishedClaims(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _neutral_for_claims(self) -> PublishedClaims:
+        ids = [claim.id for claim in self.claim] + [claim.id for claim in self.between_records]
+        patterns = [pattern for row in self.neutral for pattern in row.claims]
+        if strange := [one for one in patterns if not any(fnmatchcase(name, one) for name in ids)]:
+            raise ValueError(f"`neutral` is for no claim that there is: {', '.join(strange)}")
+        return self
+
+    @model_validator(mode="after")
+    def _named_nowhere(self) -> PublishedClaims:
+        sides = [side for claim in self.between_records for side in (claim.over, claim.under)]
+        if strange := sorted(self.nowhere.keys() - {side.stack for side in sides}):
+            raise ValueError(f"`nowhere` names a stack of no side: {', '.join(strange)}")
+        return self
+
+    @model_validator(mode="after")
     def _standing_fields(self) -> PublishedClaims:
         if strange := sorted(self.standing.keys() - self.fingerprint.keys()):
             raise ValueError(f"`standing` names what the fingerprint lacks: {', '.join(strange)}")
@@ -89,6 +122,16 @@ class PublishedClaims(Frozen):
             if claim.configuration is not None and claim.configuration not in self.configurations:
                 raise ValueError(f"claim `{claim.id}`: no `configurations.{claim.configuration}`")
         return self
+
+    def neutral_of(self, claim: str, *, here: bool) -> dict[str, str]:
+        """Return what is neutral for the claim called `claim`, each field or group with the reason."""
+        found = [row for row in self.neutral if here or row.where == "anywhere"]
+        return {
+            field: row.because
+            for row in found
+            if any(fnmatchcase(claim, pattern) for pattern in row.claims)
+            for field in row.fields
+        }
 
     def fingerprint_of(self, claim: Claim) -> dict[str, Accepted]:
         """Return the configuration that a claim is about."""
@@ -145,6 +188,7 @@ def check_numbers(
             fields = tuple(published.fingerprint_of(claim))
             terms = RestatementTerms(claim.kind, claim.formula, claim.tolerance, fields)
             check_restatement(claim.here, terms, place=f"{where}.here", metrics=metrics)
+            _check_neutral(published, claim, metrics[claim.here.metric], place=place)
     for number, between in enumerate(published.between_records):
         where = f"{place}:between_records.{number}"
         _check_between(between, tuple(published.fingerprint), where, metrics, gpus)
@@ -157,6 +201,17 @@ def check_numbers(
         demand(reference.gpu, gpus, place=f"{where}.gpu", what="GPU")
         limits = _limits(gpus[reference.gpu], reference.per)
         demand_possible(reference.value, metric, unit=reference.unit, limits=limits, place=f"{where}.value")
+
+
+def _check_neutral(published: PublishedClaims, claim: Claim, metric: Metric, *, place: str) -> None:
+    """Refuse to call neutral what the metric of a restatement depends on; raises InputError."""
+    if tied := [field for field in published.neutral_of(claim.id, here=True) if metric.decides(field)]:
+        raise InputError(
+            f"{metric.id} depends on this field, so it is not neutral for {claim.id}",
+            place=f"{place}:neutral",
+            found=", ".join(tied),
+            allowed=f"what metrics.toml does not list under `depends_on` of {metric.id}",
+        )
 
 
 def _limits(gpu: Gpu, per: Per) -> dict[str, float]:

@@ -14,7 +14,7 @@ from twinrun.manifests.published import PublishedClaims
 from twinrun.protocol.models.shape import Positive
 
 SCALES = ("smoke", "node", "paper")
-# What a workload reads of recipe.toml: a type of its own, `Any` for those that serve every workload.
+# Tables of recipe.toml that a workload reads: a type of its own, `Any` where every workload is served.
 Tables = TypeVar("Tables", default=Any)
 
 
@@ -110,6 +110,27 @@ class Recipe(Frozen):
     kernels: tuple[str, ...] = ()
     """Recipes whose kernels are used, this one or others."""
     stacks: Stacks
+
+
+AnyScale = TypeVar("AnyScale", bound=Scale)
+
+
+class Scales(Frozen, Generic[AnyScale]):
+    """The three sizes."""
+
+    smoke: AnyScale
+    node: AnyScale
+    paper: AnyScale
+
+
+class ScaledTables(Frozen, Generic[AnyScale]):
+    """Tables of recipe.toml of a workload, with its sizes."""
+
+    scales: Scales[AnyScale]
+
+    def scale(self, name: str) -> AnyScale:
+        """Return the scale called `name`, one of `SCALES`."""
+        return {"smoke": self.scales.smoke, "node": self.scales.node, "paper": self.scales.paper}[name]
 
 
 class LoadedRecipe(Frozen, Generic[Tables]):

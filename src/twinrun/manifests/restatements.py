@@ -17,6 +17,8 @@ from twinrun.manifests.metrics import Metric, demand, demand_possible, known_met
 
 # A value is written with three or four digits.
 ROUNDING = 1e-3
+# A value that fails a claim is at most this many times its limit, or that part of it.
+NEAR = 2.0
 # Longer than any derivation, short enough to be parsed at once.
 MAX_LETTERS = 200
 # Powers beyond are no derivation but a way to fill the memory.
@@ -215,6 +217,18 @@ def _check_counterexample(here: Restatement, where: str, metric: Metric) -> None
             allowed=f"{'less' if sign < 0 else 'more'} than {limit:.4g}, the value and its tolerance",
             hint="a restatement that nothing fails is none: say so in `why_none`",
         )
+    if not near(found.value, limit):
+        raise InputError(
+            "what fails a restatement is far from its limit, and shows nothing of it",
+            place=place,
+            found=found.value,
+            allowed=f"within a factor of {NEAR:g} of {limit:.4g}, the value and its tolerance",
+        )
+
+
+def near(value: float, limit: float) -> bool:
+    """Say whether a counterexample shows where a limit is."""
+    return limit / NEAR <= value <= limit * NEAR
 
 
 def demand_resolution(tolerance: float, value: float, *, place: str) -> None:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import tomllib
-from typing import Any, TypeVar
-
-from pydantic import BaseModel
+from typing import Any
 
 from twinrun.foundation.errors import InputError, closest
-from twinrun.foundation.manifest import validate
-
-Model = TypeVar("Model", bound=BaseModel)
+from twinrun.foundation.manifest import Model, validate
 
 
 def parse_settings(texts: tuple[str, ...]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ INPUTS_LABEL = "dev.twinrun.inputs-sha256"
 _IMAGE_FORMAT = 2
 _PIN = re.compile(r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;\\]+)", re.MULTILINE)
 
-# What a name may be: nothing that a shell, an option parser or a path reads as more than a name.
+# A name is nothing that a shell, an option parser or a path reads as more than a name.
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]+([._-][a-z0-9]+)*$")]
 DebianName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$")]
 Arch = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*$")]

@@ -14,7 +14,7 @@ from twinrun.protocol.power import PowerSensors
 
 KeyPaths = tuple[str, ...]
 """Keys that hold one fact, tried in order; dots stand between nested keys."""
-Positive = Annotated[float, Field(gt=0)]
+PositiveNumber = Annotated[float, Field(gt=0)]
 Identifier = Annotated[str, Field(pattern=r"^[a-z0-9]+([.-][a-z0-9]+)*$")]
 
 
@@ -79,15 +79,19 @@ class Gpu(Frozen):
     """Devices the framework sees of one card."""
     compute_units: int | None = None
     """Compute units of a device, where they tell models of one name apart."""
-    memory_gb: Positive
-    bandwidth_gb_s: Positive
-    peak_bf16_tflops: Positive
+    memory_gb: PositiveNumber
+    bandwidth_gb_s: PositiveNumber
+    peak_bf16_tflops: PositiveNumber
     """Dense."""
+    peak_fp32_tflops: PositiveNumber | None = None
+    """Rate of the vector units; a multiply-add is two. Null in records from before bounds were held."""
+    exp2_per_fma: PositiveNumber | None = None
+    """Rate of exponentials over that of multiply-adds of the vector units."""
     fp8: bool = False
     """Whether its matrix units multiply fp8, of either kind."""
-    link_gb_s: Positive | None = None
-    """Of a device to the others of its node, in one direction, all links together, as its data sheet says."""
-    power_w: Positive | None = None
+    link_gb_s: PositiveNumber | None = None
+    """Rate of a device to the others of its node by all links, in one direction, as its data sheet says."""
+    power_w: PositiveNumber | None = None
     """Most that a card draws, as its data sheet says."""
     source: str
 
@@ -105,6 +109,22 @@ class Gpu(Frozen):
     def device_peak_flops(self) -> float:
         """Dense BF16 peak of a device, in FLOP per second."""
         return self.peak_bf16_tflops * 1e12 / self.devices_per_card
+
+    def rate_of(self, resource: str) -> float | None:
+        """Return what a device does of a resource in a second at most; None where nobody says it.
+
+        Args:
+            resource: as benchmarks call it: `copy` is bytes, the others are operations.
+        """
+        fma = self.peak_fp32_tflops and self.peak_fp32_tflops * 1e12 / 2 / self.devices_per_card
+        rates = {
+            "copy": self.device_bandwidth_bytes_s,
+            "fp32": fma,
+            "exp2": fma and self.exp2_per_fma and fma * self.exp2_per_fma,
+            "fp16-products": self.device_peak_flops,
+            "bf16-products": self.device_peak_flops,
+        }
+        return rates.get(resource)
 
 
 class GpuTable(Frozen):

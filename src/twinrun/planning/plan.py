@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Generic, Self
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -11,12 +13,14 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.settings import parse_settings
 from twinrun.manifests.stack import LoadedStack
+from twinrun.planning.configuration import differences_of_plan
 from twinrun.workloads import load_workload
-from twinrun.workloads.settings import Difference, Fingerprint, differences
+from twinrun.workloads.settings import Difference, Fingerprint
 from twinrun.workloads.sweep import over_nodes
 from twinrun.workloads.workload import (
     Choice,
     Hardware,
+    PlanDescription,
     PlanPart,
     PlanRequest,
     Point,
@@ -64,6 +68,24 @@ class Plan(Frozen, Generic[PlanPart, PointPart]):
         name = read.data.get("workload")
         return load_workload(name).read_points(points) if name else points
 
+    @cached_property
+    def description(self) -> PlanDescription:
+        """What follows from the plan, computed once."""
+        return load_workload(self.workload).describe(self.part, self.points)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with other values; one of another part or other points is described anew."""
+        copied = super().model_copy(update=update, deep=deep)
+        if update and {"workload", "part", "points"} & update.keys():
+            copied.__dict__.pop("description", None)
+        return copied
+
+    def held_against(self, recipe: LoadedRecipe) -> Self:
+        """Return the plan in the terms of a publication, with the fields in which it is not as published."""
+        marks = self.description.marks(recipe.published.fingerprint)
+        apart = differences_of_plan(recipe, self.part, self.points)
+        return self.model_copy(update={"fingerprint": marks, "differences": apart})
+
     def sha256(self) -> str:
         """Return the digest that says whether two runs do the same, whatever was estimated of them."""
         content = self.model_dump(mode="json", exclude={"points": {"__all__": {"seconds", "predicted"}}})
@@ -96,7 +118,6 @@ def resolve(
         InputError: a setting that does not exist or does not fit.
         MachineError: the devices cannot hold it.
     """
-    published = recipe.published.fingerprint
     planned = workload.plan(
         PlanRequest(
             recipe=recipe,
@@ -108,7 +129,6 @@ def resolve(
             stack=stack,
         )
     )
-    marks = workload.describe(planned.part, planned.points).marks(published)
     plan = Plan(
         recipe=recipe.recipe.name,
         recipe_version=recipe.recipe.version,
@@ -125,10 +145,10 @@ def resolve(
         scheduler=scheduler,
         part=planned.part,
         points=tuple(over_nodes(point, node_devices) for point in planned.points),
-        fingerprint=marks,
-        differences=differences(marks, published),
+        fingerprint={},
+        differences=(),
     )
-    return plan, planned.choices
+    return plan.held_against(recipe), planned.choices
 
 
 def _script(recipe: LoadedRecipe, workload: Workload) -> str:

@@ -44,7 +44,7 @@ class Project:
 
     @cached_property
     def recipe_names(self) -> tuple[str, ...]:
-        """Folders of recipes/."""
+        """Folders of recipes/; raises InputError where there is no such folder."""
         base = self.root / "recipes"
         if not base.is_dir():
             raise InputError("no such folder", place=str(base), hint="run twinrun from its checkout")
@@ -133,6 +133,22 @@ class Project:
                 "no such file in the recipe's folder", place=f"{place}:script", found=recipe.script
             )
         workload.check(loaded, self._demands(loaded, folder / "published.toml"))
+        self._check_sides(loaded, folder / "published.toml")
+
+    def _check_sides(self, loaded: LoadedRecipe, place: Path) -> None:
+        """Refuse the stack of a side that is not there, unless it is said why; raises InputError."""
+        built = sorted(path.parent.name for path in (self.root / "images/stacks").glob("*/stack.toml"))
+        published = loaded.published
+        for number, claim in enumerate(published.between_records):
+            for name, side in (("over", claim.over), ("under", claim.under)):
+                if side.stack is None or (side.stack in built) != (side.stack in published.nowhere):
+                    continue
+                raise InputError(
+                    "a stack is either in images/stacks or named with a reason under `nowhere`",
+                    place=f"{place}:between_records.{number}.{name}.stack",
+                    found=side.stack,
+                    allowed=[*built, *published.nowhere],
+                )
 
     def _demands(self, loaded: LoadedRecipe, place: Path) -> list[Demand]:
         """Return what the claims and their restatements ask of the workload; raises InputError."""

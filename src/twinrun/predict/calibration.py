@@ -40,13 +40,13 @@ class Software(Frozen):
     tensor_host: float = 0.0
     """Seconds that it needs besides for each further rank of tensor parallelism."""
     recomputed: Share = 1.0
-    """Of a forward pass, what recomputation adds to a step."""
+    """Fraction of a forward pass that recomputation adds to a step."""
     exposed: Share
-    """Of the shorter of computing and communicating, what the longer does not hide."""
+    """Fraction of the shorter of compute and communication that does not overlap."""
     links: Share
-    """Of a link's bandwidth, in collectives."""
+    """Fraction of a link's bandwidth that collectives reach."""
     network: Share
-    """Of the network's bandwidth, in collectives."""
+    """Fraction of the network's bandwidth that collectives reach."""
     latency: PositiveFloat
     """Seconds that a collective takes at least."""
     optimizer: PositiveFloat
@@ -54,7 +54,7 @@ class Software(Frozen):
     step: float = 0.0
     """Seconds of a step that are no work of a device."""
     products: dict[str, Share]
-    """Of the dense peak, what large matrix products reach, by GPU."""
+    """Fraction of the dense peak that large matrix products reach, by GPU."""
     attention: dict[str, PositiveFloat] = Field(default_factory=dict)
     """FLOP of fused attention for each byte that the memory could move meanwhile, by GPU.
 
@@ -97,9 +97,9 @@ class Calibration(Frozen):
 
     version: int
     vendors: tuple[str, ...]
-    """Of the GPUs that any software was fitted on."""
+    """GPUs that any software was fitted on."""
     memory: Share
-    """Of the data sheet's memory bandwidth, in a large copy."""
+    """Fraction of the data sheet's memory bandwidth that a large copy reaches."""
     products: Products
     software: tuple[Software, ...]
     distance: Distance

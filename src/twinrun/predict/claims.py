@@ -21,7 +21,7 @@ GLOBAL_BATCH = 512
 RECOMPUTED_FROM = 6e9
 
 
-class Side(Frozen):
+class PredictedSide(Frozen):
     """Models on machines of one kind."""
 
     gpu: str
@@ -59,8 +59,8 @@ class PredictedClaim(Frozen):
     recipe: str
     claim: str
     unit: Literal["TFLOP/s a card", "tokens/s", "ratio"]
-    over: Side
-    under: Side | None = None
+    over: PredictedSide
+    under: PredictedSide | None = None
 
     def unknown(self, gpus: Mapping[str, Gpu], calibration: Calibration) -> str | None:
         """Return why the model cannot say, and which measurement would tell; None where it can."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from twinrun.foundation.text import GIB
 from twinrun.manifests.vendor import Gpu
 from twinrun.predict.parallel_layout import Machines, ParallelLayout
 from twinrun.protocol.models.shape import HEAD_TOKENS
 from twinrun.protocol.work import ModelWork
 
-GIB = 1 << 30
 # Devices have up to 7 % more than the data sheet's decimal gigabytes; the runtime's context takes of it.
 CAPACITY, CONTEXT = 1.06, GIB // 2
 # Estimates are 0.96 to 1.04 times the recorded peaks above 32 GiB, those of DeepSpeed 0.93 to 1.01:
@@ -38,7 +38,7 @@ class Memory:
     """16-bit copies of parameters that a device holds whole, and buckets of their gradients."""
     activations: int
     logits: int
-    """Of as many tokens as a step has at once."""
+    """Bytes of the logits of all tokens that a step has at once."""
 
     @property
     def bytes(self) -> int:
@@ -60,7 +60,8 @@ def capacity(gpu: Gpu) -> int:
 
 def memory(work: ModelWork, layout: ParallelLayout, *, devices: int) -> Memory:
     """Return what the fullest device needs: of a pipeline, one of the first stage."""
-    copies = layout.replicas(devices)
+    # A record may claim fewer devices than its layout needs.
+    copies = max(1, layout.replicas(devices))
     cut = layout.tensor * layout.pipeline
     spread = sum(one.weights for one in work.block.products if one.experts > 1) * work.layers
     mine = (work.parameters - spread + spread // layout.experts) // cut

@@ -48,13 +48,13 @@ class ParallelLayout:
     offload: Literal["none", "optimizer", "parameters"] = "none"
     recomputation: Recomputation = False
     parameter_bytes: int = 4
-    """Of a parameter and of its gradient between two passes; moments have its type."""
+    """Bytes of a parameter and of its gradient between two passes; moments have its type."""
     masters: bool = False
     """Whether the optimizer has fp32 copies of 16-bit parameters, and its moments in fp32."""
     reduced_bytes: int = 2
-    """Of a number that is gathered, and of one in an activation."""
+    """Bytes of a number that is gathered, and of one in an activation."""
     gradient_bytes: int = 4
-    """Of a gradient as it is added up."""
+    """Bytes of a gradient as it is added up."""
     kept_whole: bool = False
     """Whether gathered parameters and gradients stay between microbatches."""
 

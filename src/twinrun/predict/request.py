@@ -13,7 +13,7 @@ from twinrun.predict.calibration import Calibration, Software
 from twinrun.predict.memory import largest_microbatch
 from twinrun.predict.parallel_layout import Machines, ParallelLayout
 from twinrun.predict.prediction import Prediction, predict
-from twinrun.protocol.models.shape import Checkpointing, ModelShape, Positive
+from twinrun.protocol.models.shape import ActivationCheckpointing, ModelShape, Positive
 from twinrun.protocol.training import Training
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -34,7 +34,7 @@ class LayoutSettings(Frozen):
     experts: Positive = 1
     shards: Literal["none", "optimizer", "gradients", "parameters"] = "parameters"
     offload: Literal["none", "optimizer", "parameters"] = "none"
-    recomputation: Checkpointing = False
+    recomputation: ActivationCheckpointing = False
     parameter_type: Literal["fp32", "bf16"] = "fp32"
     kept_whole: bool = False
 

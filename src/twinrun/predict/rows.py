@@ -18,7 +18,7 @@ from twinrun.predict.calibration import Calibration
 from twinrun.predict.parallel_layout import Machines, ParallelLayout
 from twinrun.predict.prediction import Prediction, predict
 from twinrun.protocol.models.mpt import MptShape
-from twinrun.protocol.models.shape import Checkpointing
+from twinrun.protocol.models.shape import ActivationCheckpointing
 
 ROWS = Path(__file__).with_name("rows.csv")
 
@@ -42,10 +42,10 @@ class Row(Frozen):
     tensor: int
     pipeline: int
     shards: Literal["none", "optimizer", "gradients", "parameters"]
-    recomputation: Checkpointing
+    recomputation: ActivationCheckpointing
     kept_whole: bool
     seconds: float = Field(gt=0)
-    """Of an optimizer step, as published or as recorded."""
+    """Seconds of an optimizer step, as published or as recorded."""
 
     @property
     def shape(self) -> MptShape:

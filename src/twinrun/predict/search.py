@@ -28,7 +28,7 @@ class Offer:
 
     machines: Machines
     price: float = 1.0
-    """Of a device for an hour; without a price device-hours are counted."""
+    """Price of a device for an hour; without a price device-hours are counted."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Search:
     """The most tokens a second of what surely fits; None where nothing does, or no time can be said."""
     seen: int
     fitting: int
-    """Of those seen, what divides and surely fits."""
+    """Layouts among those seen that divide and surely fit."""
     unknown: tuple[str, ...] = ()
     """Why the time of an offer cannot be said."""
 

@@ -12,12 +12,12 @@ from pydantic import Field, model_validator
 from twinrun.foundation.manifest import Frozen
 from twinrun.protocol.job import Job, Result
 from twinrun.protocol.models.shape import Positive
+from twinrun.protocol.training import NotNegative
 
-Value = str | int | bool
-Setting = Value | tuple[Value, ...]
+OptionValue = str | int | bool
+Setting = OptionValue | tuple[OptionValue, ...]
 Settings = dict[str, Setting]
 Rate = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[int, Field(ge=0)]
 
 # The resource whose amounts are bytes of device memory, read or written.
 COPY = "copy"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -42,3 +43,8 @@ class ChecksResult(Result):
     """Outcomes of all ranks, in the order of the manifest, then of the places."""
 
     checks: tuple[Check, ...]
+
+
+def failed_nodes(checks: Iterable[Check]) -> tuple[str, ...]:
+    """Return the nodes that a failed check names, sorted."""
+    return tuple(sorted({node for check in checks if check.outcome == "fail" for node in check.nodes}))

@@ -12,7 +12,7 @@ from twinrun.protocol.layout import Precision
 from twinrun.protocol.models.shape import Positive
 from twinrun.protocol.training import TrainingJob, TrainingResult
 
-Rule = Literal["none", "per-character", "per-byte", "per-token"]
+ScoreRule = Literal["none", "per-character", "per-byte", "per-token"]
 """What the log-likelihood of an answer is divided by before the largest is taken: nothing, its characters,
 its bytes or its tokens. LLM Foundry divides by tokens; lm-eval has the others as acc, acc_norm, acc_bytes."""
 SAMPLES = "samples.jsonl"
@@ -34,7 +34,7 @@ class PackageSource(Frozen):
 class TaskSpec(Frozen):
     """One task and the rule that its score is by."""
 
-    rule: Rule
+    rule: ScoreRule
     kind: Literal["harness", "fixture"] = "harness"
     """`harness` is a task of lm-eval with data of the recipe; `fixture` is one of ours, made of the standard
     library, for machines that have no data."""
@@ -94,13 +94,13 @@ class TaskScore(Frozen):
     """What one model got on one task."""
 
     task: str
-    rule: Rule
+    rule: ScoreRule
     shots: int
     documents: Positive
     score: Annotated[float, Field(ge=0, le=1)]
     error: Annotated[float, Field(ge=0)]
     """Standard error of the mean over documents."""
-    by_rule: dict[Rule, float]
+    by_rule: dict[ScoreRule, float]
     """The same answers by every rule that the task has."""
     prompts_sha256: str
     """SHA-256 over the prompt hashes of all documents, in their order."""
@@ -161,7 +161,7 @@ class Sample(Frozen):
 
     task: str
     document: Annotated[int, Field(ge=0)]
-    rule: Rule
+    rule: ScoreRule
     score: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
     prompt_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """SHA-256 of all that the model was asked for this document, prompts and answers."""

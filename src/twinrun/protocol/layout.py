@@ -15,14 +15,16 @@ Arithmetic = Precision | Literal["fp8"]
 """Of a training, whose matrix products may be in fp8, the rest in bf16."""
 # A layout that names no number of ranks has as many on a processor.
 PROCESSOR_RANKS = 2
+DEEPSPEED = "deepspeed"
 FEATURES = ("ZeRO-1", "ZeRO-2", "ZeRO-3", "offload", "pipeline", "tensor", "experts")
 
 
 class Layout(Frozen):
     """Who holds and computes what; ranks with the same part of the model are its data-parallel group."""
 
-    framework: Literal["torch", "deepspeed"] = "deepspeed"
-    """`torch` is PyTorch's own data parallelism, which the others are held against."""
+    framework: str = DEEPSPEED
+    """`torch` is PyTorch's own data parallelism, which the others are held against; every other name is that
+    of the recipe's `[engine]`, and the default where the recipe has one."""
     devices: Positive | None = None
     """Ranks; where not given all GPUs of the machine, or two processes of a processor."""
     variant: str | None = None
@@ -46,7 +48,7 @@ class Layout(Frozen):
     experts: Positive | None = None
     """Data-parallel ranks that the experts of a layer are spread over."""
     settings: dict[str, bool | int | float | str] = Field(default_factory=dict)
-    """Further keys of DeepSpeed's configuration, dotted names reach into its tables."""
+    """Further keys of the engine's configuration; dotted names reach into its tables."""
 
     @property
     def plain(self) -> bool:
@@ -87,6 +89,8 @@ def refusals(layout: Layout) -> Iterator[Refusal]:
             if getattr(layout, key) != getattr(plain, key):
                 yield key, "nothing", "PyTorch's own data parallelism has no such setting"
         return
+    if layout.framework != DEEPSPEED:
+        return
     if layout.sharding != "none":
         yield "sharding", "none", "DeepSpeed splits by its own stages, `zero`"
     yield from _by_deepspeed(layout)
@@ -126,7 +130,7 @@ def refused_pair(one: str, other: str) -> str | None:
 def _with(layout: Layout, feature: str) -> Layout:
     if feature.startswith("ZeRO"):
         return layout.model_copy(update={"zero": int(feature[-1])})
-    # What offloads needs a stage: the least, unless the other feature names one.
+    # Offloading needs a stage: the least, unless the other feature names one.
     added: dict[str, dict[str, Any]] = {
         "offload": {"offload": "optimizer", "zero": layout.zero or 1},
         "pipeline": {"pipeline": 2},

@@ -101,8 +101,8 @@ class Numbers(Frozen):
         return next((one for one in self.measurements if one.id == name), None)
 
     def one_series(self, metric: str) -> Series | None:
-        """Return the series of `metric`."""
-        return next((one for one in self.series if one.metric == metric), None)
+        """Return the series of `metric` itself; those of control runs have other names."""
+        return next((one for one in self.series if one.id == one.metric == metric), None)
 
 
 def sampled(

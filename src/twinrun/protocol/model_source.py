@@ -33,7 +33,7 @@ class FolderModel(Frozen):
 
     kind: Literal["folder"] = "folder"
     path: str
-    """As it was typed; `~` is the home of who runs."""
+    """Folder as it was typed; `~` is the home of who runs."""
     sha256: str | None
     """Digest that its configuration, weights and tokenizer must have; null takes what is there."""
 

@@ -35,7 +35,7 @@ class PowerSensor(Frozen):
     """One way to read power."""
 
     name: str
-    """As records name the source."""
+    """Name of the source in records."""
     of: Literal["card", "node"] = "card"
     """Whether every rank reads that of its device, or one rank reads those of its node."""
     library: PowerLibrary | None = None
@@ -107,4 +107,4 @@ class PowerSource(Frozen):
     reason: str | None = None
     """Why there is none."""
     samples_per_second: Annotated[float, Field(ge=0)] | None = None
-    """As sampled by the first rank while steps were timed."""
+    """Readings of the first rank in a second while steps were timed."""

@@ -10,11 +10,12 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.protocol.job import Job, Result
 from twinrun.protocol.layout import Arithmetic, Layout
 from twinrun.protocol.models import AnyShape
-from twinrun.protocol.models.shape import Checkpointing, Positive
+from twinrun.protocol.models.shape import ActivationCheckpointing, Positive
 from twinrun.protocol.power import PowerReading, PowerSource
 
 Sharding = Literal["none", "full"]
 """`none` replicates (DDP); `full` shards parameters, gradients and optimizer state (FSDP)."""
+COMPOSER, PLAIN = "composer", "plain"
 Reduction = Literal["microbatch", "step"]
 # Of those that torchao names: one scale a tensor, from its largest value in this step.
 FP8_RECIPE = "tensorwise"
@@ -102,12 +103,12 @@ class Training(Frozen):
     """What is adjacent in memory where a state-space model scans: channels of a token, or tokens."""
     position_weighting: Annotated[float, Field(gt=0)] | None = None
     """Loss of a token times tanh(its position over this), over the sum of these weights."""
-    activation_checkpointing: Checkpointing = False
+    activation_checkpointing: ActivationCheckpointing = False
     """Recompute each block in the backward pass instead of keeping its activations; `selective` keeps the
     results of matrix products and of attention."""
-    trainer: Literal["composer", "plain", "deepspeed"] = "composer"
-    """`plain` is a loop in PyTorch alone that speeds are held against; `deepspeed` trains the recipe's
-    layouts."""
+    trainer: str = COMPOSER
+    """`composer`; `plain`, a loop in PyTorch alone that speeds are held against; or the name of the recipe's
+    `[engine]`, which trains its layouts."""
     compile: bool = True
     """Compile the blocks and the loss with torch.compile."""
     steps: Positive
@@ -118,7 +119,7 @@ class Training(Frozen):
     controls: NotNegative = 0
     """Control runs of the first point: the same again, samples and features summed in other orders.
 
-    How far their losses are apart is what rounding does, and the envelope of a parity; five or more.
+    How far their losses are apart is what rounding does, and the envelope of a parity; eight or more.
     """
     summation: Literal["fast", "canonical"] = "fast"
     """`canonical` sums microbatches in one fixed tree: bit-identical on 1, 2, 4, ... ranks, at a cost."""
@@ -263,7 +264,7 @@ class TrainingResult(Result):
     shared: SharedWork | None = None
     """What the first rank holds and sends, for a point with a layout."""
     fp8_recipe: str = ""
-    """Whose recipe computed in fp8, and whether the device did; empty in other precisions."""
+    """Library whose recipe computed in fp8, and whether the device did; empty in other precisions."""
     weights_hash: str = ""
     """Digest of the bits of all parameters that this software makes of the seed."""
     controls: tuple[tuple[float, ...], ...] = ()

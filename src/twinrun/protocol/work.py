@@ -46,7 +46,7 @@ class BlockWork:
     kept_input: int
     """Bytes of what enters the block, from which all can be computed again."""
     attention_flops: int = 0
-    """Of queries with keys and of weights with values, every position with every other."""
+    """Operations of queries with keys and of weights with values, every position with every other."""
     scores: int = 0
     """Elements of the attention matrices."""
     scanned: int = 0

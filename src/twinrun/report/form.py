@@ -1,14 +1,20 @@
-"""What to send in with a record of hardware that a recipe has no record of."""
+"""Forms and submissions: what is sent in with a record of hardware that a recipe has no record of."""
 
 from __future__ import annotations
 
+import platform
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from pathlib import Path
 
+from twinrun.foundation.errors import InputError
+from twinrun.foundation.files import write_atomically
 from twinrun.foundation.text import visible
+from twinrun.machine.doctor import diagnose
 from twinrun.report.words import headline
+from twinrun.results.finished_run import FinishedRun
 from twinrun.results.record import Record, hardware
-from twinrun.results.submission import FILE
+from twinrun.results.submission import FILE, write_submission
 
 _MARKUP = re.compile(r"[|<>&\[\]()`*@!\\~]")
 # Where answers go that no probe gives.
@@ -20,10 +26,34 @@ QUESTIONS = (
 )
 
 
-def form(record: Record, known: Sequence[Record]) -> str | None:
-    """Return a form to send `record` in with, in Markdown; None without a GPU, or when `known` has it."""
-    if not record.machine.devices or _model(record) in {_model(one) for one in known}:
-        return None
+def offer(run: FinishedRun) -> str:
+    """Keep a form, and the file that goes with it, for a GPU that the recipe has no record of.
+
+    Returns:
+        The form, why there is none, or nothing for a GPU that is known and for a processor.
+    """
+    if not run.record.machine.devices or _is_known(run):
+        return ""
+    try:
+        send(run, run.folder / FILE)
+    except InputError as reason:
+        return f"The results have no such GPU yet, and cannot take this run: {reason.message}\n"
+    text = form(run.record)
+    write_atomically(run.folder / "form.md", text)
+    return text
+
+
+def send(run: FinishedRun, out: Path) -> Path:
+    """Write the submission of a run to `out` and return it; raises InputError where no results take it."""
+    machine = run.record.machine
+    here = (machine.host, machine.kernel) == (platform.node(), platform.release())
+    doctor = diagnose(run.project.root).model_dump(mode="json") if here else None
+    write_submission(out, run, doctor=doctor)
+    return out
+
+
+def form(record: Record) -> str:
+    """Return a form in Markdown to send in a record of a GPU with."""
     lines = [f"# {_plain(_model(record))} for recipes/{record.plan.recipe}", "", *_facts(record), ""]
     lines += [
         f"Attach `{FILE}`, which lies beside this form: record, heads of the logs and what the machine is,"
@@ -34,8 +64,15 @@ def form(record: Record, known: Sequence[Record]) -> str | None:
     return "\n".join(lines) + "\n"
 
 
+def _is_known(run: FinishedRun) -> bool:
+    """Say whether a committed record is of the same GPU model, by which its file is named."""
+    gpu = run.record.gpu
+    committed = (file.name for file in run.project.results(run.recipe))
+    return gpu is not None and any(name.startswith(f"{gpu.id}x") for name in committed)
+
+
 def _model(record: Record) -> str:
-    return record.gpu.name if record.gpu else record.machine.devices[0].name if record.machine.devices else ""
+    return record.gpu.name if record.gpu else record.machine.devices[0].name
 
 
 def _facts(record: Record) -> Iterator[str]:

@@ -1,15 +1,17 @@
-"""Which hardware to choose: tokens a second of a device as published, as measured here, and as predicted."""
+"""Which hardware to choose: tokens a second of a device as published, as measured here and as predicted."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from twinrun.manifests.claims import Claim
-from twinrun.manifests.published import Reference
-from twinrun.manifests.recipe import LoadedRecipe
+from twinrun.foundation.errors import InputError, require_known
+from twinrun.foundation.files import write_atomically
+from twinrun.foundation.text import number, percent
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
 from twinrun.predict.calibration import calibration
@@ -18,12 +20,16 @@ from twinrun.predict.parallel_layout import Recomputation, Shards
 from twinrun.predict.prediction import Prediction
 from twinrun.predict.request import LayoutSettings, predict_at
 from twinrun.protocol.models import ModelShape, member, members
-from twinrun.results.record import Record, hardware
+from twinrun.report.charts import draw
+from twinrun.report.page import page_environment
+from twinrun.results.record import Record
+from twinrun.workloads import load_workload
+from twinrun.workloads.tables_and_charts import ABSENT, Bar, BarChart, BarKind, Cell, Column, Table, text
+from twinrun.workloads.workload import CardRate, PictureContext, RecordView
 
 Mark = Literal["published", "measured", "predicted"]
 SOFTWARE = "twinrun-2026"
 DEVICES, GLOBAL_BATCH, PRECISION = 8, 512, "bf16"
-TERA = 1e12
 # Ways to train, the one that spares most first.
 WAYS: tuple[tuple[str, Shards, Recomputation], ...] = (
     ("whole copies", "none", False),
@@ -34,20 +40,34 @@ WAYS: tuple[tuple[str, Shards, Recomputation], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class KnownRate:
-    """What somebody published, or what was measured here."""
+# Three marks: what somebody published, what was measured here, what is predicted; each stays with its number.
+MARKS: dict[Mark, str] = {
+    "published": "●\N{NO-BREAK SPACE}",
+    "measured": "■\N{NO-BREAK SPACE}",
+    "predicted": "△\N{NO-BREAK SPACE}",
+}
+TITLES = (
+    "GPU",
+    "precision",
+    "published: best recipe",
+    "slowest recipe",
+    "measured here",
+    "predicted",
+    "MFU",
+    "tokens a joule",
+    "memory left",
+)
+THOUSAND = 1e3
 
-    mark: Mark
-    rate: float
-    """Tokens a second of a device."""
-    devices: int
-    origin: str
-    """Machine, date and software."""
-    source: str
-    """Document that published it, or the run that measured it."""
-    power: float | None = None
-    """Watts of a device, where they were sampled."""
+
+def per_device(rate: CardRate) -> float:
+    """Return the tokens that a device trains in a second."""
+    return (rate.tokens or 0.0) / rate.gpu.devices_per_card
+
+
+def mark_of(rate: CardRate) -> Mark:
+    """Return how a known speed is marked: a claim and a reference were both published."""
+    return "measured" if rate.mark == "measured" else "published"
 
 
 @dataclass(frozen=True)
@@ -56,22 +76,22 @@ class HardwareChoice:
 
     gpu: Gpu
     precision: str
-    known: tuple[KnownRate, ...]
+    known: tuple[CardRate, ...]
     predicted: Prediction | None
     """On a node of eight devices; None in another precision than predictions are of."""
     way: str | None
     """How little must be split or recomputed there; None where nothing fits."""
 
-    def of(self, mark: Mark) -> list[KnownRate]:
+    def of(self, mark: Mark) -> list[CardRate]:
         """Return what is known of a kind, fastest first."""
-        return sorted((one for one in self.known if one.mark == mark), key=lambda one: -one.rate)
+        return sorted((one for one in self.known if mark_of(one) == mark), key=lambda one: -per_device(one))
 
     @property
     def best(self) -> tuple[Mark, float] | None:
-        """The fastest that was published or measured, else what is predicted; None where nothing is known."""
+        """The fastest that was published or measured, else the prediction, in tokens a second of a device."""
         if self.known:
-            fastest = max(self.known, key=lambda one: one.rate)
-            return fastest.mark, fastest.rate
+            fastest = max(self.known, key=per_device)
+            return mark_of(fastest), per_device(fastest)
         rate = self.predicted.tokens_per_second if self.predicted else None
         return ("predicted", rate) if rate else None
 
@@ -90,19 +110,33 @@ def choices(project: Project, records: Sequence[Record], *, only: str | None = N
     """Return the published models of the families, smallest first.
 
     Args:
+        records: judged records of any recipe; those that were sent in are left out.
         only: one model.
     """
-    found: defaultdict[str, dict[tuple[str, str], list[KnownRate]]] = defaultdict(lambda: defaultdict(list))
-    for model, gpu, precision, one in (*_published(project), *_measured(records)):
-        if model in members() and only in {None, model}:
-            found[model][gpu, precision].append(one)
+    found: defaultdict[str, defaultdict[tuple[str, str], list[CardRate]]]
+    found = defaultdict(lambda: defaultdict(list))
+    for rate in _rates(project, records):
+        if rate.model in members() and only in {None, rate.model}:
+            found[rate.model][rate.gpu.id, rate.precision].append(rate)
     shapes = {name: member(name, place="model") for name in ([only] if only else found)}
     ordered = sorted(shapes.items(), key=lambda item: item[1].parameters())
     return [_of_model(project, name, shape, found[name]) for name, shape in ordered]
 
 
+def _rates(project: Project, records: Sequence[Record]) -> Iterator[CardRate]:
+    """Yield every speed that a recipe publishes or one of the records measured, in tokens a second."""
+    views: defaultdict[str, list[RecordView]] = defaultdict(list)
+    for record in records:
+        if record.evidence == "measured":
+            views[record.plan.recipe].append(record.shown())
+    for name, loaded in project.recipes().items():
+        drawn = PictureContext(recipe=loaded, gpus=project.gpus)
+        rates = load_workload(loaded.workload).overview(views[name], drawn).rates
+        yield from (rate for rate in rates if rate.tokens)
+
+
 def _of_model(
-    project: Project, name: str, shape: ModelShape, known: Mapping[tuple[str, str], Sequence[KnownRate]]
+    project: Project, name: str, shape: ModelShape, known: Mapping[tuple[str, str], Sequence[CardRate]]
 ) -> ModelChoices:
     pairs = dict.fromkeys([*known, *((gpu, PRECISION) for gpu in project.gpus)])
     made = []
@@ -143,59 +177,173 @@ def headroom(one: Prediction, gpu: Gpu) -> float:
     return 1 - states / capacity(gpu)
 
 
-def _published(project: Project) -> Iterator[tuple[str, str, str, KnownRate]]:
-    for loaded in project.recipes().values():
-        for row in loaded.published.reference:
-            if rate := _tokens(row, row.model, row.gpu, loaded, project):
-                origin = row.label
-                devices = row.cards * project.gpus[row.gpu].devices_per_card
-                yield (
-                    row.model,
-                    row.gpu,
-                    row.precision,
-                    KnownRate("published", rate, devices, origin, row.source.document),
-                )
-        training = getattr(loaded.tables, "training", None)
-        for claim in loaded.published.claim:
-            if training is None or claim.kind != "absolute" or claim.hardware is None:
-                continue
-            if claim.configuration is not None:
-                # A reference has the same number under the name of its model.
-                continue
-            place = claim.hardware
-            if rate := _tokens(claim, training.model, place.gpu, loaded, project):
-                devices = place.cards * project.gpus[place.gpu].devices_per_card
-                origin = f"{place.software}, {place.cards:,} cards"
-                one = KnownRate("published", rate, devices, origin, claim.source.document)
-                yield training.model, place.gpu, training.precision, one
+def write_hardware_page(path: Path, found: Sequence[ModelChoices], prices: Mapping[str, float]) -> None:
+    """Write the page as one HTML file; `prices` are of a device for an hour, by GPU."""
+    template = page_environment().get_template("hardware.html.j2")
+    write_atomically(path, template.render(first=first_sentence(found), models=_sections(found, prices)))
 
 
-def _tokens(
-    one: Reference | Claim, model: str, gpu_id: str, loaded: LoadedRecipe, project: Project
-) -> float | None:
-    """Return tokens a second of a device; None for another metric, or FLOP by a formula that is not known."""
-    shape: ModelShape | None = getattr(loaded.tables, "models", {}).get(model)
-    dies = {"device": 1, "card": project.gpus[gpu_id].devices_per_card}.get(one.per)
-    if shape is None or dies is None or one.value is None:
-        return None
-    if (one.metric, one.unit) == ("tokens-per-second", "tokens/s"):
-        return one.value / dies
-    flops = shape.flops_by_formula().get(one.formula) if one.formula else None
-    if (one.metric, one.unit) != ("model-flops", "TFLOP/s") or flops is None:
-        return None
-    return one.value * TERA / flops / dies
+def hardware_excerpt(found: Sequence[ModelChoices]) -> str:
+    """Return the same for a page of the docs."""
+    template = page_environment().get_template("hardware_excerpt.html.j2")
+    written = template.render(first=first_sentence(found), models=_sections(found, {}))
+    # Markdown ends a block of HTML at an empty line.
+    return "\n".join(line for line in written.splitlines() if line.strip())
 
 
-def _measured(records: Sequence[Record]) -> Iterator[tuple[str, str, str, KnownRate]]:
-    """Yield the points of records on GPUs; one of a layout is no recipe to choose hardware by."""
-    for record in records:
-        training = getattr(record.plan.part, "training", None)
-        if training is None or record.gpu is None or record.evidence != "measured":
-            continue
-        for point in record.points:
-            rate, power = point.measurement("tokens-per-second"), point.measurement("power")
-            if rate and getattr(point.part, "layout", None) is None:
-                origin = f"{record.created[:10]}, {record.plan.stack}, {hardware(record)}"
-                watts = power.median if power else None
-                one = KnownRate("measured", rate.median, point.devices, origin, record.run, watts)
-                yield training.model, record.gpu.id, training.precision, one
+def _sections(found: Sequence[ModelChoices], prices: Mapping[str, float]) -> list[dict[str, object]]:
+    return [
+        {"name": one.name, "table": table_of(one, prices), "picture": draw(picture_of(one))} for one in found
+    ]
+
+
+def first_sentence(found: Sequence[ModelChoices]) -> str:
+    """Say what is known and what is not."""
+    every = [(one.name, choice) for one in found for choice in one.choices]
+    pairs = {(name, choice.gpu.id) for name, choice in every}
+    published, measured = (
+        {(name, choice.gpu.id) for name, choice in every if choice.of(mark)}
+        for mark in ("published", "measured")
+    )
+    gpus = {choice.gpu.id: choice.gpu.name for _, choice in every}
+    known = {gpu for _, gpu in published | measured}
+    silent = ", ".join(sorted(name for gpu, name in gpus.items() if gpu not in known))
+    here = " and ".join(sorted({gpus[gpu] for _, gpu in measured}))
+    return (
+        f"Of {len(pairs)} pairs of a model and a GPU, {len(published)} were published and {len(measured)}"
+        f" measured here, on {here or 'no GPU'}; the other {len(pairs - published - measured)} are predicted"
+        f" alone, and nobody's number is known of {silent or 'no GPU that is left'}."
+    )
+
+
+def table_of(one: ModelChoices, prices: Mapping[str, float]) -> Table:
+    """Return a row for each GPU and precision."""
+    titles = (*TITLES, *(("price of 1B tokens",) if prices else ()))
+    sources = dict.fromkeys(known.document for choice in one.choices for known in choice.of("published"))
+    notes = (
+        "● published, ■ measured here, △ predicted: tokens/s of a device; a card of two dies is two.",
+        f"Sequences of {one.shape.sequence:,} tokens. Nine of ten numbers lie in a prediction's interval.",
+        f"Predicted: {DEVICES} devices of a node, {PRECISION}, states split, the largest microbatch.",
+        f"MFU: {one.shape.formula} of the best number of the row over the dense 16-bit peak; none in fp8.",
+        "Tokens a joule: the best number over what a card draws at most, or over what a record sampled.",
+        "Memory left: what states and gathered blocks leave of a device, and how little must be split.",
+        *([f"Published in: {'; '.join(sources)}."] if sources else []),
+    )
+    return Table(
+        title=f"{one.name}, {one.shape.parameters() / 1e9:.3g}B parameters",
+        columns=tuple(Column(title=title, numeric=place > 1) for place, title in enumerate(titles)),
+        rows=tuple(_row(one, choice, prices) for choice in one.choices),
+        notes=notes,
+    )
+
+
+def _row(one: ModelChoices, choice: HardwareChoice, prices: Mapping[str, float]) -> tuple[Cell, ...]:
+    published, best = choice.of("published"), choice.best
+    share = best[1] * one.shape.flops_per_token() / choice.gpu.device_peak_flops if best else None
+    cells = [
+        text(choice.gpu.name),
+        text(choice.precision),
+        _known(published[:1]),
+        _known(published[-1:] if len(published) > 1 else []),
+        _known(choice.of("measured")[:1]),
+        _predicted_cell(choice),
+        text(f"{_mark(best)}{percent(share)}" if share and choice.precision == PRECISION else ABSENT),
+        _joules(choice),
+        _memory(choice),
+    ]
+    if prices:
+        price = prices.get(choice.gpu.id)
+        cost = price * 1e9 / best[1] / 3600 if price and best else None
+        cells.append(text(f"{_mark(best)}{number(cost)}" if cost else ABSENT))
+    return tuple(cells)
+
+
+def _mark(best: tuple[Mark, float] | None) -> str:
+    return MARKS[best[0]] if best else ""
+
+
+def _known(found: Sequence[CardRate]) -> Cell:
+    if not found:
+        return text(ABSENT)
+    one = found[0]
+    return text(f"{MARKS[mark_of(one)]}{per_device(one):,.0f}", one.label)
+
+
+def _predicted_cell(choice: HardwareChoice) -> Cell:
+    one = choice.predicted
+    if one is None:
+        return text("cannot say", f"rows that were fitted are in {PRECISION}")
+    if choice.way is None:
+        return text("does not fit", f"on {DEVICES} devices")
+    if one.interval is None or one.tokens_per_second is None:
+        return text("cannot say", one.unknown or "")
+    low, high = one.interval
+    return text(f"{MARKS['predicted']}{one.tokens_per_second:,.0f}", f"{low:,.0f} to {high:,.0f}")
+
+
+def _joules(choice: HardwareChoice) -> Cell:
+    gpu, best = choice.gpu, choice.best
+    for one in choice.of("measured"):
+        if one.power:
+            return text(
+                f"{MARKS['measured']}{per_device(one) / one.power:.1f}", f"of {one.power:.0f} W, sampled"
+            )
+    if best is None or gpu.power_w is None:
+        return text(ABSENT)
+    joules = best[1] * gpu.devices_per_card / gpu.power_w
+    return text(f"{_mark(best)}{joules:.1f}", f"of {gpu.power_w:.0f} W a card")
+
+
+def _memory(choice: HardwareChoice) -> Cell:
+    if choice.predicted is None:
+        return text(ABSENT)
+    left = headroom(choice.predicted, choice.gpu)
+    return text(percent(max(0.0, left)), choice.way or f"does not fit on {DEVICES}")
+
+
+def picture_of(one: ModelChoices) -> BarChart:
+    """Return a bar for each number, those of one GPU together."""
+    bars: list[Bar] = []
+    for choice in one.choices:
+        label = f"{choice.gpu.name}, {choice.precision}"
+        for mark in ("published", "measured"):
+            bars += [_bar(label, known) for known in choice.of(mark)[:1]]
+        two = choice.predicted
+        if two and choice.way and two.interval and two.tokens_per_second:
+            low, high = two.interval
+            value, low, high = (rate / THOUSAND for rate in (two.tokens_per_second, low, high))
+            bars.append(Bar(label=label, kind="predicted", value=value, low=low, high=high, detail=""))
+    return BarChart(
+        name=f"hardware-{one.name}",
+        title=f"{one.name}: tokens/s of a device",
+        unit="thousand tokens/s of a device",
+        better="higher",
+        bars=tuple(bars),
+        notes=("A line through a bar is the interval of a prediction.",),
+    )
+
+
+def _bar(label: str, known: CardRate) -> Bar:
+    rate = per_device(known) / THOUSAND
+    kind: BarKind = "measured" if known.mark == "measured" else "published"
+    return Bar(label=label, kind=kind, value=rate, low=rate, high=rate, detail="")
+
+
+def prices_of(words: str, gpus: Mapping[str, Gpu]) -> dict[str, float]:
+    """Read `h200=3.1,mi300x=2`: prices of a device for an hour.
+
+    Raises:
+        InputError: what is named is no GPU, or its price is not above 0.
+    """
+    found = {}
+    for one in words.split(",") if words else ():
+        name, _, price = one.partition("=")
+        require_known(name, sorted(gpus), "no such GPU", place="--price")
+        try:
+            value = float(price)
+        except ValueError:
+            value = math.nan
+        if not 0 < value < math.inf:
+            raise InputError("expected a price", place=f"--price {name}", found=price, allowed="above 0")
+        found[name] = value
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,36 +14,22 @@ from markupsafe import Markup
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.text import number, plain, plural, visible
-from twinrun.manifests.metrics import Metric
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.vendor import Gpu
-from twinrun.report import selection, summary, words
-from twinrun.report.drawing import draw
-from twinrun.report.svg import Picture
+from twinrun.planning.project import Project
+from twinrun.report import summary, words
+from twinrun.report.charts import draw
+from twinrun.results.finished_run import FinishedRun
 from twinrun.results.record import Record, hardware
 from twinrun.results.verdicts import Verdict
 from twinrun.workloads import load_workload
-from twinrun.workloads.tables_and_charts import Chart, Table
-from twinrun.workloads.workload import PictureContext
+from twinrun.workloads.tables_and_charts import Table
+from twinrun.workloads.workload import Overview, PictureContext
 
 
-def write_report(
-    path: Path, *, record: Record, recipe: LoadedRecipe, gpus: dict[str, Gpu], metrics: Mapping[str, Metric]
-) -> None:
-    """Write the report of one run.
-
-    Args:
-        record: with its verdicts.
-        recipe: what it ran, which holds the published numbers.
-        gpus: rows of images/gpus.toml, for the published hardware.
-        metrics: rows of recipes/metrics.toml, for their titles.
-
-    Raises:
-        InputError: the record is of another recipe.
-        MachineError: the file cannot be written.
-    """
-    _demand_recipe(record, recipe)
-    _write(path, "run.html.j2", records=[record], drawn=[record], recipe=recipe, gpus=gpus, metrics=metrics)
+def write_report(path: Path, run: FinishedRun) -> Path:
+    """Write the report of one run and return its path; raises MachineError where it cannot be written."""
+    return _write(path, "run.html.j2", [run.record], run.overview, recipe=run.recipe, project=run.project)
 
 
 def write_recipe_report(
@@ -51,64 +37,45 @@ def write_recipe_report(
     *,
     records: Sequence[Record],
     recipe: LoadedRecipe,
-    gpus: dict[str, Gpu],
-    metrics: Mapping[str, Metric],
+    project: Project,
     between: Sequence[Verdict] = (),
-) -> None:
-    """Write one page over all `records` of a recipe, newest first; raises as `write_report` does.
+) -> Path:
+    """Write one page over all `records` of a recipe, newest first, and return its path.
 
     Args:
         between: verdicts on the claims between records, over those that are shown.
+
+    Raises:
+        InputError: a record is of another recipe.
+        MachineError: the file cannot be written.
     """
     for record in records:
         _demand_recipe(record, recipe)
     newest = sorted(records, key=lambda record: record.created, reverse=True)
-    _write(
-        path,
-        "recipe.html.j2",
-        records=newest,
-        drawn=selection.selected(newest),
-        recipe=recipe,
-        gpus=gpus,
-        metrics=metrics,
-        between=between,
-    )
+    drawn = overview(summary.selected(newest), recipe, project.gpus)
+    return _write(path, "recipe.html.j2", newest, drawn, recipe=recipe, project=project, between=between)
 
 
 def excerpt(shown: Sequence[Record], recipe: LoadedRecipe, gpus: dict[str, Gpu]) -> str:
     """Return published and measured hardware side by side, a table and a picture, for a page of all."""
-    first = charts(shown, recipe, gpus)[:1]
-    named = [draw(chart.model_copy(update={"name": f"{recipe.recipe.name}-{chart.name}"})) for chart in first]
-    sides = hardware_tables(shown, recipe, gpus)
-    text = page_environment().get_template("excerpt.html.j2").render(hardware_tables=sides, pictures=named)
+    drawn = overview(shown, recipe, gpus)
+    name = recipe.recipe.name
+    named = [draw(one.model_copy(update={"name": f"{name}-{one.name}"})) for one in drawn.charts[:1]]
+    template = page_environment().get_template("excerpt.html.j2")
+    text = template.render(hardware_tables=drawn.tables, pictures=named)
     # Markdown ends a block of HTML at an empty line.
     return "\n".join(line for line in text.splitlines() if line.strip())
 
 
-def charts(records: Sequence[Record], recipe: LoadedRecipe, gpus: dict[str, Gpu]) -> list[Chart]:
-    """Return what is drawn of one record, or of all of a recipe."""
-    shown = [record.shown() for record in records]
+def overview(records: Sequence[Record], recipe: LoadedRecipe, gpus: dict[str, Gpu]) -> Overview:
+    """Return what all `records` of a recipe show beside what was published."""
     drawn = PictureContext(recipe=recipe, gpus=gpus)
-    return list(load_workload(recipe.workload).overview(shown, drawn).charts)
-
-
-def pictures(records: Sequence[Record], recipe: LoadedRecipe, gpus: dict[str, Gpu]) -> list[Picture]:
-    """Return the pictures of one record, or of all of a recipe."""
-    return [draw(chart) for chart in charts(records, recipe, gpus)]
-
-
-def hardware_tables(
-    records: Sequence[Record], recipe: LoadedRecipe, gpus: dict[str, Gpu]
-) -> tuple[Table, ...]:
-    """Return published and measured hardware side by side; those after the first table are folded."""
-    shown = [record.shown() for record in records]
-    drawn = PictureContext(recipe=recipe, gpus=gpus)
-    return load_workload(recipe.workload).overview(shown, drawn).tables
+    return load_workload(recipe.workload).overview([record.shown() for record in records], drawn)
 
 
 def tables(record: Record) -> tuple[Table, ...]:
     """Return the measured numbers of a record."""
-    return record.workload.show(record.shown()).tables
+    return record.workload.show(record.shown())
 
 
 def subject(record: Record) -> str:
@@ -121,7 +88,7 @@ def configuration(record: Record) -> tuple[tuple[str, dict[str, str]], ...]:
     return record.description.configuration
 
 
-def counted(values: Sequence[str]) -> str:
+def with_counts(values: Sequence[str]) -> str:
     """Return the distinct `values`, each with how often it occurs."""
     return ", ".join(f"{count} x {value}" for value, count in Counter(values).items())
 
@@ -140,33 +107,31 @@ def _demand_recipe(record: Record, recipe: LoadedRecipe) -> None:
 def _write(
     path: Path,
     template: str,
-    *,
     records: Sequence[Record],
-    drawn: Sequence[Record],
+    drawn: Overview,
+    *,
     recipe: LoadedRecipe,
-    gpus: dict[str, Gpu],
-    metrics: Mapping[str, Metric],
+    project: Project,
     between: Sequence[Verdict] = (),
-) -> None:
-    text = (
-        page_environment()
-        .get_template(template)
-        .render(
+) -> Path:
+    anchors = {record.run + record.sha256: f"record-{number}" for number, record in enumerate(records, 1)}
+    page = page_environment().get_template(template)
+    write_atomically(
+        path,
+        page.render(
             records=records,
             recipe=recipe.recipe,
             published=recipe.published,
-            gpus=gpus,
-            metrics=metrics,
-            ranked=selection.ranked(records),
-            anchors={
-                record.run + record.sha256: f"record-{place}" for place, record in enumerate(records, 1)
-            },
-            hardware_tables=hardware_tables(drawn, recipe, gpus),
+            gpus=project.gpus,
+            metrics=project.metrics,
+            ranked=summary.ranked(records),
+            anchors=anchors,
+            hardware_tables=drawn.tables,
             between=between,
-            pictures=pictures(drawn, recipe, gpus),
-        )
+            pictures=[draw(chart) for chart in drawn.charts],
+        ),
     )
-    write_atomically(path, text)
+    return path
 
 
 def _shown(value: object) -> object:
@@ -205,6 +170,7 @@ def page_environment() -> Environment:
         words.tone,
         words.reason,
         words.departures,
+        words.shown_conditions,
         hardware,
         summary.software,
         summary.label,
@@ -214,10 +180,10 @@ def page_environment() -> Environment:
     )
     of_points: tuple[Any, ...] = (
         summary.claims_of,
-        summary.facts,
+        summary.facts_of,
         summary.placements,
         summary.result,
-        counted,
+        with_counts,
     )
     for function in (*sizes, *of_records, *of_points):
         environment.filters[function.__name__] = function

@@ -8,13 +8,13 @@ from dataclasses import fields
 from rich.console import Group
 from rich.text import Text
 
-from twinrun.foundation.text import number, percent
-from twinrun.predict.memory import GIB, capacity
+from twinrun.foundation.text import GIB, number, percent
+from twinrun.predict.memory import capacity
 from twinrun.predict.parallel_layout import Recomputation
 from twinrun.predict.prediction import Prediction
 from twinrun.predict.search import OfferedLayout, Search
-from twinrun.report.tables import View, word_columns
-from twinrun.workloads.tables_and_charts import Cell, Column, Table, text
+from twinrun.report.tables import View
+from twinrun.workloads.tables_and_charts import Cell, Column, Table, text, word_columns
 
 DAY = 86400
 RECOMPUTED: dict[Recomputation, str] = {True: "whole", False: "none", "selective": "selective"}

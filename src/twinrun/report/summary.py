@@ -1,8 +1,10 @@
-"""What stands for a record, and what its points have in common."""
+"""What stands for a record, what its points have in common, and which record stands for a subject."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from twinrun.foundation.text import number, percent, plain, plural
 from twinrun.manifests.claims import Claim, RecordClaim
@@ -10,7 +12,7 @@ from twinrun.manifests.metrics import RATIO, Metric
 from twinrun.manifests.published import PublishedClaims
 from twinrun.protocol.bench import EAGER
 from twinrun.protocol.measurements import Fact, Measurement
-from twinrun.results.record import Record
+from twinrun.results.record import Record, hardware
 from twinrun.results.verdicts import Verdict
 from twinrun.workloads.tables_and_charts import Column, Table, text
 from twinrun.workloads.workload import PointRecord
@@ -42,7 +44,7 @@ def spread_over(medians: Sequence[float], metric: Metric) -> str:
     """Return a value, or the lowest and the highest of several, a dash for none."""
     if not medians:
         return "-"
-    ends = dict.fromkeys(size(value, metric) for value in (min(medians), max(medians)))
+    ends = dict.fromkeys(shown_value(value, metric) for value in (min(medians), max(medians)))
     return " to ".join(ends)
 
 
@@ -53,7 +55,7 @@ def _counted(found: Sequence[Measurement], points: Sequence[PointRecord], metric
     return f"{metric.title}{unit}, {several}{where}"
 
 
-def size(value: float, metric: Metric) -> str:
+def shown_value(value: float, metric: Metric) -> str:
     """Return a value without its unit; a share of one is in percent."""
     if metric.unit == RATIO and "%" in metric.units:
         return percent(value)
@@ -69,7 +71,7 @@ def claims_of(
     return [(verdict, claims.get(verdict.claim)) for verdict in verdicts]
 
 
-def facts(points: Sequence[PointRecord]) -> list[tuple[str, str]]:
+def facts_of(points: Sequence[PointRecord]) -> list[tuple[str, str]]:
     """Return by name what was found at the points; where they differ, of which point it is."""
     names = dict.fromkeys(name for point in points for name in point.facts)
     return [(name, _common((point.id, _fact(point.facts.get(name))) for point in points)) for name in names]
@@ -124,3 +126,76 @@ def software(record: Record) -> str:
 def label(record: Record) -> str:
     """Return what tells a record from others of its hardware and subject."""
     return f"{record.created[:16].replace('T', ' ')}, run {record.run}"
+
+
+# A stack's name: toolkit with its version, and PyTorch.
+_STACK = re.compile(r"[a-z]+(?P<toolkit>\d[\d.]*)-torch(?P<torch>\d+\.\d+)")
+# A release of PyTorch, and the toolkit that it was built for.
+_TORCH = re.compile(r"(?P<torch>\d+\.\d+)\.\w+(\+[a-z]+(?P<toolkit>\d[\d.]*))?")
+
+
+class SubjectRecords(NamedTuple):
+    """The records of one hardware and subject."""
+
+    hardware: str
+    subject: str
+    shown: Record | None
+    """The record that stands for them; None where none says what ran."""
+    others: tuple[Record, ...]
+    """The other records, newest first."""
+    lacking: str
+    """Why none is shown: what the newest does not say."""
+
+
+def ranked(records: Sequence[Record]) -> list[SubjectRecords]:
+    """Return the records of each hardware and subject: most devices first, then most claims judged."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        groups.setdefault((hardware(record), record.description.subject), []).append(record)
+    found = [(group, _subject(*names, group)) for names, group in groups.items()]
+    found.sort(key=lambda one: (-_devices(one[0][0]), -_judged(one[1].shown), one[1].hardware))
+    return [subject for _, subject in found]
+
+
+def selected(records: Sequence[Record]) -> list[Record]:
+    """Return the record that stands for each hardware and subject, where one says what ran."""
+    return [one.shown for one in ranked(records) if one.shown]
+
+
+def unnamed(record: Record) -> str:
+    """Return why a record does not say what ran: which commit, and which PyTorch; empty where it does."""
+    if record.revision.commit is None:
+        return "the run has no commit"
+    if record.revision.changes_sha256 is not None:
+        return "the commit of the run had changes"
+    torch = record.environment.libraries.get("torch")
+    if torch is None or _named_after(record, torch):
+        return ""
+    return f"PyTorch {torch} ran under the name {record.plan.stack}"
+
+
+def _named_after(record: Record, torch: str) -> bool:
+    stack, ran = _STACK.fullmatch(record.plan.stack), _TORCH.fullmatch(torch)
+    if stack is None or ran is None:
+        # The name of the stack has no version: its lock has.
+        return "torch" not in record.environment.lock_differences
+    toolkits = [found["toolkit"].replace(".", "") for found in (stack, ran) if found["toolkit"]]
+    return stack["torch"] == ran["torch"] and toolkits[-1].startswith(toolkits[0])
+
+
+def _subject(machine: str, subject: str, group: Sequence[Record]) -> SubjectRecords:
+    newest = sorted(group, key=lambda one: one.created, reverse=True)
+    named = [record for record in newest if not unnamed(record)]
+    # A record of an older version measured something else, and one of fewer points only a part.
+    shown = max(named, key=lambda one: (one.plan.recipe_version, len(one.points)), default=None)
+    others = tuple(one for one in newest if one is not shown)
+    return SubjectRecords(machine, subject, shown, others, "" if shown else unnamed(newest[0]))
+
+
+def _devices(record: Record) -> int:
+    return max((point.devices for point in record.points), default=0)
+
+
+def _judged(record: Record | None) -> int:
+    verdicts = record.verdicts if record else ()
+    return sum(verdict.final not in ("not-comparable", "config-mismatch") for verdict in verdicts)

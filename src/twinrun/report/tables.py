@@ -1,114 +1,100 @@
-"""Tables of the terminal, as lines of text that break no word and cut nothing off."""
+"""Tables of the terminal, laid out by rich."""
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import NamedTuple
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.table import Table as Grid
 from rich.text import Text
 
-from twinrun.report.words import heading, measured_value, outcome, published_neutral, published_value, reason
-from twinrun.results.record import Record
+from twinrun.report.words import (
+    heading,
+    measured_value,
+    outcome,
+    published_neutral,
+    published_value,
+    reason,
+    shown_conditions,
+)
+from twinrun.results.finished_run import FinishedRun
 from twinrun.results.verdicts import FAILURES, Outcome, Verdict
-from twinrun.workloads.tables_and_charts import Cell, Column, Table, text
-from twinrun.workloads.workload import PictureContext
+from twinrun.workloads.tables_and_charts import Cell, Column, Table, text, word_columns
 
 STYLES: dict[Outcome, str] = {"reproduced": "green", "holds-here": "green"}
 STYLES |= dict.fromkeys(FAILURES, "bold red")
-GAP = "  "
-# Holds words together that belong on one line; printed as a space.
-HARD_SPACE = "\u00a0"
+# Columns between two columns of a table.
+GAP = 2
+VERDICT = Column(title="verdict", numeric=False, whole=True)
 
 
 class View:
-    """A table as wide as what it is printed on."""
+    """A table as wide as what it is printed on: no word is broken, and nothing is cut off."""
 
     def __init__(
-        self, table: Table, *, below: Sequence[str] = (), styles: dict[str, str] | None = None
+        self, table: Table, *, below: Sequence[str] = (), styles: Mapping[str, str] | None = None
     ) -> None:
-        """Take a table, a text below each row, and the styles of phrases."""
+        """Take a table, a text below each row, and the styles of cells by their text."""
         self._table, self._below, self._styles = table, below, styles or {}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the lines of the table."""
-        for line in lines(self._table, room=options.max_width, below=self._below):
-            yield self._styled(line)
+        """Yield the title, the columns that fit beside each other, then the rest, and the notes."""
+        room, table = options.max_width, self._table
+        measured = [_measured(console, options, table, place) for place in range(len(table.columns))]
+        shared = parts([one.minimum for one in measured], room)
+        if table.title:
+            yield Text(table.title, style="bold")
+        for part in shared:
+            widths = widened([measured[place] for place in part], room)
+            yield from self._part(part, widths, self._below if part == shared[-1] else ())
+        yield from (_indented(note) for note in table.notes)
+        yield Text("")
 
-    def _styled(self, line: Line) -> Text:
+    def _part(self, part: Sequence[int], widths: Sequence[int], below: Sequence[str]) -> RenderResult:
+        columns = [self._table.columns[place] for place in part]
+        yield _line(columns, widths, [Text(heading(one.title), style="bold") for one in columns])
+        yield Text("─" * _total(widths))
+        for row, under in zip_longest(self._table.rows, below):
+            yield _line(columns, widths, [self._shown(row[place]) for place in part])
+            if under:
+                yield _indented(under)
+
+    def _shown(self, cell: Cell) -> Text:
         # Names that come from a machine must not be read as markup.
-        shown = Text(line.text, style=line.style, no_wrap=True, overflow="ignore")
-        for phrase, style in self._styles.items():
-            shown.highlight_words([phrase], style)
-        return shown
+        lines = [Text(cell.text, style=self._styles.get(cell.text, "")), Text(cell.detail)]
+        return Text("\n").join(line for line in lines if line.plain)
 
 
-def record_tables(record: Record) -> Group:
-    """Return the measured numbers of a record."""
-    return Group(*(View(table) for table in record.workload.show(record.shown()).tables))
+def _line(columns: Sequence[Column], widths: Sequence[int], cells: Sequence[Text]) -> Grid:
+    """Return one row of cells, each wrapped in its column."""
+    grid, row = Grid.grid(), list[Text]()
+    for column, width, cell in zip(columns, widths, cells, strict=True):
+        if row:
+            grid.add_column(width=GAP)
+            row.append(Text(""))
+        grid.add_column(justify="right" if column.numeric else "left", width=width, overflow="fold")
+        row.append(cell)
+    grid.add_row(*row)
+    return grid
 
 
-def beside_published(record: Record, drawn: PictureContext) -> Group:
-    """Return what was published beside a record that no claim was judged of; nothing where there is none."""
-    found = None if record.verdicts else record.workload.overview([record.shown()], drawn).beside
-    return Group(*([View(found)] if found else []))
+def _indented(text: str) -> Padding:
+    return Padding(Text(text, style="dim"), (0, 0, 0, 2))
 
 
-def verdict_table(verdicts: Sequence[Verdict]) -> View:
-    """Return each claim with what was published, what was found here and the verdict, the reason below."""
-    rows = tuple(
-        (
-            text(one.claim),
-            text(published_value(one), published_neutral(one)),
-            text(measured_value(one)),
-            text(_whole(outcome(one))),
-        )
-        for one in verdicts
-    )
-    styles = {outcome(one): STYLES[one.final] for one in verdicts if one.final in STYLES}
-    table = _words("Claims", ("claim", "published", "here", "verdict"), rows)
-    return View(table, below=[f"Why: {reason(one)}" for one in verdicts], styles=styles)
-
-
-def word_columns(*titles: str) -> tuple[Column, ...]:
-    """Return columns of words."""
-    return tuple(Column(title=title, numeric=False) for title in titles)
-
-
-def _words(title: str, columns: Sequence[str], rows: tuple[tuple[Cell, ...], ...]) -> Table:
-    return Table(title=title, columns=word_columns(*columns), rows=rows)
-
-
-def _whole(phrase: str) -> str:
-    return phrase.replace(" ", HARD_SPACE)
-
-
-class Line(NamedTuple):
-    """One line and its style."""
-
-    text: str
-    style: str = ""
-
-
-def lines(table: Table, *, room: int, below: Sequence[str] = ()) -> Iterator[Line]:
-    """Yield a table in `room` columns; those that do not fit beside the rest follow in a part of their own.
-
-    Args:
-        below: a text to each row, of the whole width.
-    """
-    least = [_width(table, place, whole=False) for place in range(len(table.columns))]
-    natural = [_width(table, place, whole=True) for place in range(len(table.columns))]
-    shared = parts(least, room)
-    if table.title:
-        yield from (Line(text, "bold") for text in textwrap.wrap(table.title, room))
-    for part in shared:
-        widths = widened([least[one] for one in part], [natural[one] for one in part], room)
-        yield from _part(table, part, widths, room, below if part == shared[-1] else ())
-    for note in table.notes:
-        yield from (Line(text, "dim") for text in _wrapped(note, room, indent=2))
-    yield Line("")
+def _measured(console: Console, options: ConsoleOptions, table: Table, place: int) -> Measurement:
+    """Return the least and the natural width of a column; a text that stays whole has its own."""
+    column = table.columns[place]
+    texts = [Text(text) for row in table.rows for text in (row[place].text, row[place].detail)]
+    sizes = [Measurement.get(console, options, text) for text in texts]
+    head = Measurement.get(console, options, Text(heading(column.title)))
+    natural = max([head.maximum, *(one.maximum for one in sizes)])
+    whole = column.numeric or column.whole
+    least = max([head.minimum, *(one.maximum if whole else one.minimum for one in sizes)])
+    return Measurement(least, natural)
 
 
 def parts(least: Sequence[int], room: int) -> list[list[int]]:
@@ -121,67 +107,46 @@ def parts(least: Sequence[int], room: int) -> list[list[int]]:
     return found
 
 
-def widened(least: Sequence[int], natural: Sequence[int], room: int) -> list[int]:
+def widened(columns: Sequence[Measurement], room: int) -> list[int]:
     """Return widths that use the room, the column that lacks most served first."""
-    widths = [min(one, room) for one in least]
+    widths = [min(one.minimum, room) for one in columns]
     while _total(widths) < room:
-        lacking, place = max(
-            (want - has, -place) for place, (want, has) in enumerate(zip(natural, widths, strict=True))
-        )
-        if lacking <= 0:
+        lacks = [one.maximum - width for one, width in zip(columns, widths, strict=True)]
+        if max(lacks) <= 0:
             break
-        widths[-place] += 1
+        widths[lacks.index(max(lacks))] += 1
     return widths
 
 
-def _part(
-    table: Table, part: Sequence[int], widths: Sequence[int], room: int, below: Sequence[str]
-) -> Iterator[Line]:
-    right = [table.columns[place].numeric for place in part]
-    heads = [
-        _wrapped(heading(table.columns[place].title), width)
-        for place, width in zip(part, widths, strict=True)
-    ]
-    yield from (Line(text, "bold") for text in _rows(heads, widths, right))
-    yield Line("─" * _total(widths))
-    for row, under in zip_longest(table.rows, below):
-        cells = [_cell(row[place], width) for place, width in zip(part, widths, strict=True)]
-        yield from (Line(one) for one in _rows(cells, widths, right))
-        yield from (Line(one, "dim") for one in _wrapped(under or "", room, indent=2))
-
-
-def _rows(cells: Sequence[list[str]], widths: Sequence[int], right: Sequence[bool]) -> Iterator[str]:
-    for texts in zip_longest(*cells, fillvalue=""):
-        placed = (
-            text.rjust(width) if numeric else text.ljust(width)
-            for text, width, numeric in zip(texts, widths, right, strict=True)
-        )
-        yield GAP.join(placed).rstrip().replace(HARD_SPACE, " ")
-
-
-def _cell(cell: Cell, width: int) -> list[str]:
-    return [line for text in (cell.text, cell.detail) for line in _wrapped(text, width)]
-
-
-def _wrapped(text: str, width: int, *, indent: int = 0) -> list[str]:
-    return textwrap.wrap(
-        text,
-        max(width, indent + 1),
-        break_on_hyphens=False,
-        initial_indent=" " * indent,
-        subsequent_indent=" " * indent,
-    )
-
-
-def _width(table: Table, place: int, *, whole: bool) -> int:
-    """Return the width of a column: of its longest text, or of its longest word; a number stays whole."""
-    column = table.columns[place]
-    texts = [text for row in table.rows for text in (row[place].text, row[place].detail)]
-    pieces = texts if whole or column.numeric else [word for text in texts for word in text.split(" ")]
-    title = heading(column.title)
-    heads = [title] if whole else title.split()
-    return max((len(text) for text in (*pieces, *heads)), default=0)
-
-
 def _total(widths: Sequence[int]) -> int:
-    return sum(widths) + len(GAP) * (len(widths) - 1)
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def run_tables(run: FinishedRun) -> Group:
+    """Return the measured numbers of a run and, where no claim was judged, what was published beside them."""
+    beside = None if run.record.verdicts else run.overview.beside
+    shown = (*run.workload.show(run.view), *([beside] if beside else []))
+    return Group(*(View(table) for table in shown))
+
+
+def condition_table(verdict: Verdict) -> View:
+    """Return each condition of a verdict with what was seen."""
+    rows = tuple(tuple(text(cell) for cell in row) for row in shown_conditions(verdict))
+    columns = word_columns("met", "condition", "seen")
+    return View(Table(title=f"Conditions of {verdict.claim}", columns=columns, rows=rows))
+
+
+def verdict_table(verdicts: Sequence[Verdict]) -> View:
+    """Return each claim with what was published, what was found here and the verdict, the reason below."""
+    rows = tuple(
+        (
+            text(one.claim),
+            text(published_value(one), published_neutral(one)),
+            text(measured_value(one)),
+            text(outcome(one)),
+        )
+        for one in verdicts
+    )
+    styles = {outcome(one): STYLES[one.final] for one in verdicts if one.final in STYLES}
+    table = Table(title="Claims", columns=(*word_columns("claim", "published", "here"), VERDICT), rows=rows)
+    return View(table, below=[f"Why: {reason(one)}" for one in verdicts], styles=styles)

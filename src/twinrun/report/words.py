@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from twinrun.foundation.text import number, percent, plural
+from twinrun.foundation.text import GIB, number, percent, plural
 from twinrun.results.record import Record, hardware
-from twinrun.results.verdicts import FAILURES, Outcome, Verdict, measured_here, published_here
+from twinrun.results.verdicts import (
+    FAILURES,
+    QUESTIONS,
+    ConditionName,
+    Outcome,
+    Verdict,
+    measured_here,
+    published_here,
+)
 
-GIB = 1 << 30
-# As judges write them into a reason, before what makes a restatement weaker.
-_DEPARTURES = re.compile(r" Run: (?P<fields>.*?)\.(?= Weaker than published: |$)", re.DOTALL)
 Tone = Literal["good", "bad", "neutral"]
 
 # Outcomes in the order of interest to a reader. The sign repeats what the colour says.
@@ -35,6 +39,21 @@ COUNTED: dict[Outcome, tuple[str, str]] = {
     "config-mismatch": ("of another configuration", "of another configuration"),
     "not-comparable": ("cannot be asked here", "cannot be asked here"),
 }
+# Needs of a claim that was not judged, and of several, by the condition that is not met.
+UNASKED = COUNTED["not-comparable"]
+NEEDS: dict[ConditionName, tuple[str, str]] = {
+    "hardware": ("needs the published hardware", "need the published hardware"),
+    "subject": ("is of other weights", "are of other weights"),
+    "account": ("needs a whole record", "need a whole record"),
+    "points": ("needs points that did not run", "need points that did not run"),
+    "configuration": ("is of another configuration", "are of another configuration"),
+    "order": ("needs one order of the data", "need one order of the data"),
+    "measured": ("needs a number that was not measured", "need numbers that were not measured"),
+    "training": ("needs more training", "need more training"),
+    "correctness": ("has a wrong result", "have wrong results"),
+    "bounds": ("has an impossible number", "have impossible numbers"),
+    "samples": ("is undecided", "are undecided"),
+}
 
 
 def outcome(verdict: Verdict) -> str:
@@ -44,19 +63,18 @@ def outcome(verdict: Verdict) -> str:
 
 def reason(verdict: Verdict) -> str:
     """Return why a verdict is what it is, without the fields in which the run differs."""
-    return "".join(_parts_of(verdict)[::2])
+    return verdict.why
 
 
 def departures(verdict: Verdict) -> str:
     """Return the fields in which the run differs from the published one, empty where none is named."""
-    return _parts_of(verdict)[1]
+    return "; ".join(verdict.departures)
 
 
-def _parts_of(verdict: Verdict) -> tuple[str, str, str]:
-    found = _DEPARTURES.search(verdict.why)
-    if found is None:
-        return verdict.why, "", ""
-    return verdict.why[: found.start()], found["fields"], verdict.why[found.end() :]
+def shown_conditions(verdict: Verdict) -> list[tuple[str, str, str]]:
+    """Return each condition of the outcome that counts: its sign, its question and what was seen."""
+    found = verdict.here.conditions if verdict.here else verdict.conditions
+    return [(SIGNS["reproduced" if one.met else "failed"], QUESTIONS[one.name], one.seen) for one in found]
 
 
 def quantity(value: float, unit: str, per: str) -> str:
@@ -110,13 +128,50 @@ def _reached(record: Record) -> str:
 
 def _smoke(place: str, record: Record) -> str:
     """Say what a smoke run shows: that the code does what claims say of it, and nothing of a publication."""
-    counts = Counter(verdict.final for verdict in record.verdicts)
-    held, failed = counts["holds-here"], sum(counts[name] for name in FAILURES)
-    checks = f"{plural(held, 'check')} of the code {'holds' if held == 1 else 'hold'}"
-    broken = [f"{plural(failed, 'check')} {'fails' if failed == 1 else 'fail'}"] if failed else []
-    waiting = len(record.verdicts) - held - failed
-    rest = [f"{plural(waiting, 'claim')} {'needs' if waiting == 1 else 'need'} a GPU"] if waiting else []
-    return f"Smoke run on {place}: {', '.join([checks, *broken, *rest])}."
+    held = [one for one in record.verdicts if one.final == "holds-here"]
+    rest = [one for one in record.verdicts if one.final not in ("holds-here", *FAILURES)]
+    parts = [*_checked(record), *_of_code(len(held))]
+    parts += [
+        *_failed(record.verdicts),
+        *_waiting(rest, NEEDS | {"hardware": ("claim needs a GPU", "claims need a GPU")}),
+    ]
+    return f"Smoke run on {place}: {', '.join(parts) or 'nothing was judged'}."
+
+
+def _checked(record: Record) -> Iterator[str]:
+    """Yield how many checks passed, which failed, and how many results are as right as is allowed."""
+    checks = [one for point in record.points for one in point.checks]
+    if checks:
+        passed = sum(one.outcome == "pass" for one in checks)
+        yield f"{passed} of {plural(len(checks), 'check')} {'passes' if passed == 1 else 'pass'}"
+        if failed := dict.fromkeys(one.id for one in checks if one.outcome == "fail"):
+            yield f"{', '.join(failed)} {'fails' if len(failed) == 1 else 'fail'}"
+    errors = [
+        one.high <= allowed
+        for point in record.points
+        for one in point.measurements
+        if isinstance(allowed := point.facts.get(f"{one.id.removesuffix('/error')} allowed error"), float)
+    ]
+    if errors:
+        yield f"{sum(errors)} of {plural(len(errors), 'result')} within the allowed error"
+
+
+def _of_code(held: int) -> Iterator[str]:
+    if held:
+        yield f"{plural(held, 'check')} of the code {'holds' if held == 1 else 'hold'}"
+
+
+def _failed(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """Yield each claim that failed by its name."""
+    return (f"`{one.claim}` {_spoken(one.final)}" for one in verdicts if one.final in FAILURES)
+
+
+def _waiting(verdicts: Sequence[Verdict], needs: Mapping[ConditionName, tuple[str, str]]) -> Iterator[str]:
+    """Yield how many claims were not judged, and what they need, by the condition that is not met."""
+    names = Counter(one.obstacle.name if one.obstacle else None for one in verdicts)
+    for name, count in names.items():
+        one, several = needs.get(name, UNASKED) if name else UNASKED
+        yield f"{count} {one if count == 1 else several}"
 
 
 def _small(record: Record) -> Iterator[str]:
@@ -132,7 +187,8 @@ def _small(record: Record) -> Iterator[str]:
 def claims_in_words(verdicts: Sequence[Verdict]) -> str:
     """Count the claims that were judged, and name those that failed."""
     counts = Counter(verdict.final for verdict in verdicts)
-    held = [(counts["reproduced"], "reproduced"), (counts["holds-here"], "hold here")]
+    held = [(counts["reproduced"], "reproduced")]
+    held.append((counts["holds-here"], COUNTED["holds-here"][counts["holds-here"] != 1]))
     failed = [one for one in verdicts if one.final in FAILURES]
     parts = [f"{count} {name}" for count, name in held if count]
     parts += [f"{SIGNS[one.final]} `{one.claim}` {_spoken(one.final)}" for one in failed]
@@ -150,13 +206,13 @@ def sentence(place: str, verdicts: Sequence[Verdict]) -> str:
     if not verdicts:
         return f"On {place}: no claim was judged."
     counts = Counter(verdict.final for verdict in verdicts)
-    rest = [
-        f"{counts[name]} {one if counts[name] == 1 else several}"
-        for name, (one, several) in COUNTED.items()
-        if counts[name]
-    ]
-    whole = f"{counts['reproduced']} of {plural(len(verdicts), 'claim')} reproduced as published"
-    return f"On {place}: {', '.join([whole, *rest])}."
+    parts = [f"{counts['reproduced']} of {plural(len(verdicts), 'claim')} reproduced as published"]
+    if held := counts["holds-here"]:
+        parts.append(f"{held} {COUNTED['holds-here'][held != 1]}")
+    if other := counts["config-mismatch"]:
+        parts.append(f"{other} {COUNTED['config-mismatch'][0]}")
+    waiting = [one for one in verdicts if one.final == "not-comparable"]
+    return f"On {place}: {', '.join([*parts, *_failed(verdicts), *_waiting(waiting, NEEDS)])}."
 
 
 def tone(record: Record) -> Tone:

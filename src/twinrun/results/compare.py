@@ -13,7 +13,7 @@ from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement, Per
 from twinrun.results.factors import SettingChange, changed, conditions, fields_apart, marks_of
 from twinrun.results.record import Record
-from twinrun.workloads.parity import largest_difference
+from twinrun.workloads.curve_distance import largest_difference
 from twinrun.workloads.settings import Fingerprint, Grade
 from twinrun.workloads.workload import PointRecord, Premise
 
@@ -270,7 +270,7 @@ def _faster(
         return "Neither is faster: what both measured has no ratio"
     chosen = [pair for pair in pairs if pair.metric == headline]
     title = project.metrics[headline].title
-    # What is timed is repeated; scores and losses are not.
+    # Times are repeated; scores and losses are not.
     better = better or ("faster" if project.metrics[headline].repeated else "better")
     gains = [pair.gain for pair in chosen if pair.gain]
     apart = [pair for pair in chosen if not pair.within_spread]

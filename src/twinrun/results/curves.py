@@ -9,7 +9,7 @@ from twinrun.manifests.claims import Claim
 from twinrun.manifests.metrics import Metric
 from twinrun.results.record import Record
 from twinrun.results.verdicts import NotAskedError
-from twinrun.workloads.parity import values_of
+from twinrun.workloads.curve_distance import values_of
 from twinrun.workloads.workload import PointRecord
 
 
@@ -32,17 +32,37 @@ def _demand_fall(curve: Sequence[float], metric: Metric, place: str) -> None:
     for step, value in enumerate(curve, start=1):
         if not math.isfinite(value):
             raise NotAskedError(
-                f"training diverged at {place}: the {metric.id} is {value:g} at step {step}", outcome="failed"
+                f"training diverged at {place}: the {metric.id} is {value:g} at step {step}",
+                condition="stable",
             )
     if end > start * (1 + metric.evidence.most_rise):
         raise NotAskedError(
             f"training diverged at {place}: the {metric.id} rose from {start:.4g} to {end:.4g}",
-            outcome="failed",
+            condition="stable",
         )
     if end >= start:
         raise NotAskedError(
-            f"the {metric.id} at {place} ends at {end:.4g} and started at {start:.4g}: nothing was learned"
+            f"the {metric.id} at {place} ends at {end:.4g} and started at {start:.4g}: nothing was learned",
+            condition="training",
         )
+
+
+def untrained(curve: Sequence[float], metric: Metric, *, rising: int, place: str) -> str | None:
+    """Return why a curve is none of a training, whatever it is held against, or None."""
+    needed, kept = metric.evidence.trained_steps, metric.evidence.kept_fall or 0.0
+    if len(curve) - rising < needed:
+        return (
+            f"{len(curve)} steps at {place}, of which the learning rate rises in the first {rising}, show no"
+            f" curve; {needed} after them are needed"
+        )
+    start, end = curve[0], curve[-1]
+    if not all(map(math.isfinite, curve)):
+        return f"the {metric.id} at {place} is not finite"
+    if start - end <= metric.evidence.least_fall * abs(start):
+        return f"the {metric.id} at {place} ends at {end:.4g} and started at {start:.4g}: nothing was learned"
+    if start - end < kept * (start - min(curve)):
+        return f"the {metric.id} at {place} fell to {min(curve):.4g} and ends at {end:.4g}: it diverged"
+    return None
 
 
 def nothing_behind(claim: Claim, record: Record, points: Sequence[PointRecord], metric: Metric) -> str | None:

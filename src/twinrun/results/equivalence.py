@@ -16,13 +16,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from twinrun.foundation.manifest import Frozen
+from twinrun.protocol.evaluation import MEAN
 
 Equivalence = Literal["equivalent", "different", "undecided"]
 # Of calling scores equivalent that are a margin apart, or different that are a margin apart or less.
 ERROR_RATE = 0.05
 # Agresti and Min add half a document to each of four outcomes: both right, both wrong, A alone, B alone.
 ADDED_DOCUMENTS, ADDED_SQUARES = 2, 1
-MEAN = "mean"
 Pair = tuple[float, float]
 
 
@@ -59,7 +59,7 @@ class ScoreComparison(Frozen):
     margin: float
     """Largest difference of scores that counts as none."""
     error_rate: float = ERROR_RATE
-    """Of the mean, and of all tasks together."""
+    """Error rate of the mean, and of all tasks together."""
     tasks: Annotated[tuple[ScoreDifference, ...], Field(min_length=1)]
     mean: ScoreDifference
     """Over tasks, each with the same weight."""

@@ -8,14 +8,24 @@ from collections.abc import Sequence
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.claims import Claim
+from twinrun.manifests.metrics import Metric
+from twinrun.results.curves import untrained
 from twinrun.results.record import Record, hardware
 from twinrun.results.verdicts import NotAskedError
-from twinrun.workloads.parity import LEAST_CONTROLS, ORDER, WEIGHTS, Parity, differences, parity
+from twinrun.workloads.curve_distance import (
+    LEAST_CONTROLS,
+    ORDER,
+    WEIGHTS,
+    Parity,
+    origins_apart,
+    parity,
+    values_of,
+)
 from twinrun.workloads.workload import ControlledCurve, PointRecord
 
 METRIC = "loss"
 # Worst first: one curve that differs decides for all.
-SEVERITY = ("start", "outside", "other-run", "no-envelope", "inside")
+SEVERITY = ("start", "outside", "other-run", "no-envelope", "no-evidence", "inside")
 
 
 class CurveParity(Frozen):
@@ -26,21 +36,8 @@ class CurveParity(Frozen):
     parity: Parity
 
 
-def curves_of(claim: Claim, record: Record) -> tuple[PointRecord, ...]:
-    """Return the points whose curves a claim holds against each other."""
-    if claim.between is None:
-        return record.whole
-    return tuple(point for name in claim.between if (point := record.point(name)))
-
-
-def held_within(claim: Claim, record: Record) -> tuple[Parity, ...]:
-    """Hold the curves of a claim against the first of them, worst first; raises NotAskedError."""
-    points = curves_of(claim, record)
-    if len(points) < 2:
-        names = ", ".join(point.id for point in points) or "none"
-        raise NotAskedError(
-            f"needs two whole curves, this run has {names}; `invoke compare --parity A B` holds two records"
-        )
+def held_within(claim: Claim, record: Record, points: Sequence[PointRecord]) -> tuple[Parity, ...]:
+    """Hold the curves of points against that of the first, worst first; raises NotAskedError."""
     asked = (record.terms(point).curves.get(claim.metric) for point in points)
     traced = [one for one in asked if one]
     if len(traced) < len(points):
@@ -57,6 +54,7 @@ def held_between(
     b: Record,
     *,
     points: Sequence[str] = (),
+    metric: Metric,
     controls: Record | None = None,
     claims: Sequence[Claim] = (),
 ) -> tuple[CurveParity, ...]:
@@ -65,6 +63,7 @@ def held_between(
     Args:
         points: one of A and one of B; all that have one name where empty, else the last of each.
         controls: a record with further control runs; those of A and B always count, of whichever point.
+        metric: of the loss: its bounds hold where no claim has any, and its evidence is asked of both curves.
         claims: those of the recipe, whose narrowest bound holds here too.
 
     Raises:
@@ -79,9 +78,25 @@ def held_between(
             *(_controls(controls, first) if controls else ()),
         )
         bounds = [claim.bounds.get(first.arithmetic, math.inf) for claim in claims if claim.metric == METRIC]
-        held = parity(first, second, further=further, bound=min(bounds, default=math.inf))
+        bounds.append(metric.evidence.bounds.get(first.arithmetic, math.inf))
+        held = parity(first, second, further=further, bound=min(bounds))
+        if held.outcome == "inside" and (doubt := _doubt((a, one), (b, other), metric)):
+            held = held.model_copy(update={"outcome": "no-evidence", "reason": doubt})
         found.append(CurveParity(a=first, b=second, parity=held))
     return tuple(found)
+
+
+def _doubt(a: tuple[Record, PointRecord], b: tuple[Record, PointRecord], metric: Metric) -> str | None:
+    """Return why two curves that coincide show nothing of two runs, or None."""
+    (first, one), (second, other) = a, b
+    same = one.series == other.series and one.measurements == other.measurements
+    if one.id == other.id and (first.run == second.run or same):
+        return "a run and itself are one curve, whatever it is"
+    for record, point in (a, b):
+        values, described = values_of(point, metric.id), record.description.points[point.id]
+        if doubt := untrained(values, metric, rising=described.rising_steps, place=point.id):
+            return doubt
+    return None
 
 
 def _pairs(a: Record, b: Record, points: Sequence[str]) -> list[tuple[PointRecord, PointRecord]]:
@@ -143,7 +158,7 @@ def _repeated(
     for one in every:
         if one is None or not one.controls:
             continue
-        differs = differences(run, one)
+        differs = origins_apart(run, one)
         if differs.keys() - {WEIGHTS, ORDER}:
             others.append("; ".join(f"{name} {sides}" for name, sides in differs.items()))
         else:

@@ -20,15 +20,14 @@ from twinrun.foundation.files import (
 from twinrun.foundation.manifest import MAX_JSON_BYTES, validate
 from twinrun.foundation.signatures import SUFFIX, signed_by, signers_of
 from twinrun.manifests.metrics import Metric
-from twinrun.manifests.published import PublishedClaims
-from twinrun.manifests.recipe import SCALES
+from twinrun.manifests.recipe import SCALES, LoadedRecipe
+from twinrun.planning.configuration import differences_of_plan
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement, Series
 from twinrun.results.content import check_content, check_extent, check_times_and_names
 from twinrun.results.judge import RULES, claims_digest, judge
 from twinrun.results.record import Record, content_digest
 from twinrun.results.verdicts import Verdict
-from twinrun.workloads.settings import differences
 from twinrun.workloads.workload import Point, PointRecord
 
 # The one form that is read.
@@ -109,7 +108,8 @@ def read_content(content: Any, project: Project, *, place: str) -> Record:
     check_machine(record, project, place)
     check_points(record, project.metrics, place)
     same_claims = record.claims_sha256 == claims_digest(published)
-    record = with_fingerprint(record, published, place, known=same_claims)
+    known = same_claims and record.rules == RULES
+    record = with_fingerprint(record, project.recipe(record.plan.recipe), place, known=known)
     _check_derived(record, place)
     return _judged(record, project, place)
 
@@ -149,6 +149,7 @@ def plan_hash(content: dict[str, Any]) -> str:
         points = [
             {key: value for key, value in point.items() if key not in {"seconds", "predicted"}}
             for point in plan["points"]
+            if isinstance(point, dict)
         ]
         plan = plan | {"points": points}
     return sha256_of_bytes(canonical_json(plan).encode())
@@ -177,8 +178,9 @@ def _check_derived(record: Record, place: str) -> None:
 
 def _demand_known(point: PointRecord, computed: set[str], record: Record, place: str) -> None:
     """Refuse numbers that are neither measured nor follow from what is, such as an MFU without a peak."""
-    basis = {one.id for one in point.measurements} - computed
-    wrong = [name for name in basis if not record.workload.measured.fullmatch(name)]
+    account = record.workload.account
+    basis = [one for one in point.measurements if one.id not in computed]
+    wrong = [f"{one.id} of {one.metric}" for one in basis if not account.measures(one.id, one.metric)]
     demand_same(f"{point.id}: numbers that nothing gives", [], sorted(wrong), place)
 
 
@@ -300,18 +302,18 @@ def _check_metric(number: Measurement | Series, metrics: Mapping[str, Metric], w
         demand_same(f"what {number.id} is counted per", " or ".join(metric.per), number.per, where)
 
 
-def with_fingerprint(record: Record, published: PublishedClaims, place: str, *, known: bool) -> Record:
+def with_fingerprint(record: Record, recipe: LoadedRecipe, place: str, *, known: bool) -> Record:
     """Return the record with the fingerprint of its plan, held against the publication as it stands.
 
     Args:
-        known: the publication is the one that the record was judged by.
+        known: the publication and the rules are those that the record was judged by.
     """
-    plan, accepted = record.plan, published.fingerprint
-    found = record.description.marks(accepted)
+    plan = record.plan
+    found = record.description.marks(recipe.published.fingerprint)
     for field, value in plan.fingerprint.items():
         if field in found:
             demand_same(f"{field} of the fingerprint", found[field], value, place)
-    apart = differences(found, accepted)
+    apart = differences_of_plan(recipe, plan.part, plan.points)
     if known:
         recorded = {one.field: one.found for one in plan.differences}
         demand_same(

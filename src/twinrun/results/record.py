@@ -8,15 +8,14 @@ from typing import Any, Generic, Literal, Self
 
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 
-from twinrun.execution.environment import Revision
 from twinrun.foundation.files import canonical_json, sha256_of_bytes, write_atomically
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.signatures import UNSIGNED
-from twinrun.machine.inventory import Machine
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.plan import Plan
 from twinrun.predict.point import PointPrediction
 from twinrun.protocol.allocation import Allocation
+from twinrun.protocol.machine import Machine, Revision
 from twinrun.results.verdicts import Verdict
 from twinrun.workloads import load_workload
 from twinrun.workloads.workload import (
@@ -125,7 +124,7 @@ class Record(Frozen, Generic[PlanPart, PointPart]):
     @property
     def description(self) -> PlanDescription:
         """What follows from the plan."""
-        return self.workload.describe(self.plan.part, self.plan.points)
+        return self.plan.description
 
     @property
     def whole(self) -> tuple[PointRecord, ...]:
@@ -164,6 +163,7 @@ class Record(Frozen, Generic[PlanPart, PointPart]):
         return RecordView(
             label=hardware(self),
             run=self.run,
+            made=f"{self.created[:10]}, {self.plan.stack}",
             evidence=self.evidence,
             part=self.plan.part,
             gpu=self.gpu,

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from twinrun.foundation.errors import InputError, closest
 from twinrun.manifests.claims import ScoreDifferenceClaim
 from twinrun.manifests.metrics import RATIO
 from twinrun.planning.project import Project
-from twinrun.results.equivalence import ScoreComparison
-from twinrun.results.verdicts import AsRestated, RestatementVerdict, Verdict
+from twinrun.results.equivalence import ScoreComparison, ScoreDifference
+from twinrun.results.verdicts import (
+    CONDITIONS,
+    Condition,
+    RestatementVerdict,
+    Verdict,
+    as_published,
+    as_restated,
+)
 
 METRIC = "score"
-
-
-class Finding(NamedTuple):
-    """What the scores say of a claim."""
-
-    outcome: AsRestated
-    words: str
 
 
 def claim_called(name: str, project: Project) -> ScoreDifferenceClaim:
@@ -44,51 +44,65 @@ def judge_scores(claim: ScoreDifferenceClaim, found: ScoreComparison, *, rules: 
         found: the comparison of both, inside the margin of the claim.
         rules: by task the rule of the files.
     """
+    unpublished = Condition(
+        name="subject", met=False, seen="files of scores do not say what the models were trained on"
+    )
     verdict = Verdict(
         claim=claim.id,
         statement=claim.statement,
-        outcome="not-comparable",
-        reason="files of scores do not say what the models were trained on",
+        outcome=as_published([unpublished]),
+        reason=unpublished.seen,
         published=claim.value,
         measured=found.mean.difference,
         unit=RATIO,
         per="run",
+        conditions=(unpublished,),
     )
     if claim.rules and dict(rules) != claim.rules:
         reason = f"tasks and rules are {_named(rules)}, published {_named(claim.rules)}"
-        return verdict.model_copy(update={"outcome": "config-mismatch", "reason": reason})
-    said = _finding(claim, found)
-    mean = found.mean
+        other = Condition(name="configuration", met=False, seen=reason)
+        changed = {"outcome": as_published([other]), "reason": reason, "conditions": (other,)}
+        return verdict.model_copy(update=changed)
+    conditions = _conditions(claim, found.mean)
+    decisive = next((one for one in conditions if not one.met), conditions[-1])
     here = RestatementVerdict(
         statement=claim.statement,
-        outcome=said.outcome,
+        outcome=as_restated(conditions),
         reason=(
-            f"{claim.over} - {claim.under} is {mean.difference:+.4f} in the mean, interval {mean.low:+.4f}"
-            f" to {mean.high:+.4f}: {said.words}; {claim.margin:g} is allowed because {claim.because}."
+            f"{claim.over} - {claim.under} is {found.mean.difference:+.4f} in the mean: {decisive.seen};"
+            f" {claim.margin:g} is allowed because {claim.because}."
         ),
         published=claim.value,
-        measured=mean.difference,
+        measured=found.mean.difference,
         metric=METRIC,
         title=METRIC,
         unit=RATIO,
+        conditions=conditions,
     )
     return verdict.model_copy(update={"here": here})
 
 
-def _finding(claim: ScoreDifferenceClaim, found: ScoreComparison) -> Finding:
-    mean = found.mean
-    if claim.direction == "within":
-        of_outcome: dict[str, Finding] = {
-            "equivalent": Finding("holds-here", "inside the margin"),
-            "different": Finding("fails-here", "outside the margin"),
-            "undecided": Finding("not-comparable", "it reaches over the margin, more documents would decide"),
-        }
-        return of_outcome[found.outcome]
-    if mean.difference < claim.value - claim.margin:
-        return Finding("fails-here", f"less than {claim.value:g} by more than the margin")
-    if mean.low <= 0:
-        return Finding("not-comparable", "it reaches below 0, more documents would decide")
-    return Finding("holds-here", f"above 0, and no more than the margin below {claim.value:g}")
+def _conditions(claim: ScoreDifferenceClaim, mean: ScoreDifference) -> tuple[Condition, ...]:
+    """Hold the interval of the mean difference against what the claim allows."""
+    within = claim.direction == "within"
+    low, high = (-claim.margin, claim.margin) if within else (max(0.0, claim.value - claim.margin), math.inf)
+    interval = f"its interval is {mean.low:+.4f} to {mean.high:+.4f}"
+    allowed = f"from {low:+g} to {high:+g}" if within else f"above {low:g}"
+    decided = (low < mean.low and mean.high < high) or mean.high < low or mean.low > high
+    needed = f"{interval} and reaches over what is allowed, {allowed}; more documents would decide"
+    asked = {
+        "configuration": Condition(
+            name="configuration", met=True, seen="tasks and rules are the published ones"
+        ),
+        "samples": Condition(name="samples", met=decided, seen=interval if decided else needed),
+        "direction": Condition(
+            name="direction",
+            met=low < mean.low and mean.high < high,
+            seen=f"{interval}, allowed is {allowed}",
+        ),
+    }
+    scores = "a score belongs to weights and documents, whatever computes it"
+    return tuple(asked.get(name) or Condition(name=name, met=True, seen=scores) for name in CONDITIONS)
 
 
 def _named(rules: Mapping[str, str]) -> str:

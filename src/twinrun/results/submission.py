@@ -14,6 +14,8 @@ from twinrun.foundation.manifest import Frozen, validate
 from twinrun.manifests.recipe import Stacks
 from twinrun.planning.project import Project
 from twinrun.protocol.model_source import RepositoryModel, in_words
+from twinrun.results.account import objections
+from twinrun.results.finished_run import FinishedRun
 from twinrun.results.reading import read_content, read_record, signature_file, with_signature
 from twinrun.results.record import SENT_IN, Record, content_digest, file_name
 
@@ -24,7 +26,7 @@ MAX_BYTES = 32 << 20
 # An absolute path, or that of a socket, whose last name is kept; network addresses have slashes elsewhere.
 _PATH = re.compile(r"(?:(?<![\w.:/~-])|(?<=\bunix://))/(?:[\w.+@~=-]+/)+")
 _ADDRESS = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])")
-# What a record says of the hosts that it ran on, beside its points; the rest follows from the recipe.
+# Tables of a record that name its hosts, beside its points; the rest follows from the recipe.
 _PRIVATE = ("machine", "allocation", "environment")
 
 
@@ -42,24 +44,17 @@ class SubmissionForm(Frozen):
     """What `invoke doctor` says of the machine; null where that is not the one that ran."""
 
 
-def write_submission(
-    path: Path, source: Path, project: Project, *, doctor: Mapping[str, Any] | None = None
-) -> None:
-    """Write the submission of a run folder, or of a single record, to `path`.
-
-    Raises:
-        InputError: not a record, or one that no results folder takes.
-    """
-    record = read_record(source, project)
-    _demand_takeable(record, str(source))
+def write_submission(path: Path, run: FinishedRun, *, doctor: Mapping[str, Any] | None = None) -> None:
+    """Write the submission of a run; raises InputError for a record that no results folder takes."""
+    record = run.record
+    _demand_takeable(record, str(run.file))
     hide = HiddenNames(_hosts(record))
-    file = source / "record.json" if source.is_dir() else source
     # The file is sent as the run wrote it: its digests do not cover fields that records have gained since.
-    content = json.loads(file.read_text(encoding="utf-8"))
+    content = json.loads(run.file.read_text(encoding="utf-8"))
     submission = SubmissionForm(
         run_sha256=content["sha256"],
         record=_without_names(content, hide),
-        logs={name: hide.log(head) for name, head in _heads(source)},
+        logs={name: hide.log(head) for name, head in _heads(run.folder)},
         doctor=hide.value(doctor) if doctor else None,
     )
     write_atomically(path, submission.model_dump_json(indent=1) + "\n")
@@ -84,6 +79,7 @@ def add_submission(file: Path, recipe: str, project: Project) -> tuple[Path, Rec
     _demand(record.evidence, SENT_IN, "a record that was not sent in", f"{place}.evidence")
     _demand_takeable(record, place)
     _demand_nameable(record, loaded.recipe.stacks, place)
+    _demand_whole(record, project, place)
     for one in project.results(loaded):
         known = read_record(one, project)
         if record.run == known.run:
@@ -212,6 +208,19 @@ def _demand_takeable(record: Record, place: str) -> None:
             found="changes that no commit has" if record.revision.commit else "no commit",
             allowed="a commit without changes",
             hint="commit, run again and send that in",
+        )
+
+
+def _demand_whole(record: Record, project: Project, place: str) -> None:
+    """Raise InputError for a record that could carry no verdict."""
+    if found := objections(record, project):
+        first, more = found[0], f"; {len(found) - 1} more like it" if len(found) > 1 else ""
+        raise InputError(
+            "the account of the record is not complete",
+            place=f"{place}.{first.path}",
+            found=first.found,
+            allowed=f"{first.allowed}{more}",
+            hint=first.hint or "run the recipe again and send that in",
         )
 
 

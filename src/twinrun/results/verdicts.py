@@ -1,26 +1,17 @@
-"""Verdicts, and the steps that lead to one, whether a claim is about one record or between several.
-
-Who judges a claim finds a value in the records and hands it over, or refuses with a `NotAskedError`. Only
-this module compares measured with published and gives the outcome.
-"""
+"""Verdicts: the conditions of a claim, each with what was seen, and the outcome that follows."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Literal, get_args
 
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import number
-from twinrun.manifests.claims import Claim, RecordClaim, placeholders_of
-from twinrun.manifests.metrics import RATIO, Metric
-from twinrun.manifests.restatements import Restatement
-from twinrun.protocol.measurements import Measurement, Per
-from twinrun.workloads.workload import PointRecord
+from twinrun.manifests.metrics import RATIO
+from twinrun.protocol.measurements import Per
 
 AsPublished = Literal["reproduced", "not-reproduced", "not-comparable", "config-mismatch", "failed"]
-AsRestated = Literal["holds-here", "fails-here", "not-comparable", "failed"]
+AsRestated = Literal["holds-here", "fails-here", "not-comparable", "config-mismatch", "failed"]
 Outcome = Literal[
     "reproduced",
     "not-reproduced",
@@ -30,10 +21,50 @@ Outcome = Literal[
     "holds-here",
     "fails-here",
 ]
-# What becomes of a claim that cannot be judged as published; `failed` where the training did.
-Unasked = Literal["not-comparable", "config-mismatch", "failed"]
-# What makes a run's exit code 1.
+# Outcomes with which a run ends with 1.
 FAILURES: tuple[Outcome, ...] = ("not-reproduced", "fails-here", "failed")
+# In the order in which the first that is not met decides.
+ConditionName = Literal[
+    "subject",
+    "stable",
+    "hardware",
+    "account",
+    "points",
+    "configuration",
+    "order",
+    "measured",
+    "training",
+    "correctness",
+    "bounds",
+    "samples",
+    "direction",
+]
+CONDITIONS: tuple[ConditionName, ...] = get_args(ConditionName)
+# The question of each condition, for a reader.
+QUESTIONS: dict[ConditionName, str] = {
+    "subject": "the run is of what the claim is about",
+    "stable": "training did not diverge",
+    "hardware": "the hardware is named, and the one that is asked for",
+    "account": "everything that was planned is there once",
+    "points": "the points of the claim were run, on the hosts that they name",
+    "configuration": "the configuration is the published one, but for what is neutral",
+    "order": "the points worked through the same batches in the same order",
+    "measured": "the number of the claim was measured",
+    "training": "the curves are of training",
+    "correctness": "what was computed is within its allowance",
+    "bounds": "no number is more than the hardware can do",
+    "samples": "the samples decide",
+    "direction": "the number is no worse than the published one by more than the tolerance",
+}
+
+
+class Condition(Frozen):
+    """One condition of a verdict."""
+
+    name: ConditionName
+    met: bool
+    seen: str
+    """The value or the reason that answers it."""
 
 
 class RestatementVerdict(Frozen):
@@ -51,7 +82,13 @@ class RestatementVerdict(Frozen):
     """Title of the metric."""
     unit: str
     note: str = ""
-    """What belongs beside the measured value, such as `few steps: 5 of 20`."""
+    """The words beside the measured value, such as `few steps: 5 of 20`."""
+    conditions: tuple[Condition, ...] = ()
+    """Conditions of the outcome, in the order in which they decide; empty in records of older rules."""
+    points: tuple[str, ...] = ()
+    """Points of the run that it is about."""
+    departures: tuple[str, ...] = ()
+    """Circumstances and fields in which the run differs from the published one."""
 
 
 class Verdict(Frozen):
@@ -67,7 +104,11 @@ class Verdict(Frozen):
     unit: str
     per: Per
     note: str = ""
-    """What belongs beside the measured value, such as `few steps: 5 of 20`."""
+    """The words beside the measured value, such as `few steps: 5 of 20`."""
+    conditions: tuple[Condition, ...] = ()
+    """Conditions of the outcome as published; empty in records of older rules."""
+    points: tuple[str, ...] = ()
+    """Points of the run that it is about as published."""
     here: RestatementVerdict | None = None
     """The verdict here, on the restatement or on the claim itself; null on the published run."""
 
@@ -87,180 +128,73 @@ class Verdict(Frozen):
         """The reason of the outcome that counts."""
         return self.here.reason if self.here else self.reason
 
-
-class NotAskedError(Exception):
-    """A claim, or its restatement, cannot be judged on these records; the message says why."""
-
-    def __init__(
-        self,
-        reason: str,
-        *,
-        outcome: Unasked = "not-comparable",
-        measured: float | None = None,
-    ) -> None:
-        """Take the reason, and the value where one was found all the same."""
-        super().__init__(reason)
-        self.outcome: Unasked = outcome
-        self.measured = measured
-
-
-class FoundValue(NamedTuple):
-    """A value that records give, where it was found, and the measurements behind it."""
-
-    value: float
-    place: str
-    behind: tuple[tuple[PointRecord, Measurement], ...] = ()
-    note: str = ""
-
-
-class Assessment(NamedTuple):
-    """What the records say about a claim as published."""
-
-    value: float | None
-    """The measured value or distance; None where it is no number."""
-    holds: bool
-    reason: str
-    note: str = ""
-    """What belongs beside the value, such as that it rests on few steps."""
-
-
-class Margin(NamedTuple):
-    """How a value stands to the published one."""
-
-    change: float
-    """Relative change from the published value; the distance itself where a distance of 0 was published."""
-    holds: bool
-    """Whether the value is worse by no more than the tolerance."""
+    @property
+    def departures(self) -> tuple[str, ...]:
+        """Circumstances and fields in which the run differs from the published one."""
+        return self.here.departures if self.here else ()
 
     @property
-    def side(self) -> str:
-        """On which side of the published value it lies."""
-        return "above" if self.change >= 0 else "below"
+    def judged_at(self) -> tuple[str, ...]:
+        """Points of the run that the outcome that counts is about."""
+        return self.here.points if self.here else self.points
+
+    @property
+    def obstacle(self) -> Condition | None:
+        """The condition that decided, None where all are met; `samples` means that the claim is undecided."""
+        found = self.here.conditions if self.here else self.conditions
+        return next((one for one in found if not one.met), None)
 
 
-def margin(
-    value: float, published: float, *, better: Literal["higher", "lower", "equal"], tolerance: float
-) -> Margin:
-    """Compare a value with the published one in its direction of goodness."""
-    change = value / published - 1 if published else value
-    worse = {"higher": -change, "lower": change, "equal": abs(change)}[better]
-    return Margin(change, worse <= tolerance)
+class NotAskedError(Exception):
+    """A condition of a claim is not met on these records; the message says why."""
+
+    def __init__(self, reason: str, *, condition: ConditionName = "measured") -> None:
+        """Take what was seen, and the condition that it does not meet."""
+        super().__init__(reason)
+        self.condition: ConditionName = condition
 
 
-def judge_claim(
-    claim: Claim | RecordClaim,
-    as_published: Callable[[], Assessment],
-    as_restated: Callable[[Restatement], RestatementVerdict],
-) -> Verdict:
-    """Judge a claim as published and, where that cannot be asked, as restated; not one that nobody wrote."""
-    if unwritten := list(placeholders_of(claim.model_dump(), f"claim.{claim.id}")):
-        return _published(claim, partial(_refuse_unwritten, unwritten))
-    verdict = _published(claim, as_published)
-    if claim.here is None or verdict.outcome not in ("not-comparable", "config-mismatch"):
-        return verdict
-    return verdict.model_copy(update={"here": as_restated(claim.here)})
+def as_published(conditions: Sequence[Condition]) -> AsPublished:
+    """Return the outcome of a claim on the published run."""
+    unmet = _first_unmet(conditions)
+    if unmet is None:
+        return "reproduced"
+    outcomes: dict[ConditionName, AsPublished] = {
+        "direction": "not-reproduced",
+        "stable": "failed",
+        "configuration": "config-mismatch",
+        "order": "config-mismatch",
+    }
+    return outcomes.get(unmet.name, "not-comparable")
 
 
-def _refuse_unwritten(keys: Sequence[str]) -> Assessment:
-    raise NotAskedError(f"no publication says it: still a placeholder is published.toml:{', '.join(keys)}")
+def as_restated(conditions: Sequence[Condition]) -> AsRestated:
+    """Return the outcome of a claim anywhere else."""
+    unmet = _first_unmet(conditions)
+    if unmet is None:
+        return "holds-here"
+    outcomes: dict[ConditionName, AsRestated] = {
+        "direction": "fails-here",
+        "stable": "failed",
+        "order": "config-mismatch",
+    }
+    return outcomes.get(unmet.name, "not-comparable")
 
 
-def _published(claim: Claim | RecordClaim, as_published: Callable[[], Assessment]) -> Verdict:
-    outcome: AsPublished
-    measured: float | None
-    try:
-        measured, holds, reason, note = as_published()
-        outcome = "reproduced" if holds else "not-reproduced"
-    except NotAskedError as refusal:
-        measured, outcome, reason, note = refusal.measured, refusal.outcome, str(refusal), ""
-    if measured is not None and not math.isfinite(measured):
-        measured = None
-    return Verdict(
-        claim=claim.id,
-        statement=claim.statement,
-        outcome=outcome,
-        reason=reason,
-        published=claim.value,
-        measured=measured,
-        unit=claim.unit,
-        per=claim.per,
-        note=note,
-    )
+def _first_unmet(conditions: Sequence[Condition]) -> Condition | None:
+    """Return the condition that decides; None, and so a verdict that holds, where every one is met.
 
-
-def judge_restatement(
-    here: Restatement, found: FoundValue | NotAskedError, metric: Metric, *, run: str
-) -> RestatementVerdict:
-    """Judge what records give for the restatement of a claim about one record.
-
-    Args:
-        found: the value in the metric's canonical unit, or why there is none.
-        run: what differs from the published run.
+    Nothing else leads to `reproduced` and `holds-here`, and a condition that nobody asked is a fault.
     """
-    unit = "%" if "%" in metric.units else metric.unit
-    published = metric.canonical(here.value, here.unit or metric.unit)
-    verdict = _restated(here, metric.in_unit(published, unit), title=metric.title, unit=unit)
-    if isinstance(found, NotAskedError):
-        return _refused(verdict, found, run)
-    verdict = verdict.model_copy(update={"measured": metric.in_unit(found.value, unit), "note": found.note})
-    value, reference = f"{measured_here(verdict)} at {found.place}", published_here(verdict)
-    stands = margin(found.value, published, better=here.direction(metric), tolerance=here.tolerance)
-    return _held(verdict, here, stands, metric, words=(value, reference), run=run)
-
-
-def judge_restated_ratio(
-    here: Restatement, found: FoundValue | NotAskedError, metric: Metric, *, run: str
-) -> RestatementVerdict:
-    """Judge what records give for the restatement of a claim between records: a ratio of two sides."""
-    verdict = _restated(here, here.value, title=f"of the other side's {metric.title}", unit=RATIO)
-    if isinstance(found, NotAskedError):
-        return _refused(verdict, found, run)
-    verdict = verdict.model_copy(update={"measured": found.value})
-    value, reference = f"{found.value:.3f}, {found.place}", f"{here.value:g}"
-    stands = margin(found.value, here.value, better=metric.better, tolerance=here.tolerance)
-    return _held(verdict, here, stands, metric, words=(value, reference), run=run)
-
-
-def _restated(here: Restatement, published: float, *, title: str, unit: str) -> RestatementVerdict:
-    return RestatementVerdict(
-        statement=here.statement,
-        outcome="not-comparable",
-        reason="",
-        published=published,
-        measured=None,
-        metric=here.metric,
-        title=title,
-        unit=unit,
-    )
-
-
-def _refused(verdict: RestatementVerdict, refusal: NotAskedError, run: str) -> RestatementVerdict:
-    reason = f"Not asked, because {refusal}." + (f" Run: {run}." if run else "")
-    outcome: AsRestated = "failed" if refusal.outcome == "failed" else "not-comparable"
-    return verdict.model_copy(update={"reason": reason, "outcome": outcome})
-
-
-def _held(
-    verdict: RestatementVerdict,
-    here: Restatement,
-    stands: Margin,
-    metric: Metric,
-    *,
-    words: tuple[str, str],
-    run: str,
-) -> RestatementVerdict:
-    value, reference = words
-    side = here.direction(metric)
-    allowed = (
-        f"{here.tolerance:.1%} apart" if side == "equal" else f"{side} is better, {here.tolerance:.1%} worse"
-    )
-    reason = (
-        f"Here {value}; published {reference} = {here.derivation}, {here.basis}."
-        f" {abs(stands.change):.1%} {stands.side}; {allowed} is allowed because {here.because}. Run: {run}."
-    )
-    weaker = f" Weaker than published: {here.weaker}." if here.weaker else ""
-    outcome: AsRestated = "holds-here" if stands.holds else "fails-here"
-    return verdict.model_copy(update={"outcome": outcome, "reason": reason + weaker})
+    ordered = sorted(conditions, key=lambda one: CONDITIONS.index(one.name))
+    for one in ordered:
+        if not one.met:
+            return one
+    if tuple(one.name for one in ordered) != CONDITIONS:
+        raise AssertionError(
+            f"conditions {', '.join(CONDITIONS)}, asked {', '.join(c.name for c in ordered)}"
+        )
+    return None
 
 
 def published_here(found: RestatementVerdict) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from twinrun.checkpoints import store_at
 from twinrun.checkpoints.s3 import is_remote
 from twinrun.checkpoints.store import MANIFEST
-from twinrun.checkpoints.verification import demand_same, read_manifest
+from twinrun.checkpoints.verification import demand_same_run, read_manifest
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import validate
 from twinrun.planning.plan import Plan
@@ -31,7 +31,7 @@ def checkpointing_of(
     Raises:
         InputError: it is no such key or value, or this workload, engine or leg cannot do it.
     """
-    described = workload.describe(plan.part, plan.points)
+    described = plan.description
     points = described.points
     found = [one for point in plan.points if (one := points[point.id].leg)]
     _check_source(plan, found, source)
@@ -54,7 +54,7 @@ def checkpointing_of(
     asked = validate(values, Checkpointing, place=OPTION)
     if asked.place and not is_remote(asked.place, option=f"{OPTION} place"):
         raise InputError(
-            "a folder is always that of the run",
+            "--checkpoint place takes only s3:// URLs",
             place=f"{OPTION} place",
             found=asked.place,
             allowed="s3://...",
@@ -146,14 +146,14 @@ def inside_of(source: str, continued: LegSteps) -> str:
     return base
 
 
-def check_legs(asked: Checkpointing | None, *, workload: Workload, plan: Plan, resume: bool) -> None:
+def check_legs(asked: Checkpointing | None, *, plan: Plan, resume: bool) -> None:
     """Hold the legs of a plan against what lies at their places, before anything is started.
 
     Raises:
         InputError: the leg was run before, or what it should go on from is no checkpoint, of another run, or
             after another step.
     """
-    described = workload.describe(plan.part, plan.points)
+    described = plan.description
     for point in plan.points:
         leg = described.points[point.id].leg
         if asked is None or leg is None:
@@ -189,4 +189,4 @@ def _check_continuation(source: str, leg: LegSteps, identity: Mapping[str, str])
     theirs = {name: manifest.identity.get(name, "nothing") for name in identity}
     theirs |= {name: value for name, value in manifest.identity.items() if "." in name}
     place = store.file(leg.begin, MANIFEST)
-    demand_same(theirs, identity, "the checkpoint is of another run", place=place)
+    demand_same_run(theirs, identity, "the checkpoint is of another run", place=place)

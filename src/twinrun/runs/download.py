@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -17,6 +20,8 @@ from huggingface_hub.utils.sha import git_hash
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import cannot_write, sha256_of_file, write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
+from twinrun.foundation.processes import last_lines
+from twinrun.protocol.evaluation import PackageSource
 
 LISTING = "files.json"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -27,7 +32,7 @@ _KEPT = "whole files that have come are kept: the same command goes on from ther
 
 
 @dataclass(frozen=True)
-class Repository:
+class RepositoryCommit:
     """One commit of a repository; a branch would bring other bytes tomorrow."""
 
     name: str
@@ -55,7 +60,7 @@ class Listing(Frozen):
 
 
 def fetch(
-    source: Repository,
+    source: RepositoryCommit,
     patterns: Sequence[str],
     *,
     folder: Path,
@@ -93,7 +98,7 @@ def is_intact(path: Path, file: RemoteFile) -> bool:
     return file.digest == (git_hash(path.read_bytes()) if sha1 else sha256_of_file(path))
 
 
-def listed(source: Repository, patterns: Sequence[str], *, folder: Path) -> tuple[RemoteFile, ...]:
+def listed(source: RepositoryCommit, patterns: Sequence[str], *, folder: Path) -> tuple[RemoteFile, ...]:
     """Return the files of `source` that match a pattern, as `folder` keeps them or the server says.
 
     Raises:
@@ -124,7 +129,7 @@ def listed(source: Repository, patterns: Sequence[str], *, folder: Path) -> tupl
     return listing.files
 
 
-def _fetch_file(source: Repository, file: RemoteFile, folder: Path) -> None:
+def _fetch_file(source: RepositoryCommit, file: RemoteFile, folder: Path) -> None:
     """Bring one file to `folder`, and remove what is not the published one."""
     target = folder / file.path
     address = hf_hub_url(
@@ -147,7 +152,7 @@ def _fetch_file(source: Repository, file: RemoteFile, folder: Path) -> None:
         )
 
 
-def _ask_until_whole(source: Repository, file: RemoteFile, folder: Path) -> None:
+def _ask_until_whole(source: RepositoryCommit, file: RemoteFile, folder: Path) -> None:
     """Ask for a file again where the connection breaks; no part of one is left where that does not help.
 
     Releases of the library before 1.0 take a part up in the next call, later ones within a call. A server
@@ -206,3 +211,40 @@ def _transfer(address: str, target: Path | None = None) -> Iterator[None]:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         message = "the server's answer is not a list of files"
         raise MachineError(message, place=address, found=repr(error)) from None
+
+
+def fetch_wheel(source: PackageSource, folder: Path, *, say: Callable[[str], None]) -> Path:
+    """Return the wheel in `folder`, downloading it where it is not there; it has the digest of `source`.
+
+    pip reads its own configuration of indexes, proxies and certificates.
+
+    Raises:
+        MachineError: pip failed, or the index has another wheel; nothing was left behind.
+    """
+    for found in sorted(folder.glob("*.whl")):
+        if sha256_of_file(found) == source.sha256:
+            return found
+    folder.mkdir(parents=True, exist_ok=True)
+    say(f"fetching {source.package} {source.version}: {folder}")
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".downloading-") as name:
+        partial = Path(name)
+        requirement = partial / "requirements.txt"
+        requirement.write_text(
+            f"{source.package}=={source.version} --hash=sha256:{source.sha256}\n", encoding="utf-8"
+        )
+        arguments = [
+            *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-input"),
+            *("--require-hashes", "--only-binary=:all:", "--disable-pip-version-check", "--progress-bar=off"),
+            *("--dest", str(partial), "--requirement", str(requirement)),
+        ]
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+        wheels = list(partial.glob("*.whl"))
+        if done.returncode or not wheels:
+            raise MachineError(
+                "the package cannot be had",
+                place=f"{source.package}=={source.version}",
+                found=last_lines(done.stderr),
+                allowed=f"its wheel with sha256 {source.sha256}",
+                hint="check the network and the index that pip is configured for",
+            )
+        return wheels[0].replace(folder / wheels[0].name)

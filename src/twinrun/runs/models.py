@@ -59,7 +59,7 @@ def fetch_model(text: str, *, endpoint: str | None, say: Callable[[str], None]) 
         MachineError: the server or the disk failed; whole files that have come stay.
     """
     # The library takes half a second to import, and most commands need none of it.
-    from twinrun.runs.download import Repository, fetch, listed
+    from twinrun.runs.download import RepositoryCommit, fetch, listed
 
     source = model_source(text, place="NAME")
     if not isinstance(source, RepositoryModel):
@@ -69,7 +69,7 @@ def fetch_model(text: str, *, endpoint: str | None, say: Callable[[str], None]) 
     folder = model_folder(source)
     if (folder / INDEX).is_file():
         return folder
-    repository = Repository(source.repository, source.revision, "model", endpoint)
+    repository = RepositoryCommit(source.repository, source.revision, "model", endpoint)
     say(f"fetching {source.repository} at {source.revision[:12]}: {folder}")
     if lack := lacking({file.path for file in listed(repository, PATTERNS, folder=folder)}):
         message = "nothing here that can be scored"

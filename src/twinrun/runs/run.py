@@ -25,12 +25,11 @@ from twinrun.foundation.errors import InputError, RunInterruptedError
 from twinrun.foundation.files import sha256_of_file, write_atomically
 from twinrun.foundation.locks import locked
 from twinrun.machine.architecture import architectures_needed
-from twinrun.machine.devices import Device
-from twinrun.machine.inventory import Machine
 from twinrun.planning.plan import Plan
 from twinrun.planning.project import Project
 from twinrun.protocol.allocation import Allocation
-from twinrun.protocol.evaluation import SAMPLES
+from twinrun.protocol.machine import Device, Machine
+from twinrun.results.finished_run import FinishedRun
 from twinrun.results.judge import RULES, claims_digest, judge
 from twinrun.results.record import Environment, Record, write_record
 from twinrun.runs.checkpointing import check_legs
@@ -48,25 +47,25 @@ NAMED_FILES = 20
 
 
 def execute(
-    *,
     project: Project,
     selection: Selection,
+    *,
     out: Path | None,
     resume: bool,
     display: Display,
     detach: bool = False,
-) -> tuple[Record | None, Path]:
-    """Run the plan and return its judged record with the run folder.
+) -> FinishedRun | Path:
+    """Run the plan and return the finished run, judged; or the run folder where its jobs go on.
 
     Args:
-        detach: submit and return without a record, unless all has ended that was submitted before.
+        detach: submit and return, unless all has ended that was submitted before.
 
     Raises:
         MachineError, RunError: see their classes.
         Interrupted: Ctrl-C; what is finished stays and `--resume` goes on.
     """
     plan = selection.plan
-    check_legs(selection.checkpointing, workload=selection.workload, plan=plan, resume=resume)
+    check_legs(selection.checkpointing, plan=plan, resume=resume)
     with _run_folder(project.root, plan, out=out, resume=resume) as run:
         write_atomically(run / "plan.json", plan.model_dump_json(indent=1) + "\n")
         display.say(f"run folder: {run}")
@@ -80,9 +79,16 @@ def execute(
                 hint="the same command with --resume runs the points that are left",
             ) from None
         if record is None:
-            return None, run
+            return run
         write_record(run / "record.json", record)
-    return record.with_digest(), run
+    return FinishedRun(
+        record=record,
+        recipe=selection.recipe,
+        workload=selection.workload,
+        project=project,
+        folder=run,
+        file=run / "record.json",
+    )
 
 
 def _measure(
@@ -170,9 +176,8 @@ def _record(
     """Return the judged record of the finished points of a run."""
     plan, published = selection.plan, selection.recipe.published
     allocation = _allocation([one.allocation for one in done])
-    files = {
-        name: sha256_of_file(run / name) for name in ("plan.json", METRICS, SAMPLES) if (run / name).exists()
-    }
+    left = ("plan.json", METRICS, *plan.description.files)
+    files = {name: sha256_of_file(run / name) for name in left if (run / name).exists()}
     record = Record(
         twinrun=__version__,
         run=run.name,
@@ -190,7 +195,7 @@ def _record(
         verdicts=(),
         files=files,
     )
-    return record.model_copy(update={"verdicts": judge(record, published, project)})
+    return record.model_copy(update={"verdicts": judge(record, published, project)}).with_digest()
 
 
 def _allocation(allocations: Sequence[Allocation]) -> Allocation:
@@ -246,7 +251,7 @@ def _run_folder(root: Path, plan: Plan, *, out: Path | None, resume: bool) -> It
             held.enter_context(locked(run / LOCK, seconds=0))
         except Timeout:
             raise InputError(
-                "this run is alive",
+                "another process is running this run",
                 place=str(run),
                 found="another process holds its lock",
                 hint="wait until it ends, or leave --resume out to start one beside it",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from twinrun.execution.engine import EngineModule
 from twinrun.execution.engines import load_engine
@@ -13,7 +14,7 @@ from twinrun.foundation.errors import InputError, MachineError, closest
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import duration
 from twinrun.machine.architecture import misfit, refuse_misfit
-from twinrun.machine.inventory import Machine, detect, processor
+from twinrun.machine.inventory import detect, processor
 from twinrun.manifests.cluster import LoadedSite, load_site
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.stack import LoadedStack
@@ -21,8 +22,8 @@ from twinrun.manifests.vendor import Gpu, Vendor
 from twinrun.planning.plan import Plan, resolve
 from twinrun.planning.project import Project
 from twinrun.protocol.job import Checkpointing
+from twinrun.protocol.machine import Machine
 from twinrun.runs.checkpointing import checkpointing_of
-from twinrun.runs.stack_choice import choose_stack
 from twinrun.workloads import load_workload
 from twinrun.workloads.sweep import refuse
 from twinrun.workloads.workload import Choice, Hardware, PlanDescription, Workload
@@ -77,7 +78,7 @@ class Selection:
     @property
     def description(self) -> PlanDescription:
         """What follows from the plan."""
-        return self.workload.describe(self.plan.part, self.plan.points)
+        return self.plan.description
 
     @property
     def site(self) -> LoadedSite | None:
@@ -109,7 +110,7 @@ def select(project: Project, request: Request) -> Selection:
     machine, vendor = _at_site(project, request, site) if site else _machine(project, request, loaded)
     scale = _scale(scale_name, machine, site)
     wanted = machine.vendor if vendor is None else vendor.value
-    stack, stack_choice = choose_stack(project, loaded, asked=request.stack, vendor=wanted, machine=machine)
+    stack, stack_choice = stack_for_run(project, loaded, asked=request.stack, vendor=wanted, machine=machine)
     name = stack.stack.vendor
     known = (stack, project.vendors[name], machine, project.gpus)
     module, engine = _site_engine(request, site) if site else _engine(request, *known)
@@ -132,11 +133,11 @@ def select(project: Project, request: Request) -> Selection:
         workload=workload,
     )
     if not request.dry:
-        refuse(workload, plan.part, plan.points, scale=plan.scale, hardware=hardware, here=site is None)
-        _demand_nodes(giver, plan)
+        _demand_runnable(plan, workload, giver, hardware)
     chosen = vendor or Choice(name="vendor", value=name, because=_seen(machine))
     # The engine first: it changes when somebody builds an image.
     decided = (engine, chosen, scale, stack_choice, launcher, scheduler)
+    checkpoints = checkpointing_of(request.checkpoint, workload=workload, plan=plan, source=request.source)
     return Selection(
         plan=plan,
         workload=workload,
@@ -149,10 +150,15 @@ def select(project: Project, request: Request) -> Selection:
         vendor=project.vendors[name],
         machine=machine,
         gpu=gpu,
-        checkpointing=checkpointing_of(
-            request.checkpoint, workload=workload, plan=plan, source=request.source
-        ),
+        checkpointing=checkpoints,
     )
+
+
+def _demand_runnable(plan: Plan, workload: Workload, scheduler: Scheduler, hardware: Hardware) -> None:
+    """Raise a TwinrunError where the hardware, or the scheduler, cannot run a plan that was resolved."""
+    here, described = scheduler.site is None, plan.description.points
+    refuse(workload, described, plan.points, scale=plan.scale, hardware=hardware, here=here)
+    _demand_nodes(scheduler, plan)
 
 
 def _at_site(project: Project, request: Request, site: LoadedSite) -> tuple[Machine, Choice]:
@@ -394,3 +400,66 @@ def _seen(machine: Machine) -> str:
 
 def _why(asked: str | None) -> str:
     return "asked for" if asked else "default when no --cluster is given"
+
+
+def stack_for_run(
+    project: Project, loaded: LoadedRecipe, *, asked: str | None, vendor: str, machine: Machine
+) -> tuple[LoadedStack, Choice]:
+    """Return the stack that a run uses, and why: as asked for, else the vendor's that is built for its GPUs.
+
+    Raises:
+        InputError: the recipe has no stack for the vendor, or the one that is asked for does not serve it.
+    """
+    stacks = loaded.recipe.stacks
+    there = (name for name in stacks.published if (project.root / "images" / "stacks" / name).is_dir())
+    serving = [*stacks.current.values(), *stacks.also, *there]
+    name = asked or _fitting(project, loaded, vendor, machine)
+    if name is None:
+        raise InputError(
+            "the recipe has no stack for this vendor",
+            place=f"{loaded.folder}/recipe.toml:stacks.current",
+            found=vendor,
+            allowed=sorted(stacks.current),
+        )
+    stack = project.stack(name)
+    if name not in serving:
+        raise InputError(
+            "the stack does not serve this recipe",
+            place="--stack",
+            found=name,
+            allowed=serving,
+            hint=closest(name, serving),
+        )
+    if stack.stack.vendor != vendor:
+        raise InputError(
+            "the stack is for another vendor",
+            place="--stack",
+            found=f"{name} is for {stack.stack.vendor}",
+            allowed=f"a stack for {vendor}",
+            hint=f"add --vendor {stack.stack.vendor}, or leave --stack out",
+        )
+    return stack, _reason(loaded, stack, asked=asked, root=project.root)
+
+
+def _fitting(project: Project, loaded: LoadedRecipe, vendor: str, machine: Machine) -> str | None:
+    """Return the vendor's current stack, or the first further one where that is not built for the GPUs."""
+    stacks = loaded.recipe.stacks
+    current = stacks.current.get(vendor)
+    further = (name for name in stacks.also if project.stack(name).stack.vendor == vendor)
+    for name in (current, *further) if current else ():
+        built = project.stack(name).stack.archs
+        if not misfit(built=built, machine=machine, vendor=project.vendors[vendor], gpus=project.gpus):
+            return name
+    return current
+
+
+def _reason(loaded: LoadedRecipe, stack: LoadedStack, *, asked: str | None, root: Path) -> Choice:
+    vendor, name = stack.stack.vendor, stack.stack.name
+    because = "asked for" if asked else f"the recipe's current stack for {vendor}"
+    if not asked and name != (current := loaded.recipe.stacks.current[vendor]):
+        because = f"{current} is not built for this GPU"
+    if attested := stack.attested(root):
+        because += f"; hashes of {', '.join(attested)} are attested by public lock files"
+    if unhashed := stack.unhashed(root):
+        because += f"; {', '.join(unhashed)} unverified"
+    return Choice(name="stack", value=stack.stack.name, because=because)

@@ -25,7 +25,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 H / G neighbouring heads of queries share a head of keys and values.
 """
 
-# What a model without attention runs on, and our own kernel.
+# Backends that PyTorch lacks: that of a model without attention, and our own kernel.
 NONE, TRITON = "none", "triton"
 PACKAGE = "twinrun_attention"
 INTERPRETER = "TRITON_INTERPRET"

@@ -16,16 +16,16 @@ from twinrun.train.check_process import CheckError, UndecidedError, run_check
 from twinrun.train.job_files import append_line, rank_variable, read_job, report_rank, write_result
 from twinrun.train.outcomes import Outcomes
 
-__all__ = ["CheckError", "Function", "UndecidedError", "main"]
+__all__ = ["CheckError", "CheckFunction", "UndecidedError", "main"]
 
-Function = Callable[[ChecksJob], None]
+CheckFunction = Callable[[ChecksJob], None]
 # Of the outcomes of all ranks together the first counts.
 SEVERITY = ("fail", "unknown", "pass")
 # On a file system that many nodes read at once.
 IMPORT_SECONDS = 120.0
 
 
-def main(functions: Mapping[str, Function]) -> None:
+def main(functions: Mapping[str, CheckFunction]) -> None:
     """Run the checks of the job that the command line names; the first rank writes the result.
 
     A function passes by returning, fails by raising `Failed`, and finds out nothing by raising `Unknown` or
@@ -64,7 +64,7 @@ def _import(name: str) -> None:
         raise UndecidedError(str(error), remedy="install it") from None
 
 
-def _refuse_unknown(job: ChecksJob, functions: Mapping[str, Function]) -> None:
+def _refuse_unknown(job: ChecksJob, functions: Mapping[str, CheckFunction]) -> None:
     for spec in job.checks:
         if spec.id not in functions:
             raise InputError(
@@ -76,7 +76,7 @@ def _refuse_unknown(job: ChecksJob, functions: Mapping[str, Function]) -> None:
             )
 
 
-def _run(job: ChecksJob, spec: CheckSpec, function: Function, outcomes: Outcomes) -> Iterable[Check]:
+def _run(job: ChecksJob, spec: CheckSpec, function: CheckFunction, outcomes: Outcomes) -> Iterable[Check]:
     """Run a check where it belongs; on the first rank return, and report, what all ranks found."""
     together = spec.scope == "allocation"
     outcome = None

@@ -27,7 +27,7 @@ from twinrun.train.models import Model
 from twinrun.train.optimizer import adamw, learning_rate, set_learning_rate
 from twinrun.train.sharding import GradientSync, gradient_excess, settle_buckets
 
-# What this module changes in Composer, as the record and the recipes' deviations name it.
+# Changes of this module to Composer, as the record and the recipes' deviations name them.
 CHANGES = {"composer": "the optimizer starts without a closure, which would wait for the loss"}
 # Compilation can keep one rank busy for minutes while the others wait in a collective.
 TIMEOUT_SECONDS = 1800.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -11,6 +12,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from twinrun.foundation.errors import InputError
 from twinrun.protocol.training import TrainingJob, TrainingResult
 from twinrun.train import attention, ranks, worker
 from twinrun.train.checkpoint.session import checkpoints_of
@@ -27,7 +29,7 @@ FREE_ATTENTION = "chosen by PyTorch"
 
 
 class StepEngine(Protocol):
-    """What takes a step: PyTorch's own (`data_parallel`) or DeepSpeed's (`deepspeed_engines`)."""
+    """What takes a step: PyTorch's own (`data_parallel`), or one that a recipe brings."""
 
     module: nn.Module
     parallelism: str
@@ -43,31 +45,35 @@ class StepEngine(Protocol):
         """Train one step; return the mean loss of this rank's sequences, or of all."""
 
 
-def train(job: TrainingJob) -> TrainingResult:
-    """Train for the job's steps; return what was measured."""
+def train(job: TrainingJob, *, engine: str | None = None) -> TrainingResult:
+    """Train for the job's steps; return what was measured.
+
+    Args:
+        engine: module of the recipe that trains layouts of its own framework, see `training.with_engine`.
+    """
     device = device_of(job)
     ranks.check_world_size(job)
-    framework = _framework(job)
+    framework = _framework(job, engine)
     framework.start(job)
     corpus = load_corpus(job)
     free = job.training.attention == "sdpa" and not job.layout
     kernel = FREE_ATTENTION if free else worker.choose_attention(job, device)
     shared = SharedWorkMeter(job, device) if job.layout else None
-    engine: StepEngine = framework.build(job, device)
+    stepping: StepEngine = framework.build(job, device)
     meter = Meter(job, device)
     with contextlib.nullcontext() if free else attention.only(kernel):
-        _steps(job, corpus, engine, meter, shared)
+        _steps(job, corpus, stepping, meter, shared)
     result = worker.collect(
         job,
         meter=meter,
         device=device,
         kernel=kernel,
-        parallelism=engine.parallelism,
+        parallelism=stepping.parallelism,
         data_hash=corpus.sha256,
-        weights_hash=engine.weights_hash,
-        changes=engine.changes,
+        weights_hash=stepping.weights_hash,
+        changes=stepping.changes,
     )
-    return result.model_copy(update={"shared": shared.result(engine.module)}) if shared else result
+    return result.model_copy(update={"shared": shared.result(stepping.module)}) if shared else result
 
 
 def _steps(
@@ -103,12 +109,17 @@ def _counted(shared: SharedWorkMeter | None, *, step: int) -> AbstractContextMan
     return shared.counting(step) if shared else contextlib.nullcontext()
 
 
-def _framework(job: TrainingJob) -> ModuleType:
-    """Return the module that starts ranks and builds engines; DeepSpeed is imported only where it runs."""
+def _framework(job: TrainingJob, engine: str | None) -> ModuleType:
+    """Return the module that starts ranks and builds engines; a recipe's is imported only where it runs."""
     if job.layout is None or job.layout.framework == "torch":
         from twinrun.train import data_parallel
 
         return data_parallel
-    from twinrun.train import deepspeed_engines
-
-    return deepspeed_engines
+    if engine is None:
+        raise InputError(
+            "no module trains this layout",
+            place=f"layouts.{job.point}.framework",
+            found=job.layout.framework,
+            allowed="torch, or the framework of an [engine] that the recipe's script brings",
+        )
+    return importlib.import_module(engine)

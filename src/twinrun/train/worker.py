@@ -11,23 +11,22 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from twinrun.foundation.errors import MachineError, TwinrunError
 from twinrun.foundation.processes import end_with_parent
-from twinrun.protocol.job import OUT_OF_MEMORY, REFUSED, STOPPED, Job, Result
+from twinrun.protocol.job import OUT_OF_MEMORY, REFUSED, STOPPED, Result
 from twinrun.protocol.training import TrainingJob, TrainingResult
 from twinrun.train import attention, float8, liveness, ranks
 from twinrun.train import device as devices
 from twinrun.train.binding import bind
-from twinrun.train.job_files import read_job, report_rank, start_over, write_result, write_stop
+from twinrun.train.job_files import AnyJob, read_job, report_rank, start_over, write_result, write_stop
 from twinrun.train.metrics import Meter
 from twinrun.train.models import DTYPES, Model, family_of
 
-AnyJob = TypeVar("AnyJob", bound=Job)
 # Integers of the size of a parameter, for its bits.
 WORDS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 CHUNK = 1 << 24

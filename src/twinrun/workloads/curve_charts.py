@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from twinrun.foundation.text import plural
-from twinrun.workloads.parity import Parity, largest_difference, same_order, values_of
-from twinrun.workloads.tables_and_charts import Curve, Kind, LineChart, Spot
+from twinrun.workloads.curve_distance import Parity, largest_difference, same_order, values_of
+from twinrun.workloads.tables_and_charts import Curve, CurveKind, LineChart, Spot
 from twinrun.workloads.workload import ControlledCurve, PointRecord
 
 
@@ -24,7 +24,9 @@ def distance_in_words(points: Sequence[PointRecord], metric: str) -> str:
     return f"Same batches in the same order at every point; {found}."
 
 
-def curves_of(points: Sequence[PointRecord], metric: str, *, title: str, label: str, note: str) -> LineChart:
+def series_chart(
+    points: Sequence[PointRecord], metric: str, *, title: str, label: str, note: str
+) -> LineChart:
     """Return the series of all points over each other."""
     return LineChart(
         name=metric,
@@ -142,7 +144,7 @@ def _relative(a: Sequence[float], b: Sequence[float], steps: int) -> list[float]
     return [abs(one - other) / max(abs(one), 1e-12) for one, other in zip(a[:steps], b[:steps], strict=True)]
 
 
-def _curve(label: str, kind: Kind, place: int, values: Sequence[float]) -> Curve:
+def _curve(label: str, kind: CurveKind, place: int, values: Sequence[float]) -> Curve:
     return Curve(label=label, kind=kind, place=place, spots=_spots(values))
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.published import Accepted
 
 Grade = Literal["large", "some", "small", "none"]
-# What is found of a published field that a run does not have.
+# Found value of a published field that a run does not have.
 NOT_RECORDED = "not recorded"
+# Value of a field that only one of two configurations has.
+ABSENT = "none"
 Value = str | int | float | bool
 # The configuration of a run in the terms a publication states it, compared before any time is spent.
 Fingerprint = dict[str, Value]
@@ -32,15 +35,64 @@ class Difference(Frozen):
     field: str
     found: Value
     published: Accepted
+    stated: bool = True
+    """Whether the publication says it; else it is what recipe.toml has, and the publication is silent."""
+
+    def __str__(self) -> str:
+        """Say what the run has, and who says otherwise."""
+        if self.stated:
+            return f"{self.field} is {self.found}, published {self.published}"
+        return f"{self.field} is {self.found}, the recipe's {self.published} (the publication is silent)"
 
 
-def differences(found: Fingerprint, published: Mapping[str, Accepted]) -> tuple[Difference, ...]:
-    """List the published fields that `found` does not have, in the published order."""
+@dataclass(frozen=True, kw_only=True)
+class PointSettings:
+    """What decides a point of a workload."""
+
+    of: Callable[[Any, Any], Fingerprint]
+    """Return every setting that decides what a point measures, by name, from a plan's part and the point."""
+    as_written: Callable[[Any, Any, Any, str], tuple[Any, Any]]
+    """Return a plan's part and a point as recipe.toml has them at the paper scale: of the model that the plan
+    names, and of the case or layout that the name of a point says."""
+
+
+def differences(
+    found: Fingerprint, published: Mapping[str, Accepted], *, written: Fingerprint | None = None
+) -> tuple[Difference, ...]:
+    """List the fields that `found` does not have as published, in the published order, then the others.
+
+    Args:
+        written: every field as recipe.toml has it, which counts wherever the publication is silent.
+    """
+    silent = {field: value for field, value in (written or {}).items() if field not in published}
+    known = {*published, *silent}
+    silent |= {field: ABSENT for field in found if written and field not in known}
     return tuple(
-        Difference(field=field, found=found.get(field, NOT_RECORDED), published=accepted)
-        for field, accepted in published.items()
-        if found.get(field) not in (accepted if isinstance(accepted, tuple) else (accepted,))
+        Difference(field=field, found=found.get(field, NOT_RECORDED), published=accepted, stated=stated)
+        for fields, stated in ((published, True), (silent, False))
+        for field, accepted in fields.items()
+        if not _accepts(accepted, found.get(field, ABSENT if not stated else NOT_RECORDED))
     )
+
+
+def _accepts(accepted: Accepted, found: Value) -> bool:
+    """Say whether a value is one of the accepted ones; true is no number."""
+    among = accepted if isinstance(accepted, tuple) else (accepted,)
+    return any(one == found and isinstance(one, bool) == isinstance(found, bool) for one in among)
+
+
+def accepted_rows(published: Mapping[str, Accepted], key: str = "parameters") -> list[dict[str, Accepted]]:
+    """Return the configurations that lists stand for: those as long as that of `key` are read beside it."""
+    keyed = published.get(key)
+    if not isinstance(keyed, tuple):
+        return [dict(published)]
+    return [
+        {
+            field: value[row] if isinstance(value, tuple) and len(value) == len(keyed) else value
+            for field, value in published.items()
+        }
+        for row in range(len(keyed))
+    ]
 
 
 def nearest(cases: Iterable[Mapping[str, Accepted]], published: Mapping[str, Accepted]) -> Fingerprint:
@@ -56,6 +108,26 @@ def nearest(cases: Iterable[Mapping[str, Accepted]], published: Mapping[str, Acc
 def factor(pattern: str, speed: Grade, numerics: Grade, because: str) -> Factor:
     """Return a factor; positional, because factors stand in tables."""
     return Factor(pattern=pattern, speed=speed, numerics=numerics, because=because)
+
+
+def flat_fields(model: Frozen, prefix: str = "") -> Fingerprint:
+    """Return every field of `model` by its dotted name; a list as one text, what is not given as `none`."""
+    return dict(_values(model.model_dump(mode="json"), prefix))
+
+
+def as_fingerprint(values: Mapping[str, Any]) -> Fingerprint:
+    """Return values by name, a list as one text, what is not given as `none`."""
+    return dict(_values(values, ""))
+
+
+def _values(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Value]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _values(value, f"{prefix}{name}.")
+        elif isinstance(value, (list, tuple)):
+            yield prefix + name, ", ".join(map(str, value))
+        else:
+            yield prefix + name, ABSENT if value is None else value
 
 
 def flat(model: Frozen) -> dict[str, str]:

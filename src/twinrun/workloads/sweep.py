@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from twinrun.foundation.errors import InputError, MachineError
@@ -16,6 +16,7 @@ from twinrun.workloads.workload import (
     LegSteps,
     Placement,
     Point,
+    PointDescription,
     PointPart,
     Workload,
 )
@@ -151,12 +152,18 @@ def _swept(sweep: Sweep, devices: int) -> tuple[int, ...]:
 
 
 def refuse(
-    workload: Workload, part: Any, points: Sequence[Point], *, scale: str, hardware: Hardware, here: bool
+    workload: Workload,
+    described: Mapping[str, PointDescription],
+    points: Sequence[Point],
+    *,
+    scale: str,
+    hardware: Hardware,
+    here: bool,
 ) -> None:
     """Raise a TwinrunError where the hardware cannot run a scale; a plan is still printed.
 
     Args:
-        part: what the workload says of the plan.
+        described: what follows from the plan, by point.
         here: ranks run on this machine, whose disks can be looked at.
     """
     if workload.measures_gpus and scale != "smoke" and not hardware.devices:
@@ -166,7 +173,6 @@ def refuse(
             allowed="--scale smoke",
             hint="use --scale smoke, or print the plan with --dry",
         )
-    described = workload.describe(part, points).points
     for point in points:
         if leg := described[point.id].leg:
             _refuse_elsewhere(point, leg, hardware)

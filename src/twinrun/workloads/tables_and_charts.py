@@ -9,8 +9,8 @@ from twinrun.foundation.text import number, percent
 from twinrun.protocol.measurements import Measurement
 
 ABSENT = "-"
-Kind = Literal["measured", "published", "reference", "baseline", "bound"]
-BarKind = Kind | Literal["predicted"]
+CurveKind = Literal["measured", "published", "reference", "baseline", "bound"]
+BarKind = CurveKind | Literal["predicted"]
 
 
 class Cell(Frozen):
@@ -25,6 +25,8 @@ class Column(Frozen):
 
     title: str
     numeric: bool = True
+    whole: bool = False
+    """Whether a text of the column stays on one line, as a number does."""
 
 
 class Table(Frozen):
@@ -35,6 +37,11 @@ class Table(Frozen):
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
     """What the numbers rest on: formulas, peaks, sources."""
+
+
+def word_columns(*titles: str) -> tuple[Column, ...]:
+    """Return columns of words."""
+    return tuple(Column(title=title, numeric=False) for title in titles)
 
 
 def text(value: str, detail: str = "") -> Cell:
@@ -69,7 +76,7 @@ class Curve(Frozen):
     """Spots that belong together."""
 
     label: str
-    kind: Kind
+    kind: CurveKind
     place: int
     """Among those of its kind; the same series has the same place in every chart."""
     spots: tuple[Spot, ...]

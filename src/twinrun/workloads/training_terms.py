@@ -7,15 +7,28 @@ from collections.abc import Iterator
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import DataSource, Optimizer, Training
-from twinrun.workloads.settings import Fingerprint, Value
+from twinrun.workloads.settings import Fingerprint, Value, flat_fields
 from twinrun.workloads.workload import Hardware
 
-# What the built-in corpus has in place of a repository and a tokenizer.
+# The built-in corpus has these in place of a repository and a tokenizer.
 BUILT_IN = {
     "repository": "the interpreter's standard library",
     "revision": "that of the interpreter",
     "tokenizer": "bytes",
 }
+
+
+# Fields of the tables that the fingerprint has in other words.
+_IN_WORDS = dict.fromkeys(
+    (
+        *("data", "seed", "optimizer.betas", "optimizer.final_factor"),
+        *("optimizer.warmup_steps", "optimizer.decay_steps", "optimizer.schedule"),
+        *("optimizer.schedule.warmup", "optimizer.schedule.total", "optimizer.schedule.decay"),
+        *("model.vocabulary", "model.sequence", "model.dropout"),
+        # Words of who says that the data is the published one.
+        "data.source",
+    )
+)
 
 
 def refuse_composer(training: Training, hardware: Hardware, *, table: str = "") -> None:
@@ -37,10 +50,11 @@ def refuse_composer(training: Training, hardware: Hardware, *, table: str = "") 
 def fingerprint(shape: AnyShape, training: Training, data: DataSource) -> Fingerprint:
     """Return the fields that decide whether two runs are the same experiment.
 
-    A record holds the tables that this is computed from, so fields that the fingerprint has gained since are
-    known of older records too.
+    Those that publications state have their words; every other field of the tables follows under its own
+    name, so that what a table gains counts as well. A record holds the tables that this is computed from, so
+    fields that the fingerprint has gained since are known of older records too.
     """
-    return {
+    stated: Fingerprint = {
         "parameters": shape.parameters(),
         "vocabulary": shape.vocabulary,
         "sequence": shape.sequence,
@@ -58,6 +72,8 @@ def fingerprint(shape: AnyShape, training: Training, data: DataSource) -> Finger
         **{f"optimizer.{name}": value for name, value in _optimizer(training.optimizer)},
         **{f"schedule.{name}": value for name, value in _schedule(training.optimizer)},
     }
+    others = {**flat_fields(training), **flat_fields(shape, "model."), **flat_fields(data, "data.")}
+    return stated | {name: value for name, value in others.items() if name not in stated | _IN_WORDS}
 
 
 def _loss_function(training: Training) -> str:

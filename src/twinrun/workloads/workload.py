@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Generic
+from typing import Annotated, Any, Generic, Literal, NamedTuple
 
 from pydantic import Field
 from typing_extensions import TypeVar
 
+from twinrun.foundation.files import canonical_json, sha256_of_bytes
 from twinrun.foundation.manifest import Frozen, validate
 from twinrun.manifests.published import Accepted
 from twinrun.manifests.recipe import LoadedRecipe, Tables
 from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Gpu
 from twinrun.predict.point import PointPrediction
+from twinrun.protocol.evaluation import PackageSource
 from twinrun.protocol.job import Checkpointing, Job
 from twinrun.protocol.layout import Precision
 from twinrun.protocol.measurements import Fact, Measurement, Numbers
@@ -23,22 +25,42 @@ from twinrun.protocol.model_source import ModelSource
 from twinrun.protocol.models.shape import Positive
 from twinrun.protocol.power import PowerReading
 from twinrun.protocol.storage import StorageNeed
-from twinrun.workloads.data_request import DataRequest
-from twinrun.workloads.settings import Difference, Factor, Fingerprint, differences, nearest
+from twinrun.protocol.training import DataSource
+from twinrun.workloads.settings import Difference, Factor, Fingerprint, PointSettings, nearest
 from twinrun.workloads.tables_and_charts import Chart, Table
 
-# What a workload says of a plan and of a point: types of its own, `Any` for those that serve every workload.
+# Types of a workload for a plan, a point and a result; `Any` where every workload is served.
 PlanPart = TypeVar("PlanPart", default=Any)
 PointPart = TypeVar("PointPart", default=Any)
 RankResult = TypeVar("RankResult", default=Any)
+
+
+class DataRequest(Frozen):
+    """Prepared data that the ranks read."""
+
+    name: str
+    source: DataSource | PackageSource
+    sequence: int
+    """Tokens of one sequence; 0 for documents, which are no sequences."""
+
+    def folder(self, python: str = "") -> str:
+        """Return the name of the folder of what is prepared, by all that decides it.
+
+        Args:
+            python: version of the interpreter, whose standard library differs from another's.
+        """
+        pinned = self.source.model_dump(mode="json", exclude={"source"})
+        mark = sha256_of_bytes(canonical_json([DATA_FORMAT, pinned, self.sequence]).encode())[:12]
+        kind = f"{self.name}-python{python}" if self.source.kind == "standard-library" else self.name
+        return f"{kind}-{self.sequence}-{mark}"
 
 
 class Placement(Frozen):
     """Where the ranks of something go, one rank a device."""
 
     id: str
-    nodes: int
-    devices_per_node: int
+    nodes: Positive
+    devices_per_node: Positive
 
     @property
     def world_size(self) -> int:
@@ -145,8 +167,6 @@ class Run(Frozen):
 
     recipe: str
     accelerator: bool
-    data: str
-    """Folder of prepared data, empty where the workload needs none."""
     out: str
     metrics: str
     attempt: str
@@ -154,18 +174,16 @@ class Run(Frozen):
     watchdog_seconds: float | None = None
     sniff_steps: int = 0
     power: PowerReading | None = None
-    documents: str = Field(default="", exclude=True)
-    """Folder of the documents that were asked for, empty where there are none; no part of every job."""
-    model: str = Field(default="", exclude=True)
-    """Folder of the model that is there, empty where there is none; no part of every job."""
+    folders: Mapping[str, str] = Field(default_factory=dict, exclude=True)
+    """Folders that ranks read, by the field of the plan's description that asks for them."""
 
 
 class PointRecord(Numbers, Generic[PointPart]):
     """One measured point: what ran, where, and what came out."""
 
     id: str
-    nodes: int
-    devices: int
+    nodes: Positive
+    devices: Positive
     """Over all nodes."""
     cards: int | None = None
     """Cards of the devices; None where they fill none, on a processor, and in older records."""
@@ -192,14 +210,52 @@ class ControlledCurve(Frozen):
     """Largest relative difference of two kinds of hardware at the first step, by the arithmetic's type."""
 
 
+class CardRate(NamedTuple):
+    """A speed of training on a GPU model, as the rate of one card."""
+
+    mark: Literal["published", "reference", "measured"]
+    """`reference` for a number published elsewhere, which nothing is judged against."""
+    gpu: Gpu
+    model: str
+    precision: str
+    """Type of the matrix products."""
+    cards: float
+    """Cards of the whole run."""
+    tokens: float | None
+    """Tokens a second of a card; None where the FLOP of a token are unknown."""
+    flops: float
+    """Model TFLOP/s of a card, by `formula`."""
+    formula: str
+    label: str
+    """Software and size where it was published; date, stack and hardware where it was measured."""
+    document: str
+    """Document of a published number, run of a measured one."""
+    where: str
+    """Place in the document."""
+    power: float | None = None
+    """Sampled watts of a device."""
+
+    @property
+    def share(self) -> float:
+        """Share of the dense bf16 peak."""
+        return self.flops / self.gpu.peak_bf16_tflops
+
+    @property
+    def devices(self) -> int:
+        """Devices of the whole run."""
+        return round(self.cards * self.gpu.devices_per_card)
+
+
 class RecordView(Frozen, Generic[PlanPart, PointPart]):
     """What reports and comparisons need of a record to show one workload."""
 
     label: str
     """What tells the record from others, for example `2 x H200`."""
     run: str
+    made: str = ""
+    """Date of the run and its stack."""
     evidence: str = "measured"
-    """That the record was measured here, or sent in."""
+    """Whether the record was measured here or sent in."""
     part: PlanPart
     gpu: Gpu | None
     points: tuple[PointRecord[PointPart], ...]
@@ -235,6 +291,8 @@ class PointDescription:
     """Lines of metrics that the point writes, as far as known."""
     rising_steps: int = 0
     """First steps of a training, in which the learning rate still rises."""
+    vocabulary: int | None = None
+    """Tokens between which a loss chooses; None where nothing is trained."""
     leg: LegSteps | None = None
     """The leg that the point is; None for a point that starts by itself and runs to the end."""
     storage: StorageNeed | None = None
@@ -244,10 +302,6 @@ class PointDescription:
     """Facts of a record that the plan decides, by name, each with the values that it allows."""
     case: Mapping[str, Any] | None = None
     """The point in the terms of the publication; None where the plan says so for all points."""
-
-    def differences(self, published: Mapping[str, Accepted]) -> tuple[Difference, ...] | None:
-        """Return where the point is not the published configuration; None where the plan says so for all."""
-        return None if self.case is None else differences(nearest([self.case], published), published)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,6 +323,8 @@ class PlanDescription:
     """What a checkpoint must have in common with a run that goes on from it, before any data."""
     kernels: bool = True
     """Whether the kernels that the recipe names are run; they are compiled only then."""
+    files: tuple[str, ...] = ()
+    """Further files that ranks leave in the run folder, whose digests the record holds."""
     modules: tuple[str, ...] = ()
     """Modules of the project that ranks import for this plan, beside those that their script names."""
     fingerprint: Fingerprint | None = None
@@ -302,24 +358,56 @@ class ComparisonTerms:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordTables:
-    """What a record shows."""
-
-    tables: tuple[Table, ...]
-    """The measured numbers."""
-    files: Mapping[str, str] = field(default_factory=dict)
-    """Further files of the run's folder by name, for other programs."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Overview:
     """What one record, or all of a recipe, show beside what was published."""
 
     charts: tuple[Chart, ...] = ()
     tables: tuple[Table, ...] = ()
     """Published and measured hardware side by side; those after the first table are folded."""
+    rates: tuple[CardRate, ...] = ()
+    """Speeds of trainings by GPU model, published and measured."""
     beside: Table | None = None
     """One record beside what was published of what it runs; None for several, or where nothing was."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gap:
+    """One thing that a record lacks, has twice, or says otherwise than it follows."""
+
+    point: str = ""
+    """The point that it is of; empty for the record itself."""
+    path: str
+    """The leaf in the file, such as `points.devices=1.series.loss`."""
+    found: str
+    allowed: str
+    hint: str = ""
+
+    @property
+    def words(self) -> str:
+        """The gap in a sentence."""
+        return f"{self.path} is {self.found}, and must be {self.allowed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account(Generic[PlanPart, PointPart]):
+    """What a workload demands of a record."""
+
+    measured: Mapping[str, re.Pattern[str]]
+    """Names of the measurements that come from the ranks, by metric; all others come from `derived`."""
+    as_planned: Callable[[PlanPart, Point[PointPart], PointRecord[PointPart]], Iterator[Gap]]
+    """Yield where a measured point is not the planned one, whole and once; paths begin at the point."""
+
+    of_recipe: Callable[[Any, PlanPart, Sequence[Point[PointPart]]], Iterator[Gap]] = lambda *_: iter(())
+    """Yield where a plan is not one that the tables of its recipe give."""
+    calls: Callable[[PointRecord[PointPart]], Mapping[str, Mapping[str, str]]] = lambda _point: {}
+    """Return the labels of what was computed beside a reference, by its name."""
+    allowed_error: Callable[[Any, Mapping[str, str]], float | None] = lambda _tables, _labels: None
+    """Return how far a call may be from its reference by the tables of the recipe; None: nobody says it."""
+
+    def measures(self, name: str, metric: str) -> bool:
+        """Say whether the ranks measure something of this name and metric."""
+        pattern = self.measured.get(metric)
+        return pattern is not None and pattern.fullmatch(name) is not None
 
 
 AnyPoint = TypeVar("AnyPoint", Point, PointRecord)
@@ -340,8 +428,8 @@ class Workload(Generic[Tables, PlanPart, PointPart, RankResult]):
     """Metrics that stand for a record, the first that a point has."""
     factors: tuple[Factor, ...]
     """What its settings do, in the order of likely effect on speed."""
-    measured: re.Pattern[str]
-    """Names of measurements that come from the ranks; all others come from `derived`."""
+    account: Account[PlanPart]
+    """What a complete record has."""
     smaller: str
     """What to do where nothing fits into memory."""
     module: str | None = None
@@ -359,6 +447,8 @@ class Workload(Generic[Tables, PlanPart, PointPart, RankResult]):
     """Turn a request into points; pure. Raises InputError, MachineError."""
     describe: Callable[[PlanPart, Sequence[Point[PointPart]]], PlanDescription]
     """Return what follows from a plan."""
+    settings: PointSettings
+    """What decides a point, as planned and as recipe.toml has it."""
     job: Callable[[PlanPart, Point[PointPart], int, Run], Job]
     """Return the job of one attempt at a point, counted from 0."""
     progress: Callable[[bytes], Progress]
@@ -369,7 +459,7 @@ class Workload(Generic[Tables, PlanPart, PointPart, RankResult]):
     """Return what follows from the measured numbers; recomputed whenever a record is read."""
     terms: Callable[[PlanPart, PointRecord[PointPart]], ComparisonTerms]
     """Return what a measured point is compared by."""
-    show: Callable[[RecordView[PlanPart, PointPart]], RecordTables]
+    show: Callable[[RecordView[PlanPart, PointPart]], tuple[Table, ...]]
     """Return the measured numbers as tables."""
     overview: Callable[[Sequence[RecordView[PlanPart, PointPart]], PictureContext[Tables]], Overview]
     """Return the pictures of one record, or of all of a recipe."""
@@ -398,3 +488,7 @@ def whole(
     """Return the points whose curve reaches the end of the run, those that are no `leg` of it first."""
     undisturbed = [point for point in points if leg(point) is None]
     return (*undisturbed, *(point for point in points if (found := leg(point)) and found.last))
+
+
+# Counts up when ranks ask for files that preparation did not write before; older folders are made anew.
+DATA_FORMAT = 2

@@ -18,7 +18,7 @@ from twinrun.foundation.files import sha256_of_file
 # A tokenizer is one file, or the two that GPT-2's came in.
 PARTS = ("vocab.json", "merges.txt")
 SMALL = (CONFIG, TOKENIZER, TOKENIZER_CONFIG, *PARTS, "special_tokens_map.json", "added_tokens.json")
-# What is fetched of a repository: shell patterns.
+# Shell patterns of the files that are fetched from a repository.
 PATTERNS = (*SMALL, WEIGHTS, "model-*-of-*.safetensors", INDEX)
 
 

@@ -19,7 +19,7 @@ from twinrun.checkpoints.safetensors import (
     parse_header,
 )
 from twinrun.checkpoints.store import DamagedError, Store
-from twinrun.checkpoints.verification import demand_same
+from twinrun.checkpoints.verification import demand_same_run
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import parse_json, read_regular, sha256_of_bytes
 from twinrun.foundation.manifest import MAX_JSON_BYTES
@@ -72,7 +72,7 @@ def read_folder(folder: Path, store: Store) -> int:
     identity = form.identity(sizes)
     if seal:
         known = {name: seal.identity.get(name, "nothing") for name in identity}
-        demand_same(known, identity, "the weights were of another model", place=str(folder / CONFIG))
+        demand_same_run(known, identity, "the weights were of another model", place=str(folder / CONFIG))
         identity = seal.identity
     _write(store, pairs, tensors, seal, identity)
     return 0
@@ -202,7 +202,7 @@ def _demand_held(
     theirs = {name: str(list(one.entry.shape)) for name, one in tensors.items()}
     ours = {pair.theirs: str(list(pair.their_shape)) for pair in pairs}
     message = f"our {form.family} of this config.json has other tensors"
-    demand_same(theirs, ours, message, place=str(folder))
+    demand_same_run(theirs, ours, message, place=str(folder))
 
 
 def _seal(metadata: dict[str, str], path: Path) -> Seal | None:

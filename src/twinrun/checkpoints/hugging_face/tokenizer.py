@@ -16,7 +16,7 @@ from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import parse_json, read_regular, sha256_of_bytes
 from twinrun.foundation.manifest import MAX_JSON_BYTES
 
-# What a checkpoint's identity says of its tokenizer: a source of byte tokens, or a SHA-256.
+# Field of a checkpoint's identity that names its tokenizer: a source of byte tokens, or a SHA-256.
 IDENTITY = "tokenizer"
 BYTES = "standard-library"
 # Byte tokens are 0 to 255; the next number separates documents.

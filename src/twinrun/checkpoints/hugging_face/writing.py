@@ -22,7 +22,7 @@ from twinrun.protocol.hugging_face import SHAPE, Form, TensorPair
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MODEL = "model."
-# What transformers calls the types.
+# Names of the types in transformers.
 TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # Types of Python's arrays with that many bytes an element.
 CODES: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}

@@ -17,7 +17,7 @@ ACTIVATION_BYTES_PER_FEATURE = 33
 # Of these the products alone, the input and the residual: 8 of the input projection, 4 of the step sizes,
 # 2 of the output projection, 4 of what enters; the projection to rank and states is 0.2.
 PRODUCT_BYTES_PER_FEATURE = 19
-# What enters a block, and the residual beside it.
+# The input of a block, and the residual beside it.
 INPUT_BYTES_PER_FEATURE = 4
 
 

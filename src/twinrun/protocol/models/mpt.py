@@ -16,7 +16,7 @@ ACTIVATION_BYTES_PER_FEATURE = 34
 # Of these the products alone: 6 of queries, keys and values, 2 of attention, 8 of the expansion, and 1 that
 # the recorded peaks of MPT-7B and 13B ask for.
 PRODUCT_BYTES_PER_FEATURE = 17
-# What enters a block.
+# The input of a block.
 INPUT_BYTES_PER_FEATURE = 2
 
 

@@ -14,7 +14,7 @@ from twinrun.protocol.work import ModelWork
 Positive = Annotated[int, Field(gt=0)]
 # Tokens whose logits are there at once.
 HEAD_TOKENS = 8192
-Checkpointing = bool | Literal["selective"]
+ActivationCheckpointing = bool | Literal["selective"]
 """Whether blocks are computed again in the backward pass: none, whole, or all but their matrix products."""
 
 

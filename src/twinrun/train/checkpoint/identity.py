@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from twinrun.checkpoints.manifest import CheckpointManifest
-from twinrun.checkpoints.verification import demand_same
+from twinrun.checkpoints.verification import demand_same_run
 from twinrun.protocol.training import TrainingJob, identity
 from twinrun.train.corpus import Corpus
 
 # Settings of a training that change how a step is computed, and at most its rounding.
 LAYOUT = ("reduction", "attention", "activation_checkpointing", "trainer", "compile", "summation")
-# What may differ all the same, by mode: a fixed tree of sums gives the same bits on any number of ranks.
+# Fields that may differ, by mode: a fixed tree of sums gives the same bits on any number of ranks.
 FREE: dict[str, tuple[str, ...]] = {"exact": (), "canonical": ("world_size", "sharding")}
 
 
@@ -57,11 +57,13 @@ def check_allowed(
     """
     if weights_alone(manifest):
         ours = {name: identity.get(name, "nothing") for name in manifest.identity}
-        demand_same(manifest.identity, ours, "the weights are of another model", place=place)
+        demand_same_run(manifest.identity, ours, "the weights are of another model", place=place)
         return
-    # What a shape could not have when the checkpoint was saved, the model of that time did not have.
+    # Fields added since the checkpoint was saved take their "absent" value.
     missing = {name: "None" for name in identity if name.startswith("shape.")}
-    demand_same({**missing, **manifest.identity}, identity, "the checkpoint is of another run", place=place)
+    demand_same_run(
+        {**missing, **manifest.identity}, identity, "the checkpoint is of another run", place=place
+    )
     if mode == "bounded":
         return
     free = FREE[mode]
@@ -69,4 +71,4 @@ def check_allowed(
         {name: value for name, value in one.items() if name not in free} for one in (manifest.layout, layout)
     )
     hint = "`--checkpoint mode=bounded` goes on with another layout, inside an envelope of the loss"
-    demand_same(theirs, ours, "the checkpoint was saved with another layout", place=place, hint=hint)
+    demand_same_run(theirs, ours, "the checkpoint was saved with another layout", place=place, hint=hint)

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from twinrun.checkpoints import store_at
 from twinrun.checkpoints.manifest import FORMAT, CheckpointManifest, StoredFile, StoredTensor
 from twinrun.checkpoints.store import MANIFEST, DamagedError, Store
-from twinrun.checkpoints.verification import demand_published, read_manifest, retire
+from twinrun.checkpoints.verification import demand_published_checkpoint, read_manifest, retire
 from twinrun.foundation.errors import InputError, RunError, TwinrunError
 from twinrun.protocol.training import TrainingJob
 from twinrun.train import liveness, ranks
@@ -163,7 +163,7 @@ class Checkpoints:
             if fault is None:
                 self._say(f"going on after step {step} of {store.place}")
                 return step
-            # What another run wrote is left where it is.
+            # Checkpoints of another run are left where they are.
             ours = store is self._store
             kept = self._together(functools.partial(store.quarantine, step)) if ours else "left in place"
             before = "there is none before it" if step == steps[0] else "using the checkpoint before it"
@@ -177,7 +177,7 @@ class Checkpoints:
         fault, manifest = None, None
         try:
             manifest = read_manifest(store, step)
-            demand_published(store, manifest)
+            demand_published_checkpoint(store, manifest)
         except DamagedError as error:
             fault = str(error)
         fault = ranks.first_fault(fault, self._group)

@@ -27,7 +27,7 @@ DTYPES = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MODEL, OPTIMIZER, HISTORY = "model.", "optimizer.", "history."
-# What a wrapper adds to the name of a parameter.
+# A wrapper adds these to the name of a parameter.
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
 

@@ -22,7 +22,7 @@ from twinrun.protocol.models.llama import (
     LOW_TURNS,
     LlamaShape,
 )
-from twinrun.protocol.models.shape import Checkpointing
+from twinrun.protocol.models.shape import ActivationCheckpointing
 from twinrun.protocol.training import Training
 from twinrun.train import attention as attentions
 from twinrun.train.attention import Attend
@@ -154,7 +154,7 @@ class Llama(Model):
         *,
         dtype: torch.dtype = torch.float32,
         attention: str = "sdpa",
-        checkpointing: Checkpointing = False,
+        checkpointing: ActivationCheckpointing = False,
     ) -> None:
         super().__init__()
         self.shape, self.dtype = shape, dtype
@@ -188,7 +188,7 @@ class Llama(Model):
             return linear(self.norm(x_BSD), weight_VD.to(self.dtype))
         return self.final_loss(x_BSD, self.norm.weight, weight_VD, targets_BS)
 
-    # What cannot be compiled as one graph is an error: it would run, at half the speed.
+    # A block that cannot be compiled as one graph is an error: it would run, at half the speed.
     def compile_whole(self) -> None:
         """Compile the model on one device."""
         self.compile(dynamic=False, fullgraph=True)

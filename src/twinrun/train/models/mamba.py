@@ -20,7 +20,7 @@ from torch.nn.functional import linear
 
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.models.mamba import MambaShape
-from twinrun.protocol.models.shape import Checkpointing
+from twinrun.protocol.models.shape import ActivationCheckpointing
 from twinrun.protocol.training import Training
 from twinrun.train.layers import RMSNorm, head_loss, recomputed, recomputed_but_products, rms_norm
 from twinrun.train.models import DTYPES, Model, Orders, normal, uniform
@@ -90,7 +90,7 @@ class MambaBlock(nn.Module):
     """A mixer on the normed residual stream."""
 
     def __init__(
-        self, shape: MambaShape, *, kernels: Kernels, layout: str, checkpointing: Checkpointing
+        self, shape: MambaShape, *, kernels: Kernels, layout: str, checkpointing: ActivationCheckpointing
     ) -> None:
         super().__init__()
         self.checkpointing = checkpointing
@@ -142,7 +142,7 @@ class Mamba(Model):
         layout: str | None = "token-major",
         dtype: torch.dtype = torch.float32,
         parameter_type: torch.dtype = torch.float32,
-        checkpointing: Checkpointing = False,
+        checkpointing: ActivationCheckpointing = False,
         position_scale: float | None = None,
     ) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ class Mamba(Model):
     def compile_regions(self) -> None:
         """Compile each block's forward and the loss; call before or after sharding."""
         for block in self.layers:
-            # What cannot be compiled as one graph is an error, but for upstream's kernels.
+            # A block that cannot be compiled as one graph is an error, but for upstream's kernels.
             block.forward = torch.compile(block.forward, dynamic=False, fullgraph=self.kernels.traced)
         self.final_loss = torch.compile(final_loss, dynamic=False, fullgraph=True)
 
@@ -236,7 +236,7 @@ def initial(name: str, parameter: Tensor, key: int, shape: MambaShape) -> Tensor
     drawn = uniform(size, key, device)
     if name.endswith("dt_proj.bias"):
         step = torch.exp(math.log(STEP_LOW) + drawn * math.log(STEP_HIGH / STEP_LOW)).clamp(min=STEP_FLOOR)
-        # What softplus makes the step of.
+        # Softplus makes the step of this.
         return step + torch.log(-torch.expm1(-step))
     # A convolution's bias is drawn as its weights are.
     bound = 1 / math.sqrt(shape.convolution if "conv1d" in name else size[1])

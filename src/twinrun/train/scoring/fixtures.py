@@ -21,7 +21,7 @@ PREFIX = "fixture-"
 DOCUMENTS = 48
 # Characters of a context and of an answer.
 CONTEXT, ANSWER = 96, 32
-Document = dict[str, Any]
+FixtureDocument = dict[str, Any]
 Maker = Callable[[str, str, random.Random], list[str]]
 
 
@@ -75,14 +75,14 @@ def configuration(name: str) -> dict[str, Any]:
     return {**shared, "doc_to_text": "context", "doc_to_choice": "choices", "doc_to_target": "right"}
 
 
-def documents(name: str) -> list[Document]:
+def documents(name: str) -> list[FixtureDocument]:
     """Return the documents of a task, the same for every interpreter of one version."""
     kind = name.removeprefix(PREFIX)
     draw = random.Random(zlib.crc32(name.encode()))  # noqa: S311
     return [_document(kind, number, passages, draw) for number, passages in enumerate(_passages(draw))]
 
 
-def _document(kind: str, number: int, passages: tuple[str, str, str], draw: random.Random) -> Document:
+def _document(kind: str, number: int, passages: tuple[str, str, str], draw: random.Random) -> FixtureDocument:
     context, answer, other = passages
     right = number % 2
     if kind == QUESTION:

@@ -19,12 +19,12 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.models.huggingface import HFLM
 
 from twinrun.foundation.errors import InputError, RunError
-from twinrun.protocol.evaluation import Rule
+from twinrun.protocol.evaluation import ScoreRule
 from twinrun.train import device as devices
 from twinrun.train import liveness
 
 # The metric of a task for each rule; the last is ours.
-METRICS: Mapping[Rule, str] = {
+METRICS: Mapping[ScoreRule, str] = {
     "none": "acc",
     "per-character": "acc_norm",
     "per-byte": "acc_bytes",
@@ -117,7 +117,7 @@ class RankedModel(HFLM):
     def _detect_batch_size(self, *arguments: Any, **named: Any) -> Any:
         asked, seconds = self._asked, self.forward_seconds
         found = super()._detect_batch_size(*arguments, **named)
-        # What is tried to find a batch answers no request.
+        # Trials that look for a batch size answer no request.
         self._asked, self.forward_seconds = asked, seconds
         return found
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from twinrun.protocol.bench import BenchResult
 from twinrun.workloads.bench import numbers, plan, report
+from twinrun.workloads.bench.account import ACCOUNT
 from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint, BenchTables
+from twinrun.workloads.settings import PointSettings
 from twinrun.workloads.workload import Workload
 
 WORKLOAD = Workload(
@@ -15,13 +17,14 @@ WORKLOAD = Workload(
     result=BenchResult,
     headline=("speedup", "time", "error"),
     factors=numbers.FACTORS,
-    measured=numbers.MEASURED,
+    account=ACCOUNT,
     smaller="name other cases with --set cases=",
     timed=True,
     measures_gpus=True,
     check=plan.check,
     plan=plan.plan,
     describe=plan.describe,
+    settings=PointSettings(of=plan.settings, as_written=plan.as_written),
     job=plan.job,
     progress=numbers.progress,
     numbers=numbers.measured,

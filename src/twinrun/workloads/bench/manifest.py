@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.manifest import Frozen
-from twinrun.manifests.recipe import SCALES, LoadedRecipe, Scale, Sweep
+from twinrun.manifests.recipe import SCALES, LoadedRecipe, Scale, ScaledTables, Sweep
 from twinrun.protocol.bench import Label, Settings, Timing, possible_names
 
 
@@ -19,14 +20,6 @@ class BenchScale(Scale):
     """Cases, in the order in which they run."""
     sweep: Sweep | None = None
     """Placements of each case; one device where there is none."""
-
-
-class BenchScales(Frozen):
-    """The three sizes."""
-
-    smoke: BenchScale
-    node: BenchScale
-    paper: BenchScale
 
 
 class Figure(Frozen):
@@ -52,7 +45,7 @@ class Figure(Frozen):
         return self
 
 
-class BenchTables(Frozen):
+class BenchTables(ScaledTables[BenchScale]):
     """Tables of recipe.toml."""
 
     bench: Timing
@@ -63,15 +56,16 @@ class BenchTables(Frozen):
     """What is timed at each case: names of calls are made of their values."""
     baselines: tuple[str, ...] = ()
     """Implementations that ours is timed beside."""
+    allowed_errors: dict[str, dict[str, Annotated[float, Field(gt=0, lt=1)]]] = Field(default_factory=dict)
+    """How far ours may be from its float64 reference, by values of labels; of several the last label's."""
     figure: tuple[Figure, ...] = ()
     cases: dict[str, Settings]
     """What the script is told at each case."""
-    scales: BenchScales
 
-    def scale(self, name: str) -> BenchScale:
-        """Return the scale called `name`."""
-        found: BenchScale = getattr(self.scales, name)
-        return found
+    def allowed_error(self, labels: Mapping[str, str]) -> float | None:
+        """Return how far a call with these labels may be from its reference; None where nobody says it."""
+        by_label = (of[labels[name]] for name, of in self.allowed_errors.items() if labels.get(name) in of)
+        return next(reversed([None, *by_label]))
 
 
 class BenchPlan(Frozen):
@@ -102,6 +96,10 @@ def check_names(recipe: LoadedRecipe[BenchTables]) -> None:
         for case in tables.scale(scale).cases:
             _demand(case, tables.cases, f"{place}:scales.{scale}.cases")
     labels = {one.name: one for one in tables.label}
+    for name, allowed in tables.allowed_errors.items():
+        _demand(name, labels, f"{place}:allowed_errors")
+        for value in allowed:
+            _demand(value, labels[name].values, f"{place}:allowed_errors.{name}")
     for number, figure in enumerate(tables.figure):
         where = f"{place}:figure.{number}"
         for name in (*figure.each, *figure.series, *figure.where):

@@ -7,9 +7,9 @@ A call's measurements are named after it: `NAME` is our time, `NAME@BASELINE` th
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 
+from twinrun.foundation.text import GIB, MIB
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.bench import COPY, BenchResult, Call, CallLine, Implementation, PeakRate, largest_error
 from twinrun.protocol.formulas import BUS_BANDWIDTH
@@ -18,9 +18,6 @@ from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint
 from twinrun.workloads.settings import factor, flat
 from twinrun.workloads.workload import ComparisonTerms, Point, PointRecord, Premise, Progress
 
-GIB, MIB = 1 << 30, 1 << 20
-# What the ranks measure: times, and after a slash the rest; all else follows from it.
-MEASURED = re.compile(r"[^/]+(/(error|kept-memory|memory-saving|link-traffic)?(@.*)?)?")
 FACTORS = (
     factor("kernels", "large", "some", "other code, or another code object"),
     factor("settings.*", "large", "some", "another shape, or other inputs"),
@@ -127,7 +124,9 @@ def _facts(call: Call) -> dict[str, Fact]:
 
 def derived(_part: BenchPlan, point: PointRecord[BenchPoint], _gpu: Gpu | None) -> tuple[Measurement, ...]:
     """Return speedups, bandwidths and shares of what the device was measured to do."""
-    times = [one for one in point.measurements if one.metric == "time"]
+    # The account says whatever a record lacks.
+    labelled = [one for one in point.measurements if {"call", "implementation"} <= one.labels.keys()]
+    times = [one for one in labelled if one.metric == "time" and one.low > 0]
     ours = [one for one in times if one.id == one.labels["call"]]
     return tuple(found for one in ours for found in _derived(point, one, times))
 
@@ -172,7 +171,7 @@ def bus_bandwidth(point: PointRecord, time: Measurement) -> Measurement | None:
     """Return the bus bandwidth of a call or of its baseline, from its time; None where no link is counted."""
     name, _, baseline = time.id.partition("@")
     bus_bytes = point.facts.get(f"{name} bus bytes")
-    if not isinstance(bus_bytes, float):
+    if not isinstance(bus_bytes, float) or bus_bytes <= 0:
         return None
     metric = "bus-bandwidth"
     return rate(
@@ -207,13 +206,14 @@ def work_of(point: PointRecord, call: str) -> dict[str, float]:
     return {
         name.removeprefix(prefix): float(value)
         for name, value in point.facts.items()
-        if name.startswith(prefix) and isinstance(value, (int, float))
+        if name.startswith(prefix) and isinstance(value, (int, float)) and value > 0
     }
 
 
 def peaks_of(point: PointRecord) -> dict[str, float]:
     """Return the peak rates of the device by resource, a second."""
-    return {one.labels["resource"]: one.median for one in point.measurements if one.metric == "peak-rate"}
+    peaks = [one for one in point.measurements if one.metric == "peak-rate" and one.median > 0]
+    return {one.labels["resource"]: one.median for one in peaks if "resource" in one.labels}
 
 
 def roofline_bound(amounts: dict[str, float], peaks: dict[str, float]) -> tuple[float, str] | None:

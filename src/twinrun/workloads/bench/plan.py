@@ -19,11 +19,11 @@ from twinrun.workloads.bench.manifest import (
     check_values,
     measurement_ids,
 )
-from twinrun.workloads.data_request import DataRequest
-from twinrun.workloads.settings import flat
+from twinrun.workloads.settings import Fingerprint, as_fingerprint, flat, flat_fields
 from twinrun.workloads.sweep import KEYS, placements, refuse_demands
 from twinrun.workloads.workload import (
     Choice,
+    DataRequest,
     Demand,
     Placement,
     PlanDescription,
@@ -36,6 +36,8 @@ from twinrun.workloads.workload import (
 
 # Where an option is, and what its values may be.
 OPTION = "options."
+# Key of a claim under which its restatement asks for a number.
+HERE = ".here.metric"
 KINDS = {int: "a whole number", bool: "true or false", str: "text", list: "a list"}
 
 
@@ -50,6 +52,9 @@ def _missing(tables: BenchTables, asked: Demand) -> str | None:
     """Return why no scale gives a number, or None."""
     if asked.point is not None and not _gives(tables, asked.point):
         return f"no scale has a point {asked.point}"
+    # A claim that says something of other hardware is judged at its own case, which every node must run.
+    if asked.point and asked.place.endswith(HERE) and not _has(tables, "node", asked.point):
+        return f"no scale has a point {asked.point} on one node, where its restatement is asked"
     ids = measurement_ids(tables, asked.metric)
     if ids is None:
         return f"a benchmark measures no {asked.metric}"
@@ -58,6 +63,10 @@ def _missing(tables: BenchTables, asked: Demand) -> str | None:
     if asked.measurement is not None and asked.measurement not in ids:
         return f"the labels give no measurement {asked.measurement}"
     return None
+
+
+def _has(tables: BenchTables, scale: str, point: str) -> bool:
+    return point.partition("@")[0] in tables.scale(scale).cases
 
 
 def _gives(tables: BenchTables, point: str) -> bool:
@@ -84,7 +93,7 @@ def plan(request: PlanRequest[BenchTables]) -> WorkloadPlan[BenchPlan, BenchPoin
     _demand_types(tables.bench.options, overrides)
     bench = overlay(tables.bench, scale=scale.set, manifest=recipe.manifest, user=overrides)
     check_values(tables, bench.options, f"--set {OPTION}")
-    # What was asked for holds at every case, also where a case has its own.
+    # A setting that was asked for holds at every case, also where a case has its own.
     asked = {name: value for name, value in bench.options.items() if f"{OPTION}{name}" in overrides}
     points = tuple(
         _point(name, bench.options | tables.cases[name] | asked, place) for name in names for place in places
@@ -160,10 +169,26 @@ def describe(part: BenchPlan, points: Sequence[Point[BenchPoint]]) -> PlanDescri
     )
 
 
+def as_written(
+    tables: BenchTables, part: BenchPlan, point: Point[BenchPoint], name: str
+) -> tuple[BenchPlan, Point[BenchPoint]]:
+    """Return a plan's part and the case that a point names as recipe.toml has them at the paper scale."""
+    bench = overlay(tables.bench, scale=tables.scales.paper.set, manifest="recipe.toml", user={})
+    case = name.partition("@")[0] if name.partition("@")[0] in tables.cases else point.part.case
+    placed = BenchPoint(case=case, settings=bench.options | tables.cases.get(case, {}))
+    return part.model_copy(update={"bench": bench}), point.model_copy(update={"part": placed})
+
+
+def settings(part: BenchPlan, point: Point[BenchPoint]) -> Fingerprint:
+    """Return what the script is told at a case, a list as one text, and how the case is timed."""
+    timing = {f"timing.{name}": value for name, value in flat_fields(part.bench).items() if "." not in name}
+    return {**as_fingerprint(point.part.settings), **timing}
+
+
 def job(part: BenchPlan, point: Point[BenchPoint], _attempt: int, run: Run) -> BenchJob:
     """Return the job of a case."""
     return BenchJob(
-        **run.model_dump(exclude={"data", "power"}),
+        **run.model_dump(exclude={"power"}),
         point=point.id,
         world_size=point.world_size,
         case=point.part.case,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from twinrun.foundation.text import number, percent
+from twinrun.foundation.text import TERA, number, percent
 from twinrun.manifests.claims import Claim
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.bench import COPY, Label
@@ -27,9 +27,8 @@ from twinrun.workloads.tables_and_charts import (
     measured,
     text,
 )
-from twinrun.workloads.workload import Overview, PictureContext, PointRecord, RecordTables, RecordView
+from twinrun.workloads.workload import Overview, PictureContext, PointRecord, RecordView
 
-TERA = 1e12
 # A call whose least time is shorter measures the launch, not the kernel.
 LEAST_MILLISECONDS = 0.005
 COLUMNS = ("ours\nms", "baseline\nms", "times\nas fast", "GB/s,\nof a copy", "bound ms,\nof bound", "error")
@@ -40,9 +39,9 @@ def calls_of(point: PointRecord) -> list[str]:
     return list(dict.fromkeys(one.labels["call"] for one in point.measurements if "call" in one.labels))
 
 
-def show(record: RecordView[BenchPlan, BenchPoint]) -> RecordTables:
+def show(record: RecordView[BenchPlan, BenchPoint]) -> tuple[Table, ...]:
     """Return a table of each case."""
-    return RecordTables(tables=tuple(_point_table(point) for point in record.points))
+    return tuple(_point_table(point) for point in record.points)
 
 
 def overview(records: Sequence[RecordView], drawn: PictureContext[BenchTables]) -> Overview:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 from twinrun.protocol.checks import ChecksResult
-from twinrun.workloads.checks import numbers, plan, report
+from twinrun.workloads.checks import plan, report
+from twinrun.workloads.checks.account import ACCOUNT
 from twinrun.workloads.checks.manifest import ChecksPlan, ChecksPoint, ChecksTables
-from twinrun.workloads.settings import factor
+from twinrun.workloads.settings import PointSettings, factor
 from twinrun.workloads.workload import Overview, Workload
 
 WORKLOAD = Workload(
@@ -18,17 +17,18 @@ WORKLOAD = Workload(
     result=ChecksResult,
     headline=(plan.PASSED,),
     factors=(factor("checks", "none", "none", "other checks"),),
-    measured=re.compile(r"(?!)"),
+    account=ACCOUNT,
     smaller="name fewer checks with --set only=",
     timed=False,
     check=plan.check,
     plan=plan.plan,
     describe=plan.describe,
+    settings=PointSettings(of=plan.settings, as_written=plan.as_written),
     job=plan.job,
-    progress=numbers.progress,
-    numbers=numbers.measured,
-    derived=numbers.derived,
-    terms=numbers.terms,
+    progress=plan.progress,
+    numbers=plan.measured,
+    derived=plan.derived,
+    terms=plan.terms,
     show=report.show,
     overview=lambda _records, _context: Overview(),
 )

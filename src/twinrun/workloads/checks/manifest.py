@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from twinrun.foundation.manifest import Frozen
-from twinrun.manifests.recipe import Scale, Sweep
+from twinrun.manifests.recipe import Scale, ScaledTables, Sweep
 from twinrun.protocol.checks import CheckSpec
 
 
@@ -15,14 +15,6 @@ class ChecksScale(Scale):
     """One size at which the checks run."""
 
     sweep: Sweep
-
-
-class ChecksScales(Frozen):
-    """The three sizes."""
-
-    smoke: ChecksScale
-    node: ChecksScale
-    paper: ChecksScale
 
 
 class Checks(Frozen):
@@ -48,16 +40,10 @@ class Checks(Frozen):
         return tuple(one for one in self.check if not self.only or one.id in self.only)
 
 
-class ChecksTables(Frozen):
+class ChecksTables(ScaledTables[ChecksScale]):
     """Tables of recipe.toml."""
 
     checks: Checks
-    scales: ChecksScales
-
-    def scale(self, name: str) -> ChecksScale:
-        """Return the scale called `name`."""
-        found: ChecksScale = getattr(self.scales, name)
-        return found
 
 
 class ChecksPlan(Frozen):

@@ -8,21 +8,29 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.text import number, plural
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
-from twinrun.protocol.checks import ChecksJob
+from twinrun.manifests.vendor import Gpu
+from twinrun.protocol.checks import CheckLine, ChecksJob, ChecksResult
+from twinrun.protocol.measurements import Measurement, Numbers, sampled
 from twinrun.workloads.checks.manifest import ChecksPlan, ChecksPoint, ChecksTables
-from twinrun.workloads.data_request import DataRequest
+from twinrun.workloads.settings import Fingerprint, flat_fields
 from twinrun.workloads.sweep import placements, refuse_demands
 from twinrun.workloads.workload import (
     Choice,
+    ComparisonTerms,
+    DataRequest,
     Demand,
     PlanDescription,
     PlanRequest,
     Point,
     PointDescription,
+    PointRecord,
+    Progress,
     Run,
     WorkloadPlan,
 )
 
+# Fields of a check that say what it is and not what it does.
+_WORDS = (".id", ".title")
 # The one metric: the share of checks that passed.
 PASSED = "checks-passed"
 
@@ -77,11 +85,52 @@ def describe(part: ChecksPlan, points: Sequence[Point[ChecksPoint]]) -> PlanDesc
     )
 
 
+def settings(part: ChecksPlan, _point: Point[ChecksPoint]) -> Fingerprint:
+    """Return how many checks run, and what each asks."""
+    each = (flat_fields(one, f"check.{one.id}.") for one in part.checks)
+    return {
+        "checks": len(part.checks),
+        **{name: value for one in each for name, value in one.items() if not name.endswith(_WORDS)},
+    }
+
+
+def as_written(
+    tables: ChecksTables, _part: ChecksPlan, point: Point[ChecksPoint], _name: str
+) -> tuple[ChecksPlan, Point[ChecksPoint]]:
+    """Return the checks that recipe.toml lists at the paper scale."""
+    checks = overlay(tables.checks, scale=tables.scales.paper.set, manifest="recipe.toml", user={})
+    return ChecksPlan(checks=checks.chosen), point
+
+
 def job(part: ChecksPlan, point: Point[ChecksPoint], _attempt: int, run: Run) -> ChecksJob:
     """Return the job of a point."""
     return ChecksJob(
-        **run.model_dump(exclude={"data", "power"}),
+        **run.model_dump(exclude={"power"}),
         point=point.id,
         world_size=point.world_size,
         checks=part.checks,
     )
+
+
+def progress(line: bytes) -> Progress:
+    """Read the line that a finished check writes."""
+    check = CheckLine.model_validate_json(line).check
+    return Progress(done=0, status=f"{check.id}: {check.outcome}")
+
+
+def measured(_part: ChecksPlan, _point: Point[ChecksPoint], result: ChecksResult) -> Numbers:
+    """Return the outcomes of the checks."""
+    return Numbers(checks=result.checks, facts={"device name": result.device_name})
+
+
+def derived(_part: ChecksPlan, point: PointRecord[ChecksPoint], _gpu: Gpu | None) -> tuple[Measurement, ...]:
+    """Return the share of the checks that passed."""
+    if not point.checks:
+        return ()
+    share = sum(one.outcome == "pass" for one in point.checks) / len(point.checks)
+    return (sampled(PASSED, [share], metric=PASSED, unit="ratio", per="run"),)
+
+
+def terms(part: ChecksPlan, _point: PointRecord[ChecksPoint]) -> ComparisonTerms:
+    """Return which checks ran."""
+    return ComparisonTerms(settings={"checks": ", ".join(one.id for one in part.checks)})

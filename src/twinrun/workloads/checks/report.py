@@ -1,18 +1,14 @@
-"""What checks found, as tables for people and as files for other programs."""
+"""What checks found, as tables."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from xml.etree import ElementTree
 
 from twinrun.foundation.text import plural
-from twinrun.protocol.health import HEALTH_FILE, TEXTFILE, textfile
-from twinrun.protocol.measurements import Check
-from twinrun.workloads.checks.health import health_of
+from twinrun.protocol.checks import failed_nodes
 from twinrun.workloads.checks.manifest import ChecksPlan, ChecksPoint
 from twinrun.workloads.tables_and_charts import ABSENT, Cell, Column, Table, text
-from twinrun.workloads.workload import PointRecord, RecordTables, RecordView
+from twinrun.workloads.workload import PointRecord, RecordView
 
 SIGNS = {"pass": "✓ pass", "fail": "✗ fail", "unknown": "? unknown"}
 # Of several outcomes of one check on one node the first counts.
@@ -20,31 +16,13 @@ SEVERITY = ("fail", "unknown", "pass")
 WHOLE = "allocation"
 
 
-def show(record: RecordView[ChecksPlan, ChecksPoint]) -> RecordTables:
+def show(record: RecordView[ChecksPlan, ChecksPoint]) -> tuple[Table, ...]:
     """Return what each check found, and the grid of nodes and checks, of every point."""
-    tables = tuple(
+    return tuple(
         table
         for point in record.points
         for table in (_summary(record.part, point), _outcomes(point), _grid(point))
     )
-    return RecordTables(tables=tables, files=files(record))
-
-
-def files(record: RecordView) -> dict[str, str]:
-    """Return JUnit XML, the nodes to exclude as `srun --exclude` takes them, and what operators read."""
-    health = health_of(record)
-    nodes = excluded(check for point in record.points for check in point.checks)
-    return {
-        "junit.xml": _junit(record),
-        "exclude.txt": ",".join(nodes) + "\n",
-        TEXTFILE: textfile(health),
-        HEALTH_FILE: health.model_dump_json(indent=1) + "\n",
-    }
-
-
-def excluded(checks: Iterable[Check]) -> tuple[str, ...]:
-    """Return the nodes that a failed check names."""
-    return tuple(sorted({node for check in checks if check.outcome == "fail" for node in check.nodes}))
 
 
 def _summary(part: ChecksPlan, point: PointRecord) -> Table:
@@ -91,7 +69,7 @@ def _outcomes(point: PointRecord) -> Table:
 
 def _grid(point: PointRecord) -> Table:
     names = list(dict.fromkeys(one.id for one in point.checks))
-    nodes = excluded(point.checks)
+    nodes = failed_nodes(point.checks)
     hosts = list(dict.fromkeys((*point.hosts, *nodes)))
     return Table(
         title=f"{point.id}: nodes and checks",
@@ -112,36 +90,3 @@ def _cell(point: PointRecord, name: str, node: str) -> Cell:
         if one.id == name and (node in one.nodes or one.place.partition(",")[0] == node)
     ]
     return text(SIGNS[min(found, key=SEVERITY.index)] if found else ABSENT)
-
-
-def _junit(record: RecordView) -> str:
-    root = ElementTree.Element("testsuites", name=record.run)
-    for point in record.points:
-        counts = Counter(one.outcome for one in point.checks)
-        suite = ElementTree.SubElement(
-            root,
-            "testsuite",
-            name=point.id,
-            tests=str(len(point.checks)),
-            failures=str(counts["fail"]),
-            skipped=str(counts["unknown"]),
-        )
-        for one in point.checks:
-            case = ElementTree.SubElement(
-                suite,
-                "testcase",
-                classname=_printable(one.place),
-                name=one.id,
-                time=f"{one.seconds or 0:.3f}",
-            )
-            if one.outcome != "pass":
-                tag = "failure" if one.outcome == "fail" else "skipped"
-                why = ElementTree.SubElement(case, tag, message=_printable(one.reason))
-                why.text = _printable(one.remedy or "")
-    ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def _printable(text: str) -> str:
-    """Return `text` without what XML cannot hold."""
-    return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 from twinrun.protocol.evaluation import EvaluationResult
 from twinrun.workloads.evaluation import numbers, plan, report
+from twinrun.workloads.evaluation.account import ACCOUNT
 from twinrun.workloads.evaluation.manifest import EvaluationPlan, EvaluationPoint, EvaluationTables
+from twinrun.workloads.settings import PointSettings
 from twinrun.workloads.workload import Workload
 
 WORKLOAD = Workload(
@@ -18,13 +18,14 @@ WORKLOAD = Workload(
     module="twinrun.train.evaluation",
     headline=("score",),
     factors=numbers.FACTORS,
-    measured=re.compile(".*"),
+    account=ACCOUNT,
     smaller="choose a smaller model, or --set training.microbatch=1 and --set batch=1",
     saves=True,
     timed=False,
     check=plan.check,
     plan=plan.plan,
     describe=plan.describe,
+    settings=PointSettings(of=plan.settings, as_written=plan.as_written),
     job=plan.job,
     progress=numbers.progress,
     numbers=numbers.measured,

@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from twinrun.checkpoints.manifest import Digest
 from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.manifest import Frozen
-from twinrun.manifests.recipe import LoadedRecipe, Scale, Sweep
+from twinrun.manifests.recipe import LoadedRecipe, Scale, ScaledTables, Sweep
 from twinrun.protocol.evaluation import NamedTask, PackageSource, TaskSpec
 from twinrun.protocol.layout import Precision
 from twinrun.protocol.model_source import ModelSource, model_source
@@ -17,21 +18,11 @@ from twinrun.protocol.models import AnyShape, ModelShape, member, members
 from twinrun.protocol.models.shape import Positive
 from twinrun.protocol.training import DataSource, Training
 
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
 
 class EvaluationScale(Scale):
     """One size at which a model is trained and scored."""
 
     sweep: Sweep
-
-
-class EvaluationScales(Frozen):
-    """The three sizes."""
-
-    smoke: EvaluationScale
-    node: EvaluationScale
-    paper: EvaluationScale
 
 
 class Evaluation(Frozen):
@@ -71,7 +62,7 @@ class Evaluation(Frozen):
         return self
 
 
-class EvaluationTables(Frozen):
+class EvaluationTables(ScaledTables[EvaluationScale]):
     """Tables of recipe.toml."""
 
     members: tuple[str, ...] = ()
@@ -85,17 +76,11 @@ class EvaluationTables(Frozen):
     """Tasks by their names in the harness, each with its rule."""
     documents: PackageSource | None = None
     """Where the documents of the harness's tasks come from."""
-    scales: EvaluationScales
 
     @cached_property
     def models(self) -> dict[str, ModelShape]:
         """Return every model by name; raises InputError for a member that no family has."""
         return {**{name: member(name, place="members") for name in self.members}, **self.own_models}
-
-    def scale(self, name: str) -> EvaluationScale:
-        """Return the scale called `name`."""
-        found: EvaluationScale = getattr(self.scales, name)
-        return found
 
 
 class EvaluationPlan(Frozen):
@@ -109,6 +94,13 @@ class EvaluationPlan(Frozen):
     """What it is trained on; null where a model is there."""
     documents: PackageSource | None = None
     """Null where no task of the harness is asked."""
+
+    @model_validator(mode="after")
+    def _model_or_training(self) -> EvaluationPlan:
+        trained = self.evaluation.model is None
+        if trained != (self.shape is not None) or trained != (self.data is not None):
+            raise ValueError("`shape` and `data` are those of a training, and there where no model is")
+        return self
 
     @property
     def given(self) -> ModelSource | None:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from twinrun.foundation.errors import RunError
+from twinrun.foundation.text import GIB
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.evaluation import MEAN, EvaluationLine, EvaluationResult, ModelScores, TaskScore
 from twinrun.protocol.formulas import FORWARD_SHARE
@@ -22,7 +23,6 @@ from twinrun.workloads.evaluation.plan import ERROR, FORWARD, KEPT, RATE, SCORE
 from twinrun.workloads.settings import factor, flat
 from twinrun.workloads.workload import ComparisonTerms, Point, PointRecord, Premise, Progress
 
-GIB = 1 << 30
 # Parts of a curve over which losses are averaged.
 TENTHS = 10
 FACTORS = (
@@ -205,7 +205,9 @@ def terms(part: EvaluationPlan, point: PointRecord[EvaluationPoint]) -> Comparis
         name: value for name, value in point.facts.items() if name.startswith(("rule of", "prompts of"))
     }
     settings = {name: str(value) for name, value in prompts.items()}
-    settings |= {name: str(point.facts[name]) for name in ("harness", "tokenizer sha256", "weights sha256")}
+    settings |= {
+        name: str(point.facts.get(name)) for name in ("harness", "tokenizer sha256", "weights sha256")
+    }
     settings |= {
         f"evaluation.{name}": value
         for name, value in flat(asked).items()

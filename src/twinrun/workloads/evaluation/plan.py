@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -11,7 +12,7 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.text import plural
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
-from twinrun.protocol.evaluation import MEAN, EvaluationJob, GivenModel, NamedTask, PackageSource
+from twinrun.protocol.evaluation import MEAN, SAMPLES, EvaluationJob, GivenModel, NamedTask, PackageSource
 from twinrun.protocol.job import Checkpointing
 from twinrun.protocol.model_source import (
     CheckpointModel,
@@ -22,7 +23,6 @@ from twinrun.protocol.model_source import (
 )
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import DataSource, Training, TrainingJob, identity
-from twinrun.workloads.data_request import DataRequest
 from twinrun.workloads.evaluation.manifest import (
     Evaluation,
     EvaluationPlan,
@@ -31,11 +31,12 @@ from twinrun.workloads.evaluation.manifest import (
     check_names,
     demand_known,
 )
-from twinrun.workloads.settings import Fingerprint, flat
+from twinrun.workloads.settings import Fingerprint, flat, flat_fields
 from twinrun.workloads.sweep import placements, refuse_demands
 from twinrun.workloads.training_terms import fingerprint, refuse_composer
 from twinrun.workloads.workload import (
     Choice,
+    DataRequest,
     Demand,
     Hardware,
     Placement,
@@ -51,6 +52,10 @@ DOCUMENTS = "documents"
 SCORE, ERROR, RATE, KEPT = "score", "score-error", "requests-per-second", "kept-fall"
 FORWARD = "forward-share"
 HARNESS = "lm-eval"
+# Settings that the fingerprint has in other words: which model, how that was trained, and rules of tasks.
+_IN_WORDS = re.compile(
+    r"evaluation\.(training\.|model$|shots$|limit$)|task\..*\.(name|rule)$|documents\.source$"
+)
 # Frameworks that the ranks of a training import when they start.
 _MODULES = {"composer": ("twinrun.train.composer_loop",), "plain": ("twinrun.train.data_parallel",)}
 
@@ -104,15 +109,17 @@ def plan(request: PlanRequest[EvaluationTables]) -> WorkloadPlan[EvaluationPlan,
     # Scores are the same at every size: the most devices are the fastest.
     place = places[-1]
     named = tuple(NamedTask(name=name, **tables.tasks[name].model_dump()) for name in asked.tasks)
-    part = EvaluationPlan(evaluation=asked, tasks=named, documents=_needed(tables, named))
-    if part.given:
+    documents = _needed(tables, named)
+    if asked.model is not None:
+        part = EvaluationPlan(evaluation=asked, tasks=named, documents=documents)
+        assert part.given
         _refuse_of_training(asked, overrides)
         microbatches: tuple[int, ...] = ()
         choice = Choice(name="model", value=in_words(part.given), because="asked for; nothing is trained")
     else:
         training = _trainable(asked.training, place, hardware)
         shape, data = tables.models[training.model], tables.data[training.data]
-        part = part.model_copy(update={"shape": shape, "data": data})
+        part = EvaluationPlan(evaluation=asked, tasks=named, shape=shape, data=data, documents=documents)
         microbatches = _microbatches(training.microbatch)
         because = f"trained for {training.steps} steps"
         choice = Choice(name="model", value=training.model, because=because)
@@ -135,9 +142,9 @@ def _refuse_of_training(asked: Evaluation, overrides: Mapping[str, object]) -> N
 
 def _trainable(training: Training, place: Placement, hardware: Hardware) -> Training:
     """Return a training that can be scored at a placement; raises InputError."""
-    if training.trainer == "deepspeed":
+    if training.trainer not in _MODULES:
         raise InputError(
-            "a training that is scored has no layouts",
+            "a training that is scored is trained whole",
             place="--set training.trainer",
             found=training.trainer,
             allowed=tuple(_MODULES),
@@ -179,6 +186,7 @@ def describe(part: EvaluationPlan, points: Sequence[Point[EvaluationPoint]]) -> 
             point.id: PointDescription(attempts=("the model",), steps=len(part.tasks)) for point in points
         },
         documents=_documents(part.documents) if part.documents else None,
+        files=(SAMPLES,),
         model=given,
         kernels=False,
         fingerprint=_fingerprint(part),
@@ -200,6 +208,7 @@ def _with_training(
                 attempts=tuple(f"microbatch {size}" for size in point.part.microbatches),
                 steps=training.steps,
                 rising_steps=training.optimizer.warmup_steps or 0,
+                vocabulary=shape.vocabulary,
                 expected={"parameters": (shape.parameters(),)},
             )
             for point in points
@@ -216,6 +225,37 @@ def _trained(part: EvaluationPlan) -> tuple[AnyShape, DataSource]:
     assert part.shape is not None, "a model is there"
     assert part.data is not None, "a model is there"
     return part.shape, part.data
+
+
+def as_written(
+    tables: EvaluationTables, part: EvaluationPlan, point: Point[EvaluationPoint], _name: str
+) -> tuple[EvaluationPlan, Point[EvaluationPoint]]:
+    """Return a plan's part as recipe.toml has it at the paper scale, of the plan's own model."""
+    asked = overlay(tables.evaluation, scale=tables.scales.paper.set, manifest="recipe.toml", user={})
+    own = part.evaluation.training.model
+    own = own if own in tables.models else asked.training.model
+    if part.given:
+        asked = asked.model_copy(update={"model": part.evaluation.model})
+    named = tuple(NamedTask(name=name, **tables.tasks[name].model_dump()) for name in asked.tasks)
+    trains = part.given is None
+    written = EvaluationPlan(
+        evaluation=asked,
+        tasks=named,
+        shape=tables.models[own] if trains else None,
+        data=tables.data[asked.training.data] if trains else None,
+        documents=_needed(tables, named),
+    )
+    return written, point
+
+
+def settings(part: EvaluationPlan, _point: Point[EvaluationPoint]) -> Fingerprint:
+    """Return the fingerprint, and every other setting of the evaluation, its tasks and their documents."""
+    stated = _fingerprint(part)
+    others = flat_fields(part.evaluation, "evaluation.")
+    for task in part.tasks:
+        others |= flat_fields(task, f"task.{task.name}.")
+    others |= flat_fields(part.documents, "documents.") if part.documents else {}
+    return stated | {name: value for name, value in others.items() if not _IN_WORDS.match(name)}
 
 
 def _fingerprint(part: EvaluationPlan) -> Fingerprint:
@@ -248,17 +288,17 @@ def job(part: EvaluationPlan, point: Point[EvaluationPoint], attempt: int, run: 
     asked = part.evaluation
     shared = run.model_dump(exclude={"checkpointing"}) | {"point": point.id, "world_size": point.world_size}
     return EvaluationJob(
-        **{name: value for name, value in shared.items() if name not in ("data", "power")},
+        **{name: value for name, value in shared.items() if name != "power"},
         tasks=part.tasks,
         shots=asked.shots,
         batch=asked.batch,
         precision=asked.precision,
         limit=asked.limit,
         training=None if part.given else _training_job(part, point, attempt, run, shared),
-        model=_given(part.given, run.model) if part.given else None,
+        model=_given(part.given, run.folders["model"]) if part.given else None,
         tokenizer=asked.tokenizer,
         every=asked.every,
-        documents=run.documents,
+        documents=run.folders.get("documents", ""),
         kept=str(PurePosixPath(run.metrics).parent / "models" / point.id),
     )
 
@@ -287,6 +327,7 @@ def _training_job(
     )
     return TrainingJob(
         **shared,
+        data=run.folders.get("data", ""),
         checkpointing=saved,
         shape=shape,
         training=training,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from twinrun.protocol.evaluation import MEAN
 from twinrun.protocol.measurements import Measurement
 from twinrun.protocol.model_source import in_words
-from twinrun.workloads.curve_charts import curves_of, distance_in_words
+from twinrun.workloads.curve_charts import distance_in_words, series_chart
 from twinrun.workloads.evaluation.manifest import EvaluationPlan, EvaluationPoint, EvaluationTables
 from twinrun.workloads.evaluation.plan import SCORE
 from twinrun.workloads.tables_and_charts import (
@@ -21,7 +21,7 @@ from twinrun.workloads.tables_and_charts import (
     Table,
     text,
 )
-from twinrun.workloads.workload import Overview, PictureContext, PointRecord, RecordTables, RecordView
+from twinrun.workloads.workload import Overview, PictureContext, PointRecord, RecordView
 
 RULES = ("none", "per-character", "per-byte", "per-token")
 COLUMNS = (
@@ -33,10 +33,10 @@ COLUMNS = (
 )
 
 
-def show(record: RecordView[EvaluationPlan, EvaluationPoint]) -> RecordTables:
+def show(record: RecordView[EvaluationPlan, EvaluationPoint]) -> tuple[Table, ...]:
     """Return the scores of every point, and those of its checkpoints below."""
     tables = [table for point in record.points for table in (_scores(record, point), *_steps(record, point))]
-    return RecordTables(tables=tuple(tables))
+    return tuple(tables)
 
 
 def _scores(
@@ -134,7 +134,7 @@ def _charts(record: RecordView[EvaluationPlan, EvaluationPoint]) -> Iterator[Cha
     trained = [point for point in record.points if (losses := point.one_series("loss")) and losses.values]
     if trained:
         note = distance_in_words(trained, "loss")
-        yield curves_of(trained, "loss", title="Loss", label="loss, nats/token", note=note)
+        yield series_chart(trained, "loss", title="Loss", label="loss, nats/token", note=note)
     for point in trained:
         if len(steps := _scored(record, point)) > 1:
             yield _scores_chart(record, point, steps)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from twinrun.protocol.training import TrainingResult
+from twinrun.workloads.settings import PointSettings
 from twinrun.workloads.training import comparison, numbers, plan, report
+from twinrun.workloads.training.account import ACCOUNT
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables
 from twinrun.workloads.workload import Workload
 
@@ -16,13 +18,14 @@ WORKLOAD = Workload(
     module="twinrun.train.training",
     headline=("model-flops-share", "tokens-per-second"),
     factors=comparison.FACTORS,
-    measured=numbers.MEASURED,
+    account=ACCOUNT,
     smaller="choose a smaller model, --set activation_checkpointing=true, or --set microbatch=1",
     saves=True,
     timed=True,
     check=plan.check,
     plan=plan.plan,
     describe=plan.describe,
+    settings=PointSettings(of=plan.settings, as_written=plan.as_written),
     job=plan.job,
     progress=numbers.progress,
     numbers=numbers.measured,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from twinrun.workloads.parity import ORDER, WEIGHTS
+from twinrun.workloads.curve_distance import ORDER, WEIGHTS
 from twinrun.workloads.settings import factor, flat
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint
 from twinrun.workloads.training.numbers import CONTROL, WEIGHTS_FACT
 from twinrun.workloads.workload import ComparisonTerms, ControlledCurve, PointRecord, Premise
 
-# What two kinds of hardware may be apart at the first step: 1, 2 and 4 H200s are by up to 3e-4 in bf16.
+# Largest difference of two kinds of hardware at the first step: 1, 2 and 4 H200s are by up to 3e-4 in bf16.
 ROUNDING = {"fp32": 1e-6, "bf16": 1e-3}
 # How a step is computed, not what: rounding aside, these leave the loss as it is.
 ROUNDING_ONLY = {
@@ -68,7 +68,7 @@ def _settings(part: TrainingPlan, point: PointRecord[TrainingPoint]) -> dict[str
     layout = point.part.layout
     return {
         "model": part.training.model,
-        **{name: str(point.facts[name]) for name in named},
+        **{name: str(point.facts.get(name)) for name in named},
         **{f"shape.{name}": value for name, value in flat(part.shape).items()},
         **{f"training.{name}": value for name, value in flat(part.training).items() if name != "model"},
         **{f"data.{name}": value for name, value in flat(part.data).items()},

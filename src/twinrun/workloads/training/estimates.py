@@ -6,6 +6,7 @@ import math
 
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.manifest import Frozen
+from twinrun.foundation.text import GIB
 from twinrun.predict.memory import memory
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.models import AnyShape
@@ -18,13 +19,12 @@ from twinrun.workloads.workload import Hardware
 # 1.016 and more did not.
 MOST_OF_MEMORY = 1.008
 MAX_ATTEMPTS = 6
-GIB = 1 << 30
 # H100s reach 0.49 to 0.60 of the dense peak, H200s 0.55 to 0.61, MI250s as published 0.44 to 0.46; where
 # blocks are not compiled, H200s reach 0.41 to 0.51.
 COMPILED_SHARE, EAGER_SHARE = 0.57, 0.48
 # One core of a two-core machine reached 3e10 FLOP/s with the smoke model in fp32.
 CORE_FLOPS = 2.5e10
-# What a rank on a processor holds beside the model: interpreter, framework, and pages of their files.
+# Bytes of a rank on a processor beside the model: interpreter, framework, and pages of their files.
 PROCESS_BYTES = 820 << 20
 # Seconds: the ranks of a point start; a whole model, or one block of each kind, is compiled.
 POINT_START, WHOLE_COMPILATION, BLOCK_COMPILATION = 12.0, 22.0, 12.0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from twinrun.foundation.text import number
 from twinrun.protocol.layout import FEATURES, refused_pair
 from twinrun.protocol.measurements import Measurement
-from twinrun.workloads.parity import largest_difference, values_of
+from twinrun.workloads.curve_distance import largest_difference, values_of
 from twinrun.workloads.tables_and_charts import ABSENT, Cell, Column, Table, measured, text
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint
 from twinrun.workloads.workload import PointRecord, RecordView

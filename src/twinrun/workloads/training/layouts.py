@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from twinrun.foundation.errors import InputError, MachineError, closest
-from twinrun.protocol.deepspeed import check_settings
-from twinrun.protocol.layout import PROCESSOR_RANKS, Layout, refusals
+from twinrun.protocol.layout import DEEPSPEED, PROCESSOR_RANKS, Layout, refusals
 from twinrun.protocol.models import AnyShape
-from twinrun.protocol.training import Training
+from twinrun.protocol.training import PLAIN, Training
 from twinrun.workloads.training.estimates import Budget, estimated_seconds
-from twinrun.workloads.training.manifest import TrainingPoint, TrainingScale, TrainingTables
+from twinrun.workloads.training.manifest import LayoutEngine, TrainingPoint, TrainingScale, TrainingTables
 from twinrun.workloads.workload import Hardware, Point
 
 
@@ -52,8 +51,9 @@ def points(
         InputError: a layout that DeepSpeed refuses, or that does not fit the model or the batch.
         MachineError: there are too few devices for all of them.
     """
-    if training.trainer != "deepspeed":
-        allowed = "deepspeed: it trains each layout, the plain one without DeepSpeed"
+    trainer = tables.engine.name if tables.engine else PLAIN
+    if training.trainer != trainer:
+        allowed = f"{trainer}: it trains each layout, those of PyTorch alone too"
         raise InputError(
             "layouts have one trainer", place="--set trainer", found=training.trainer, allowed=allowed
         )
@@ -68,10 +68,11 @@ def points(
             found_, place = mine.model, f"{manifest}:layouts.{name}.variant"
             raise InputError("no such model", place=place, found=found_, allowed=list(tables.models))
         shape = tables.models[mine.model]
+        check_settings(layout, tables.engine, place=f"{manifest}:layouts.{name}")
         _check(layout, shape, mine, world=world, hardware=hardware, place=f"{manifest}:layouts.{name}")
         sizes = _microbatches(layout, shape, mine, world=world, hardware=hardware)
         if sizes:
-            # What the others are held against shows what rounding does.
+            # The point that others are held against shows the effect of rounding.
             controls = training.controls if layout.plain else 0
             part = TrainingPoint(
                 microbatches=sizes, sharding=layout.sharding, layout=layout, shape=shape, controls=controls
@@ -89,7 +90,7 @@ def points(
 
 
 def ranks_of(layout: Layout, scale: TrainingScale, hardware: Hardware, requested: Any) -> int:
-    """Return how many ranks a layout has; those of a processor share its cores."""
+    """Return how many ranks a layout has; those of a processor share its cores; raises InputError."""
     if layout.devices is not None:
         return layout.devices
     if scale.sweep.devices_per_node:
@@ -114,10 +115,23 @@ def trained(training: Training, layout: Layout | None) -> Training:
     return training.model_copy(update={name: value for name, value in own.items() if value is not None})
 
 
+def check_settings(layout: Layout, engine: LayoutEngine | None, *, place: str) -> None:
+    """Refuse further settings that contradict what the recipe says; raises InputError at `place`."""
+    owns = engine.owns if engine else ()
+    for name in layout.settings:
+        if any(name == one or name.startswith(f"{one}.") or one.startswith(f"{name}.") for one in owns):
+            raise InputError(
+                "the recipe says this itself, and a second value could only contradict it",
+                place=f"{place}.settings",
+                found=name,
+                allowed="keys that neither the layout nor the training has",
+                hint="change the layout, or --set the training's own setting",
+            )
+
+
 def _check(
     layout: Layout, shape: AnyShape, training: Training, *, world: int, hardware: Hardware, place: str
 ) -> None:
-    check_settings(layout, place=place)
     for key, allowed, reason in (
         *refusals(layout),
         *_of_model(layout, shape, training),
@@ -132,7 +146,7 @@ def _check(
 
 def _of_model(layout: Layout, shape: AnyShape, training: Training) -> Iterator[tuple[str, str, str]]:
     experts: int = getattr(shape, "experts", None) or 0
-    if experts and layout.framework == "deepspeed" and layout.experts is None:
+    if experts and layout.framework == DEEPSPEED and layout.experts is None:
         yield "experts", "1 or more ranks", "the model has experts, which DeepSpeed spreads over ranks"
     if experts and training.compile:
         yield "variant", "no experts with compile", "experts get other numbers of tokens in each step"
@@ -151,7 +165,7 @@ def _of_model(layout: Layout, shape: AnyShape, training: Training) -> Iterator[t
 def _of_arithmetic(layout: Layout, training: Training, hardware: Hardware) -> Iterator[tuple[str, str, str]]:
     if training.precision == "fp16" and hardware.device_memory_bytes is None:
         yield "precision", "fp32, bf16", "DeepSpeed has no fp16 on a processor"
-    if training.precision == "fp16" and layout.framework == "deepspeed" and not layout.zero:
+    if training.precision == "fp16" and layout.framework == DEEPSPEED and not layout.zero:
         yield "zero", "1, 2, 3", "DeepSpeed's 16-bit optimizer without ZeRO takes a hidden step of its own"
     if training.precision == "fp16" and layout.sharding == "full":
         yield "precision", "fp32, bf16", "gradients of fp16 need a scaled loss, which FSDP2 has not here"

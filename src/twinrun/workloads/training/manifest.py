@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.manifest import Frozen
-from twinrun.manifests.recipe import LoadedRecipe, Scale, Sweep
+from twinrun.manifests.recipe import LoadedRecipe, Scale, ScaledTables, Sweep
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.models import AnyShape, ModelShape, member, members
 from twinrun.protocol.models.shape import Positive
-from twinrun.protocol.training import DataSource, Sharding, Training
+from twinrun.protocol.training import COMPOSER, PLAIN, DataSource, Sharding, Training
 from twinrun.workloads.workload import LegSteps
 
 
@@ -47,15 +49,16 @@ class TrainingScale(Scale):
         return self.sweep.gives(point) or point in leg_names(len(self.legs))
 
 
-class TrainingScales(Frozen):
-    """The three sizes."""
+class LayoutEngine(Frozen):
+    """A framework whose layouts the recipe's script trains, see `twinrun.train.training.with_engine`."""
 
-    smoke: TrainingScale
-    node: TrainingScale
-    paper: TrainingScale
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+    """Import name of its package, or of a module beside the script; `trainer` and the layouts say it."""
+    owns: tuple[str, ...] = ()
+    """Settings of a layout that the training or the layout itself decides; a second value is refused."""
 
 
-class TrainingTables(Frozen):
+class TrainingTables(ScaledTables[TrainingScale]):
     """Tables of recipe.toml."""
 
     members: tuple[str, ...] = ()
@@ -65,19 +68,31 @@ class TrainingTables(Frozen):
     data: dict[str, DataSource]
     training: Training
     """The published configuration."""
-    layouts: dict[str, Layout] = Field(default_factory=dict)
+    engine: LayoutEngine | None = None
+    """Who trains layouts that are not PyTorch's own; without one every layout is."""
+    named_layouts: dict[str, Layout] = Field(default_factory=dict, alias="layouts")
     """Ways to share the work that a sweep goes through; their names are its points."""
-    scales: TrainingScales
+
+    @property
+    def trainers(self) -> tuple[str, ...]:
+        """Values of the setting `trainer`."""
+        return (COMPOSER, PLAIN, *([self.engine.name] if self.engine else ()))
+
+    @cached_property
+    def layouts(self) -> dict[str, Layout]:
+        """Return every layout by name; one without `framework` has the engine's, or PyTorch's."""
+        default = self.engine.name if self.engine else "torch"
+        return {
+            name: one
+            if "framework" in one.model_fields_set
+            else one.model_copy(update={"framework": default})
+            for name, one in self.named_layouts.items()
+        }
 
     @cached_property
     def models(self) -> dict[str, ModelShape]:
         """Return every model by name; raises InputError for a member that no family has."""
         return {**{name: member(name, place="members") for name in self.members}, **self.own_models}
-
-    def scale(self, name: str) -> TrainingScale:
-        """Return the scale called `name`."""
-        found: TrainingScale = getattr(self.scales, name)
-        return found
 
     @model_validator(mode="after")
     def _steps_to_time(self) -> TrainingTables:
@@ -97,9 +112,9 @@ class TrainingPlan(Frozen):
     def variant(self) -> str:
         """What it does unlike a run through Composer that keeps all activations; begins with a comma."""
         training = self.training
-        found = [] if training.trainer == "composer" else [f"{training.trainer} loop"]
+        found = [] if training.trainer == COMPOSER else [f"{training.trainer} loop"]
         # The plain loop keeps all whatever was asked for.
-        if training.trainer != "plain" and training.activation_checkpointing:
+        if training.trainer != PLAIN and training.activation_checkpointing:
             part = " in part" if training.activation_checkpointing == "selective" else ""
             found.append(f"activations recomputed{part}")
         return "".join(f", {one}" for one in found)
@@ -108,7 +123,7 @@ class TrainingPlan(Frozen):
 class TrainingPoint(Frozen):
     """What one placement adds to the plan."""
 
-    microbatches: tuple[int, ...]
+    microbatches: Annotated[tuple[Positive, ...], Field(min_length=1)]
     """Sequences of one forward pass of one device, largest first; the first that fits is kept."""
     sharding: Sharding | None = None
     """Points of one sweep run the same program; a device that is the whole sweep shards nothing.
@@ -133,6 +148,17 @@ def check_names(recipe: LoadedRecipe[TrainingTables]) -> None:
     for name in tables.own_models.keys() & members().keys():
         raise InputError("defined already", place=f"{place}:models.{name}", hint=f'members = ["{name}"]')
     _demand(tables.training.model, tables.models, f"{place}:training.model")
+    _demand(tables.training.trainer, dict.fromkeys(tables.trainers), f"{place}:training.trainer")
+    for named, one in tables.layouts.items():
+        allowed = dict.fromkeys(("torch", *tables.trainers[2:]))
+        _demand(one.framework, allowed, f"{place}:layouts.{named}.framework")
+    if tables.engine and recipe.recipe.script is None:
+        raise InputError(
+            "an engine needs a script that starts it",
+            place=f"{place}:script",
+            found="none",
+            hint="`worker.main(training.with_engine(MODULE))` of twinrun.train is all that it holds",
+        )
     _demand(tables.training.data, tables.data, f"{place}:training.data")
     for name in ("smoke", "node", "paper"):
         for model in tables.scale(name).models:
@@ -143,7 +169,7 @@ def check_names(recipe: LoadedRecipe[TrainingTables]) -> None:
 
 def _demand(
     name: str,
-    allowed: dict[str, object] | dict[str, DataSource] | dict[str, AnyShape] | dict[str, Layout],
+    allowed: Mapping[str, object],
     place: str,
 ) -> None:
     require_known(name, sorted(allowed), "no such name", place=place)

@@ -7,10 +7,10 @@ experts over those ranks that have the same ones.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from twinrun.foundation.errors import RunError
+from twinrun.foundation.text import GIB, MIB, TERA
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.measurements import Fact, Measurement, Numbers, Series, rate, sampled, scaled
@@ -21,14 +21,17 @@ from twinrun.workloads.training.layouts import trained
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint
 from twinrun.workloads.workload import Point, PointRecord, Progress
 
-TERA = 1e12
 # Master weights and the two moments of Adam, always in fp32.
 OPTIMIZER_BYTES = 12
-GIB, MIB = 1 << 30, 1 << 20
-# What the ranks measure; the rest follows from it.
-MEASURED = re.compile("step-time|peak-memory|power|state-memory|state-on-host|traffic|traffic-bytes")
 # Series with the losses of control runs.
 CONTROL = "control-"
+# Facts that the formulas of ZeRO need.
+COUNTED = (
+    "first rank's parameters",
+    "first rank's expert parameters",
+    "first rank's data ranks",
+    "first rank's expert ranks",
+)
 WEIGHTS_FACT = "initial weights hash"
 SOURCE_FACT = "power source"
 
@@ -134,6 +137,13 @@ def _facts(shared: SharedWork) -> dict[str, Fact]:
     return {**counts, "numbers sent by operation": ", ".join(sent)}
 
 
+def count_of(facts: Mapping[str, Fact], *names: str) -> int | None:
+    """Return the sum of facts that are counts; None where one is absent or none."""
+    found = [facts.get(name) for name in names]
+    counts = [one for one in found if isinstance(one, int) and not isinstance(one, bool) and one >= 0]
+    return sum(counts) if len(counts) == len(names) else None
+
+
 def derived(
     part: TrainingPlan, point: PointRecord[TrainingPoint], gpu: Gpu | None
 ) -> tuple[Measurement, ...]:
@@ -168,12 +178,11 @@ def of_formulas(part: TrainingPlan, point: PointRecord[TrainingPoint]) -> Iterat
     if planned.layout is None or point.measurement("state-memory") is None:
         return
     precision = trained(part.training, planned.layout).precision
-    microbatches = -(
-        -part.training.global_batch
-        * planned.layout.replicas
-        // point.devices
-        // int(point.facts["microbatch"] or 1)
-    )
+    # The account says whatever a record lacks.
+    if any(count_of(point.facts, name) is None for name in (*COUNTED, "microbatch")):
+        return
+    microbatch = count_of(point.facts, "microbatch") or 1
+    microbatches = -(-part.training.global_batch * planned.layout.replicas // point.devices // microbatch)
     sent = traffic(planned.layout, point.facts, microbatches=microbatches, reduction=part.training.reduction)
     formulas = (
         ("state-memory", "state-of-formula", state_bytes(planned.layout, point.facts, precision)),
@@ -257,4 +266,4 @@ def _mean(facts: Mapping[str, Fact], per_parameter: Callable[[int], float]) -> f
         count = int(facts[f"first rank's {kind}"] or 0)
         total += count
         weighted += count * per_parameter(int(facts[f"first rank's {group}"] or 1))
-    return weighted / total
+    return weighted / total if total else 0.0

@@ -11,9 +11,8 @@ from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.storage import StorageNeed
-from twinrun.protocol.training import Training, TrainingJob, identity
-from twinrun.workloads.data_request import DataRequest
-from twinrun.workloads.settings import flat
+from twinrun.protocol.training import COMPOSER, PLAIN, Training, TrainingJob, identity
+from twinrun.workloads.settings import Fingerprint, flat, flat_fields
 from twinrun.workloads.sweep import over_nodes, placements, refuse_demands
 from twinrun.workloads.training import layouts
 from twinrun.workloads.training.estimates import (
@@ -35,6 +34,7 @@ from twinrun.workloads.training.refusals import refuse_attention, refuse_foreign
 from twinrun.workloads.training_terms import fingerprint, refuse_composer
 from twinrun.workloads.workload import (
     Choice,
+    DataRequest,
     Demand,
     Hardware,
     Placement,
@@ -46,11 +46,10 @@ from twinrun.workloads.workload import (
     WorkloadPlan,
 )
 
-# What ranks import of the project for each trainer; a function of theirs chooses between them.
+# Modules of the project that ranks import for each trainer; a function of theirs chooses between them.
 _MODULES = {
-    "composer": ("twinrun.train.composer_loop",),
-    "plain": ("twinrun.train.data_parallel",),
-    "deepspeed": ("twinrun.train.data_parallel", "twinrun.train.deepspeed_engines"),
+    COMPOSER: ("twinrun.train.composer_loop",),
+    PLAIN: ("twinrun.train.data_parallel",),
 }
 METRICS = (
     *("step-time", "tokens-per-second", "model-flops", "model-flops-share"),
@@ -163,6 +162,7 @@ def _training(
     training = overlay(tables.training, scale=scale.set, manifest=manifest, user=overrides)
     _known("model", training.model, tables.models)
     _known("data", training.data, tables.data)
+    _known("trainer", training.trainer, dict.fromkeys(tables.trainers))
     if training.warmup_steps >= training.steps:
         raise InputError(
             "no step would be timed",
@@ -170,7 +170,7 @@ def _training(
             found=f"{training.warmup_steps} of {training.steps} steps",
             allowed="fewer warm-up steps than steps",
         )
-    if training.summation == "canonical" and training.trainer == "composer":
+    if training.summation == "canonical" and training.trainer == COMPOSER:
         raise InputError(
             "Composer sums in its own order",
             place="--set summation",
@@ -272,9 +272,36 @@ def describe(part: TrainingPlan, points: Sequence[Point[TrainingPoint]]) -> Plan
         data=DataRequest(name=training.data, source=part.data, sequence=shape.sequence),
         identity=identity(shape, training),
         kernels=training.kernels == "ours" or training.attention == "triton",
-        modules=_MODULES[training.trainer],
+        modules=_MODULES.get(training.trainer, (*_MODULES[PLAIN], training.trainer)),
         fingerprint=fingerprint(shape, training, part.data),
     )
+
+
+def as_written(
+    tables: TrainingTables, part: TrainingPlan, point: Point[TrainingPoint], name: str
+) -> tuple[TrainingPlan, Point[TrainingPoint]]:
+    """Return a plan's part and a point as recipe.toml has them at the paper scale, of the plan's model."""
+    training = overlay(tables.training, scale=tables.scales.paper.set, manifest="recipe.toml", user={})
+    own = part.training.model if part.training.model in tables.models else training.model
+    written = TrainingPlan(shape=tables.models[own], training=training, data=tables.data[training.data])
+    layout = tables.layouts.get(point.id) or tables.layouts.get(name)
+    if point.part.layout is None or layout is None:
+        return written, point
+    model = layouts.trained(training.model_copy(update={"model": own}), layout).model
+    shape = tables.models.get(model, tables.models[own])
+    placed = point.part.model_copy(update={"layout": layout, "shape": shape, "sharding": layout.sharding})
+    return written, point.model_copy(update={"part": placed})
+
+
+def settings(part: TrainingPlan, point: Point[TrainingPoint]) -> Fingerprint:
+    """Return the fingerprint; of a layout, how its ranks share the work and the model that they share."""
+    layout, shape = point.part.layout, point.part.shape
+    own = (
+        {**flat_fields(layout, "ranks."), **(flat_fields(shape, "ranks.model.") if shape else {})}
+        if layout
+        else {}
+    )
+    return {**fingerprint(part.shape, part.training, part.data), **own}
 
 
 def _described(part: TrainingPlan, point: TrainingPoint, *, world: int) -> PointDescription:
@@ -284,6 +311,7 @@ def _described(part: TrainingPlan, point: TrainingPoint, *, world: int) -> Point
         attempts=tuple(f"microbatch {size}" for size in point.microbatches),
         steps=point.leg.end if point.leg else part.training.steps,
         rising_steps=_rising_steps(part),
+        vocabulary=(point.shape or part.shape).vocabulary,
         leg=point.leg,
         processor_bytes=processor_bytes(
             point.shape or part.shape,
@@ -308,7 +336,7 @@ def job(part: TrainingPlan, point: Point[TrainingPoint], attempt: int, run: Run)
     """Return the job of one attempt at a point, with the microbatch that it tries."""
     placed, leg = point.part, point.part.leg
     ends = {"controls": placed.controls} | ({"steps": leg.end} if leg else {})
-    shared = run.model_dump()
+    shared = run.model_dump() | {"data": run.folders.get("data", "")}
     if leg and leg.processor and run.accelerator:
         # The sensors are those of the GPUs.
         shared |= {"accelerator": False, "power": None}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from twinrun.foundation.text import number
+from twinrun.foundation.text import GIB, number
 from twinrun.predict.calibration import calibration
 from twinrun.predict.parallel_layout import Machines
 from twinrun.predict.point import PointPrediction, kept
 from twinrun.predict.prediction import predict
 from twinrun.predict.request import GIGABIT
 from twinrun.protocol.models import AnyShape
-from twinrun.protocol.training import Training
+from twinrun.protocol.training import COMPOSER, PLAIN, Training
 from twinrun.workloads.tables_and_charts import ABSENT, Cell, Column, Table, text
 from twinrun.workloads.training.layouts import trained
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint
@@ -20,7 +20,6 @@ from twinrun.workloads.workload import Hardware, Point, RecordView
 
 # The generation of software that this project's loops are.
 SOFTWARE = "twinrun-2026"
-GIB = 1 << 30
 COLUMNS = (
     Column(title="point", numeric=False),
     Column(title="s/step\npredicted"),
@@ -64,8 +63,8 @@ def _unknown(training: Training, shape: AnyShape) -> str | None:
     """Return why the time of a training cannot be said, and which measurement would tell."""
     if training.precision != "bf16":
         return f"every row that was fitted is in bf16; a record in {training.precision} would tell"
-    if training.trainer == "deepspeed":
-        return "no run of DeepSpeed on these GPUs was fitted; this run's own record would tell"
+    if training.trainer not in (COMPOSER, PLAIN):
+        return f"no run of {training.trainer} on these GPUs was fitted; this run's own record would tell"
     if not training.compile:
         return "no run of this project without compiled blocks was fitted; this run's own record would tell"
     if shape.attention_heads() and training.attention != "sdpa":

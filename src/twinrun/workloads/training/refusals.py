@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from twinrun.foundation.errors import InputError
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.protocol.models import AnyShape
-from twinrun.protocol.training import FP8_RECIPE, Training
+from twinrun.protocol.training import COMPOSER, FP8_RECIPE, PLAIN, Training
 from twinrun.workloads.training.manifest import TrainingTables
 from twinrun.workloads.workload import Hardware, PlanRequest
 
@@ -53,9 +53,12 @@ def refuse_precision(training: Training) -> None:
     if training.precision == "fp16":
         allowed = "fp32, bf16; DeepSpeed scales the loss, the other trainers do not"
         raise InputError("fp16 needs a scaled loss", place="--set precision", found="fp16", allowed=allowed)
-    if training.trainer == "deepspeed":
+    if training.trainer not in (COMPOSER, PLAIN):
         raise InputError(
-            "this scale has no layouts", place="--set trainer", found="deepspeed", allowed="composer, plain"
+            "this scale has no layouts",
+            place="--set trainer",
+            found=training.trainer,
+            allowed=[COMPOSER, PLAIN],
         )
 
 

@@ -7,17 +7,16 @@ from collections.abc import Sequence
 from twinrun.foundation.text import number, plain
 from twinrun.manifests.published import PublishedClaims
 from twinrun.protocol.measurements import Measurement
-from twinrun.workloads.curve_charts import curves_of, distance_in_words, distances, parity_charts
-from twinrun.workloads.parity import parity
+from twinrun.workloads.curve_charts import distance_in_words, distances, parity_charts, series_chart
+from twinrun.workloads.curve_distance import parity
 from twinrun.workloads.tables_and_charts import Chart, Column, Curve, LineChart, Spot, Table, measured, text
-from twinrun.workloads.training.beside import beside
 from twinrun.workloads.training.comparison import loss_of
 from twinrun.workloads.training.layout_tables import layout_tables
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables
 from twinrun.workloads.training.numbers import SOURCE_FACT
 from twinrun.workloads.training.prediction import predicted_table
-from twinrun.workloads.training.published import hardware_tables, published_curves
-from twinrun.workloads.workload import Overview, PictureContext, PointRecord, RecordTables, RecordView, whole
+from twinrun.workloads.training.rates import beside, hardware_tables, published_curves, rates
+from twinrun.workloads.workload import Overview, PictureContext, PointRecord, RecordView, whole
 
 LOSS = "loss, nats/token"
 COLUMNS = (
@@ -34,9 +33,9 @@ POWER_COLUMNS = (Column(title="W per\ndevice"), Column(title="tokens/s\nper watt
 POWER_MEASUREMENTS = ("power", "tokens-per-second-per-watt")
 
 
-def show(record: RecordView[TrainingPlan, TrainingPoint]) -> RecordTables:
+def show(record: RecordView[TrainingPlan, TrainingPoint]) -> tuple[Table, ...]:
     """Return a table of the points, of what was predicted of them, and two of what layouts do."""
-    return RecordTables(tables=(_points_table(record), *predicted_table(record), *layout_tables(record)))
+    return (_points_table(record), *predicted_table(record), *layout_tables(record))
 
 
 def overview(
@@ -45,7 +44,12 @@ def overview(
     """Return the pictures of `records`, and published and measured hardware side by side."""
     charts = _charts(records, drawn) if records else ()
     alone = beside(records[0], drawn) if len(records) == 1 else None
-    return Overview(charts=charts, tables=hardware_tables(records, drawn), beside=alone)
+    return Overview(
+        charts=charts,
+        tables=hardware_tables(records, drawn),
+        rates=rates(records, drawn),
+        beside=alone,
+    )
 
 
 def _points_table(record: RecordView[TrainingPlan, TrainingPoint]) -> Table:
@@ -236,7 +240,7 @@ def _losses(record: RecordView[TrainingPlan, TrainingPoint], published: Publishe
     if not points:
         return []
     note = distance_in_words(points, "loss")
-    found: list[Chart] = [curves_of(points, "loss", title="Loss at every point", label=LOSS, note=note)]
+    found: list[Chart] = [series_chart(points, "loss", title="Loss at every point", label=LOSS, note=note)]
     claims = [claim for claim in published.claim if claim.is_distance and claim.metric == "loss"]
     allowed = [claim.tolerance for claim in claims if claim.kind == "invariant"]
     if len(points) > 1 and allowed:

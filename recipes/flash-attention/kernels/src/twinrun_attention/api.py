@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from twinrun_attention import launch, ops
+from twinrun_attention import launch, ops, prepared
 
 HEAD_SIZES = range(8, 257, 8)
 DTYPES = (torch.float16, torch.bfloat16)
@@ -40,7 +41,7 @@ def flash_attn_func(
     slopes, sides = _slopes(alibi_slopes, q), _sides(window_size, causal)
     scale, q = _scale(softmax_scale, q)
     sizes = (q.shape[1], k.shape[1])
-    out, lse = ops.forward(q, k, v, slopes, None, None, *sizes, scale, *sides, True, softcap)
+    out, lse = ops.attend(q, k, v, slopes, None, None, *sizes, scale, *sides, True, softcap)
     return (out, lse, None) if return_attn_probs else out
 
 
@@ -67,7 +68,7 @@ def flash_attn_varlen_func(
     slopes, sides = _slopes(alibi_slopes, q), _sides(window_size, causal)
     scale, q = _scale(softmax_scale, q)
     sizes = (int(max_seqlen_q), int(max_seqlen_k))
-    out, lse = ops.forward(q, k, v, slopes, *starts, *sizes, scale, *sides, True, softcap)
+    out, lse = ops.attend(q, k, v, slopes, *starts, *sizes, scale, *sides, True, softcap)
     return (out, lse, None) if return_attn_probs else out
 
 
@@ -94,7 +95,7 @@ def flash_attn_with_kvcache(
         lengths += k.shape[1]
     slopes, sides = _slopes(alibi_slopes, q), _sides(window_size, causal)
     scale, q = _scale(softmax_scale, q)
-    return ops.decode(q, k_cache, v_cache, lengths, slopes, scale, *sides, softcap)[0]
+    return ops.attend_to_cache(q, k_cache, v_cache, lengths, slopes, scale, *sides, softcap)[0]
 
 
 def scaled_dot_product_attention(
@@ -118,7 +119,7 @@ def scaled_dot_product_attention(
     _check(q, k, v, rank=4, dropout_p=dropout_p, softcap=0.0)
     scale, q = _scale(scale, q)
     sizes, right = (q.shape[1], k.shape[1]), 0 if is_causal else -1
-    out, _ = ops.forward(q, k, v, None, None, None, *sizes, scale, -1, right, False, 0.0)
+    out, _ = ops.attend(q, k, v, None, None, None, *sizes, scale, -1, right, False, 0.0)
     return out.transpose(1, 2)
 
 
@@ -137,33 +138,49 @@ def _check(q: Tensor, k: Tensor, v: Tensor, *, rank: int, dropout_p: float, soft
         raise UnsupportedError(f"dropout_p is {dropout_p}: there is no dropout")
     if softcap < 0:
         raise UnsupportedError(f"softcap is {softcap}: it is 0 for none, or more")
-    if any(one.dim() != rank for one in (q, k, v)):
-        raise UnsupportedError(f"tensors have {q.dim()}, {k.dim()}, {v.dim()} dimensions, not {rank}")
-    if len({one.device for one in (q, k, v)}) > 1:
-        raise UnsupportedError(f"tensors are on {q.device}, {k.device} and {v.device}, not on one device")
+    # Symbolic sizes cannot be looked up, nor does a compiler look into a cache.
+    check = _check_once if ops.is_eager(q) else _check_forms
+    shapes, dtypes, devices = (
+        (q.shape, k.shape, v.shape),
+        (q.dtype, k.dtype, v.dtype),
+        (q.device, k.device, v.device),
+    )
+    check(shapes, dtypes, devices, rank, launch.INTERPRETED)
+
+
+def _check_forms(
+    shapes: tuple[Any, ...],
+    dtypes: tuple[torch.dtype, ...],
+    devices: tuple[torch.device, ...],
+    rank: int,
+    interpreted: bool,
+) -> None:
+    """Raise UnsupportedError for queries, keys and values of forms that the kernels cannot take."""
+    q, k, v = shapes
+    if any(len(one) != rank for one in shapes):
+        raise UnsupportedError(f"tensors have {len(q)}, {len(k)}, {len(v)} dimensions, not {rank}")
+    if len(set(devices)) > 1:
+        raise UnsupportedError(f"tensors are on {', '.join(map(str, devices))}, not on one device")
     # The interpreter computes in fp32 whatever it is given, so it takes that too.
-    allowed = (*DTYPES, torch.float32) if launch.INTERPRETED else DTYPES
-    if len({one.dtype for one in (q, k, v)}) > 1 or q.dtype not in allowed:
-        raise UnsupportedError(f"tensors are {q.dtype}, {k.dtype} and {v.dtype}, not all bfloat16 or float16")
-    if q.device.type != "cuda" and not launch.INTERPRETED:
+    allowed = (*DTYPES, torch.float32) if interpreted else DTYPES
+    if len(set(dtypes)) > 1 or dtypes[0] not in allowed:
+        raise UnsupportedError(f"tensors are {', '.join(map(str, dtypes))}, not all bfloat16 or float16")
+    if devices[0].type != "cuda" and not interpreted:
         raise UnsupportedError(
-            f"{q.device} is no GPU: TRITON_INTERPRET=1 runs the kernels on a processor, slowly"
+            f"{devices[0]} is no GPU: TRITON_INTERPRET=1 runs the kernels on a processor, slowly"
         )
-    _check_shapes(q, k, v)
-
-
-def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
-    size, heads, kv_heads = q.shape[-1], q.shape[-2], k.shape[-2]
+    size, heads, kv_heads = q[-1], q[-2], k[-2]
     if size not in HEAD_SIZES:
         raise UnsupportedError(f"the head size is {size}, not a multiple of 8 up to 256")
-    if k.shape != v.shape or k.shape[-1] != size:
-        raise UnsupportedError(
-            f"shapes are {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}: they differ"
-        )
-    if q.dim() == 4 and q.shape[0] != k.shape[0]:
-        raise UnsupportedError(f"the batch is {q.shape[0]} of queries and {k.shape[0]} of keys")
+    if k != v or k[-1] != size:
+        raise UnsupportedError(f"shapes are {tuple(q)}, {tuple(k)} and {tuple(v)}: they differ")
+    if rank == 4 and q[0] != k[0]:
+        raise UnsupportedError(f"the batch is {q[0]} of queries and {k[0]} of keys")
     if not kv_heads or heads % kv_heads:
         raise UnsupportedError(f"{heads} heads of queries are no multiple of {kv_heads} of keys")
+
+
+_check_once = functools.lru_cache(maxsize=prepared.REMEMBERED)(_check_forms)
 
 
 def _sides(window_size: tuple[int, int], causal: bool) -> tuple[int, int]:

@@ -1,18 +1,27 @@
-"""The operators of torch: forward, backward and decoding, with fake tensors and autograd."""
+"""The operators of torch: forward, backward and decoding, with fake tensors and autograd.
+
+The way through torch.library takes hundreds of microseconds a call. So eager calls on plain tensors take a
+short one: the entry in C++ once it is compiled (entry.py), before that torch.autograd.Function or the bare
+function. Compilers, modes and transforms see the operators.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from twinrun_attention import launch
+from twinrun_attention.eager import is_eager, wants_gradient
+from twinrun_attention.entry import Operation, ask_for
 from twinrun_attention.prepared import Band, Packing
+from twinrun_attention.recording import local
 
 
-@torch.library.custom_op("twinrun_attention::forward", mutates_args=())
-def forward(
+def run_forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -29,20 +38,15 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return output and logarithms of the row sums."""
     packing = _packing(starts_q, starts_k, max_q, max_k)
-    wide_q, wide_k, wide_v = _widened(q, k, v)
-    band = Band(scale=scale, left=left, right=right, end=end, softcap=softcap)
-    out, lse = launch.run_forward(wide_q, wide_k, wide_v, slopes, packing, band)
+    band = Band(scale, left, right, end, softcap)
+    if not launch.INTERPRETED:
+        ask_for()
+        return launch.run_forward(q, k, v, slopes, packing, band)
+    out, lse = launch.run_forward(q.float(), k.float(), v.float(), slopes, packing, band)
     return out.to(q.dtype), lse
 
 
-@forward.register_fake
-def _(q: Tensor, _k: Tensor, _v: Tensor, _slopes: Tensor | None, starts_q: Tensor | None, *_: Any) -> Any:
-    rows = (q.shape[1], q.shape[0]) if starts_q is not None else (q.shape[0], q.shape[2], q.shape[1])
-    return q.new_empty(q.shape), q.new_empty(rows, dtype=torch.float32)
-
-
-@torch.library.custom_op("twinrun_attention::backward", mutates_args=())
-def backward(
+def run_backward(
     grad: Tensor,
     q: Tensor,
     k: Tensor,
@@ -62,11 +66,22 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values."""
     packing = _packing(starts_q, starts_k, max_q, max_k)
-    wide_q, wide_k, wide_v, wide_out, wide_grad = _widened(q, k, v, out.contiguous(), grad)
-    band = Band(scale=scale, left=left, right=right, end=end, softcap=softcap)
-    found = launch.run_backward((wide_q, wide_k, wide_v, wide_out, lse), wide_grad, slopes, packing, band)
-    dq, dk, dv = (one.to(q.dtype) for one in found)
-    return dq, dk, dv
+    band, out = Band(scale, left, right, end, softcap), out.contiguous()
+    if not launch.INTERPRETED:
+        return launch.run_backward((q, k, v, out, lse), grad, slopes, packing, band)
+    saved = (q.float(), k.float(), v.float(), out.float(), lse)
+    dq, dk, dv = launch.run_backward(saved, grad.float(), slopes, packing, band)
+    return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype)
+
+
+forward = torch.library.custom_op("twinrun_attention::forward", run_forward, mutates_args=())
+backward = torch.library.custom_op("twinrun_attention::backward", run_backward, mutates_args=())
+
+
+@forward.register_fake
+def _(q: Tensor, _k: Tensor, _v: Tensor, _slopes: Tensor | None, starts_q: Tensor | None, *_: Any) -> Any:
+    rows = (q.shape[1], q.shape[0]) if starts_q is not None else (q.shape[0], q.shape[2], q.shape[1])
+    return q.new_empty(q.shape), q.new_empty(rows, dtype=torch.float32)
 
 
 @backward.register_fake
@@ -78,22 +93,66 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
     q, k, v, slopes, starts_q, starts_k, *numbers = inputs
     ctx.save_for_backward(q, k, v, *output, slopes, starts_q, starts_k)
     ctx.numbers = numbers
+    ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, grad: Tensor | None, _of_sums: Tensor | None) -> tuple[Tensor | None, ...]:
+def _gradients(
+    ctx: Any, grad: Tensor | None, run: Callable[..., tuple[Tensor, ...]]
+) -> tuple[Tensor | None, ...]:
     if grad is None:
         return (None,) * 13
     q, k, v, out, lse, slopes, starts_q, starts_k = ctx.saved_tensors
-    found = backward(grad, q, k, v, out, lse, slopes, starts_q, starts_k, *ctx.numbers)
+    found = run(grad, q, k, v, out, lse, slopes, starts_q, starts_k, *ctx.numbers)
     return (*found, *(None,) * 10)
 
 
-forward.register_autograd(_backward, setup_context=_setup)
+def _registered_gradients(ctx: Any, grad: Tensor | None, _of_sums: Tensor | None) -> Any:
+    return _gradients(ctx, grad, backward)
 
 
-@torch.library.custom_op("twinrun_attention::decode", mutates_args=())
-def decode(
+forward.register_autograd(_registered_gradients, setup_context=_setup)
+
+
+class _Attention(torch.autograd.Function):
+    """The same without torch.library."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        output = run_forward(*inputs)
+        _setup(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor | None, _of_sums: Tensor | None) -> Any:
+        return _gradients(ctx, grad, run_backward)
+
+
+def _attend(*inputs: Any) -> tuple[Tensor, Tensor]:
+    if not is_eager(inputs[0]):
+        found: tuple[Tensor, Tensor] = forward(*inputs)
+    elif wants_gradient(inputs[:3]):
+        found = _Attention.apply(*inputs)
+    else:
+        found = run_forward(*inputs)
+    if local.active is not None:
+        local.active.kept = found
+    return found
+
+
+def _attend_gradients(grad: Tensor | None, out: Tensor, lse: Tensor, *inputs: Any) -> tuple[Any, ...]:
+    q, k, v, *others = inputs
+    if grad is None:
+        return (None,) * len(inputs)
+    return (*run_backward(grad, q, k, v, out, lse, *others), *(None,) * len(others))
+
+
+attend = Operation(_attend, _attend_gradients)
+"""Takes and returns what `forward` does, by the shortest way that all who look at the call can see."""
+
+
+def run_decode(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -105,10 +164,14 @@ def decode(
     softcap: float,
 ) -> tuple[Tensor, Tensor]:
     """Return output and logarithms of the row sums of queries at the end of a cache."""
-    band = Band(scale=scale, left=left, right=right, softcap=softcap)
-    wide_q, wide_k, wide_v = _widened(q, k, v)
-    out, lse = launch.run_decode(wide_q, wide_k, wide_v, lengths, slopes, band)
+    band = Band(scale, left, right, True, softcap)
+    if not launch.INTERPRETED:
+        return launch.run_decode(q, k, v, lengths, slopes, band)
+    out, lse = launch.run_decode(q.float(), k.float(), v.float(), lengths, slopes, band)
     return out.to(q.dtype), lse
+
+
+decode = torch.library.custom_op("twinrun_attention::decode", run_decode, mutates_args=())
 
 
 @decode.register_fake
@@ -116,12 +179,13 @@ def _(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
+def attend_to_cache(*given: Any) -> tuple[Tensor, Tensor]:
+    """Return what `decode` does, by the shortest way that all who look at the call can see."""
+    found: tuple[Tensor, Tensor] = run_decode(*given) if is_eager(given[0]) else decode(*given)
+    return found
+
+
 def _packing(starts_q: Tensor | None, starts_k: Tensor | None, max_q: int, max_k: int) -> Packing | None:
     if starts_q is None or starts_k is None:
         return None
     return Packing(starts_q=starts_q, starts_k=starts_k, max_q=max_q, max_k=max_k)
-
-
-def _widened(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return fp32 where Triton's interpreter runs, which multiplies bf16 wrongly."""
-    return tuple(one.float() for one in tensors) if launch.INTERPRETED else tensors

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -29,8 +30,7 @@ Form = tuple[tuple[int, ...], tuple[int, ...]]
 """Shape and strides."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Band:
+class Band(NamedTuple):
     """What a query sees and how scores are changed: numbers for every kernel."""
 
     scale: float
@@ -115,6 +115,12 @@ class PreparedLaunch:
     """Strides, sizes and the band, in the order of the kernel's parameters."""
     options: dict[str, Any]
     """Constants of the kernel, and options of the compiler."""
+    looped: tuple[Form, ...] = ()
+    """Shapes and strides, the head before the row, of what the kernel's loop reads through descriptors."""
+    looped_rows: int = 0
+    """Rows of a tile of these."""
+    started: dict[torch.dtype, Callable[..., None]] = field(default_factory=dict)
+    """What starts the compiled kernel, by the type of the tensors: the first call of each adds it."""
 
 
 @functools.lru_cache(maxsize=REMEMBERED)
@@ -122,7 +128,6 @@ def forward(
     q: Form,
     k: Form,
     v: Form,
-    *,
     slope_stride: int | None,
     packed: tuple[int, int, int] | None,
     band: Band,
@@ -138,6 +143,8 @@ def forward(
         columns=sizes.columns,
         grid=(triton.cdiv(sizes.max_q, row.block_m) * sizes.batch * sizes.heads,),
         described=described,
+        looped=tuple(map(_head_first, (k, v))) if described else (),
+        looped_rows=row.block_n,
         numbers=(*_strides((q, k, v), packed), *_numbers(slope_stride, sizes, band)),
         options=_options(slope_stride, sizes, band, packed, row) | even | {"DESCRIBED": described},
     )
@@ -150,7 +157,6 @@ def backward(
     k: Form,
     v: Form,
     grad: Form,
-    *,
     slope_stride: int | None,
     packed: tuple[int, int, int] | None,
     band: Band,
@@ -161,7 +167,8 @@ def backward(
     row = _row(kernel, sizes, band, device, sloped=slope_stride is not None)
     keys = kernel == "backward_keys"
     # What the loop reads comes through descriptors.
-    described = row.descriptors and not packed and (_describable(q, grad) if keys else _describable(k, v))
+    looped = (q, grad) if keys else (k, v)
+    described = row.descriptors and not packed and _describable(*looped)
     even = {} if keys else {"EVEN": not packed and sizes.max_k % row.block_n == 0}
     blocks = triton.cdiv(sizes.max_k, row.block_n) if keys else triton.cdiv(sizes.max_q, row.block_m)
     return PreparedLaunch(
@@ -169,13 +176,15 @@ def backward(
         columns=sizes.columns,
         grid=(blocks * sizes.batch * (sizes.kv_heads if keys else sizes.heads),),
         described=described,
+        looped=tuple(map(_head_first, looped)) if described else (),
+        looped_rows=row.block_m if keys else row.block_n,
         numbers=(*_strides((q, k, v, grad), packed), *_numbers(slope_stride, sizes, band)),
         options=_options(slope_stride, sizes, band, packed, row) | even | {"DESCRIBED": described},
     )
 
 
 @functools.lru_cache(maxsize=REMEMBERED)
-def row_sums(q: Form, k: Form, grad: Form, *, packed: tuple[int, int, int] | None) -> PreparedLaunch:
+def row_sums(q: Form, k: Form, grad: Form, packed: tuple[int, int, int] | None) -> PreparedLaunch:
     """Prepare the kernel that multiplies output and gradient, the first of the backward pass."""
     sizes = Sizes.of(q[0], k[0], packed)
     constants = {"D": sizes.head_size, "COLS": sizes.columns, "BLOCK_M": ROW_SUM_BLOCK}
@@ -193,17 +202,15 @@ def row_sums(q: Form, k: Form, grad: Form, *, packed: tuple[int, int, int] | Non
 class PreparedDecoding:
     """Both kernels of a decoding call."""
 
-    grid: tuple[int, int, int]
     splits: int
-    numbers: tuple[float, ...]
-    options: dict[str, Any]
-    combining: dict[str, Any]
-    """Constants of the kernel that adds the parts up."""
+    attend: PreparedLaunch
+    combine: PreparedLaunch
+    """The kernel that adds the parts up."""
 
 
 @functools.lru_cache(maxsize=REMEMBERED)
 def decoding(
-    q: Form, k: Form, v: Form, *, slope_stride: int | None, band: Band, device: torch.device
+    q: Form, k: Form, v: Form, slope_stride: int | None, band: Band, device: torch.device
 ) -> PreparedDecoding:
     """Prepare decoding."""
     sizes = Sizes.of(q[0], k[0])
@@ -220,12 +227,21 @@ def decoding(
     blocks = {"GROUP": sizes.heads // sizes.kv_heads, "BLOCK_M": block_m, "BLOCK_N": row.block_n}
     sides = (band.scale, band.softcap, band.left, band.right)
     counts = (slope_stride or 0, sizes.heads, sizes.max_q, splits, per_split)
+    shared: dict[str, Any] = {"row": row, "columns": sizes.columns, "described": False}
     return PreparedDecoding(
-        grid=(splits, sizes.batch * sizes.kv_heads, row_blocks),
         splits=splits,
-        numbers=(*_strides((q, k, v), None), *counts, *sides),
-        options=constants | blocks | flags | row.compiler(),
-        combining=constants | {"PARTS": triton.next_power_of_2(splits)},
+        attend=PreparedLaunch(
+            grid=(splits, sizes.batch * sizes.kv_heads, row_blocks),
+            numbers=(*_strides((q, k, v), None), *counts, *sides),
+            options=constants | blocks | flags | row.compiler(),
+            **shared,
+        ),
+        combine=PreparedLaunch(
+            grid=(sizes.batch * sizes.heads * sizes.max_q,),
+            numbers=(splits,),
+            options=constants | {"PARTS": triton.next_power_of_2(splits)},
+            **shared,
+        ),
     )
 
 
@@ -262,6 +278,11 @@ def _row(
 def _describable(*forms: Form) -> bool:
     """Say whether descriptors can be made: no stride is zero."""
     return DESCRIPTORS and all(all(strides) for _, strides in forms)
+
+
+def _head_first(form: Form) -> Form:
+    """Return (batch, row, head, column) as (batch, head, row, column)."""
+    return tuple((one[0], one[2], one[1], one[3]) for one in form)  # type: ignore[return-value]
 
 
 def _strides(forms: tuple[Form, ...], packed: tuple[int, int, int] | None) -> tuple[int, ...]:

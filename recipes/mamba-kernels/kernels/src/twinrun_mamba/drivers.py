@@ -18,13 +18,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from twinrun_mamba.recording import CUDA, EMULATOR, HIP
+
 # A function, module or context of a driver; the emulator's functions are ctypes' own.
 Handle = Any
 _RELAXED_CAPTURE = 2
 _Pointers = c_char_p * 1
-
-# In the order of entry.cpp's.
-KINDS = ("emulator", "cuda", "hip")
 
 
 class LaunchError(RuntimeError):
@@ -59,17 +58,13 @@ class Driver(ABC):
 
     @abstractmethod
     def described(self, index: int, function: Handle) -> tuple[Any, ...]:
-        """Return what entry.cpp starts a kernel by: a kind of KINDS, then its fields of Driver and of Launch.
-
-        That is: addresses of the functions that start it, that start it early, that enter the device's
-        context and that leave it, of the context, a function that raises what a status means, and the kernel.
-        """
+        """Return what entry.cpp starts a kernel by: what Start.driver holds, then the kernel."""
 
 
 class Gpu(Driver):
     """What the vendors' drivers have in common: the same calls, under names of their own."""
 
-    kind: str
+    kind: int
     # The vendor's word for it.
     shared_memory: str
 
@@ -113,7 +108,7 @@ class Gpu(Driver):
 
         called = map(_address, (self._launch, self._launch_overlapping, self._push, self._pop))
         context = self._contexts.get(index, 0)
-        return (KINDS.index(self.kind), *called, context, refused, function.value)
+        return (self.kind, *called, context, 0, refused, function.value)
 
     def _named(self, name: str) -> Any:
         return getattr(self.library, self._prefix + name)
@@ -149,7 +144,7 @@ _OVERLAP = ctypes.create_string_buffer(Struct("=I4xI60x").pack(6, 1))
 class Cuda(Gpu):
     """NVIDIA's driver. Everything runs in the device's primary context, which torch uses too."""
 
-    kind, shared_memory = "cuda", "shared memory"
+    kind, shared_memory = CUDA, "shared memory"
 
     def __init__(self) -> None:
         super().__init__("libcuda.so.1", "cu", "LaunchKernel")
@@ -211,7 +206,7 @@ class Cuda(Gpu):
 class Hip(Gpu):
     """AMD's runtime, which torch has already loaded; a block may ask for all of a compute unit's LDS."""
 
-    kind, shared_memory = "hip", "LDS"
+    kind, shared_memory = HIP, "LDS"
     # A grid's threads are counted in 32 bits.
     most_threads = 2**32 - 1
 
@@ -261,7 +256,7 @@ class Emulator(Driver):
         def refused(*_: int) -> None:
             raise LaunchError(function.message().decode())
 
-        return (KINDS.index("emulator"), 0, 0, 0, 0, 0, refused, _address(function))
+        return (EMULATOR, 0, 0, 0, 0, 0, 0, refused, _address(function))
 
 
 def _address(function: Any) -> int:

@@ -5,10 +5,12 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/sum.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -47,6 +49,7 @@ struct Shape {
 struct Made {
   at::ScalarType type;
   Shape shape;
+  bool zeroed;
 };
 struct Output {
   size_t slot;
@@ -54,17 +57,19 @@ struct Output {
   std::optional<Shape> view;
 };
 
-// A field of a kernel's parameters that holds an address: `bytes` behind the start of the tensor in `slot`.
+// A field of a kernel's parameters that holds an address, or where a tensor map begins: of `bytes` behind the start of
+// the tensor in `slot`.
 struct Address {
   size_t field, slot;
   int64_t bytes;
 };
 
-enum Kind { EMULATOR, CUDA, HIP };
-// How a driver starts a kernel, its functions as addresses; see drivers.py.
+// As recording.py has them. The last two are no kernels but operations of torch, on the tensors of two slots.
+enum Kind { EMULATOR, CUDA, HIP, SUM, COPY };
+// How a driver starts a kernel, its functions as addresses; see recording.py.
 struct Driver {
   Kind kind;
-  void *start, *start_overlapping, *push, *pop, *context;
+  void *start, *start_overlapping, *push, *pop, *context, *readdress;
   // Raises what a status means.
   py::object refused;
 };
@@ -74,7 +79,15 @@ struct Launch {
   int64_t blocks, threads, shared_bytes;
   bool overlap;
   Integers fields;
-  std::vector<Address> addresses;
+  // The fields at which parameters begin: of a struct the first, of Triton's kernels each.
+  std::vector<size_t> parameters;
+  std::vector<Address> addresses, maps;
+  // Of what an operation of torch reads, and of what it writes.
+  Integers from, to;
+};
+// What a driver takes tensor maps in must begin at 64 bytes.
+struct alignas(64) Line {
+  int64_t fields[8];
 };
 
 // Slots are the arguments, then what is made. `kept` is what the backward pass needs besides the arguments.
@@ -82,6 +95,7 @@ struct Plan {
   std::vector<Made> made;
   std::vector<Launch> launches;
   std::vector<std::optional<Output>> outputs, kept;
+  std::vector<bool> differentiable;
   bool returns_tuple;
 };
 
@@ -136,6 +150,20 @@ struct Call {
     tensors.emplace_back();
     if (argument == Py_None) return key.push_back(0), true;
     if (PyBool_Check(argument)) return key.push_back(argument == Py_True ? 3 : 2), true;
+    if (THPDtype_Check(argument)) {
+      return key.insert(key.end(), {5, int64_t(reinterpret_cast<THPDtype*>(argument)->scalar_type)}), true;
+    }
+    if (PyFloat_Check(argument)) {
+      const double value = PyFloat_AS_DOUBLE(argument);
+      int64_t word;
+      memcpy(&word, &value, sizeof word);
+      return key.insert(key.end(), {6, word}), true;
+    }
+    if (PyLong_CheckExact(argument)) {
+      int overflow;
+      const int64_t value = PyLong_AsLongLongAndOverflow(argument, &overflow);
+      return key.insert(key.end(), {7, value}), !overflow;
+    }
     if (!PyUnicode_Check(argument)) return false;
     Py_ssize_t size;
     const char* text = PyUnicode_AsUTF8AndSize(argument, &size);
@@ -170,21 +198,36 @@ using Start = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, u
 using StartConfigured = int (*)(const Config*, void*, void**, void**);
 using StartEmulated = int (*)(const void*, int64_t, int, size_t);
 
-int start_on_gpu(const Launch& launch, void* fields, int index) {
+int start_on_gpu(const Launch& launch, int64_t* fields, int index) {
   const Driver& driver = launch.driver;
   void* stream = PyLong_AsVoidPtr(current_stream(index).ptr());
-  void* pointers[] = {fields};
+  // Behind the parameters Triton's kernels have up to three addresses of workspace, which those here do without.
+  static int64_t nothing = 0;
+  std::vector<void*> pointers;
+  pointers.reserve(launch.parameters.size() + 3);
+  for (const size_t field : launch.parameters) pointers.push_back(fields + field);
+  pointers.insert(pointers.end(), 3, &nothing);
   const unsigned blocks = launch.blocks, threads = launch.threads, shared = launch.shared_bytes;
   if (launch.overlap && driver.start_overlapping) {
     const Config config = {{blocks, 1, 1}, {threads, 1, 1}, shared, stream, &overlapping, 1};
-    return reinterpret_cast<StartConfigured>(driver.start_overlapping)(&config, launch.function, pointers, nullptr);
+    const auto start = reinterpret_cast<StartConfigured>(driver.start_overlapping);
+    return start(&config, launch.function, pointers.data(), nullptr);
   }
-  return reinterpret_cast<Start>(driver.start)(launch.function, blocks, 1, 1, threads, 1, 1, shared, stream, pointers,
-                                               nullptr);
+  return reinterpret_cast<Start>(driver.start)(launch.function, blocks, 1, 1, threads, 1, 1, shared, stream,
+                                               pointers.data(), nullptr);
 }
 
-int start(const Launch& launch, void* fields, at::Device device) {
+int start(const Launch& launch, const Tensors& slots, at::Device device) {
   const Driver& driver = launch.driver;
+  std::vector<Line> lines(launch.fields.size() / 8 + 1);
+  int64_t* fields = lines[0].fields;
+  std::copy(launch.fields.begin(), launch.fields.end(), fields);
+  const auto address_of = [&](const Address& one) { return static_cast<char*>(slots[one.slot].data_ptr()) + one.bytes; };
+  for (const Address& one : launch.addresses) fields[one.field] = reinterpret_cast<intptr_t>(address_of(one));
+  for (const Address& one : launch.maps) {
+    const auto readdress = reinterpret_cast<int (*)(void*, void*)>(driver.readdress);
+    if (const int status = readdress(fields + one.field, address_of(one))) return status;
+  }
   if (driver.kind == EMULATOR) {
     return reinterpret_cast<StartEmulated>(launch.function)(fields, launch.blocks, 0, launch.shared_bytes);
   }
@@ -215,6 +258,16 @@ Tensors of(const std::vector<std::optional<Output>>& outputs, const Tensors& slo
   return found;
 }
 
+void operate(const Launch& launch, const Tensors& slots) {
+  const Tensor from = slots[launch.addresses[0].slot].view(launch.from);
+  Tensor to = slots[launch.addresses[1].slot].view(launch.to);
+  if (launch.driver.kind == SUM) {
+    at::sum_out(to, from, launch.fields);
+  } else {
+    to.copy_(from);
+  }
+}
+
 // Makes memory, behind the arguments in `slots`, and starts the kernels.
 void run(const Plan& plan, Tensors& slots) {
   at::Device device = at::kCPU;
@@ -224,13 +277,14 @@ void run(const Plan& plan, Tensors& slots) {
   const at::TensorOptions options = at::TensorOptions().device(device);
   for (const Made& made : plan.made) {
     slots.push_back(at::empty_strided(made.shape.sizes, made.shape.strides, options.dtype(made.type)));
+    if (made.zeroed) slots.back().zero_();
   }
   for (const Launch& launch : plan.launches) {
-    Integers fields = launch.fields;
-    for (const Address& address : launch.addresses) {
-      fields[address.field] = reinterpret_cast<intptr_t>(slots[address.slot].data_ptr()) + address.bytes;
+    if (launch.driver.kind >= SUM) {
+      operate(launch, slots);
+    } else if (const int status = start(launch, slots, device)) {
+      launch.driver.refused(status, launch.blocks);
     }
-    if (const int status = start(launch, fields.data(), device)) launch.driver.refused(status, launch.blocks);
   }
 }
 
@@ -243,8 +297,7 @@ Tensor unwrapped(py::handle object) { return object.is_none() ? Tensor() : THPVa
 struct PlannedBackward : torch::autograd::Node {
   const Operation* operation;
   // The arguments: tensors as autograd saves them, and the others in a tuple with None in the place of tensors.
-  std::vector<SavedVariable> saved;
-  Tensors kept;
+  std::vector<SavedVariable> saved, kept;
   py::object others;
 
   ~PlannedBackward() override {
@@ -258,14 +311,14 @@ struct PlannedBackward : torch::autograd::Node {
   std::string name() const override { return "TwinrunMambaBackward"; }
   void release_variables() override {
     for (SavedVariable& variable : saved) variable.reset_data();
-    kept.clear();
+    for (SavedVariable& variable : kept) variable.reset_data();
   }
   variable_list apply(variable_list&& gradients) override {
     const py::gil_scoped_acquire held;
     try {
       variable_list found = gradients_of(arguments(gradients));
       found.resize(saved.size());
-      return found;
+      return at::GradMode::is_enabled() ? of_first_order(found) : found;
     } catch (py::error_already_set& error) {
       error.restore();
     } catch (python_error& error) {
@@ -277,11 +330,24 @@ struct PlannedBackward : torch::autograd::Node {
   }
 
  private:
+  // Gradients of which there are none.
+  static variable_list of_first_order(const variable_list& found) {
+    variable_list once;
+    for (const Tensor& t : found) {
+      if (!t.defined()) {
+        once.emplace_back();
+        continue;
+      }
+      const auto refused = std::make_shared<torch::autograd::DelayedError>("no kernel makes a second derivative", 1);
+      once.push_back((*refused)({t})[0]);
+    }
+    return once;
+  }
   py::tuple arguments(const variable_list& gradients) {
     py::tuple all(gradients.size() + kept.size() + saved.size());
     size_t place = 0;
     for (const Tensor& t : gradients) all[place++] = wrapped(t);
-    for (const Tensor& t : kept) all[place++] = wrapped(t);
+    for (const SavedVariable& variable : kept) all[place++] = wrapped(variable.unpack());
     for (size_t i = 0; i < saved.size(); ++i) {
       const Tensor t = saved[i].unpack();
       all[place++] = t.defined() ? wrapped(t) : py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(others.ptr(), i));
@@ -322,8 +388,11 @@ void remember(const Operation& operation, const Plan& plan, PyObject* arguments,
     others[i] = py::reinterpret_borrow<py::object>(argument);
   }
   node->others = std::move(others);
-  node->kept = of(plan.kept, slots);
-  for (Tensor& output : outputs) torch::autograd::set_history(output, node);
+  // A result that is kept must not hold itself; what shares its memory knows when that is changed.
+  for (const Tensor& t : of(plan.kept, slots)) node->kept.emplace_back(t.detach(), false);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (plan.differentiable[i]) torch::autograd::set_history(outputs[i], node);
+  }
 }
 
 bool wants_gradient(const Operation& operation, const Call& call) {
@@ -379,21 +448,29 @@ std::vector<std::optional<Output>> outputs(py::handle given) {
   return found;
 }
 
-Launch launch(const py::dict& given) {
-  const py::tuple driver = given["driver"];
-  Launch found = {{static_cast<Kind>(driver[0].cast<int>()), pointer(driver[1]), pointer(driver[2]),
-                   pointer(driver[3]), pointer(driver[4]), pointer(driver[5]), driver[6]},
-                  pointer(given["function"]),
-                  given["blocks"].cast<int64_t>(),
-                  given["threads"].cast<int64_t>(),
-                  given["shared_bytes"].cast<int64_t>(),
-                  given["overlap"].cast<bool>(),
-                  given["fields"].cast<Integers>(),
-                  {}};
-  for (const auto& [field, slot, bytes] : given["addresses"].cast<std::vector<std::tuple<size_t, size_t, int64_t>>>()) {
-    found.addresses.push_back({field, slot, bytes});
+std::vector<Address> addresses(py::handle given) {
+  std::vector<Address> found;
+  for (const auto& [field, slot, bytes] : given.cast<std::vector<std::tuple<size_t, size_t, int64_t>>>()) {
+    found.push_back({field, slot, bytes});
   }
   return found;
+}
+
+Launch launch(const py::dict& given) {
+  const py::tuple driver = given["driver"], shapes = given["shapes"];
+  return {{static_cast<Kind>(driver[0].cast<int>()), pointer(driver[1]), pointer(driver[2]), pointer(driver[3]),
+           pointer(driver[4]), pointer(driver[5]), pointer(driver[6]), driver[7]},
+          pointer(given["function"]),
+          given["blocks"].cast<int64_t>(),
+          given["threads"].cast<int64_t>(),
+          given["shared_bytes"].cast<int64_t>(),
+          given["overlap"].cast<bool>(),
+          given["fields"].cast<Integers>(),
+          given["parameters"].cast<std::vector<size_t>>(),
+          addresses(given["addresses"]),
+          addresses(given["maps"]),
+          shapes[0].cast<Integers>(),
+          shapes[1].cast<Integers>()};
 }
 
 // Remembers how a call is repeated, or with None that it is not.
@@ -410,11 +487,13 @@ void add(int64_t number, const py::tuple& arguments, const py::object& given) {
   auto plan = std::make_shared<Plan>();
   for (const py::handle one : given["made"]) {
     const py::tuple made = one.cast<py::tuple>();
-    plan->made.push_back({reinterpret_cast<THPDtype*>(made[0].ptr())->scalar_type, shape(made[1])});
+    plan->made.push_back(
+        {reinterpret_cast<THPDtype*>(made[0].ptr())->scalar_type, shape(made[1]), made[2].cast<bool>()});
   }
   for (const py::handle one : given["launches"]) plan->launches.push_back(launch(one.cast<py::dict>()));
   plan->outputs = outputs(given["outputs"]);
   plan->kept = outputs(given["kept"]);
+  plan->differentiable = given["differentiable"].cast<std::vector<bool>>();
   plan->returns_tuple = given["returns_tuple"].cast<bool>();
   operation.plans[call.key] = std::move(plan);
 }

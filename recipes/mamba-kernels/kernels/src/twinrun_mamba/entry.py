@@ -1,47 +1,58 @@
-"""Calls that repeat, through one entry in C++: `python -m twinrun_mamba.entry` compiles it for this torch.
+"""Calls that repeat, through one entry in C++, compiled once for this torch.
 
 Which memory a call makes, which parameters kernels get and which are started follows from types, devices,
 sizes, strides and alignment of its tensors and from its other arguments. The first call of a kind goes
 through Python and is written down (recording.py); the entry repeats it and its backward pass. What copies a
 tensor, looks at values or is no plain tensor goes through Python each time. So does everything until the
-entry was compiled.
+entry is compiled, which the first call on a GPU asks for: a process of its own takes 20 s for it, and calls
+go through the entry from then on. `python -m PACKAGE.entry` compiles it beforehand.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
+import functools
 import hashlib
 import os
+import shutil
+import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from struct import unpack
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from twinrun_mamba import recording
-from twinrun_mamba.drivers import Launch
-from twinrun_mamba.layout import Parameters
-from twinrun_mamba.ops import is_eager
-from twinrun_mamba.recording import Recording
-from twinrun_mamba.registry import OBJECTS
-from twinrun_mamba.targets import CompileError, cpu_compiler
+from . import recording
+from .eager import is_eager
+from .recording import Recording, Start
 
+PACKAGE = __package__ or ""
 SOURCE = Path(__file__).with_name("entry.cpp")
-NAME = "twinrun_mamba_entry"
+NAME = f"{PACKAGE}_entry"
+# Names a folder with what is compiled for a run.
+OBJECTS = f"{PACKAGE.upper()}_OBJECTS"
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", f"-DENTRY_NAME={NAME}", "-fvisibility=hidden")
 LIBRARIES = ("torch_python", "torch", "torch_cpu", "c10")
+# How often a call looks whether the entry that was asked for is there.
+SECONDS_BETWEEN_LOOKS = 0.5
 
 Function = Callable[..., Any]
 Arguments = tuple[Any, ...]
-# `native` is the entry, None where everything goes through Python.
-in_use = SimpleNamespace(native=None)
+# `native` is the entry, None where everything goes through Python; `awaited` is where it will be, None where
+# nobody compiles it; `next_look` is when to look there again.
+in_use = SimpleNamespace(native=None, awaited=None, next_look=0.0)
+
+
+class EntryError(RuntimeError):
+    """A compiler is missing or refused the source; says which and what it printed."""
 
 
 class Operation:
@@ -63,8 +74,10 @@ class Operation:
 
     def __call__(self, *arguments: Any) -> Any:
         """Return run(*arguments)."""
-        native = in_use.native
-        if native is None or recording.poisoned or not is_eager(arguments[0]):
+        if recording.poisoned or not is_eager(arguments[0]):
+            return self.run(*arguments)
+        native = in_use.native or _arrived()
+        if native is None:
             return self.run(*arguments)
         found = native.repeat(self.number, arguments)
         if found is NotImplemented:
@@ -88,14 +101,23 @@ class Operation:
 def plan(seen: Recording, arguments: Arguments, result: Any) -> dict[str, Any] | None:
     """Return how a call is repeated, as entry.cpp reads it; None where it cannot be."""
     slots = _Slots(arguments, seen.made)
-    results = result if isinstance(result, tuple) else (result,)
+    several = isinstance(result, tuple)
+    results = result if several else (result,)
     outputs, kept = slots.outputs(results), slots.outputs(seen.kept)
-    starts = [slots.start(*start) for start in seen.starts]
+    starts = [slots.start(start) for start in seen.starts]
     if seen.once or not starts or outputs is None or kept is None or None in starts:
         return None
-    made = [(tensor.dtype, slots.shapes[number]) for number, tensor in enumerate(seen.made)]
-    several = isinstance(result, tuple)
-    return {"made": made, "launches": starts, "outputs": outputs, "kept": kept, "returns_tuple": several}
+    return {
+        "made": [
+            (tensor.dtype, slots.shapes[number], seen.zeroed[number])
+            for number, tensor in enumerate(seen.made)
+        ],
+        "launches": starts,
+        "outputs": outputs,
+        "differentiable": [isinstance(one, Tensor) and one.requires_grad for one in results],
+        "kept": kept,
+        "returns_tuple": several,
+    }
 
 
 class _Slots:
@@ -108,19 +130,20 @@ class _Slots:
         # Made as a result is laid out, which is then no view.
         self.results: set[int] = set()
 
-    def start(self, described: tuple[Any, ...], launch: Launch) -> dict[str, Any] | None:
-        """Return a launch with its addresses as slots; None where one is of a tensor that is not known."""
-        fields = list(unpack(f"={len(launch.params) // 8}q", launch.params))
+    def start(self, start: Start) -> dict[str, Any] | None:
+        """Return a start with its addresses as slots; None where one is of a tensor that is not known."""
+        found = {"addresses": self._places(start.addresses), "maps": self._places(start.maps)}
+        return None if None in found.values() else {**start._asdict(), **found}
+
+    def _places(self, addresses: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]] | None:
         found = []
-        for place in Parameters.by_size[len(launch.params)].addresses:
-            if fields[place]:
-                address = self._slot(fields[place])
-                if address is None:
+        for place, address in addresses:
+            if address:
+                slot = self._slot(address)
+                if slot is None:
                     return None
-                found.append((place, *address))
-        *calls, function = described
-        by_name = {**launch._asdict(), "driver": tuple(calls), "function": function}
-        return {**by_name, "fields": fields, "addresses": found}
+                found.append((place, *slot))
+        return found
 
     def outputs(self, tensors: Iterable[Tensor | None]) -> list[Any] | None:
         """Return the results as slots and views of them; None where one was not made by this call."""
@@ -161,11 +184,15 @@ def _shared(arguments: Arguments) -> bool:
     return len(set(starts)) < len(starts)
 
 
+@functools.cache
+def _digest() -> str:
+    parts = (SOURCE.read_text(encoding="utf-8"), torch.__version__, sys.version, *FLAGS)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
 def compiled() -> Path:
     """Return where the entry for this torch and this Python is, once it is compiled."""
-    parts = (SOURCE.read_text(encoding="utf-8"), torch.__version__, sys.version, *FLAGS)
-    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    return _folder() / f"{NAME}-{digest}.so"
+    return _folder() / f"{NAME}-{_digest()}.so"
 
 
 def _folder() -> Path:
@@ -174,33 +201,67 @@ def _folder() -> Path:
         return Path(objects)
     # A user in a container may have no home.
     home = Path(os.environ.get("HOME") or "/nonexistent")
-    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache", "twinrun_mamba")
+    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache", PACKAGE)
+
+
+def compiler() -> str | None:
+    """Return the C++ compiler from CXX or the PATH."""
+    candidates = (os.environ.get("CXX"), "c++", "g++", "clang++")
+    return next((path for one in candidates if one and (path := shutil.which(one))), None)
 
 
 def build() -> Path:
     """Compile the entry unless it is there, and return where it is.
 
-    Raises CompileError where a compiler or Python's headers are missing, or the source is refused.
+    Raises EntryError where a compiler or Python's headers are missing, or the source is refused.
     """
-    made, compiler = compiled(), cpu_compiler()
+    made, program = compiled(), compiler()
     if made.is_file():
         return made
-    if compiler is None:
-        raise CompileError("the entry needs a C++17 compiler, found none")
+    if program is None:
+        raise EntryError("the entry needs a C++17 compiler, found none")
     headers = Path(sysconfig.get_paths()["include"])
     if not (headers / "Python.h").is_file():
-        raise CompileError(f"the entry needs Python.h, not in {headers}; hint: Debian's python3-dev")
+        raise EntryError(f"the entry needs Python.h, not in {headers}; hint: Debian's python3-dev")
     root = Path(torch.__file__).parent
     includes = (headers, root / "include", root / "include/torch/csrc/api/include")
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     made.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
-        out = Path(scratch, made.name)
-        flags = [*FLAGS, abi, *(f"-isystem{path}" for path in includes)]
-        libraries = [f"-L{root / 'lib'}", *(f"-l{name}" for name in LIBRARIES)]
-        compiler.run(*flags, SOURCE, "-o", out, *libraries)
-        out.replace(made)
+    with made.with_suffix(".lock").open("w") as lock, tempfile.TemporaryDirectory(dir=made.parent) as scratch:
+        # Processes that start together compile once.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.is_file():
+            out = Path(scratch, made.name)
+            flags = [*FLAGS, abi, *(f"-isystem{path}" for path in includes)]
+            libraries = [f"-L{root / 'lib'}", *(f"-l{name}" for name in LIBRARIES)]
+            command = [program, *flags, str(SOURCE), "-o", str(out), *libraries]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise EntryError(f"{' '.join(command)}: exit status {done.returncode}\n{done.stderr}")
+            out.replace(made)
     return made
+
+
+@functools.cache
+def ask_for() -> None:
+    """Have the entry compiled beside this process, unless it is in use; calls take it once it is there."""
+    if in_use.native is not None or compiler() is None:
+        return
+    folder = str(Path(__file__).parents[1])
+    path = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-m", f"{PACKAGE}.entry"]
+    silent = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    # It outlives this process: the next one has it then.
+    subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path}, start_new_session=True, **silent)
+    in_use.awaited = compiled()
+
+
+def _arrived() -> Any:
+    """Return the entry where it was asked for and is there by now, else None."""
+    if in_use.awaited is None or time.monotonic() < in_use.next_look:
+        return None
+    in_use.next_look = time.monotonic() + SECONDS_BETWEEN_LOOKS
+    return load(in_use.awaited) if in_use.awaited.is_file() else None
 
 
 def load(path: Path) -> Any:
@@ -213,21 +274,21 @@ def load(path: Path) -> Any:
     module.reset(getattr(torch._C, "_cuda_getCurrentRawStream", None))
     for operation in Operation.all:
         operation.register(module)
-    in_use.native = module
+    in_use.native, in_use.awaited = module, None
     return module
 
 
 def unload() -> None:
     """Let everything go through Python again."""
-    in_use.native = None
+    in_use.native = in_use.awaited = None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compile the entry and say where it is."""
-    argparse.ArgumentParser(prog="python -m twinrun_mamba.entry", description=__doc__).parse_args(arguments)
+    argparse.ArgumentParser(prog=f"python -m {PACKAGE}.entry", description=__doc__).parse_args(arguments)
     try:
         print(build())
-    except CompileError as error:
+    except EntryError as error:
         sys.stderr.write(f"{error}\n")
         return 2
     return 0

@@ -12,13 +12,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from struct import unpack
 from types import MappingProxyType
 
 import torch
 
 from twinrun_mamba import entry
 from twinrun_mamba.drivers import Driver, Handle, Launch, LaunchError, driver
-from twinrun_mamba.recording import local
+from twinrun_mamba.layout import Parameters
+from twinrun_mamba.recording import Start, local
 from twinrun_mamba.registry import (
     ArchitectureError,
     CodeObject,
@@ -87,8 +89,16 @@ class Launcher:
         overlap = overlap and self.code_object.overlaps
         launch = Launch(function, blocks, threads, shared, params, overlap)
         if local.active is not None:
-            local.active.starts.append((self.driver.described(self.index, function), launch))
+            local.active.starts.append(self._described(launch))
         self.driver.launch(self.index, launch)
+
+    def _described(self, launch: Launch) -> Start:
+        """Return how the entry starts the same kernel."""
+        *calls, function = self.driver.described(self.index, launch.function)
+        fields = unpack(f"={len(launch.params) // 8}q", launch.params)
+        addresses = [(place, fields[place]) for place in Parameters.by_size[len(launch.params)].addresses]
+        numbers = (function, launch.blocks, launch.threads, launch.shared_bytes, launch.overlap)
+        return Start(tuple(calls), *numbers, fields=fields, addresses=addresses)
 
     def _prepare(self, name: str, states: int) -> tuple[Handle, int, int]:
         kernel = self.code_object.kernel(name)
@@ -150,4 +160,5 @@ def _native(backend: str, device: torch.device) -> Launcher:
         raise ArgumentError(
             "backend", f"{backend} for tensors on {device}", '"reference", or tensors on a GPU'
         )
+    entry.ask_for()
     return Launcher(code_object_of(device, ptx=backend == "ptx"), driver("gpu"), device.index or 0)

@@ -7,17 +7,16 @@ there and torch.compile breaks its graph at them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from twinrun_mamba.eager import is_eager, wants_gradient
+
 NAMESPACE = "twinrun_mamba"
 HAS_LIBRARY = hasattr(torch.library, "register_autograd")
-# Where torch lacks it, nothing is compiled as one graph either.
-is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
-_PLAIN = (Tensor, torch.nn.Parameter)
 _library = torch.library.Library(NAMESPACE, "DEF")
 
 Operation = Callable[..., Any]
@@ -85,21 +84,6 @@ def saving(backward: Operation, *, last_on_demand: bool = False) -> tuple[Setup,
         return (*given, None, None, None, None)
 
     return setup, gradients
-
-
-def is_eager(tensor: Tensor) -> bool:
-    """Say whether nobody but autograd looks at what is called: no compiler, mode or subclass."""
-    return not is_compiling() and type(tensor) in _PLAIN and not torch._C._len_torch_dispatch_stack()
-
-
-def wants_gradient(arguments: Sequence[Any]) -> bool:
-    """Say whether autograd will ask for the gradient of any of these."""
-    if torch.is_grad_enabled():
-        # Half the time of any().
-        for t in arguments:
-            if isinstance(t, Tensor) and t.requires_grad:
-                return True
-    return False
 
 
 def _function(name: str, run: Operation, setup: Setup, backward: Operation) -> Any:

@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from twinrun_mamba.ops import is_compiling
+from twinrun_mamba.eager import is_compiling
 from twinrun_mamba.recording import not_repeated
 from twinrun_mamba.validation import ArgumentError, ArgumentTypeError, like, rank
 

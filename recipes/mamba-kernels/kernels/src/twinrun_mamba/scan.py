@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from twinrun_mamba import reference, scan_kernels, validation
+from twinrun_mamba.eager import is_compiling, wants_gradient
 from twinrun_mamba.entry import Operation
 from twinrun_mamba.launch import launcher
 from twinrun_mamba.layout import (
@@ -19,7 +20,7 @@ from twinrun_mamba.layout import (
     new_projection,
     new_sequence,
 )
-from twinrun_mamba.ops import define, define_differentiable, is_compiling, saving, wants_gradient
+from twinrun_mamba.ops import define, define_differentiable, saving
 from twinrun_mamba.packing import sequence_index
 from twinrun_mamba.recording import empty, local
 from twinrun_mamba.validation import ArgumentError

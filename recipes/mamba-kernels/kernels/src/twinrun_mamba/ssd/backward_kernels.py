@@ -77,9 +77,9 @@ def pass_gradients(
 @triton.jit
 def value_gradients(
     products, x, b, grad, grads, steps, sums, index, d, dx, dsteps, reaching, skipped, x_batch, x_row,
-    x_head, b_batch, b_row, b_group, g_batch, g_row, g_head, heads, length, chunks, GROUP: tl.constexpr, P:
-    tl.constexpr, N: tl.constexpr, Q: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K:
-    tl.constexpr, BLOCK_N: tl.constexpr, HAS_INDEX: tl.constexpr, HAS_D: tl.constexpr,
+    x_head, b_batch, b_row, b_group, g_batch, g_row, g_head, d_head, d_size, heads, length, chunks, GROUP:
+    tl.constexpr, P: tl.constexpr, N: tl.constexpr, Q: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_M:
+    tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, HAS_INDEX: tl.constexpr, HAS_D: tl.constexpr,
     PRECISION: tl.constexpr
 ):  # fmt: skip
     """Write a block of rows of the gradient of x, and a part of that of D.
@@ -120,7 +120,8 @@ def value_gradients(
     if HAS_D:
         size = tl.arange(0, BLOCK_P)
         own = tile(grad, first, left, g_row, P, 0, BLOCK_K, BLOCK_P).to(tl.float32)
-        acc += own * tl.load(d + head * P + size, mask=size < P, other=0.0)[None, :]
+        skip = tl.load(d + head * d_head + size * d_size, mask=size < P, other=0.0)
+        acc += own * skip.to(tl.float32)[None, :]
         part = by_chunk(batch, chunk, block, Q // BLOCK_K, chunks) * heads + head
         tl.store(skipped + part * P + size, tl.sum(own * values, 0), mask=size < P)
     place = by_time(0, batch, chunk, head, tl.cast(length, tl.int64) * heads * P, heads * P, P, Q)

@@ -140,10 +140,10 @@ def chunk_products(
 @triton.jit
 def chunk_outputs(
     products, x, z, c, kept, steps, sums, index, d, out, ungated, x_batch, x_row, x_head, z_batch, z_row,
-    z_head, c_batch, c_row, c_group, heads, length, chunks, GROUP: tl.constexpr, P: tl.constexpr, N:
-    tl.constexpr, Q: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_N: tl.constexpr, HAS_INDEX: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr,
-    PRECISION: tl.constexpr
+    z_head, c_batch, c_row, c_group, d_head, d_size, heads, length, chunks, GROUP: tl.constexpr, P:
+    tl.constexpr, N: tl.constexpr, Q: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, HAS_INDEX: tl.constexpr, HAS_D: tl.constexpr,
+    HAS_Z: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     """Write a block of rows of the output: from the chunk's first state, from its own rows, from D and z."""
     head, pair = tl.program_id(0) % heads, tl.program_id(0) // heads
@@ -178,7 +178,7 @@ def chunk_outputs(
         acc = tl.dot(tl.where(seen, weights, 0.0).to(values.dtype), values, acc, input_precision=PRECISION)
     if HAS_D:
         size = tl.arange(0, BLOCK_P)
-        skip = tl.load(d + head * P + size, mask=size < P, other=0.0)
+        skip = tl.load(d + head * d_head + size * d_size, mask=size < P, other=0.0).to(tl.float32)
         acc += tile(x, first, left, x_row, P, 0, BLOCK_M, BLOCK_P).to(tl.float32) * skip[None, :]
     place = by_time(0, batch, chunk, head, tl.cast(length, tl.int64) * heads * P, heads * P, P, Q)
     if HAS_Z:

@@ -11,10 +11,11 @@ import torch
 import triton
 from torch import Tensor
 
-from twinrun_mamba.recording import empty
+from twinrun_mamba.recording import empty, not_repeated
 from twinrun_mamba.ssd import forward_kernels, tuning
 from twinrun_mamba.ssd.sizes import Sizes
 from twinrun_mamba.ssd.tuning import LaunchOptions
+from twinrun_mamba.starts import start
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # Elements of a state that a program passes from chunk to chunk.
@@ -43,18 +44,17 @@ class Inputs:
     def of(cls, *tensors: Any, softplus: bool, low: float, high: float) -> Inputs:
         """Return the inputs as kernels take them; fp32 in the interpreter, which multiplies bf16 wrongly."""
         x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx = tensors
-        skip = None if D is None else D.float().reshape(len(D), -1).expand(-1, x.shape[3]).contiguous()
         return cls(
             x=laid(x),
             dt=wide(dt),
-            A=wide(A).contiguous(),
+            A=contiguous(wide(A)),
             B=laid(B),
             C=laid(C),
-            D=skip,
+            D=None if D is None else wide(D),
             z=None if z is None else laid(z),
-            dt_bias=None if dt_bias is None else wide(dt_bias).contiguous(),
-            initial_states=None if initial_states is None else wide(initial_states).contiguous(),
-            seq_idx=None if seq_idx is None else seq_idx.to(torch.int32).contiguous(),
+            dt_bias=None if dt_bias is None else contiguous(wide(dt_bias)),
+            initial_states=None if initial_states is None else contiguous(wide(initial_states)),
+            seq_idx=None if seq_idx is None else contiguous(as_type(seq_idx, torch.int32)),
             softplus=softplus,
             low=low,
             high=high,
@@ -72,8 +72,15 @@ class Inputs:
 
     @property
     def skip(self) -> Tensor:
-        """D as (head, column), or what stands in its place."""
+        """D, or what stands in its place."""
         return self.x if self.D is None else self.D
+
+    @property
+    def skip_strides(self) -> tuple[int, int]:
+        """How far apart in D heads are, and columns: one number may serve all of them."""
+        if self.D is None:
+            return 0, 0
+        return self.D.stride(0), self.D.stride(1) if self.D.dim() == 2 else 0
 
     @property
     def flags(self) -> dict[str, bool]:
@@ -104,8 +111,9 @@ def run_forward(inputs: Inputs, sizes: Sizes, state_dtype: torch.dtype) -> tuple
     with on(x.device):
         run_sums(inputs, sizes, kept)
         states = run_states(x, inputs.B, inputs, sizes, kept, forward=True)
-        grid = (sizes.batch * sizes.heads * triton.cdiv(sizes.P * sizes.N, PASSED),)
-        forward_kernels.pass_states[grid](
+        start(
+            forward_kernels.pass_states,
+            sizes.batch * sizes.heads * triton.cdiv(sizes.P * sizes.N, PASSED),
             states,
             kept.sums,
             inputs.index,
@@ -128,7 +136,9 @@ def run_forward(inputs: Inputs, sizes: Sizes, state_dtype: torch.dtype) -> tuple
 def run_sums(inputs: Inputs, sizes: Sizes, kept: Kept) -> None:
     """Fill in the step sizes and the sums of decays."""
     tile = sizes.heads_of_a_tile
-    forward_kernels.chunk_sums[(triton.cdiv(sizes.heads, tile) * sizes.batch * sizes.chunks,)](
+    start(
+        forward_kernels.chunk_sums,
+        triton.cdiv(sizes.heads, tile) * sizes.batch * sizes.chunks,
         inputs.dt,
         inputs.A,
         inputs.bias,
@@ -152,7 +162,9 @@ def run_states(x: Tensor, B: Tensor, inputs: Inputs, sizes: Sizes, kept: Kept, *
     row = options("chunk_states", x)
     states = empty(sizes.states, torch.float32, x.device)
     block = sizes.in_state(row.block_n)
-    forward_kernels.chunk_states[(triton.cdiv(sizes.N, block) * sizes.programs,)](
+    start(
+        forward_kernels.chunk_states,
+        triton.cdiv(sizes.N, block) * sizes.programs,
         x,
         B,
         kept.steps,
@@ -185,7 +197,9 @@ def run_products(inputs: Inputs, sizes: Sizes) -> Tensor:
     products = empty(sizes.products, torch.float32, inputs.x.device)
     m, k = sizes.in_chunk(row.block_m), sizes.in_chunk(row.block_k)
     blocks = (sizes.Q // m) * (sizes.Q // k)
-    forward_kernels.chunk_products[(blocks * sizes.batch * sizes.chunks * sizes.groups,)](
+    start(
+        forward_kernels.chunk_products,
+        blocks * sizes.batch * sizes.chunks * sizes.groups,
         inputs.C,
         inputs.B,
         products,
@@ -209,7 +223,9 @@ def run_outputs(products: Tensor, inputs: Inputs, sizes: Sizes, kept: Kept, out:
     """Fill in the output, and what it is before z."""
     row = options("chunk_outputs", inputs.x)
     m, z = sizes.in_chunk(row.block_m), inputs.x if inputs.z is None else inputs.z
-    forward_kernels.chunk_outputs[(sizes.Q // m * sizes.programs,)](
+    start(
+        forward_kernels.chunk_outputs,
+        sizes.Q // m * sizes.programs,
         products,
         inputs.x,
         z,
@@ -224,6 +240,7 @@ def run_outputs(products: Tensor, inputs: Inputs, sizes: Sizes, kept: Kept, out:
         *inputs.x.stride()[:3],
         *z.stride()[:3],
         *inputs.C.stride()[:3],
+        *inputs.skip_strides,
         sizes.heads,
         sizes.length,
         sizes.chunks,
@@ -259,7 +276,26 @@ def options(kernel: str, tensor: Tensor) -> LaunchOptions:
 def laid(tensor: Tensor) -> Tensor:
     """Return a tensor whose last dimension is contiguous, wide enough for the interpreter."""
     tensor = wide(tensor)
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+    if tensor.stride(-1) == 1:
+        return tensor
+    not_repeated()
+    return tensor.contiguous()
+
+
+def contiguous(tensor: Tensor) -> Tensor:
+    """Return a tensor without gaps."""
+    if tensor.is_contiguous():
+        return tensor
+    not_repeated()
+    return tensor.contiguous()
+
+
+def as_type(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a tensor in a type."""
+    if tensor.dtype is dtype:
+        return tensor
+    not_repeated()
+    return tensor.to(dtype)
 
 
 def wide(tensor: Tensor) -> Tensor:

@@ -8,10 +8,22 @@ import torch
 import triton
 from torch import Tensor
 
-from twinrun_mamba.recording import empty
+from twinrun_mamba.recording import converted, empty, summed, zeros
 from twinrun_mamba.ssd import backward_kernels
-from twinrun_mamba.ssd.launch import PASSED, Inputs, Kept, blocks, laid, on, options, run_products, run_states
+from twinrun_mamba.ssd.launch import (
+    PASSED,
+    Inputs,
+    Kept,
+    blocks,
+    contiguous,
+    laid,
+    on,
+    options,
+    run_products,
+    run_states,
+)
 from twinrun_mamba.ssd.sizes import Sizes
+from twinrun_mamba.starts import start
 
 # Programs that a kernel which sums over heads of a group should have at least.
 PROGRAMS = 512
@@ -61,8 +73,9 @@ def run_gate(inputs: Inputs, sizes: Sizes, kept: Kept, grad: Tensor) -> tuple[Te
     assert inputs.z is not None
     shape = (sizes.batch, sizes.length, sizes.heads, sizes.P)
     inner, dz = (empty(shape, inputs.x.dtype, grad.device) for _ in range(2))
-    grid = (triton.cdiv(sizes.length, GATED_ROWS) * sizes.batch * sizes.heads,)
-    backward_kernels.gate_gradients[grid](
+    start(
+        backward_kernels.gate_gradients,
+        triton.cdiv(sizes.length, GATED_ROWS) * sizes.batch * sizes.heads,
         kept.ungated,
         inputs.z,
         grad,
@@ -88,12 +101,14 @@ def run_passing(
     carried = empty((*sizes.by_head, parts), torch.float32, device)
     shape = (sizes.batch, sizes.heads, sizes.P, sizes.N)
     initial = None if inputs.initial_states is None else empty(shape, torch.float32, device)
-    backward_kernels.pass_gradients[(sizes.batch * sizes.heads * parts,)](
+    start(
+        backward_kernels.pass_gradients,
+        sizes.batch * sizes.heads * parts,
         added,
         kept.states,
         kept.sums,
         inputs.index,
-        added if final is None else final.contiguous(),
+        added if final is None else contiguous(final),
         grads,
         added if initial is None else initial,
         carried,
@@ -120,7 +135,9 @@ def run_values(
     dsteps, reaching = (empty(tuple(kept.steps.shape), torch.float32, x.device) for _ in range(2))
     count = sizes.Q // constants["BLOCK_K"]
     skipped = empty((sizes.batch * sizes.chunks * count, sizes.heads, sizes.P), torch.float32, x.device)
-    backward_kernels.value_gradients[(count * sizes.programs,)](
+    start(
+        backward_kernels.value_gradients,
+        count * sizes.programs,
         products,
         x,
         inputs.B,
@@ -137,6 +154,7 @@ def run_values(
         *x.stride()[:3],
         *inputs.B.stride()[:3],
         *grad.stride()[:3],
+        *inputs.skip_strides,
         sizes.heads,
         sizes.length,
         sizes.chunks,
@@ -145,7 +163,9 @@ def run_values(
         **inputs.flags,
         **row.compiler(),
     )
-    return dx, (None if inputs.D is None else skipped.sum(0)), dsteps, reaching
+    if inputs.D is None:
+        return dx, None, dsteps, reaching
+    return dx, summed(skipped, (0, 2) if inputs.D.dim() == 1 else (0,)), dsteps, reaching
 
 
 def run_product_gradients(
@@ -159,10 +179,11 @@ def run_product_gradients(
     members, splits = split_of(sizes, tall * wide // 2)
     dproducts = empty((splits, *sizes.products), torch.float32, x.device)
     # Blocks above the diagonal are never written, and they are added.
-    over_rows = x.new_zeros((*sizes.by_head, tall, sizes.Q), dtype=torch.float32)
-    over_cols = x.new_zeros((*sizes.by_head, wide, sizes.Q), dtype=torch.float32)
-    grid = (tall * wide * splits * sizes.batch * sizes.chunks * sizes.groups,)
-    backward_kernels.product_gradients[grid](
+    over_rows = zeros((*sizes.by_head, tall, sizes.Q), torch.float32, x.device)
+    over_cols = zeros((*sizes.by_head, wide, sizes.Q), torch.float32, x.device)
+    start(
+        backward_kernels.product_gradients,
+        tall * wide * splits * sizes.batch * sizes.chunks * sizes.groups,
         products,
         x,
         grad,
@@ -184,7 +205,7 @@ def run_product_gradients(
         **inputs.flags,
         **row.compiler(),
     )
-    return (dproducts[0] if splits == 1 else dproducts.sum(0)), over_rows, over_cols
+    return (dproducts[0] if splits == 1 else summed(dproducts, (0,))), over_rows, over_cols
 
 
 def run_projection(
@@ -200,9 +221,9 @@ def run_projection(
     found = empty(shape, inputs.x.dtype if splits == 1 else torch.float32, x.device)
     reading = empty((*sizes.by_head, parts, sizes.Q) if not of_b else (1,), torch.float32, x.device)
     other = inputs.C if of_b else inputs.B
-    backward_kernels.projection_gradients[
-        (parts * rows * splits * sizes.batch * sizes.chunks * sizes.groups,)
-    ](
+    start(
+        backward_kernels.projection_gradients,
+        parts * rows * splits * sizes.batch * sizes.chunks * sizes.groups,
         dproducts,
         other,
         x,
@@ -227,7 +248,7 @@ def run_projection(
         **inputs.flags,
         **row.compiler(),
     )
-    return (found[0] if splits == 1 else found.sum(0).to(inputs.x.dtype)), reading
+    return (found[0] if splits == 1 else converted(summed(found, (0,)), inputs.x.dtype)), reading
 
 
 def run_steps(
@@ -237,7 +258,9 @@ def run_steps(
     device, tile = inputs.x.device, sizes.heads_of_a_tile
     ddt = empty((sizes.batch, sizes.length, sizes.heads), inputs.dt.dtype, device)
     dA, dbias = (empty(sizes.by_head, torch.float32, device) for _ in range(2))
-    backward_kernels.step_gradients[(triton.cdiv(sizes.heads, tile) * sizes.batch * sizes.chunks,)](
+    start(
+        backward_kernels.step_gradients,
+        triton.cdiv(sizes.heads, tile) * sizes.batch * sizes.chunks,
         inputs.dt,
         inputs.A,
         inputs.bias,
@@ -266,7 +289,7 @@ def run_steps(
         READING=parts.reading.shape[3],
         CARRIED=parts.carried.shape[3],
     )
-    return ddt, dA.sum((0, 2)), (None if inputs.dt_bias is None else dbias.sum((0, 2)))
+    return ddt, summed(dA, (0, 2)), (None if inputs.dt_bias is None else summed(dbias, (0, 2)))
 
 
 def split_of(sizes: Sizes, blocks_of_a_chunk: int) -> tuple[int, int]:

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from twinrun_mamba.entry import ask_for
 from twinrun_mamba.ops import define, define_differentiable
-from twinrun_mamba.ssd.launch import Inputs, Kept, run_forward
+from twinrun_mamba.recording import converted, local
+from twinrun_mamba.ssd.launch import Inputs, Kept, as_type, run_forward
 from twinrun_mamba.ssd.launch_backward import run_backward
 from twinrun_mamba.ssd.sizes import Sizes
 
@@ -29,17 +31,22 @@ def _inputs(given: tuple[Any, ...]) -> tuple[Inputs, Sizes]:
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     """Return output, last states, and what is kept: steps, sums, first states, output before z."""
     *given, state_dtype = arguments
-    x, initial = given[0], given[8]
+    x, z, initial = given[0], given[6], given[8]
     if x.is_meta:
         return _fake_forward(*arguments)
+    if x.is_cuda:
+        ask_for()
     inputs, sizes = _inputs(tuple(given))
     if not x.numel():
         out, final, *rest = _fake_forward(*arguments)
         return (out, final.zero_() if initial is None else final.copy_(initial), *rest)
     wide = inputs.x.dtype if inputs.x.dtype != x.dtype else state_dtype
     out, final, kept = run_forward(inputs, sizes, wide)
-    ungated = x.new_empty(0) if kept.ungated is None else kept.ungated.to(x.dtype)
-    return out.to(x.dtype), final, kept.steps, kept.sums, kept.states.to(state_dtype), ungated
+    ungated = x.new_empty(0) if kept.ungated is None else as_type(kept.ungated, x.dtype)
+    states = as_type(kept.states, state_dtype)
+    if local.active is not None:
+        local.active.kept = (kept.steps, kept.sums, states, *(() if z is None else (ungated,)))
+    return as_type(out, x.dtype), final, kept.steps, kept.sums, states, ungated
 
 
 def _fake_forward(*arguments: Any) -> tuple[Tensor, ...]:
@@ -82,10 +89,8 @@ def _backward(
         ungated=None if z is None else ungated.to(inputs.x.dtype),
     )
     found = list(run_backward(inputs, sizes, kept, grad, final))
-    if D is not None and found[5] is not None and D.dim() == 1:
-        found[5] = found[5].sum(1)
     return [
-        x.new_empty(0) if tensor is None or one is None else one.to(tensor.dtype)
+        x.new_empty(0) if tensor is None or one is None else converted(one, tensor.dtype)
         for tensor, one in zip(tensors, found)
     ]
 

@@ -1,0 +1,196 @@
+"""Layouts in the ranks: messages, cut matrices, experts, and what is found before a start."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the packages of a stack")
+pytest.importorskip("streaming", reason="needs the packages of a stack")
+
+import compilation
+import torch
+
+from tests.ranks import environment, run_ranks
+from tests.train.checkpoint_jobs import digests, saving
+from tests.train.small import LAYOUTS, SHAPE, STEPS, MakeJob, launch
+from twinrun.foundation.errors import InputError, MachineError
+from twinrun.foundation.manifest import load_json
+from twinrun.protocol.job import REFUSED
+from twinrun.protocol.layout import Layout
+from twinrun.protocol.training import Optimizer, TrainingJob, TrainingResult
+from twinrun.train.checkpoint.state import MODEL
+from twinrun.train.models import family_of
+
+SCRIPT = Path(__file__).with_name("layout_ranks.py")
+LOADED = ("twinrun.train.loop", "deepspeed")
+EXPERTS = SHAPE.model_copy(update={"experts": 4})
+
+
+def test_ranks_find_nothing_wrong() -> None:
+    variables = environment()
+    variables["PYTHONPATH"] += f":{Path(__file__).parents[1]}"
+    ended = run_ranks(SCRIPT, world_size=2, variables=variables, modules=LOADED)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+
+
+def test_experts_are_the_ones_that_their_router_chose(make_job: MakeJob) -> None:
+    job = make_job(shape=EXPERTS)
+    model = family_of(EXPERTS).build(EXPERTS, training=job.training)
+    model.initialise(5)
+    assert sum(one.numel() for one in model.parameters()) == EXPERTS.parameters()
+    layer, x_ND = model.blocks[0].ffn, torch.randn(24, SHAPE.width)
+    shares_NX = torch.softmax(x_ND @ layer.router.weight.T, dim=1)
+    expected = [
+        shares_X.max() * layer.experts[int(shares_X.argmax())](x_D)
+        for x_D, shares_X in zip(x_ND, shares_NX, strict=True)
+    ]
+    torch.testing.assert_close(layer(x_ND[None])[0], torch.stack(expected))
+    # No token for some experts, and yet every parameter has a gradient, as data parallelism needs it.
+    layer(x_ND[None, :1]).sum().backward()
+    assert all(one.grad is not None for one in layer.experts.parameters())
+
+
+def test_experts_cost_the_arithmetic_of_one() -> None:
+    dense = SHAPE.flops_per_token()
+    assert EXPERTS.flops_per_token() == dense + 6 * SHAPE.layers * 4 * SHAPE.width
+    assert EXPERTS.parameters() > SHAPE.parameters()
+
+
+def with_layout(job: TrainingJob, **layout: Any) -> TrainingJob:
+    return job.model_copy(update={"layout": Layout(**layout)})
+
+
+def test_what_an_offload_needs_is_found_before_the_start(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(compilation.VARIABLE, str(tmp_path / "extensions"))
+    absent = with_layout(make_job(), zero=3, offload="optimizer", storage=str(tmp_path / "disk"))
+    with pytest.raises(InputError, match="no folder that can be written") as caught:
+        compilation.check(absent)
+    assert str(tmp_path / "disk") in str(caught.value)
+    (tmp_path / "disk").mkdir()
+    compilation.check(absent)
+    huge = absent.model_copy(update={"shape": SHAPE.model_copy(update={"vocabulary": 10**15})})
+    with pytest.raises(MachineError, match="the disk is too small"):
+        compilation.check(huge)
+    lock = tmp_path / "extensions" / "py311_cpu" / "async_io" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    with pytest.raises(MachineError, match="killed and left its lock") as stale:
+        compilation.check(absent)
+    assert str(lock) in str(stale.value)
+    # What compiles nothing waits for nobody.
+    compilation.check(with_layout(make_job(), zero=3))
+
+
+@pytest.mark.needs("deepspeed")
+def test_ranks_name_the_lock_of_a_killed_compilation(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(compilation.VARIABLE, str(tmp_path))
+    lock = tmp_path / "py311_cpu" / "async_io" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    done = launch(
+        LAYOUTS, with_layout(make_job(), zero=3, offload="optimizer", storage=str(tmp_path)), modules=LOADED
+    )
+    assert done.returncode == REFUSED
+    assert f"{lock}: a compilation is under way, or was killed and left its lock" in done.stderr
+    assert "remove this file if nothing compiles" in done.stderr
+    assert "compiling" not in done.stderr.lower()
+
+
+@pytest.mark.needs("deepspeed")
+def test_a_setting_that_deepspeed_does_not_have_is_named(make_job: MakeJob) -> None:
+    typo = {"zero_optimization.stage3_max_live_paramters": 0}
+    done = launch(LAYOUTS, with_layout(make_job(), zero=3, settings=typo), modules=LOADED)
+    assert done.returncode == 1
+    assert "settings: DeepSpeed refuses a setting: Extra inputs are not permitted" in done.stderr
+    assert "found: stage3_max_live_paramters" in done.stderr
+    assert "pydantic" not in done.stderr
+
+
+def run(job: TrainingJob) -> TrainingResult:
+    done = launch(LAYOUTS, job, modules=LOADED)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return load_json(Path(job.out) / "result.json", TrainingResult)
+
+
+def losses(result: TrainingResult) -> list[float]:
+    return [step.loss for step in result.steps]
+
+
+def other(before: tuple[int, dict[str, Any]], after: tuple[int, dict[str, Any]], **marks: Any) -> Any:
+    """Return a trial: ranks and layout of the run that saves, and of the one that goes on."""
+    (ranks, saved), (others, resumed) = before, after
+    named = [f"{count} of {_called(layout)}" for count, layout in (before, after)]
+    return pytest.param(ranks, saved, others, resumed, id=" to ".join(named), **marks)
+
+
+def _called(layout: dict[str, Any]) -> str:
+    return f"ZeRO-{layout['zero']}" if "zero" in layout else "DDP"
+
+
+@pytest.mark.needs("deepspeed")
+@pytest.mark.parametrize(
+    ("ranks", "saved", "others", "resumed"),
+    [
+        other((2, {"zero": 3}), (1, {"zero": 1})),
+        other((2, {"zero": 1}), (4, {"zero": 3}), marks=pytest.mark.trials),
+        other((4, {"zero": 3}), (2, {"zero": 2}), marks=pytest.mark.trials),
+        other((2, {"zero": 2}), (4, {"zero": 1}), marks=pytest.mark.trials),
+        other((2, {"zero": 1}), (2, {"zero": 3}), marks=pytest.mark.trials),
+        other((2, {"zero": 3}), (2, {"framework": "torch"}), marks=pytest.mark.trials),
+        other((4, {"framework": "torch"}), (2, {"zero": 2}), marks=pytest.mark.trials),
+    ],
+)
+def test_a_run_goes_on_in_another_layout(
+    make_job: MakeJob,
+    tmp_path: Path,
+    ranks: int,
+    saved: dict[str, Any],
+    others: int,
+    resumed: dict[str, Any],
+) -> None:
+    place = tmp_path / "place"
+    whole = losses(run(saving(with_layout(make_job(world_size=ranks, sharding="none"), **saved), place)))
+    shutil.rmtree(place / f"step-{STEPS:08d}")
+    job = with_layout(make_job(world_size=others, sharding="none"), **resumed)
+    found = losses(run(saving(job, place, mode="bounded")))
+    assert found == pytest.approx(whole, rel=2e-6)
+    assert found[: STEPS - 2] == whole[: STEPS - 2], "what was done before is kept as it was"
+
+
+@pytest.mark.needs("deepspeed")
+def test_masters_start_from_weights_that_nobody_rounded(make_job: MakeJob, tmp_path: Path) -> None:
+    """A rate that moves nothing but zeros leaves in the checkpoint what the masters started from."""
+    still = Optimizer(learning_rate=1e-30, warmup_steps=1, decay_steps=STEPS, gradient_clip=1.0)
+    weights = []
+    layouts: dict[str, dict[str, Any]] = {"ddp": {"framework": "torch"}, "zero": {"zero": 1}}
+    for name, layout in layouts.items():
+        job = make_job(world_size=1, sharding="none", precision="bf16", steps=2, optimizer=still)
+        run(saving(with_layout(job, **layout), tmp_path / name))
+        found = digests(tmp_path / name, 2)
+        names = [name for name in found if name.startswith(MODEL) and name.endswith(".weight")]
+        weights.append({name: found[name] for name in names})
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.trials
+@pytest.mark.needs("deepspeed")
+def test_the_same_layout_goes_on_bit_for_bit(make_job: MakeJob, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    job = with_layout(make_job(world_size=2, sharding="none"), zero=1)
+    whole = losses(run(saving(job, place)))
+    last = digests(place, STEPS)
+    shutil.rmtree(place / f"step-{STEPS:08d}")
+    again = with_layout(make_job(world_size=2, sharding="none"), zero=1)
+    assert losses(run(saving(again, place))) == whole
+    assert digests(place, STEPS) == last
+    config = json.loads((Path(again.out) / "ds_config.json").read_text())
+    assert config["zero_optimization"]["stage"] == 1

@@ -1,0 +1,177 @@
+"""Codecs of gradients: bytes for values, fewer than the values have, and what is lost given back later."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from twinrun.foundation.errors import MachineError
+
+# Values that share a scale: long enough that the scale is 1.6 % of the bytes, short enough that one large
+# value costs few others their digits.
+BLOCK = 256
+# Smaller than any gradient that matters; keeps a block of zeros from dividing by zero.
+LEAST_SCALE = 1e-30
+# Of Zstandard's levels the fastest that has entropy codes.
+ENTROPY_LEVEL = 1
+
+
+class Codec(ABC):
+    """Encodes floating-point values; what is not a number stays not a number."""
+
+    @abstractmethod
+    def bytes_of(self, count: int) -> int | None:
+        """Return the bytes that `count` values are encoded in; None where that follows from the values."""
+
+    @abstractmethod
+    def encode(self, values: Tensor, *, plus: Tensor | None = None, lost: Tensor | None = None) -> Tensor:
+        """Return the bytes of a sum.
+
+        Args:
+            values: the first summand.
+            plus: bytes of as many values, the second.
+            lost: what was lost before, in fp32, the third; replaced by what is lost now.
+        """
+
+    @abstractmethod
+    def decode_into(self, target: Tensor, payload: Tensor) -> None:
+        """Put the values of `payload` into `target`, which has as many."""
+
+    def decode(self, payload: Tensor, count: int) -> Tensor:
+        """Return the `count` values of `payload`, in fp32."""
+        values = payload.new_empty(count, dtype=torch.float32)
+        self.decode_into(values, payload)
+        return values
+
+
+class Bf16Codec(Codec):
+    """bf16: as many exponents as fp32 and fewer digits."""
+
+    def bytes_of(self, count: int) -> int:
+        return 2 * count
+
+    def encode(self, values: Tensor, *, plus: Tensor | None = None, lost: Tensor | None = None) -> Tensor:
+        rounded = torch.empty_like(values, dtype=torch.bfloat16)
+        second = None if plus is None else plus.view(torch.bfloat16)
+        if lost is not None:
+            wanted = lost + values
+            if second is not None:
+                wanted.add_(second)
+            torch.sub(wanted, rounded.copy_(wanted), out=lost)
+        elif second is not None:
+            torch.add(values, second, out=rounded)
+        else:
+            rounded.copy_(values)
+        return rounded.view(torch.uint8)
+
+    def decode_into(self, target: Tensor, payload: Tensor) -> None:
+        target.copy_(payload.view(torch.bfloat16))
+
+
+class BlockScaleCodec(Codec):
+    """Eight bits a value under one fp32 scale a block; integers, or floats of eight bits.
+
+    The last block is padded with zeros; what a payload has of it is as long as any other block.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._most = float((torch.finfo if dtype.is_floating_point else torch.iinfo)(dtype).max)
+
+    def bytes_of(self, count: int) -> int:
+        return -(-count // BLOCK) * (BLOCK + 4)
+
+    def encode(self, values: Tensor, *, plus: Tensor | None = None, lost: Tensor | None = None) -> Tensor:
+        payload = values.new_empty(self.bytes_of(values.numel()), dtype=torch.uint8)
+        digits_NB, scales_N = self._parts(payload)
+        if values.is_cuda and len(scales_N):
+            from scaling_kernels import encode
+
+            second = None if plus is None else self._parts(plus)
+            encode(digits_NB, scales_N, values, plus=second, lost=lost, most=self._most, least=LEAST_SCALE)
+            return payload
+        wanted = values.float()
+        if plus is not None:
+            wanted = wanted + self.decode(plus, values.numel())
+        if lost is not None:
+            wanted = wanted + lost
+        whole = len(wanted) // BLOCK
+        scales_N[:whole] = self._scale(digits_NB[:whole], wanted[: whole * BLOCK])
+        if whole < len(scales_N):
+            rest = pad(wanted[whole * BLOCK :], (0, -len(wanted) % BLOCK))
+            scales_N[whole:] = self._scale(digits_NB[whole:], rest)
+        if lost is not None:
+            torch.sub(wanted, self.decode(payload, len(wanted)), out=lost)
+        return payload
+
+    def decode_into(self, target: Tensor, payload: Tensor) -> None:
+        digits_NB, scales_N = self._parts(payload)
+        if target.is_cuda and len(scales_N):
+            from scaling_kernels import decode
+
+            decode(target, digits_NB, scales_N)
+            return
+        whole = target.numel() // BLOCK
+        first_NB, rest = target[: whole * BLOCK].view(whole, BLOCK), target[whole * BLOCK :]
+        torch.mul(digits_NB[:whole].float(), scales_N[:whole, None], out=first_NB)
+        if whole < len(scales_N):
+            rest.copy_((digits_NB[whole].float() * scales_N[whole])[: rest.numel()])
+
+    def _scale(self, digits_NB: Tensor, values: Tensor) -> Tensor:
+        """Write the digits of each block and return its scale."""
+        values_NB = values.view(digits_NB.shape)
+        scales_N = (values_NB.abs().amax(dim=1) / self._most).clamp(min=LEAST_SCALE)
+        scaled_NB = values_NB / scales_N[:, None]
+        digits_NB.copy_(scaled_NB if self._dtype.is_floating_point else scaled_NB.round_())
+        return scales_N
+
+    def _parts(self, payload: Tensor) -> tuple[Tensor, Tensor]:
+        """Return where a payload has the digits of each block, and its scales."""
+        blocks = payload.numel() // (BLOCK + 4)
+        digits = payload[: blocks * BLOCK].view(self._dtype).view(blocks, BLOCK)
+        return digits, payload[blocks * BLOCK :].view(torch.float32)
+
+
+class Entropy(Codec):
+    """What another codec makes, frequent bytes in fewer bits by Zstandard on the host: for slow links."""
+
+    def __init__(self, inner: Codec) -> None:
+        """Take the other codec; raises MachineError where the package zstd is missing."""
+        # Ranks that do not ask for it start without.
+        try:
+            import zstd
+        except ImportError:
+            hint = "install zstd; it comes with mosaicml-streaming"
+            raise MachineError("entropy codes need Zstandard", found="no package zstd", hint=hint) from None
+
+        self._inner, self._zstd = inner, zstd
+
+    def bytes_of(self, _count: int) -> int | None:
+        return None
+
+    def encode(self, values: Tensor, *, plus: Tensor | None = None, lost: Tensor | None = None) -> Tensor:
+        second = None if plus is None else self._changed(plus, self._zstd.uncompress)
+        payload = self._inner.encode(values, plus=second, lost=lost)
+        return self._changed(payload, lambda content: self._zstd.compress(content, ENTROPY_LEVEL, 1))
+
+    def decode_into(self, target: Tensor, payload: Tensor) -> None:
+        self._inner.decode_into(target, self._changed(payload, self._zstd.uncompress))
+
+    @staticmethod
+    def _changed(payload: Tensor, change: Callable[[bytes], bytes]) -> Tensor:
+        if not payload.numel():
+            return payload
+        content = bytearray(change(payload.cpu().numpy().tobytes()))
+        return torch.frombuffer(content, dtype=torch.uint8).to(payload.device)
+
+
+CODECS: dict[str, Callable[[], Codec]] = {
+    "bf16": Bf16Codec,
+    "fp8": lambda: BlockScaleCodec(torch.float8_e4m3fn),
+    "int8": lambda: BlockScaleCodec(torch.int8),
+    "int8-entropy": lambda: Entropy(BlockScaleCodec(torch.int8)),
+}

@@ -1,0 +1,83 @@
+"""The ring as a communication hook of DistributedDataParallel.
+
+`model.register_comm_hook(RingGradients(), average_gradients)` is all that a recipe needs.
+Annotations are not postponed here: torch compares those of a hook with the types themselves.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from compression import Codec
+from ring import IN_FLIGHT, Ring
+from torch import Tensor
+from torch.futures import Future
+
+from twinrun.train.links import Links
+
+
+class RingGradients:
+    """What the hook keeps: the ring, what compression has lost, and where transfers are started from."""
+
+    def __init__(
+        self,
+        group: Any = None,
+        *,
+        bucket_bytes: int | None = None,
+        in_flight: int = IN_FLIGHT,
+        codec: Codec | None = None,
+    ) -> None:
+        self.links = Links(group)
+        self._ring = Ring(self.links, bucket_bytes=bucket_bytes, in_flight=in_flight, codec=codec)
+        self._compressed = codec is not None
+        self._residuals: dict[int, Tensor] = {}
+        # One thread, since all ranks must start the buckets in one order.
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._streams: dict[torch.device, Any] = {}
+
+    def average(self, index: int, gradient: Tensor) -> Future[Tensor]:
+        """Average one bucket of gradients in place while the backward pass goes on."""
+        if gradient.device.type == "cuda":
+            return self._on_stream(index, gradient)
+        found: Future[Tensor] = Future()
+
+        def work() -> None:
+            try:
+                self._average(index, gradient)
+            except Exception as error:
+                found.set_exception(error)
+            else:
+                found.set_result(gradient)
+
+        self._thread.submit(work)
+        return found
+
+    def _on_stream(self, index: int, gradient: Tensor) -> Future[Tensor]:
+        device = gradient.device
+        stream = self._streams.setdefault(device, torch.cuda.Stream(device))
+        stream.wait_stream(torch.cuda.current_stream(device))
+        found: Future[Tensor] = Future(devices=[device])
+        with torch.cuda.stream(stream):
+            self._average(index, gradient)
+            found.set_result(gradient)
+        return found
+
+    def _average(self, index: int, gradient: Tensor) -> None:
+        self._ring.all_reduce(gradient, residual=self._residual(index, gradient))
+        gradient.div_(self.links.size)
+
+    def _residual(self, index: int, gradient: Tensor) -> Tensor | None:
+        """Return what was lost of this bucket; nothing yet where the buckets were cut anew."""
+        if not self._compressed:
+            return None
+        kept = self._residuals.get(index)
+        if kept is None or kept.numel() != gradient.numel():
+            kept = torch.zeros(gradient.numel(), dtype=torch.float32, device=gradient.device)
+            self._residuals[index] = kept
+        return kept
+
+
+def average_gradients(state: RingGradients, bucket: dist.GradBucket) -> Future[Tensor]:
+    """Average a bucket of DistributedDataParallel over the ranks of `state`."""
+    return state.average(bucket.index(), bucket.buffer())

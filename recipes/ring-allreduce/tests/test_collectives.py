@@ -1,0 +1,118 @@
+"""Collectives on real process groups over Gloo, at several world sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the packages of a stack")
+
+import torch
+from algorithms import two_level
+from compression import CODECS
+from ring import Ring
+from torch import Tensor
+
+from tests.ranks import environment, run_ranks
+from twinrun.train.links import Links
+
+RECIPE = Path(__file__).parents[1]
+SCRIPT = Path(__file__).with_name("collective_ranks.py")
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_ranks_find_nothing_wrong(world_size: int) -> None:
+    variables = environment()
+    variables["PYTHONPATH"] += f":{RECIPE}"
+    ended = run_ranks(SCRIPT, str(world_size), world_size=world_size, variables=variables)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 1000])
+def test_a_codec_fills_the_bytes_that_it_says(name: str, count: int) -> None:
+    codec = CODECS[name]()
+    values = torch.linspace(-3, 3, count)
+    payload = codec.encode(values)
+    size = codec.bytes_of(count)
+    assert payload.dtype == torch.uint8
+    assert size is None or size == payload.numel()
+    torch.testing.assert_close(codec.decode(payload, count), values, rtol=0.07, atol=0.02)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["fp8", "int8"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_gpu_encodes_within_a_step_of_what_a_processor_does(name: str, first: int) -> None:
+    """Compiled arithmetic divides and rounds as its operations one by one do, wherever a bucket begins."""
+    values = torch.linspace(-3, 3, 10_001)[first:]
+    found = [CODECS[name]().encode(one) for one in (values, values.cuda())]
+    here, there = (CODECS[name]().decode(one.cpu(), len(values)) for one in found)
+    torch.testing.assert_close(here, there, rtol=0.07, atol=0.03)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["fp8", "int8", "bf16"])
+@pytest.mark.parametrize("count", [100, 300, 10_001])
+@pytest.mark.parametrize("plus", [False, True])
+def test_what_a_gpu_loses_goes_into_the_residual(name: str, count: int, *, plus: bool) -> None:
+    check_feedback(name, torch.linspace(-3, 3, count, device="cuda"), plus=plus)
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("count", [0, 100, 256, 300, 10_001])
+@pytest.mark.parametrize("plus", [False, True])
+def test_what_is_lost_goes_into_the_residual(name: str, count: int, *, plus: bool) -> None:
+    check_feedback(name, torch.linspace(-3, 3, count), plus=plus)
+
+
+def check_feedback(name: str, values: Tensor, *, plus: bool) -> None:
+    """Hold what was sent and what was lost together against what was to be sent."""
+    codec, before = CODECS[name](), torch.linspace(-0.1, 0.1, len(values), device=values.device)
+    coming = codec.encode(values.flip(0) / 2) if plus else None
+    wanted = values + before
+    if coming is not None:
+        wanted += codec.decode(coming, len(values))
+    lost = before.clone()
+    sent = codec.decode(codec.encode(values, plus=coming, lost=lost), len(values))
+    torch.testing.assert_close(sent + lost, wanted, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(sent, wanted, rtol=0.07, atol=0.02)
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("count", [0, 1, 255, 256, 300, 10_001])
+def test_a_sum_is_encoded_as_its_values_are(name: str, count: int) -> None:
+    codec, values = CODECS[name](), torch.linspace(-3, 3, count)
+    coming = codec.encode(values.flip(0) ** 3)
+    found = codec.encode(values, plus=coming)
+    assert torch.equal(found, codec.encode(values + codec.decode(coming, count)))
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_a_ring_that_compresses_does_not_stop_halfway(name: str) -> None:
+    with pytest.raises(ValueError, match="call all_reduce"):
+        Ring(Links(), codec=CODECS[name]()).reduce_scatter(torch.zeros(8))
+
+
+def test_entropy_codes_take_fewer_bytes_of_what_is_mostly_small_and_lose_nothing() -> None:
+    plain, packed = CODECS["int8"](), CODECS["int8-entropy"]()
+    # As gradients, with heavier tails than normal numbers: one large value leaves small digits to its block.
+    values = torch.randn(1 << 16, generator=torch.Generator().manual_seed(1)) ** 3
+    smaller = packed.encode(values)
+    assert smaller.numel() < 0.75 * plain.encode(values).numel()
+    assert torch.equal(
+        packed.decode(smaller, values.numel()), plain.decode(plain.encode(values), values.numel())
+    )
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_zeros_and_tiny_values_decode_to_numbers(name: str) -> None:
+    codec = CODECS[name]()
+    for values in (torch.zeros(300), torch.full((300,), 1e-40)):
+        assert codec.decode(codec.encode(values), 300).abs().max() < 1e-30
+
+
+def test_ranks_that_do_not_fill_their_nodes_are_refused() -> None:
+    with pytest.raises(ValueError, match="1 ranks do not fill nodes of 2"):
+        two_level(Links(), ranks_per_node=2)

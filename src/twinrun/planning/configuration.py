@@ -1,0 +1,57 @@
+"""Where a plan is not the published configuration: each setting of its points, held against two manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from twinrun.manifests.published import Accepted
+from twinrun.manifests.recipe import LoadedRecipe
+from twinrun.workloads import load_workload
+from twinrun.workloads.settings import Difference, accepted_rows, differences
+from twinrun.workloads.workload import Point
+
+
+class PointDifferences(NamedTuple):
+    """Where one point is not as published, and which of its settings no publication gives."""
+
+    differences: tuple[Difference, ...]
+    silent: tuple[str, ...]
+
+
+def differences_of_point(
+    recipe: LoadedRecipe,
+    part: Any,
+    point: Point,
+    *,
+    stated: Mapping[str, Accepted],
+    name: str | None = None,
+    about: Callable[[str], bool] = lambda _: True,
+) -> PointDifferences:
+    """Hold every setting of a point against the publication and, where that is silent, against recipe.toml.
+
+    Args:
+        part: what the workload says of the plan.
+        stated: fields that the publication gives; of lists, the nearest row counts.
+        name: the point that the publication means; the same where not given.
+        about: which of the other settings are asked at all.
+    """
+    settings = load_workload(recipe.workload).settings
+    own = settings.of(part, point)
+    written = settings.of(*settings.as_written(recipe.tables, part, point, name or point.id))
+    asked = {field: value for field, value in own.items() if field in stated or about(field)}
+    expected = {field: value for field, value in written.items() if about(field)}
+    apart = min((differences(asked, row, written=expected) for row in accepted_rows(stated)), key=_distance)
+    return PointDifferences(apart, tuple(field for field in expected if field not in stated))
+
+
+def differences_of_plan(recipe: LoadedRecipe, part: Any, points: Sequence[Point]) -> tuple[Difference, ...]:
+    """Return where the point that is nearest to the publication is not as published."""
+    stated = recipe.published.fingerprint
+    found = (differences_of_point(recipe, part, point, stated=stated).differences for point in points)
+    return min(found, key=len, default=())
+
+
+def _distance(apart: Sequence[Difference]) -> tuple[bool, int]:
+    """Return how far a row is: one of another model is farther than one that differs in anything else."""
+    return any(one.field == "parameters" for one in apart), len(apart)

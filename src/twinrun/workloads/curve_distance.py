@@ -1,0 +1,241 @@
+"""Curves held against each other: how far apart they are, and whether control runs show that of rounding."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Literal
+
+from twinrun.foundation.files import canonical_json, sha256_of_bytes
+from twinrun.foundation.manifest import Frozen
+from twinrun.foundation.text import plural
+from twinrun.workloads.workload import ControlledCurve, PointRecord
+
+# A curve is held over all of its steps, and over the first ones, where rounding has not grown yet.
+FIRST = 100
+# Student's t at 99 %, one-sided, times the root of 1 + 1 / n, by the number n of control runs.
+REACH = {8: 3.18, 9: 3.05, 10: 2.96, 11: 2.89, 12: 2.83}
+LEAST_CONTROLS = min(REACH)
+# An origin that may differ in its last bits from one kind of hardware to another.
+WEIGHTS = "initial weights"
+# A fact that two points share when they worked through the same samples in the same order.
+ORDER = "order hash"
+# A loss is a sum in fp32: closer than this to each other, two are the same.
+RESOLUTION = 6e-8
+# Two units in the last place of fp32, where a loss is at its coarsest: distances below are 0, 1 or 2 units,
+# and that control runs had one of them says nothing of the next.
+FINEST = 2**-22
+
+CurveOutcome = Literal["inside", "outside", "start", "other-run", "no-envelope", "no-evidence"]
+
+
+class Window(Frozen):
+    """Two curves over some first steps."""
+
+    name: str
+    steps: int
+    distance: float
+    """Largest relative difference."""
+    step: int
+    """Step of the largest difference."""
+    controls: tuple[float, ...]
+    """Largest relative difference of each control run to the run that it repeats."""
+    envelope: float
+    """Distance that one further control run stays below, 99 times of 100, but never more than the bound."""
+
+    @property
+    def share(self) -> float:
+        """Distance over envelope: up to 1 the curves are no farther apart than a control run would be."""
+        return self.distance / self.envelope
+
+
+class Parity(Frozen):
+    """Two curves held against each other."""
+
+    a: str
+    b: str
+    outcome: CurveOutcome
+    reason: str
+    start: float
+    """Relative difference at the first step."""
+    start_allowed: float
+    differs: dict[str, str]
+    """What the two started from that is not the same: by name, both sides."""
+    windows: tuple[Window, ...]
+    """The whole curve first."""
+
+    @property
+    def distance(self) -> float:
+        """Largest relative difference of the steps that were compared."""
+        return max((window.distance for window in self.windows), default=self.start)
+
+    @property
+    def worst(self) -> Window | None:
+        """The window that is nearest to its envelope, or farthest beyond it."""
+        return max(self.windows, key=lambda one: one.share, default=None)
+
+
+def largest_difference(curves: Sequence[Sequence[float]]) -> tuple[float, int]:
+    """Return the largest relative distance between curves and its step, counted from 1.
+
+    The value is nan, at the first such step, where a value is not finite or a curve ends early.
+    """
+    worst, worst_step = 0.0, 1
+    for step in range(1, max(len(curve) for curve in curves) + 1):
+        values = [curve[step - 1] if step <= len(curve) else math.nan for curve in curves]
+        if not all(math.isfinite(value) for value in values):
+            return math.nan, step
+        distance = (max(values) - min(values)) / max(abs(min(values)), 1e-12)
+        if distance > worst:
+            worst, worst_step = distance, step
+    return worst, worst_step
+
+
+def same_order(points: Sequence[PointRecord]) -> bool:
+    """Say whether all points say that they worked through the same samples in the same order."""
+    orders = {point.facts.get(ORDER) for point in points}
+    return len(orders) == 1 and None not in orders
+
+
+def values_of(point: PointRecord, metric: str) -> tuple[float, ...]:
+    """Return the series of `metric` of a point, empty where it has none."""
+    found = point.one_series(metric)
+    return found.values if found else ()
+
+
+def envelope_of(distances: Sequence[float]) -> float:
+    """Return what a further control run stays below, 99 times of 100.
+
+    Distances grow by factors, so their logarithms are taken for normal; no envelope is below FINEST.
+    """
+    logarithms = [math.log(max(one, RESOLUTION)) for one in distances]
+    reach = REACH[min(len(distances), max(REACH))]
+    return max(math.exp(statistics.mean(logarithms) + reach * statistics.stdev(logarithms)), FINEST)
+
+
+def parity(
+    a: ControlledCurve,
+    b: ControlledCurve,
+    *,
+    further: Sequence[ControlledCurve] = (),
+    bound: float = math.inf,
+) -> Parity:
+    """Hold two curves against each other over the steps that both have.
+
+    Args:
+        further: curves that are neither, for their control runs.
+        bound: an envelope is never wider, whatever control runs show.
+    """
+    steps = min(len(a.values), len(b.values))
+    # Runs that are the same bit for bit, such as a record and itself, show rounding once.
+    runs = dict.fromkeys((one.values, one.controls) for one in (a, b, *further))
+    made = [(values, control) for values, controls in runs for control in controls]
+    repeats = [(values, control) for values, control in dict.fromkeys(made) if values != control]
+    enough = len(repeats) >= LEAST_CONTROLS
+    sizes = {"whole curve": steps, f"first {FIRST} steps": min(FIRST, steps)}
+    first = [_largest(run, control, 1)[0] for run, control in repeats]
+    found = Parity(
+        a=a.name,
+        b=b.name,
+        outcome="inside",
+        reason="",
+        start=_largest(a.values, b.values, 1)[0],
+        start_allowed=max(a.rounding, b.rounding, min(envelope_of(first), bound) if enough else 0.0),
+        differs=origins_apart(a, b),
+        windows=tuple(_window(*size, a, b, repeats=repeats, bound=bound) for size in sizes.items())
+        if enough
+        else (),
+    )
+    outcome, reason = _judged(found, controls=len(repeats), same=len(made) - len(repeats), bound=bound)
+    return found.model_copy(update={"outcome": outcome, "reason": reason})
+
+
+def origins_apart(a: ControlledCurve, b: ControlledCurve) -> dict[str, str]:
+    """Return what two curves started from that is not the same, both sides by their digests."""
+    found = {}
+    names = sorted(a.configuration.keys() | b.configuration.keys())
+    sides = [(name, *(one.configuration.get(name, "nothing") for one in (a, b))) for name in names]
+    if changed := [f"{name} {ours} and {theirs}" for name, ours, theirs in sides if ours != theirs]:
+        digests = (sha256_of_bytes(canonical_json(one.configuration).encode())[:12] for one in (a, b))
+        found["configuration"] = f"{' and '.join(digests)} ({', '.join(changed)})"
+    # The order is that of a whole curve: a shorter one has another.
+    longer = {ORDER} if len(a.values) != len(b.values) else set()
+    for name in sorted((a.origins.keys() & b.origins.keys()) - longer):
+        if a.origins[name] != b.origins[name]:
+            found[name] = f"{a.origins[name][:12]} and {b.origins[name][:12]}"
+    return found
+
+
+def _window(
+    name: str,
+    steps: int,
+    a: ControlledCurve,
+    b: ControlledCurve,
+    *,
+    repeats: Sequence[tuple[tuple[float, ...], tuple[float, ...]]],
+    bound: float,
+) -> Window:
+    distance, step = _largest(a.values, b.values, steps)
+    controls = tuple(_largest(run, control, steps)[0] for run, control in repeats)
+    return Window(
+        name=name,
+        steps=steps,
+        distance=distance,
+        step=step,
+        controls=controls,
+        envelope=min(envelope_of(controls), bound),
+    )
+
+
+def _largest(a: Sequence[float], b: Sequence[float], steps: int) -> tuple[float, int]:
+    """Return the largest difference of the first steps and its step; infinite where a value is not finite."""
+    value, step = largest_difference([a[:steps], b[:steps]])
+    return (math.inf if math.isnan(value) else value), step
+
+
+def _judged(found: Parity, *, controls: int, same: int, bound: float) -> tuple[CurveOutcome, str]:
+    differs = "; ".join(f"{name} {sides}" for name, sides in found.differs.items())
+    if found.start > found.start_allowed:
+        why = (
+            differs
+            or "configuration, weights and data have the same digests: the first step computes another thing"
+        )
+        return (
+            "start",
+            f"{found.start:.2g} apart at step 1, where rounding is {found.start_allowed:.2g}: {why}",
+        )
+    if found.differs.keys() - {WEIGHTS}:
+        return "other-run", f"two experiments: {differs}"
+    if not found.windows:
+        return "no-envelope", _without_envelope(controls, same=same)
+    over = ", ".join(_over(window) for window in found.windows)
+    if (widest := max(max(window.controls) for window in found.windows)) > bound:
+        return "no-envelope", (
+            f"a control run is {widest:.2g} apart, over the bound of {bound:.2g}:"
+            f" rounding hides what the claim is about; {over}"
+        )
+    begin = f"{found.start:.2g} apart at step 1, which is rounding"
+    if all(window.share <= 1 for window in found.windows):
+        return "inside", f"{begin}; {over}: no farther than {plural(controls, 'control run')} are"
+    return (
+        "outside",
+        f"{begin}; {over}: it grows beyond what rounding does to {plural(controls, 'control run')}",
+    )
+
+
+def _without_envelope(controls: int, *, same: int) -> str:
+    identical = (
+        f", and {plural(same, 'other')} that {'is' if same == 1 else 'are'} a run bit for bit" if same else ""
+    )
+    return (
+        f"an envelope needs {plural(LEAST_CONTROLS, 'control run')} that differ from the run, there are"
+        f" {controls}{identical}: --set controls={LEAST_CONTROLS + same}"
+    )
+
+
+def _over(window: Window) -> str:
+    return (
+        f"over the {window.name} at most {window.distance:.2g}, at step {window.step} of {window.steps},"
+        f" envelope {window.envelope:.2g}"
+    )
