@@ -116,7 +116,7 @@ class SweepRun:
                 slow = Nose(point_folder(self.workspace.run, point.id)).new()
                 if slow:
                     measured = measured.model_copy(
-                        update={"facts": {**measured.facts, "slow-ranks": "; ".join(slow)}}
+                        update={"facts": {**measured.facts, "slow ranks": "; ".join(slow)}}
                     )
                 derived = workload.derived(plan.part, measured, self.selection.gpu)
                 record = measured.model_copy(update={"measurements": (*measured.measurements, *derived)})
