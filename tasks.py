@@ -139,8 +139,8 @@ def build(
         "devices-per-node": "devices of a node, not cards",
         "network": "Gbit/s that a node sends, all its adapters together",
         "software": "generation of software that the prediction is for",
-        "set": "key=value: model, global_batch, microbatch, tensor, pipeline, shards, recomputation, ...",
-        "sweep": "show the cheapest of all layouts that fit, on any of the GPUs and numbers of nodes",
+        "set": "key=value: global_batch, sequence, microbatch, tensor, pipeline, shards, precision, ...",
+        "sweep": "show the cheapest distinct layouts that fit, on any of the GPUs and numbers of nodes",
         "goal": "of a sweep, tokens a second of all devices that a layout must reach",
         "tokens": "a budget of tokens, for which days are shown",
         "days": "of a sweep, how long the budget of tokens may take",
@@ -153,7 +153,7 @@ def predict(
     subject: str,
     gpu: str = "",
     nodes: str = "1",
-    devices_per_node: str = "8",
+    devices_per_node: str = "",
     network: str = "",
     software: str = "twinrun-2026",
     set: list[str] | None = None,
@@ -172,7 +172,8 @@ def predict(
             subject=subject,
             gpus=tuple(gpu.split(",")),
             nodes=tuple(count(one, "--nodes") or 0 for one in nodes.split(",")),
-            devices_per_node=count(devices_per_node, "--devices-per-node") or 0,
+            devices_per_node=count(devices_per_node or "8", "--devices-per-node") or 0,
+            chose_devices=bool(devices_per_node),
             network=amount(network, "--network"),
             software=software,
             settings=tuple(set or ()),
@@ -183,6 +184,40 @@ def predict(
             prices=tuple(amount(one, "--price") or 0.0 for one in price.split(",")) if price else (),
         )
         code = commands.predict(ROOT, request, as_json=json)
+    raise Exit(code=code)
+
+
+@command(
+    help={
+        "gpu": "id of a GPU of images/gpus.toml",
+        "tokens-per-second": "what somebody says that a device, not a card, trains",
+        "model": "member of a model family, a config.json, or a folder with one",
+        "sequence": "tokens of a sequence; the model's when left out",
+        "fp8": "hold it against the peak of fp8",
+        "json": "print JSON",
+    }
+)
+def peak(
+    context: Context,
+    gpu: str = "",
+    tokens_per_second: str = "",
+    model: str = "",
+    sequence: str = "",
+    fp8: bool = False,
+    json: bool = False,
+) -> None:
+    """Say which share of a GPU's peak a training speed would be, and whether it can be true."""
+    with exit_on_error():
+        from twinrun.cli import predict as commands
+
+        request = commands.PeakRequest(
+            gpu=gpu,
+            model=model,
+            tokens_per_second=amount(tokens_per_second, "--tokens-per-second") or 0.0,
+            sequence=count(sequence, "--sequence"),
+            fp8=fp8,
+        )
+        code = commands.peak(ROOT, request, as_json=json)
     raise Exit(code=code)
 
 

@@ -22,6 +22,7 @@ from twinrun.manifests.stack import find_stacks
 from twinrun.planning.project import Project
 from twinrun.report.figures import figures
 from twinrun.report.hardware import choices, hardware_excerpt
+from twinrun.report.kernels_page import kernels
 from twinrun.report.page import excerpt, write_recipe_report
 from twinrun.report.predictions_page import predictions, write_picture
 from twinrun.report.summary import selected, software
@@ -49,6 +50,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         "commands": commands,
         "images": images,
         "hardware": lambda: hardware_excerpt(choices(PROJECT, all_committed())),
+        "kernels": lambda: kernels(of_kernels()),
         "predictions": lambda: predictions(PROJECT, all_committed()),
         "recipes": recipes,
         "results": results,
@@ -221,6 +223,16 @@ def results() -> str:
     """Return the claims of every recipe beside what its committed records say of them."""
     with_records_first = sorted(PROJECT.recipes().items(), key=lambda one: not committed(one[1].recipe.name))
     return "\n\n".join(section(name, loaded) for name, loaded in with_records_first)
+
+
+def of_kernels() -> dict[str, list[Record]]:
+    """Return the records that the pages show of each recipe that carries kernels, by its title."""
+    carriers = {path.parents[1].name for path in ROOT.glob("recipes/*/kernels/src")}
+    return {
+        loaded.recipe.title: list(selected(committed(loaded.recipe.name)))
+        for loaded in PROJECT.recipes().values()
+        if loaded.recipe.name in carriers
+    }
 
 
 def section(name: str, loaded: LoadedRecipe) -> str:

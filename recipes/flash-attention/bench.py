@@ -14,9 +14,11 @@ from twinrun.foundation.errors import InputError
 from twinrun.protocol.bench import BenchJob, BenchResult, PeakRate
 from twinrun.train import worker
 from twinrun.train.bench import CheckedCall, Session
-from twinrun.train.measure import copy_rate
+from twinrun.train.measure import TimedOn, copy_rate
 
 ALLOWED_ERRORS = {"fp16": 1e-3, "bf16": 5e-3}
+# What is timed: the device's part of a call, or calls in a row with the host's part of each.
+CLOCKS: dict[str, TimedOn] = {"kernels": "device", "call": "host"}
 
 
 def bench(job: BenchJob) -> BenchResult:
@@ -25,14 +27,31 @@ def bench(job: BenchJob) -> BenchResult:
     check(settings)
     session = Session(job)
     backend = ours.backend(session.device)
+    if backend == "native":
+        start_entry()
     for dtype, mask in itertools.product(settings["dtypes"], settings["masks"]):
         measure(session, attention.AttentionCase(session, settings, dtype=dtype, mask=mask), backend)
     return session.result(rates(session))
 
 
+def start_entry() -> None:
+    """Have calls go through the entry from the first on, where this machine can compile it."""
+    from twinrun_attention import entry  # noqa: PLC0415 - Triton reads its variables when it is imported
+
+    try:
+        entry.load(entry.build())
+    except (entry.EntryError, OSError) as error:
+        print(f"calls go through Python: {error}")
+
+
 def check(settings: dict[str, Any]) -> None:
     """Raise InputError unless every option that lists names has names that there are."""
-    listed = {"dtypes": ALLOWED_ERRORS, "masks": attention.MASKS, "phases": attention.PHASES}
+    listed = {
+        "dtypes": ALLOWED_ERRORS,
+        "masks": attention.MASKS,
+        "phases": attention.PHASES,
+        "modes": CLOCKS,
+    }
     for option, known in listed.items():
         unknown = [name for name in settings[option] if name not in known]
         if unknown:
@@ -52,7 +71,8 @@ def measure(session: Session, one: attention.AttentionCase, backend: str) -> Non
     named = [(ours.function(one, backend), ours.name(backend), ours.version()), *others]
     # All are checked before any is timed.
     errors = [one.errors(function) for function, _, _ in named]
-    for phase in one.phases:
+    modes: Any = session.job.settings["modes"]
+    for phase, mode in itertools.product(one.phases, modes):
         first, *rivals = (
             CheckedCall(
                 implementation=name, version=version, call=one.call(function, phase), errors=found[phase]
@@ -60,8 +80,9 @@ def measure(session: Session, one: attention.AttentionCase, backend: str) -> Non
             for (function, name, version), found in zip(named, errors, strict=True)
         )
         session.measure(
-            labels=one.labels(phase) | {"backend": backend},
+            labels=one.labels(phase) | {"mode": mode, "backend": backend},
             title=f"attention, {one.mask}, {phase}",
+            clock=CLOCKS[mode],
             work=one.work(phase),
             allowed_error=ALLOWED_ERRORS[one.dtype],
             ours=first,

@@ -25,7 +25,7 @@ RECIPE = "recipes/mpt7b-scaling"
 STACKS = {
     "cpu": (
         "cpu",
-        {"versions", "imports", "matmul", "attention", "collective", "composer_step", "mamba_ops"},
+        {"versions", "imports", "matmul", "attention", "collective", "composer_step", "mamba_ops", "repeats"},
     ),
     "rocm-debian": ("rocm", {"versions", "imports", "hip_kernels"}),
 }

@@ -164,7 +164,7 @@ def test_the_same_setting_written_twice_is_the_same_plan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "devices", "model"), [("h200", 4, "mpt-3b"), ("h200", 1, "mpt-7b"), ("mi250", 1, "mpt-1b")]
+    ("gpu", "devices", "model"), [("h200", 4, "mpt-3b"), ("h200", 1, "mpt-7b"), ("mi250", 1, "mpt-760m")]
 )
 def test_the_largest_model_whose_sweep_is_short_is_taken(gpu: str, devices: int, model: str) -> None:
     made = plan(scale="node", gpu=gpu, devices=devices)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from statistics import mean, quantiles
@@ -21,50 +23,131 @@ from twinrun.protocol.models import member
 GPUS = Project(ROOT).gpus
 KNOWN = calibration()
 HELD_OUT = residuals(GPUS, KNOWN)
+FEWEST = 20
 
 
 def errors(chosen: Callable[[Residual], bool]) -> list[float]:
     return [abs(one.error) for one in HELD_OUT if chosen(one)]
 
 
-def test_mpt_of_other_sizes_and_on_more_nodes() -> None:
-    found = errors(lambda one: one.row.software.startswith("foundry"))
-    assert len(found) == 179
-    assert mean(found) < 0.05
-    assert quantiles(found, n=20)[-1] < 0.12
+def test_a_hash_decides_which_rows_are_held_out() -> None:
+    assert all(one.part == one.assigned for one in rows())
+    assert 0.4 < len(HELD_OUT) / len(rows()) < 0.6
 
 
-def test_tensor_pipeline_and_data_parallel() -> None:
-    found = errors(lambda one: one.row.software == "megatron-2022")
-    assert len(found) == 352
-    assert mean(found) < 0.08
-    assert quantiles(found, n=20)[-1] < 0.20
+@pytest.mark.parametrize(
+    ("sources", "rows_least", "mean_most", "high_most"),
+    [
+        (("vtrain",), 370, 0.05, 0.15),
+        (("foundry", "record"), 150, 0.04, 0.11),
+    ],
+)
+def test_rows_that_were_held_out(
+    sources: tuple[str, ...], rows_least: int, mean_most: float, high_most: float
+) -> None:
+    found = errors(lambda one: one.row.source in sources)
+    assert len(found) >= rows_least
+    assert mean(found) < mean_most
+    assert quantiles(found, n=20)[-1] < high_most
 
 
-def without(known: Calibration, gpu: str) -> Calibration:
+# DeepSpeed on 2,800 and 3,360 A100s, a fifth slower than Megatron would be, and two ranks to a sequence.
+OUTSIDE = {("mt-nlg", 350, 2048), ("mt-nlg", 420, 2048), ("torchtitan", 1, 65536)}
+
+
+def test_rows_of_other_software_and_sizes() -> None:
+    others = [one for one in HELD_OUT if one.row.source not in {"vtrain", "foundry", "record"}]
+    assert len(others) >= 15
+    assert mean(abs(one.error) for one in others) < 0.15
+    outside = {(one.row.source, one.row.nodes, one.row.sequence) for one in others if not one.covered}
+    assert outside == OUTSIDE
+
+
+def test_rows_of_amd_lie_inside_and_the_same_script_has_no_order_that_they_contradict() -> None:
+    every = [one for part in ("fit", "test") for one in residuals(GPUS, KNOWN, part=part)]
+    amd = [one for one in every if one.row.gpu.startswith("mi")]
+    assert {one.row.gpu for one in amd} == {"mi250", "mi250x", "mi300x"}
+    assert all(one.covered for one in amd)
+    (h100,), (mi300x,) = (
+        [one for one in every if one.row.source == "torchao" and one.row.gpu == gpu and not one.row.fp8]
+        for gpu in ("h100-80gb", "mi300x")
+    )
+    assert h100.prediction.tokens_per_second > mi300x.prediction.tokens_per_second  # type: ignore[operator]
+
+
+def test_newer_software_is_never_slower_than_older_where_it_never_ran() -> None:
+    shape, layout = member("mpt-7b", place="model"), replace(SHARDED, recomputation=True)
+    new, old = (
+        predict(shape, Machines(GPUS["mi250"], 8), layout, software=KNOWN.of(one), calibration=KNOWN)
+        for one in ("twinrun-2026", "foundry-2023-10")
+    )
+    assert new.time
+    assert old.time
+    assert new.time.seconds <= old.time.seconds
+
+
+@pytest.mark.parametrize(
+    ("model", "what"), [("mpt-7b-99999999999", "sequence"), ("llama-405b", "parameters")]
+)
+def test_the_interval_grows_with_the_distance_until_nothing_is_said(model: str, what: str) -> None:
+    near, far = of("h200", SHARDED), of("h200", SHARDED, model=model)
+    assert far.half > near.half
+    assert what in "; ".join(far.distances)
+    assert (far.time is None) == (what == "sequence")
+    assert far.time is not None or "a nearer run would tell" in (far.unknown or "")
+
+
+def slices() -> dict[str, list[Residual]]:
+    """Return the held-out rows by software, GPU, tensor parallelism and pipeline, where there are enough."""
+    found: defaultdict[str, list[Residual]] = defaultdict(list)
+    for one in HELD_OUT:
+        row = one.row
+        for name in (
+            row.software,
+            f"{row.software} {row.gpu}",
+            f"tensor {row.tensor}",
+            f"stages {row.pipeline}",
+        ):
+            found[name].append(one)
+    return {name: group for name, group in found.items() if len(group) >= FEWEST}
+
+
+def chance(count: int, least: int, most: int) -> float:
+    """Return how probable it is that an interval of 90 % holds from `least` to `most` of `count` rows."""
+    return sum(math.comb(count, one) * 0.9**one * 0.1 ** (count - one) for one in range(least, most + 1))
+
+
+def test_intervals_cover_nine_of_ten_in_every_slice() -> None:
+    """Few rows scatter: a slice fails where 90 % would give its count, or one further off, once in forty."""
+    off = {}
+    for name, group in slices().items():
+        held, count = sum(one.covered for one in group), len(group)
+        if min(chance(count, 0, held), chance(count, held, count)) < 0.025:
+            off[name] = held / count
+    assert off == {}
+
+
+def without(known: Calibration, *names: str) -> Calibration:
     """Return a calibration that never saw a kind of GPU."""
 
     def left(table: dict[str, float]) -> dict[str, float]:
-        return {name: value for name, value in table.items() if not name.startswith(gpu)}
+        return {name: value for name, value in table.items() if not name.startswith(names)}
 
+    tables = ("products", "attention", "fp8")
     others = [
-        one.model_copy(update={"products": left(one.products), "attention": left(one.attention)})
-        for one in known.software
+        one.model_copy(update={name: left(getattr(one, name)) for name in tables}) for one in known.software
     ]
     # Without another software that was fitted on it, too.
     return known.model_copy(update={"software": tuple(one for one in others if one.products)})
 
 
-@pytest.mark.parametrize("gpu", ["h100", "a100"])
-def test_a_gpu_left_out(gpu: str) -> None:
-    left = without(KNOWN, gpu)
-    chosen = [one for one in rows() if one.gpu.startswith(gpu) and one.software.startswith("foundry")]
-    mine = [abs(Residual(row, row.predicted(GPUS, left)).error) for row in chosen]
-    assert mean(mine) < 0.20
-
-
-def test_intervals_cover_nine_of_ten() -> None:
-    assert 0.86 <= mean(one.covered for one in HELD_OUT) <= 0.95
+@pytest.mark.parametrize("names", [("h100", "sm_90"), ("a100", "sm_80")])
+def test_a_gpu_left_out(names: tuple[str, str]) -> None:
+    left = without(KNOWN, *names)
+    chosen = [row for row in rows() if row.gpu.startswith(names[0]) and row.software == "foundry-2023-10"]
+    found = [Residual(row, row.predicted(GPUS, left)) for row in chosen]
+    assert mean(abs(one.error) for one in found) < 0.15
+    assert mean(one.covered for one in found) > 0.9
 
 
 def test_memory_calls_nothing_impossible_that_ran() -> None:
@@ -101,8 +184,9 @@ def test_no_device_beats_its_peak() -> None:
 def test_what_is_not_known_is_said() -> None:
     assert "--network" in (of("h200", SHARDED, nodes=2).unknown or "")
     assert "selective scan" in (of("mi250", SHARDED, model="mambaoutai").unknown or "")
-    assert "link_gb_s" in (of("mi300a", SHARDED).unknown or "")
-    assert of("mi300a", SHARDED).time is None
+    alone = of(GPUS["mi300a"].model_copy(update={"link_gb_s": None}), SHARDED)
+    assert "link_gb_s" in (alone.unknown or "")
+    assert alone.time is None
 
 
 def test_a_pipeline_waits_for_its_stages() -> None:
@@ -127,3 +211,39 @@ def test_a_pipeline_waits_for_its_stages() -> None:
 def test_what_does_not_divide_is_refused(changed: dict[str, int], devices: int, words: str) -> None:
     with pytest.raises(InputError, match=words):
         of("h200", replace(SHARDED, **changed), devices=devices)  # type: ignore[arg-type]
+
+
+def seconds(layout: ParallelLayout, *, model: str = "llama-8b", nodes: int = 4) -> float:
+    found = of("h100-80gb", layout, model=model, nodes=nodes, network=50e9)
+    assert found.time
+    return found.time.seconds
+
+
+def test_what_a_layout_switches_costs_and_saves_what_it_should() -> None:
+    whole = replace(SHARDED, global_batch=512, microbatch=1)
+    cut = replace(whole, shards="none", tensor=8, pipeline=4)
+    # Every rank computes norms and sums, unless their tokens are split.
+    assert seconds(replace(cut, sequence_parallel=True)) < seconds(cut)
+    # Stages of few microbatches wait less with parts of the model, and with gradients of weights between.
+    few = replace(cut, global_batch=8)
+    assert seconds(replace(few, interleaved=2)) < seconds(few)
+    assert seconds(replace(few, zero_bubble=True)) < seconds(few)
+    # The products alone are faster in fp8, not the rest.
+    assert 0.5 < seconds(replace(whole, fp8=True)) / seconds(whole) < 0.95
+    # Matrices that are cut over two nodes wait for the network.
+    assert seconds(replace(cut, pipeline=1, tensor=16)) > seconds(replace(cut, pipeline=1))
+    # Two ranks to a sequence have half of its tokens each, and keys and values to exchange.
+    shared = replace(whole, context=2)
+    assert seconds(whole) < seconds(shared) < 2 * seconds(whole)
+
+
+def test_experts_take_the_time_of_the_fullest_and_exchange_tokens() -> None:
+    layout = replace(SHARDED, global_batch=512, microbatch=8)
+    dense, sparse = (of("h200", layout, model=one) for one in ("gpt3-125m", "gpt3-125m-moe"))
+    spread = of("h200", replace(layout, experts=8), model="gpt3-125m-moe")
+    assert dense.time
+    assert sparse.time
+    assert spread.time
+    assert sparse.time.seconds > dense.time.seconds
+    assert sparse.half > dense.half
+    assert any("experts" in one for one in sparse.distances)

@@ -34,10 +34,15 @@ def test_kernels_stay_within_their_budget(arch: str, measured: dict[str, dict[st
     assert not over, "\n".join([*over, "meant? budgets.py beside this test writes the budget anew"])
 
 
-def test_nothing_spills_on_amd() -> None:
+# Bytes a lane; clang 22 takes 255 registers for it where 512 are there.
+KNOWN_SPILLS = {("gfx950", "scan_backward_token_major_packed_fp16"): 20}
+
+
+def test_nothing_else_spills_on_amd() -> None:
     _, allowed = budgets.read()
     kernels = [(arch, name) for arch in allowed if arch.startswith("gfx") for name in allowed[arch]]
-    assert not [f"{arch} {name}" for arch, name in kernels if allowed[arch][name]["spills"]]
+    spills = {(arch, name): allowed[arch][name]["spills"] for arch, name in kernels}
+    assert {kernel: spilled for kernel, spilled in spills.items() if spilled} == KNOWN_SPILLS
 
 
 def test_every_access_on_amd_says_which_memory_it_goes_to() -> None:
@@ -160,4 +165,4 @@ def test_an_unknown_architecture(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         budgets.main(["sm_90", "nope"])
     assert caught.value.code == 2
-    assert "found nope, allowed gfx90a, gfx942, sm_80, sm_90" in capsys.readouterr().err
+    assert "found nope, allowed gfx90a, gfx942, gfx950, sm_80, sm_90" in capsys.readouterr().err

@@ -175,7 +175,7 @@ def test_a_full_stop_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 def test_unknown_architectures_are_named(tmp_path: Path) -> None:
-    words = "architectures: sm_70; allowed: sm_80, sm_90, ptx, gfx90a, gfx942, cpu"
+    words = "architectures: sm_70; allowed: sm_80, sm_90, ptx, gfx90a, gfx942, gfx950, cpu"
     with pytest.raises(CompileError, match=words):
         compiler.build(["sm_90", "sm_70"], objects=tmp_path)
 
@@ -186,6 +186,7 @@ def test_missing_compilers_are_named(small: Path, tmp_path: Path) -> None:
     assert missing == {
         **dict.fromkeys(("sm_80", "sm_90", "ptx"), "needs nvcc, found none"),
         **dict.fromkeys(("gfx90a", "gfx942"), "needs clang 19 with lld, or hipcc, found none"),
+        "gfx950": "needs clang 22 with lld, or hipcc 7, found none",
         "cpu": "needs a C++17 compiler, found none",
     }
     assert json.loads((tmp_path / "objects" / "kernels.json").read_text()) == {
@@ -237,7 +238,7 @@ def test_command_refuses_in_one_line(tmp_path: Path) -> None:
     done = command("--archs", "sm_1", "--output", tmp_path)
     assert done.returncode == 2
     assert done.stderr == (
-        "architectures: sm_1; allowed: sm_80, sm_90, ptx, gfx90a, gfx942, cpu; "
+        "architectures: sm_1; allowed: sm_80, sm_90, ptx, gfx90a, gfx942, gfx950, cpu; "
         "hint: ptx serves NVIDIA's newer GPUs, whose driver compiles it\n"
     )
     done = command("--sources", tmp_path)

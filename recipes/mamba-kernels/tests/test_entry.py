@@ -289,6 +289,48 @@ def test_small_calls_are_timed_with_it_and_without(
     assert entry.in_use.native is None
 
 
+class Summed(torch.autograd.Function):  # type: ignore[misc]
+    """Sums, in bf16, whose gradient is made of them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: float, times: int) -> Tensor:
+        found = recording.converted(recording.summed(x, (0,)), torch.bfloat16)
+        if recording.local.active is not None:
+            recording.local.active.kept = (found,)
+        ctx.save_for_backward(found)
+        ctx.shape = x.shape
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (found,) = ctx.saved_tensors
+        return (gradient * found).float().expand(ctx.shape), None, None
+
+
+def of_summed(gradient: Tensor, found: Tensor, x: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    return (gradient * found).float().expand(x.shape), None, None
+
+
+def test_operations_of_torch_and_kept_results_are_repeated(native: Any) -> None:
+    summed, outs = entry.Operation(Summed.apply, of_summed), []
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        x = torch.randn(3, 5, generator=generator).requires_grad_()
+        out = summed(x, 0.5, 2)
+        (gradient,) = torch.autograd.grad(out.sum(), x, retain_graph=True)
+        assert torch.equal(out, x.sum(0).bfloat16())
+        assert torch.equal(gradient, out.float().expand(3, 5))
+        outs.append(out)
+    assert [out.grad_fn.name() for out in outs] == ["SummedBackward", *["TwinrunMambaBackward"] * 3]
+    seen = weakref.ref(outs.pop())
+    with torch.no_grad():
+        outs[-1].mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        outs[-1].sum().backward()
+    del out
+    assert seen() is None, "a result holds itself"
+
+
 class Launched(ctypes.Structure):
     """What stub_driver.c was asked for last."""
 

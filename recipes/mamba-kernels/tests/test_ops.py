@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import twinrun_mamba
 from cases import (
     CONV_OPTIONS,
     DTYPES,
@@ -261,3 +263,10 @@ def test_block_takes_b_and_c_of_its_own() -> None:
     found = mamba_inner_fn(**arguments, **own)
     assert not torch.equal(found, mamba_inner_fn(**arguments))
     assert found.shape == (2, 11, 5)
+
+
+def test_both_packages_have_the_same_entry() -> None:
+    ours = Path(twinrun_mamba.__file__).parent
+    other = ours.parents[4] / "recipes/flash-attention/kernels/src/twinrun_attention"
+    for name in ("eager.py", "entry.cpp", "entry.py", "recording.py", "starts.py"):
+        assert (ours / name).read_bytes() == (other / name).read_bytes(), f"{name}: change both, or neither"

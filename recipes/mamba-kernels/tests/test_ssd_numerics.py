@@ -183,6 +183,6 @@ def test_the_operators_are_whole() -> None:
 
     leaves, options = inputs("length 1")
     names = ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states")
-    arguments = (*(leaves[name] for name in names), options["seq_idx"].int(), 16, True, 0.0, 1.0)
+    arguments = (*(leaves[name] for name in names), options["seq_idx"].int(), 16, True, 0.0, 1.0, False)
     forward = torch.ops.twinrun_mamba.ssd_forward.default
     assert set(torch.library.opcheck(forward, (*arguments, torch.float32)).values()) == {"SUCCESS"}

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels" / "src"))
@@ -28,7 +28,7 @@ from twinrun_mamba.targets import TARGETS, CompileError
 
 KERNELS = Path(__file__).parents[1] / "kernels"
 BUDGETS = KERNELS / "budgets.toml"
-ARCHS = ("gfx90a", "gfx942", "sm_80", "sm_90")
+ARCHS = ("gfx90a", "gfx942", "gfx950", "sm_80", "sm_90")
 # A lane steps through 4 states x 4 or 8 times at once; fewer exponentials are those of the step sizes alone.
 LEAST_EXPONENTIALS = 16
 TRANSCENDENTAL = re.compile(r"v_(exp|log|rcp|rsq|sqrt|sin|cos)_f32")
@@ -61,13 +61,15 @@ class Multiprocessor:
         return blocks * warps
 
 
-# CDNA 2 and 3 ISA documents: four SIMDs of 512 registers a lane, 8 warps each, 64 KiB of LDS. CUDA guide,
+# CDNA 2 to 4 ISA documents: four SIMDs of 512 registers a lane, 8 warps each, 64 KiB of LDS, 160 in CDNA 4.
+# CUDA guide,
 # table of compute capabilities: 64 Ki registers, 64 warps, 164 and 228 KiB of shared memory, of which a block
 # reserves 1 KiB.
 CDNA = Multiprocessor(4 * 512 * 64, 8, 64, 64 * 1024, 0, 32, 4)
 MULTIPROCESSORS = {
     "gfx90a": CDNA,
     "gfx942": CDNA,
+    "gfx950": replace(CDNA, shared=160 * 1024),
     "sm_80": Multiprocessor(64 * 1024, 8, 32, 164 * 1024, 1024, 64, 4),
     "sm_90": Multiprocessor(64 * 1024, 8, 32, 228 * 1024, 1024, 64, 4),
 }
@@ -153,9 +155,11 @@ def flat_accesses(code: Sequence[Instruction]) -> int:
 
 
 def _disassembled(code_object: Path) -> list[tuple[str, list[Instruction]]]:
-    objdump = next(filter(None, map(shutil.which, ("llvm-objdump-19", "llvm-objdump"))), None)
+    # The newest knows every architecture.
+    programs = (*(f"llvm-objdump-{number}" for number in range(29, 18, -1)), "llvm-objdump")
+    objdump = next(filter(None, map(shutil.which, programs)), None)
     if objdump is None:
-        raise CompileError("needs llvm-objdump, of Debian's llvm-19")
+        raise CompileError("needs llvm-objdump, of Debian's llvm-19 or newer")
     text = subprocess.run([objdump, "-d", code_object], capture_output=True, text=True, check=True).stdout
     found = _FUNCTION.findall(text)
     return [(name, list(_instructions(int(start, 16), body))) for start, name, body in found]

@@ -114,6 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--bitwise", type=int, default=100, help="passes whose bits are compared")
     parser.add_argument("--seed", type=int, default=41)
     parser.add_argument("--jobs", type=int, default=0, help="processes that first compile a row each")
+    parser.add_argument("--tf32", action="store_true", help="multiply fp32 in TF32, as upstream does")
     parser.add_argument("--compile", action="store_true", help="call each row once and time nothing")
     parser.add_argument("--device", type=device_of, default="cuda:0")
     parser.add_argument("--backend", default="native", choices=BACKENDS)
@@ -121,6 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, least in (("repeats", 1), ("bitwise", 1), ("jobs", 0)):
         if getattr(given, name) < least:
             parser.error(f"--{name}: found {getattr(given, name)}, allowed {least} or more")
+    torch.set_float32_matmul_precision("high" if given.tf32 else "highest")
     names = [shape.name for shape in SHAPES]
     for name in given.only:
         if name not in names:

@@ -193,7 +193,7 @@ def count(text: str, option: str) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
-        allowed = f"digits alone, such as 3, at most {_DIGITS}"
+        allowed = f"a whole number of at most {_DIGITS} digits, such as 3"
         raise InputError("not a whole number", place=option, found=text, allowed=allowed)
     return int(text)
 

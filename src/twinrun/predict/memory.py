@@ -22,6 +22,13 @@ MOMENTS, MASTER_BYTES = 2, 12
 GATHERED_BLOCKS = 2
 # DDP reduces gradients in buckets of their own.
 BUCKET_BYTES = 4
+# DeepSpeed's bucket of gradients on their way to the host, in 16 bits and fp32, one filling and one leaving.
+OFFLOAD_BUCKET, OFFLOAD_BYTES = 500_000_000, 12
+# Of a logit where all are computed at once: 16-bit, and its gradient.
+SINGLE_CHUNK_BYTES = 4
+# Of each element of an attention matrix: softmax, dropout's mask and its result. Of the stream of each token
+# (both: Korthikanti et al. 2022, arXiv:2205.05198, equations 1 and 3).
+SCORE_BYTES, STREAM_BYTES = 5, 10
 Fit = Literal["FITS", "AT RISK", "DOES NOT FIT"]
 
 
@@ -59,32 +66,40 @@ def capacity(gpu: Gpu) -> int:
 
 
 def memory(work: ModelWork, layout: ParallelLayout, *, devices: int) -> Memory:
-    """Return what the fullest device needs: of a pipeline, one of the first stage."""
+    """Return what the fullest device needs: of a pipeline, one of the stage with most parameters."""
     # A record may claim fewer devices than its layout needs.
-    copies = max(1, layout.replicas(devices))
-    cut = layout.tensor * layout.pipeline
-    spread = sum(one.weights for one in work.block.products if one.experts > 1) * work.layers
-    mine = (work.parameters - spread + spread // layout.experts) // cut
+    copies, mine = max(1, layout.copies(devices)), int(layout.held(work))
     split = {"none": 0, "optimizer": 1, "gradients": 2, "parameters": 3}[layout.shards]
 
     def share(stage: int) -> int:
         return mine // copies if split >= stage else mine
 
-    tokens, width = min(layout.microbatch * work.sequence, HEAD_TOKENS), layout.reduced_bytes
     cast = split < 3 and layout.parameter_bytes > layout.reduced_bytes
-    buckets = split == 0 and copies > 1
+    buckets = split == 0 and copies > 1 and not layout.masters
     here = 0 if layout.offload == "parameters" else 1
     state = MASTER_BYTES if layout.masters else MOMENTS * layout.parameter_bytes
     moments = 0 if layout.offload != "none" else state
+    gradients = (layout.gradient_bytes if layout.masters else layout.parameter_bytes) * share(2)
+    if layout.offload != "none":
+        # They leave for the host as they are made.
+        gradients = OFFLOAD_BYTES * min(mine, OFFLOAD_BUCKET)
     return Memory(
         parameters=layout.parameter_bytes * share(3) * here,
-        gradients=layout.parameter_bytes * share(2),
+        gradients=gradients,
         optimizer=moments * share(1),
         gathered=_gathered(work, layout, mine) if split == 3 else 0,
         copies=(layout.reduced_bytes * cast + BUCKET_BYTES * buckets) * mine,
-        activations=_activations(work, layout),
-        logits=work.logit_bytes * width * tokens * work.head.columns // (2 * layout.tensor),
+        activations=_activations(work, layout, layout.microbatches(devices)),
+        logits=_logits(work, layout),
     )
+
+
+def _logits(work: ModelWork, layout: ParallelLayout) -> int:
+    """Return the bytes of the logits that exist at once; a single chunk keeps its gradient alone."""
+    tokens = layout.microbatch * work.sequence // layout.context
+    each = work.logit_bytes if tokens > HEAD_TOKENS else min(work.logit_bytes, SINGLE_CHUNK_BYTES)
+    size = each * layout.reduced_bytes * min(tokens, HEAD_TOKENS) * work.head.columns
+    return size // (2 * layout.tensor)
 
 
 def _gathered(work: ModelWork, layout: ParallelLayout, mine: int) -> int:
@@ -93,18 +108,31 @@ def _gathered(work: ModelWork, layout: ParallelLayout, mine: int) -> int:
     return (layout.reduced_bytes + layout.gradient_bytes) * (some + (mine if layout.kept_whole else 0))
 
 
-def _activations(work: ModelWork, layout: ParallelLayout) -> int:
+def _activations(work: ModelWork, layout: ParallelLayout, microbatches: int) -> int:
     # Families count activations of 16 bits.
     block, again = work.block, layout.recomputation
-    kept = {True: block.kept_input, "selective": block.kept_products, False: block.kept}[again]
+    scores = SCORE_BYTES * block.scores if layout.scores_kept else 0
+    # Every rank of tensor parallelism has the stream of each token, its norm, and what enters products.
+    stream = 0 if layout.sequence_parallel else min(STREAM_BYTES * block.width, block.kept)
+    whole = stream + (block.kept + scores - stream) / layout.tensor
+    # Where attention is not fused, selective recomputation is of its matrices alone.
+    selective = whole - scores / layout.tensor
+    if not layout.scores_kept:
+        selective = min(stream, block.kept_products / 2)
+        selective += (block.kept_products - selective) / layout.tensor
+    spread = layout.tensor if layout.sequence_parallel else 1
+    kept = {True: block.kept_input / spread, "selective": selective, False: whole}[again]
     layers = work.layers / layout.pipeline
-    # The first stage has started as many microbatches as there are stages before one returns; of interleaved
-    # parts some more (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.3).
-    started: float = layout.pipeline
+    # The first stage has started as many microbatches as there are stages before one returns, if there are as
+    # many; of interleaved parts some more (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.3).
+    started: float = min(layout.pipeline, max(1, microbatches))
     if layout.interleaved > 1:
         started += (layout.pipeline - 1) / layout.interleaved
-    one = layers * kept * started + (block.kept if again else 0)
-    return int(layout.microbatch * work.sequence * one * layout.reduced_bytes / 2) // layout.tensor
+    # While it is computed again, a block has what it keeps otherwise.
+    second = whole - selective if again == "selective" and layout.scores_kept else whole
+    one = layers * kept * started + (second if again else 0)
+    tokens = layout.microbatch * work.sequence // layout.context
+    return int(tokens * one * layout.reduced_bytes / 2)
 
 
 def largest_microbatch(work: ModelWork, machines: Machines, layout: ParallelLayout) -> int:

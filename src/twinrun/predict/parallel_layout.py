@@ -41,8 +41,14 @@ class ParallelLayout:
     pipeline: int = 1
     interleaved: int = 1
     """Parts of the model that each stage of the pipeline has."""
+    context: int = 1
+    """Ranks that share the tokens of a sequence."""
     experts: int = 1
     """Ranks that the experts of a layer are spread over."""
+    sequence_parallel: bool = False
+    """Whether ranks of tensor parallelism split the tokens of norms and sums too."""
+    zero_bubble: bool = False
+    """Whether stages compute gradients of weights where they would wait."""
     shards: Shards = "none"
     """What data-parallel ranks split, each with what stands before it; `parameters` is ZeRO-3 and FSDP."""
     offload: Literal["none", "optimizer", "parameters"] = "none"
@@ -51,6 +57,10 @@ class ParallelLayout:
     """Bytes of a parameter and of its gradient between two passes; moments have its type."""
     masters: bool = False
     """Whether the optimizer has fp32 copies of 16-bit parameters, and its moments in fp32."""
+    scores_kept: bool = False
+    """Whether attention matrices are kept for the backward pass, as attention that is not fused does."""
+    fp8: bool = False
+    """Whether the products of blocks are in fp8, of which bf16 copies are kept."""
     reduced_bytes: int = 2
     """Bytes of a number that is gathered, and of one in an activation."""
     gradient_bytes: int = 4
@@ -62,13 +72,27 @@ class ParallelLayout:
         """Return it with another microbatch."""
         return replace(self, microbatch=microbatch)
 
-    def replicas(self, devices: int) -> int:
-        """Copies of the model."""
+    def copies(self, devices: int) -> int:
+        """Return the ranks that hold the same parameters, or parts of them."""
         return devices // (self.tensor * self.pipeline)
 
+    def replicas(self, devices: int) -> int:
+        """Return the ranks, or groups of them, that train on sequences of their own."""
+        return self.copies(devices) // self.context
+
     def microbatches(self, devices: int) -> int:
-        """Forward passes of a rank in a step."""
+        """Return the forward passes of a rank in a step."""
         return self.global_batch // (self.replicas(devices) * self.microbatch)
+
+    def held(self, work: ModelWork) -> float:
+        """Return the parameters that a rank of the fullest stage computes with."""
+        spread = sum(one.weights for one in work.block.products if one.experts > 1)
+        block = work.block.weights - spread + spread / self.experts
+        ends = work.parameters - work.layers * work.block.weights
+        if self.pipeline > 1:
+            # The first stage has the embedding and the last the head, of which a tied one is a copy.
+            ends = max(work.embedding, work.head.weights)
+        return (work.layers / self.pipeline * block + ends) / self.tensor
 
     def check(self, work: ModelWork, machines: Machines) -> None:
         """Hold a layout against the arithmetic.
@@ -76,23 +100,19 @@ class ParallelLayout:
         Raises:
             InputError: something does not divide.
         """
-        devices = machines.devices
-        for name in ("tensor", "pipeline", "interleaved", "experts", "microbatch", "global_batch"):
+        counts = ("tensor", "pipeline", "interleaved", "context", "experts", "microbatch", "global_batch")
+        for name in counts:
             if getattr(self, name) < 1:
                 raise InputError(
                     "expected a count", place=name, found=getattr(self, name), allowed="1, 2, ..."
                 )
         if machines.network is not None and machines.network <= 0:
             raise InputError("expected a speed", place="network", found=machines.network, allowed="above 0")
-        cut = self.tensor * self.pipeline
-        _divides(cut, devices, "tensor", f"tensor {self.tensor} x pipeline {self.pipeline}", "devices")
-        if self.tensor > machines.devices_per_node:
-            raise InputError(
-                "tensor parallelism stays inside a node here",
-                place="tensor",
-                found=self.tensor,
-                allowed=f"1 to {machines.devices_per_node}",
-            )
+        devices, cut = machines.devices, f"tensor {self.tensor} x pipeline {self.pipeline}"
+        _divides(self.tensor * self.pipeline, devices, "tensor", cut, "devices")
+        copies, replicas = self.copies(devices), self.replicas(devices)
+        _divides(self.context, copies, "context", f"context {self.context}", "ranks of a stage")
+        _divides(self.context, work.sequence, "context", f"context {self.context}", "tokens of a sequence")
         stages = self.pipeline * self.interleaved
         _divides(
             stages, work.layers, "pipeline", f"pipeline {self.pipeline} x {self.interleaved} parts", "layers"
@@ -101,15 +121,17 @@ class ParallelLayout:
             _divides(
                 self.tensor, getattr(product, product.cut), "tensor", f"tensor {self.tensor}", "features"
             )
-        copies = self.replicas(devices)
         _divides(
-            copies * self.microbatch,
+            replicas * self.microbatch,
             self.global_batch,
             "global_batch",
-            f"{copies} replicas x microbatch {self.microbatch}",
+            f"{replicas} replicas x microbatch {self.microbatch}",
             "sequences of the global batch",
         )
-        most = max(product.experts for product in work.block.products)
+        if self.interleaved > 1:
+            # Stages take turns with their parts after as many microbatches as there are stages.
+            count = self.microbatches(devices)
+            _divides(self.pipeline, count, "interleaved", f"pipeline {self.pipeline}", "microbatches")
         if self.experts > copies:
             raise InputError(
                 "experts are spread over the data-parallel ranks",
@@ -117,6 +139,7 @@ class ParallelLayout:
                 found=self.experts,
                 allowed=f"1 to {copies}, the replicas",
             )
+        most = max(product.experts for product in work.block.products)
         _divides(self.experts, most, "experts", f"{self.experts} ranks", "experts of the model")
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
+from twinrun.manifests.vendor import Gpu
 from twinrun.predict.calibration import Calibration, Software
 from twinrun.predict.memory import Memory, largest_microbatch, memory
 from twinrun.predict.parallel_layout import Machines, ParallelLayout
-from twinrun.predict.step import StepTime, step_time
+from twinrun.predict.step import IMBALANCE, StepTime, step_time
 from twinrun.protocol.models.shape import ModelShape
+from twinrun.protocol.work import ModelWork
 
-# The largest numbers of nodes among the rows that the software was fitted on.
-FITTED_NODES = 4
+WORDS: dict[bool, Literal["none", "whole"]] = {True: "whole", False: "none"}
 NETWORK = "--network, or `network_gbit_s` of a site in cluster.toml,"
 
 
@@ -87,22 +89,32 @@ def predict(
     work = shape.work()
     if not checked:
         layout.check(work, machines)
-    unknown = unknown or unknown_time(shape, machines, layout, software)
-    half, distances = _distance(shape, machines, layout, software, calibration)
+    needed = memory(work, layout, devices=machines.devices)
+    half, distances, far = distance(shape, machines, layout, software, calibration)
+    unknown = unknown or unknown_time(shape, machines, layout, software) or far
     return Prediction(
         shape=shape,
         machines=machines,
         layout=layout,
         software=software,
-        memory=memory(work, layout, devices=machines.devices),
+        memory=needed,
         largest_microbatch=largest_microbatch(work, machines, layout),
-        time=None
-        if unknown
-        else step_time(work, machines, layout, software=software, calibration=calibration),
+        time=None if unknown else timed(work, machines, layout, software, calibration),
         unknown=unknown,
         half=half,
         distances=distances,
     )
+
+
+def timed(
+    work: ModelWork, machines: Machines, layout: ParallelLayout, software: Software, calibration: Calibration
+) -> StepTime:
+    """Return the time of a step; where a software never ran, it is no slower than older software."""
+    everything, gpu = [software], machines.gpu
+    if gpu.arch not in software.products and not work.block.scanned:
+        everything += [one for one in calibration.known(gpu) if one.year < software.year]
+    times = (step_time(work, machines, layout, software=one, calibration=calibration) for one in everything)
+    return min(times, key=lambda one: one.seconds)
 
 
 def unknown_time(
@@ -114,38 +126,72 @@ def unknown_time(
         return f"images/gpus.toml has no link_gb_s of {gpu.name}; an all-reduce of two devices would tell"
     if machines.nodes > 1 and machines.network is None:
         return f"nothing says how fast the network is; {NETWORK} would, in Gbit/s of a node"
-    if shape.work().block.scanned and gpu.id not in software.scan:
+    if shape.work().block.scanned and (gpu.id not in software.scan or shape.family not in software.families):
         return f"no selective scan was timed on {gpu.name}; recipes/mamba-kernels at node scale would tell"
+    if layout.fp8 and not gpu.fp8:
+        return f"the matrix units of {gpu.name} have no fp8"
     if layout.offload != "none":
         return "no transfer to the host was timed; a run of deepspeed-pretrain with offload would tell"
-    if layout.experts > 1 or any(one.experts > 1 for one in shape.work().block.products):
-        return "no row with experts was fitted; a run of deepspeed-pretrain with experts would tell"
     return None
 
 
-def _distance(
+def distance(
     shape: ModelShape,
     machines: Machines,
     layout: ParallelLayout,
     software: Software,
     calibration: Calibration,
-) -> tuple[float, tuple[str, ...]]:
-    """Return half of the interval, and what makes it wider."""
-    parts, words = [software.spread], []
-    distance, gpu = calibration.distance, machines.gpu
-    if gpu.id not in software.products:
-        elsewhere = [one.title for one in calibration.software if gpu.id in one.products]
-        kin = gpu.vendor in calibration.vendors
-        parts.append(distance.software if elsewhere else distance.gpu if kin else distance.vendor)
-        unseen = f"no row on {gpu.name}" if kin else f"no row on {gpu.name}, nor on a GPU of its vendor"
-        words.append(f"{gpu.name} only with {elsewhere[0]}" if elsewhere else unseen)
+) -> tuple[float, tuple[str, ...], str | None]:
+    """Return half of the interval, what makes it wider, and why it is too wide to be said."""
+    known, gpu = calibration.distance, machines.gpu
+    width = getattr(shape, "width", 1)
+    tokens = layout.microbatch * shape.sequence / layout.context
+    spread = max(
+        software.off_by(width, layout.tensor, tokens)[1],
+        software.spreads.get(gpu.id, software.spreads.get(gpu.arch, 0.0)),
+    )
+    parts = [spread, software.stage_spread * math.log2(layout.pipeline)]
+    words, far = list[str](), None
+
+    def add(part: float, text: str) -> None:
+        parts.append(part)
+        words.append(text)
+
+    if far_gpu := _unseen(gpu, software, calibration):
+        add(*far_gpu)
     if shape.family not in software.families:
-        parts.append(distance.family)
-        words.append(f"no row of the family {shape.family}")
-    if machines.nodes > FITTED_NODES:
-        parts.append(distance.scale_out * math.log2(machines.nodes / FITTED_NODES))
-        words.append(f"{machines.nodes} nodes, fitted up to {FITTED_NODES}")
-    if (layout.tensor > 1 or layout.pipeline > 1) and not software.cuts:
-        parts.append(distance.layout)
-        words.append("no row with tensor or pipeline parallelism")
-    return math.hypot(*parts), tuple(words)
+        add(known.family, f"no row of the family {shape.family}")
+    figures = {"parameters": shape.parameters(), "sequence": shape.sequence, "tokens": round(tokens)}
+    figures["devices"] = machines.devices
+    for name, value in figures.items():
+        fitted = software.fitted[name]
+        if doublings := fitted.doublings(value):
+            text = f"{name} {value:,}, fitted from {fitted.low:,.0f} to {fitted.high:,.0f}"
+            add(known.doubling[name] * doublings, text)
+            if doublings > known.most[name]:
+                far = f"{text}: more than {known.most[name]:.0f} doublings away; a nearer run would tell"
+    if max(layout.tensor, layout.pipeline, layout.context) > 1 and not software.cuts:
+        add(known.layout, "no row with tensor, pipeline or context parallelism")
+    again = layout.recomputation if layout.recomputation == "selective" else WORDS[layout.recomputation]
+    if again not in software.recomputations:
+        add(known.recomputation, f"no row with recomputation {again}")
+    if layout.fp8 and gpu.id not in software.fp8:
+        add(known.precision, f"no row in fp8 on {gpu.name}")
+    if any(one.experts > 1 for one in shape.work().block.products):
+        add(known.experts, f"no row with experts; the fullest is taken to have {IMBALANCE} times its tokens")
+    half = math.hypot(*parts)
+    if far is None and half > known.half:
+        far = f"the interval would be a factor of {math.exp(half):.1f} either way; {'; '.join(words)}"
+    return half, tuple(words), far
+
+
+def _unseen(gpu: Gpu, software: Software, calibration: Calibration) -> tuple[float, str] | None:
+    """Return what a GPU adds that the software was not fitted on, and in words; None for one that it was."""
+    known = calibration.distance
+    if gpu.id in software.products:
+        return None
+    if gpu.arch in software.products:
+        return known.architecture, f"{gpu.name} only by another GPU of {gpu.arch}"
+    if elsewhere := calibration.known(gpu):
+        return known.software, f"{gpu.name} only with {elsewhere[0].title}"
+    return known.gpu, f"no row on {gpu.name}, nor on a GPU of {gpu.arch}"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -14,9 +15,10 @@ from pydantic import Field
 
 from twinrun.foundation.manifest import Frozen, validate
 from twinrun.manifests.vendor import Gpu
-from twinrun.predict.calibration import Calibration
+from twinrun.predict.calibration import Calibration, Software
 from twinrun.predict.parallel_layout import Machines, ParallelLayout
 from twinrun.predict.prediction import Prediction, predict
+from twinrun.protocol.models import ModelShape, member
 from twinrun.protocol.models.mpt import MptShape
 from twinrun.protocol.models.shape import ActivationCheckpointing
 
@@ -27,11 +29,15 @@ class Row(Frozen):
     """One line of rows.csv."""
 
     part: Literal["fit", "test"]
+    source: str
+    """Key of `SOURCES`."""
     software: str
     gpu: str
     devices_per_node: int
     nodes: int
     network_gbit: float
+    model: str
+    """Member of a family, or nothing for a GPT of the sizes that follow."""
     width: int
     heads: int
     layers: int
@@ -41,6 +47,10 @@ class Row(Frozen):
     microbatch: int
     tensor: int
     pipeline: int
+    interleaved: int
+    context: int
+    sequence_parallel: bool
+    fp8: bool
     shards: Literal["none", "optimizer", "gradients", "parameters"]
     recomputation: ActivationCheckpointing
     kept_whole: bool
@@ -48,8 +58,19 @@ class Row(Frozen):
     """Seconds of an optimizer step, as published or as recorded."""
 
     @property
-    def shape(self) -> MptShape:
+    def assigned(self) -> Literal["fit", "test"]:
+        """The part that a hash of the counts assigns, the same for repeats and for other GPUs."""
+        devices = self.devices_per_node * self.nodes
+        replicas = devices // (self.tensor * self.pipeline * self.context)
+        counts = (devices, self.global_batch, self.microbatch, self.width, self.layers, self.tensor)
+        text = ",".join(map(str, (*counts, replicas, self.pipeline)))
+        return "fit" if int(hashlib.sha256(text.encode()).hexdigest(), 16) % 2 else "test"
+
+    @property
+    def shape(self) -> ModelShape:
         """The model."""
+        if self.model:
+            return member(f"{self.model}-{self.sequence}", place=ROWS.name)
         sizes = ("width", "heads", "layers", "vocabulary", "sequence")
         return MptShape(**{name: getattr(self, name) for name in sizes})
 
@@ -58,19 +79,19 @@ class Row(Frozen):
         network = self.network_gbit * 1e9 / 8 or None
         return Machines(gpus[self.gpu], self.devices_per_node, self.nodes, network)
 
-    @property
-    def layout(self) -> ParallelLayout:
-        """How the devices shared it."""
-        shares = ("global_batch", "microbatch", "tensor", "pipeline", "shards", "recomputation", "kept_whole")
-        return ParallelLayout(**{name: getattr(self, name) for name in shares})
+    def layout(self, software: Software) -> ParallelLayout:
+        """Return how the devices shared it."""
+        shares = set(Row.model_fields) & {one.name for one in fields(ParallelLayout)}
+        return software.applied(ParallelLayout(**{name: getattr(self, name) for name in shares}))
 
     def predicted(self, gpus: Mapping[str, Gpu], calibration: Calibration) -> Prediction:
         """Return what is predicted for it."""
+        software = calibration.of(self.software)
         return predict(
             self.shape,
             self.machines(gpus),
-            self.layout,
-            software=calibration.of(self.software),
+            self.layout(software),
+            software=software,
             calibration=calibration,
         )
 

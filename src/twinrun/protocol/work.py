@@ -20,7 +20,8 @@ class Product:
     cut: Literal["columns", "inner"]
     """Which of them tensor parallelism divides."""
     experts: int = 1
-    """Copies of the matrix of which a token meets one."""
+    """Copies of the matrix, of which a token meets `active`."""
+    active: int = 1
 
     @property
     def weights(self) -> int:
@@ -49,6 +50,8 @@ class BlockWork:
     """Operations of queries with keys and of weights with values, every position with every other."""
     scores: int = 0
     """Elements of the attention matrices."""
+    keys: int = 0
+    """Features of keys and values, which ranks that share a sequence exchange."""
     scanned: int = 0
     """Channels times states of a selective scan."""
 

@@ -223,6 +223,7 @@ def table_of(one: ModelChoices, prices: Mapping[str, float]) -> Table:
     notes = (
         "● published, ■ measured here, △ predicted: tokens/s of a device; a card of two dies is two.",
         f"Sequences of {one.shape.sequence:,} tokens. Nine of ten numbers lie in a prediction's interval.",
+        "Predictions whose intervals overlap have no order.",
         f"Predicted: {DEVICES} devices of a node, {PRECISION}, states split, the largest microbatch.",
         f"MFU: {one.shape.formula} of the best number of the row over the dense 16-bit peak; none in fp8.",
         "Tokens a joule: the best number over what a card draws at most, or over what a record sampled.",

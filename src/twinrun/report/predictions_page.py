@@ -1,4 +1,4 @@
-"""Predicted beside published, for every row that nothing was fitted on: tables and a picture."""
+"""Predicted beside published, for every row that was held out: tables and a picture."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ from twinrun.predict.rows import Residual, residuals
 from twinrun.results.record import Record, hardware
 
 WORST = 10
+# Inches of a panel: as wide as a phone at the size of the text.
+PANEL = (5.2, 2.1)
+SIZES = ((1e9, "up to 1B"), (1e10, "1B to 10B"), (1e11, "10B to 100B"))
 
 
 def predictions(project: Project, records: Sequence[Record]) -> str:
@@ -31,8 +34,8 @@ def predictions(project: Project, records: Sequence[Record]) -> str:
     found = residuals(project.gpus, calibration())
     return "\n\n".join(
         (
-            "## Errors by software, GPU and size",
-            _by_kind(found, project.gpus),
+            "## Errors of rows that were held out",
+            _slices(found, project.gpus),
             f"## The {WORST} worst rows",
             _worst(found, project.gpus),
             "## Published claims that few can run again",
@@ -43,17 +46,22 @@ def predictions(project: Project, records: Sequence[Record]) -> str:
     )
 
 
-def _by_kind(found: Sequence[Residual], gpus: Mapping[str, Gpu]) -> str:
-    groups: defaultdict[tuple[str, str, str], list[Residual]] = defaultdict(list)
+def _slices(found: Sequence[Residual], gpus: Mapping[str, Gpu]) -> str:
+    """Return errors and coverage by software and GPU, by how the model was cut, and by size."""
+    groups: defaultdict[tuple[str, str], list[Residual]] = defaultdict(list)
     for one in found:
-        for size in ("all", f"{_billions(one)} parameters"):
-            groups[one.prediction.software.title, gpus[one.row.gpu].name, size].append(one)
+        row = one.row
+        groups[one.prediction.software.title, gpus[row.gpu].name].append(one)
+        cut = f"tensor {row.tensor}" if row.tensor > 1 else "whole matrices"
+        groups["cut", f"{cut}, {row.pipeline} stages" if row.pipeline > 1 else cut].append(one)
+        groups["size", f"{_size(one)} parameters"].append(one)
+        groups["nodes", "one" if row.nodes == 1 else "several"].append(one)
     rows = [
         (*key, str(len(group)), percent(mean(errors)), percent(_high(errors)), percent(_covered(group)))
         for key, group in sorted(groups.items())
         if (errors := [abs(one.error) for one in group])
     ]
-    columns = ("software", "GPU", "size", "rows", "mean error", "95th percentile", "inside the interval")
+    columns = ("slice", "of it", "rows", "mean error", "95th percentile", "inside the interval")
     return markdown_table(columns, rows)
 
 
@@ -61,19 +69,17 @@ def _worst(found: Sequence[Residual], gpus: Mapping[str, Gpu]) -> str:
     worst = sorted(found, key=lambda one: -abs(math.log1p(one.error)))[:WORST]
     rows = [
         (
-            gpus[one.row.gpu].name,
-            f"{one.row.nodes} x {one.row.devices_per_node}",
-            f"{_billions(one)}, sequence {one.row.sequence}",
+            one.row.source,
+            f"{gpus[one.row.gpu].name}, {one.row.nodes} x {one.row.devices_per_node}",
+            f"{one.row.model or one.row.shape.family} of {_billions(one)}, sequence {one.row.sequence}",
             f"microbatch {one.row.microbatch}, tensor {one.row.tensor}, pipeline {one.row.pipeline}",
             f"{one.row.seconds:.4g} s",
             f"{one.row.seconds * (1 + one.error):.4g} s",
-            f"{one.error:+.1%}",
+            f"{one.error:+.1%}, {'inside' if one.covered else 'outside'}",
         )
         for one in worst
     ]
-    return markdown_table(
-        ("GPU", "nodes x devices", "model", "layout", "published", "predicted", "error"), rows
-    )
+    return markdown_table(("rows of", "machines", "model", "layout", "published", "predicted", "error"), rows)
 
 
 def _runs(records: Sequence[Record]) -> str:
@@ -132,19 +138,41 @@ def _predicted(one: PredictedClaim, gpus: Mapping[str, Gpu]) -> tuple[str, str]:
 
 
 def write_picture(path: Path, gpus: Mapping[str, Gpu]) -> None:
-    """Draw predicted over published times of all held-out rows."""
-    figure = Figure(figsize=(7, 5))
-    axes = figure.add_subplot()
-    groups: defaultdict[str, list[Residual]] = defaultdict(list)
-    for one in residuals(gpus, calibration()):
-        groups[f"{gpus[one.row.gpu].name}, {one.row.software}"].append(one)
-    for mark, (label, group) in zip("os^vD*XP", sorted(groups.items()), strict=False):
-        published = [one.row.seconds for one in group]
-        axes.scatter(published, [1 + one.error for one in group], s=14, alpha=0.6, marker=mark, label=label)
-    axes.axhline(1, color="0.4", linewidth=1)
-    axes.set(xscale="log", xlabel="published time of a step, s", ylabel="predicted over published")
-    axes.set_ylim(0.6, 1.6)
-    axes.legend(fontsize=8, frameon=False)
+    """Draw predicted over published times, a panel for each GPU, one below the other for narrow screens."""
+    held_out, fitted = (residuals(gpus, calibration(), part=part) for part in ("test", "fit"))
+    names = sorted({one.row.gpu for one in (*held_out, *fitted)})
+    figure = Figure(figsize=(PANEL[0], PANEL[1] * len(names)))
+    for axes, name in zip(figure.subplots(len(names), sharex=True, squeeze=False)[:, 0], names, strict=True):
+        for group, color, label in ((fitted, "0.7", "fitted"), (held_out, "tab:blue", "held out")):
+            mine = [one for one in group if one.row.gpu == name]
+            ratios = [1 + one.error for one in mine]
+            # Of what is predicted, the published time lies between these shares nine times of ten.
+            reach = [
+                [
+                    ratio * (1 - math.exp(-one.prediction.half))
+                    for one, ratio in zip(mine, ratios, strict=True)
+                ],
+                [
+                    ratio * (math.exp(one.prediction.half) - 1)
+                    for one, ratio in zip(mine, ratios, strict=True)
+                ],
+            ]
+            axes.errorbar(
+                [one.row.seconds for one in mine],
+                ratios,
+                yerr=reach if color != "0.7" else None,
+                fmt="o",
+                markersize=3,
+                linewidth=0.5,
+                alpha=0.6,
+                color=color,
+                label=f"{label}, {len(mine)}",
+            )
+        axes.axhline(1, color="0.3", linewidth=1)
+        axes.set(xscale="log", ylim=(0.5, 1.6), title=gpus[name].name)
+        axes.legend(fontsize=9, frameon=False, loc="upper right")
+    figure.supxlabel("published time of a step, s")
+    figure.supylabel("predicted over published")
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
@@ -153,7 +181,12 @@ def write_picture(path: Path, gpus: Mapping[str, Gpu]) -> None:
 def _billions(one: Residual) -> str:
     # Models of one size have other rows of positions at other sequences.
     count = one.row.shape.model_copy(update={"sequence": 2048}).parameters()
-    return f"{count / 1e9:.2g}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
+    return f"{count / 1e9:.3g}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
+
+
+def _size(one: Residual) -> str:
+    count = one.row.shape.parameters()
+    return next((f"{name}" for most, name in SIZES if count <= most), "more than 100B")
 
 
 def _high(errors: list[float]) -> float:

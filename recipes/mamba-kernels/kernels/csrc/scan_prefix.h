@@ -33,9 +33,11 @@ DEVICE SplitDecay accumulate_splits(float (&carry)[4], const float (&a)[4], cons
     }
 #pragma unroll
     for (int k = 0; k < BATCH; ++k) {
-      if (k >= count) break;
-      between.add_decayed<SEGMENTED>(carry, states[k], a);
-      between.add(split_decays[k]);
+      // A loop that is left early is not unrolled by clang 22, and arrays then lie in memory.
+      if (k < count) {
+        between.add_decayed<SEGMENTED>(carry, states[k], a);
+        between.add(split_decays[k]);
+      }
     }
   }
   return between;

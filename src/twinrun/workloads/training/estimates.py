@@ -1,4 +1,4 @@
-"""What a point will need before anything runs: the microbatches worth trying on a device, and the time."""
+"""What a point will need before anything runs: microbatches worth trying, a step, the wall time."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ import math
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import GIB
+from twinrun.predict.calibration import calibration
 from twinrun.predict.memory import memory
+from twinrun.predict.parallel_layout import Machines
+from twinrun.predict.prediction import Prediction, predict
+from twinrun.predict.request import GIGABIT
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.models import AnyShape
-from twinrun.protocol.training import Training
+from twinrun.protocol.training import COMPOSER, PLAIN, Training
 from twinrun.workloads.training.sharing import parallel_layout
 from twinrun.workloads.workload import Hardware
 
-# The estimate is 0.96 to 1.04 times the recorded peaks of H100s and H200s, all of which
-# tests/workloads/test_estimates.py has. What was estimated at 1.001 of a device's memory ran; what was at
-# 1.016 and more did not.
-MOST_OF_MEMORY = 1.008
+# The estimate is 0.95 to 1.04 times the recorded peaks of H100s and H200s, all of which
+# tests/workloads/test_estimates.py has. What was estimated at 0.985 of a device's memory ran; what was at
+# 0.9997 and more did not.
+MOST_OF_MEMORY = 0.992
 MAX_ATTEMPTS = 6
-# H100s reach 0.49 to 0.60 of the dense peak, H200s 0.55 to 0.61, MI250s as published 0.44 to 0.46; where
-# blocks are not compiled, H200s reach 0.41 to 0.51.
-COMPILED_SHARE, EAGER_SHARE = 0.57, 0.48
+# The generation of software that this project's loops are.
+SOFTWARE = "twinrun-2026"
 # One core of a two-core machine reached 3e10 FLOP/s with the smoke model in fp32.
 CORE_FLOPS = 2.5e10
 # Bytes of a rank on a processor beside the model: interpreter, framework, and pages of their files.
@@ -101,13 +104,63 @@ def _divisors(number: int) -> tuple[int, ...]:
 
 
 def estimated_seconds(shape: AnyShape, training: Training, hardware: Hardware, *, world: int) -> float | None:
-    """Estimate the wall time of one point on `world` devices; None for a GPU without a known peak."""
-    flops = shape.flops_per_token() * training.global_batch * shape.sequence * training.steps
-    if training.activation_checkpointing is True and training.trainer != "plain":
-        flops = flops * 4 // 3
+    """Estimate the wall time of one point on `world` devices; None where its steps cannot be predicted.
+
+    On a processor the steps are its FLOP over what a core reached.
+    """
     if hardware.gpu is None:
+        flops = shape.flops_per_token() * training.global_batch * shape.sequence * training.steps
         return None if hardware.devices else CPU_START + flops / (CORE_FLOPS * hardware.cores)
-    share = COMPILED_SHARE if training.compile else EAGER_SHARE
+    budget = Budget(shape=shape, training=training, device_memory_bytes=hardware.device_memory_bytes)
+    sizes = budget.microbatches(world) if training.global_batch % world == 0 else ()
+    if not sizes:
+        return None
+    nodes = max(1, world // hardware.devices) if hardware.devices else 1
+    found = predicted(
+        shape, training, None, hardware, nodes=nodes, devices_per_node=world // nodes, microbatch=sizes[0]
+    )
+    if found.time is None:
+        return None
     compilation = WHOLE_COMPILATION if world == 1 else BLOCK_COMPILATION
     start = POINT_START + (compilation if training.compile else 0.0)
-    return start + flops / (share * hardware.gpu.device_peak_flops * world)
+    return start + found.time.seconds * training.steps
+
+
+def predicted(
+    shape: AnyShape,
+    training: Training,
+    layout: Layout | None,
+    hardware: Hardware,
+    *,
+    nodes: int,
+    devices_per_node: int,
+    microbatch: int,
+) -> Prediction:
+    """Predict a step of a training on GPUs, by this project's own rows; plans have no other model of time."""
+    assert hardware.gpu
+    known = calibration()
+    network = None if hardware.network_gbit_s is None else hardware.network_gbit_s * GIGABIT
+    return predict(
+        shape,
+        Machines(hardware.gpu, devices_per_node, nodes, network),
+        parallel_layout(training, layout, microbatch=microbatch),
+        software=known.of(SOFTWARE),
+        calibration=known,
+        checked=True,
+        unknown=_unknown(training, shape),
+    )
+
+
+def _unknown(training: Training, shape: AnyShape) -> str | None:
+    """Return why the time of a training cannot be said, and which measurement would tell."""
+    if training.precision not in {"bf16", "fp8"}:
+        return f"every row that was fitted is in bf16 or fp8; a record in {training.precision} would tell"
+    if training.trainer not in (COMPOSER, PLAIN):
+        return f"no run of {training.trainer} on these GPUs was fitted; this run's own record would tell"
+    if not training.compile:
+        return "no run of this project without compiled blocks was fitted; this run's own record would tell"
+    if shape.attention_heads() and training.attention != "sdpa":
+        return f"no training with attention={training.attention} was fitted; this run's record would tell"
+    if shape.work().block.scanned and training.kernels != "ours":
+        return f"no scan of kernels={training.kernels} was timed; recipes/mamba-kernels would tell"
+    return None

@@ -6,20 +6,15 @@ from collections.abc import Mapping
 
 from twinrun.foundation.text import GIB, number
 from twinrun.predict.calibration import calibration
-from twinrun.predict.parallel_layout import Machines
 from twinrun.predict.point import PointPrediction, kept
-from twinrun.predict.prediction import predict
-from twinrun.predict.request import GIGABIT
 from twinrun.protocol.models import AnyShape
-from twinrun.protocol.training import COMPOSER, PLAIN, Training
+from twinrun.protocol.training import Training
 from twinrun.workloads.tables_and_charts import ABSENT, Cell, Column, Table, text
+from twinrun.workloads.training.estimates import predicted
 from twinrun.workloads.training.layouts import trained
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint
-from twinrun.workloads.training.sharing import parallel_layout
 from twinrun.workloads.workload import Hardware, Point, RecordView
 
-# The generation of software that this project's loops are.
-SOFTWARE = "twinrun-2026"
 COLUMNS = (
     Column(title="point", numeric=False),
     Column(title="s/step\npredicted"),
@@ -38,40 +33,16 @@ def with_predictions(
     leg = point.part.leg
     if hardware.gpu is None or (leg and leg.processor):
         return point
-    known, layout = calibration(), point.part.layout
+    layout, known = point.part.layout, calibration()
     own = trained(training, layout)
     own = own.model_copy(update={"sharding": point.part.sharding or own.sharding})
-    network = None if hardware.network_gbit_s is None else hardware.network_gbit_s * GIGABIT
-    machines = Machines(hardware.gpu, point.devices_per_node, point.nodes, network)
+    place = {"nodes": point.nodes, "devices_per_node": point.devices_per_node}
     found = (
-        predict(
-            point.part.shape or shape,
-            machines,
-            parallel_layout(own, layout, microbatch=size),
-            software=known.of(SOFTWARE),
-            calibration=known,
-            checked=True,
-            unknown=_unknown(own, point.part.shape or shape),
-        )
+        predicted(point.part.shape or shape, own, layout, hardware, microbatch=size, **place)
         for size in point.part.microbatches
     )
-    predicted = (kept(one, attempt=place, calibration=known.version) for place, one in enumerate(found))
-    return point.model_copy(update={"predicted": tuple(predicted)})
-
-
-def _unknown(training: Training, shape: AnyShape) -> str | None:
-    """Return why the time of a training cannot be said, and which measurement would tell."""
-    if training.precision != "bf16":
-        return f"every row that was fitted is in bf16; a record in {training.precision} would tell"
-    if training.trainer not in (COMPOSER, PLAIN):
-        return f"no run of {training.trainer} on these GPUs was fitted; this run's own record would tell"
-    if not training.compile:
-        return "no run of this project without compiled blocks was fitted; this run's own record would tell"
-    if shape.attention_heads() and training.attention != "sdpa":
-        return f"no training with attention={training.attention} was fitted; this run's record would tell"
-    if shape.work().block.scanned and training.kernels != "ours":
-        return f"no scan of kernels={training.kernels} was timed; recipes/mamba-kernels would tell"
-    return None
+    made = (kept(one, attempt=number, calibration=known.version) for number, one in enumerate(found))
+    return point.model_copy(update={"predicted": tuple(made)})
 
 
 def predicted_table(record: RecordView[TrainingPlan, TrainingPoint]) -> tuple[Table, ...]:

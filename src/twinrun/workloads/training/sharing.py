@@ -25,6 +25,7 @@ def parallel_layout(training: Training, layout: Layout | None, *, microbatch: in
             parameter_bytes=BYTES[training.parameter_type],
             reduced_bytes=width,
             kept_whole=sharded and training.reduction == "step",
+            fp8=training.precision == "fp8",
         )
     # ZeRO keeps what it trains in 16 bits, and the fp32 copy with the optimizer.
     parameter_bytes = width if layout.zero else BYTES[training.parameter_type]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from twinrun_attention import launch, ops, prepared
+from twinrun_attention.eager import is_eager
 
 HEAD_SIZES = range(8, 257, 8)
 DTYPES = (torch.float16, torch.bfloat16)
@@ -139,7 +140,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, *, rank: int, dropout_p: float, soft
     if softcap < 0:
         raise UnsupportedError(f"softcap is {softcap}: it is 0 for none, or more")
     # Symbolic sizes cannot be looked up, nor does a compiler look into a cache.
-    check = _check_once if ops.is_eager(q) else _check_forms
+    check = _check_once if is_eager(q) else _check_forms
     shapes, dtypes, devices = (
         (q.shape, k.shape, v.shape),
         (q.dtype, k.dtype, v.dtype),

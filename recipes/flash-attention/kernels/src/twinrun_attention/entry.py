@@ -47,8 +47,8 @@ SECONDS_BETWEEN_LOOKS = 0.5
 Function = Callable[..., Any]
 Arguments = tuple[Any, ...]
 # `native` is the entry, None where everything goes through Python; `awaited` is where it will be, None where
-# nobody compiles it; `next_look` is when to look there again.
-in_use = SimpleNamespace(native=None, awaited=None, next_look=0.0)
+# nobody compiles it; `next_look` is when to look there again; `compiling` is the process.
+in_use = SimpleNamespace(native=None, awaited=None, next_look=0.0, compiling=None)
 
 
 class EntryError(RuntimeError):
@@ -250,9 +250,11 @@ def ask_for() -> None:
     folder = str(Path(__file__).parents[1])
     path = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", f"{PACKAGE}.entry"]
-    silent = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    silent: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     # It outlives this process: the next one has it then.
-    subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path}, start_new_session=True, **silent)
+    in_use.compiling = subprocess.Popen(
+        command, env=os.environ | {"PYTHONPATH": path}, start_new_session=True, **silent
+    )
     in_use.awaited = compiled()
 
 

@@ -206,4 +206,5 @@ def _on(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context in which kernels start on a device; entering one takes longer than to look."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return _HERE
-    return torch.cuda.device(device)
+    entered: AbstractContextManager[Any] = torch.cuda.device(device)
+    return entered

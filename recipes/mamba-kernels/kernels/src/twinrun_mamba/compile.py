@@ -58,8 +58,8 @@ class Job:
         entries = [units.read(folder, kernel) for kernel in self.unit.kernels]
         return all(entry is not None and entry["key"] == self.key for entry in entries)
 
-    def run(self, folder: Path, scratch: Path) -> float:
-        """Compile the unit into an architecture's folder, and return how many seconds that took."""
+    def run(self, folder: Path, scratch: Path) -> str:
+        """Compile the unit into an architecture's folder; return how long that took, and what did not fit."""
         started = time.monotonic()
         own = scratch / self.unit.name
         own.mkdir()
@@ -74,7 +74,14 @@ class Job:
         for kernel, usage in found.items():
             units.write(folder / f"{kernel}.json", {**about, **usage.as_dict()})
         shutil.rmtree(own)
-        return time.monotonic() - started
+        spilled = {
+            kernel: usage.spills for kernel, usage in found.items() if usage.spills and self.target.fits
+        }
+        lines = [
+            f"{kernel} spills {spills} bytes a lane, with {self.compiler.release}"
+            for kernel, spills in spilled.items()
+        ]
+        return ", ".join([f"{self.unit.name} in {time.monotonic() - started:.1f} s", *lines])
 
 
 def build(
@@ -165,12 +172,11 @@ def _run(
         for done, future in enumerate(as_completed(running), 1):
             job = running[future]
             try:
-                seconds = future.result()
+                outcome = future.result()
             except CompileError as error:
                 refused.append(str(error))
             else:
-                count = f"{done} of {len(running)}"
-                say(f"{job.target.arch}: {job.unit.name} in {seconds:.1f} s ({count})")
+                say(f"{job.target.arch}: {outcome} ({done} of {len(running)})")
     return refused
 
 

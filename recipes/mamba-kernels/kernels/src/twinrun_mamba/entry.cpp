@@ -50,6 +50,18 @@ struct Made {
   at::ScalarType type;
   Shape shape;
   bool zeroed;
+  // Whether anybody needs it as a tensor; else it is a piece of one workspace, at so many bytes.
+  bool whole;
+  int64_t offset;
+
+  int64_t bytes() const {
+    int64_t last = 0;
+    for (size_t i = 0; i < shape.sizes.size(); ++i) {
+      if (shape.sizes[i] == 0) return 0;
+      last += (shape.sizes[i] - 1) * shape.strides[i];
+    }
+    return (last + 1) * static_cast<int64_t>(c10::elementSize(type));
+  }
 };
 struct Output {
   size_t slot;
@@ -97,6 +109,7 @@ struct Plan {
   std::vector<std::optional<Output>> outputs, kept;
   std::vector<bool> differentiable;
   bool returns_tuple;
+  int64_t workspace;
 };
 
 struct Operation {
@@ -217,12 +230,12 @@ int start_on_gpu(const Launch& launch, int64_t* fields, int index) {
                                                pointers.data(), nullptr);
 }
 
-int start(const Launch& launch, const Tensors& slots, at::Device device) {
+int start(const Launch& launch, const std::vector<char*>& begins, at::Device device) {
   const Driver& driver = launch.driver;
   std::vector<Line> lines(launch.fields.size() / 8 + 1);
   int64_t* fields = lines[0].fields;
   std::copy(launch.fields.begin(), launch.fields.end(), fields);
-  const auto address_of = [&](const Address& one) { return static_cast<char*>(slots[one.slot].data_ptr()) + one.bytes; };
+  const auto address_of = [&](const Address& one) { return begins[one.slot] + one.bytes; };
   for (const Address& one : launch.addresses) fields[one.field] = reinterpret_cast<intptr_t>(address_of(one));
   for (const Address& one : launch.maps) {
     const auto readdress = reinterpret_cast<int (*)(void*, void*)>(driver.readdress);
@@ -274,15 +287,30 @@ void run(const Plan& plan, Tensors& slots) {
   for (const Tensor& t : slots) {
     if (t.defined()) device = t.device();
   }
+  std::vector<char*> begins;
+  for (const Tensor& t : slots) begins.push_back(t.defined() ? static_cast<char*>(t.data_ptr()) : nullptr);
   const at::TensorOptions options = at::TensorOptions().device(device);
+  // Whoever gets its memory next does so behind the kernels, on their stream.
+  Tensor workspace;
+  char* room = nullptr;
+  if (plan.workspace) {
+    workspace = at::empty({plan.workspace}, options.dtype(at::kByte));
+    room = static_cast<char*>(workspace.data_ptr());
+  }
   for (const Made& made : plan.made) {
+    if (!made.whole) {
+      slots.emplace_back();
+      begins.push_back(room + made.offset);
+      continue;
+    }
     slots.push_back(at::empty_strided(made.shape.sizes, made.shape.strides, options.dtype(made.type)));
     if (made.zeroed) slots.back().zero_();
+    begins.push_back(static_cast<char*>(slots.back().data_ptr()));
   }
   for (const Launch& launch : plan.launches) {
     if (launch.driver.kind >= SUM) {
       operate(launch, slots);
-    } else if (const int status = start(launch, slots, device)) {
+    } else if (const int status = start(launch, begins, device)) {
       launch.driver.refused(status, launch.blocks);
     }
   }
@@ -473,6 +501,29 @@ Launch launch(const py::dict& given) {
           shapes[1].cast<Integers>()};
 }
 
+// Gives what only kernels need a place in one piece of memory, of which to make costs less than of many.
+void cut_workspace(Plan& plan, size_t first) {
+  constexpr int64_t aligned = 512;
+  const auto keep = [&](size_t slot) {
+    if (slot >= first) plan.made[slot - first].whole = true;
+  };
+  for (const auto* outputs : {&plan.outputs, &plan.kept}) {
+    for (const auto& output : *outputs) {
+      if (output) keep(output->slot);
+    }
+  }
+  for (const Launch& launch : plan.launches) {
+    if (launch.driver.kind < SUM) continue;
+    for (const Address& one : launch.addresses) keep(one.slot);
+  }
+  plan.workspace = 0;
+  for (Made& made : plan.made) {
+    if (made.whole) continue;
+    made.offset = plan.workspace;
+    plan.workspace += (made.bytes() + aligned - 1) / aligned * aligned;
+  }
+}
+
 // Remembers how a call is repeated, or with None that it is not.
 void add(int64_t number, const py::tuple& arguments, const py::object& given) {
   Operation& operation = operations[number];
@@ -487,14 +538,16 @@ void add(int64_t number, const py::tuple& arguments, const py::object& given) {
   auto plan = std::make_shared<Plan>();
   for (const py::handle one : given["made"]) {
     const py::tuple made = one.cast<py::tuple>();
+    const bool zeroed = made[2].cast<bool>();
     plan->made.push_back(
-        {reinterpret_cast<THPDtype*>(made[0].ptr())->scalar_type, shape(made[1]), made[2].cast<bool>()});
+        {reinterpret_cast<THPDtype*>(made[0].ptr())->scalar_type, shape(made[1]), zeroed, zeroed, 0});
   }
   for (const py::handle one : given["launches"]) plan->launches.push_back(launch(one.cast<py::dict>()));
   plan->outputs = outputs(given["outputs"]);
   plan->kept = outputs(given["kept"]);
   plan->differentiable = given["differentiable"].cast<std::vector<bool>>();
   plan->returns_tuple = given["returns_tuple"].cast<bool>();
+  cut_workspace(*plan, call.tensors.size());
   operation.plans[call.key] = std::move(plan);
 }
 

@@ -11,12 +11,13 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from twinrun_mamba.resources import Usage, usage_of_amd, usage_of_cubin, usage_of_ptx
 from twinrun_mamba.units import LISTING, Unit, units_of
 
-GPU_ARCHS = ("sm_80", "sm_90", "ptx", "gfx90a", "gfx942")
+GPU_ARCHS = ("sm_80", "sm_90", "ptx", "gfx90a", "gfx942", "gfx950")
 # The emulator is for tests, and code of the machine that it was built on: wheels do without.
 ARCHS = (*GPU_ARCHS, "cpu")
 WARP_SIZES = (32, 64)
@@ -77,11 +78,12 @@ def nvidia_compiler() -> Compiler | None:
     return Compiler.first_of([os.environ.get("NVCC"), "nvcc", *packaged])
 
 
-def amd_compiler() -> Compiler | None:
-    """Return clang with its linker, from TWINRUN_AMD_COMPILER or the PATH, or hipcc."""
-    clangs = [f"clang-{n}" for n in range(19, 30) if shutil.which(f"ld.lld-{n}")]
-    plain = ["clang"] if shutil.which("ld.lld") and _major("clang") >= 19 else []
-    return Compiler.first_of([os.environ.get("TWINRUN_AMD_COMPILER"), *clangs, *plain, "hipcc"])
+def amd_compiler(oldest: int = 19, oldest_hip: int = 0) -> Compiler | None:
+    """Return clang with its linker, from TWINRUN_AMD_COMPILER or the PATH, or hipcc, none of them older."""
+    clangs = [f"clang-{n}" for n in range(oldest, 30) if shutil.which(f"ld.lld-{n}")]
+    plain = ["clang"] if shutil.which("ld.lld") and _major("clang") >= oldest else []
+    hip = ["hipcc"] if _major("hipcc", r"HIP version: (\d+)") >= oldest_hip else []
+    return Compiler.first_of([os.environ.get("TWINRUN_AMD_COMPILER"), *clangs, *plain, *hip])
 
 
 def cpu_compiler() -> Compiler | None:
@@ -89,9 +91,9 @@ def cpu_compiler() -> Compiler | None:
     return Compiler.first_of([os.environ.get("CXX"), "c++", "g++", "clang++"])
 
 
-def _major(program: str) -> int:
+def _major(program: str, pattern: str = r"version (\d+)") -> int:
     compiler = Compiler.first_of([program])
-    match = re.search(r"version (\d+)", compiler.version) if compiler else None
+    match = re.search(pattern, compiler.version) if compiler else None
     return int(match[1]) if match else 0
 
 
@@ -109,6 +111,8 @@ class BuildTarget:
     entry: Mapping[str, list[int] | bool] = field(default_factory=dict)
     # All kernels are one unit, else each is.
     whole: bool = False
+    # Its kernels are written to fit into registers; where a compiler lacks some, that is said.
+    fits: bool = False
 
     def units(self, compiler: Compiler, sources: Path) -> list[Unit]:
         """Return the units that the sources have; CompileError where they have no kernel."""
@@ -183,9 +187,20 @@ def _build_targets() -> dict[str, BuildTarget]:
         for arch, real, entry in (("sm_80", "sm_80", {}), ("sm_90", "sm_90a", {"overlaps": True}))
     ]
     clang = ("clang 19 with lld, or hipcc", amd_compiler)
+    # The oldest that were tried on it.
+    newer = ("clang 22 with lld, or hipcc 7", partial(amd_compiler, 22, 7))
     code_objects = [
-        BuildTarget(arch, ".hsaco", *clang, flags, (*AMD_FLAGS, *flags), _build_hsaco)
-        for arch, flags in ((arch, (f"--offload-arch={arch}",)) for arch in ("gfx90a", "gfx942"))
+        BuildTarget(
+            arch=arch,
+            suffix=".hsaco",
+            needs=needs,
+            compiler=found,
+            flags=(f"--offload-arch={arch}",),
+            listing=(*AMD_FLAGS, f"--offload-arch={arch}"),
+            build=_build_hsaco,
+            fits=True,
+        )
+        for arch, (needs, found) in (("gfx90a", clang), ("gfx942", clang), ("gfx950", newer))
     ]
     ptx = BuildTarget("ptx", ".ptx", *nvcc, ("-arch=compute_80",), NVIDIA_FLAGS, _build_ptx)
     cxx = ("a C++17 compiler", cpu_compiler)

@@ -20,7 +20,7 @@ CHUNK_SIZES = (16, 32, 64, 128, 256)
 HEAD_SIZES, STATES = 128, 256
 NO_LIMIT = (0.0, float("inf"))
 # Of the scan: tensors, sequences, numbers, what is returned and how.
-ARGUMENTS = 19
+ARGUMENTS = 20
 RANKS = {
     "x": (4,),
     "dt": (3,),
@@ -70,18 +70,21 @@ def mamba_chunk_scan_combined(
     seq_idx: (batch, length), sorted integers; the state starts from zero where they change.
     cu_seqlens: the same as boundaries from 0 to length, for batch 1; seq_idx goes before it.
     state_dtype: of the states kept between chunks, the dtype of x or fp32; None takes that of x.
+    x in fp32 is multiplied in TF32 where torch.set_float32_matmul_precision("high") lets torch do so.
     backend: "native", the kernels, by default on a GPU and in Triton's interpreter; else "reference", torch.
     Raises ArgumentError, a ValueError, that names the argument.
     """
     given = (x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens)
-    numbers = (chunk_size, dt_softplus, *_limits(dt_limit))
+    # The switch that decides how torch itself multiplies fp32.
+    tf32 = isinstance(x, Tensor) and x.dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    numbers = (chunk_size, dt_softplus, *_limits(dt_limit), tf32)
     return _SCAN(*given, *numbers, return_final_states, return_varlen_states, state_dtype, backend)
 
 
 def _scan(*arguments: Any) -> Any:
     """Return what mamba_chunk_scan_combined does."""
-    *given, chunk_size, softplus, low, high, return_final, return_varlen, state_dtype, backend = arguments
-    *given, seq_idx, cu_seqlens = given
+    *given, seq_idx, cu_seqlens = arguments[:11]
+    chunk_size, softplus, low, high, tf32, return_final, return_varlen, state_dtype, backend = arguments[11:]
     x, B = given[0], given[3]
     _check(tuple(given), chunk_size)
     index = _index(seq_idx, cu_seqlens, x, return_varlen)
@@ -99,7 +102,7 @@ def _scan(*arguments: Any) -> Any:
         # Triton is not everywhere, and reads its variables when it is imported.
         from twinrun_mamba.ssd import ops  # noqa: PLC0415
 
-        out, final, *parts, _ = ops.forward(*given, index, chunk_size, softplus, low, high, kept)
+        out, final, *parts, _ = ops.forward(*given, index, chunk_size, softplus, low, high, tf32, kept)
         if ends is not None:
             not_repeated()
         varlen = None if ends is None else states_of_sequences(x, B, ends, *parts)
@@ -113,7 +116,7 @@ def _gradients(*given: Any) -> tuple[Any, ...]:
 
     arguments = given[-ARGUMENTS:]
     *tensors, seq_idx, cu_seqlens = arguments[:11]
-    chunk_size, softplus, low, high, return_final = arguments[11:16]
+    *numbers, return_final = arguments[11:17]
     x, z = tensors[0], tensors[6]
     results = 2 if return_final else 1
     gradients, kept = given[:results], given[results:-ARGUMENTS]
@@ -122,7 +125,7 @@ def _gradients(*given: Any) -> tuple[Any, ...]:
     if z is None:
         kept = (*kept, x.new_empty(0))
     index = _index(seq_idx, cu_seqlens, x, False)
-    found = ops.backward(grad, final, *kept, *tensors, index, chunk_size, softplus, low, high)
+    found = ops.backward(grad, final, *kept, *tensors, index, *numbers)
     made = (None if tensor is None else one for tensor, one in zip(tensors, found))
     return (*made, *(None,) * (ARGUMENTS - len(tensors)))
 

@@ -39,9 +39,11 @@ class Inputs:
     softplus: bool
     low: float
     high: float
+    tf32: bool
+    """Whether fp32 may be multiplied in TF32."""
 
     @classmethod
-    def of(cls, *tensors: Any, softplus: bool, low: float, high: float) -> Inputs:
+    def of(cls, *tensors: Any, softplus: bool, low: float, high: float, tf32: bool) -> Inputs:
         """Return the inputs as kernels take them; fp32 in the interpreter, which multiplies bf16 wrongly."""
         x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx = tensors
         return cls(
@@ -58,6 +60,7 @@ class Inputs:
             softplus=softplus,
             low=low,
             high=high,
+            tf32=tf32,
         )
 
     @property
@@ -159,7 +162,7 @@ def run_sums(inputs: Inputs, sizes: Sizes, kept: Kept) -> None:
 
 def run_states(x: Tensor, B: Tensor, inputs: Inputs, sizes: Sizes, kept: Kept, *, forward: bool) -> Tensor:
     """Return what each chunk adds to its last state, or to the gradient of its first."""
-    row = options("chunk_states", x)
+    row = options("chunk_states", inputs)
     states = empty(sizes.states, torch.float32, x.device)
     block = sizes.in_state(row.block_n)
     start(
@@ -193,7 +196,7 @@ def run_states(x: Tensor, B: Tensor, inputs: Inputs, sizes: Sizes, kept: Kept, *
 
 def run_products(inputs: Inputs, sizes: Sizes) -> Tensor:
     """Return the products of C and B of each chunk; above the diagonal they are anything."""
-    row = options("chunk_products", inputs.x)
+    row = options("chunk_products", inputs)
     products = empty(sizes.products, torch.float32, inputs.x.device)
     m, k = sizes.in_chunk(row.block_m), sizes.in_chunk(row.block_k)
     blocks = (sizes.Q // m) * (sizes.Q // k)
@@ -221,7 +224,7 @@ def run_products(inputs: Inputs, sizes: Sizes) -> Tensor:
 
 def run_outputs(products: Tensor, inputs: Inputs, sizes: Sizes, kept: Kept, out: Tensor) -> None:
     """Fill in the output, and what it is before z."""
-    row = options("chunk_outputs", inputs.x)
+    row = options("chunk_outputs", inputs)
     m, z = sizes.in_chunk(row.block_m), inputs.x if inputs.z is None else inputs.z
     start(
         forward_kernels.chunk_outputs,
@@ -267,10 +270,11 @@ def blocks(sizes: Sizes, row: LaunchOptions) -> dict[str, Any]:
     }
 
 
-def options(kernel: str, tensor: Tensor) -> LaunchOptions:
+def options(kernel: str, inputs: Inputs) -> LaunchOptions:
     """Return the row of the table for a kernel on a tensor's device."""
-    arch = tuning.architecture(tensor.device)
-    return tuning.options(kernel, arch=arch, element_bytes=tensor.element_size())
+    x = inputs.x
+    arch = tuning.architecture(x.device)
+    return tuning.options(kernel, arch=arch, element_bytes=x.element_size(), tf32=inputs.tf32)
 
 
 def laid(tensor: Tensor) -> Tensor:

@@ -54,8 +54,7 @@ def run_backward(
         grads, carried, initial = run_passing(added, inputs, sizes, kept, final)
         dx, dD, dsteps, reaching = run_values(products, grads, inputs, sizes, kept, grad)
         dproducts, over_rows, over_cols = run_product_gradients(products, inputs, sizes, kept, grad)
-        dC, reading = run_projection(dproducts, kept.states, inputs, sizes, kept, grad, of_b=False)
-        dB, _ = run_projection(dproducts, grads, inputs, sizes, kept, grad, of_b=True)
+        (dB, dC), reading = run_projections(dproducts, grads, inputs, sizes, kept, grad)
         parts = StepParts(
             dsteps=dsteps,
             reaching=reaching,
@@ -129,7 +128,7 @@ def run_values(
     products: Tensor, grads: Tensor, inputs: Inputs, sizes: Sizes, kept: Kept, grad: Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """Return the gradients of x and of D, and by row those of its step size: whole, and by the last state."""
-    x, row = inputs.x, options("value_gradients", inputs.x)
+    x, row = inputs.x, options("value_gradients", inputs)
     constants = blocks(sizes, row)
     dx = empty((sizes.batch, sizes.length, sizes.heads, sizes.P), x.dtype, x.device)
     dsteps, reaching = (empty(tuple(kept.steps.shape), torch.float32, x.device) for _ in range(2))
@@ -172,7 +171,7 @@ def run_product_gradients(
     products: Tensor, inputs: Inputs, sizes: Sizes, kept: Kept, grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradient of the products of C and B, and sums with them over rows and over columns."""
-    x, row = inputs.x, options("product_gradients", inputs.x)
+    x, row = inputs.x, options("product_gradients", inputs)
     constants = blocks(sizes, row)
     del constants["N"], constants["BLOCK_N"]
     tall, wide = sizes.Q // constants["BLOCK_M"], sizes.Q // constants["BLOCK_K"]
@@ -208,47 +207,48 @@ def run_product_gradients(
     return (dproducts[0] if splits == 1 else summed(dproducts, (0,))), over_rows, over_cols
 
 
-def run_projection(
-    dproducts: Tensor, states: Tensor, inputs: Inputs, sizes: Sizes, kept: Kept, grad: Tensor, *, of_b: bool
-) -> tuple[Tensor, Tensor]:
-    """Return the gradient of B or of C, and for C what rows have of the decay from the first state."""
-    x, row = (inputs.x if of_b else grad), options("projection_gradients", inputs.x)
+def run_projections(
+    dproducts: Tensor, grads: Tensor, inputs: Inputs, sizes: Sizes, kept: Kept, grad: Tensor
+) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """Return the gradients of B and of C, and what rows have of the decay from the first state."""
+    row, device = options("projection_gradients", inputs), inputs.x.device
     constants = blocks(sizes, row)
-    parts = triton.cdiv(sizes.N, constants["BLOCK_N"])
-    rows = sizes.Q // constants["BLOCK_M"]
+    parts, rows = triton.cdiv(sizes.N, constants["BLOCK_N"]), sizes.Q // constants["BLOCK_M"]
     members, splits = split_of(sizes, parts * rows)
-    shape = (splits, sizes.batch, sizes.length, sizes.groups, sizes.N)
-    found = empty(shape, inputs.x.dtype if splits == 1 else torch.float32, x.device)
-    reading = empty((*sizes.by_head, parts, sizes.Q) if not of_b else (1,), torch.float32, x.device)
-    other = inputs.C if of_b else inputs.B
-    start(
-        backward_kernels.projection_gradients,
-        parts * rows * splits * sizes.batch * sizes.chunks * sizes.groups,
-        dproducts,
-        other,
-        x,
-        states,
-        inputs.C,
-        kept.steps,
-        kept.sums,
-        inputs.index,
-        found,
-        reading,
-        *other.stride()[:3],
-        *x.stride()[:3],
-        *inputs.C.stride()[:3],
-        sizes.heads,
-        sizes.length,
-        sizes.chunks,
-        members,
-        splits,
-        found[0].numel(),
-        **constants,
-        OF_B=of_b,
-        **inputs.flags,
-        **row.compiler(),
-    )
-    return (found[0] if splits == 1 else converted(summed(found, (0,)), inputs.x.dtype)), reading
+    dtype = inputs.x.dtype if splits == 1 else torch.float32
+    found = empty((2, splits, sizes.batch, sizes.length, sizes.groups, sizes.N), dtype, device)
+    reading = empty((*sizes.by_head, parts, sizes.Q), torch.float32, device)
+    for of_b in (False, True):
+        x, other, states = (inputs.x, inputs.C, grads) if of_b else (grad, inputs.B, kept.states)
+        start(
+            backward_kernels.projection_gradients,
+            parts * rows * splits * sizes.batch * sizes.chunks * sizes.groups,
+            dproducts,
+            other,
+            x,
+            states,
+            inputs.C,
+            kept.steps,
+            kept.sums,
+            inputs.index,
+            found[0 if of_b else 1],
+            reading,
+            *other.stride()[:3],
+            *x.stride()[:3],
+            *inputs.C.stride()[:3],
+            sizes.heads,
+            sizes.length,
+            sizes.chunks,
+            members,
+            splits,
+            found[0, 0].numel(),
+            **constants,
+            OF_B=of_b,
+            **inputs.flags,
+            **row.compiler(),
+        )
+    whole = found[:, 0] if splits == 1 else converted(summed(found, (1,)), inputs.x.dtype)
+    return (whole[0], whole[1]), reading
 
 
 def run_steps(
@@ -257,7 +257,7 @@ def run_steps(
     """Return the gradients of dt, of A and of the bias of dt."""
     device, tile = inputs.x.device, sizes.heads_of_a_tile
     ddt = empty((sizes.batch, sizes.length, sizes.heads), inputs.dt.dtype, device)
-    dA, dbias = (empty(sizes.by_head, torch.float32, device) for _ in range(2))
+    found = empty((2, *sizes.by_head), torch.float32, device)
     start(
         backward_kernels.step_gradients,
         triton.cdiv(sizes.heads, tile) * sizes.batch * sizes.chunks,
@@ -272,8 +272,8 @@ def run_steps(
         parts.reading,
         parts.carried,
         ddt,
-        dA,
-        dbias,
+        found[0],
+        found[1],
         *inputs.dt.stride(),
         sizes.heads,
         sizes.length,
@@ -289,7 +289,8 @@ def run_steps(
         READING=parts.reading.shape[3],
         CARRIED=parts.carried.shape[3],
     )
-    return ddt, summed(dA, (0, 2)), (None if inputs.dt_bias is None else summed(dbias, (0, 2)))
+    dA, dbias = summed(found, (1, 3))
+    return ddt, dA, (None if inputs.dt_bias is None else dbias)
 
 
 def split_of(sizes: Sizes, blocks_of_a_chunk: int) -> tuple[int, int]:

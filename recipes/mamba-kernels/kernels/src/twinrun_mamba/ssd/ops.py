@@ -16,15 +16,15 @@ from twinrun_mamba.ssd.sizes import Sizes
 
 _INPUTS = (
     "Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? dt_bias, "
-    "Tensor? initial_states, Tensor? seq_idx, int chunk_size, bool softplus, float low, float high"
+    "Tensor? initial_states, Tensor? seq_idx, int chunk_size, bool softplus, float low, float high, bool tf32"
 )
 # Tensors of a call that have a gradient, and arguments that have none.
-DIFFERENTIABLE, OTHERS = 9, 6
+DIFFERENTIABLE, OTHERS = 9, 7
 
 
 def _inputs(given: tuple[Any, ...]) -> tuple[Inputs, Sizes]:
-    *tensors, chunk_size, softplus, low, high = given
-    inputs = Inputs.of(*tensors, softplus=softplus, low=low, high=high)
+    *tensors, chunk_size, softplus, low, high, tf32 = given
+    inputs = Inputs.of(*tensors, softplus=softplus, low=low, high=high, tf32=tf32)
     return inputs, Sizes.of(inputs.x, inputs.B, chunk_size)
 
 
@@ -89,10 +89,14 @@ def _backward(
         ungated=None if z is None else ungated.to(inputs.x.dtype),
     )
     found = list(run_backward(inputs, sizes, kept, grad, final))
-    return [
+    made = [
         x.new_empty(0) if tensor is None or one is None else converted(one, tensor.dtype)
         for tensor, one in zip(tensors, found)
     ]
+    # Two that were added up together share their memory, which results of an operator of torch must not.
+    if local.active is not None:
+        return made
+    return [one.clone() if one.untyped_storage().nbytes() > one.nbytes else one for one in made]
 
 
 def _of_nothing(tensors: tuple[Tensor | None, ...], final: Tensor | None) -> list[Tensor]:
@@ -111,7 +115,7 @@ def _fake_backward(*arguments: Any) -> list[Tensor]:
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, _, _, _, _, _ = inputs
+    *tensors, _, _, _, _, _, _ = inputs
     ctx.save_for_backward(*tensors, *output[2:])
     ctx.numbers = inputs[len(tensors) : -1]
     ctx.mark_non_differentiable(*output[2:])

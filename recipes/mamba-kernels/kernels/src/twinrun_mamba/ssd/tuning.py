@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -80,8 +80,11 @@ def architecture(device: torch.device) -> str:
 
 
 @functools.cache
-def options(kernel: str, *, arch: str, element_bytes: int) -> LaunchOptions:
-    """Return the row of a kernel; where the table lacks the architecture, that is said once."""
+def options(kernel: str, *, arch: str, element_bytes: int, tf32: bool = False) -> LaunchOptions:
+    """Return the row of a kernel; where the table lacks the architecture, that is said once.
+
+    tf32: fp32 is multiplied in one part of TF32 where it is in three else.
+    """
     rows = [row for row in table() if row.kernel == kernel and row.arch == arch]
     if not rows:
         default = DEFAULT_ARCHS["gfx" if arch.startswith("gfx") else "sm"]
@@ -90,7 +93,8 @@ def options(kernel: str, *, arch: str, element_bytes: int) -> LaunchOptions:
     rows = [row for row in rows if row.bytes >= element_bytes]
     version = _number(triton.__version__)[:2]
     older = [row for row in rows if _number(row.triton) <= version]
-    return max(older or rows, key=lambda row: (_number(row.triton), -row.bytes))
+    found = max(older or rows, key=lambda row: (_number(row.triton), -row.bytes))
+    return replace(found, fp32="tf32") if tf32 and found.fp32 == "tf32x3" else found
 
 
 @functools.cache

@@ -1,0 +1,130 @@
+"""Models of others by their config.json: parameters as published, and what is not understood named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twinrun.foundation.errors import InputError
+from twinrun.predict.configured_model import configured
+from twinrun.protocol.models import member
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "hidden_act": "silu",
+    "rope_theta": 5e5,
+}
+SMALL = {"vocab_size": 32000, "max_position_embeddings": 32768}
+MAMBA = {"hidden_size": 768, "num_hidden_layers": 24, "expand": 2, "conv_kernel": 4}
+# What the weights of each have in all, as their pages say.
+PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
+    "Llama 3 8B": (LLAMA, 8_030_261_248),
+    "Mistral 7B": (LLAMA | SMALL | {"model_type": "mistral"}, 7_241_732_096),
+    "Mixtral 8x7B": (
+        LLAMA | SMALL | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2},
+        46_702_792_704,
+    ),
+    "GPT-2": (
+        {
+            "model_type": "gpt2",
+            "n_embd": 768,
+            "n_layer": 12,
+            "n_head": 12,
+            "vocab_size": 50257,
+            "n_positions": 1024,
+        },
+        124_439_808,
+    ),
+    "GPT-NeoX 20B": (
+        {
+            "model_type": "gpt_neox",
+            "hidden_size": 6144,
+            "num_hidden_layers": 44,
+            "num_attention_heads": 64,
+            "intermediate_size": 24576,
+            "vocab_size": 50432,
+            "max_position_embeddings": 2048,
+        },
+        20_554_567_680,
+    ),
+    "MPT-7B": (
+        {
+            "model_type": "mpt",
+            "d_model": 4096,
+            "n_layers": 32,
+            "n_heads": 32,
+            "expansion_ratio": 4,
+            "vocab_size": 50432,
+            "max_seq_len": 2048,
+            "attn_config": {"alibi": True},
+        },
+        6_649_286_656,
+    ),
+    "Mamba 130M": (MAMBA | {"model_type": "mamba", "state_size": 16, "vocab_size": 50280}, 129_135_360),
+    "Mamba-2 130M": (
+        MAMBA
+        | {
+            "model_type": "mamba2",
+            "state_size": 128,
+            "vocab_size": 50288,
+            "num_heads": 24,
+            "head_dim": 64,
+            "n_groups": 1,
+            "tie_word_embeddings": True,
+        },
+        128_989_632,
+    ),
+}
+
+
+def written(folder: Path, config: dict[str, Any]) -> Path:
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_the_published(name: str, tmp_path: Path) -> None:
+    config, parameters = PUBLISHED[name]
+    shape, strange = configured(written(tmp_path, config))
+    assert shape.parameters() == parameters
+    assert strange == ()
+    assert shape.sequence <= 8192
+
+
+def test_a_member_of_ours_is_the_same_from_its_config(tmp_path: Path) -> None:
+    ours = member("llama-8b", place="model")
+    theirs, _ = configured(written(tmp_path, LLAMA), sequence=8192)
+    assert theirs.flops_by_formula() == ours.flops_by_formula()
+    assert theirs.work().block.attention_flops == ours.work().block.attention_flops
+
+
+def test_what_is_not_understood_is_named(tmp_path: Path) -> None:
+    _, strange = configured(written(tmp_path, LLAMA | {"kv_lora_rank": 512, "n_shared_experts": 1}))
+    assert strange == ("kv_lora_rank", "n_shared_experts")
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "rwkv"}, "no kind of model"),
+        ({}, "no kind of model"),
+        ({"model_type": "llama", "vocab_size": 5}, "a size is missing"),
+        (LLAMA | {"hidden_size": -1}, "width"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(config: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=words):
+        configured(written(tmp_path, config))
+    (tmp_path / "config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(InputError, match=r"no config\.json"):
+        configured(tmp_path)
