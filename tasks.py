@@ -36,7 +36,8 @@ take_over()
         "from": "where the leg before it has left its checkpoint: a run folder or s3://...",
         "out": "folder for the run instead of runs/",
         "track": "trackers to write the run for, separated by commas: tensorboard, mlflow, wandb",
-        "resume": "go on with the newest unfinished run of the same plan",
+        "resume": "go on with the newest unfinished run of the same plan, and with the jobs that it has",
+        "detach": "submit the jobs of all points and return; the same command with --resume collects them",
         "dry": "print the plan on a page and stop; with --json all of it",
         "yes": "start without a question also what takes long on a processor",
         "json": "print a summary as JSON on stdout and nothing else there",
@@ -59,6 +60,7 @@ def run(
     out: str = "",
     track: str = "",
     resume: bool = False,
+    detach: bool = False,
     dry: bool = False,
     yes: bool = False,
     json: bool = False,
@@ -80,7 +82,8 @@ def run(
             **chosen,
         )
         folder = Path(out) if out else None
-        code = commands.run(ROOT, request, out=folder, resume=resume, as_json=json, yes=yes, track=track)
+        options = {"out": folder, "resume": resume, "detach": detach, "as_json": json, "yes": yes}
+        code = commands.run(ROOT, request, **options, track=track)
     raise Exit(code=code)
 
 
@@ -314,18 +317,25 @@ def report(
         "stack": "run the checks of this stack instead, inside its image or environment",
         "engine": "where the stack's checks run: docker, venv or host; docker when its image is there",
         "cluster": "check this site of cluster.toml instead",
+        "proof": "of a site: run one all-reduce on two nodes, and say how fast what carried it",
         "json": "print JSON",
     }
 )
 def doctor(
-    context: Context, stack: str = "", engine: str = "", cluster: str = "", json: bool = False
+    context: Context,
+    stack: str = "",
+    engine: str = "",
+    cluster: str = "",
+    proof: bool = False,
+    json: bool = False,
 ) -> None:
     """Check what this machine offers: GPUs, engines, disk, permissions; or that a stack works on it."""
     with exit_on_error():
         from twinrun.cli import stacks
 
         names = {"stack": stack, "engine": engine, "cluster": cluster}
-        code = stacks.doctor(ROOT, as_json=json, **{key: name or None for key, name in names.items()})
+        chosen = {key: name or None for key, name in names.items()}
+        code = stacks.doctor(ROOT, as_json=json, proof=proof, **chosen)
     raise Exit(code=code)
 
 
@@ -446,16 +456,29 @@ def sign(context: Context, what: str, key: str = "") -> None:
 @command(
     iterable=["mount"],
     help={
-        "what": "up, status or down",
+        "what": "up, status or down; describe writes a first cluster.toml from what Slurm says here",
         "nodes": "workers",
         "mount": "folder that nodes see beside checkout, interpreter and cache; may be given many times",
+        "partition": "of describe: the partition; the default one when left out",
+        "cluster": "of describe: a site whose `client` leads to Slurm, where this machine has no commands",
     },
 )
-def cluster(context: Context, what: str, nodes: str = "3", mount: list[str] | None = None) -> None:
-    """Start, list or remove a Slurm cluster of containers on this machine: the site `local`."""
+def cluster(
+    context: Context,
+    what: str,
+    nodes: str = "3",
+    mount: list[str] | None = None,
+    partition: str = "",
+    cluster: str = "",
+) -> None:
+    """Start, list or remove a Slurm cluster of containers on this machine; or describe another one."""
     with exit_on_error():
         from twinrun.cli import sites
 
+        demand_with("describe", what == "describe", partition=partition, cluster=cluster)
+        if what == "describe":
+            sites.describe(ROOT, site=cluster or None, partition=partition or None)
+            return
         sites.cluster(
             ROOT,
             what,
@@ -466,14 +489,16 @@ def cluster(context: Context, what: str, nodes: str = "3", mount: list[str] | No
 
 @command(
     help={
-        "cluster": "site of cluster.toml",
+        "cluster": "site of cluster.toml, whose jobs are listed; what waits to be collected when left out",
+        "out": "folder of the runs instead of runs/",
         "follow": "number of a job whose output is shown until it ends",
         "cancel": "number of a job to end",
     }
 )
-def jobs(context: Context, cluster: str = "local", follow: str = "", cancel: str = "") -> None:
-    """List the jobs of twinrun at a site, follow one or end one."""
+def jobs(context: Context, cluster: str = "", out: str = "", follow: str = "", cancel: str = "") -> None:
+    """List what detached runs wait for, or the jobs of twinrun at a site; follow one or end one."""
     with exit_on_error():
-        from twinrun.cli import sites
+        from twinrun.cli import jobs as commands
 
-        sites.jobs(ROOT, cluster, follow=follow or None, cancel=cancel or None)
+        folder = Path(out) if out else None
+        commands.jobs(ROOT, cluster or None, out=folder, follow=follow or None, cancel=cancel or None)

@@ -48,12 +48,16 @@ def mpi_launch(_: ChecksJob) -> None:
         "PRTE_ALLOW_RUN_AS_ROOT": "1",
         "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
-    said = answer(
-        ["mpirun", "-np", "2", "--oversubscribe", "echo", "here"], remedy=remedy, variables=variables
-    )
+    command = ["mpirun", "-np", "2", "--oversubscribe", "echo", "here"]
+    if shutil.which("mpirun") is None and "SLURM_JOB_ID" in os.environ:
+        # Sites without mpirun start MPI by srun.
+        command = ["srun", "--overlap", "--nodes=1", "--ntasks=2", "--cpus-per-task=1", "--mem=0"]
+        command += [f"--nodelist={host()}", "echo", "here"]
+        variables = {name: os.environ[name] for name in ("PATH", "SLURM_JOB_ID")}
+    said = answer(command, remedy=remedy, variables=variables)
     if said.split().count("here") != 2:
         raise CheckError(
-            f"two processes were asked for, the answer is: {said[:200]}", remedy="see mpirun --version"
+            f"two processes were asked for, the answer is: {said[:200]}", remedy=f"see {command[0]} --version"
         )
 
 

@@ -22,7 +22,7 @@ BLOCK = re.compile(r"^```(toml|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 RECORDS = sorted((ROOT / "recipes" / "mpt7b-scaling" / "results").glob("h200x4*.json"))
 # What words in capitals stand for where a page is tried.
 STANDS_FOR = {
-    "SITE": "hpc",
+    "SITE": "h100",
     "RECIPE": "recipes/mpt7b-scaling",
     "recipes/RECIPE": "recipes/mpt7b-scaling",
     "STACK": "cpu",
@@ -66,10 +66,10 @@ def plans() -> list[str]:
 
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example site of the guide, beside the cluster of a machine."""
-    (example,) = (text for _, text in blocks("toml") if "[site.hpc]" in text)
+    """The example sites of the guide, beside the cluster of a machine."""
+    examples = "\n".join(text for _, text in blocks("toml") if "[site." in text)
     file = tmp_path_factory.mktemp("sites") / "cluster.toml"
-    file.write_text(example + LOCAL, encoding="utf-8")
+    file.write_text(examples + LOCAL, encoding="utf-8")
     return file
 
 
@@ -82,7 +82,7 @@ def test_a_command_of_a_page_does_what_the_page_says(command: str, sites: Path, 
         words += ["--out", str(tmp_path / "report.html")]
     # A plan for GPUs is one for the site that has them.
     if "node" in words:
-        words += ["--cluster", "hpc"]
+        words += ["--cluster", "h100"]
     done = invoke(ROOT, *words, variables={"TWINRUN_CLUSTER": str(sites)})
     # Two committed runs need not have one loss curve.
     allowed = (0, 1) if "--parity" in words else (0,)
@@ -101,7 +101,7 @@ def test_a_manifest_of_a_page_holds(page: str, text: str, sites: Path) -> None:
     if "site" in content:
         done = invoke(
             ROOT,
-            *("run", "recipes/mpt7b-scaling", "--cluster", "hpc", "--dry"),
+            *("run", "recipes/mpt7b-scaling", "--cluster", "h100", "--dry"),
             variables={"TWINRUN_CLUSTER": str(sites)},
         )
         assert done.returncode == 0, done.stderr

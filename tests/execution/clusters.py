@@ -26,7 +26,11 @@ def cluster(*, nodes: int, folder: Path) -> Iterator[LoadedSite]:
         try:
             found = local_cluster.up(ROOT, nodes=nodes, mounts=(folder,), say=print)
             workers = [(name, "idle") for name in local_cluster.node_names(nodes)]
-            assert [(one.name, one.slurm) for one in found] == [("controller", "answers"), *workers]
+            assert [(one.name, one.slurm) for one in found] == [
+                ("controller", "answers"),
+                *workers,
+                ("worker0", "drained"),
+            ]
             yield load_site(ROOT, "local")
         finally:
             local_cluster.down()

@@ -24,6 +24,7 @@ SITE = LoadedSite(
         qos="high",
         minutes=90,
         gres="gpu:h100",
+        parallel_environment="mpi",
         exclude=("node3", "node[7-9]"),
         requeue=True,
         signal_seconds=120,

@@ -14,7 +14,8 @@ import pytest
 
 from tests.tiny_image import make_root_file_system
 from twinrun.execution.engine import Command, Workspace, run_to_end
-from twinrun.execution.engines.apptainer import PROGRAM, ApptainerEngine
+from twinrun.execution.engines.apptainer import PROGRAM
+from twinrun.execution.sif import SifEngine
 from twinrun.foundation.errors import RunError
 from twinrun.foundation.files import sha256_of_file
 from twinrun.images.archive import Image, ImageLayer, image_archive
@@ -23,7 +24,7 @@ from twinrun.manifests.vendor import load_vendors
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 60
-pytestmark = pytest.mark.needs(PROGRAM, "mmdebstrap", "mirror")
+pytestmark = pytest.mark.needs(PROGRAM.name, "mmdebstrap", "mirror")
 # What a shell would replace, run, split or end at.
 TRICKY = "a 'quoted' \"text\" with $HOME, `touch {canary}`, $(touch {canary}), \\ and a\nline \\"
 # Tries to write into each folder that it is given, and says where it is and what it was told.
@@ -77,7 +78,7 @@ def sif(tmp_path_factory: pytest.TempPathFactory) -> Path:
     archive = folder / "image.tar"
     with archive.open("wb") as stream:
         stream.writelines(image_archive(image, "twinrun-test/tiny:1"))
-    command = [PROGRAM, "build", str(folder / "tiny.sif"), f"oci-archive:{archive}"]
+    command = [PROGRAM.name, "build", str(folder / "tiny.sif"), f"oci-archive:{archive}"]
     subprocess.run(command, check=True, timeout=600)
     return folder / "tiny.sif"
 
@@ -91,8 +92,8 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 @pytest.fixture
-def engine(sif: Path, workspace: Workspace) -> ApptainerEngine:
-    return ApptainerEngine(file=sif, vendor=load_vendors(ROOT)["cpu"], workspace=workspace)
+def engine(sif: Path, workspace: Workspace) -> SifEngine:
+    return SifEngine(program=PROGRAM, file=sif, vendor=load_vendors(ROOT)["cpu"], workspace=workspace)
 
 
 def command(program: str, *words: str, **variables: str) -> Command:
@@ -116,7 +117,7 @@ def until_printed(log: Path, word: str) -> None:
 
 
 def test_a_process_sees_its_folders_and_is_told_any_text(
-    engine: ApptainerEngine, workspace: Workspace, tmp_path: Path
+    engine: SifEngine, workspace: Workspace, tmp_path: Path
 ) -> None:
     received = TRICKY.replace("{canary}", str(workspace.run / "canary"))
     folders = ("/", "/usr", "/etc", "/var/tmp", "/root", str(ROOT), str(workspace.data), str(workspace.run))
@@ -130,7 +131,7 @@ def test_a_process_sees_its_folders_and_is_told_any_text(
     assert found["package"] == str(ROOT / "src" / "twinrun" / "__init__.py")
 
 
-def test_an_exit_status_comes_back(engine: ApptainerEngine, workspace: Workspace) -> None:
+def test_an_exit_status_comes_back(engine: SifEngine, workspace: Workspace) -> None:
     log = workspace.run / "log"
     assert run_to_end(engine, command("print('said'); raise SystemExit(77)"), log=log) == 77
     assert "said\n" in log.read_text(encoding="utf-8")
@@ -139,7 +140,7 @@ def test_an_exit_status_comes_back(engine: ApptainerEngine, workspace: Workspace
     assert "why" in str(caught.value)
 
 
-def test_a_stop_leaves_nothing(engine: ApptainerEngine, workspace: Workspace) -> None:
+def test_a_stop_leaves_nothing(engine: SifEngine, workspace: Workspace) -> None:
     mark, log = f"twinrun-waits-{os.getpid()}", workspace.run / "log"
     running = engine.start(engine.render(command(WAITS.replace("{mark}", mark))), log=log)
     until_printed(log, "waits")
@@ -149,7 +150,7 @@ def test_a_stop_leaves_nothing(engine: ApptainerEngine, workspace: Workspace) ->
     until(lambda: not processes(mark))
 
 
-def test_ranks_that_are_told_to_end_save_first(engine: ApptainerEngine, workspace: Workspace) -> None:
+def test_ranks_that_are_told_to_end_save_first(engine: SifEngine, workspace: Workspace) -> None:
     log = workspace.run / "log"
     rendered = engine.render(command(SAVES))
     # As Slurm does it: every process of the step is told.

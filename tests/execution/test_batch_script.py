@@ -1,9 +1,11 @@
-"""The sbatch script: golden for each launcher, as long for any number of nodes, and deaf to its strings."""
+"""The script of a job: golden for the sites of the guide, as long for any number of nodes, safe to quote."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,18 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from tests.execution.placements import SITE, PlacementStandIn
+from twinrun.execution import engines, launchers, schedulers
 from twinrun.execution.engine import Renderer, Workspace, log_folder
+from twinrun.execution.engines import load_engine
 from twinrun.execution.engines.docker import ContainerRenderer
 from twinrun.execution.engines.pyxis import PyxisRenderer
 from twinrun.execution.launchers import load_launcher
 from twinrun.execution.local_engines import Interpreter
 from twinrun.execution.ranks import Launch, RankCommands
 from twinrun.execution.schedulers import load_scheduler
+from twinrun.execution.sif import SifRenderer
 from twinrun.execution.slurm_client import parse_job
+from twinrun.foundation.discovery import part_names
 from twinrun.foundation.errors import InputError, MachineError, RunError
 from twinrun.foundation.manifest import validate
 from twinrun.manifests.cluster import ClusterTable, LoadedSite, Site
@@ -87,24 +93,29 @@ def script(
     run: Path = Path("/shared/run"),
     python: str = "/shared/environment/bin/python",
     payload: str = "a 'quoted' text with $HOME\nand a line",
-    image: str | None = None,
-    pyxis: str | None = None,
+    engine: str = "",
+    image: str = "twinrun/stack:a1b2",
 ) -> str:
     """Return the script of a placement."""
-    workspace = Workspace(root=root, run=run, data=Path("/shared/data"))
+    workspace = Workspace(root=root, run=run, data=Path("/shared/data"), nodes=site.site)
+    vendor = load_vendors(ROOT)[site.site.vendor]
     renderer: Renderer = Interpreter(python=python, workspace=workspace)
-    if image:
-        renderer = ContainerRenderer(image=image, vendor=load_vendors(ROOT)["cpu"], workspace=workspace)
-    if pyxis:
-        vendor = load_vendors(ROOT)[pyxis]
+    if engine == "docker":
+        renderer = ContainerRenderer(image=image, vendor=vendor, workspace=workspace)
+    elif engine == "pyxis":
         renderer = PyxisRenderer(file=Path("/shared/stack.sqsh"), vendor=vendor, workspace=workspace)
+    elif engine == "singularity":
+        program = load_engine("singularity").PROGRAM
+        renderer = SifRenderer(
+            program=program, file=Path("/shared/stack.sif"), vendor=vendor, workspace=workspace
+        )
     commands = RankCommands(
         renderer=renderer,
         launcher=load_launcher(launcher),
-        scheduler=load_scheduler("slurm", site=site),
+        scheduler=load_scheduler(site.site.scheduler, site=site),
         workspace=workspace,
         cores=64,
-        variables={"TOLD": payload},
+        variables={"TOLD": payload, **site.site.environment},
     )
     job: Any = ScriptJob()
     launch = Launch(placement=placement, script=root / "train.py", job=job)
@@ -114,18 +125,46 @@ def script(
     return made
 
 
-CASES: list[tuple[str, str | None]] = [(launcher, None) for launcher in LAUNCHERS]
-CASES += [("torchrun", vendor) for vendor in sorted(load_vendors(ROOT))]
+GUIDE = (ROOT / "docs" / "guides" / "describe-a-cluster.md").read_text(encoding="utf-8")
+SITES = {
+    name: LoadedSite(name=name, place=f"cluster.toml:site.{name}", site=site)
+    for block in re.findall(r"```toml\n(.*?)```", GUIDE, re.DOTALL)
+    for name, site in validate(tomllib.loads(block), ClusterTable, place="describe-a-cluster.md").site.items()
+}
+# The one table: site, which has the scheduler, with the launchers and engines that it can have.
+CASES = [
+    *(("mi250", launcher, "docker") for launcher in LAUNCHERS),
+    *(("lumi-g", "srun", engine) for engine in ("singularity", "venv")),
+    *(("frontier", launcher, "venv") for launcher in ("srun", "torchrun")),
+    *(("h100", launcher, "pyxis") for launcher in ("srun", "torchrun")),
+    *((site, "torchrun", "venv") for site in ("grid", "polaris")),
+]
 
 
-@pytest.mark.parametrize(("launcher", "pyxis"), CASES)
-def test_the_script_is_the_golden_one(launcher: str, pyxis: str | None) -> None:
-    text = script(launcher, pyxis=pyxis)
-    file = GOLDEN / (f"sbatch-pyxis-{pyxis}.sh" if pyxis else f"sbatch-{launcher}.sh")
+@pytest.mark.parametrize(("site", "launcher", "engine"), CASES)
+def test_the_script_is_the_golden_one(
+    site: str, launcher: str, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 1234)
+    monkeypatch.setattr(os, "getgid", lambda: 1234)
+    loaded = SITES[site]
+    ranks = loaded.site.devices_per_node
+    placement = PlacementStandIn(id="nodes=2", nodes=2, devices_per_node=ranks)
+    text = script(launcher, site=loaded, placement=placement, engine=engine, payload="told")
+    file = GOLDEN / f"job-{site}-{launcher}-{engine}.sh"
     if os.environ.get("WRITE_GOLDEN"):
         file.write_text(text, encoding="utf-8")
     assert text == file.read_text(encoding="utf-8")
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+def test_every_kind_of_part_is_in_the_table() -> None:
+    used = {kind: {case[place] for case in CASES} for place, kind in ((1, "launchers"), (2, "engines"))}
+    assert used["launchers"] == set(part_names(launchers))
+    # What is not there starts on one machine, or as the others do.
+    assert set(part_names(engines)) - used["engines"] == {"apptainer", "host"}
+    given = {SITES[case[0]].site.scheduler for case in CASES}
+    assert set(part_names(schedulers)) - given == {"local", "kubernetes"}
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -137,10 +176,10 @@ def test_a_thousand_nodes_need_no_more_lines_than_two(launcher: str) -> None:
 
 def test_pyxis_starts_under_srun_alone() -> None:
     with pytest.raises(MachineError, match="srun alone starts commands of this engine") as caught:
-        script("mpirun", pyxis="cpu")
+        script("mpirun", engine="pyxis")
     assert "mpirun" in str(caught.value.found)
     with pytest.raises(InputError, match="no mount of Pyxis can name this folder"):
-        script("srun", pyxis="cpu", root=Path("/shared/a,b"))
+        script("srun", engine="pyxis", root=Path("/shared/a,b"))
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -156,7 +195,8 @@ def test_each_node_says_which_image_it_has(
         encoding="utf-8",
     )
     engine.chmod(0o755)
-    made = script("torchrun", root=tmp_path, run=tmp_path / "run", image="twinrun/stack:a1b2")
+    made = script("torchrun", root=tmp_path, run=tmp_path / "run", engine="docker")
+    (tmp_path / "run" / "log" / "nodes=2").mkdir(parents=True)
     done = subprocess.run(
         ["bash"],
         input=FAKES + made,
@@ -244,8 +284,8 @@ def test_the_site_says_only_what_it_has() -> None:
     made = script("torchrun", site=LoadedSite(name="bare", place="cluster.toml:site.bare", site=bare))
     options = [line for line in made.splitlines() if line.startswith("#SBATCH")]
     assert [line.partition("=")[0] for line in options] == [
-        *("#SBATCH --job-name", "#SBATCH --nodes", "#SBATCH --ntasks-per-node", "#SBATCH --time"),
-        "#SBATCH --no-requeue",
+        *("#SBATCH --job-name", "#SBATCH --nodes", "#SBATCH --ntasks-per-node", "#SBATCH --cpus-per-task"),
+        *("#SBATCH --time", "#SBATCH --no-requeue"),
     ]
     assert "IFNAME" not in made
 

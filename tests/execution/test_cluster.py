@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.execution.clusters import ROOT, SECONDS, changed, cluster, container, docker, processes, until
+from twinrun.cli import jobs as job_commands
 from twinrun.cli import sites
 from twinrun.execution.engine import NodeCommand
 from twinrun.execution.schedulers import Submission, Task, load_scheduler
-from twinrun.execution.slurm_client import check_site
+from twinrun.execution.site_checks import check_site
+from twinrun.execution.slurm_client import SlurmClient
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError, TwinrunError
-from twinrun.manifests.cluster import LoadedSite
+from twinrun.manifests.cluster import LoadedSite, local_folder
+from twinrun.planning.project import Project
+from twinrun.protocol.health import Health, NodeCheck
+from twinrun.runs.proof import prove
 
 pytestmark = pytest.mark.cluster
+# The stack itself where this interpreter has it, which saves its installation.
+ENGINE = "host" if find_spec("composer") else "venv"
 
 # What a rank is that waits for a peer; its words are looked for among the processes of the nodes.
 MARK = "twinrun-waits"
@@ -54,7 +64,7 @@ def site(folder: Path) -> Iterator[LoadedSite]:
 def submitted(site: LoadedSite, run: Path, command: NodeCommand = WAITS) -> Submission:
     """Return two nodes' job as soon as it runs."""
     scheduler = load_scheduler("slurm", site=site)
-    task = Task(point="nodes=2", nodes=2, ranks_per_node=1, commands=(command,))
+    task = Task(point="nodes=2", nodes=2, ranks_per_node=1, cores_per_rank=2, commands=(command,))
     job = scheduler.submit(task, run=run, logs=run / "log", start=lambda command, log: pytest.fail("here"))
     if command is WAITS:
         # Processes of a job that was just cancelled may still wait: this one has its nodes first.
@@ -117,13 +127,7 @@ def test_a_machine_with_another_key_of_munge_is_refused(site: LoadedSite, folder
             assert caught.value.exit_code == 3
             assert "Protocol authentication error" in str(caught.value)
     finally:
-        docker(
-            "exec",
-            controller,
-            "bash",
-            "-euc",
-            "kill $(cat /tmp/other/pid)",
-        )
+        docker("exec", controller, "bash", "-euc", "kill $(cat /tmp/other/pid)")
 
 
 def test_a_run_folder_that_nodes_do_not_see_is_refused(site: LoadedSite) -> None:
@@ -159,7 +163,9 @@ def test_exit_statuses_and_logs_come_back(site: LoadedSite, folder: Path) -> Non
 
 
 @pytest.mark.parametrize("trial", range(5))
-def test_a_job_that_is_cancelled_can_be_resumed(site: LoadedSite, folder: Path, trial: int) -> None:
+def test_a_job_that_is_cancelled_leaves_nothing_and_can_be_resumed(
+    site: LoadedSite, folder: Path, trial: int
+) -> None:
     job = submitted(site, folder / f"cancelled-{trial}")
     subprocess.run([*site.site.client, "scancel", "--name=twinrun-nodes=2"], check=True)
     error = ended(job)
@@ -174,29 +180,23 @@ def test_jobs_are_listed_followed_and_cancelled(
     site: LoadedSite, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def newest() -> list[str]:
-        sites.jobs(ROOT, "local", follow=None, cancel=None)
+        job_commands.jobs(ROOT, "local", out=None, follow=None, cancel=None)
         lines = [line.split() for line in capsys.readouterr().out.splitlines()]
         return max(lines, key=lambda line: int(line[0]))
 
     says = (sys.executable, "-c", "print('said')")
     submitted(site, folder / "said", NodeCommand(arguments=says, variables={}, folder=Path("/")))
     number = newest()[0]
-    sites.jobs(ROOT, "local", follow=number, cancel=None)
+    job_commands.jobs(ROOT, "local", out=None, follow=number, cancel=None)
     assert capsys.readouterr().out.splitlines() == ["said", "said", f"{number} COMPLETED"]
     job = submitted(site, folder / "listed")
     number, state, *_ = found = newest()
     assert (state, *found[-2:]) == ("RUNNING", "twinrun-nodes=2", "worker[1-2]")
-    sites.jobs(ROOT, "local", follow=None, cancel=number)
+    job_commands.jobs(ROOT, "local", out=None, follow=None, cancel=number)
     assert isinstance(ended(job), RunInterruptedError)
     capsys.readouterr()
-    sites.jobs(ROOT, "local", follow=number, cancel=None)
+    job_commands.jobs(ROOT, "local", out=None, follow=number, cancel=None)
     assert capsys.readouterr().out.splitlines()[-1] == f"{number} CANCELLED"
-
-
-def test_a_run_that_stops_leaves_nothing(site: LoadedSite, folder: Path) -> None:
-    job = submitted(site, folder / "stopped")
-    job.cancel()
-    assert until(lambda: not waiting("worker1") and not waiting("worker2")) < 15
 
 
 def test_a_slurm_that_goes_in_the_middle_of_a_run_is_told(
@@ -218,20 +218,98 @@ def test_a_slurm_that_goes_in_the_middle_of_a_run_is_told(
     assert until(lambda: not waiting("worker1") and not waiting("worker2")) < 30
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "mpirun"])
-def test_two_nodes_train_and_leave_a_record(site: LoadedSite, folder: Path, launcher: str) -> None:
-    options = ["--scheduler", "slurm", "--cluster", "local", "--out", str(folder), "--json"]
-    options += ["--launcher", launcher]
-    sets = [word for pair in ("steps=4", "warmup_steps=1", "devices=2") for word in ("--set", pair)]
-    done = subprocess.run(
-        [sys.executable, "-m", "invoke", "run", "recipes/mpt7b-scaling", *options, *sets],
+LOOKS = """
+import os, pathlib, sys
+file = pathlib.Path(sys.argv[1]) / os.environ["TWINRUN_NODE"]
+file.write_text(f"{len(os.sched_getaffinity(0))} {os.environ.get('SAID')} {os.environ['TWINRUN_PORT']}")
+"""
+
+
+def test_ranks_get_their_cores_what_set_up_lines_say_and_a_port_of_the_job(
+    site: LoadedSite, folder: Path
+) -> None:
+    """Slurm binds tasks here: without --cpus-per-task on srun the process would have one core."""
+    told = changed(site, setup=("export SAID=yes",), modules=())
+    looks = NodeCommand(arguments=(sys.executable, "-c", LOOKS, str(folder)), variables={}, folder=Path("/"))
+    job = submitted(told, folder / "looks", looks)
+    assert ended(job) == 0
+    found = {(folder / name).read_text(encoding="utf-8") for name in ("0", "1")}
+    assert found == {f"{site.site.rank_cores} yes {10_000 + int(job.handle)}"}
+
+
+def test_a_set_up_line_that_fails_is_shown_and_starts_nothing(site: LoadedSite, folder: Path) -> None:
+    broken = changed(site, setup=("true", "echo no such license >&2; false", "touch started"))
+    error = ended(
+        submitted(broken, folder / "set-up", NodeCommand(arguments=("true",), variables={}, folder=Path("/")))
+    )
+    assert isinstance(error, RunError)
+    assert str(error.place).endswith("site.local.setup")
+    assert "no such license" in str(error.found)
+    assert "this set-up line failed: echo no such license" in str(error.found)
+    assert not (folder / "set-up" / "started").exists()
+
+
+GROWS = "import time; block = bytearray(900 << 20); time.sleep(60)"
+
+
+def test_a_job_that_asks_for_no_memory_gets_little(site: LoadedSite, folder: Path) -> None:
+    grows = NodeCommand(arguments=(sys.executable, "-c", GROWS), variables={}, folder=Path("/"))
+    error = ended(submitted(changed(site, memory_gib=None), folder / "grows", grows))
+    assert isinstance(error, TwinrunError) or error != 0
+    asked = submitted(changed(site, memory_gib=2), folder / "asked", grows)
+    until(lambda: asked.poll() is None and len(asked.nodes) == 2)
+    time.sleep(6)
+    assert asked.poll() is None
+    asked.cancel()
+
+
+def invoke_run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    sets = [word for pair in ("steps=4", "warmup_steps=1", "nodes=2") for word in ("--set", pair)]
+    given = ["--cluster", "local", "--engine", ENGINE, "--out", str(folder), "--json", *options, *sets]
+    return subprocess.run(
+        [sys.executable, "-m", "invoke", "run", "recipes/mpt7b-scaling", *given],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
         timeout=SECONDS,
     )
+
+
+def test_a_job_that_slurm_has_forgotten_is_collected_and_one_that_vanished_is_started_again(
+    site: LoadedSite, folder: Path
+) -> None:
+    scheduler = load_scheduler("slurm", site=site)
+    says = NodeCommand(
+        arguments=(sys.executable, "-c", "raise SystemExit(3)"), variables={}, folder=Path("/")
+    )
+    job = submitted(site, folder / "forgotten", says)
+    # Of the other node, which srun ends, it may be 143.
+    status = ended(job)
+    assert status in (3, 143)
+    logs = folder / "forgotten" / "log"
+    # A number that no controller knows, as after its MinJobAge.
+    assert scheduler.adopt("999999", point="nodes=2", logs=logs).poll() == status
+    (logs / "status").unlink()
+    with pytest.raises(RunInterruptedError, match="has vanished") as caught:
+        scheduler.adopt("999999", point="nodes=2", logs=logs).poll()
+    assert "--resume" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(("launcher", "detach"), [("torchrun", True), ("mpirun", False), ("srun", False)])
+def test_two_nodes_train_and_leave_a_record(
+    site: LoadedSite, folder: Path, launcher: str, *, detach: bool
+) -> None:
+    options = ["--launcher", launcher]
+    if detach:
+        sent = invoke_run(folder, *options, "--detach")
+        assert sent.returncode == 0, sent.stderr
+        (waiting,) = json.loads(sent.stdout)["jobs"]
+        assert (waiting["point"], waiting["detached"]) == ("nodes=2", True)
+        options.append("--resume")
+    done = invoke_run(folder, *options)
     assert done.returncode == 0, done.stderr
+    assert ("goes on with job" in done.stderr) is detach
     record = json.loads(Path(json.loads(done.stdout)["record"]).read_text(encoding="utf-8"))
     assert record["plan"]["launcher"] == launcher
     allocation = record["allocation"]
@@ -242,7 +320,70 @@ def test_two_nodes_train_and_leave_a_record(site: LoadedSite, folder: Path, laun
         assert report["transport"]["GLOO_SOCKET_IFNAME"] == "eth0"
         assert "eth0" in [one["name"] for one in report["interfaces"]]
     (point,) = record["points"]
-    assert (point["nodes"], point["devices"]) == (2, 2)
+    assert (point["id"], point["nodes"], point["devices"]) == ("nodes=2", 2, 2)
+
+
+WATCH = """#!/bin/sh
+export PYTHONPATH={root}/src
+exec {python} -m twinrun.cli.health {file} --drain
+"""
+
+
+def test_slurm_runs_the_health_check_and_drains_the_node(site: LoadedSite, folder: Path) -> None:
+    file, program = folder / "health.json", folder / "watch"
+    failed = NodeCheck(
+        check="link-performance", node="worker2", outcome="fail", reason="9 Mbit/s", remedy="cable"
+    )
+    passed = NodeCheck(check="link-performance", node="worker1", outcome="pass", reason="")
+    now = datetime.datetime.now(datetime.UTC).isoformat()
+    health = Health(run="r", created=now, checks=(failed, passed))
+    file.write_text(health.model_dump_json(), encoding="utf-8")
+    program.write_text(WATCH.format(root=ROOT, python=sys.executable, file=file), encoding="utf-8")
+    program.chmod(0o755)
+    settings = local_folder() / "files" / "slurm.conf"
+    before = settings.read_text(encoding="utf-8")
+    asked = f"HealthCheckProgram={program}\nHealthCheckInterval=2\nHealthCheckNodeState=ANY\n"
+    settings.write_text(before + asked, encoding="utf-8")
+    client = SlurmClient(site)
+    try:
+        client.ask("scontrol", "reconfigure")
+        until(lambda: "DRAIN" in client.ask("scontrol", "show", "node", "worker2"))
+        shown = client.ask("scontrol", "show", "node", "worker2")
+        assert "twinrun: link-performance: 9 Mbit/s; cable" in shown
+        assert "DRAIN" not in client.ask("scontrol", "show", "node", "worker1")
+    finally:
+        settings.write_text(before, encoding="utf-8")
+        client.ask("scontrol", "reconfigure")
+        # Programs that were started before it may still drain the node.
+        time.sleep(3)
+        subprocess.run(
+            [
+                *site.site.client[:2],
+                container("controller"),
+                "scontrol",
+                "update",
+                "NodeName=worker2",
+                "State=RESUME",
+            ],
+            check=True,
+        )
+    until(lambda: client.size() == 2)
+
+
+def test_a_first_site_file_is_written_and_two_nodes_are_proved(
+    site: LoadedSite, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sites.describe(ROOT, site="local", partition="short")
+    made = tomllib.loads(capsys.readouterr().out)["site"]["local"]
+    assert (made["partition"], made["minutes"], made["gres"], made["nodes"]) == ("short", 5, "slot", 1)
+    wrong = check_site(ROOT, changed(site, minutes=90, memory_gib=64, cores_per_rank=512, account="nobody"))
+    failed = {check.name for check in wrong.checks if check.status == "fail"}
+    assert failed >= {"partition", "memory", "cores", "account", "job"}
+    if ENGINE == "host":
+        found = prove(Project(ROOT), "local", say=print, engine="host")
+        assert found.nodes == ("worker1", "worker2")
+        assert (found.transport, found.share) == ("TCP over eth0", None)
+        assert found.bus_gb_s > 0.01
 
 
 def test_a_node_that_dies_is_named(site: LoadedSite, folder: Path) -> None:

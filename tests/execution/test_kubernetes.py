@@ -58,16 +58,17 @@ def job_set(
     payload: str = "a 'quoted' text with $(HOME)\nand a line",
     renderer: Renderer | None = None,
 ) -> str:
-    workspace = Workspace(root=Path("/shared/project"), run=Path("/shared/run"), data=Path("/shared/data"))
-    made = load_vendors(ROOT)[vendor]
-    # The groups of device files are this machine's.
-    container = made.container.model_copy(update={"groups_of": ()})
-    made = made.model_copy(update={"container": container, "hidden_by": ()})
+    adapters = {"infiniband": True, "rdma_resource": "rdma/hca", "groups": (44, 110), "memory_gib": 960}
+    site = site or changed(**(adapters if vendor != "cpu" else {}))
+    workspace = Workspace(
+        root=Path("/shared/project"), run=Path("/shared/run"), data=Path("/shared/data"), nodes=site.site
+    )
+    made = load_vendors(ROOT)[vendor].model_copy(update={"hidden_by": ()})
     commands = RankCommands(
         renderer=renderer
         or ContainerRenderer(image="twinrun/stack:0123456789ab", vendor=made, workspace=workspace),
         launcher=load_launcher("torchrun"),
-        scheduler=load_scheduler("kubernetes", site=site or changed()),
+        scheduler=load_scheduler("kubernetes", site=site),
         workspace=workspace,
         cores=64,
         variables={"TOLD": payload},
@@ -91,12 +92,22 @@ def test_the_job_set_is_the_golden_one(vendor: str) -> None:
 
 
 @pytest.mark.parametrize("vendor", sorted(load_vendors(ROOT)))
-def test_the_publishers_model_takes_all_of_it(published: Any, vendor: str) -> None:
-    """It drops a key that it does not know, so what comes back shows each key to be known."""
+def test_the_publishers_models_take_all_of_it(published: Any, vendor: str) -> None:
+    """That of JobSet drops a key that it does not know, so what comes back shows each key to be known."""
     given = json.loads(job_set(vendor))
     model = published.from_dict(given)
     assert model is not None
     assert json.loads(json.dumps(model.to_dict())) == given
+    (replicated,) = given["spec"]["replicatedJobs"]
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "node"}, **replicated["template"]}
+    checked = import_module("kubernetes_validate")
+    for version in ("1.27", "1.32", checked.latest_version()):
+        checked.validate(job, version, strict=True)
+    fabric = vendor != "cpu"
+    assert pod(json.dumps(given)).get("hostNetwork", False) is fabric
+    names = {one["name"] for one in pod(json.dumps(given))["containers"][0]["env"]}
+    # Without the network of its node a pod has no interface of that name.
+    assert ("NCCL_SOCKET_IFNAME" in names) is fabric
 
 
 def test_a_key_that_no_job_set_has_is_found(published: Any) -> None:

@@ -137,7 +137,7 @@ Root Cause (first observed failure):
 
 
 SCRIPT = Command(arguments=(PYTHON, "/in/train.py", "--job", "/out/job.json"), variables={})
-MEETING = Rendezvous(first_node="node17", id="a1b2")
+MEETING = Rendezvous(first_node="node17", port="29400", id="a1b2")
 
 
 def rendered(placement: PlacementStandIn, *, node: int = 0, cores: int = 16) -> Command:

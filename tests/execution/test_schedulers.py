@@ -39,7 +39,7 @@ def task(*commands: NodeCommand) -> Task:
 
 
 def test_every_scheduler_is_whole() -> None:
-    assert part_names(schedulers) == ["kubernetes", "local", "slurm"]
+    assert part_names(schedulers) == ["gridengine", "kubernetes", "local", "pbs", "slurm"]
     for name in part_names(schedulers):
         site = None if name == "local" else SITE
         assert isinstance(load_scheduler(name, site=site), Scheduler)

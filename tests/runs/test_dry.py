@@ -18,13 +18,14 @@ from pydantic import BaseModel
 
 from tests.execution.placements import PlacementStandIn
 from twinrun.execution.engine import NodeCommand, Renderer, Workspace
-from twinrun.execution.engines.apptainer import ApptainerRenderer
+from twinrun.execution.engines.apptainer import PROGRAM
 from twinrun.execution.engines.docker import ContainerRenderer
 from twinrun.execution.launchers import Rendezvous, load_launcher
 from twinrun.execution.local_engines import Interpreter
 from twinrun.execution.ranks import Launch, RankCommands
 from twinrun.execution.schedulers import load_scheduler
 from twinrun.execution.shell import RUN_FOLDER, set_run_folder, shell_line, word
+from twinrun.execution.sif import SifRenderer
 from twinrun.manifests.vendor import Vendor, load_vendors
 from twinrun.runs.launches import (
     RenderedCommand,
@@ -89,7 +90,9 @@ def two_nodes(engine: str, vendor: Vendor) -> str:
         vendor = vendor.model_copy(update={"container": container, "hidden_by": ()})
         renderer = ContainerRenderer(image="twinrun/stack:0123456789ab", vendor=vendor, workspace=workspace)
     if engine == "apptainer":
-        renderer = ApptainerRenderer(file=Path("/shared/stack.sif"), vendor=vendor, workspace=workspace)
+        renderer = SifRenderer(
+            program=PROGRAM, file=Path("/shared/stack.sif"), vendor=vendor, workspace=workspace
+        )
     found = rendered(TWO_NODES, renderer, workspace)
     shown = {point: [command.model_dump(mode="json") for command in nodes] for point, nodes in found.items()}
     return json.dumps(shown, indent=1) + "\n"
@@ -164,7 +167,7 @@ def test_two_nodes_meet_and_keep_their_order(tmp_path: Path, monkeypatch: pytest
         port = free.getsockname()[1]
     monkeypatch.setattr(
         "twinrun.execution.ranks.Rendezvous",
-        lambda *, first_node, id: Rendezvous(first_node=first_node, id=id, port=port),  # noqa: A006
+        lambda **given: Rendezvous(**given | {"port": str(port)}),
     )
     workspace = anywhere(project(tmp_path / "project"))
     placement = PlacementStandIn(id="nodes=2", nodes=2, devices_per_node=1)

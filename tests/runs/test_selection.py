@@ -26,6 +26,7 @@ vendor = "{H200.vendor}"
 gpu = "h200"
 nodes = NODES
 devices_per_node = 8
+gres = "gpu"
 cores_per_node = 96
 shared = ["/shared"]
 """
@@ -101,18 +102,18 @@ def test_a_stack_of_another_vendor_is_refused(monkeypatch: pytest.MonkeyPatch) -
         selected(monkeypatch, machine(140 * GIB), stack="cpu")
 
 
-@pytest.mark.parametrize(("nodes", "fits"), [(32, True), (31, False)])
-def test_a_site_runs_what_its_jobs_get(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nodes: int, fits: bool
+@pytest.mark.parametrize(("nodes", "up", "most"), [(32, 64, 32), (31, 64, 16), (32, 4, 4)])
+def test_a_site_runs_the_points_that_its_jobs_get(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nodes: int, up: int, most: int
 ) -> None:
     file = tmp_path / "cluster.toml"
     file.write_text(SITE.replace("NODES", str(nodes)), encoding="utf-8")
     monkeypatch.setenv("TWINRUN_CLUSTER", str(file))
-    # More nodes are up than one job of the site gets.
-    monkeypatch.setattr(SlurmClient, "size", lambda self: 64)
+    monkeypatch.setattr(SlurmClient, "size", lambda self: up)
     request = {"cluster": "big", "scale": "paper", "settings": ("microbatch=1",)}
-    if fits:
-        assert max(point.nodes for point in selected(monkeypatch, machine(), **request).plan.points) == nodes
-        return
-    with pytest.raises(MachineError, match="no job gets so many nodes"):
-        selected(monkeypatch, machine(), **request)
+    found = selected(monkeypatch, machine(), **request)
+    assert max(point.nodes for point in found.plan.points) == most
+    left = [choice.value for choice in found.choices if choice.name == "left out"]
+    assert ("nodes=32" in "".join(left)) is (most < 32)
+    with pytest.raises(MachineError):
+        selected(monkeypatch, machine(), **request | {"settings": ("microbatch=1", "nodes=64")})

@@ -6,51 +6,96 @@ from typing import Any
 
 import pytest
 
-from tests.records import TRAINING, plan
+from tests.records import ROOT, TRAINING, plan
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.manifests.recipe import Sweep
+from twinrun.planning.project import Project
 from twinrun.predict.memory import BUCKET_BYTES
-from twinrun.workloads.sweep import sizes
+from twinrun.workloads.sweep import SweepPlacements, placements
 from twinrun.workloads.training.estimates import Budget
 from twinrun.workloads.training.manifest import TrainingPlan
+from twinrun.workloads.workload import Hardware
 
-DEVICES, NODES = Sweep(devices="powers-of-two"), Sweep(nodes=(1, 2), devices_per_node=8)
+DEVICES, NODES = Sweep(devices="powers-of-two"), Sweep(nodes=(1, 2, 4), devices_per_node=8)
+LISTED = Sweep(devices=(1, 2, 4))
+GPUS = Project(ROOT).gpus
+
+
+def sized(
+    sweep: Sweep,
+    asked: Any = (),
+    *,
+    devices: int,
+    nodes: int | None = 1,
+    node: int | None = None,
+    gpu: str = "",
+) -> SweepPlacements:
+    hardware = Hardware(gpu=GPUS.get(gpu), device_memory_bytes=None, devices=devices, cores=8, nodes=nodes)
+    return placements(sweep, dict(asked), hardware=hardware, node_devices=node)
+
+
+def ids(*asked: Any, **keys: Any) -> list[str]:
+    return [one.id for one in sized(*asked, **keys).places]
 
 
 def test_a_machine_is_swept_up_to_all_it_has() -> None:
-    assert sizes(DEVICES, requested=None, devices=8) == (1, 2, 4, 8)
-    assert sizes(DEVICES, requested=None, devices=7) == (1, 2, 4)
-
-
-def test_listed_sizes_are_cut_at_what_the_machine_has() -> None:
-    listed = Sweep(devices=(1, 2, 4))
-    assert sizes(listed, requested=None, devices=4) == (1, 2, 4)
-    assert sizes(listed, requested=None, devices=3) == (1, 2)
-    assert sizes(listed, requested=None, devices=0) == (1, 2, 4)
+    assert ids(DEVICES, devices=8) == ["devices=1", "devices=2", "devices=4", "devices=8"]
+    assert ids(DEVICES, devices=7) == ["devices=1", "devices=2", "devices=4"]
+    assert ids(LISTED, devices=3) == ["devices=1", "devices=2"]
+    assert ids(LISTED, devices=0) == ["devices=1", "devices=2", "devices=4"]
     with pytest.raises(MachineError, match="fewer devices"):
-        sizes(Sweep(devices=(2, 4)), requested=None, devices=1)
+        ids(Sweep(devices=(2, 4)), devices=1)
 
 
-def test_what_is_asked_for_is_sorted_and_counts_once() -> None:
-    assert sizes(DEVICES, requested="4,1,4", devices=8) == (1, 4)
-    assert sizes(DEVICES, requested=[4, 1], devices=0) == (1, 4)
+def test_points_of_more_nodes_than_there_are_are_left_out_and_named() -> None:
+    found = sized(NODES, devices=16, nodes=2, node=8)
+    assert [one.id for one in found.places] == ["nodes=1", "nodes=2"]
+    (choice,) = found.left_out
+    assert (choice.name, choice.value, choice.because) == ("left out", "nodes=4", "2 nodes can be had")
+    assert ids(NODES, devices=0, nodes=None) == ["nodes=1", "nodes=2", "nodes=4"]
+    with pytest.raises(MachineError, match="too few nodes"):
+        ids(Sweep(nodes=(4, 8), devices_per_node=8), devices=16, nodes=2, node=8)
 
 
-def test_more_than_the_machine_has_is_refused() -> None:
-    with pytest.raises(MachineError, match="fewer devices"):
-        sizes(DEVICES, requested="1,4", devices=2)
+@pytest.mark.parametrize("asked", [{"nodes": "4,1"}, {"devices": [8, 32]}, {"cards": "4,16"}])
+def test_a_point_is_asked_for_by_nodes_devices_or_cards(asked: dict[str, Any]) -> None:
+    """Four MI250 are a node of eight devices."""
+    found = sized(NODES, asked, devices=32, nodes=4, node=8, gpu="mi250").places
+    assert [(one.id, one.nodes, one.devices_per_node) for one in found] == [
+        ("nodes=1", 1, 8),
+        ("nodes=4", 4, 8),
+    ]
+    at_devices = sized(DEVICES, asked, devices=32, nodes=4, node=8, gpu="mi250").places
+    assert [one.world_size for one in at_devices] == [8, 32]
 
 
-@pytest.mark.parametrize("requested", ["0", "a", "1,b", [], [1.5], True])
-def test_what_is_no_count_is_refused(requested: Any) -> None:
-    with pytest.raises(InputError, match="expected counts"):
-        sizes(DEVICES, requested=requested, devices=8)
+def test_a_part_of_a_node_and_a_smaller_node_are_points_as_well() -> None:
+    assert ids(NODES, {"devices": "2,4"}, devices=32, nodes=4, node=8) == ["devices=2", "devices=4"]
+    small = sized(NODES, devices=16, nodes=4, node=4).places
+    assert [(one.nodes, one.devices_per_node) for one in small] == [(1, 4), (2, 4), (4, 4)]
+    assert ids(DEVICES, {"devices": "4,1,4"}, devices=8) == ["devices=1", "devices=4"]
 
 
-def test_a_scale_that_counts_nodes_has_no_devices() -> None:
-    assert sizes(NODES, requested=None, devices=8) == (1, 2)
-    with pytest.raises(InputError, match="counts nodes"):
-        sizes(NODES, requested="1", devices=8)
+@pytest.mark.parametrize(
+    ("sweep", "asked", "error", "match"),
+    [
+        (DEVICES, {"devices": "1,4"}, MachineError, "fewer devices"),
+        (NODES, {"nodes": "4"}, MachineError, "fewer devices"),
+        (NODES, {"devices": "12"}, MachineError, "fewer devices"),
+        (DEVICES, {"devices": "1", "cards": "1"}, InputError, "sized by one key"),
+        *(
+            (DEVICES, {"devices": text}, InputError, "expected counts")
+            for text in ("0", "a", "1,b", [], [1.5], True)
+        ),
+    ],
+)
+def test_what_cannot_be_had_is_refused(sweep: Sweep, asked: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        ids(sweep, asked, devices=2)
+    with pytest.raises(InputError, match="no nodes to count"):
+        ids(LISTED, {"nodes": "1"}, devices=0)
+    with pytest.raises(InputError, match="do not fill the nodes"):
+        ids(NODES, {"devices": "12"}, devices=32, nodes=4, node=8)
 
 
 def test_a_global_batch_that_does_not_divide_is_refused() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twinrun.cli.console import print_json
-from twinrun.foundation.errors import RunInterruptedError
+from twinrun.foundation.errors import InputError, RunInterruptedError
 from twinrun.foundation.terminal import say
 from twinrun.planning.project import Project
 from twinrun.runs.preconditions import demand_ready
@@ -28,7 +28,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from twinrun.foundation.errors import InputError, MachineError
+from twinrun.foundation.errors import MachineError
 from twinrun.foundation.text import GIB, duration, number, plain
 from twinrun.runs.launches import commands_of
 from twinrun.runs.preconditions import demand_memory
@@ -44,6 +44,7 @@ def run(
     as_json: bool,
     yes: bool = False,
     track: str = "",
+    detach: bool = False,
 ) -> int:
     """Run a recipe and return the exit code: 1 when a claim or a check fails."""
     chosen = _trackers(track)
@@ -54,6 +55,9 @@ def run(
         warn(selection)
         return 0
     _print_choices(selection)
+    if detach and selection.site is None:
+        hint = "add --cluster SITE; on this machine a run ends with the command that started it"
+        raise InputError("nothing would go on with the run", place="--detach", found="no site", hint=hint)
     from twinrun.export.check_files import write_check_files
     from twinrun.report.form import offer
     from twinrun.report.page import write_report
@@ -64,7 +68,12 @@ def run(
     demand_ready(project, selection, out=(out or root / "runs").absolute())
     ask(selection, yes=yes)
     with Display() as display:
-        finished = execute(project, selection, out=out, resume=resume, display=display)
+        finished = execute(project, selection, out=out, resume=resume, display=display, detach=detach)
+    if isinstance(finished, Path):
+        from twinrun.cli.jobs import say_pending
+
+        say_pending(finished, as_json=as_json)
+        return 0
     report = write_report(finished.folder / "report.html", finished)
     write_check_files(finished)
     form = offer(finished)
@@ -124,7 +133,8 @@ def summary(run: FinishedRun) -> dict[str, object]:
     """Return what `--json` prints: where the record is, its points and verdicts."""
     from twinrun.report.words import headline
 
-    record, numbers = run.record, {"id", "nodes", "devices", "hosts", "measurements", "checks", "facts"}
+    record = run.record
+    numbers = {"id", "nodes", "devices", "cards", "hosts", "measurements", "checks", "facts"}
     return {
         "headline": headline(record),
         "run": record.run,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from twinrun.cli.console import print_json
-from twinrun.execution.slurm_client import SlurmClient, check_site
-from twinrun.foundation.errors import InputError
+from twinrun.execution import site_description
+from twinrun.execution.site_checks import check_site
+from twinrun.foundation.errors import InputError, TwinrunError
+from twinrun.foundation.files import write_atomically
 from twinrun.foundation.terminal import say
 from twinrun.images import local_cluster
-from twinrun.manifests.cluster import load_site
+from twinrun.machine.checks import HostCheck
+from twinrun.manifests.cluster import FILE, load_site
+from twinrun.manifests.vendor import load_gpus
 
 
 def cluster(root: Path, what: str, *, nodes: int, mounts: Sequence[Path]) -> None:
@@ -28,7 +31,10 @@ def cluster(root: Path, what: str, *, nodes: int, mounts: Sequence[Path]) -> Non
         return
     else:
         raise InputError(
-            "unknown command", place="invoke cluster", found=what, allowed=["up", "status", "down"]
+            "unknown command",
+            place="invoke cluster",
+            found=what,
+            allowed=["up", "status", "down", "describe"],
         )
     for node in found:
         say(f"{node.name:12} {node.container:10} {node.slurm}")
@@ -36,25 +42,27 @@ def cluster(root: Path, what: str, *, nodes: int, mounts: Sequence[Path]) -> Non
         say("no cluster; `invoke cluster up` starts one")
 
 
-def jobs(root: Path, site: str, *, follow: str | None, cancel: str | None) -> None:
-    """Print the jobs of a site; end one, or follow one to its end; raises InputError."""
-    client = SlurmClient(load_site(root, site))
-    for number in filter(None, (follow, cancel)):
-        if not number.isdecimal():
-            raise InputError("a job is named by its number", place="invoke jobs", found=number)
-    if cancel:
-        client.ask("scancel", cancel)
-    if follow:
-        _follow(client, follow)
+def describe(root: Path, *, site: str | None, partition: str | None) -> None:
+    """Write a first cluster.toml from what Slurm says here, or print it where there is one.
+
+    Args:
+        site: one whose `client` leads to Slurm, where this machine has none of its commands.
+    """
+    client = load_site(root, site).site.client if site else ()
+    text = site_description.describe(client=client, partition=partition, gpus=list(load_gpus(root)))
+    file = root / FILE
+    if file.exists() or site:
+        say(text, end="")
         return
-    for job in client.jobs():
-        where = job.nodes or job.reason
-        say(f"{job.id:>8}  {job.state:12} {job.run_seconds:6.0f} s  {job.user:12} {job.name}  {where}")
+    write_atomically(file, text)
+    say(f"written: {file}; `invoke doctor --cluster` holds it against the site")
 
 
-def doctor(root: Path, site: str, *, as_json: bool) -> int:
+def doctor(root: Path, site: str, *, as_json: bool, proof: bool = False) -> int:
     """Print what is well and what is not at a site; 3 when something needed is broken."""
     diagnosis = check_site(root, load_site(root, site))
+    if proof:
+        diagnosis = diagnosis.model_copy(update={"checks": (*diagnosis.checks, _proved(root, site))})
     if as_json:
         print_json(diagnosis.model_dump(mode="json"))
         return diagnosis.exit_code
@@ -65,17 +73,26 @@ def doctor(root: Path, site: str, *, as_json: bool) -> int:
     return diagnosis.exit_code
 
 
-def _follow(client: SlurmClient, number: str) -> None:
-    """Show what a job prints until it ends; raises RunError where the job is not known."""
-    shown: dict[Path, int] = {}
-    while True:
-        state = client.job(number)
-        # Beside what the script prints lies what each node prints.
-        for file in sorted(Path(state.output).parent.glob("launcher*.log")):
-            text = file.read_text(encoding="utf-8", errors="replace")
-            say(text[shown.get(file, 0) :], end="")
-            shown[file] = len(text)
-        if state.ended:
-            say(f"{state.id} {state.state}")
-            return
-        time.sleep(client.site.site.poll_seconds)
+def _proved(root: Path, site: str) -> HostCheck:
+    """Run one all-reduce on two nodes of a site and say what carried it how fast."""
+    from twinrun.planning.project import Project
+    from twinrun.runs.proof import ENOUGH, prove
+
+    needed = f"{ENOUGH:.0%} of what the links can do"
+    try:
+        found = prove(Project(root), site, say=lambda line: say(line, file=sys.stderr))
+    except TwinrunError as error:
+        text = " ".join(f"{error.message}: {error.found or ''}".split())
+        return HostCheck(name="proof", status="fail", found=text, needed=needed, hint=error.hint)
+    text = f"{found.bus_gb_s:.2f} GB/s between {' and '.join(found.nodes)}, {found.transport}"
+    if found.share is None:
+        hint = "set `network_gbit_s` of the site, and the share is judged"
+        return HostCheck(name="proof", status="unknown", found=text, needed=needed, hint=hint)
+    slow = found.share < ENOUGH
+    return HostCheck(
+        name="proof",
+        status="fail" if slow else "ok",
+        found=f"{text}, {found.share:.0%} of the links",
+        needed=needed,
+        hint="see the row `network`: another transport carried it" if slow else None,
+    )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twinrun.cli.console import print_json
+from twinrun.cli.console import demand_with, print_json
 from twinrun.foundation.errors import InputError, RunInterruptedError
 from twinrun.foundation.terminal import say
 
@@ -66,7 +66,13 @@ def lock(
 
 
 def doctor(
-    root: Path, *, as_json: bool, stack: str | None, engine: str | None, cluster: str | None = None
+    root: Path,
+    *,
+    as_json: bool,
+    stack: str | None,
+    engine: str | None,
+    cluster: str | None = None,
+    proof: bool = False,
 ) -> int:
     """Print what this machine, or a site, offers; 3 when something needed is broken.
 
@@ -79,7 +85,8 @@ def doctor(
     if cluster:
         from twinrun.cli import sites
 
-        return sites.doctor(root, cluster, as_json=as_json)
+        return sites.doctor(root, cluster, as_json=as_json, proof=proof)
+    demand_with("--cluster", False, proof=proof)
     if stack:
         return _check_stack(root, stack, engine=engine, as_json=as_json)
     if engine:

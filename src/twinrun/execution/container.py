@@ -42,6 +42,10 @@ class Container(Frozen):
     """Name of the machine for a container without a network; null for one with the host's."""
     devices: tuple[str, ...] = ()
     groups: tuple[int, ...] = ()
+    groups_of: tuple[str, ...] = ()
+    """Patterns of files whose groups a script on the node adds: it alone knows their numbers."""
+    locks_memory: bool = False
+    """Whether it may lock memory without limit, as adapters with direct access to memory need."""
     driver: str | None = None
     """Device driver of the daemon, asked for all devices."""
     capabilities: tuple[str, ...] = ()
@@ -72,6 +76,8 @@ class Container(Frozen):
             yield from ("--volume", f"{mount.host}:{mount.inside}:{mount.mode}")
         for path in self.devices:
             yield from ("--device", f"{path}:{path}:rwm")
+        if self.locks_memory:
+            yield from ("--ulimit", "memlock=-1:-1")
         for group in self.groups:
             yield from ("--group-add", str(group))
         if self.driver:

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from twinrun.execution.container import Container
 from twinrun.foundation.manifest import Frozen
+from twinrun.manifests.cluster import Site
 from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Vendor
 from twinrun.protocol.job import STOPPED_FILE
@@ -35,6 +36,8 @@ class Workspace(Frozen):
     """Folders of the project that ranks import from, beside its own package."""
     recipe: Path | None = None
     """A recipe that lies outside the project, read only."""
+    nodes: Site | None = None
+    """The site whose nodes start the commands; None where this machine does."""
     source: Path | None = None
     """Checkpoints of another run, or a run folder with them, that ranks go on from."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from twinrun.execution.engine import PYTHON, Command, NodeCommand, Workspace
 from twinrun.foundation.cache import bytecode_folder, cache_root
 from twinrun.foundation.processes import LocalProcess, read_output
+from twinrun.manifests.cluster import Bind
 from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Vendor
 
@@ -97,9 +98,13 @@ class ImageFile:
             **command.variables,
         }
 
-    def _mounts(self, command: Command) -> Iterator[tuple[Path, str]]:
+    def _mounts(self, command: Command) -> Iterator[Bind]:
         """Yield each folder, with `rw` where `command` may write to it, else `ro`."""
         workspace = self._workspace
         data = "rw" if command.writes_data else "ro"
-        yield from ((workspace.root, "ro"), (workspace.data, data), (workspace.run, "rw"))
-        yield from ((folder, "ro") for folder in (workspace.recipe, workspace.source) if folder)
+        folders = [(workspace.root, "ro"), (workspace.data, data), (workspace.run, "rw")]
+        folders += [(folder, "ro") for folder in (workspace.recipe, workspace.source) if folder]
+        for folder, mode in folders:
+            yield Bind(host=str(folder), inside=str(folder), mode="rw" if mode == "rw" else "ro")
+        if workspace.nodes:
+            yield from workspace.nodes.bound

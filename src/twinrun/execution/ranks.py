@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from twinrun.execution.engine import (
     PYTHON,
     Command,
@@ -25,15 +23,18 @@ from twinrun.execution.engine import (
     stop_file,
 )
 from twinrun.execution.failures import failure_of, with_last_words
+from twinrun.execution.follower import Follower, size
 from twinrun.execution.launchers import Launcher, RankPlacement, Rendezvous
-from twinrun.execution.schedulers import Scheduler, Submission, Task
-from twinrun.foundation.errors import MachineError, RunError, RunInterruptedError
+from twinrun.execution.pending import Pending, SchedulerSilentError, forget, remember
+from twinrun.execution.schedulers import Scheduler, Submission
+from twinrun.execution.task import Task
+from twinrun.foundation.errors import MachineError, RunError, RunInterruptedError, TwinrunError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.machine.memory import kills_for_memory
 from twinrun.protocol.allocation import Allocation, NodeReport, RankReport
-from twinrun.protocol.job import Job, MetricsLine, Stop
-from twinrun.protocol.metrics_lines import forget
+from twinrun.protocol.job import Job, Stop
+from twinrun.protocol.metrics_lines import forget as forget_lines
 
 POLL_SECONDS = 0.1
 METRICS = "metrics.jsonl"
@@ -69,21 +70,28 @@ class RankCommands:
     scheduler: Scheduler
     workspace: Workspace
     cores: int
-    """CPU cores of a node."""
+    """CPU cores of this machine."""
     variables: Mapping[str, str]
     """They go into the environment of every rank."""
 
     def task(self, launch: Launch, *, attempt: str) -> Task:
         """Return what the scheduler starts for `launch`; pure."""
-        placement, starter = launch.placement, self.launcher.starter(launch.placement)
+        placement = launch.placement
+        starter = self.launcher.starter(placement, cores=self._rank_cores(placement))
         return Task(
             point=placement.id,
             nodes=placement.nodes,
             ranks_per_node=placement.devices_per_node,
+            cores_per_rank=self._rank_cores(placement),
             commands=self.render(launch, attempt=attempt),
             starter=starter,
             identity=self.launcher.IDENTITY,
         )
+
+    def _rank_cores(self, placement: RankPlacement) -> int:
+        """Return the cores of each rank: those that the site gives it, or its share of this machine."""
+        site = self.scheduler.site
+        return site.site.rank_cores if site else max(1, self.cores // placement.devices_per_node)
 
     def render(self, launch: Launch, *, attempt: str) -> tuple[NodeCommand, ...]:
         """Return the command of each node of `launch`, or the one that all start; pure.
@@ -105,15 +113,17 @@ class RankCommands:
                 command,
                 placement=launch.placement,
                 node=node,
-                rendezvous=Rendezvous(first_node=self.scheduler.first_node(), id=attempt),
+                rendezvous=Rendezvous(
+                    first_node=self.scheduler.first_node(), port=self.scheduler.port(), id=attempt
+                ),
                 logs=inside(log_folder(self.workspace.run, point)),
-                cores=self.cores,
+                cores=self._rank_cores(launch.placement) * launch.placement.devices_per_node,
                 in_stack=self.renderer.render,
             )
             for node in self.scheduler.node_names(launch.placement.nodes)
         )
-        others = [word for word in self.launcher.starter(launch.placement)[:1] if word != "srun"]
-        if rendered[0].srun_options and (self.scheduler.name != "slurm" or others):
+        others = [word for word in self.launcher.starter(launch.placement, cores=1)[:1] if word != "srun"]
+        if rendered[0].srun_options and (not self.scheduler.abilities.steps or others):
             raise MachineError(
                 "srun alone starts commands of this engine",
                 place=point,
@@ -136,36 +146,118 @@ class Ranks:
         """Return `path` as the ranks see it."""
         return self._engine.inside(path)
 
-    def run(self, launch: Launch, *, show: Callable[[bytes], None]) -> LaunchResult | None:
+    def run(self, launch: Launch, *, place: int = 0, show: Callable[[bytes], None]) -> LaunchResult | None:
         """Run `launch` in a fresh folder, showing each line of its metrics; None when memory ran out.
+
+        Args:
+            place: which of the attempts at the point it is, counted from 0.
 
         Raises:
             Interrupted: the ranks were told to end; says after which step they have saved.
             MachineError: the nodes cannot be had or differ in software, or the command cannot be started.
             RunError: a rank failed; names it and shows the end of its log.
         """
+        offset = size(self._run / METRICS)
+        submission, pending = self._submit(launch, place=place, detached=False)
+        return self._finish(launch.placement, submission, pending, offset=offset, show=show)
+
+    def begin(self, launch: Launch, *, place: int) -> Pending:
+        """Submit `launch` in a fresh folder and leave it to its scheduler; raises as `run` does."""
+        return self._submit(launch, place=place, detached=True)[1]
+
+    def goes_on(self, pending: Pending) -> bool:
+        """Say whether what was submitted has not ended; raises as `run` does."""
+        try:
+            return self._adopt(pending).poll() is None
+        except (RunError, RunInterruptedError):
+            # Whoever collects it says so.
+            return False
+
+    def collect(
+        self, placement: RankPlacement, pending: Pending, *, show: Callable[[bytes], None]
+    ) -> LaunchResult | None:
+        """Go on with what was submitted, by this process or another, as `run` does."""
+        return self._finish(placement, self._adopt(pending), pending, offset=0, show=show)
+
+    def _adopt(self, pending: Pending) -> Submission:
+        logs = log_folder(self._run, pending.point)
+        return self._commands.scheduler.adopt(pending.handle, point=pending.point, logs=logs)
+
+    def _submit(self, launch: Launch, *, place: int, detached: bool) -> tuple[Submission, Pending]:
         point, attempt = launch.placement.id, uuid.uuid4().hex[:12]
         clear(self._run, point)
         write_atomically(
             job_file(self._run, point), job_text(launch.job.model_copy(update={"attempt": attempt}))
         )
-        submission = self._commands.scheduler.submit(
+        scheduler = self._commands.scheduler
+        submission = scheduler.submit(
             self._commands.task(launch, attempt=attempt),
             run=self._run,
             logs=log_folder(self._run, point),
             start=lambda command, log: self._engine.start(command, log=log),
         )
-        follower = Follower(self._run / METRICS, attempt=attempt, show=show)
+        pending = Pending(
+            point=point,
+            place=place,
+            attempt=attempt,
+            scheduler=scheduler.name,
+            site=scheduler.site.name if scheduler.site else "",
+            handle=submission.handle,
+            detached=detached,
+        )
+        if pending.handle:
+            remember(self._run, pending)
+        return submission, pending
+
+    def _finish(
+        self,
+        placement: RankPlacement,
+        submission: Submission,
+        pending: Pending,
+        *,
+        offset: int,
+        show: Callable[[bytes], None],
+    ) -> LaunchResult | None:
+        """Follow what was submitted to its end, and forget it unless it may go on."""
+        try:
+            result = self._followed(placement, submission, pending, offset=offset, show=show)
+        except SchedulerSilentError:
+            raise
+        except TwinrunError:
+            forget(self._run, placement.id)
+            raise
+        except KeyboardInterrupt:
+            if not pending.detached:
+                forget(self._run, placement.id)
+            raise
+        forget(self._run, placement.id)
+        return result
+
+    def _followed(
+        self,
+        placement: RankPlacement,
+        submission: Submission,
+        pending: Pending,
+        *,
+        offset: int,
+        show: Callable[[bytes], None],
+    ) -> LaunchResult | None:
+        point, attempt = placement.id, pending.attempt
+        follower = Follower(self._run / METRICS, attempt=attempt, show=show, offset=offset)
         before = self._kills()
         try:
-            status = _follow(submission, follower, checked=lambda: self._checked(launch.placement))
+            status = _follow(
+                submission, follower, checked=lambda: self._checked(placement), keep=pending.detached
+            )
+        except SchedulerSilentError:
+            raise
         except RunError as error:
             raise with_last_words(error, run=self._run, point=point) from None
         if status:
             self._raise_if_stopped(point)
-            self._raise_unless_memory(launch.placement, submission, status, since=before)
+            self._raise_unless_memory(placement, submission, status, since=before)
             return None
-        return LaunchResult(attempt=attempt, allocation=self._allocation(launch.placement, submission))
+        return LaunchResult(attempt=attempt, allocation=self._allocation(placement, submission))
 
     def _checked(self, placement: RankPlacement) -> bool:
         """Say whether all ranks have reported; raises MachineError where the software of nodes differs."""
@@ -187,6 +279,7 @@ class Ranks:
             nodes=nodes,
             site=scheduler.site.name if scheduler.site else None,
             reports=_described(reports),
+            bindings=tuple(one.binding for one in reports) if any(one.binding for one in reports) else (),
         )
 
     def _kills(self) -> int | None:
@@ -218,45 +311,12 @@ class Ranks:
             raise error
 
 
-class Follower:
-    """Shows the whole lines that one attempt appends to the metrics of a run."""
-
-    def __init__(self, metrics: Path, *, attempt: str, show: Callable[[bytes], None]) -> None:
-        self._metrics = metrics
-        self._attempt = attempt
-        self._show = show
-        self._offset = metrics.stat().st_size if metrics.exists() else 0
-
-    def follow(self) -> None:
-        """Show the lines that have come since the last call."""
-        if not self._metrics.exists():
-            return
-        # Ranks that a scheduler starts again drop what they wrote before.
-        self._offset = min(self._offset, self._metrics.stat().st_size)
-        with self._metrics.open("rb") as stream:
-            stream.seek(self._offset)
-            new = stream.read()
-        whole = new[: new.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for line in whole.splitlines():
-            # A process that outlived its attempt may still write.
-            if _attempt_of(line) == self._attempt:
-                self._show(line)
-
-
-def _attempt_of(line: bytes) -> str | None:
-    """Return the attempt that wrote a line of metrics, None for what is no such line."""
-    try:
-        return MetricsLine.model_validate_json(line).attempt
-    except ValidationError:
-        return None
-
-
-def _follow(submission: Submission, follower: Follower, *, checked: Callable[[], bool]) -> int:
-    """Show lines until `submission` ends, and return its exit status; nothing outlives an interruption.
+def _follow(submission: Submission, follower: Follower, *, checked: Callable[[], bool], keep: bool) -> int:
+    """Show lines until `submission` ends, and return its exit status.
 
     Args:
         checked: asked until it says yes; may raise.
+        keep: whether it goes on after an interruption; else nothing outlives one.
     """
     done = False
     try:
@@ -265,9 +325,15 @@ def _follow(submission: Submission, follower: Follower, *, checked: Callable[[],
             follower.follow()
             time.sleep(POLL_SECONDS)
         follower.follow()
-        return status
-    finally:
+    except KeyboardInterrupt:
+        if not keep:
+            submission.cancel()
+        raise
+    except BaseException:
         submission.cancel()
+        raise
+    submission.cancel()
+    return status
 
 
 def job_text(job: Job) -> str:
@@ -310,5 +376,5 @@ def clear(run: Path, point: str) -> None:
     """Take away what an earlier attempt at `point` has left: files, logs, lines of metrics."""
     for stale in (point_folder(run, point), log_folder(run, point)):
         shutil.rmtree(stale, ignore_errors=True)
-    forget(run / METRICS, point)
+    forget_lines(run / METRICS, point)
     log_folder(run, point).mkdir(parents=True)

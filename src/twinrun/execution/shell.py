@@ -11,8 +11,8 @@ from twinrun.execution.engine import NodeCommand
 from twinrun.foundation.errors import InputError
 
 # Variables of a scheduler's script for what is known only where a command starts.
-FIRST_NODE, NODE, RANK, LOCAL_RANK = (
-    f"TWINRUN_{name}" for name in ("FIRST_NODE", "NODE", "RANK", "LOCAL_RANK")
+FIRST_NODE, NODE, RANK, LOCAL_RANK, PORT = (
+    f"TWINRUN_{name}" for name in ("FIRST_NODE", "NODE", "RANK", "LOCAL_RANK", "PORT")
 )
 # The shell variable that stands for the run folder, and the folder of a workspace to render with.
 RUN = "$RUN"

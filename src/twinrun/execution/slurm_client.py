@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-from twinrun.foundation.cache import cache_root
-from twinrun.foundation.errors import InputError, MachineError, RunError, TwinrunError
+from twinrun.foundation.errors import InputError, MachineError, RunError
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.processes import last_lines
-from twinrun.machine.checks import HostCheck
-from twinrun.machine.doctor import Diagnosis
-from twinrun.manifests.cluster import LoadedSite
+from twinrun.manifests.cluster import LoadedSite, Site
 
 _FIELD = re.compile(r"(\w+)=(\S*)")
 _ANSWER_SECONDS = 60
+_OUT_OF_SERVICE = re.compile("DOWN|DRAIN|FAIL|FUTURE")
 # Slurm and munge say this of a key or clock unlike the controller's, and of a munge that does not run.
 _DISTRUST = re.compile(r"authentication error|munge (en|de)code failed|invalid credential", re.IGNORECASE)
 # Where a job is in no state that it leaves by itself.
@@ -111,6 +108,28 @@ class SlurmClient:
             return ()
         return tuple(self.ask("scontrol", "show", "hostnames", nodes).split())
 
+    def nodes(self) -> list[dict[str, str]]:
+        """Return the fields of the nodes of the site's partition that are in service."""
+        lines = self.ask("scontrol", "show", "node", "--oneliner").splitlines()
+        found = [fields_of(line) for line in lines if line.startswith("NodeName=")]
+        wanted = self.site.site.partition
+        found = [one for one in found if not _OUT_OF_SERVICE.search(one.get("State", ""))]
+        return [one for one in found if wanted is None or wanted in one.get("Partitions", "").split(",")]
+
+    def partition(self) -> dict[str, str]:
+        """Return what the controller says of the site's partition, or of the default one."""
+        name = self.site.site.partition
+        lines = self.ask(
+            "scontrol", "show", "partition", *([name] if name else []), "--oneliner"
+        ).splitlines()
+        found = [fields_of(line) for line in lines if line.startswith("PartitionName=")]
+        return next((one for one in found if name or one.get("Default") == "YES"), found[0] if found else {})
+
+    def setting(self, name: str) -> str:
+        """Return a setting of the controller, empty where it has none."""
+        shown = re.search(rf"^{name}\s*=\s*(.*)$", self.ask("scontrol", "show", "config"), re.MULTILINE)
+        return shown[1].strip() if shown else ""
+
     def size(self) -> int:
         """Return how many nodes the site's partition has that are not down."""
         wanted = _partition(self.site)
@@ -130,9 +149,7 @@ def _distrusted(command: str, text: str) -> MachineError:
 
 def parse_job(line: str) -> JobState:
     """Read one line of `scontrol show job --oneliner`; raises RunError."""
-    fields: dict[str, str] = {}
-    for name, value in _FIELD.findall(line):
-        fields.setdefault(name, value)
+    fields = fields_of(line)
     try:
         status, _, signal = fields["ExitCode"].partition(":")
         return JobState(
@@ -142,8 +159,8 @@ def parse_job(line: str) -> JobState:
             reason=fields.get("Reason", ""),
             status=-int(signal) if int(signal or 0) else int(status),
             nodes=fields.get("NodeList", "").replace("(null)", ""),
-            run_seconds=_seconds(fields.get("RunTime", "")),
-            limit_seconds=_seconds(fields.get("TimeLimit", "")),
+            run_seconds=seconds_of(fields.get("RunTime", "")),
+            limit_seconds=seconds_of(fields.get("TimeLimit", "")),
             output=fields.get("StdOut", ""),
             user=fields.get("UserId", "").partition("(")[0],
         )
@@ -151,7 +168,15 @@ def parse_job(line: str) -> JobState:
         raise RunError("this is no state of a job", place="scontrol", found=line[:200]) from None
 
 
-def _seconds(text: str) -> float:
+def fields_of(line: str) -> dict[str, str]:
+    """Return the fields of a line of `scontrol show`, the first of each name."""
+    fields: dict[str, str] = {}
+    for name, value in _FIELD.findall(line):
+        fields.setdefault(name, value)
+    return fields
+
+
+def seconds_of(text: str) -> float:
     """Return a time as Slurm prints it, `1-02:03:04`; UNLIMITED has no end."""
     days, _, rest = text.rpartition("-")
     parts = rest.split(":")
@@ -161,75 +186,24 @@ def _seconds(text: str) -> float:
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60.0 + seconds
 
 
+def device_options(site: Site, count: int) -> tuple[str, ...]:
+    """Return the options by which a job asks for `count` devices of each node."""
+    if site.devices_by == "gpus-per-node":
+        return (f"--gpus-per-node={count}",)
+    return (f"--gres={site.gres}:{count}",) if site.gres and site.devices_by == "gres" else ()
+
+
+def demand_devices(site: LoadedSite) -> None:
+    """Raise InputError for a site with GPUs whose jobs would ask for none."""
+    if site.site.gpu and site.site.devices_by == "gres" and not site.site.gres:
+        raise InputError(
+            "a job of this site would get no GPU",
+            place=f"{site.place}.gres",
+            found="missing",
+            hint='add the line `gres = "gpu"`, as `scontrol show node` has it under Gres;'
+            ' or `devices_by = "gpus-per-node"`, or "whole-node" where nodes come with all they have',
+        )
+
+
 def _partition(site: LoadedSite) -> Sequence[str]:
     return (f"--partition={site.site.partition}",) if site.site.partition else ()
-
-
-def check_site(root: Path, site: LoadedSite) -> Diagnosis:
-    """Ask the scheduler of a site for what cluster.toml says of it."""
-    client = SlurmClient(site)
-    checks: dict[str, Callable[[], HostCheck]] = {
-        "scheduler": lambda: _scheduler(client),
-        "nodes": lambda: _nodes(client, site),
-        "job": lambda: _job(client, site),
-        "run folder": lambda: _shared("run folder", root / "runs", site, "--out"),
-        "cache": lambda: _shared("cache", cache_root(), site, "TWINRUN_CACHE"),
-    }
-    return Diagnosis(checks=tuple(_guarded(name, check, site) for name, check in checks.items()))
-
-
-def _scheduler(client: SlurmClient) -> HostCheck:
-    version = client.ask("scontrol", "--version").strip()
-    ping = client.ask("scontrol", "ping").strip().splitlines()[0]
-    up = "is UP" in ping
-    return HostCheck(
-        name="scheduler",
-        status="ok" if up else "fail",
-        found=f"{version}; {ping}",
-        needed="a controller that answers",
-        hint=None if up else "start slurmctld, or wait for its backup",
-    )
-
-
-def _nodes(client: SlurmClient, site: LoadedSite) -> HostCheck:
-    found, wanted = client.size(), site.site.nodes
-    few = found < wanted
-    return HostCheck(
-        name="nodes",
-        status="fail" if not found else "warn" if few else "ok",
-        found=f"{found} up",
-        needed=str(wanted),
-        hint=f"`sinfo --list-reasons` says why; or lower {site.place}.nodes" if few else None,
-    )
-
-
-def _job(client: SlurmClient, site: LoadedSite) -> HostCheck:
-    """Let sbatch judge a job of one node without queueing it."""
-    one = site.site
-    options = [
-        f"--{name}={value}" for name in ("partition", "account", "qos") if (value := getattr(one, name))
-    ]
-    options += [f"--gres={one.gres}:{one.devices_per_node}"] if one.gres else []
-    client.ask("sbatch", "--test-only", "--nodes=1", f"--time={one.minutes}", *options, "--wrap=true")
-    found = ", ".join(options) or "defaults"
-    return HostCheck(name="job", status="ok", found=found, needed="options that sbatch takes")
-
-
-def _shared(name: str, folder: Path, site: LoadedSite, remedy: str) -> HostCheck:
-    seen = any(folder.is_relative_to(shared) for shared in site.site.shared)
-    return HostCheck(
-        name=name,
-        status="ok" if seen else "fail",
-        found=str(folder),
-        needed=f"below one of {', '.join(site.site.shared)}",
-        hint=None if seen else f"choose another with {remedy}, or add it to {site.place}.shared",
-    )
-
-
-def _guarded(name: str, check: Callable[[], HostCheck], site: LoadedSite) -> HostCheck:
-    """Return the result of `check`; what Slurm refuses fails it."""
-    try:
-        return check()
-    except TwinrunError as error:
-        found = " ".join(str(error.found or error.message).split())
-        return HostCheck(name=name, status="fail", found=found, needed="an answer", hint=f"see {site.place}")

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from xml.etree import ElementTree
 
+from twinrun.export.node_health import health_of
 from twinrun.foundation.files import write_atomically
 from twinrun.protocol.checks import failed_nodes
+from twinrun.protocol.health import HEALTH_FILE, TEXTFILE, textfile
 from twinrun.results.finished_run import FinishedRun
 
 
 def write_check_files(run: FinishedRun) -> None:
-    """Write `junit.xml`, and the list `exclude.txt` as `srun --exclude` takes it, for a run with checks."""
+    """Write JUnit XML, the nodes for `srun --exclude`, and what operators' programs read."""
     checks = [check for point in run.record.points for check in point.checks]
     if checks:
         write_atomically(run.folder / "junit.xml", _junit(run))
         write_atomically(run.folder / "exclude.txt", ",".join(failed_nodes(checks)) + "\n")
+        health = health_of(run.record)
+        write_atomically(run.folder / TEXTFILE, textfile(health))
+        write_atomically(run.folder / HEALTH_FILE, health.model_dump_json(indent=1) + "\n")
 
 
 def _junit(run: FinishedRun) -> str:

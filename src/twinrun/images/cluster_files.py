@@ -28,6 +28,10 @@ CONTROLLER = "controller"
 PARTITION, ACCOUNT = "main", "research"
 # Devices of a node stand for its GPUs, so that generic resources can be asked for.
 GRES, DEVICES_PER_NODE = "slot", 2
+# A second partition with a shorter limit, and a node that is out of service from the start.
+SHORT, DRAINED = "short", "worker0"
+# Of a node, and what a job gets of each core unless it asks, in MB; what the site asks for, in GiB.
+MEMORY, DEFAULT_MEMORY, SITE_MEMORY = 8000, 100, 6
 _SLURM = """\
 ClusterName=local
 SlurmctldHost={controller}
@@ -39,12 +43,17 @@ StateSaveLocation=/var/lib/slurm/slurmctld
 SlurmdSpoolDir=/var/lib/slurm/slurmd
 SlurmctldPidFile=/run/slurm/slurmctld.pid
 SlurmdPidFile=/run/slurm/slurmd.pid
-# A container has no control groups of its own.
+# In a container without privileges control groups are read-only, so cores are bound by affinity alone and
+# memory is counted by the accounting plugin, which ends a job that takes more than it asked for.
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=task/affinity
+JobAcctGatherParams=OverMemoryKill
+JobAcctGatherFrequency=task=2
 MpiDefault=none
 SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
+SelectTypeParameters=CR_CPU_Memory
+# What a job gets that asks for no memory: too little for ranks.
+DefMemPerCPU={default_memory}
 PriorityType=priority/multifactor
 PriorityWeightQOS=1000
 PriorityWeightFairshare=1000
@@ -60,8 +69,10 @@ ReturnToService=2
 SlurmdTimeout=15
 KillWait=30
 GresTypes={gres}
-NodeName=worker[1-{nodes}] CPUs={devices} RealMemory=1000 Gres={gres}:{devices} State=UNKNOWN
+NodeName=worker[1-{nodes}] CPUs={cores} RealMemory={memory} Gres={gres}:{devices} State=UNKNOWN
+NodeName={drained} NodeAddr=127.0.0.1 CPUs={cores} RealMemory={memory} State=DRAIN Reason="a fan is broken"
 PartitionName={partition} Nodes=ALL Default=YES MaxTime=60 State=UP
+PartitionName={short} Nodes=worker1 MaxTime=5 State=UP
 """
 _DATABASE = """\
 AuthType=auth/munge
@@ -81,7 +92,8 @@ engine = "{engine}"
 vendor = "{vendor}"
 nodes = {nodes}
 devices_per_node = 1
-cores_per_node = 1
+cores_per_node = {cores}
+memory_gib = {memory_gib}
 partition = "{partition}"
 account = "{account}"
 gres = "{gres}"
@@ -140,6 +152,11 @@ def _import(client: DockerClient, tar: Path, name: str) -> None:
         client.api.timeout = patience
 
 
+def cores() -> int:
+    """Return the cores of a node, all nodes share those of this machine."""
+    return max(2, len(os.sched_getaffinity(0)))
+
+
 def write_files(folder: Path, *, nodes: int) -> None:
     """Write what every container reads; the key is new each time, and readable for its owner alone."""
     values = {
@@ -147,13 +164,20 @@ def write_files(folder: Path, *, nodes: int) -> None:
         "nodes": nodes,
         "gres": GRES,
         "devices": DEVICES_PER_NODE,
+        "cores": cores(),
+        "memory": MEMORY,
+        "default_memory": DEFAULT_MEMORY,
         "partition": PARTITION,
+        "short": SHORT,
+        "drained": DRAINED,
     }
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "slurm.conf", _SLURM.format(**values))
     write_atomically(folder / "slurmdbd.conf", _DATABASE.format(**values))
     write_atomically(folder / "cgroup.conf", "CgroupPlugin=disabled\n")
-    write_atomically(folder / "gres.conf", f"Name={GRES} Count={DEVICES_PER_NODE}\n")
+    write_atomically(
+        folder / "gres.conf", f"NodeName=worker[1-{nodes}] Name={GRES} Count={DEVICES_PER_NODE}\n"
+    )
     key = folder / "munge.key"
     key.unlink(missing_ok=True)
     descriptor = os.open(key, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600)
@@ -169,6 +193,8 @@ def site_text(
         nodes=nodes,
         vendor=vendor,
         engine=engine,
+        cores=cores(),
+        memory_gib=SITE_MEMORY,
         partition=PARTITION,
         account=ACCOUNT,
         gres=GRES,

@@ -16,7 +16,14 @@ from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen
-from twinrun.images.cluster_files import CONTROLLER, ensure_image, recipe_folder, site_text, write_files
+from twinrun.images.cluster_files import (
+    CONTROLLER,
+    DRAINED,
+    ensure_image,
+    recipe_folder,
+    site_text,
+    write_files,
+)
 from twinrun.machine import daemon
 from twinrun.machine.daemon import daemon_errors
 from twinrun.machine.inventory import processor
@@ -148,7 +155,7 @@ def _wait(client: DockerClient, nodes: int, say: Callable[[str], None]) -> None:
     deadline = time.monotonic() + _READY_SECONDS
     while True:
         found = _slurm_states(client)
-        if sum(state == "idle" for state in found.values()) == nodes:
+        if all(found.get(name) == "idle" for name in node_names(nodes)):
             return
         stopped = [one for one in _containers(client) if one.status != "running"]
         if stopped or time.monotonic() > deadline:
@@ -176,6 +183,10 @@ def _status(client: DockerClient) -> tuple[NodeStatus, ...]:
             slurm=answers if name == CONTROLLER else found.get(name, "unknown"),
         )
         for one in _containers(client)
+    ) + tuple(
+        NodeStatus(name=name, container="none", slurm=state)
+        for name, state in found.items()
+        if name == DRAINED
     )
 
 

@@ -78,7 +78,7 @@ def _assign(table: dict[str, Any], key: str, value: Any, *, place: str) -> None:
     for parent in parents:
         inner = inner.get(parent) if isinstance(inner, dict) else None
     if not isinstance(inner, dict) or name not in inner or isinstance(inner[name], dict):
-        known = sorted([*_fields(table), "devices"])
+        known = sorted([*_fields(table), "cards", "devices", "nodes"])
         raise InputError("no such field", place=place, found=key, allowed=known, hint=closest(key, known))
     if isinstance(inner[name], list) and isinstance(value, str):
         raise InputError("expected a list", place=place, found=value, hint=f"--set '{key}=[\"{value}\"]'")

@@ -43,6 +43,19 @@ class NodeReport(Frozen):
     """ID that the node's engine has for the image; null without one, and where one machine is all."""
 
 
+class Binding(Frozen):
+    """Where a rank runs on its node, beside its device."""
+
+    address: str
+    """PCI address of the device."""
+    numa_node: int | None
+    """Memory node that the kernel has the device at; -1 where the machine has one."""
+    cores: str
+    """Processors that the rank may run on, as the kernel lists them: `48-55`."""
+    bound: bool
+    """Whether the rank chose them; false where none beside the device may be used."""
+
+
 class Allocation(Frozen):
     """What a scheduler gave to one start."""
 
@@ -53,6 +66,8 @@ class Allocation(Frozen):
     """Name in cluster.toml; null for this machine."""
     reports: dict[str, NodeReport] = Field(default_factory=dict)
     """By host name; empty in records from before nodes were asked."""
+    bindings: tuple[Binding | None, ...] = ()
+    """Of each rank in their order, null without a device; empty in records made before ranks did it."""
 
 
 class RankReport(Frozen):
@@ -63,3 +78,5 @@ class RankReport(Frozen):
     """Name of the machine, as its kernel has it."""
     node: NodeReport | None = None
     """Report of its node; only the first rank of a node gives one."""
+    binding: Binding | None = None
+    """Cores that it runs on, null where no device says which are near."""

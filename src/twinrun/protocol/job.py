@@ -53,6 +53,8 @@ class Job(Frozen):
     """Null saves nothing."""
     watchdog_seconds: Annotated[float, Field(gt=0)] | None = None
     """How long a rank may be at an operation that it has done before; null learns it from those."""
+    sniff_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps between two sniff tests of the ranks; 0 for none."""
 
 
 class Stop(Frozen):

@@ -170,6 +170,9 @@ def _points(record: Record) -> Iterator[Gap]:
     )
     weights: dict[object, set[object]] = {}
     for point in record.points:
+        if point.cards is not None:
+            per_card = record.gpu.devices_per_card if record.gpu else 1
+            yield from held(f"points.{point.id}.cards", point.cards * per_card, point.devices)
         model = (point.facts.get(DEVICE), point.facts.get("parameters"))
         weights.setdefault(model, set()).add(point.facts.get(WEIGHTS))
     if any(len(found) > 1 for found in weights.values()):

@@ -35,6 +35,7 @@ def workspace_of(project: Project, selection: Selection, run: Path) -> Workspace
         recipe=kept if recipe.elsewhere else None,
         run=run,
         data=cache_root() / "data",
+        nodes=selection.site.site if selection.site else None,
         packages=(*own, *package_folders(project.root, shared)),
         source=source_folder(selection.checkpointing) or _folder_of_user(selection),
     )
@@ -62,7 +63,7 @@ def rank_commands(
         scheduler=selection.scheduler,
         workspace=workspace,
         cores=selection.cores,
-        variables=variables,
+        variables={**variables, **(selection.site.site.environment if selection.site else {})},
     )
 
 
@@ -93,6 +94,7 @@ def shared_settings(
         attempt="",
         checkpointing=selection.checkpointing,
         power=_power(selection),
+        sniff_steps=selection.site.site.sniff_steps if selection.site else 0,
         watchdog_seconds=selection.site.site.watchdog_seconds if selection.site else None,
         folders={name: inside(folder) for name, folder in folders.items() if folder},
     )

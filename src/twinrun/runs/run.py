@@ -7,13 +7,12 @@ import datetime
 import os
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import Timeout
 
 from twinrun import __version__
-from twinrun.execution.engine import Engine, Workspace, point_folder
+from twinrun.execution.engine import Engine
 from twinrun.execution.environment import (
     inspect,
     lock_differences,
@@ -21,29 +20,26 @@ from twinrun.execution.environment import (
     steering_variables,
 )
 from twinrun.execution.kernels import PROCESSOR, kernel_variables
-from twinrun.execution.ranks import METRICS, LaunchResult, Ranks
-from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError
+from twinrun.execution.ranks import METRICS, Ranks
+from twinrun.foundation.errors import InputError, RunInterruptedError
 from twinrun.foundation.files import sha256_of_file, write_atomically
 from twinrun.foundation.locks import locked
-from twinrun.foundation.manifest import Frozen, load_json
-from twinrun.foundation.text import number, percent
 from twinrun.machine.architecture import architectures_needed
 from twinrun.planning.plan import Plan
 from twinrun.planning.project import Project
 from twinrun.protocol.allocation import Allocation
-from twinrun.protocol.job import Result
 from twinrun.protocol.machine import Device, Machine
 from twinrun.results.finished_run import FinishedRun
 from twinrun.results.judge import RULES, claims_digest, judge
 from twinrun.results.record import Environment, Record, write_record
 from twinrun.runs.checkpointing import check_legs
 from twinrun.runs.data import prepared_data
-from twinrun.runs.launches import launch_of, rank_commands, shared_settings, workspace_of
+from twinrun.runs.launches import rank_commands, shared_settings, workspace_of
 from twinrun.runs.models import prepared_model
 from twinrun.runs.preconditions import demand_interpreter
 from twinrun.runs.progress import Display
 from twinrun.runs.selection import Selection
-from twinrun.workloads.workload import Point, PointRecord, Run, Workload
+from twinrun.runs.sweep import PointOutcome, SweepRun, finished
 
 LOCK = ".lock"
 # Changed files that a record names, of an environment that is not as installed.
@@ -51,9 +47,18 @@ NAMED_FILES = 20
 
 
 def execute(
-    project: Project, selection: Selection, *, out: Path | None, resume: bool, display: Display
-) -> FinishedRun:
-    """Run the plan and return the finished run, judged.
+    project: Project,
+    selection: Selection,
+    *,
+    out: Path | None,
+    resume: bool,
+    display: Display,
+    detach: bool = False,
+) -> FinishedRun | Path:
+    """Run the plan and return the finished run, judged; or the run folder where its jobs go on.
+
+    Args:
+        detach: submit and return, unless all has ended that was submitted before.
 
     Raises:
         MachineError, RunError: see their classes.
@@ -65,7 +70,7 @@ def execute(
         write_atomically(run / "plan.json", plan.model_dump_json(indent=1) + "\n")
         display.say(f"run folder: {run}")
         try:
-            record = _measure(project, selection, run, display)
+            record = _measure(project, selection, run, display, detach=detach)
         except KeyboardInterrupt:
             done = len(finished(run, plan, workload=selection.workload))
             raise RunInterruptedError(
@@ -73,6 +78,8 @@ def execute(
                 place=str(run),
                 hint="the same command with --resume runs the points that are left",
             ) from None
+        if record is None:
+            return run
         write_record(run / "record.json", record)
     return FinishedRun(
         record=record,
@@ -84,7 +91,9 @@ def execute(
     )
 
 
-def _measure(project: Project, selection: Selection, run: Path, display: Display) -> Record:
+def _measure(
+    project: Project, selection: Selection, run: Path, display: Display, *, detach: bool
+) -> Record | None:
     workspace = workspace_of(project, selection, run)
     workspace.data.mkdir(parents=True, exist_ok=True)
     engine = selection.engine.open_engine(
@@ -111,15 +120,19 @@ def _measure(project: Project, selection: Selection, run: Path, display: Display
     )
     if model := selection.description.model:
         prepared_model(model, say=display.say)
-    done = SweepRun(
+    sweep = SweepRun(
         selection=selection,
         ranks=Ranks(engine=engine, commands=commands),
         workspace=workspace,
         shared=shared_settings(selection, run=run, data=data, documents=documents, inside=engine.inside),
         display=display,
-    ).finish()
+    )
+    done = sweep.submit() if detach else sweep.finish()
+    if len(done) < len(selection.plan.points):
+        return None
     if not any(one.point.measurements or one.point.checks for one in done):
         raise InputError("nothing was measured", place=str(run), hint="no point has what --set left")
+    site = selection.site
     environment = Environment(
         python=installed.python,
         libraries=done[-1].libraries,
@@ -128,7 +141,7 @@ def _measure(project: Project, selection: Selection, run: Path, display: Display
         attested=selection.stack.attested(project.root),
         unverified=selection.stack.unhashed(project.root),
         image_digest=engine.image_digest,
-        variables=steering_variables(os.environ),
+        variables=steering_variables(os.environ | (site.site.environment if site else {})),
     )
     return _record(project, selection, run, done, environment)
 
@@ -268,140 +281,7 @@ def _unfinished(base: Path, plan: Plan) -> Path:
             "no unfinished run of this plan",
             place=str(base),
             found=f"plan {mark}",
-            hint="leave --resume out to start one; a changed option or file makes another plan",
+            hint="leave --resume out to start one; a changed option or file makes another plan,"
+            " and so do nodes that have gone down: --set nodes=... names the points",
         )
     return found[-1]
-
-
-class PointOutcome(Frozen):
-    """A finished point as it waits in the run folder for the others."""
-
-    plan_sha256: str
-    point: PointRecord
-    libraries: dict[str, str]
-    allocation: Allocation
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepRun:
-    """Runs the points of one plan that are not finished yet."""
-
-    selection: Selection
-    ranks: Ranks
-    workspace: Workspace
-    shared: Run
-    """What the jobs of all points share."""
-    display: Display
-
-    def finish(self) -> list[PointOutcome]:
-        """Run what is left and return every point, in the order of the plan.
-
-        Raises:
-            MachineError: no attempt fits into the memory of a device.
-            RunError: a rank failed; names it and shows the end of its log.
-        """
-        plan = self.selection.plan
-        done = finished(self.workspace.run, plan, workload=self.selection.workload)
-        self.display.expect(len(plan.points), done=len(done))
-        for point in plan.points:
-            if point.id in done:
-                self.display.say(f"{point.id}: finished before, not run again")
-                continue
-            done[point.id] = self._measure(point)
-            text = done[point.id].model_dump_json(indent=1) + "\n"
-            write_atomically(_file(self.workspace.run, point.id), text)
-            self.display.point_done()
-        return [done[point.id] for point in plan.points]
-
-    def _measure(self, point: Point) -> PointOutcome:
-        plan, workload = self.selection.plan, self.selection.workload
-        names = self.selection.description.points[point.id].attempts
-        for place, name in enumerate(names):
-            launched = self._start(point, place, name)
-            if launched:
-                result = _result(self.workspace.run, point, workload.result)
-                numbers = workload.numbers(plan.part, point, result)
-                measured = PointRecord(
-                    id=point.id,
-                    nodes=point.nodes,
-                    devices=point.world_size,
-                    hosts=launched.allocation.nodes,
-                    part=point.part,
-                    attempts=names[:place],
-                    **{name: getattr(numbers, name) for name in type(numbers).model_fields},
-                )
-                derived = workload.derived(plan.part, measured, self.selection.gpu)
-                record = measured.model_copy(update={"measurements": (*measured.measurements, *derived)})
-                self.display.end(point.id, status=summary(record, workload.headline))
-                return PointOutcome(
-                    plan_sha256=plan.sha256(),
-                    point=record,
-                    libraries=result.libraries,
-                    allocation=launched.allocation,
-                )
-            self.display.end(point.id, status=f"{name}: out of memory")
-        raise MachineError(
-            "nothing that was tried fits into the memory of a device",
-            place=point.id,
-            found=f"tried {', '.join(names)}",
-            hint=workload.smaller,
-        )
-
-    def _start(self, point: Point, place: int, name: str) -> LaunchResult | None:
-        workload = self.selection.workload
-        self.display.begin(
-            point.id,
-            steps=self.selection.description.points[point.id].steps,
-            status=f"starting {point.world_size} rank(s), {name}",
-        )
-        launch = launch_of(
-            self.selection,
-            point,
-            attempt=place,
-            shared=self.shared,
-            workspace=self.workspace,
-            inside=self.ranks.inside,
-        )
-        return self.ranks.run(launch, show=lambda line: self.display.step(point.id, workload.progress(line)))
-
-
-def finished(run: Path, plan: Plan, *, workload: Workload) -> dict[str, PointOutcome]:
-    """Return the points of `plan` that are finished in a run folder."""
-    files = {point.id: _file(run, point.id) for point in plan.points}
-    found = {name: load_json(file, PointOutcome) for name, file in files.items() if file.is_file()}
-    return {
-        name: one.model_copy(update={"point": workload.read_points((one.point,))[0]})
-        for name, one in found.items()
-        if one.plan_sha256 == plan.sha256()
-    }
-
-
-def summary(point: PointRecord, headline: tuple[str, ...]) -> str:
-    """Return the result of a point in one line: the first number that stands for it, and its last loss."""
-    shown = [one for metric in headline for one in point.measurements if one.metric == metric][:2]
-    parts = [
-        f"{one.id} "
-        + (percent(one.median) if one.metric.endswith("-share") else f"{number(one.median)} {one.unit}")
-        for one in shown
-    ]
-    parts += [f"{one.id} {one.values[-1]:.4f}" for one in point.series if one.values]
-    failed = [one.id for one in point.checks if one.outcome != "pass"]
-    return ", ".join([*parts, *(f"not passed: {name}" for name in failed)]) or "measured"
-
-
-def _result(run: Path, point: Point, model: type[Result]) -> Result:
-    """Return what the ranks of `point` left; raises RunError where that is not a whole result of it."""
-    file = point_folder(run, point.id) / "result.json"
-    try:
-        result = load_json(file, model)
-    except InputError as error:
-        message = "the ranks ended well and left no whole result"
-        raise RunError(message, place=str(file), found=f"{error.message}: {error.found}") from None
-    if result.point != point.id:
-        message = "the ranks left the result of another point"
-        raise RunError(message, place=str(file), found=result.point, allowed=point.id)
-    return result
-
-
-def _file(run: Path, point: str) -> Path:
-    return run / "points" / f"{point}.json"

@@ -112,14 +112,13 @@ def select(project: Project, request: Request) -> Selection:
     wanted = machine.vendor if vendor is None else vendor.value
     stack, stack_choice = stack_for_run(project, loaded, asked=request.stack, vendor=wanted, machine=machine)
     name = stack.stack.vendor
-    module, engine = (
-        _site_engine(request, site)
-        if site
-        else _engine(request, stack, project.vendors[name], machine, project.gpus)
-    )
+    known = (stack, project.vendors[name], machine, project.gpus)
+    module, engine = _site_engine(request, site) if site else _engine(request, *known)
     launcher, scheduler = _launcher_choice(request, site), _scheduler(request, site)
     gpu = _site_gpu(project, site) if site else _gpu(machine, project.gpus, scale.value, loaded)
-    hardware = _hardware(project, machine, gpu, vendor=name, site=site)
+    giver = load_scheduler(scheduler.value, site=site)
+    nodes = _nodes(giver, site, dry=request.dry)
+    hardware = _hardware(project, machine, gpu, vendor=name, nodes=nodes, site=site)
     plan, planned = resolve(
         loaded,
         scale=scale.value,
@@ -133,7 +132,6 @@ def select(project: Project, request: Request) -> Selection:
         leg=request.leg,
         workload=workload,
     )
-    starter, giver = _launcher(plan), load_scheduler(plan.scheduler, site=site)
     if not request.dry:
         _demand_runnable(plan, workload, giver, hardware)
     chosen = vendor or Choice(name="vendor", value=name, because=_seen(machine))
@@ -144,9 +142,9 @@ def select(project: Project, request: Request) -> Selection:
         plan=plan,
         workload=workload,
         engine=module,
-        launcher=starter,
+        launcher=_launcher(plan, giver),
         scheduler=giver,
-        choices=(*decided, *planned, *_estimate(plan)),
+        choices=(*decided, *planned, *_estimate(plan), *_limit(plan, site)),
         recipe=loaded,
         stack=stack,
         vendor=project.vendors[name],
@@ -191,17 +189,32 @@ def _site_gpu(project: Project, site: LoadedSite) -> Gpu | None:
 
 
 def _hardware(
-    project: Project, machine: Machine, gpu: Gpu | None, *, vendor: str, site: LoadedSite | None
+    project: Project,
+    machine: Machine,
+    gpu: Gpu | None,
+    *,
+    vendor: str,
+    nodes: int | None,
+    site: LoadedSite | None,
 ) -> Hardware:
     return Hardware(
         gpu=gpu,
         device_memory_bytes=_device_memory(machine, gpu),
         devices=_devices(machine, site),
         cores=site.site.cores_per_node if site else machine.cpu_count,
+        nodes=nodes,
         network_gbit_s=site.site.network_gbit_s if site else None,
         vendor=vendor,
         processor=processor(project.root),
     )
+
+
+def _nodes(scheduler: Scheduler, site: LoadedSite | None, *, dry: bool) -> int | None:
+    """Return the nodes that points may have: of a site those that are up, in a plan all that it has."""
+    if dry:
+        return site.site.nodes if site else None
+    found = scheduler.size()
+    return min(found, site.site.nodes) if site else found
 
 
 def _devices(machine: Machine, site: LoadedSite | None) -> int:
@@ -212,9 +225,9 @@ def _devices(machine: Machine, site: LoadedSite | None) -> int:
 
 
 def _launcher_choice(request: Request, site: LoadedSite | None) -> Choice:
-    agent = "an agent on each node of the site" if site and not request.launcher else None
-    because = agent or _why(request.launcher)
-    return Choice(name="launcher", value=request.launcher or LAUNCHER, because=because)
+    if site and not request.launcher:
+        return Choice(name="launcher", value=site.site.launcher, because=f"the site {site.name} has it")
+    return Choice(name="launcher", value=request.launcher or LAUNCHER, because=_why(request.launcher))
 
 
 def _scheduler(request: Request, site: LoadedSite | None) -> Choice:
@@ -316,10 +329,10 @@ def _device_memory(machine: Machine, gpu: Gpu | None) -> int | None:
     return gpu.device_memory_bytes if gpu else None
 
 
-def _launcher(plan: Plan) -> Launcher:
+def _launcher(plan: Plan, scheduler: Scheduler) -> Launcher:
     """Return the launcher; raises MachineError where it cannot start ranks on what the scheduler gives."""
     launcher = load_launcher(plan.launcher)
-    reason = launcher.unusable(scheduler=plan.scheduler)
+    reason = launcher.unusable(scheduler.abilities)
     if reason:
         raise MachineError(reason, place=f"--launcher {plan.launcher}", found=plan.scheduler)
     return launcher
@@ -343,7 +356,7 @@ def _demand_nodes(scheduler: Scheduler, plan: Plan) -> None:
             place=f"{site.place}.nodes",
             found=nodes,
             allowed=f"up to {site.site.nodes}",
-            hint="choose fewer with --set devices=..., or print the plan with --dry",
+            hint="choose fewer with --set nodes=..., or print the plan with --dry",
         )
 
 
@@ -356,6 +369,27 @@ def _estimate(plan: Plan) -> tuple[Choice, ...]:
     each = ", ".join([f"start {duration(start)}", *(f"{name} {duration(one)}" for name, one in known)])
     total = start + sum(seconds for _, seconds in known)
     return (Choice(name="time", value=f"about {duration(total)}", because=f"estimated: {each}"),)
+
+
+def _limit(plan: Plan, site: LoadedSite | None) -> tuple[Choice, ...]:
+    """Return what stands against the time limit of a site: points that take longer, or nobody knows."""
+    if site is None:
+        return ()
+    limit = site.site.minutes * 60
+    longer = [
+        f"{point.id} takes about {duration(point.seconds + FIRST_START)}"
+        for point in plan.points
+        if point.seconds is not None and point.seconds + FIRST_START > limit
+    ]
+    unknown = [point.id for point in plan.points if point.seconds is None]
+    found = []
+    if longer:
+        because = f"{', '.join(longer)}: raise `minutes` of {site.place}"
+        found.append(Choice(name="limit", value=f"{site.site.minutes} min is too short", because=because))
+    if unknown:
+        because = f"not estimated: {', '.join(unknown)}; a job is ended after that"
+        found.append(Choice(name="limit", value=f"{site.site.minutes} min", because=because))
+    return tuple(found)
 
 
 def _seen(machine: Machine) -> str:

@@ -23,7 +23,7 @@ from pydantic import BaseModel
 
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import load_json
-from twinrun.protocol.allocation import IMAGE_VARIABLE, Interface, NodeReport, RankReport
+from twinrun.protocol.allocation import IMAGE_VARIABLE, Binding, Interface, NodeReport, RankReport
 from twinrun.protocol.job import STOPPED_FILE, Job, Result, Stop
 from twinrun.protocol.metrics_lines import forget
 
@@ -37,11 +37,11 @@ def read_job(kind: type[AnyJob]) -> AnyJob:
     return load_json(parser.parse_args().job, kind)
 
 
-def report_rank(job: Job) -> None:
-    """Say which machine this rank runs on; the first of a node says what it is."""
+def report_rank(job: Job, *, binding: Binding | None = None) -> None:
+    """Say which machine and cores this rank runs on; the first of a node says what it is."""
     choose_interface()
     node = None if rank_variable("LOCAL_RANK", 0) else describe_node()
-    report = RankReport(rank=rank_variable("RANK", 0), host=platform.node(), node=node)
+    report = RankReport(rank=rank_variable("RANK", 0), host=platform.node(), node=node, binding=binding)
     write_atomically(Path(job.out) / "ranks" / f"{report.rank}.json", report.model_dump_json() + "\n")
 
 

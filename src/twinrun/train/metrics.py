@@ -18,6 +18,7 @@ from twinrun.train import liveness, ranks
 from twinrun.train.device import synchronise
 from twinrun.train.job_files import append_line
 from twinrun.train.power import PowerMeter
+from twinrun.train.sniff import Sniffer
 
 
 class Meter:
@@ -36,6 +37,7 @@ class Meter:
         self._began = 0.0
         # Control runs are there for their losses.
         self.power = PowerMeter(job, None if job.control else job.power)
+        self._sniffer = Sniffer(job, device) if not job.control else None
         self.stopping = False
         """Whether a rank was told to end, known to all at the end of the step."""
         self.keeps_checkpoints = False
@@ -128,6 +130,9 @@ class Meter:
         if ranks.rank() == 0:
             append_line(self._job, step)
         self._clear()
+        # Between the clocks of two steps.
+        if self._sniffer:
+            self._sniffer.after_step(number)
         self.start()
 
     def history(self) -> dict[str, Tensor]:

@@ -23,6 +23,7 @@ from twinrun.protocol.job import OUT_OF_MEMORY, REFUSED, STOPPED, Result
 from twinrun.protocol.training import TrainingJob, TrainingResult
 from twinrun.train import attention, float8, liveness, ranks
 from twinrun.train import device as devices
+from twinrun.train.binding import bind
 from twinrun.train.job_files import AnyJob, read_job, report_rank, start_over, write_result, write_stop
 from twinrun.train.metrics import Meter
 from twinrun.train.models import DTYPES, Model, family_of
@@ -79,7 +80,7 @@ def _run(work: Callable[[AnyJob], Result], kind: type[AnyJob]) -> None:
     if ranks.rank() == 0:
         # A scheduler may have started the ranks before, and ended them.
         start_over(job)
-    report_rank(job)
+    report_rank(job, binding=bind() if job.accelerator else None)
     try:
         result = work(job)
     except ranks.TrainingStoppedError as stopped:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from twinrun.foundation.errors import InputError, MachineError
+from twinrun.foundation.text import plural
 from twinrun.manifests.recipe import Sweep
 from twinrun.protocol.storage import check_storage
 from twinrun.workloads.workload import (
+    Choice,
     Demand,
     Hardware,
     LegSteps,
@@ -19,28 +21,127 @@ from twinrun.workloads.workload import (
     Workload,
 )
 
+# `--set` keys that say how large the points are; one of them at a time.
+KEYS = ("nodes", "devices", "cards")
 
-def sizes(sweep: Sweep, *, requested: Any, devices: int) -> tuple[int, ...]:
-    """Return the sizes of a sweep: devices of this machine, or nodes of the published cluster.
+
+class SweepPlacements(NamedTuple):
+    """The placements of a sweep that can be had, and the choice that names the others."""
+
+    places: list[Placement]
+    left_out: tuple[Choice, ...]
+
+
+def placements(
+    sweep: Sweep, overrides: dict[str, Any], *, hardware: Hardware, node_devices: int | None = None
+) -> SweepPlacements:
+    """Return the placements of a sweep, by nodes, devices or cards, as the recipe or `--set` counts them.
 
     Args:
-        requested: what `--set devices=` asked for, or None.
-        devices: GPUs of this machine; 0 on a CPU, whose cores any number of ranks share.
+        overrides: `--set` as parsed; the key that sizes the points is taken out.
+        node_devices: devices of a node of the site; None: this machine is the node.
 
     Raises:
-        InputError: `requested` is not a list of counts, or the sweep counts nodes.
-        MachineError: this machine has no GPU to sweep over, or too few.
+        InputError: no list of counts, two keys at once, or devices that fill no nodes.
+        MachineError: nothing of the sweep, or not all that was asked for, can be had.
     """
     if sweep.layouts is not None:
         raise InputError("only a training has layouts", place="sweep.layouts", found=sweep.layouts)
-    if sweep.nodes is not None:
-        if requested is not None:
-            raise InputError("this scale counts nodes", place="--set devices", found=requested)
-        return sweep.nodes
-    if requested is not None:
-        return _requested(requested, devices)
+    node = _node_size(sweep, hardware, node_devices)
+    key, counts = _asked(overrides)
+    if key is not None:
+        return SweepPlacements(_requested(sweep, key, counts, hardware, node), ())
+    if sweep.nodes is None:
+        return SweepPlacements([_devices(count) for count in _swept(sweep, hardware.devices)], ())
+    assert node is not None
+    given = [_nodes(count, node) for count in sweep.nodes]
+    kept = [one for one in given if hardware.nodes is None or one.nodes <= hardware.nodes]
+    if not kept:
+        raise MachineError(
+            "too few nodes for the smallest point",
+            found=hardware.nodes,
+            allowed=f"{min(sweep.nodes)} or more",
+        )
+    lost = ", ".join(one.id for one in given if one not in kept)
+    because = f"{plural(hardware.nodes or 0, 'node')} can be had"
+    return SweepPlacements(kept, (Choice(name="left out", value=lost, because=because),) if lost else ())
+
+
+def _node_size(sweep: Sweep, hardware: Hardware, node_devices: int | None) -> int | None:
+    """Return the devices that a point takes of a node: the published count, or all where a node has fewer."""
+    here = node_devices or hardware.devices or None
+    if sweep.devices_per_node is None or here is None or hardware.nodes is None:
+        return sweep.devices_per_node or here
+    return min(sweep.devices_per_node, here)
+
+
+def _asked(overrides: dict[str, Any]) -> tuple[str | None, tuple[int, ...]]:
+    """Return the key that `--set` sizes the points by, and its counts in rising order."""
+    given = {key: overrides.pop(key) for key in KEYS if key in overrides}
+    if len(given) > 1:
+        raise InputError("points are sized by one key", place="--set", found=list(given), allowed=list(KEYS))
+    for key, value in given.items():
+        items = value if isinstance(value, list) else str(value).split(",")
+        numbers = [int(item) for item in items if type(item) is int or str(item).strip().isdecimal()]
+        if not numbers or len(numbers) < len(items) or min(numbers) < 1:
+            allowed = "for example 1,2,4"
+            raise InputError(f"expected counts of {key}", place=f"--set {key}", found=value, allowed=allowed)
+        return key, tuple(sorted(set(numbers)))
+    return None, ()
+
+
+def _requested(
+    sweep: Sweep, key: str, counts: tuple[int, ...], hardware: Hardware, node: int | None
+) -> list[Placement]:
+    """Return the points that `--set` asked for; raises MachineError where one cannot be had."""
+    if key == "nodes" and node is None:
+        hint = "count ranks with --set devices=..., or add --cluster SITE"
+        raise InputError("this machine has no nodes to count", place="--set nodes", found=counts, hint=hint)
+    per_card = hardware.gpu.devices_per_card if hardware.gpu and key == "cards" else 1
+    devices = tuple(count * (node or 1) if key == "nodes" else count * per_card for count in counts)
+    most = hardware.devices
+    if most and max(devices) > most and (sweep.nodes is None or hardware.nodes is not None):
+        raise MachineError(
+            "this machine has fewer devices",
+            place=f"--set {key}",
+            found=counts,
+            allowed=f"1 to {most} devices",
+        )
+    if key == "nodes":
+        assert node is not None
+        return [_nodes(count, node) for count in counts]
+    if sweep.nodes is None or node is None:
+        return [_devices(count) for count in devices]
+    return [_of_nodes(count, node, f"--set {key}") for count in devices]
+
+
+def _of_nodes(devices: int, node: int, place: str) -> Placement:
+    """Return the point of so many devices at a scale that counts nodes: whole nodes, or a part of one."""
+    if devices < node:
+        return _devices(devices)
+    nodes, rest = divmod(devices, node)
+    if rest:
+        allowed = f"up to {node}, or a multiple of it"
+        raise InputError("the devices do not fill the nodes", place=place, found=devices, allowed=allowed)
+    return _nodes(nodes, node)
+
+
+def _nodes(count: int, node: int) -> Placement:
+    return Placement(id=f"nodes={count}", nodes=count, devices_per_node=node)
+
+
+def _devices(count: int) -> Placement:
+    return Placement(id=f"devices={count}", nodes=1, devices_per_node=count)
+
+
+def _swept(sweep: Sweep, devices: int) -> tuple[int, ...]:
+    """Return the sizes of a sweep over devices; a CPU is shared by any number of ranks."""
     if isinstance(sweep.devices, tuple):
-        return _limited(sweep.devices, devices)
+        kept = tuple(count for count in sweep.devices if not devices or count <= devices)
+        if not kept:
+            allowed = f"at least {min(sweep.devices)}"
+            raise MachineError("this machine has fewer devices", found=devices, allowed=allowed)
+        return kept
     if not devices:
         raise MachineError(
             "this scale sweeps over the GPUs of the machine",
@@ -48,38 +149,6 @@ def sizes(sweep: Sweep, *, requested: Any, devices: int) -> tuple[int, ...]:
             hint="use --scale smoke, or --scale paper --dry",
         )
     return tuple(1 << power for power in range(devices.bit_length()) if 1 << power <= devices)
-
-
-def placement(sweep: Sweep, size: int) -> Placement:
-    """Return where the ranks of one size go."""
-    if sweep.nodes is not None:
-        return Placement(id=f"nodes={size}", nodes=size, devices_per_node=sweep.devices_per_node or 1)
-    return Placement(id=f"devices={size}", nodes=1, devices_per_node=size)
-
-
-def _requested(requested: Any, devices: int) -> tuple[int, ...]:
-    items = requested if isinstance(requested, list) else str(requested).split(",")
-    numbers = [int(item) for item in items if type(item) is int or str(item).strip().isdecimal()]
-    if not numbers or len(numbers) < len(items) or min(numbers) < 1:
-        raise InputError(
-            "expected counts of devices", place="--set devices", found=requested, allowed="for example 1,2,4"
-        )
-    if devices and max(numbers) > devices:
-        raise MachineError(
-            "this machine has fewer devices",
-            place="--set devices",
-            found=requested,
-            allowed=f"1 to {devices}",
-        )
-    return tuple(sorted(set(numbers)))
-
-
-def _limited(wanted: tuple[int, ...], devices: int) -> tuple[int, ...]:
-    """Drop the sizes of a sweep that this machine does not have; ranks share a CPU."""
-    kept = tuple(count for count in wanted if not devices or count <= devices)
-    if not kept:
-        raise MachineError("this machine has fewer devices", found=devices, allowed=f"at least {min(wanted)}")
-    return kept
 
 
 def refuse(

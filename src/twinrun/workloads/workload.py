@@ -109,11 +109,11 @@ class Hardware(Frozen):
     cores: int
     """Processors that this process may run on."""
     network_gbit_s: float | None = None
-    """What a node sends, all its adapters together; None where nobody said."""
+    nodes: int | None = None
+    """Gbit/s that a node sends, None where nobody said; nodes that can be had, None for a plan alone."""
     vendor: str = ""
-    """Vendor of the hardware that the run uses, a folder of images/vendors."""
     processor: str = ""
-    """Vendor of the processor, which every machine has."""
+    """Vendors, folders of images/vendors, of the hardware that the run uses and of the processor."""
 
     @property
     def processor_alone(self) -> bool:
@@ -183,6 +183,7 @@ class Run(Frozen):
     attempt: str
     checkpointing: Checkpointing | None = None
     watchdog_seconds: float | None = None
+    sniff_steps: int = 0
     power: PowerReading | None = None
     folders: Mapping[str, str] = Field(default_factory=dict, exclude=True)
     """Folders that ranks read, by the field of the plan's description that asks for them."""
@@ -195,6 +196,8 @@ class PointRecord(Numbers, Generic[PointPart]):
     nodes: Positive
     devices: Positive
     """Over all nodes."""
+    cards: int | None = None
+    """Cards of the devices; None where they fill none, on a processor, and in older records."""
     hosts: tuple[str, ...] = ()
     """Hosts reported by the ranks; empty in records made before they were collected."""
     part: PointPart = Field(json_schema_extra={"type": "object"})

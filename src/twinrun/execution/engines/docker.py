@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # Who runs in the container of a caller who is root: the user that our images have.
 _IMAGE_USER = 1000
+# Adapters whose own protocol a process speaks to past the kernel.
+_INFINIBAND = ("/dev/infiniband",)
 
 RUNS_IMAGES = True
 
@@ -135,7 +137,8 @@ class ContainerRenderer:
     def render(self, command: Command) -> ContainerCommand:
         """Return the `docker run` of `command`; never `--privileged`."""
         assert command.arguments[0] == PYTHON
-        user = self._user(command)
+        user, nodes = self._user(command), self._workspace.nodes
+        fabric = bool(nodes and nodes.infiniband)
         container = Container(
             image=self._image,
             arguments=command.arguments[1:],
@@ -147,8 +150,10 @@ class ContainerRenderer:
             mounts=self._volumes(command),
             host=None if command.reaches_nodes or command.reaches_store else platform.node() or "localhost",
             passed=VARIABLES if command.reaches_store else (),
-            devices=self._vendor.container.devices,
-            groups=_groups(self._vendor),
+            devices=(*self._vendor.container.devices, *(_INFINIBAND if fabric else ())),
+            locks_memory=fabric,
+            groups=nodes.groups if nodes else _groups(self._vendor),
+            groups_of=self._vendor.container.groups_of if nodes else (),
             driver=self._vendor.container.driver,
             capabilities=self._vendor.container.capabilities,
             resource=self._vendor.container.resource,
@@ -175,9 +180,13 @@ class ContainerRenderer:
 
     def _volumes(self, command: Command) -> tuple[Mount, ...]:
         writable = {self._workspace.run} | ({self._workspace.data} if command.writes_data else set())
-        return tuple(
-            Mount(host=str(host), inside=inside, mode="rw" if host in writable else "ro")
-            for host, inside in self._mounts.items()
+        nodes = self._workspace.nodes
+        return (
+            *(
+                Mount(host=str(host), inside=inside, mode="rw" if host in writable else "ro")
+                for host, inside in self._mounts.items()
+            ),
+            *(Mount(**bind.model_dump()) for bind in (nodes.bound if nodes else ())),
         )
 
     def _visibility(self) -> dict[str, str]:

@@ -15,6 +15,8 @@ from twinrun.manifests.vendor import Vendor
 
 RUNS_IMAGES = True
 FORM = "sqsh"
+# On which Enroot's hook for Mellanox passes the adapters on.
+_ADAPTERS = {"MELLANOX_VISIBLE_DEVICES": "all"}
 _WRITTEN = "commands for Pyxis are only written"
 
 
@@ -48,6 +50,7 @@ class PyxisRenderer(ImageFile):
     def render(self, command: Command) -> NodeCommand:
         """Return `command` with what srun is told; raises InputError for a folder that it cannot name."""
         mounts = ",".join(self._container_mounts(command))
+        fabric = self._workspace.nodes is not None and self._workspace.nodes.infiniband
         return NodeCommand(
             arguments=("python3", *command.arguments[1:]),
             # The user's own home is not there, and compilers write below it.
@@ -57,16 +60,16 @@ class PyxisRenderer(ImageFile):
                 *(f"--container-image={self._file}", f"--container-mounts={mounts}", "--container-readonly"),
                 *("--no-container-mount-home", "--no-container-remap-root", "--no-container-entrypoint"),
             ),
-            srun_variables=self._vendor.container.enroot,
+            srun_variables={**self._vendor.container.enroot, **(_ADAPTERS if fabric else {})},
         )
 
     def _container_mounts(self, command: Command) -> Iterator[str]:
-        for folder, mode in self._mounts(command):
-            if set(",: ") & set(str(folder)):
+        for bind in self._mounts(command):
+            if set(",: ") & set(bind.host + bind.inside):
                 raise InputError(
                     "no mount of Pyxis can name this folder",
                     place="--engine pyxis",
-                    found=str(folder),
+                    found=bind.host,
                     allowed="a path without comma, colon and space",
                 )
-            yield f"{folder}:{folder}:{mode}"
+            yield f"{bind.host}:{bind.inside}:{bind.mode}"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from twinrun.execution import shell
+from twinrun.execution.abilities import Abilities
 from twinrun.execution.engine import Command, NodeCommand
 from twinrun.foundation.discovery import load_part
 from twinrun.foundation.manifest import Frozen
@@ -37,7 +38,8 @@ class Rendezvous(Frozen):
 
     first_node: str
     """Name of the node with the first rank, as the others resolve it."""
-    port: int = 29400
+    port: str
+    """A number, or the variable of a script that has it."""
     id: str
     """Unlike that of every other start."""
 
@@ -57,8 +59,8 @@ class Launcher(Protocol):
     IDENTITY: tuple[str, str] | None
     """Variables with the rank of a process and its rank on its node, where `starter` starts the ranks."""
 
-    def unusable(self, *, scheduler: str) -> str | None:
-        """Return why ranks cannot be started on what `scheduler` gives, or None."""
+    def unusable(self, abilities: Abilities) -> str | None:
+        """Return why ranks cannot be started on what a scheduler with these abilities gives, or None."""
 
     def render(
         self,
@@ -80,8 +82,12 @@ class Launcher(Protocol):
             in_stack: the engine's `render`; a launcher of the stack goes inside, one of the node around it.
         """
 
-    def starter(self, placement: RankPlacement) -> tuple[str, ...]:
-        """Return the words that start a command for every rank from the first node; empty for one a node."""
+    def starter(self, placement: RankPlacement, *, cores: int) -> tuple[str, ...]:
+        """Return the words that start a command for every rank from the first node; empty for one a node.
+
+        Args:
+            cores: CPU cores of each rank.
+        """
 
     def culprit(self, logs: Sequence[str]) -> Culprit | None:
         """Return the rank that failed first, as the outputs of the nodes' commands name it."""
@@ -121,7 +127,7 @@ def started_by_rank(
         "WORLD_SIZE": str(placement.world_size),
         "LOCAL_WORLD_SIZE": str(placement.devices_per_node),
         "MASTER_ADDR": rendezvous.first_node,
-        "MASTER_PORT": str(rendezvous.port),
+        "MASTER_PORT": rendezvous.port,
         **command.variables,
     }
     return command.model_copy(update={"variables": variables, "reaches_nodes": placement.nodes > 1})

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from twinrun.execution import shell
+from twinrun.execution.abilities import Abilities
 from twinrun.execution.engine import Command, NodeCommand
 from twinrun.execution.launchers import Culprit, RankPlacement, Rendezvous, started_by_rank
 
@@ -14,9 +15,9 @@ _LEFT = re.compile(r"^\s*Process name: \[.*?,(\d+)\]\s*\n\s*Exit code:\s+(\d+)",
 _SIGNALLED = re.compile(r"process rank (\d+) with PID \d+ .*?\s+exited on\s+signal (\d+)", re.DOTALL)
 
 
-def unusable(*, scheduler: str) -> str | None:
-    """Return why mpirun cannot start ranks on what `scheduler` gives, or None."""
-    return None if scheduler == "slurm" else "mpirun starts ranks in an allocation of Slurm"
+def unusable(abilities: Abilities) -> str | None:
+    """Return why this launcher cannot start ranks with such abilities of the scheduler, or None."""
+    return None if abilities.hosts else "mpirun starts ranks where a scheduler names the hosts of its job"
 
 
 def render(
@@ -33,7 +34,7 @@ def render(
     return in_stack(started_by_rank(command, placement=placement, rendezvous=rendezvous, cores=cores))
 
 
-def starter(placement: RankPlacement) -> tuple[str, ...]:
+def starter(placement: RankPlacement, *, cores: int) -> tuple[str, ...]:
     """Return the mpirun that starts one process for each rank, those of a node side by side."""
     return (
         *("mpirun", "--hostfile", "$TWINRUN_HOSTS", "-n", str(placement.world_size)),

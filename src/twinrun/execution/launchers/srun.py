@@ -6,6 +6,7 @@ import re
 import signal
 from collections.abc import Callable, Sequence
 
+from twinrun.execution.abilities import Abilities
 from twinrun.execution.engine import Command, NodeCommand
 from twinrun.execution.launchers import Culprit, RankPlacement, Rendezvous, started_by_rank
 
@@ -20,9 +21,9 @@ _SIGNALS = {
 _KILLED = re.compile(rf"^srun: error: .*?: tasks? (\d+)[\d,-]*: ({'|'.join(_SIGNALS)})", re.MULTILINE)
 
 
-def unusable(*, scheduler: str) -> str | None:
-    """Return why srun cannot start ranks on what `scheduler` gives, or None."""
-    return None if scheduler == "slurm" else "srun starts ranks in an allocation of Slurm"
+def unusable(abilities: Abilities) -> str | None:
+    """Return why this launcher cannot start ranks with such abilities of the scheduler, or None."""
+    return None if abilities.steps else "srun starts ranks where the scheduler is Slurm"
 
 
 def render(
@@ -39,11 +40,14 @@ def render(
     return in_stack(started_by_rank(command, placement=placement, rendezvous=rendezvous, cores=cores))
 
 
-def starter(placement: RankPlacement) -> tuple[str, ...]:
+def starter(placement: RankPlacement, *, cores: int) -> tuple[str, ...]:
     """Return the srun that starts one task for each rank."""
     return (
         *("srun", f"--nodes={placement.nodes}", f"--ntasks={placement.world_size}"),
         *(f"--ntasks-per-node={placement.devices_per_node}", "--distribution=block"),
+        # Since Slurm 22.05 srun does not take the first from sbatch. Ranks bind themselves, each to the cores
+        # beside its device.
+        *(f"--cpus-per-task={cores}", "--cpu-bind=none"),
         # Tasks without a peer would wait for it until the time limit.
         *("--kill-on-bad-exit=1", "--input=none"),
     )

@@ -6,6 +6,7 @@ import re
 import signal
 from collections.abc import Callable, Sequence
 
+from twinrun.execution.abilities import Abilities
 from twinrun.execution.engine import PYTHON, Command, NodeCommand
 from twinrun.execution.launchers import Culprit, RankPlacement, Rendezvous, node_logs, thread_variables
 from twinrun.protocol.job import OUT_OF_MEMORY
@@ -16,7 +17,7 @@ _FAILURES = "\nFailures:\n"
 _ROOT_CAUSE = "Root Cause (first observed failure):"
 
 
-def unusable(*, scheduler: str) -> str | None:
+def unusable(abilities: Abilities) -> str | None:
     """Return None: an agent starts wherever a command does."""
     return None
 
@@ -51,7 +52,7 @@ def render(
     return in_stack(command.model_copy(update=update))
 
 
-def starter(placement: RankPlacement) -> tuple[str, ...]:
+def starter(placement: RankPlacement, *, cores: int) -> tuple[str, ...]:
     """Return nothing: every node starts its agent."""
     return ()
 

@@ -7,27 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from twinrun.execution.abilities import Abilities
 from twinrun.execution.engine import NodeCommand, ProcessGroup
+from twinrun.execution.task import Task
 from twinrun.foundation.discovery import load_part
-from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.cluster import LoadedSite
 
 # Starts a command on this machine with its output in a file, as the engine does it that rendered it.
 Start = Callable[[NodeCommand, Path], ProcessGroup]
-
-
-class Task(Frozen):
-    """What is started for one point."""
-
-    point: str
-    nodes: int
-    ranks_per_node: int
-    commands: tuple[NodeCommand, ...]
-    """One for each of `node_names`, or the one that `starter` starts for every rank."""
-    starter: tuple[str, ...] = ()
-    """Words of the launcher before a command; empty where each node starts its own."""
-    identity: tuple[str, str] | None = None
-    """Variables in which the starter tells each process its rank, and its rank on its node."""
 
 
 class Submission(Protocol):
@@ -36,6 +23,10 @@ class Submission(Protocol):
     @property
     def nodes(self) -> tuple[str, ...]:
         """Host names of the nodes, in the order of the commands; empty while it waits for them."""
+
+    @property
+    def handle(self) -> str:
+        """What `adopt` finds the task by in another process; empty for one that ends with this process."""
 
     def poll(self) -> int | None:
         """Return the exit status, of a command that failed if one did; None until all have ended."""
@@ -53,16 +44,24 @@ class Scheduler(Protocol):
 
     name: str
     """Module of `schedulers`."""
+    abilities: Abilities
+    """What its allocations offer to a launcher."""
 
     @property
     def site(self) -> LoadedSite | None:
         """Where it is, None for this machine."""
+
+    def size(self) -> int:
+        """Return how many nodes are up; raises MachineError where the scheduler does not say."""
 
     def unusable(self, *, nodes: int) -> str | None:
         """Return why so many nodes cannot be had, or None."""
 
     def first_node(self) -> str:
         """Return what stands for the first node in the commands before the nodes are known."""
+
+    def port(self) -> str:
+        """Return the port on the first node at which the nodes meet, or the variable that has it."""
 
     def node_names(self, nodes: int) -> tuple[str, ...]:
         """Return what stands for the place of a node, once for each command that is written."""
@@ -85,6 +84,9 @@ class Scheduler(Protocol):
             InputError: the scheduler refuses what cluster.toml says.
             MachineError: so many nodes cannot be had, or a command cannot be started.
         """
+
+    def adopt(self, handle: str, *, point: str, logs: Path) -> Submission:
+        """Return a task that another process has submitted; raises MachineError where there are none."""
 
 
 class SchedulerModule(Protocol):

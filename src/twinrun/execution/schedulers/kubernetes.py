@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from twinrun.execution import shell
+from twinrun.execution.abilities import Abilities
 from twinrun.execution.container import (
     SHARED_MEMORY,
     TEMPORARY_FOLDER,
@@ -16,7 +17,8 @@ from twinrun.execution.container import (
     WORKING_FOLDER,
     Container,
 )
-from twinrun.execution.schedulers import Start, Submission, Task
+from twinrun.execution.schedulers import Start, Submission
+from twinrun.execution.task import Task
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.manifests.cluster import LoadedSite, Site
 
@@ -45,9 +47,14 @@ class Kubernetes:
     """The scheduler of one site."""
 
     name = "kubernetes"
+    abilities = Abilities()
 
     def __init__(self, site: LoadedSite) -> None:
         self.site = site
+
+    def size(self) -> int:
+        """Return what cluster.toml says: nothing is asked of the cluster."""
+        return self.site.site.nodes
 
     def unusable(self, *, nodes: int) -> str | None:
         """Return why no nodes can be had from here."""
@@ -56,6 +63,10 @@ class Kubernetes:
     def first_node(self) -> str:
         """Return the variable of the pods that has the first one."""
         return f"${shell.FIRST_NODE}"
+
+    def port(self) -> str:
+        """Return a port that is free in every pod, whose network is its own."""
+        return "29400"
 
     def node_names(self, nodes: int) -> tuple[str, ...]:
         """Return one variable: all pods start the same command."""
@@ -68,6 +79,10 @@ class Kubernetes:
     def submit(self, task: Task, *, run: Path, logs: Path, start: Start) -> Submission:
         """Raise MachineError: nothing is submitted from here."""
         raise MachineError(_ONLY, place="--scheduler kubernetes", found=task.point, hint=_HINT)
+
+    def adopt(self, handle: str, *, point: str, logs: Path) -> Submission:
+        """Raise MachineError: nothing was submitted from here."""
+        raise MachineError(_ONLY, place="--scheduler kubernetes", found=handle, hint=_HINT)
 
 
 def job_set(task: Task, *, site: LoadedSite) -> dict[str, Any]:
@@ -129,6 +144,8 @@ def _pod(task: Task, container: Container, name: str, site: LoadedSite) -> dict[
     user, _, group = container.user.partition(":")
     context = {"runAsUser": int(user), "runAsGroup": int(group), "fsGroup": int(group)}
     pod: dict[str, Any] = {
+        # Adapters with direct access to memory are reached through the node's own network.
+        **({"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if site.site.infiniband else {}),
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": site.site.signal_seconds or 30,
         "automountServiceAccountToken": False,
@@ -145,11 +162,13 @@ def _pod(task: Task, container: Container, name: str, site: LoadedSite) -> dict[
 
 def _container(task: Task, container: Container, name: str, site: Site) -> dict[str, Any]:
     count = {container.resource: str(task.ranks_per_node)} if container.resource else {}
+    count |= {site.rdma_resource: "1"} if site.rdma_resource else {}
+    memory = {"memory": f"{site.memory_gib}Gi"} if site.memory_gib else {}
     mounts = [
         {"name": f"folder-{number}", "mountPath": mount.inside, "readOnly": mount.mode == "ro"}
         for number, mount in enumerate(container.mounts)
     ]
-    memory = [{"name": key, "mountPath": path} for key, (path, _) in _MEMORY_FOLDERS.items()]
+    folders = [{"name": key, "mountPath": path} for key, (path, _) in _MEMORY_FOLDERS.items()]
     return {
         "name": NODE,
         "image": container.image,
@@ -157,13 +176,17 @@ def _container(task: Task, container: Container, name: str, site: Site) -> dict[
         "args": [_expanded(one) for one in container.arguments],
         "workingDir": WORKING_FOLDER,
         "env": [*_variables(task, container, name, site)],
-        "resources": {"requests": {"cpu": str(site.cores_per_node)}, "limits": count},
+        "resources": {
+            "requests": {"cpu": str(task.cores_per_rank * task.ranks_per_node), **memory},
+            "limits": {**count, **memory},
+        },
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
+            # Adapters need memory that is never swapped out.
+            "capabilities": {"drop": ["ALL"], **({"add": ["IPC_LOCK"]} if site.infiniband else {})},
         },
-        "volumeMounts": [*mounts, *memory],
+        "volumeMounts": [*mounts, *folders],
     }
 
 
@@ -172,7 +195,8 @@ def _variables(task: Task, container: Container, name: str, site: Site) -> Itera
     yield {"name": shell.NODE, "valueFrom": {"fieldRef": {"fieldPath": _INDEX}}}
     # The names that JobSet gives to its pods, and to the service that finds them.
     yield {"name": shell.FIRST_NODE, "value": f"{name}-{NODE}-0-0.{name}"}
-    if site.interfaces and task.nodes > 1:
+    # A pod without the node's network has interfaces of its own, with other names.
+    if site.interfaces and site.infiniband and task.nodes > 1:
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             yield {"name": variable, "value": ",".join(site.interfaces)}
     for variable, value in container.variables.items():

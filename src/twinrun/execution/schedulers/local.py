@@ -5,8 +5,10 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
+from twinrun.execution.abilities import Abilities
 from twinrun.execution.engine import ProcessGroup
-from twinrun.execution.schedulers import Start, Task
+from twinrun.execution.schedulers import Start
+from twinrun.execution.task import Task
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.manifests.cluster import LoadedSite
 
@@ -27,7 +29,12 @@ class Local:
     """The scheduler of one machine, which starts at once."""
 
     name = "local"
+    abilities = Abilities()
     site = None
+
+    def size(self) -> int:
+        """Return one: this machine."""
+        return 1
 
     def unusable(self, *, nodes: int) -> str | None:
         """Return why so many nodes cannot be had, or None."""
@@ -36,6 +43,10 @@ class Local:
     def first_node(self) -> str:
         """Return the name under which this machine finds itself."""
         return "localhost"
+
+    def port(self) -> str:
+        """Return a port that is free here."""
+        return "29400"
 
     def node_names(self, nodes: int) -> tuple[str, ...]:
         """Return the number of each node."""
@@ -61,6 +72,10 @@ class Local:
         log = logs / "launcher.log"
         return LocalSubmission(start(task.commands[0], log), log)
 
+    def adopt(self, handle: str, *, point: str, logs: Path) -> LocalSubmission:
+        """Raise MachineError: what runs here ends with the process that started it."""
+        raise MachineError("no job of this machine goes on by itself", place=point, found=handle)
+
 
 class LocalSubmission:
     """The command of this machine."""
@@ -68,6 +83,7 @@ class LocalSubmission:
     def __init__(self, running: ProcessGroup, log: Path) -> None:
         self._running = running
         self._log = log
+        self.handle = ""
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -3,30 +3,56 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from twinrun.execution import shell
-from twinrun.execution.engine import NodeCommand, stop_file
-from twinrun.execution.schedulers import Start, Task
-from twinrun.execution.slurm_client import JobState, SlurmClient
+from twinrun.execution.abilities import Abilities
+from twinrun.execution.batch import (
+    LOG,
+    SCRIPT,
+    Dialect,
+    batch_script,
+    demand_shared,
+    job_name,
+    refuse_failed_set_up,
+    refuse_own_options,
+    written_status,
+)
+from twinrun.execution.pending import SchedulerSilentError
+from twinrun.execution.schedulers import Start
+from twinrun.execution.slurm_client import JobState, SlurmClient, demand_devices, device_options
+from twinrun.execution.task import Task
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError, TwinrunError
 from twinrun.foundation.files import write_atomically
 from twinrun.manifests.cluster import LoadedSite, Site
-from twinrun.protocol.allocation import IMAGE_VARIABLE
 
-SCRIPT = "job.sh"
 # A controller that restarts is silent for a moment; one that stays away is gone.
 PATIENCE_SECONDS = 60.0
 # Beyond the time in which Slurm kills what it has told to end.
 CANCEL_SECONDS = 90.0
 # Jobs that somebody or something else has ended, and that may go on.
 _STOPPED = ("CANCELLED", "PREEMPTED", "TIMEOUT", "DEADLINE", "REVOKED")
-HOSTS = "TWINRUN_HOSTS"
-# Left to the shell, in every word of the script; the plan has no other way to reach it.
-_NAMES = ("RUN", HOSTS, shell.FIRST_NODE, shell.NODE, shell.RANK, shell.LOCAL_RANK)
+# Options of sbatch that other keys of a site stand for.
+_OWN = (
+    *(
+        "job-name",
+        "J",
+        "nodes",
+        "N",
+        "ntasks",
+        "n",
+        "ntasks-per-node",
+        "cpus-per-task",
+        "c",
+        "mem",
+        "time",
+        "t",
+    ),
+    *("partition", "p", "account", "A", "qos", "q", "constraint", "C", "gres", "gpus-per-node", "exclusive"),
+    *("exclude", "x", "signal", "requeue", "no-requeue", "output", "o", "chdir", "D"),
+)
 
 
 def open_scheduler(*, site: LoadedSite | None) -> Slurm:
@@ -34,6 +60,8 @@ def open_scheduler(*, site: LoadedSite | None) -> Slurm:
     if site is None:
         hint = "add --cluster SITE; `invoke cluster up` makes the site `local`"
         raise InputError("Slurm is at a site", place="--scheduler slurm", found="no --cluster", hint=hint)
+    demand_devices(site)
+    refuse_own_options(site, _OWN)
     return Slurm(site)
 
 
@@ -41,10 +69,19 @@ class Slurm:
     """The scheduler of one site."""
 
     name = "slurm"
+    abilities = Abilities(steps=True, hosts=True)
 
     def __init__(self, site: LoadedSite) -> None:
         self.site = site
         self._client = SlurmClient(site)
+
+    def size(self) -> int:
+        """Return the nodes of the partition that are up; raises MachineError where Slurm does not answer."""
+        try:
+            return self._client.size()
+        except RunError as error:
+            found = str(error.found).strip()
+            raise MachineError("Slurm does not answer", place=self.site.place, found=found) from None
 
     def unusable(self, *, nodes: int) -> str | None:
         """Return why so many nodes cannot be had, or None."""
@@ -60,13 +97,18 @@ class Slurm:
         """Return the variable of the script that has the first node."""
         return f"${shell.FIRST_NODE}"
 
+    def port(self) -> str:
+        """Return the variable of the script that has a port of the job's own."""
+        return f"${shell.PORT}"
+
     def node_names(self, nodes: int) -> tuple[str, ...]:
         """Return one variable: all nodes start the same command."""
         return (f"${shell.NODE}",)
 
     def script(self, task: Task, *, run: str, logs: str) -> str:
         """Return the sbatch script of `task`; pure."""
-        return batch_script(task, site=self.site, run=run, logs=logs)
+        dialect = _dialect(task, self.site.site, logs)
+        return batch_script(task, site=self.site, run=run, logs=logs, dialect=dialect)
 
     def submit(self, task: Task, *, run: Path, logs: Path, start: Start) -> SlurmJob:
         """Write the script of `task` to its logs and hand it to sbatch.
@@ -75,10 +117,10 @@ class Slurm:
             InputError: sbatch refuses what cluster.toml says, or nodes do not see the run folder.
             MachineError: Slurm does not know this machine.
         """
-        self._demand_shared(run)
+        demand_shared(self.site, run)
         file = logs / SCRIPT
         write_atomically(file, self.script(task, run=str(run), logs=str(logs)))
-        output = f"--output={str(logs).replace('%', '%%')}/launcher.log"
+        output = f"--output={str(logs).replace('%', '%%')}/{LOG}"
         try:
             printed = self._client.ask("sbatch", "--parsable", output, f"--chdir={run}", str(file))
         except RunError as error:
@@ -90,16 +132,9 @@ class Slurm:
             ) from None
         return SlurmJob(printed.strip().partition(";")[0], client=self._client, logs=logs, point=task.point)
 
-    def _demand_shared(self, run: Path) -> None:
-        shared = self.site.site.shared
-        if not any(run.is_relative_to(folder) for folder in shared):
-            raise InputError(
-                "the nodes do not see the run folder",
-                place=f"{self.site.place}.shared",
-                found=str(run),
-                allowed=shared,
-                hint="choose a folder below one of them with --out",
-            )
+    def adopt(self, handle: str, *, point: str, logs: Path) -> SlurmJob:
+        """Return the job with the number `handle`."""
+        return SlurmJob(handle, client=self._client, logs=logs, point=point)
 
 
 class SlurmJob:
@@ -113,6 +148,11 @@ class SlurmJob:
         self._last: JobState | None = None
         self._asked = self._answered = time.monotonic()
         self._nodes: tuple[str, ...] = ()
+
+    @property
+    def handle(self) -> str:
+        """Return the number of the job."""
+        return self._number
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -133,6 +173,8 @@ class SlurmJob:
         try:
             state = self._last = self._client.job(self._number)
         except (RunError, MachineError) as error:
+            if "Invalid job id" in str(error.found):
+                return self._forgotten()
             if now - self._answered > PATIENCE_SECONDS:
                 raise self._silent(error) from None
             return None
@@ -142,10 +184,23 @@ class SlurmJob:
                 self._nodes = self._client.hosts(state.nodes)
         return self._status(state) if state.ended else None
 
+    def _forgotten(self) -> int:
+        """Return the status of a job that Slurm does not know any more, as its script has left it."""
+        status = written_status(self._logs)
+        if status is None:
+            raise RunInterruptedError(
+                f"job {self._number} has vanished",
+                place=self._point,
+                found="Slurm does not know it, and its script left no exit status",
+                hint="the same command with --resume starts the point again",
+            )
+        refuse_failed_set_up(status, site=self._client.site, logs=self._logs)
+        return status
+
     def logs(self) -> tuple[Path, ...]:
         """Return the files of the script and of each node, as far as they are there."""
         agents = sorted(self._logs.glob("launcher-*.log"), key=lambda path: (len(path.name), path.name))
-        return tuple(path for path in (self._logs / "launcher.log", *agents) if path.exists())
+        return tuple(path for path in (self._logs / LOG, *agents) if path.exists())
 
     def cancel(self) -> None:
         """End the job and wait until its nodes are given back; one that has ended is no error."""
@@ -175,6 +230,7 @@ class SlurmJob:
                 found=f"of {state.nodes}: {self._client_down()}",
                 hint="after mending it, or with it in `exclude` of cluster.toml, --resume goes on",
             )
+        refuse_failed_set_up(state.status, site=self._client.site, logs=self._logs)
         return state.status or int(state.state != "COMPLETED")
 
     def _client_down(self) -> str:
@@ -184,122 +240,58 @@ class SlurmJob:
             return error.message
         return ", ".join(dict.fromkeys(listed.splitlines())) or "no node is down any more"
 
-    def _silent(self, error: TwinrunError) -> RunError:
-        return RunError(
+    def _silent(self, error: TwinrunError) -> SchedulerSilentError:
+        return SchedulerSilentError(
             f"Slurm has not answered for {PATIENCE_SECONDS:.0f} s",
             place=self._point,
             found=str(error.found or error.message).strip(),
-            hint=f"job {self._number} may still run: when Slurm is back, `scancel` it and --resume",
+            hint=f"job {self._number} may still run: when Slurm is back, --resume goes on with it",
         )
 
 
-def batch_script(task: Task, *, site: LoadedSite, run: str, logs: str) -> str:
-    """Return the sbatch script of `task`; pure.
-
-    Raises:
-        InputError: a string that no script can hold.
-        MachineError: a command that must hand the run folder over, which only this machine can.
-    """
-    (command,) = task.commands
-    if command.writer:
-        raise MachineError(
-            "on a cluster, containers run as their caller, who must not be root",
-            place=f"{site.place}.engine",
-            found=site.site.engine,
-            hint="run twinrun as another user, or set the engine to venv",
-        )
-    lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(task, site.site))]
-    lines += ["set -euo pipefail", *([] if run == "$RUN" else [f"RUN={_word(run, site, names=())}"])]
-    lines += [f'{shell.FIRST_NODE}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)']
-    body = (f"  {line}" for line in _start(task, command, site, logs))
-    lines += [f"export RUN {shell.FIRST_NODE}", "start() {", *body, "}"]
-    starter = list(_begin(task, command, site, logs))
-    if site.site.requeue:
-        return "\n".join([*lines, *_again(starter, _word(str(stop_file(Path(run), task.point)), site)), ""])
-    return "\n".join([*lines, *starter[:-1], f"exec {starter[-1]}", ""])
+def _dialect(task: Task, site: Site, logs: str) -> Dialect:
+    cores = task.ranks_per_node * task.cores_per_rank
+    return Dialect(
+        prefix="#SBATCH",
+        options=tuple(_options(task, site)),
+        hosts='scontrol show hostnames "$SLURM_JOB_NODELIST"',
+        node="$SLURM_NODEID",
+        number="SLURM_JOB_ID",
+        each_node=(
+            *("srun", f"--nodes={task.nodes}", f"--ntasks={task.nodes}", "--ntasks-per-node=1"),
+            # Since Slurm 22.05 srun does not take it from sbatch.
+            *(f"--cpus-per-task={cores}", "--cpu-bind=none", "--kill-on-bad-exit=1", "--input=none"),
+            f"--output={_pattern(logs)}/launcher-%n.log",
+        ),
+        # Slurm itself requeues what it preempts; asked as well, it would start the job once more than needed.
+        again='[[ $(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) != RUNNING ]]'
+        ' || scontrol requeue "$SLURM_JOB_ID"',
+    )
 
 
 def _options(task: Task, site: Site) -> Iterator[str]:
     """Yield the options of sbatch; cluster.toml holds words alone, so none needs quotes."""
-    yield f"--job-name=twinrun-{re.sub(r'[^A-Za-z0-9_.=@-]', '_', task.point)[:60]}"
+    yield f"--job-name={job_name(task)}"
     yield f"--nodes={task.nodes}"
     yield f"--ntasks-per-node={task.ranks_per_node}"
+    yield f"--cpus-per-task={task.cores_per_rank}"
+    if site.memory_gib is not None:
+        yield f"--mem={site.memory_gib}{'G' if site.memory_gib else ''}"
     yield f"--time={site.minutes}"
-    for name in ("partition", "account", "qos"):
+    for name in ("partition", "account", "qos", "constraint"):
         if value := getattr(site, name):
             yield f"--{name}={value}"
-    if site.gres:
-        yield f"--gres={site.gres}:{task.ranks_per_node}"
+    yield from device_options(site, task.ranks_per_node)
+    if site.exclusive:
+        yield "--exclusive"
     if site.exclude:
         yield f"--exclude={','.join(site.exclude)}"
     if site.signal_seconds:
         yield f"--signal=TERM@{site.signal_seconds}"
     yield "--requeue" if site.requeue else "--no-requeue"
-
-
-def _start(task: Task, command: NodeCommand, site: LoadedSite, logs: str) -> Iterator[str]:
-    """Yield the body of what runs once on every node, or once for every rank."""
-    if task.identity is None:
-        yield f'export {shell.NODE}="$SLURM_NODEID"'
-    else:
-        rank, local_rank = task.identity
-        yield f'export {shell.RANK}="${rank}" {shell.LOCAL_RANK}="${local_rank}"'
-        yield f'export {shell.NODE}="$(({shell.RANK} / {task.ranks_per_node}))"'
-        inside = f"/node-${shell.NODE}" if task.nodes > 1 else ""
-        folder = _word(f"{logs}{inside}/${shell.LOCAL_RANK}", site)
-        yield f"mkdir -p {folder}"
-        yield f"exec > {folder}/stdout.log 2> {folder}/stderr.log"
-    yield f"cd {_word(str(command.folder), site)}"
-    interfaces = ",".join(site.site.interfaces)
-    chosen = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), interfaces) if interfaces else {}
-    variables = {**(chosen if task.nodes > 1 else {}), **command.variables}
-    for name, value in variables.items():
-        yield f"export {_variable(name)}={_word(value, site)}"
-    if command.container:
-        inspect = " ".join(_word(one, site) for one in command.container.inspect_arguments())
-        yield f'{IMAGE_VARIABLE}="$({inspect})"'
-        yield f"export {IMAGE_VARIABLE}"
-    yield f"exec {' '.join(_word(one, site) for one in command.arguments)}"
-
-
-def _begin(task: Task, command: NodeCommand, site: LoadedSite, logs: str) -> Iterator[str]:
-    """Yield what starts it everywhere."""
-    starter = task.starter or (
-        *("srun", f"--nodes={task.nodes}", f"--ntasks={task.nodes}", "--ntasks-per-node=1"),
-        *("--kill-on-bad-exit=1", "--input=none", f"--output={_pattern(logs)}/launcher-%n.log"),
-    )
-    if f"${HOSTS}" in starter:
-        yield f"{HOSTS}={_word(f'{logs}/hosts', site)}"
-        slots = f"sed 's/$/ slots={task.ranks_per_node}/'"
-        yield f'scontrol show hostnames "$SLURM_JOB_NODELIST" | {slots} > "${HOSTS}"'
-    for name, value in command.srun_variables.items():
-        yield f"export {_variable(name)}={_word(value, site)}"
-    words = " ".join(_word(one, site) for one in (*starter, *command.srun_options))
-    yield f'{words} bash -euc "$(declare -f start); start"'
-
-
-def _again(starter: list[str], stopped: str) -> Iterator[str]:
-    """Yield what starts it and asks for another start where the ranks were told to end and have saved."""
-    # Slurm may tell this shell as well; with a handler it waits until its ranks have ended.
-    yield "trap : TERM"
-    yield f"rm --force {stopped}"
-    yield from starter[:-1]
-    yield f"status=0; {starter[-1]} || status=$?"
-    # Slurm itself requeues what it preempts; asked as well, it would start the job once more than needed.
-    yield """state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)"""
-    yield f'if [[ -e {stopped} && $state == RUNNING ]]; then scontrol requeue "$SLURM_JOB_ID"; fi'
-    yield 'exit "$status"'
+    yield from site.options
 
 
 def _pattern(path: str) -> str:
     """Return a path in which Slurm replaces nothing."""
     return path.replace("%", "%%")
-
-
-def _word(text: str, site: LoadedSite, *, names: tuple[str, ...] = _NAMES) -> str:
-    return shell.quoted_in_line(text, names, place=f"the script for {site.name}")
-
-
-def _variable(name: str) -> str:
-    assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name), name
-    return name

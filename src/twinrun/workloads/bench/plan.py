@@ -20,7 +20,7 @@ from twinrun.workloads.bench.manifest import (
     measurement_ids,
 )
 from twinrun.workloads.settings import Fingerprint, as_fingerprint, flat, flat_fields
-from twinrun.workloads.sweep import placement, refuse_demands, sizes
+from twinrun.workloads.sweep import KEYS, placements, refuse_demands
 from twinrun.workloads.workload import (
     Choice,
     DataRequest,
@@ -89,7 +89,7 @@ def plan(request: PlanRequest[BenchTables]) -> WorkloadPlan[BenchPlan, BenchPoin
     recipe, tables = request.recipe, request.recipe.tables
     scale, overrides = tables.scale(request.scale), dict(request.overrides)
     names = _cases(tables, scale, overrides.pop("cases", None))
-    places = _places(scale, overrides.pop("devices", None), request.hardware.devices)
+    places, left_out = _places(scale, overrides, request)
     _demand_types(tables.bench.options, overrides)
     bench = overlay(tables.bench, scale=scale.set, manifest=recipe.manifest, user=overrides)
     check_values(tables, bench.options, f"--set {OPTION}")
@@ -102,7 +102,10 @@ def plan(request: PlanRequest[BenchTables]) -> WorkloadPlan[BenchPlan, BenchPoin
     return WorkloadPlan(
         part=BenchPlan(bench=bench, labels=tables.label),
         points=points,
-        choices=(Choice(name="cases", value=", ".join(point.id for point in points), because=timed),),
+        choices=(
+            Choice(name="cases", value=", ".join(point.id for point in points), because=timed),
+            *left_out,
+        ),
     )
 
 
@@ -118,13 +121,17 @@ def _demand_types(options: Settings, overrides: dict[str, Any]) -> None:
         raise InputError("wrong type", place=f"--set {key}", found=value, allowed=KINDS[kind], hint=hint)
 
 
-def _places(scale: BenchScale, requested: Any, devices: int) -> list[Placement | None]:
+def _places(
+    scale: BenchScale, overrides: dict[str, Any], request: PlanRequest[BenchTables]
+) -> tuple[Sequence[Placement | None], tuple[Choice, ...]]:
     """Return the placements of a case, None for the one device of a benchmark without a sweep."""
     if scale.sweep is None:
-        if requested is not None:
-            raise InputError("this benchmark runs on one device", place="--set devices", found=requested)
-        return [None]
-    return [placement(scale.sweep, size) for size in sizes(scale.sweep, requested=requested, devices=devices)]
+        for key in KEYS:
+            if key in overrides:
+                message = "this benchmark runs on one device"
+                raise InputError(message, place=f"--set {key}", found=overrides[key])
+        return [None], ()
+    return placements(scale.sweep, overrides, hardware=request.hardware, node_devices=request.node_devices)
 
 
 def _point(name: str, settings: Settings, place: Placement | None) -> Point[BenchPoint]:

@@ -13,7 +13,7 @@ from twinrun.protocol.checks import CheckLine, ChecksJob, ChecksResult
 from twinrun.protocol.measurements import Measurement, Numbers, sampled
 from twinrun.workloads.checks.manifest import ChecksPlan, ChecksPoint, ChecksTables
 from twinrun.workloads.settings import Fingerprint, flat_fields
-from twinrun.workloads.sweep import placement, refuse_demands, sizes
+from twinrun.workloads.sweep import placements, refuse_demands
 from twinrun.workloads.workload import (
     Choice,
     ComparisonTerms,
@@ -54,18 +54,22 @@ def plan(request: PlanRequest[ChecksTables]) -> WorkloadPlan[ChecksPlan, ChecksP
     """Turn a request into the chosen checks at placements; raises InputError, MachineError."""
     recipe, overrides = request.recipe, dict(request.overrides)
     scale = recipe.tables.scale(request.scale)
-    counts = sizes(scale.sweep, requested=overrides.pop("devices", None), devices=request.hardware.devices)
+    places, left_out = placements(
+        scale.sweep, overrides, hardware=request.hardware, node_devices=request.node_devices
+    )
     if "check" in overrides:
         raise InputError(
             "checks are listed in recipe.toml", place="--set check", hint="--set 'only=[\"ID\"]'"
         )
     checks = overlay(recipe.tables.checks, scale=scale.set, manifest=recipe.manifest, user=overrides)
-    places = [placement(scale.sweep, count) for count in counts]
     names = [one.id for one in checks.chosen]
     return WorkloadPlan(
         part=ChecksPlan(checks=checks.chosen),
         points=tuple(Point(**place.model_dump(), part=ChecksPoint()) for place in places),
-        choices=(Choice(name="checks", value=plural(len(names), "check"), because=", ".join(names)),),
+        choices=(
+            Choice(name="checks", value=plural(len(names), "check"), because=", ".join(names)),
+            *left_out,
+        ),
     )
 
 

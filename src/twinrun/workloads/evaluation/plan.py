@@ -32,7 +32,7 @@ from twinrun.workloads.evaluation.manifest import (
     demand_known,
 )
 from twinrun.workloads.settings import Fingerprint, flat, flat_fields
-from twinrun.workloads.sweep import placement, refuse_demands, sizes
+from twinrun.workloads.sweep import placements, refuse_demands
 from twinrun.workloads.training_terms import fingerprint, refuse_composer
 from twinrun.workloads.workload import (
     Choice,
@@ -101,11 +101,13 @@ def plan(request: PlanRequest[EvaluationTables]) -> WorkloadPlan[EvaluationPlan,
     """
     recipe, tables, overrides = request.recipe, request.recipe.tables, dict(request.overrides)
     scale, hardware = tables.scale(request.scale), request.hardware
-    counts = sizes(scale.sweep, requested=overrides.pop("devices", None), devices=hardware.devices)
+    places, left_out = placements(
+        scale.sweep, overrides, hardware=hardware, node_devices=request.node_devices
+    )
     asked = overlay(tables.evaluation, scale=scale.set, manifest=recipe.manifest, user=overrides)
     demand_known(tables, asked, "--set ")
     # Scores are the same at every size: the most devices are the fastest.
-    place = placement(scale.sweep, counts[-1])
+    place = places[-1]
     named = tuple(NamedTask(name=name, **tables.tasks[name].model_dump()) for name in asked.tasks)
     documents = _needed(tables, named)
     if asked.model is not None:
@@ -125,7 +127,7 @@ def plan(request: PlanRequest[EvaluationTables]) -> WorkloadPlan[EvaluationPlan,
     return WorkloadPlan(
         part=part,
         points=(Point(**place.model_dump(), part=EvaluationPoint(microbatches=microbatches)),),
-        choices=(choice, Choice(name="tasks", value=plural(len(named), "task"), because=tasks)),
+        choices=(choice, Choice(name="tasks", value=plural(len(named), "task"), because=tasks), *left_out),
     )
 
 

@@ -13,7 +13,7 @@ from twinrun.protocol.models import AnyShape
 from twinrun.protocol.storage import StorageNeed
 from twinrun.protocol.training import COMPOSER, PLAIN, Training, TrainingJob, identity
 from twinrun.workloads.settings import Fingerprint, flat, flat_fields
-from twinrun.workloads.sweep import over_nodes, placement, refuse_demands, sizes
+from twinrun.workloads.sweep import over_nodes, placements, refuse_demands
 from twinrun.workloads.training import layouts
 from twinrun.workloads.training.estimates import (
     SWEEP_SECONDS,
@@ -92,15 +92,20 @@ def plan(request: PlanRequest[TrainingTables]) -> WorkloadPlan[TrainingPlan, Tra
     """
     recipe, tables = request.recipe, request.recipe.tables
     scale, overrides = tables.scale(request.scale), dict(request.overrides)
-    requested, wanted = overrides.pop("devices", None), None
+    wanted: tuple[str, ...] | None = None
+    requested: Any = None
+    places: list[Placement] = []
+    left_out: tuple[Choice, ...] = ()
     if scale.sweep.layouts:
         wanted = layouts.names(tables, scale, overrides.pop("layouts", None))
+        requested = overrides.pop("devices", None)
+    else:
+        places, left_out = placements(
+            scale.sweep, overrides, hardware=request.hardware, node_devices=request.node_devices
+        )
     training = _training(tables, scale, overrides, recipe.manifest)
     because = "asked for" if "model" in overrides else "the recipe's for this scale"
-    places: list[Placement] = []
     if wanted is None:
-        counts = sizes(scale.sweep, requested=requested, devices=request.hardware.devices)
-        places = [placement(scale.sweep, count) for count in counts]
         if scale.models and "model" not in overrides:
             training, because = _largest(tables, scale, training, places, request.hardware)
         refuse_precision(training)
@@ -117,7 +122,7 @@ def plan(request: PlanRequest[TrainingTables]) -> WorkloadPlan[TrainingPlan, Tra
     # A prediction counts the nodes that the point will have.
     placed = (over_nodes(point, request.node_devices) for point in swept)
     predicted = tuple(with_predictions(point, shape, training, request.hardware) for point in placed)
-    return _planned(tables, training, predicted, because)
+    return _planned(tables, training, predicted, because, left_out)
 
 
 def _swept(
@@ -134,7 +139,11 @@ def _swept(
 
 
 def _planned(
-    tables: TrainingTables, training: Training, points: tuple[Point[TrainingPoint], ...], because: str
+    tables: TrainingTables,
+    training: Training,
+    points: tuple[Point[TrainingPoint], ...],
+    because: str,
+    left_out: tuple[Choice, ...],
 ) -> WorkloadPlan[TrainingPlan, TrainingPoint]:
     ids = ", ".join(point.id for point in points)
     shape, data = tables.models[training.model], tables.data[training.data]
@@ -149,6 +158,7 @@ def _planned(
         choices=(
             Choice(name="model", value=training.model, because=because),
             Choice(name="points", value=ids, because=f"global batch {training.global_batch} at each"),
+            *left_out,
         ),
     )
 

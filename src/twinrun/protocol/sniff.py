@@ -1,0 +1,86 @@
+"""A sniff test between the steps of a training, and the rule that names a slow rank; pure arithmetic.
+
+Every rank times the same matrix product, and an exchange with each of its partners. A rank is slow where its
+time stands above the median of all ranks by more than ranks differ anyway, sniff after sniff.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Literal
+
+from twinrun.foundation.manifest import Frozen
+
+FILE = "sniffs.jsonl"
+# A rank must be slower than the median by this share at least, and by so many deviations of the ranks' noise.
+LEAST_EXCESS, DEVIATIONS = 0.05, 9.0
+# As many sniffs must agree, of the newest WINDOW.
+AGREEING, WINDOW = 3, 5
+# Half the middle of a normal distribution lies within this many of its deviations.
+_NORMAL = 0.6745
+Kind = Literal["compute", "exchange"]
+
+
+class Sniff(Frozen):
+    """What all ranks measured at one step."""
+
+    step: int
+    compute: tuple[float, ...]
+    """Seconds of the matrix product, by rank: the shortest of several."""
+    exchange: tuple[float, ...]
+    """Seconds of the fastest exchange of each rank: a rank with a slow link has no fast one."""
+    reduce: float
+    """Seconds of an all-reduce, which no rank can be blamed for."""
+    seconds: float
+    """What the whole sniff took."""
+
+
+class Alarm(Frozen):
+    """A rank that is slower than its peers."""
+
+    step: int
+    rank: int
+    kind: Kind
+    excess: float
+    """Median share by which it was slower than the median of all ranks."""
+
+    def text(self, host: str) -> str:
+        """Return the alarm in words."""
+        what = "computes" if self.kind == "compute" else "exchanges"
+        much = f"{self.excess:.0%} slower than the others"
+        return f"rank {self.rank} on {host} {what} {much}, from step {self.step}"
+
+
+def alarms(sniffs: Sequence[Sniff]) -> tuple[Alarm, ...]:
+    """Return the ranks that the newest sniffs agree on, none for fewer than three sniffs or ranks.
+
+    The noise is that of all other ranks in the same sniffs, so other work on a machine raises the bar.
+    """
+    newest = sniffs[-WINDOW:]
+    found = []
+    for kind in ("compute", "exchange"):
+        rows = [one.compute if kind == "compute" else one.exchange for one in newest]
+        if len(rows) < AGREEING or not rows[0] or len(rows[0]) < AGREEING:
+            continue
+        excesses = [_excesses(row) for row in rows]
+        for rank in range(len(rows[0])):
+            own = [row[rank] for row in excesses]
+            others = [one for row in excesses for place, one in enumerate(row) if place != rank]
+            bar = max(math.log1p(LEAST_EXCESS), DEVIATIONS * _deviation(others) / math.sqrt(len(own)))
+            if sum(one > bar for one in own) >= max(AGREEING, len(own) - 1) and statistics.median(own) > bar:
+                excess = math.expm1(statistics.median(own))
+                found.append(Alarm(step=newest[0].step, rank=rank, kind=kind, excess=excess))
+    return tuple(found)
+
+
+def _excesses(row: Sequence[float]) -> list[float]:
+    """Return the logarithm of each rank's time over the median of the ranks."""
+    middle = statistics.median(row)
+    return [math.log(max(one, 1e-9) / max(middle, 1e-9)) for one in row]
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Return the standard deviation that half the values would have if they were normal."""
+    return statistics.median(map(abs, values)) / _NORMAL

@@ -1,0 +1,215 @@
+"""The loop over the points of a plan: each is tried until an attempt fits into memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from twinrun.execution.engine import Workspace, point_folder
+from twinrun.execution.pending import Pending, pending_of
+from twinrun.execution.ranks import Launch, LaunchResult, Ranks
+from twinrun.foundation.errors import InputError, MachineError, RunError
+from twinrun.foundation.files import write_atomically
+from twinrun.foundation.manifest import Frozen, load_json
+from twinrun.foundation.text import number, percent
+from twinrun.manifests.vendor import Gpu
+from twinrun.planning.plan import Plan
+from twinrun.protocol.allocation import Allocation
+from twinrun.protocol.job import Result
+from twinrun.runs.launches import launch_of
+from twinrun.runs.progress import Display
+from twinrun.runs.selection import Selection
+from twinrun.runs.sniffs import Nose
+from twinrun.workloads.workload import Point, PointRecord, Run, Workload
+
+
+class PointOutcome(Frozen):
+    """A finished point as it waits in the run folder for the others."""
+
+    plan_sha256: str
+    point: PointRecord
+    libraries: dict[str, str]
+    allocation: Allocation
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRun:
+    """Runs the points of one plan that are not finished yet."""
+
+    selection: Selection
+    ranks: Ranks
+    workspace: Workspace
+    shared: Run
+    """What the jobs of all points share."""
+    display: Display
+
+    def finish(self) -> list[PointOutcome]:
+        """Run what is left and return every point, in the order of the plan.
+
+        Raises:
+            MachineError: no attempt fits into the memory of a device.
+            RunError: a rank failed; names it and shows the end of its log.
+        """
+        plan = self.selection.plan
+        done = finished(self.workspace.run, plan, workload=self.selection.workload)
+        self.display.expect(len(plan.points), done=len(done))
+        for point in plan.points:
+            if point.id in done:
+                self.display.say(f"{point.id}: finished before, not run again")
+                continue
+            outcome = self._measure(point)
+            assert outcome is not None
+            done[point.id] = self._kept(outcome)
+        return [done[point.id] for point in plan.points]
+
+    def submit(self) -> list[PointOutcome]:
+        """Submit what is left, collect what has ended, and return the points that are finished.
+
+        A leg waits until the one before it is collected. Raises as `finish` does.
+        """
+        plan, described = self.selection.plan, self.selection.description.points
+        done = finished(self.workspace.run, plan, workload=self.selection.workload)
+        for point in plan.points:
+            leg, waiting = described[point.id].leg, pending_of(self.workspace.run, point.id)
+            if point.id in done or (leg and leg.previous and leg.previous not in done):
+                continue
+            if waiting is None:
+                self.ranks.begin(self._launch(point, 0), place=0)
+            elif not self.ranks.goes_on(waiting) and (outcome := self._measure(point, detach=True)):
+                done[point.id] = self._kept(outcome)
+        return [done[point.id] for point in plan.points if point.id in done]
+
+    def _kept(self, outcome: PointOutcome) -> PointOutcome:
+        text = outcome.model_dump_json(indent=1) + "\n"
+        write_atomically(_file(self.workspace.run, outcome.point.id), text)
+        self.display.point_done()
+        return outcome
+
+    def _measure(self, point: Point, *, detach: bool = False) -> PointOutcome | None:
+        """Return the outcome of a point, of an attempt that was submitted before or of a new one.
+
+        Args:
+            detach: submit another attempt where one was too large, and return None.
+        """
+        plan, workload = self.selection.plan, self.selection.workload
+        names = self.selection.description.points[point.id].attempts
+        waiting = pending_of(self.workspace.run, point.id)
+        for place, name in list(enumerate(names))[waiting.place if waiting else 0 :]:
+            if detach and waiting is None:
+                self.ranks.begin(self._launch(point, place), place=place)
+                return None
+            launched = self._start(point, place, name, waiting)
+            waiting = None
+            if launched:
+                result = _result(self.workspace.run, point, workload.result)
+                numbers = workload.numbers(plan.part, point, result)
+                measured = PointRecord(
+                    id=point.id,
+                    nodes=point.nodes,
+                    devices=point.world_size,
+                    cards=_cards(point, self.selection.gpu),
+                    hosts=launched.allocation.nodes,
+                    part=point.part,
+                    attempts=names[:place],
+                    **{name: getattr(numbers, name) for name in type(numbers).model_fields},
+                )
+                slow = Nose(point_folder(self.workspace.run, point.id)).new()
+                if slow:
+                    measured = measured.model_copy(
+                        update={"facts": {**measured.facts, "slow ranks": "; ".join(slow)}}
+                    )
+                derived = workload.derived(plan.part, measured, self.selection.gpu)
+                record = measured.model_copy(update={"measurements": (*measured.measurements, *derived)})
+                self.display.end(point.id, status=summary(record, workload.headline))
+                return PointOutcome(
+                    plan_sha256=plan.sha256(),
+                    point=record,
+                    libraries=result.libraries,
+                    allocation=launched.allocation,
+                )
+            self.display.end(point.id, status=f"{name}: out of memory")
+        raise MachineError(
+            "nothing that was tried fits into the memory of a device",
+            place=point.id,
+            found=f"tried {', '.join(names)}",
+            hint=workload.smaller,
+        )
+
+    def _start(self, point: Point, place: int, name: str, waiting: Pending | None) -> LaunchResult | None:
+        workload = self.selection.workload
+        started = f"goes on with job {waiting.handle}" if waiting else "starting"
+        self.display.begin(
+            point.id,
+            steps=self.selection.description.points[point.id].steps,
+            status=f"{started} {point.world_size} rank(s), {name}",
+        )
+
+        nose = Nose(point_folder(self.workspace.run, point.id))
+
+        def show(line: bytes) -> None:
+            self.display.step(point.id, workload.progress(line))
+            for alarm in nose.new():
+                self.display.say(f"warning: {point.id}: {alarm}")
+
+        if waiting:
+            return self.ranks.collect(point, waiting, show=show)
+        return self.ranks.run(self._launch(point, place), place=place, show=show)
+
+    def _launch(self, point: Point, place: int) -> Launch:
+        return launch_of(
+            self.selection,
+            point,
+            attempt=place,
+            shared=self.shared,
+            workspace=self.workspace,
+            inside=self.ranks.inside,
+        )
+
+
+def _cards(point: Point, gpu: Gpu | None) -> int | None:
+    """Return the cards that the devices of a point are, None where they fill none."""
+    if gpu is None or point.world_size % gpu.devices_per_card:
+        return None
+    return point.world_size // gpu.devices_per_card
+
+
+def finished(run: Path, plan: Plan, *, workload: Workload) -> dict[str, PointOutcome]:
+    """Return the points of `plan` that are finished in a run folder."""
+    files = {point.id: _file(run, point.id) for point in plan.points}
+    found = {name: load_json(file, PointOutcome) for name, file in files.items() if file.is_file()}
+    return {
+        name: one.model_copy(update={"point": workload.read_points((one.point,))[0]})
+        for name, one in found.items()
+        if one.plan_sha256 == plan.sha256()
+    }
+
+
+def summary(point: PointRecord, headline: tuple[str, ...]) -> str:
+    """Return the result of a point in one line: the first number that stands for it, and its last loss."""
+    shown = [one for metric in headline for one in point.measurements if one.metric == metric][:2]
+    parts = [
+        f"{one.id} "
+        + (percent(one.median) if one.metric.endswith("-share") else f"{number(one.median)} {one.unit}")
+        for one in shown
+    ]
+    parts += [f"{one.id} {one.values[-1]:.4f}" for one in point.series if one.values]
+    failed = [one.id for one in point.checks if one.outcome != "pass"]
+    return ", ".join([*parts, *(f"not passed: {name}" for name in failed)]) or "measured"
+
+
+def _result(run: Path, point: Point, model: type[Result]) -> Result:
+    """Return what the ranks of `point` left; raises RunError where that is not a whole result of it."""
+    file = point_folder(run, point.id) / "result.json"
+    try:
+        result = load_json(file, model)
+    except InputError as error:
+        message = "the ranks ended well and left no whole result"
+        raise RunError(message, place=str(file), found=f"{error.message}: {error.found}") from None
+    if result.point != point.id:
+        message = "the ranks left the result of another point"
+        raise RunError(message, place=str(file), found=result.point, allowed=point.id)
+    return result
+
+
+def _file(run: Path, point: str) -> Path:
+    return run / "points" / f"{point}.json"
