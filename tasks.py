@@ -82,8 +82,9 @@ def run(
             **chosen,
         )
         folder = Path(out) if out else None
-        options = {"out": folder, "resume": resume, "detach": detach, "as_json": json, "yes": yes}
-        code = commands.run(ROOT, request, **options, track=track)
+        code = commands.run(
+            ROOT, request, out=folder, resume=resume, detach=detach, as_json=json, yes=yes, track=track
+        )
     raise Exit(code=code)
 
 

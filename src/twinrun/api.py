@@ -29,7 +29,7 @@ __all__ = ["ROOT", "fingerprint", "judge", "parity", "predict", "read"]
 
 _SHIPPED = Path(__file__).with_name("checkout")
 ROOT = _SHIPPED if _SHIPPED.is_dir() else Path(__file__).resolve().parents[2]
-# What two curves of numbers differ by at their first step at most: of bf16 the half of its last bit, doubled.
+# Two curves differ at their first step by the rounding of bf16 at most: half of its last bit, doubled.
 _ROUNDING = 2.0**-8
 
 

@@ -19,10 +19,12 @@ from twinrun.cli import run as commands
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError, TwinrunError
 from twinrun.planning.project import Project
 from twinrun.protocol.job import OUT_OF_MEMORY
+from twinrun.results.finished_run import FinishedRun
 from twinrun.results.reading import read_record
 from twinrun.runs.progress import Display
-from twinrun.runs.run import execute, finished
+from twinrun.runs.run import execute
 from twinrun.runs.selection import Selection, select
+from twinrun.runs.sweep import finished
 from twinrun.workloads import load_workload
 
 
@@ -217,8 +219,9 @@ def test_a_smaller_microbatch_is_tried(trained: FlowSite) -> None:
     selection = with_microbatches(select(project, request), (16, 8))
     full = Play(status=1, log=torchrun_report(0, OUT_OF_MEMORY))
     trained.script.play = lambda job: full if job["microbatch"] > 8 else trained.play(job)
-    finished = execute(project, selection, out=trained.out, resume=False, display=Display(quiet=True))
-    (point,) = finished.record.points
+    ended = execute(project, selection, out=trained.out, resume=False, display=Display(quiet=True))
+    assert isinstance(ended, FinishedRun)
+    (point,) = ended.record.points
     assert point.attempts == ("microbatch 16",)
     assert point.facts["microbatch"] == 8
 

@@ -12,11 +12,11 @@ import pytest
 from tests.contracts.tree import is_train, modules, shown
 
 # Modules of these folders offer functions and constants of the same names, each for its own part; a command
-# is called as what it does.
+# is called as what it does, and so is a function of the library.
 FAMILIES = re.compile(
     r"src/twinrun/(cli|execution/(engines|launchers|schedulers)|export/trackers|protocol/models"
     r"|train/models|results/kinds|workloads/(training|bench|checks|evaluation))/"
-    r"|src/twinrun/train/(composer_loop|data_parallel|loop|training|state_space|attention|checks|worker)\.py"
+    r"|src/twinrun/api\.py|src/twinrun/train/(composer_loop|data_parallel|loop|training|state_space|attention|checks|worker)\.py"
 )
 FRAGMENT = re.compile(r"(Of|That|As|Whose)\b")
 SOURCES = {shown(path): path.read_text(encoding="utf-8") for path in modules().values()}

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from tests.execution.placements import SITE, PlacementStandIn
 from twinrun.execution import engines, launchers, schedulers
 from twinrun.execution.engine import Renderer, Workspace, log_folder
-from twinrun.execution.engines import load_engine
+from twinrun.execution.engines import singularity
 from twinrun.execution.engines.docker import ContainerRenderer
 from twinrun.execution.engines.pyxis import PyxisRenderer
 from twinrun.execution.launchers import load_launcher
@@ -105,9 +105,8 @@ def script(
     elif engine == "pyxis":
         renderer = PyxisRenderer(file=Path("/shared/stack.sqsh"), vendor=vendor, workspace=workspace)
     elif engine == "singularity":
-        program = load_engine("singularity").PROGRAM
         renderer = SifRenderer(
-            program=program, file=Path("/shared/stack.sif"), vendor=vendor, workspace=workspace
+            program=singularity.PROGRAM, file=Path("/shared/stack.sif"), vendor=vendor, workspace=workspace
         )
     commands = RankCommands(
         renderer=renderer,

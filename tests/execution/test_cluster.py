@@ -18,9 +18,10 @@ from tests.execution.clusters import ROOT, SECONDS, changed, cluster, container,
 from twinrun.cli import jobs as job_commands
 from twinrun.cli import sites
 from twinrun.execution.engine import NodeCommand
-from twinrun.execution.schedulers import Submission, Task, load_scheduler
+from twinrun.execution.schedulers import Submission, load_scheduler
 from twinrun.execution.site_checks import check_site
 from twinrun.execution.slurm_client import SlurmClient
+from twinrun.execution.task import Task
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError, TwinrunError
 from twinrun.manifests.cluster import LoadedSite, local_folder
 from twinrun.planning.project import Project

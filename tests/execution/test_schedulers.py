@@ -11,7 +11,8 @@ from tests.execution.placements import SITE
 from twinrun.execution import schedulers
 from twinrun.execution.engine import NodeCommand, Workspace
 from twinrun.execution.local_engines import Interpreter
-from twinrun.execution.schedulers import Scheduler, Task, load_scheduler, local
+from twinrun.execution.schedulers import Scheduler, load_scheduler, local
+from twinrun.execution.task import Task
 from twinrun.foundation.discovery import part_names
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.processes import LocalProcess

@@ -11,8 +11,9 @@ import pytest
 
 from tests.execution.placements import SITE
 from twinrun.execution.engine import NodeCommand
-from twinrun.execution.schedulers import Submission, Task, load_scheduler
+from twinrun.execution.schedulers import Submission, load_scheduler
 from twinrun.execution.slurm_client import SlurmClient
+from twinrun.execution.task import Task
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError
 from twinrun.manifests.cluster import LoadedSite
 

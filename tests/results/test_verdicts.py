@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Literal
 
 import pytest
@@ -45,12 +46,12 @@ def test_the_first_condition_that_is_not_met_decides() -> None:
 @pytest.mark.parametrize("shape", ["normal", "uniform", "slow tail"])
 def test_an_interval_has_the_median_as_often_as_it_says(count: int, shape: str) -> None:
     draw = random.Random(f"{count} {shape}")
-    drawn = {
+    shapes: dict[str, Callable[[], float]] = {
         "normal": lambda: draw.gauss(10, 1),
         "uniform": lambda: draw.uniform(9, 11),
         "slow tail": lambda: 10 + (draw.expovariate(1.0) - 0.6931),
-    }[shape]
-    intervals = [interval_of(measured([drawn() for _ in range(count)])) for _ in range(2000)]
+    }
+    intervals = [interval_of(measured([shapes[shape]() for _ in range(count)])) for _ in range(2000)]
     missed = sum(not one.low <= 10 <= one.high for one in intervals) / len(intervals)
     assert missed <= (1 - LEVEL) * 1.5
 

@@ -56,8 +56,16 @@ def main(clean: int, slow: int) -> None:
     dist.init_process_group("nccl" if accelerator else "gloo")
     world = dist.get_world_size()
     with tempfile.TemporaryDirectory() as folder:
-        given = {"recipe": "r", "point": "p", "metrics": "", "attempt": "", "out": folder}
-        job = Job(**given, world_size=world, accelerator=accelerator, sniff_steps=1)
+        job = Job(
+            recipe="r",
+            point="p",
+            metrics="",
+            attempt="",
+            out=folder,
+            world_size=world,
+            accelerator=accelerator,
+            sniff_steps=1,
+        )
         false = [found for _ in range(clean) if (found := named(job, device, slow=False))]
         right = sum(named(job, device, slow=True) == {(SLOW, "compute")} for _ in range(slow))
     if not ranks.rank():

@@ -47,6 +47,6 @@ def _attempt_of(line: bytes) -> str | None:
         return None
 
 
-def size(file: Path) -> int:
+def bytes_of(file: Path) -> int:
     """Return the bytes of a file, 0 where there is none."""
     return file.stat().st_size if file.exists() else 0

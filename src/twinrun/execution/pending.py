@@ -36,7 +36,7 @@ def remember(run: Path, pending: Pending) -> None:
     write_atomically(_file(run, pending.point), pending.model_dump_json() + "\n")
 
 
-def forget(run: Path, point: str) -> None:
+def forget_pending(run: Path, point: str) -> None:
     """Remove what was written of a launch that has been collected, or will never be."""
     _file(run, point).unlink(missing_ok=True)
 

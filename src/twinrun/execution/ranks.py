@@ -23,9 +23,9 @@ from twinrun.execution.engine import (
     stop_file,
 )
 from twinrun.execution.failures import failure_of, with_last_words
-from twinrun.execution.follower import Follower, size
+from twinrun.execution.follower import Follower, bytes_of
 from twinrun.execution.launchers import Launcher, RankPlacement, Rendezvous
-from twinrun.execution.pending import Pending, SchedulerSilentError, forget, remember
+from twinrun.execution.pending import Pending, SchedulerSilentError, forget_pending, remember
 from twinrun.execution.schedulers import Scheduler, Submission
 from twinrun.execution.task import Task
 from twinrun.foundation.errors import MachineError, RunError, RunInterruptedError, TwinrunError
@@ -157,7 +157,7 @@ class Ranks:
             MachineError: the nodes cannot be had or differ in software, or the command cannot be started.
             RunError: a rank failed; names it and shows the end of its log.
         """
-        offset = size(self._run / METRICS)
+        offset = bytes_of(self._run / METRICS)
         submission, pending = self._submit(launch, place=place, detached=False)
         return self._finish(launch.placement, submission, pending, offset=offset, show=show)
 
@@ -224,13 +224,13 @@ class Ranks:
         except SchedulerSilentError:
             raise
         except TwinrunError:
-            forget(self._run, placement.id)
+            forget_pending(self._run, placement.id)
             raise
         except KeyboardInterrupt:
             if not pending.detached:
-                forget(self._run, placement.id)
+                forget_pending(self._run, placement.id)
             raise
-        forget(self._run, placement.id)
+        forget_pending(self._run, placement.id)
         return result
 
     def _followed(

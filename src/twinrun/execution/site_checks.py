@@ -14,7 +14,7 @@ from twinrun.machine.checks import HostCheck
 from twinrun.machine.doctor import Diagnosis
 from twinrun.manifests.cluster import LoadedSite, Site
 
-# What an engine or a launcher of a site needs on every node; the others bring their own.
+# Programs that engines and launchers need on every node; the others bring their own.
 _PROGRAMS = {"docker": "docker", "apptainer": "apptainer", "singularity": "singularity", "mpirun": "mpirun"}
 # Modules that bring the plugin for libfabric.
 _PLUGINS = ("ofi", "rccl-net-plugin", "singularity-AI-bindings")

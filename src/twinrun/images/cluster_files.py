@@ -52,7 +52,7 @@ JobAcctGatherFrequency=task=2
 MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
-# What a job gets that asks for no memory: too little for ranks.
+# A job that asks for no memory gets too little for ranks.
 DefMemPerCPU={default_memory}
 PriorityType=priority/multifactor
 PriorityWeightQOS=1000

@@ -16,7 +16,7 @@ from twinrun.manifests.vendor import Identifier
 FILE = "cluster.toml"
 # The site that `invoke cluster up` makes, in a file of its own.
 LOCAL = "local"
-# What Slurm takes for a name, and no shell for anything but a word.
+# Slurm takes it for a name, and no shell takes it for more than a word.
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.,:+@/-]*$", max_length=200)]
 Nodes = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.,\[\]-]*$", max_length=4000)]
 Folder = Annotated[str, Field(pattern=r"^/[^\x00-\x1f\x7f]*$", max_length=4000)]
@@ -78,7 +78,7 @@ class Site(Frozen):
     constraint: Word | None = None
     """Feature that the nodes must have."""
     parallel_environment: Word | None = None
-    """Of Grid Engine, whose allocation rule is the number of ranks of a node."""
+    """Environment of Grid Engine whose allocation rule is the number of ranks of a node."""
     options: tuple[Option, ...] = ()
     """Further options of the scheduler, one a line, for example `--network=disable_rdzv_get`."""
     modules: tuple[Module, ...] = ()

@@ -67,7 +67,7 @@ class Allocation(Frozen):
     reports: dict[str, NodeReport] = Field(default_factory=dict)
     """By host name; empty in records from before nodes were asked."""
     bindings: tuple[Binding | None, ...] = ()
-    """Of each rank in their order, null without a device; empty in records made before ranks did it."""
+    """Cores that each rank keeps to, in their order; null without a device, empty in older records."""
 
 
 class RankReport(Frozen):

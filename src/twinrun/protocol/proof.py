@@ -10,7 +10,7 @@ class ProofResult(Result):
 
     message_bytes: int
     seconds: float
-    """Of one all-reduce: the shortest of several."""
+    """Time of one all-reduce, the shortest of several."""
     ranks: int
 
     @property

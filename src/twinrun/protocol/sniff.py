@@ -20,7 +20,7 @@ LEAST_EXCESS, DEVIATIONS = 0.05, 9.0
 AGREEING, WINDOW = 3, 5
 # Half the middle of a normal distribution lies within this many of its deviations.
 _NORMAL = 0.6745
-Kind = Literal["compute", "exchange"]
+SniffKind = Literal["compute", "exchange"]
 
 
 class Sniff(Frozen):
@@ -42,7 +42,7 @@ class Alarm(Frozen):
 
     step: int
     rank: int
-    kind: Kind
+    kind: SniffKind
     excess: float
     """Median share by which it was slower than the median of all ranks."""
 

@@ -181,7 +181,7 @@ def page_environment() -> Environment:
     of_points: tuple[Any, ...] = (
         summary.claims_of,
         summary.facts_of,
-        summary.placements,
+        summary.placement_table,
         summary.result,
         with_counts,
     )

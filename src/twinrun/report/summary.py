@@ -93,7 +93,7 @@ def _fact(value: Fact) -> str:
     return number(value) if isinstance(value, float) else plain(value)
 
 
-def placements(points: Sequence[PointRecord]) -> Table:
+def placement_table(points: Sequence[PointRecord]) -> Table:
     """Return where each point ran, and what did not fit before."""
     columns = ("Point", "Nodes", "Devices", "Hosts", "Did not fit into memory")
     rows = tuple(

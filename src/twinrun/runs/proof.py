@@ -36,7 +36,7 @@ class Proof(NamedTuple):
     transport: str
     nodes: tuple[str, ...]
     share: float | None
-    """Of the site's `network_gbit_s`; None where the site does not say it."""
+    """Part of the site's `network_gbit_s` that was reached; None where the site does not say it."""
 
 
 def prove(project: Project, site: str, *, say: Callable[[str], None], engine: str | None = None) -> Proof:

@@ -107,11 +107,13 @@ def fused(q_BSHE: Tensor, k_BSGE: Tensor, v_BSGE: Tensor, slopes_H: Tensor | Non
     Keys and values are repeated for each head of queries: not every kernel takes groups, and
     PyTorch before 2.5 has none that does.
     """
-    parts = (part.transpose(1, 2) for part in (q_BSHE, *_for_each_query(q_BSHE, k_BSGE, v_BSGE)))
+    parts = (q_BSHE, *_for_each_query(q_BSHE, k_BSGE, v_BSGE))
+    q_BHSE, k_BHSE, v_BHSE = (part.transpose(1, 2) for part in parts)
     if slopes_H is None:
-        return scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2)
+        return scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, is_causal=True).transpose(1, 2)
     bias_HSS = _bias(slopes_H, q_BSHE.shape[1]).to(q_BSHE.dtype)
-    return scaled_dot_product_attention(*parts, attn_mask=bias_HSS[None]).transpose(1, 2)
+    biased = scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, attn_mask=bias_HSS[None])
+    return biased.transpose(1, 2)
 
 
 def written_out(q_BSHE: Tensor, k_BSGE: Tensor, v_BSGE: Tensor, slopes_H: Tensor | None) -> Tensor:
