@@ -205,7 +205,7 @@ def templates(session: nox.Session) -> None:
         folders = (path for path in Path("src/twinrun/workloads").iterdir() if path.is_dir())
         for workload in sorted(path.name for path in folders):
             answers = (f"name=baked-{workload}", f"workload={workload}")
-            session.run("cookiecutter", "--no-input", "templates/recipe", "-o", "recipes", *answers)
+            session.run("cookiecutter", "--no-input", "templates/recipe", *answers)
         session.env["PYTHONPATH"] = str(clone / "src")
         session.run(*PYTEST, "-m", "not docker", *session.posargs)
         session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from cookiecutter.exceptions import FailedHookException
 
 from tests.checkouts import checkout
 from tests.contracts.baking import TEMPLATE, bake
@@ -71,22 +75,50 @@ def test_the_dry_plan_of_what_is_baked(
 @pytest.mark.parametrize(
     ("answers", "said"),
     [
-        ({"name": "My_Recipe"}, "name: found 'My_Recipe'"),
-        ({"name": "quo'te"}, "lower-case letters and digits"),
-        ({"gpu": "mi520"}, "did you mean mi250"),
-        ({"gpu": "h100"}, "did you mean h100-80gb"),
-        ({"title": " "}, "title: found ' ', allowed: one line of text"),
-        ({"publication_title": "two\nlines"}, "publication_title: found 'two\\nlines'"),
+        ("name=My_Recipe", "name: found 'My_Recipe'"),
+        ("name=quo'te", "lower-case letters and digits"),
+        ("name=../up", "name: found '../up'"),
+        ("name=mpt7b-scaling", "a name that no folder of recipes/ has yet"),
+        ("gpu=mi520", "did you mean mi250"),
+        ("gpu=h100", "did you mean h100-80gb"),
+        ("title= ", "title: found ' ', allowed: one line of text"),
+        ("publication_title=two\nlines", "publication_title: found 'two\\nlines'"),
+        ("workload=nope", "allowed: training, bench, checks, evaluation"),
     ],
 )
-def test_wrong_answers_are_refused_and_leave_nothing(
-    answers: Mapping[str, str], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_wrong_answers_are_refused_in_one_line_and_leave_nothing(
+    answers: str, said: str, tmp_path: Path
 ) -> None:
-    root = checkout(tmp_path)
-    with pytest.raises(FailedHookException):
-        bake(root, answers)
-    assert said in capfd.readouterr().err
-    assert [path.name for path in (root / "recipes").iterdir()] == ["metrics.toml"]
+    done = cookiecutter_command(tmp_path, str(TEMPLATE), answers)
+    assert done.returncode == 1
+    message = done.stdout + done.stderr
+    assert said in message
+    assert "Traceback" not in message
+    assert len(message.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_writes_into_the_recipes_of_its_checkout(tmp_path: Path) -> None:
+    root = checkout(tmp_path / "project")
+    shutil.copytree(TEMPLATE, root / "templates" / "recipe")
+    for folder, template in ((root, "templates/recipe"), (tmp_path, str(root / "templates" / "recipe"))):
+        done = cookiecutter_command(folder, template, f"name=in-{folder.name.lower().replace('_', '-')}")
+        assert done.returncode == 0, done.stderr
+        assert not list(folder.glob("in-*"))
+    assert len(list((root / "recipes").glob("in-*/recipe.toml"))) == 2
+
+
+def cookiecutter_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run cookiecutter in `folder` as a user does, without questions."""
+    command = (sys.executable, "-B", "-m", "cookiecutter", "--no-input", *arguments)
+    return subprocess.run(
+        command,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "HOME": "/nonexistent"},
+    )
 
 
 def test_what_is_to_be_edited_is_said_at_the_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +129,7 @@ def test_what_is_to_be_edited_is_said_at_the_end(tmp_path: Path, capfd: pytest.C
     assert edited == ["recipe.toml", "published.toml", "README.md"]
     for name in edited:
         assert (root / "recipes" / "my-recipe" / name).is_file()
-    assert "invoke run recipes/my-recipe --scale paper --dry" in said
+    assert f"invoke run {root}/recipes/my-recipe --scale paper --dry" in said
 
 
 def test_five_questions_are_asked_and_each_is_explained() -> None:
@@ -105,7 +137,8 @@ def test_five_questions_are_asked_and_each_is_explained() -> None:
     asked = [name for name in questions if not name.startswith("_")]
     assert asked == ["name", "workload", "title", "publication_title", "gpu"]
     assert list(questions["__prompts__"]) == asked
-    assert sorted(questions["workload"]) == list(workload_names())
+    explained = re.findall(r"(\w+) \(", questions["__prompts__"]["workload"])
+    assert sorted(explained) == list(workload_names())
 
 
 def _files(root: Path) -> dict[Path, bytes]:
