@@ -24,7 +24,8 @@ PYTEST = ("python", "-m", "pytest")
 ONE_BY_ONE = (*PYTEST, "--numprocesses=0")
 YAML = (".github", ".pre-commit-config.yaml", "mkdocs.yml")
 YAML_STYLE = "{extends: relaxed, rules: {line-length: {max: 120}}}"
-EXTRAS = nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]
+PROJECT = nox.project.load_toml("pyproject.toml")["project"]
+NEEDED, EXTRAS = PROJECT["dependencies"], PROJECT["optional-dependencies"]
 # Every machine runs these.
 CPU = ["cpu"]
 
@@ -82,6 +83,16 @@ def tests(session: nox.Session) -> None:
     session.install("--require-hashes", "--no-deps", "-r", LOCK, silent=False)
     session.install("-e", ".[test,reference]")
     session.run(*PYTEST, "-m", "not docker", *session.posargs)
+
+
+@nox.session(tags=CPU)
+def lowest(session: nox.Session) -> None:
+    """Read command lines and bake recipes under the lowest Invoke and cookiecutter of the range."""
+    names = ("invoke>=", "cookiecutter>=")
+    session.install("-e", ".[test]", *(one.replace(">=", "==") for one in NEEDED if one.startswith(names)))
+    session.run(
+        *PYTEST, "tests/cli/test_usage.py", "tests/contracts/test_every_template.py", *session.posargs
+    )
 
 
 @nox.session

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 from invoke.context import Context
 from invoke.exceptions import Exit
-
-# Until a command begins Ctrl-C ends it in silence; what is imported now is most of that time.
-if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from twinrun.cli.console import amount, count, demand_with, demand_without, exit_on_error
 from twinrun.cli.program import command, take_over

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 RECIPE = "recipes/mpt7b-scaling"
+RECORD = str(min((Path(__file__).parents[2] / RECIPE / "results").glob("*.json")))
 LONG = "a" * 5000
 # Words that are no name, number or path of anything.
 WORDS = (
@@ -115,7 +116,7 @@ def _image_lines(there: dict[str, str]) -> Iterator[tuple[str, ...]]:
         yield ("doctor", f"--engine={word}")
         yield ("doctor", f"--cluster={word}")
         yield ("build", "--stack", "cpu", f"--pull={word}")
-    for name in ("absent", "empty", "folder", "text", "loop"):
+    for name in ("absent", "empty", "folder", "text", "loop", "zero", "pipe"):
         yield ("build", "--stack", "cpu", f"--base={there[name]}")
         yield ("build", "--stack", "cpu", f"--wheelhouse={there[name]}")
     yield ("build", "--stack", "cpu", "--sign", "key")
@@ -141,6 +142,13 @@ def _record_lines(there: dict[str, str]) -> Iterator[tuple[str, ...]]:
     for word in NUMBERS:
         yield ("checkpoint", "verify", there["folder"], f"--step={word}")
     yield ("report", RECIPE, "--form", f"--add={there['text']}")
+    # Where nothing is written: a device would be replaced by a file, and a link by what it led to.
+    for out in ("/dev/null", there["pipe"], there["loop"], f"{there['loop']}/new", there["folder"], "a\0b"):
+        yield ("report", RECORD, f"--out={out}")
+        yield ("compare", "--parity", RECORD, RECORD, f"--out={out}")
+    for out in ("/dev/null", there["pipe"], there["loop"], f"{there['loop']}/new", there["text"]):
+        yield ("report", RECORD, "--crate", f"--out={out}")
+        yield ("run", RECIPE, "--vendor", "cpu", "--engine", "host", "--scale", "smoke", f"--out={out}")
     yield ("compare", there["text"], there["text"], "--points=a,b")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -80,16 +79,15 @@ def test_what_has_nothing_to_go_on_with_is_stopped_in_silence(number: int) -> No
 
 
 def test_ctrl_c_before_a_command_begins_is_silent(tmp_path: Path) -> None:
-    # Where Invoke reads the tasks, the shell sees 130 of a program that this signal ended.
-    begins = "os.kill(os.getpid(), signal.SIGINT)"
-    shutil.copy(ROOT / "tasks.py", tmp_path)
-    text = (tmp_path / "tasks.py").read_text(encoding="utf-8")
-    early = text.replace("from twinrun.cli.console", f"import os; {begins}\nfrom twinrun.cli.console")
-    (tmp_path / "tasks.py").write_text(early, encoding="utf-8")
-    for late in (False, True):
-        if late:
-            (tmp_path / "tasks.py").write_text(f"{text}\nimport os\n{begins}\n", encoding="utf-8")
-        done = ended("-m", "invoke", "--search-root", str(tmp_path), "--list")
+    # The shell sees 130 of a program that this signal ended: ours while it imports, Invoke's in tasks.py.
+    begins = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+    text = (ROOT / "tasks.py").read_text(encoding="utf-8")
+    (tmp_path / "tasks.py").write_text(f"{text}\n{begins}\n", encoding="utf-8")
+    for command in (
+        ("-c", f"import twinrun.cli; {begins}"),
+        ("-m", "invoke", "--search-root", str(tmp_path), "--list"),
+    ):
+        done = ended(*command)
         assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
 
 
@@ -183,3 +181,13 @@ def test_output_in_an_encoding_without_our_characters(encoding: str, tmp_path: P
     printed = block("print('größer \\N{GREEK SMALL LETTER MU} ✓ ✗ ≠ ○')", **locale)
     assert printed.returncode == 0
     assert printed.stdout.endswith(b" ? + x ~ o\n")
+
+
+def test_a_table_whose_reader_is_gone_ends_as_any_output() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = ended("-m", "invoke", "doctor", stdout=writer)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import signal
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,6 +52,8 @@ def faults(folder: Path, every: int) -> list[str]:
             shown = [word[:60] for word in line]
             found.append(f"{shown}: {done.returncode} after {seconds:.0f} s: {done.stderr[-300:]}")
     assert files_of(root) == before
+    assert stat.S_ISFIFO(Path(there["pipe"]).lstat().st_mode)
+    assert stat.S_ISCHR(Path("/dev/null").lstat().st_mode)
     return found
 
 

@@ -161,3 +161,16 @@ def test_a_crate_is_of_one_run(tmp_path: Path) -> None:
     both = invoke(ROOT, "report", f"recipes/{TRAINING}", "--crate", "--form")
     assert both.returncode == 2
     assert "--form" in both.stderr
+
+
+@pytest.mark.parametrize("name", ["report.html", "metrics.jsonl", "plan.json", "record.json"])
+def test_a_link_in_the_run_is_not_followed(name: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path, record_with_power())
+    private = tmp_path / "id_ed25519"
+    (run / name).touch()
+    (run / name).rename(private)
+    (run / name).symlink_to(private)
+    done = invoke(ROOT, "report", str(run), "--crate")
+    assert done.returncode == 2
+    assert f"{name}: not a file of this folder\n  found: a link" in done.stderr
+    assert not (run / "crate").exists()

@@ -3,18 +3,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import ItemsView, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinrun.foundation.errors import MachineError
+from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import (
     canonical_json,
     sha256_of_bytes,
@@ -115,19 +117,35 @@ def test_files_that_belong_together_are_written_all_or_none(tmp_path: Path) -> N
 
 
 def test_what_was_written_before_a_refused_rename_is_named(tmp_path: Path) -> None:
-    (tmp_path / "second.lock").mkdir()
+    class Raced(dict[Path, str]):
+        """Texts beside which somebody makes a folder, after the places were looked at."""
+
+        def items(self) -> ItemsView[Path, str]:
+            (tmp_path / "second.lock").mkdir()
+            return super().items()
+
     with pytest.raises(MachineError, match=r"second\.lock: cannot write") as caught:
-        write_together({tmp_path / f"{name}.lock": "new" for name in ("first", "second", "third")})
+        write_together(Raced({tmp_path / f"{name}.lock": "new" for name in ("first", "second", "third")}))
     assert "; written: first.lock; not written: second.lock, third.lock; all other" in str(caught.value)
     assert (tmp_path / "first.lock").read_text(encoding="utf-8") == "new"
     assert sorted(item.name for item in tmp_path.iterdir()) == ["first.lock", "second.lock"]
 
 
-def test_a_folder_in_the_way_stays(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["folder", "pipe", "socket", "link", "loop"])
+def test_only_a_file_is_replaced(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    path.mkdir()
-    with pytest.raises(MachineError, match=r"record\.json: cannot write"):
-        write_atomically(path, "{}")
+    with socket.socket(socket.AF_UNIX) as made:
+        {
+            "folder": path.mkdir,
+            "pipe": lambda: os.mkfifo(path),
+            "socket": lambda: made.bind(str(path)),
+            "link": lambda: path.symlink_to(tmp_path / "absent"),
+            "loop": lambda: path.symlink_to(path),
+        }[kind]()
+        before = path.lstat()
+        with pytest.raises(InputError, match=r"record\.json: cannot be written here\n  found: a (?!file)"):
+            write_atomically(path, "{}")
+        assert path.lstat() == before
     assert [item.name for item in tmp_path.iterdir()] == ["record.json"]
 
 

@@ -55,7 +55,6 @@ def parity(
     found = held_between(*records, points=named, metric=metric, controls=further, claims=claims)
     marks = "-".join(record.digest()[:8] for record in records)
     page = out or root / "runs" / f"parity-{marks}.html"
-    page.parent.mkdir(parents=True, exist_ok=True)
     write_parity_page(page, found, a=records[0], b=records[1])
     if as_json:
         print_json({"report": str(page), "parities": [one.parity.model_dump(mode="json") for one in found]})

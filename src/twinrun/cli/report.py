@@ -79,7 +79,7 @@ def _report_run(project: Project, path: Path, *, out: Path | None, form: bool, c
     else:
         beside = run.folder.with_name(f"{run.folder.name}.html")
         usual = beside if run.is_committed else run.folder / "report.html"
-        say(write_report(_made(out or usual), run))
+        say(write_report(out or usual, run))
         say(f"the record is {run.record.signature}", file=sys.stderr)
 
 
@@ -94,7 +94,7 @@ def _recipe_report(project: Project, name: str, out: Path | None) -> Path:
         )
     records = [read_record(file, project) for file in files]
     return write_recipe_report(
-        _made(out or project.root / "runs" / loaded.recipe.name / "report.html"),
+        out or project.root / "runs" / loaded.recipe.name / "report.html",
         records=records,
         recipe=loaded,
         project=project,
@@ -109,7 +109,7 @@ def hardware_report(root: Path, model: str, *, out: Path | None, price: str) -> 
     only = None if model == "all" else model
     if only:
         member(model, place="invoke report --hardware")
-    page = _made(out or root / "runs" / "hardware.html")
+    page = out or root / "runs" / "hardware.html"
     write_hardware_page(page, choices(project, committed_records(project), only=only), prices)
     say(page)
 
@@ -118,9 +118,3 @@ def committed_records(project: Project) -> list[Record]:
     """Return the records of all recipes."""
     loaded = (project.recipe(name) for name in project.recipe_names)
     return [read_record(file, project) for one in loaded for file in project.results(one)]
-
-
-def _made(page: Path) -> Path:
-    """Return the path of a page once its folder is there."""
-    page.parent.mkdir(parents=True, exist_ok=True)
-    return page

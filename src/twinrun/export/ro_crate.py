@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import mimetypes
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +17,7 @@ from urllib.parse import quote
 
 from twinrun.export.mlperf_log import mllog_lines
 from twinrun.export.tracked_run import tracked_run
-from twinrun.foundation.errors import InputError
-from twinrun.foundation.files import write_atomically
+from twinrun.foundation.files import copy_regular, demand_absent, write_atomically
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.report.words import headline
 from twinrun.results.finished_run import FinishedRun
@@ -57,19 +55,16 @@ def write_crate(out: Path, run: FinishedRun) -> Path:
         InputError: there is something at `out`.
     """
     record, recipe, tracked = run.record, run.recipe, tracked_run(run)
-    if out.exists():
-        raise InputError(
-            "there is something already", place=str(out), hint="name another folder with --out, or remove it"
-        )
+    demand_absent(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as folder:
         made = Path(folder) / out.name
         (made / "recipe").mkdir(parents=True)
         for file in _recipe_files(recipe, run.project.root):
-            shutil.copyfile(file, made / "recipe" / file.name)
-        shutil.copyfile(run.file, made / "record.json")
+            copy_regular(file, made / "recipe" / file.name)
+        copy_regular(run.file, made / "record.json")
         for file in tracked.files:
-            shutil.copyfile(file, made / file.name)
+            copy_regular(file, made / file.name)
         for point in tracked.points:
             if point.steps:
                 text = mllog_lines(tracked, point, hardware=hardware(record))

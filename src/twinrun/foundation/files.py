@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -15,23 +16,26 @@ from typing import IO, Any
 
 from pydantic_core import from_json
 
-from twinrun.foundation.errors import MachineError
+from twinrun.foundation.errors import InputError, MachineError
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Write `text` to `path` so that a reader sees the old file or the new one, never a part.
 
     Raises:
+        InputError: something other than a regular file stands there.
         MachineError: the file system refused, for example because it is full.
     """
     write_together({path: text})
 
 
 def write_together(texts: Mapping[Path, str]) -> None:
-    """Write all files, each as `write_atomically` does, or none; raises MachineError.
+    """Write all files, each as `write_atomically` does, or none; raises as that does.
 
     Between two renames the file system may still refuse; the error names what was written by then.
     """
+    for path in texts:
+        demand_replaceable(path)
     staged: dict[Path, Path] = {}
     written: list[str] = []
     try:
@@ -52,6 +56,40 @@ def write_together(texts: Mapping[Path, str]) -> None:
         for temporary in staged.values():
             with contextlib.suppress(OSError):
                 temporary.unlink()
+
+
+def demand_replaceable(path: Path) -> None:
+    """Raise InputError where something other than a regular file stands: a rename would take its place.
+
+    Of a device, which root may replace, nothing would be left; a pipe would lose its reader.
+    """
+    try:
+        kind = kind_of(path.lstat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except (OSError, ValueError) as error:
+        # A folder of the path is a link to itself, or no file system takes the name.
+        kind = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    if kind:
+        raise InputError(
+            "cannot be written here", place=str(path), found=kind, allowed="a regular file, or a new name"
+        )
+
+
+def demand_absent(folder: Path) -> None:
+    """Raise InputError where something stands that a new folder would replace, a link to nothing too."""
+    try:
+        there = os.path.lexists(folder)
+        folder.parent.stat()
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        found = getattr(error, "strerror", None) or str(error)
+        raise InputError("no folder can be made here", place=str(folder), found=found) from None
+    if there:
+        raise InputError(
+            "there is something already", place=str(folder), hint="choose another name, or remove it"
+        )
 
 
 def cannot_write(error: OSError, path: Path | str, *, kept: str) -> MachineError:
@@ -117,6 +155,21 @@ def open_regular(path: Path, *, links: bool = False) -> IO[bytes]:
     return stream
 
 
+def copy_regular(source: Path, target: Path) -> None:
+    """Copy a regular file; a link is not followed, for what it leads to may be anybody's.
+
+    Raises:
+        InputError: something other than a regular file stands at `source`.
+    """
+    try:
+        with open_regular(source) as stream, target.open("wb") as copy:
+            shutil.copyfileobj(stream, copy)
+    except IrregularFileError as error:
+        raise InputError(
+            "not a file of this folder", place=str(source), found=error.strerror, allowed="a regular file"
+        ) from None
+
+
 def read_regular(path: Path, *, limit: int, links: bool = False) -> bytes:
     """Return the content of a regular file of at most `limit` bytes; raises as `open_regular` does."""
     with open_regular(path, links=links) as stream:
@@ -155,9 +208,9 @@ def sha256_of_bytes(content: bytes) -> str:
 
 
 def sha256_of_file(path: Path) -> str:
-    """Return the hexadecimal SHA-256 of the file at `path`."""
+    """Return the hexadecimal SHA-256 of a file, following links; raises as `open_regular` does."""
     digest = hashlib.sha256()
-    with path.open("rb") as stream:
+    with open_regular(path, links=True) as stream:
         while chunk := stream.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()

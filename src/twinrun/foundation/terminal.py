@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Iterable
 from typing import TextIO
@@ -19,6 +21,10 @@ def say(text: object = "", *, file: TextIO | None = None, end: str = "\n", flush
 
 class VisibleConsole(Console):
     """A console that obeys its own views alone, and nothing that stands in them."""
+
+    def on_broken_pipe(self) -> None:
+        """Leave the error to the command, which has an exit code for it; Rich would end with 1."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yield the pieces of a view; text in them is visible, cursor movements are those of the view."""

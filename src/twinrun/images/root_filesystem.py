@@ -115,7 +115,10 @@ def mmdebstrap(*arguments: str, epoch: int, hint: str | None = None) -> None:
 
 def check_base_file(file: Path, plan: BuildPlan) -> None:
     """Compare the base given as a file with the lock; raises InputError."""
-    found = sha256_of_file(file)
+    try:
+        found = sha256_of_file(file)
+    except OSError as error:
+        raise InputError("no tar", place=str(file), found=error.strerror, allowed="a file") from None
     if found != plan.base:
         raise InputError(
             "not the locked base",

@@ -153,14 +153,15 @@ def _binary(value: float) -> str:
 
 def _y_axis(axes: Axes, chart: LineChart) -> None:
     axes.set_ylabel(chart.y_label)
-    if chart.y_scale == "log10":
+    ends = [end for curve in chart.curves for spot in curve.spots for end in (spot.low, spot.high)]
+    # Two curves that are equal bit for bit differ by zero, which a logarithmic axis has no place for.
+    if chart.y_scale == "log10" and any(end > 0 for end in ends):
         axes.set_yscale("log")
         low, high = axes.get_ylim()
         axes.set_ylim(low, max(high, 2 * (chart.limit or 0)))
         label_logarithmic(axes.yaxis)
         return
-    values = [end for curve in chart.curves for spot in curve.spots for end in (spot.low, spot.high)]
-    finite = [value for value in values if math.isfinite(value)] or [1.0]
+    finite = [end for end in ends if math.isfinite(end)] or [1.0]
     if chart.y_scale == "relative":
         low, high = min(0.9, *finite), max(1.0, *finite)
         axes.set_ylim(low - 0.2 * (high - low), high + 0.15 * (high - low))

@@ -159,8 +159,16 @@ def _check_files(record: Record, folder: Path) -> None:
     """Hold the digests of the run's other files against those that lie beside the record."""
     for name, digest in record.files.items():
         file = folder / name
-        if (folder / "record.json").is_file() and file.is_file():
-            demand_same(f"SHA-256 of {name}", sha256_of_file(file), digest, str(file))
+        if (folder / "record.json").is_file() and os.path.lexists(file):
+            demand_same(f"SHA-256 of {name}", _digest_of(file), digest, str(file))
+
+
+def _digest_of(file: Path) -> str:
+    """Return the SHA-256 of a file of a run folder; raises InputError for anything else, such as a pipe."""
+    try:
+        return sha256_of_file(file)
+    except OSError as error:
+        raise InputError("cannot be read", place=str(file), found=error.strerror, allowed="a file") from None
 
 
 def _check_derived(record: Record, place: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Generic, Literal, Self
+from typing import Annotated, Any, Generic, Literal, Self
 
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 
@@ -90,7 +90,7 @@ class Record(Frozen, Generic[PlanPart, PointPart]):
     environment: Environment
     points: tuple[PointRecord[PointPart], ...]
     verdicts: tuple[Verdict, ...]
-    files: dict[str, str]
+    files: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")], str]
     """SHA-256 of the other files of the run."""
     converted_from: Conversion | None = None
     """The older file that the record was converted from; null where the run wrote this form itself."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from twinrun.foundation.errors import InputError
-from twinrun.foundation.files import parse_json, write_atomically, write_together
+from twinrun.foundation.files import open_regular, parse_json, write_atomically, write_together
 from twinrun.foundation.manifest import Frozen, validate
 from twinrun.manifests.recipe import Stacks
 from twinrun.planning.project import Project
@@ -21,7 +21,7 @@ from twinrun.results.record import SENT_IN, Record, content_digest, file_name
 
 FILE = "submission.json"
 # Lines of each log: versions, devices and the first warnings stand there.
-HEAD_LINES = 40
+HEAD_LINES, HEAD_BYTES = 40, 1 << 16
 MAX_BYTES = 32 << 20
 # An absolute path, or that of a socket, whose last name is kept; network addresses have slashes elsewhere.
 _PATH = re.compile(r"(?:(?<![\w.:/~-])|(?<=\bunix://))/(?:[\w.+@~=-]+/)+")
@@ -156,8 +156,13 @@ def _without_names(content: dict[str, Any], hide: HiddenNames) -> dict[str, Any]
 def _heads(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield each log of a run folder with its first lines; a single record has none."""
     for file in sorted((folder / "log").rglob("*.log")):
-        with file.open(encoding="utf-8", errors="replace") as lines:
-            head = "".join(line for line, _ in zip(lines, range(HEAD_LINES), strict=False))
+        try:
+            with open_regular(file) as stream:
+                head = stream.read(HEAD_BYTES).decode("utf-8", errors="replace")
+        except OSError:
+            # A link may lead to anything of the user's, and a pipe to nobody.
+            continue
+        head = "".join(head.splitlines(keepends=True)[:HEAD_LINES])
         if head:
             yield file.relative_to(folder).as_posix(), head
 

@@ -48,7 +48,7 @@ def model_folder(source: ModelSource) -> Path:
         case CheckpointModel(sha256=sha256):
             return kept / f"checkpoint-{sha256}"
         case FolderModel(path=path):
-            return Path(path).expanduser().resolve()
+            return real(Path(path).expanduser())
 
 
 def fetch_model(text: str, *, endpoint: str | None, say: Callable[[str], None]) -> Path:

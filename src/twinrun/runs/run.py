@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import os
 import uuid
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ from twinrun.execution.environment import (
 from twinrun.execution.kernels import PROCESSOR, kernel_variables
 from twinrun.execution.ranks import METRICS, Ranks
 from twinrun.foundation.errors import InputError, RunInterruptedError
-from twinrun.foundation.files import sha256_of_file, write_atomically
+from twinrun.foundation.files import real, sha256_of_file, write_atomically
 from twinrun.foundation.locks import locked
 from twinrun.machine.architecture import architectures_needed
 from twinrun.planning.plan import Plan
@@ -246,7 +247,7 @@ def _run_folder(root: Path, plan: Plan, *, out: Path | None, resume: bool) -> It
         InputError: nothing to resume, or the run that would be resumed is alive.
         MachineError: the file system has no locks.
     """
-    base = (out or root / "runs").resolve() / plan.recipe
+    base = real(out or root / "runs") / plan.recipe
     run = _unfinished(base, plan) if resume else _fresh(base, plan)
     with contextlib.ExitStack() as held:
         try:
@@ -265,7 +266,14 @@ def _fresh(base: Path, plan: Plan) -> Path:
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
     # Runs of one plan may start in the same second, also on machines that share the folder.
     run = base / f"{stamp}-{plan.sha256()[:8]}-{uuid.uuid4().hex[:4]}"
-    run.mkdir(parents=True)
+    try:
+        run.mkdir(parents=True)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise InputError(
+            "a link leads to itself", place="--out", found=str(base), allowed="a folder"
+        ) from None
     return run
 
 

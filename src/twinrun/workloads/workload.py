@@ -66,10 +66,14 @@ class DataRequest(Frozen):
         return f"{kind}-{self.sequence}-{mark}"
 
 
+# Names of points are parts of paths: one name of a file system, which neither hides nor leads elsewhere.
+PointId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._=@,+-]*$", max_length=120)]
+
+
 class Placement(Frozen):
     """Where the ranks of something go, one rank a device."""
 
-    id: str
+    id: PointId
     nodes: Positive
     devices_per_node: Positive
 
@@ -192,7 +196,7 @@ class Run(Frozen):
 class PointRecord(Numbers, Generic[PointPart]):
     """One measured point: what ran, where, and what came out."""
 
-    id: str
+    id: PointId
     nodes: Positive
     devices: Positive
     """Over all nodes."""

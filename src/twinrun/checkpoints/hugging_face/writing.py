@@ -17,7 +17,7 @@ from twinrun.checkpoints.safetensors import ITEM_BYTES, Entry, header_of
 from twinrun.checkpoints.store import MANIFEST, Store
 from twinrun.checkpoints.verification import verify, whole_tensor
 from twinrun.foundation.errors import InputError
-from twinrun.foundation.files import cannot_write, canonical_json, sha256_of_bytes
+from twinrun.foundation.files import cannot_write, canonical_json, demand_absent, sha256_of_bytes
 from twinrun.protocol.hugging_face import SHAPE, Form, TensorPair
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -44,8 +44,7 @@ def write_folder(store: Store, step: int, out: Path, *, tokenizer: Path | None =
             is another one.
         MachineError: a file cannot be read or written.
     """
-    if out.exists():
-        raise InputError("this folder is there already", place=str(out), hint="choose another name")
+    demand_absent(out)
     manifest = verify(store, step)
     place = store.file(step, MANIFEST)
     form, sizes = form_of(manifest.identity, place=place)
