@@ -27,6 +27,7 @@ from twinrun.protocol.models.mpt import MptShape
 from twinrun.runs.models import demand_model, prepared_model
 from twinrun.train.corpus import Origin, write_corpus
 from twinrun.train.evaluation import evaluate
+from twinrun.train.scoring import subject
 
 
 def in_two_files(folder: Path) -> None:
@@ -86,6 +87,22 @@ def with_code(folder: Path) -> None:
     changed_config(folder, "config.json", model_type="other", auto_map=mapped)
 
 
+def other_weights(folder: Path) -> None:
+    """Let config.json lead to weights that no digest covers."""
+    (folder / "other.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    changed_config(folder, "config.json", transformers_weights="other.safetensors")
+
+
+def weights_outside(folder: Path) -> None:
+    """Let an index lead to weights of another folder, beside a file here of the same name."""
+    name = "model-00001-of-00001.safetensors"
+    (folder.parent / "x").mkdir()
+    (folder.parent / "x" / name).write_bytes((folder / "model.safetensors").read_bytes())
+    (folder / "model.safetensors").rename(folder / name)
+    mapped = dict.fromkeys(load_file(folder / name), f"../x/{name}")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": mapped}))
+
+
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no-config": (lambda one: without(one, "config.json"), "no config.json"),
     "no-safetensors": (lambda one: without(one, "model.safetensors"), r"no \*.safetensors"),
@@ -100,6 +117,16 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing-tensor": (without_a_tensor, "1 tensor, transformer.h.1.mlp.c_fc.weight first"),
     "other-size": (lambda one: changed_config(one, "config.json", n_positions=96), "of another size"),
     "cut": (lambda one: (one / "model.safetensors").write_bytes(b"1234"), "cannot load the model"),
+    "other-weights": (other_weights, "config.json:transformers_weights: weights or code of another place"),
+    "weights-outside": (weights_outside, "weight_map: weights of another place"),
+    "attention": (
+        lambda one: changed_config(one, "config.json", _attn_implementation="x/y"),
+        "another place",
+    ),
+    "activation": (
+        lambda one: changed_config(one, "config.json", hidden_act=[1], activation_function=[1]),
+        "c",
+    ),
     "code": (with_code, "cannot load the"),
 }
 
@@ -127,6 +154,38 @@ def test_a_model_of_another_digest_or_tokenizer_is_refused_with_both(tmp_path: P
     with pytest.raises(InputError, match="the model has another digest") as caught:
         evaluate(job.model_copy(update={"model": other}))
     assert (caught.value.found, caught.value.allowed) == (digest_of_folder(tmp_path / "model"), "2" * 64)
+
+
+def test_weights_that_are_swapped_while_they_are_loaded_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_at(tmp_path, names=("fixture-contexts",))
+    before = evaluate(job).models[0]
+    file, load = tmp_path / "model" / "model.safetensors", subject.load_model
+    whole = file.read_bytes()
+
+    def swapped(folder: Path, **options: Any) -> Any:
+        tensors = load_file(file)
+        tensors["transformer.ln_f.bias"] += 1
+        save_file(tensors, file, metadata={"format": "pt"})
+        loaded = load(folder, **options)
+        file.write_bytes(whole)
+        return loaded
+
+    monkeypatch.setattr(subject, "load_model", swapped)
+    with pytest.raises(InputError, match="changed while it was scored"):
+        evaluate(job)
+    assert digest_of_folder(tmp_path / "model") == before.sha256
+
+
+def test_the_record_says_which_tensors_were_loaded(tmp_path: Path) -> None:
+    job = job_at(tmp_path, names=("fixture-contexts",))
+    one = evaluate(job).models[0]
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    tensors["transformer.ln_f.bias"] += 1
+    save_file(tensors, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    other = evaluate(job.model_copy(update={"kept": str(tmp_path / "other")})).models[0]
+    assert one.tensors_sha256 != other.tensors_sha256
 
 
 def test_an_answer_that_the_model_cannot_take_is_refused(tmp_path: Path) -> None:

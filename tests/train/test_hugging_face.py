@@ -225,7 +225,7 @@ def test_what_transformers_cannot_hold_is_refused(
 
 def test_nothing_is_overwritten(saved: tuple[Any, TrainingJob], converted: Path, tmp_path: Path) -> None:
     place = place_of(saved[1])
-    with pytest.raises(InputError, match="this folder is there already"):
+    with pytest.raises(InputError, match="there is something already"):
         convert(place, converted)
     with pytest.raises(InputError, match="checkpoints are here already"):
         convert(converted, Path(place))

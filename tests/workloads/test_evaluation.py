@@ -39,7 +39,14 @@ def scored(step: int, right: float) -> ModelScores:
         )
         for one in plan("mpt-chinchilla", scale="smoke", gpu=None).part.tasks
     )
-    return ModelScores(step=step, checkpoint_sha256=f"c{step}", sha256=f"w{step}", parameters=9, tasks=tasks)
+    return ModelScores(
+        step=step,
+        checkpoint_sha256=f"c{step}",
+        sha256=f"w{step}",
+        tensors_sha256=f"t{step}",
+        parameters=9,
+        tasks=tasks,
+    )
 
 
 @pytest.fixture

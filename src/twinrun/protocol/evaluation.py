@@ -124,6 +124,8 @@ class ModelScores(Frozen):
     """Digest of the manifest of the checkpoint that the weights are from; null for a model that is none."""
     sha256: str
     """Digest of configuration, weights and tokenizer as they were scored."""
+    tensors_sha256: str
+    """Digest of names, types, shapes and values of all tensors as they were loaded."""
     parameters: Positive
     tasks: tuple[TaskScore, ...]
 

@@ -15,10 +15,11 @@ from pathlib import Path
 import torch
 
 from twinrun.checkpoints import store_at
-from twinrun.checkpoints.hugging_face.model_folder import digest_of_folder
+from twinrun.checkpoints.hugging_face.model_folder import digest_of_folder, stamps
 from twinrun.checkpoints.hugging_face.tokenizer import FILE
 from twinrun.checkpoints.hugging_face.writing import write_folder
 from twinrun.checkpoints.verification import read_manifest
+from twinrun.foundation.errors import InputError, RunError
 from twinrun.foundation.files import sha256_of_file, write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.protocol.evaluation import SAMPLES, EvaluationJob, EvaluationResult, ModelScores
@@ -43,6 +44,8 @@ class FoundModel:
     """A model that can be loaded, and where what it got is kept."""
 
     folder: Path
+    stamps: dict[str, tuple[int, ...]]
+    """What the file system said of its files before their digest was taken."""
     sha256: str
     kept: Path
     step: int | None
@@ -62,13 +65,17 @@ def evaluate(job: EvaluationJob) -> EvaluationResult:
     for found in _models(job):
         trained = found.trained
         loaded = _load(job, found.folder, device)
+        tensors = _same_everywhere(subject.digest_of_tensors(loaded.model), found.folder)
         outcomes = score_tasks(job, loaded, sha256=found.sha256, folder=found.kept / "tasks")
+        # Also now: pages of a file that was mapped into memory are read when they are needed.
+        _demand_untouched(found)
         tokenizer = subject.tokenizer_digest(loaded.tokenizer)
         models.append(
             ModelScores(
                 step=found.step,
                 checkpoint_sha256=found.checkpoint_sha256,
                 sha256=found.sha256,
+                tensors_sha256=tensors,
                 parameters=loaded.model.num_parameters(),
                 tasks=tuple(one.score for one in outcomes),
             )
@@ -104,6 +111,7 @@ def _models(job: EvaluationJob) -> Iterator[FoundModel]:
     if (given := job.model) is not None:
         yield FoundModel(
             folder=Path(given.folder),
+            stamps=stamps(Path(given.folder)),
             sha256=_digest(Path(given.folder), allowed=given.sha256),
             kept=kept / "model",
             step=given.step,
@@ -115,6 +123,7 @@ def _models(job: EvaluationJob) -> Iterator[FoundModel]:
         trained = _train(_trained(job), step, folder)
         yield FoundModel(
             folder=folder / "model",
+            stamps=stamps(folder / "model"),
             sha256=_digest(folder / "model"),
             kept=folder,
             step=step,
@@ -133,6 +142,32 @@ def _digest(folder: Path, *, allowed: str | None = None) -> str:
     """Return the digest of a model, which the first rank alone computes."""
     digest: str = ranks.together(lambda: digest_of_folder(folder, allowed=allowed), ranks.everyone())
     return digest
+
+
+def _same_everywhere(digest: str, folder: Path) -> str:
+    """Return the digest of the tensors that every rank has loaded; raises RunError where one has others."""
+    if (first := ranks.from_first(digest)) != digest:
+        raise RunError(
+            "this rank has loaded other weights than the first",
+            place=str(folder),
+            found=f"sha256 {digest}",
+            allowed=first,
+        )
+    return digest
+
+
+def _demand_untouched(model: FoundModel) -> None:
+    """Raise InputError where the files of a model were written after their digest was taken."""
+    found = stamps(model.folder)
+    if changed := sorted(
+        name for name in {*found, *model.stamps} if found.get(name) != model.stamps.get(name)
+    ):
+        raise InputError(
+            "the model was changed while it was scored",
+            place=str(model.folder),
+            found=changed,
+            allowed=f"the files with the digest {model.sha256}",
+        )
 
 
 def _trained(job: EvaluationJob) -> TrainingJob:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from twinrun.checkpoints.hugging_face.reading import INDEX, weight_files
+from twinrun.checkpoints.hugging_face.reading import INDEX, read_json, weight_files
 from twinrun.checkpoints.hugging_face.tokenizer import CONFIG as TOKENIZER_CONFIG
 from twinrun.checkpoints.hugging_face.tokenizer import FILE as TOKENIZER
 from twinrun.checkpoints.hugging_face.writing import CONFIG, WEIGHTS
@@ -20,6 +20,9 @@ PARTS = ("vocab.json", "merges.txt")
 SMALL = (CONFIG, TOKENIZER, TOKENIZER_CONFIG, *PARTS, "special_tokens_map.json", "added_tokens.json")
 # Shell patterns of the files that are fetched from a repository.
 PATTERNS = (*SMALL, WEIGHTS, "model-*-of-*.safetensors", INDEX)
+
+# Keys of config.json with which transformers takes weights or kernels from elsewhere.
+ELSEWHERE = ("transformers_weights", "_attn_implementation", "_attn_implementation_internal")
 
 
 def lacking(names: set[str]) -> tuple[str, str] | None:
@@ -43,8 +46,24 @@ def model_files(folder: Path) -> list[Path]:
         raise InputError("no such folder of a model", place=str(folder))
     if lack := lacking({path.name for path in folder.iterdir()}):
         raise InputError("not a whole folder of transformers", place=str(folder), found=lack[0], hint=lack[1])
+    if elsewhere := [name for name in ELSEWHERE if name in read_json(folder / CONFIG)]:
+        raise InputError(
+            "weights or code of another place, which no digest of this folder covers",
+            place=f"{folder / CONFIG}:{elsewhere[0]}",
+            found=elsewhere,
+            hint="take these keys out, and put the weights where transformers looks for them",
+        )
     small = [folder / name for name in (*SMALL, INDEX) if (folder / name).is_file()]
     return sorted([*small, *weight_files(folder)])
+
+
+def stamps(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return what the file system says of the files that decide a score; no write leaves it the same."""
+    found = {path.name: path.stat() for path in model_files(folder)}
+    return {
+        name: (one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns)
+        for name, one in found.items()
+    }
 
 
 def digest_of_folder(folder: Path, *, allowed: str | None = None) -> str:

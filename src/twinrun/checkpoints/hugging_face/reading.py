@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from twinrun.protocol.hugging_face import Form, TensorPair
 INDEX = f"{WEIGHTS}.index.json"
 FILE = "rank-00000.safetensors"
 RUN = "a conversion"
+_FILE_OF_WEIGHTS = re.compile(r"\w[\w.-]*[.]safetensors", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,14 @@ def weight_files(folder: Path) -> list[Path]:
             allowed=(WEIGHTS, INDEX),
         )
     named = read_json(folder / INDEX).get("weight_map")
-    names = {Path(str(name)).name for name in named.values()} if isinstance(named, dict) else set()
+    names = {str(name) for name in named.values()} if isinstance(named, dict) else set()
+    if elsewhere := sorted(name for name in names if not _FILE_OF_WEIGHTS.fullmatch(name)):
+        raise InputError(
+            "weights of another place, which no digest of this folder covers",
+            place=f"{folder / INDEX}:weight_map",
+            found=elsewhere,
+            allowed="names of *.safetensors in this folder",
+        )
     missing = sorted(name for name in names if not (folder / name).is_file())
     if missing or not names:
         raise DamagedError("files are missing", place=str(folder / INDEX), found=missing or "none named")

@@ -22,6 +22,11 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.text import plural
 from twinrun.train.models import DTYPES
 
+# What transformers raises where a value of config.json is not of the kind that it looks up unasked.
+_FAULTS = (
+    *(OSError, ValueError, LookupError, AttributeError, TypeError, ArithmeticError, ImportError),
+    *(AssertionError, RuntimeError, SafetensorError),
+)
 _TRUST = {"local_files_only": True, "trust_remote_code": False}
 
 
@@ -43,7 +48,7 @@ def load_model(folder: Path, *, precision: str, device: torch.device) -> Any:
             output_loading_info=True,
             **_TRUST,
         )
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except _FAULTS as error:
         raise _unloadable("model", folder, error) from None
     # transformers draws what does not fit, and scores of that would be noise.
     other = [name for name, *_ in loaded["mismatched_keys"]]
@@ -52,6 +57,15 @@ def load_model(folder: Path, *, precision: str, device: torch.device) -> Any:
         message = "weights that config.json asks for are missing or of another size"
         raise InputError(message, place=str(folder), found=found)
     return model.to(device).eval()
+
+
+def digest_of_tensors(model: torch.nn.Module) -> str:
+    """Return a digest of name, type, shape and values of every tensor that a model has in memory."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def load_tokenizer(folder: Path, *, vocabulary: int, allowed: str | None = None) -> Any:
@@ -68,7 +82,7 @@ def load_tokenizer(folder: Path, *, vocabulary: int, allowed: str | None = None)
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), use_fast=True, **_TRUST)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except _FAULTS as error:
         raise _unloadable("tokenizer", folder, error) from None
     if not tokenizer.is_fast:
         raise InputError(

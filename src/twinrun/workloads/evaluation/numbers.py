@@ -28,6 +28,7 @@ TENTHS = 10
 FACTORS = (
     factor("model", "large", "large", "another model"),
     factor("weights sha256", "none", "large", "other weights"),
+    factor("tensors sha256", "none", "large", "other weights, or another type of them"),
     factor("evaluation.tasks", "large", "large", "other questions"),
     factor("evaluation.shots", "large", "large", "longer prompts, other answers"),
     factor("rule of *", "none", "large", "another rule has moved HellaSwag by ten points"),
@@ -153,6 +154,7 @@ def _facts(result: EvaluationResult) -> dict[str, Fact]:
         "tokenizer sha256": result.tokenizer_sha256,
         "samples sha256": result.samples_sha256,
         "weights sha256": result.models[-1].sha256,
+        "tensors sha256": result.models[-1].tensors_sha256,
         "checkpoint sha256": result.models[-1].checkpoint_sha256,
     }
     for model in result.models[:-1]:
