@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import http.server
 import json
 import threading
+import time
 import urllib.parse
 from collections.abc import Iterator
 from functools import cache
@@ -17,6 +19,7 @@ import pytest
 
 from tests.foundation.test_files import small_files
 from twinrun.foundation.errors import InputError, MachineError
+from twinrun.runs import download
 from twinrun.runs.download import LISTING, RepositoryCommit, fetch
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -44,8 +47,15 @@ class Hub(http.server.ThreadingHTTPServer):
     """What addresses of the kind of repository begin with."""
     answer: bytes | None = None
     """Say this to everything."""
+    drip: float | None = None
+    """Seconds between two bytes of any body; the first second brings none."""
+    endless = False
+    """Send files without their length, and without an end."""
     asked: list[tuple[str, str | None]]
     """Paths and Range headers of the requests, in order."""
+    stopped: threading.Event
+    authorised: list[str]
+    """Authorization headers that came."""
 
 
 class DownloadHandler(http.server.BaseHTTPRequestHandler):
@@ -67,6 +77,14 @@ class DownloadHandler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.asked.append((self.path, self.headers.get("Range")))
+        self.server.authorised += filter(None, [self.headers.get("Authorization")])
+        if self.server.drip is not None:
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while not self.server.stopped.wait(self.server.drip):
+                    self.wfile.write(b" ")
+            return
         path, _, query = self.path.partition("?")
         if self.server.answer is not None:
             self.send_body(self.server.answer)
@@ -98,6 +116,12 @@ class DownloadHandler(http.server.BaseHTTPRequestHandler):
         if self.server.flip:
             content = bytes([content[0] ^ 1]) + content[1:]
         self.send_response(206 if start else 200)
+        if self.server.endless:
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while not self.server.stopped.wait(0.001):
+                    self.wfile.write(bytes(1 << 20))
+            return
         self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
         stop, self.server.cut_after = self.server.cut_after, None
@@ -127,10 +151,11 @@ def without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def hub() -> Iterator[Hub]:
     with Hub(("127.0.0.1", 0), DownloadHandler) as server:
-        server.asked = []
+        server.asked, server.authorised, server.stopped = [], [], threading.Event()
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield server
+        server.stopped.set()
         server.shutdown()
         thread.join()
 
@@ -293,3 +318,49 @@ def test_files_stay_below_the_folder(hub: Hub, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setitem(FILES, "en/../../outside", b"x")
     with pytest.raises(MachineError, match="outside its repository"):
         bring(hub, tmp_path, "en/*outside")
+
+
+def test_a_token_goes_to_the_configured_hub_over_https_alone(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_canary_of_a_token")
+    bring(hub, tmp_path)
+    assert hub.asked
+    assert not hub.authorised
+    assert RepositoryCommit("owner/texts", COMMIT).token is None
+    assert RepositoryCommit("owner/texts", COMMIT, endpoint="https://elsewhere.example").token is False
+
+
+@pytest.mark.parametrize("drip", [0.05, 60.0], ids=["a byte now and then", "silence"])
+def test_a_server_that_does_not_end_is_given_up(
+    drip: float, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "LISTING_SECONDS", 1.0)
+    hub.drip = drip
+    start = time.monotonic()
+    with pytest.raises(MachineError, match="the server was given up"):
+        bring(hub, tmp_path)
+    assert time.monotonic() - start < 5
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_a_file_without_an_end_is_given_up(hub: Hub, tmp_path: Path) -> None:
+    hub.endless = True
+    with pytest.raises(MachineError, match=r"the server was given up[\s\S]*more than the \d+ bytes"):
+        bring(hub, tmp_path, limit=1)
+    assert not list(tmp_path.rglob("*.incomplete"))
+
+
+def test_a_password_in_an_address_is_not_shown(tmp_path: Path) -> None:
+    for address in ("http://bob:canary@127.0.0.1:9", "ftp://bob:canary@127.0.0.1:9"):
+        source = RepositoryCommit("owner/texts", COMMIT, endpoint=address)
+        with pytest.raises((InputError, MachineError)) as caught:
+            fetch(source, ("en/train.*.json.gz",), folder=tmp_path, say=print)
+        assert "canary" not in str(caught.value)
+
+
+def test_a_list_of_another_server_is_not_taken(hub: Hub, tmp_path: Path) -> None:
+    bring(hub, tmp_path)
+    other = RepositoryCommit("owner/texts", COMMIT, endpoint="http://127.0.0.1:9")
+    with pytest.raises(InputError, match="the list of these files is another server's"):
+        fetch(other, ("en/train.*.json.gz",), folder=tmp_path, say=print)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from types import FrameType
+from typing import Literal
 
 from huggingface_hub import HfApi, hf_hub_download, hf_hub_url
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of requests, httpx or httpx2
@@ -21,11 +26,14 @@ from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import cannot_write, sha256_of_file, write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.foundation.processes import last_lines
+from twinrun.foundation.text import redacted
 from twinrun.protocol.evaluation import PackageSource
 
 LISTING = "files.json"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _OF_CONNECTION = (ConnectionError, TimeoutError)
+# Seconds for a list of files; of a file, seconds before its first byte, and the slowest bytes in a second.
+LISTING_SECONDS, FIRST_BYTE_SECONDS, SLOWEST = 120.0, 120.0, 50_000
 # How often a file is asked for while the connection breaks.
 _TRIES = 3
 _KEPT = "whole files that have come are kept: the same command goes on from there"
@@ -40,6 +48,17 @@ class RepositoryCommit:
     kind: str = "dataset"
     endpoint: str | None = None
     """Server; HF_ENDPOINT or the public one when None."""
+
+    @property
+    def server(self) -> str:
+        """Address of the server, without a password."""
+        return redacted(HfApi(endpoint=self.endpoint).endpoint)
+
+    @property
+    def token(self) -> Literal[False] | None:
+        """None, with which the library takes the user's own, for the configured hub over HTTPS; else none."""
+        configured = self.endpoint is None or self.endpoint.rstrip("/") == HfApi().endpoint.rstrip("/")
+        return None if configured and HfApi().endpoint.startswith("https://") else False
 
 
 class RemoteFile(Frozen):
@@ -56,6 +75,8 @@ class Listing(Frozen):
 
     pattern: str
     """One or more, each a line."""
+    endpoint: str | None = None
+    """Server that gave the list, and so the digests; null in lists from before it was kept."""
     files: tuple[RemoteFile, ...]
 
 
@@ -107,14 +128,26 @@ def listed(source: RepositoryCommit, patterns: Sequence[str], *, folder: Path) -
     """
     kept, pattern = folder / LISTING, "\n".join(patterns)
     if kept.is_file() and (listing := load_json(kept, Listing)).pattern == pattern:
-        return listing.files
+        if listing.endpoint in (None, source.server):
+            return listing.files
+        raise InputError(
+            "the list of these files is another server's, and digests hold files against it alone",
+            place=str(kept),
+            found=listing.endpoint,
+            allowed=source.server,
+            hint=f"name that server with --endpoint, or remove {folder} to fetch all of it again",
+        )
     place = f"{source.name}@{source.revision}"
     if not _COMMIT.fullmatch(source.revision):
         raise InputError("not a commit", place=place, allowed="40 hexadecimal digits")
     if source.endpoint and not source.endpoint.startswith(("http://", "https://")):
-        raise InputError("not an address of the web", place=source.endpoint, allowed="http:// or https://")
-    api, parent = HfApi(endpoint=source.endpoint), str(PurePosixPath(patterns[0]).parent).removeprefix(".")
-    with _transfer(f"{api.endpoint}/{source.name}"):
+        found = redacted(source.endpoint)
+        raise InputError("not an address of the web", place=found, allowed="http:// or https://")
+    api, parent = (
+        HfApi(endpoint=source.endpoint, token=source.token),
+        str(PurePosixPath(patterns[0]).parent).removeprefix("."),
+    )
+    with _transfer(f"{source.server}/{source.name}"), _limited(LISTING_SECONDS):
         files = [
             RemoteFile(path=file.path, size=file.size, digest=file.lfs.sha256 if file.lfs else file.blob_id)
             for file in api.list_repo_tree(
@@ -124,7 +157,9 @@ def listed(source: RepositoryCommit, patterns: Sequence[str], *, folder: Path) -
         ]
     if not files:
         raise InputError("no file matches", place=place, found=pattern)
-    listing = Listing(pattern=pattern, files=tuple(sorted(files, key=lambda file: file.path)))
+    listing = Listing(
+        pattern=pattern, endpoint=source.server, files=tuple(sorted(files, key=lambda file: file.path))
+    )
     write_atomically(kept, listing.model_dump_json(indent=1) + "\n")
     return listing.files
 
@@ -139,14 +174,15 @@ def _fetch_file(source: RepositoryCommit, file: RemoteFile, folder: Path) -> Non
         revision=source.revision,
         endpoint=source.endpoint,
     )
-    with _transfer(address, target):
+    seconds = FIRST_BYTE_SECONDS + file.size / SLOWEST
+    with _transfer(address, target), _limited(seconds, folder=folder, most=file.size):
         target.unlink(missing_ok=True)
         _ask_until_whole(source, file, folder)
     if not is_intact(target, file):
         target.unlink()
         raise MachineError(
             "what came is not the published file, and was removed",
-            place=address,
+            place=redacted(address),
             allowed=f"digest {file.digest}",
             hint="a proxy or mirror may have changed it: try again, or name another endpoint",
         )
@@ -167,8 +203,12 @@ def _ask_until_whole(source: RepositoryCommit, file: RemoteFile, folder: Path) -
                 repo_type=source.kind,
                 revision=source.revision,
                 endpoint=source.endpoint,
+                token=source.token,
                 local_dir=folder,
             )
+        except _LimitError:
+            _remove_parts(folder)
+            raise
         except (OSError, HTTPError) as error:
             broke = _is_of_connection(error) and tries_left
             if tries_left < _TRIES - 1 or not broke:
@@ -177,6 +217,38 @@ def _ask_until_whole(source: RepositoryCommit, file: RemoteFile, folder: Path) -
                 raise
         else:
             return
+
+
+class _LimitError(Exception):
+    """A server took longer, or sent more, than what was asked of it can need."""
+
+
+@contextlib.contextmanager
+def _limited(seconds: float, *, folder: Path | None = None, most: int = 0) -> Iterator[None]:
+    """Raise _LimitError where the block lasts longer, or leaves more than `most` bytes of a part in `folder`.
+
+    The library has a limit for each read, but none for a list, nor for a server that sends a byte now and
+    then. A signal ends what it waits for; only the main thread gets any.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    end = time.monotonic() + seconds
+
+    def look(_number: int, _frame: FrameType | None) -> None:
+        parts = (folder / ".cache").rglob("*.incomplete") if folder else ()
+        if any(part.stat().st_size > most for part in parts if part.is_file()):
+            raise _LimitError(f"more than the {most} bytes that the file has")
+        if time.monotonic() > end:
+            raise _LimitError(f"not done after {seconds:.0f} s")
+
+    handler = signal.signal(signal.SIGALRM, look)
+    timer = signal.setitimer(signal.ITIMER_REAL, min(1.0, seconds), min(1.0, seconds))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)
 
 
 def _is_of_connection(error: Exception) -> bool:
@@ -194,8 +266,13 @@ def _remove_parts(folder: Path) -> None:
 @contextlib.contextmanager
 def _transfer(address: str, target: Path | None = None) -> Iterator[None]:
     """Turn what the server, the connection or the disk refuses into a MachineError."""
+    address = redacted(address)
     try:
         yield
+    except _LimitError as error:
+        raise MachineError(
+            "the server was given up", place=address, found=str(error), hint=f"try another server; {_KEPT}"
+        ) from None
     except (OSError, HTTPError) as error:
         # Errors of the system have a number; those of the HTTP libraries have none.
         if target and isinstance(error, OSError) and error.errno and not isinstance(error, _OF_CONNECTION):
@@ -205,7 +282,7 @@ def _transfer(address: str, target: Path | None = None) -> Iterator[None]:
         raise MachineError(
             "the download failed",
             place=address,
-            found=str(error) if answer is None else f"status {answer.status_code}",
+            found=redacted(str(error)) if answer is None else f"status {answer.status_code}",
             hint=f"{_KEPT}; docs/guides/offline.md tells of proxies and of machines without a network",
         ) from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -37,6 +37,8 @@ class FetchedModel(Frozen):
     revision: str
     sha256: str
     """Digest of the folder."""
+    endpoint: str | None = None
+    """Server that it came from; null where it was fetched before that was kept."""
 
 
 def model_folder(source: ModelSource) -> Path:
@@ -76,7 +78,10 @@ def fetch_model(text: str, *, endpoint: str | None, say: Callable[[str], None]) 
         raise InputError(message, place=text, found=lack[0], hint=lack[1])
     fetch(repository, PATTERNS, folder=folder, say=say)
     whole = FetchedModel(
-        repository=source.repository, revision=source.revision, sha256=digest_of_folder(folder)
+        repository=source.repository,
+        revision=source.revision,
+        sha256=digest_of_folder(folder),
+        endpoint=repository.server,
     )
     write_atomically(folder / INDEX, whole.model_dump_json(indent=1) + "\n")
     return folder
