@@ -19,13 +19,13 @@ from pathlib import Path
 from tools.steps import Step, StepResult, perform
 from twinrun.execution.engines import load_engine
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError, TwinrunError
+from twinrun.foundation.redaction import HiddenNames
 from twinrun.foundation.text import duration
 from twinrun.machine.inventory import detect
 from twinrun.planning.project import Project
 from twinrun.protocol.machine import Machine
 from twinrun.report.form import send
 from twinrun.results.finished_run import read_run
-from twinrun.results.submission import HiddenNames
 from twinrun.runs.selection import Request, select
 
 ROOT = Path(__file__).resolve().parents[1]

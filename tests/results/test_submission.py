@@ -75,9 +75,51 @@ def test_a_submission_names_no_host_and_no_folder(run: Path) -> None:
     assert content["record"]["machine"]["host"] == "node-1"
     assert content["record"]["environment"]["variables"]["NCCL_TOPO_FILE"] == "…/node.xml"
     assert content["doctor"] == {"checks": ["node-1 has …/bin"]}
-    assert content["logs"]["log/launcher.log"].startswith("node-1: loading …/shard-0\nnode-1:71:71")
-    assert len(content["logs"]["log/launcher.log"].splitlines()) == 40
+    assert content["logs"]["log/launcher.log"].startswith("node-1:71:71")
+    assert len(content["logs"]["log/launcher.log"].splitlines()) == 38
     assert content["run_sha256"] == json.loads((run / "record.json").read_text())["sha256"]
+
+
+CANARIES = (
+    *("hf_canary0123456", "canary-pw", "canary-aws", "adalovelace", "canary@example.com", "canary-bearer"),
+    *("fe80::1c2d:3e4f", "2001:db8::ff00:42:8329", "~/canary", "canary-line"),
+)
+LEAKS = """HF_TOKEN=hf_canary0123456 NCCL INFO started
+NCCL INFO https://bob:canary-pw@example.org/x
+RuntimeError: AWS_SECRET=canary-aws of adalovelace
+rank 0 mail canary@example.com, Authorization: Bearer canary-bearer
+NCCL INFO NET/IB fe80::1c2d:3e4f and 2001:db8::ff00:42:8329, topology ~/canary/file.xml
+canary-line that no list of lines has
+"""
+
+
+def test_no_canary_leaves(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USER", "adalovelace")
+    (run / "log/launcher.log").write_text(LEAKS, encoding="utf-8")
+    text = sent_in(run, doctor={"checks": [LEAKS]}).read_text(encoding="utf-8")
+    log = json.loads(text)["logs"]["log/launcher.log"]
+    for canary in CANARIES[:-1]:
+        assert canary not in text, canary
+    assert "canary-line" not in log
+    assert "NCCL INFO started" in log
+    assert "file.xml" in log
+
+
+def test_a_link_among_the_logs_is_not_followed(run: Path) -> None:
+    private = run.parent / "id_ed25519"
+    private.write_text("NCCL INFO private\n", encoding="utf-8")
+    (run / "log/other.log").symlink_to(private)
+    assert list(json.loads(sent_in(run).read_text())["logs"]) == ["log/launcher.log"]
+
+
+def test_a_credential_in_what_is_sealed_is_refused(run: Path) -> None:
+    content = json.loads((run / "record.json").read_text())
+    content["run"] = "HF_TOKEN=hf_canary0123456"
+    content["sha256"] = content_digest(content)
+    (run / "record.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(InputError, match="looks like a password"):
+        sent_in(run)
+    assert not (run / "submission.json").exists()
 
 
 def test_what_checks_say_of_hosts_is_taken_out(run: Path) -> None:

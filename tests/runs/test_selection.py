@@ -97,6 +97,21 @@ def test_a_plan_alone_is_for_the_gpus_that_are_there(monkeypatch: pytest.MonkeyP
     assert (found.plan.vendor, found.plan.gpu) == (H200.vendor, H200.id)
 
 
+@pytest.mark.parametrize(("vendor", "arch"), [("rocm", "gfx1100"), ("cuda", "sm_120"), ("cuda", "sm_70")])
+def test_a_gpu_that_no_stack_is_built_for_is_refused_and_may_be_asked_for(
+    vendor: str, arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (device, *_) = machine(80 * GIB).devices
+    other = device.model_copy(update={"arch": arch, "gpu": None, "name": "another"})
+    there = machine(80 * GIB).model_copy(update={"vendor": vendor, "devices": (other,)})
+    with pytest.raises(MachineError, match="no stack of this recipe is built for this GPU") as caught:
+        selected(monkeypatch, there)
+    assert caught.value.found == f"{arch} (another)"
+    assert "--stack" in str(caught.value.hint)
+    current = PROJECT.recipe("recipes/mpt7b-scaling").recipe.stacks.current[vendor]
+    assert selected(monkeypatch, there, stack=current, engine="venv").stack.stack.name == current
+
+
 def test_a_stack_of_another_vendor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="the stack is for another vendor"):
         selected(monkeypatch, machine(140 * GIB), stack="cpu")

@@ -23,7 +23,8 @@ from invoke.exceptions import Exit
 
 from twinrun import __version__
 from twinrun.foundation.errors import InputError, MachineError, TwinrunError
-from twinrun.foundation.text import LIKENESS, redacted
+from twinrun.foundation.redaction import HiddenNames
+from twinrun.foundation.text import LIKENESS
 
 # Refusals that any program may meet: a full or closed disk, too many files, a reader that went away.
 _REFUSALS = {
@@ -151,7 +152,8 @@ def _fault(error: BaseException) -> TwinrunError:
         f"{shlex.join(sys.argv)}\n",
         *traceback.format_exception(error),
     )
-    text = redacted("".join(lines))
+    hide = HiddenNames([platform.node()])
+    text = hide.text("".join(lines))
     try:
         with tempfile.NamedTemporaryFile(
             "w",
@@ -165,7 +167,7 @@ def _fault(error: BaseException) -> TwinrunError:
         kept = f"the traceback is in {log.name}"
     except OSError:
         kept = f"the traceback, which no temporary folder takes:\n{text}"
-    found = redacted(f"{type(error).__name__}: {error}")
+    found = hide.text(f"{type(error).__name__}: {error}")
     return TwinrunError(
         "a fault of twinrun itself", found=found, hint=f"report it as CONTRIBUTING.md says; {kept}"
     )

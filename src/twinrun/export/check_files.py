@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 from twinrun.export.node_health import health_of
 from twinrun.foundation.files import write_atomically
+from twinrun.foundation.text import without_credentials
 from twinrun.protocol.checks import failed_nodes
 from twinrun.protocol.health import HEALTH_FILE, TEXTFILE, textfile
 from twinrun.results.finished_run import FinishedRun
@@ -52,5 +53,6 @@ def _junit(run: FinishedRun) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return `text` without what XML cannot hold."""
-    return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
+    """Return `text` without credentials and without what XML cannot hold."""
+    clean = without_credentials(text)
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in clean)

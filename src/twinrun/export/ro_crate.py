@@ -18,6 +18,7 @@ from urllib.parse import quote
 from twinrun.export.mlperf_log import mllog_lines
 from twinrun.export.tracked_run import tracked_run
 from twinrun.foundation.files import copy_regular, demand_absent, write_atomically
+from twinrun.foundation.redaction import demand_clean
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.report.words import headline
 from twinrun.results.finished_run import FinishedRun
@@ -69,6 +70,11 @@ def write_crate(out: Path, run: FinishedRun) -> Path:
             if point.steps:
                 text = mllog_lines(tracked, point, hardware=hardware(record))
                 write_atomically(made / LOGS / f"{point.id}.log", text)
+        for file in made.rglob("*"):
+            if file.is_file():
+                demand_clean(
+                    file.read_text(encoding="utf-8", errors="replace"), file.relative_to(made).as_posix()
+                )
         content = {"@context": CONTEXT, "@graph": list(_entities(made, record, recipe))}
         write_atomically(made / METADATA, json.dumps(content, indent=1) + "\n")
         made.rename(out)

@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from twinrun.foundation.manifest import Frozen
+from twinrun.foundation.text import without_credentials
 from twinrun.manifests.metrics import Metric
 from twinrun.protocol.job import MetricsLine
 from twinrun.protocol.measurements import Measurement, sampled
@@ -141,7 +142,9 @@ def _point(
         ended.append(ended[-1] - seconds.get(step, 0.0))
     return TrackedPoint(
         id=point.id,
-        parameters={**shared, **_point_parameters(point)},
+        parameters={
+            name: without_credentials(value) for name, value in {**shared, **_point_parameters(point)}.items()
+        },
         series=(*known, *stepped),
         numbers={f"{NUMBER_PREFIX}{one.id}": one.median for one in point.measurements},
         began=ended[-1] - seconds.get(1, 0.0),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from twinrun.foundation.errors import InputError
-from twinrun.foundation.files import open_regular, parse_json, write_atomically, write_together
+from twinrun.foundation.files import leaves, open_regular, parse_json, write_atomically, write_together
 from twinrun.foundation.manifest import Frozen, validate
+from twinrun.foundation.redaction import HiddenNames, demand_clean
 from twinrun.manifests.recipe import Stacks
 from twinrun.planning.project import Project
 from twinrun.protocol.model_source import RepositoryModel, in_words
@@ -23,9 +23,6 @@ FILE = "submission.json"
 # Lines of each log: versions, devices and the first warnings stand there.
 HEAD_LINES, HEAD_BYTES = 40, 1 << 16
 MAX_BYTES = 32 << 20
-# An absolute path, or that of a socket, whose last name is kept; network addresses have slashes elsewhere.
-_PATH = re.compile(r"(?:(?<![\w.:/~-])|(?<=\bunix://))/(?:[\w.+@~=-]+/)+")
-_ADDRESS = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])")
 # Tables of a record that name its hosts, beside its points; the rest follows from the recipe.
 _PRIVATE = ("machine", "allocation", "environment")
 
@@ -57,6 +54,8 @@ def write_submission(path: Path, run: FinishedRun, *, doctor: Mapping[str, Any] 
         logs={name: hide.log(head) for name, head in _heads(run.folder)},
         doctor=hide.value(doctor) if doctor else None,
     )
+    for key, value in leaves(submission.record):
+        demand_clean(str(value), f"{run.file}:{key}")
     write_atomically(path, submission.model_dump_json(indent=1) + "\n")
 
 
@@ -106,36 +105,6 @@ def _hosts(record: Record) -> tuple[str, ...]:
     allocated = record.allocation.nodes if record.allocation else ()
     of_points = (host for one in record.points for host in one.hosts)
     return tuple(dict.fromkeys([*allocated, *of_points, record.machine.host]))
-
-
-class HiddenNames:
-    """Hides hosts behind numbers, and folders of paths."""
-
-    def __init__(self, hosts: Iterable[str]) -> None:
-        self._labels = {host: f"node-{number}" for number, host in enumerate(filter(None, hosts), 1)}
-        # Collectives print a host without its domain, and schedulers with it.
-        for host, label in list(self._labels.items()):
-            short = host.partition(".")[0]
-            self._labels.setdefault(host if short.isdigit() else short, label)
-        longest = sorted(self._labels, key=len, reverse=True)
-        names = "|".join(map(re.escape, longest))
-        self._hosts = re.compile(rf"(?<![\w.-])({names})(?:\.[A-Za-z][\w-]*)*(?![\w-])")
-
-    def text(self, text: str) -> str:
-        """Return a text without names of hosts and folders."""
-        return _PATH.sub("…/", self._hosts.sub(lambda found: self._labels[found[1]], text))
-
-    def log(self, text: str) -> str:
-        """Return a log without them and without addresses; what looks like one elsewhere may be a version."""
-        return _ADDRESS.sub("removed", self.text(text))
-
-    def value(self, value: Any) -> Any:
-        """Return a JSON value whose texts and keys are without them."""
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, Mapping):
-            return {self.text(key): self.value(one) for key, one in value.items()}
-        return [self.value(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def _without_names(content: dict[str, Any], hide: HiddenNames) -> dict[str, Any]:

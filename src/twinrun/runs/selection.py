@@ -442,15 +442,29 @@ def stack_for_run(
 
 
 def _fitting(project: Project, loaded: LoadedRecipe, vendor: str, machine: Machine) -> str | None:
-    """Return the vendor's current stack, or the first further one where that is not built for the GPUs."""
+    """Return the vendor's current stack, or the first further one where that is not built for the GPUs.
+
+    Raises:
+        MachineError: no stack that serves the recipe is built for the GPUs of this machine.
+    """
     stacks = loaded.recipe.stacks
     current = stacks.current.get(vendor)
-    further = (name for name in stacks.also if project.stack(name).stack.vendor == vendor)
-    for name in (current, *further) if current else ():
+    if current is None:
+        return None
+    serving = (current, *(name for name in stacks.also if project.stack(name).stack.vendor == vendor))
+    unfit: str | None = None
+    for name in serving:
         built = project.stack(name).stack.archs
-        if not misfit(built=built, machine=machine, vendor=project.vendors[vendor], gpus=project.gpus):
+        unfit = misfit(built=built, machine=machine, vendor=project.vendors[vendor], gpus=project.gpus)
+        if not unfit:
             return name
-    return current
+    raise MachineError(
+        "no stack of this recipe is built for this GPU",
+        place="--stack",
+        found=unfit,
+        allowed=[f"{name}: {', '.join(project.stack(name).stack.archs)}" for name in serving],
+        hint="name one with --stack to try it all the same, or take --vendor cpu",
+    )
 
 
 def _reason(loaded: LoadedRecipe, stack: LoadedStack, *, asked: str | None, root: Path) -> Choice:

@@ -204,7 +204,10 @@ def _largest(
     places: list[Placement],
     hardware: Hardware,
 ) -> tuple[Training, str]:
-    """Return the largest candidate that fits and whose sweep is short, and why it was taken."""
+    """Return the largest candidate that fits and whose sweep is short, and why it was taken.
+
+    Where no time can be estimated, as for a GPU without a row, that is the smallest.
+    """
     world, longer = places[-1].world_size, ""
     candidates = [training.model_copy(update={"model": name}) for name in scale.models]
     for candidate in candidates:
@@ -212,7 +215,10 @@ def _largest(
         if not _budget(shape, candidate, places, hardware).fits(world):
             continue
         seconds = [estimated_seconds(shape, candidate, hardware, world=one.world_size) for one in places]
-        total = sum(one or 0.0 for one in seconds)
+        known = [one for one in seconds if one is not None]
+        if len(known) < len(seconds):
+            return candidates[-1], "the smallest of the recipe: on this GPU the time is not known"
+        total = sum(known)
         if total <= SWEEP_SECONDS:
             return candidate, f"the largest that fits and ends in about {duration(total)}{longer}"
         longer = longer or f"; --set model={candidate.model} takes about {duration(total)}"
