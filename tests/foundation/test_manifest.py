@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from twinrun.foundation.errors import InputError, TwinrunError
-from twinrun.foundation.manifest import MAX_MANIFEST_BYTES, Frozen, load_json, load_toml
+from twinrun.foundation.manifest import MAX_MANIFEST_BYTES, Frozen, load_json, load_toml, read_toml
 from twinrun.manifests.stack import load_stack
 from twinrun.manifests.vendor import load_gpus, load_vendors
 from twinrun.planning.project import Project
@@ -333,3 +333,23 @@ def read_or_refused(root: Path, name: str) -> None:
     except TwinrunError as error:
         message = str(error)
     assert message.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a." * 100_000 + "a=1", "a key of too many parts"),
+        ("\n[" + "a." * 100_000 + "a]", "bomb.toml:2: a key of too many parts"),
+        ("x={" + "a." * 100_000 + "a=1}", "a key of too many parts"),
+        ('"a".' * 50_000 + "a=1", "a key of too many parts"),
+        ("'a' . " * 50_000 + "a=1", "a key of too many parts"),
+        ("\N{ZERO WIDTH NO-BREAK SPACE}a=1", "a byte order mark"),
+    ],
+    ids=["key", "table", "inline", "quoted", "spaced", "mark"],
+)
+def test_keys_that_take_the_memory_are_refused_unread(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "bomb.toml").write_text(text, encoding="utf-8")
+    start = time.monotonic()
+    with pytest.raises(InputError, match=said):
+        read_toml(tmp_path / "bomb.toml")
+    assert time.monotonic() - start < 1

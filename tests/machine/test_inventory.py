@@ -63,7 +63,7 @@ KNOWN = {
     "unknown.nvidia-smi.csv": (None, 1, None, "sm_89", "550.54.14"),
     "unknown.rocm-smi.json": (None, 1, None, "gfx1100", None),
 }
-EMPTY = ("desktop.kfd.txt",)
+EMPTY = ("desktop.kfd.txt", "apu.rocm-smi.json", "apu.amd-smi.json")
 BROKEN = ("broken.nvidia-smi.txt", "broken.rocm-smi.txt")
 VARIABLES = sorted({name for vendor in VENDORS.values() for group in vendor.hidden_by for name in group})
 

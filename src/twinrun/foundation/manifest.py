@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 import textwrap
 import tomllib
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,11 @@ from twinrun.foundation.files import IrregularFileError, parse_json, read_regula
 
 # Manifests are written by people: the largest of ours is under 10 kB.
 MAX_MANIFEST_BYTES = 1_000_000
+MAX_KEY_PARTS = 32
+_LONG_KEY = re.compile(
+    r"""(?<![\w\-"'.])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+)"""
+    rf"{{{MAX_KEY_PARTS}}}"
+)
 # Programs write larger files: records of long runs, with their curves, are a few megabytes.
 MAX_JSON_BYTES = 256_000_000
 
@@ -131,9 +137,27 @@ def _read(path: Path) -> str:
         raise InputError(f"not UTF-8: {error.reason} at byte {error.start}", place=str(path)) from None
 
 
+def _demand_plain_keys(text: str, path: Path) -> None:
+    """Raise InputError for keys that the parser would take gigabytes for, before it sees them.
+
+    Each dot of a key is a table in a table, and the parser keeps the whole path for every one.
+    """
+    if found := _LONG_KEY.search(text):
+        raise InputError(
+            "a key of too many parts",
+            place=f"{path}:{text.count(chr(10), 0, found.start()) + 1}",
+            allowed=f"at most {MAX_KEY_PARTS}",
+        )
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the content of the TOML file at `path`; raises InputError as `load_toml` does."""
     text = _read(path)
+    if text.startswith("\ufeff"):
+        raise InputError(
+            "a byte order mark before the first key", place=str(path), allowed="UTF-8 without one"
+        )
+    _demand_plain_keys(text, path)
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

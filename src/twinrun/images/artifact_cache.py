@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from typing import NoReturn
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import sha256_of_file
+from twinrun.foundation.locks import locked
 from twinrun.foundation.processes import last_lines
 from twinrun.foundation.text import redacted
 from twinrun.images import apt_archive
@@ -40,8 +42,13 @@ class FileIndex:
         self.scan()
 
     def scan(self) -> None:
-        """List the folder again."""
-        self._files = sorted(path for path in self.folder.rglob("*") if path.is_file())
+        """List the folder again, but for hidden folders, in which downloads are not whole yet."""
+        self._files = sorted(
+            path
+            for path in self.folder.rglob("*")
+            if path.is_file()
+            and not any(part.startswith(".") for part in path.relative_to(self.folder).parts)
+        )
 
     def digest(self, path: Path) -> str:
         """Return the SHA-256 of a file of the folder."""
@@ -109,15 +116,18 @@ def fetch_wheels(
     folder = wheelhouse or cache_root() / "wheels"
     if wheelhouse is None:
         folder.mkdir(parents=True, exist_ok=True)
-    index = FileIndex(folder, stack)
-    absent = [one for one in artifacts if not _is_cached(index, one)] if wheelhouse is None else []
-    if absent:
-        say(f"fetching {len(absent)} Python package(s): {', '.join(one.entry for one in absent[:6])}"[:160])
-        if index_url:
-            demand_answer(index_url)
-        download_wheels(absent, folder, stack=stack, index=index_url)
-        index.scan()
-    return {artifact: index.require(artifact) for artifact in artifacts}
+    # One at a time: a second would take away what the first has half written, as a changed file.
+    with locked(folder / ".lock") if wheelhouse is None else contextlib.nullcontext():
+        index = FileIndex(folder, stack)
+        absent = [one for one in artifacts if not _is_cached(index, one)] if wheelhouse is None else []
+        if absent:
+            said = ", ".join(one.entry for one in absent[:6])
+            say(f"fetching {len(absent)} Python package(s): {said}"[:160])
+            if index_url:
+                demand_answer(index_url)
+            download_wheels(absent, folder, stack=stack, index=index_url)
+            index.scan()
+        return {artifact: index.require(artifact) for artifact in artifacts}
 
 
 def _is_cached(index: FileIndex, artifact: Artifact) -> bool:

@@ -175,7 +175,7 @@ _READERS = {"csv": _read_csv, "json": _read_json, "properties": _read_properties
 
 
 def _is_device(probe: Probe, row: ProbeRow) -> bool:
-    return all(pattern.fullmatch(str(row.get(key, ""))) for key, pattern in probe.where.items())
+    return all(pattern.fullmatch(_at(row, key) or "") for key, pattern in probe.where.items())
 
 
 def _device(probe: Probe, row: ProbeRow, document: ProbeRow) -> ProbedDevice:
