@@ -9,8 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import ItemsView, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -120,7 +121,7 @@ def test_what_was_written_before_a_refused_rename_is_named(tmp_path: Path) -> No
     class Raced(dict[Path, str]):
         """Texts beside which somebody makes a folder, after the places were looked at."""
 
-        def items(self) -> ItemsView[Path, str]:
+        def items(self) -> Any:
             (tmp_path / "second.lock").mkdir()
             return super().items()
 
@@ -135,13 +136,14 @@ def test_what_was_written_before_a_refused_rename_is_named(tmp_path: Path) -> No
 def test_only_a_file_is_replaced(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     with socket.socket(socket.AF_UNIX) as made:
-        {
+        make: dict[str, Callable[[], object]] = {
             "folder": path.mkdir,
             "pipe": lambda: os.mkfifo(path),
             "socket": lambda: made.bind(str(path)),
             "link": lambda: path.symlink_to(tmp_path / "absent"),
             "loop": lambda: path.symlink_to(path),
-        }[kind]()
+        }
+        make[kind]()
         before = path.lstat()
         with pytest.raises(InputError, match=r"record\.json: cannot be written here\n  found: a (?!file)"):
             write_atomically(path, "{}")
