@@ -19,6 +19,7 @@ from twinrun.checkpoints.store import (
     WRITER,
     DamagedError,
     Latest,
+    demand_readable,
     fenced_off,
     latest_of,
     newest_token,
@@ -80,6 +81,7 @@ class ObjectStore:
             self._client.upload_fileobj(stream, self._bucket, self._key(step, str(token), name))
 
     def commit(self, step: int, token: int, manifest: bytes) -> None:
+        demand_readable(len(manifest), place=self.file(step, MANIFEST), what="the index of this checkpoint")
         self._refuse_fenced(token)
         place = self._key(step, MANIFEST)
         with self._refusals():
