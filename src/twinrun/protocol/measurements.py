@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -91,8 +92,7 @@ class Numbers(Frozen):
             ("measurements", [one.id for one in self.measurements]),
             ("series", [one.id for one in self.series]),
         ):
-            twice = {name for name in names if names.count(name) > 1}
-            if twice:
+            if twice := {name for name, times in Counter(names).items() if times > 1}:
                 raise ValueError(f"two {kind} have one id: {', '.join(sorted(twice))}")
         return self
 
