@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -98,7 +99,19 @@ class Numbers(Frozen):
 
     def measurement(self, name: str) -> Measurement | None:
         """Return the measurement called `name`."""
-        return next((one for one in self.measurements if one.id == name), None)
+        return self._by_id.get(name)
+
+    @cached_property
+    def _by_id(self) -> dict[str, Measurement]:
+        """The measurements by id, gathered once."""
+        return {one.id: one for one in self.measurements}
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with other values; one of other measurements gathers them anew."""
+        copied = super().model_copy(update=update, deep=deep)
+        if update and "measurements" in update:
+            copied.__dict__.pop("_by_id", None)
+        return copied
 
     def one_series(self, metric: str) -> Series | None:
         """Return the series of `metric` itself; those of control runs have other names."""
