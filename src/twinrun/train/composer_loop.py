@@ -171,7 +171,7 @@ class NormClipping(Algorithm):
         self._most = most
 
     def match(self, event: Event, state: State) -> bool:  # noqa: ARG002
-        return event == Event.AFTER_TRAIN_BATCH
+        return bool(event == Event.AFTER_TRAIN_BATCH)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:  # noqa: ARG002
         clip_norm(state.model, self._most)
