@@ -29,7 +29,7 @@ SIZES = (4, 16, 64)
 Work = Callable[[Path, int], int]
 
 
-class Row(NamedTuple):
+class GrowthRow(NamedTuple):
     """One kind of work."""
 
     what: str
@@ -38,7 +38,7 @@ class Row(NamedTuple):
     work: Work
 
 
-class CountingStore(FolderStore):
+class DescriptionCounter(FolderStore):
     """A folder of checkpoints that counts the bytes of the descriptions it opens."""
 
     described = 0
@@ -84,7 +84,7 @@ def bytes_of_index(place: Path, ranks: int) -> int:
 def bytes_of_a_rank(place: Path, ranks: int) -> int:
     """Return the bytes of descriptions that one rank reads when it goes on."""
     save(place, ranks)
-    store = CountingStore(place)
+    store = DescriptionCounter(place)
     manifest = read_manifest(store, 1)
     needed = {name: [Box.at((ranks // 2,), (1,))] for name in manifest.tensors}
     parts_for(store, manifest, needed, rank=ranks // 2, world_size=ranks)
@@ -94,7 +94,7 @@ def bytes_of_a_rank(place: Path, ranks: int) -> int:
 def bytes_of_verification(place: Path, ranks: int) -> int:
     """Return the bytes of descriptions that a verification reads."""
     save(place, ranks)
-    store = CountingStore(place)
+    store = DescriptionCounter(place)
     verify(store, 1)
     return store.described
 
@@ -122,10 +122,10 @@ def lines_before_points(place: Path, points: int) -> int:
 
 
 ROWS = (
-    Row("index of a checkpoint", "ranks", "bytes", bytes_of_index),
-    Row("descriptions that a rank reads to go on", "ranks", "bytes", bytes_of_a_rank),
-    Row("descriptions that a verification reads", "ranks", "bytes", bytes_of_verification),
-    Row("lines of metrics read before new points", "points", "lines", lines_before_points),
+    GrowthRow("index of a checkpoint", "ranks", "bytes", bytes_of_index),
+    GrowthRow("descriptions that a rank reads to go on", "ranks", "bytes", bytes_of_a_rank),
+    GrowthRow("descriptions that a verification reads", "ranks", "bytes", bytes_of_verification),
+    GrowthRow("lines of metrics read before new points", "points", "lines", lines_before_points),
 )
 
 

@@ -125,7 +125,7 @@ def save_theirs(tensors: Tensors, path: Path) -> None:
         os.fsync(out.fileno())
 
 
-class Index:
+class MeasuredIndex:
     """The index of what is measured."""
 
     def __init__(self, store: Store, token: int) -> None:
@@ -149,7 +149,7 @@ def save(tensors: Tensors, store: Store, *, staging: Staging, times: dict[str, l
     """
     token = store.claim("measure")
 
-    writer = Writer(store, step=1, token=token, staging=staging, index=Index(store, token))
+    writer = Writer(store, step=1, token=token, staging=staging, index=MeasuredIndex(store, token))
     began = time.perf_counter()
     saving = dcp.async_save(dict(tensors), storage_writer=writer)
     times.setdefault("of which training waits", []).append(time.perf_counter() - began)

@@ -41,7 +41,7 @@ def file_of(pieces: Sequence[Piece]) -> tuple[bytes, int]:
     return header, len(header) + sum(piece.entry.bytes for piece in pieces)
 
 
-def describe(pieces: Iterable[Piece], digests: Iterable[str], *, header_sha256: str) -> PartManifest:
+def describe_part(pieces: Iterable[Piece], digests: Iterable[str], *, header_sha256: str) -> PartManifest:
     """Return what a rank says of the file that holds `pieces` one after the other."""
     tensors: defaultdict[str, list[Chunk]] = defaultdict(list)
     for (tensor, offsets, entry), digest in zip(pieces, digests, strict=False):
@@ -53,7 +53,7 @@ def describe(pieces: Iterable[Piece], digests: Iterable[str], *, header_sha256: 
 
 def demand_describable(pieces: Iterable[Piece], *, place: str) -> None:
     """Refuse, before it is written, a part whose description could not be read again; raises RunError."""
-    draft = describe(pieces, repeat(NO_DIGEST), header_sha256=NO_DIGEST)
+    draft = describe_part(pieces, repeat(NO_DIGEST), header_sha256=NO_DIGEST)
     demand_readable(len(draft.text()), place=place, what="the description of a part")
 
 
@@ -75,7 +75,7 @@ def write_part(
     with store.create(step, token, f"{name}.safetensors") as sink:
         sink.write(header)
         digests = write(sink)
-    part = describe(pieces, digests, header_sha256=hashlib.sha256(header).hexdigest())
+    part = describe_part(pieces, digests, header_sha256=hashlib.sha256(header).hexdigest())
     text = part.text()
     stored = StoredPart(
         name=name, bytes=size, description_bytes=len(text), sha256=hashlib.sha256(text).hexdigest()

@@ -134,7 +134,7 @@ class Checkpoints:
             step=step,
             token=self._token,
             staging=self._staging,
-            index=Publication(self, step),
+            index=StepPublication(self, step),
         )
         self._saved = step
         self._saving = dcp.async_save(
@@ -253,7 +253,7 @@ class Checkpoints:
             sys.stderr.write(f"checkpoints: {text}\n")
 
 
-class Publication:
+class StepPublication:
     """The index of the checkpoint after one step."""
 
     def __init__(self, checkpoints: Checkpoints, step: int) -> None:

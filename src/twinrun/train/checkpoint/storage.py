@@ -71,7 +71,7 @@ SMALL_BYTES = 1 << 16
 MOST_BYTES = (1 << 62) - 1
 
 
-class Index(Protocol):
+class IndexMaker(Protocol):
     """Makes the index of a checkpoint, and publishes it."""
 
     def of(self, parts: tuple[StoredPart, ...], tensors: dict[str, StoredTensor]) -> CheckpointManifest:
@@ -107,7 +107,7 @@ class Planner(DefaultSavePlanner):
 class Writer(StorageWriter, AsyncStager):
     """Writes the files of one checkpoint; `publish` is called once, when all are durable."""
 
-    def __init__(self, store: Store, *, step: int, token: int, staging: Staging, index: Index) -> None:
+    def __init__(self, store: Store, *, step: int, token: int, staging: Staging, index: IndexMaker) -> None:
         self._store, self._step, self._token, self._index = store, step, token, index
         self._staging = staging
         self._holders: dict[str, tuple[tuple[int, int], ...]] = {}
