@@ -29,7 +29,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from twinrun.checkpoints.folder import FolderStore
-from twinrun.checkpoints.manifest import FORMAT, CheckpointManifest, StoredFile, StoredTensor
+from twinrun.checkpoints.manifest import FORMAT, CheckpointManifest, StoredPart, StoredTensor
 from twinrun.checkpoints.safetensors import Entry
 from twinrun.checkpoints.store import ReadableFile, Store
 from twinrun.checkpoints.verification import read_chunk, read_manifest, threads
@@ -125,6 +125,23 @@ def save_theirs(tensors: Tensors, path: Path) -> None:
         os.fsync(out.fileno())
 
 
+class MeasuredIndex:
+    """The index of what is measured."""
+
+    def __init__(self, store: Store, token: int) -> None:
+        self._store, self._token = store, token
+
+    def of(self, parts: tuple[StoredPart, ...], tensors: dict[str, StoredTensor]) -> CheckpointManifest:
+        names = {"model": "measured"}
+        about: dict[str, Any] = {"identity": names, "layout": names, "samples": 0, "previous": None}
+        return CheckpointManifest(
+            format=FORMAT, step=1, token=self._token, parts=parts, tensors=tensors, **about
+        )
+
+    def publish(self, manifest: CheckpointManifest) -> None:
+        self._store.commit(1, self._token, manifest.text())
+
+
 def save(tensors: Tensors, store: Store, *, staging: Staging, times: dict[str, list[float]]) -> None:
     """Save as a run does, and wait until it is durable; what training waits for has a time of its own.
 
@@ -132,16 +149,8 @@ def save(tensors: Tensors, store: Store, *, staging: Staging, times: dict[str, l
     """
     token = store.claim("measure")
 
-    def publish(files: tuple[StoredFile, ...], stored: dict[str, StoredTensor]) -> None:
-        names = {"model": "measured"}
-        about: dict[str, Any] = {"identity": names, "layout": names, "samples": 0, "previous": None}
-        manifest = CheckpointManifest(
-            format=FORMAT, step=1, token=token, files=files, tensors=stored, **about
-        )
-        store.commit(1, token, manifest.text())
-
+    writer = Writer(store, step=1, token=token, staging=staging, index=MeasuredIndex(store, token))
     began = time.perf_counter()
-    writer = Writer(store, step=1, token=token, staging=staging, publish=publish)
     saving = dcp.async_save(dict(tensors), storage_writer=writer)
     times.setdefault("of which training waits", []).append(time.perf_counter() - began)
     saving.result()
@@ -149,23 +158,23 @@ def save(tensors: Tensors, store: Store, *, staging: Staging, times: dict[str, l
 
 def read(store: Store) -> None:
     """Read the bytes of a checkpoint with as many threads as a load has, and look at none."""
-    for file in read_manifest(store, 1).files:
+    for part in read_manifest(store, 1).parts:
         with (
-            Path(store.file(1, file.name)).open("rb", buffering=0) as source,
+            Path(store.file(1, part.file)).open("rb", buffering=0) as source,
             ThreadPoolExecutor(threads()) as pool,
         ):
             list(
                 pool.map(
                     lambda at, source=source: len(os.pread(source.fileno(), READ_BYTES, at)),
-                    range(0, file.bytes, READ_BYTES),
+                    range(0, part.bytes, READ_BYTES),
                 )
             )
 
 
 def forget(store: Store) -> None:
     """Take the files of a checkpoint out of the page cache."""
-    for file in read_manifest(store, 1).files:
-        with Path(store.file(1, file.name)).open("rb") as source:
+    for part in read_manifest(store, 1).parts:
+        with Path(store.file(1, part.file)).open("rb") as source:
             os.posix_fadvise(source.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
@@ -178,7 +187,8 @@ def read_unverified(
 
 def load(tensors: Tensors, store: Store) -> None:
     """Load and verify into the tensors."""
-    dcp.load(dict(tensors), storage_reader=Reader(store, read_manifest(store, 1)))
+    reader = Reader(store, read_manifest(store, 1), tensors)
+    dcp.load(dict(tensors), storage_reader=reader)
 
 
 def _add(saved: dict[str, list[float]], name: str, work: Callable[[], None]) -> None:

@@ -16,6 +16,7 @@ from tests.ranks import environment
 from tests.train.checkpoint_run import run_rank
 from tests.train.small import ROOT
 from twinrun.checkpoints.folder import FolderStore
+from twinrun.checkpoints.parts import read_part
 from twinrun.checkpoints.verification import verify
 from twinrun.protocol.job import Checkpointing
 from twinrun.protocol.training import TrainingJob
@@ -94,6 +95,10 @@ def free_port() -> int:
 
 def digests(place: Path, step: int) -> dict[str, list[str]]:
     """Return the digests of all that a step's checkpoint holds, but for what a run measured."""
-    manifest = verify(FolderStore(place), step)
-    names = manifest.tensors.keys() - set(MEASURED)
-    return {name: [chunk.sha256 for chunk in manifest.tensors[name].chunks] for name in sorted(names)}
+    store = FolderStore(place)
+    manifest = verify(store, step)
+    parts = [read_part(store, manifest, number) for number in range(len(manifest.parts))]
+    return {
+        name: [chunk.sha256 for part in parts for chunk in part.tensors.get(name, ())]
+        for name in sorted(manifest.tensors.keys() - set(MEASURED))
+    }

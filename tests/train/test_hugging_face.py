@@ -22,7 +22,7 @@ from tests.train.small import MakeJob
 from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.hugging_face.writing import turned
 from twinrun.checkpoints.store import DamagedError
-from twinrun.checkpoints.verification import verify, whole_tensor
+from twinrun.checkpoints.verification import TensorReader, verify
 from twinrun.cli.checkpoint import checkpoint
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.models.llama import LlamaShape
@@ -110,11 +110,9 @@ def weights(place: Path | str, step: int) -> dict[str, bytes]:
     """Return the bytes of every tensor of the model."""
     store = FolderStore(Path(place))
     manifest = verify(store, step)
-    return {
-        name: bytes(whole_tensor(store, manifest, one))
-        for name, one in manifest.tensors.items()
-        if name.startswith("model.")
-    }
+    names = [name for name in manifest.tensors if name.startswith("model.")]
+    reader = TensorReader(store, manifest, names)
+    return {name: bytes(reader.read(name)) for name in names}
 
 
 def test_transformers_computes_the_same_logits(saved: tuple[Any, TrainingJob], converted: Path) -> None:

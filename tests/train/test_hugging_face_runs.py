@@ -24,7 +24,7 @@ from tests.train.small import LAYOUTS, MakeJob, launch
 from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.hugging_face.families import form_of
 from twinrun.checkpoints.hugging_face.tokenizer import BYTES, END_OF_TEXT, SEPARATOR, tokenizer_files
-from twinrun.checkpoints.verification import verify, whole_tensor
+from twinrun.checkpoints.verification import TensorReader, verify
 from twinrun.cli.checkpoint import checkpoint
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import sha256_of_bytes
@@ -79,10 +79,10 @@ def trained(place: Path, shape: Any, training: Any) -> Any:
     store = FolderStore(place)
     manifest = verify(store, STEPS)
     model = family_of(shape).build(shape, training=training)
+    reader = TensorReader(store, manifest, [f"model.{name}" for name, _ in model.named_parameters()])
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            stored = manifest.tensors[f"model.{name}"]
-            found = torch.frombuffer(whole_tensor(store, manifest, stored), dtype=torch.float32)
+            found = torch.frombuffer(reader.read(f"model.{name}"), dtype=torch.float32)
             parameter.copy_(found.view(parameter.shape))
     return model.eval()
 

@@ -21,6 +21,7 @@ from twinrun.checkpoints.store import (
     WRITER,
     DamagedError,
     Latest,
+    demand_readable,
     fenced_off,
     latest_of,
     newest_token,
@@ -73,6 +74,7 @@ class FolderStore:
             os.fsync(raw.fileno())
 
     def commit(self, step: int, token: int, manifest: bytes) -> None:
+        demand_readable(len(manifest), place=self.file(step, MANIFEST), what="the index of this checkpoint")
         draft, final = self._draft(step, token), self._folder(step)
         with self._refusals(draft, token=token):
             with (draft / MANIFEST).open("xb") as stream:

@@ -1,9 +1,10 @@
-"""What a checkpoint says of itself: its files and tensors with their digests, and where training stood."""
+"""What a checkpoint says of itself: a small index, and beside it what each rank says of what it wrote."""
 
 from __future__ import annotations
 
 import json
-import math
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -14,15 +15,15 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import canonical_json, parse_json, sha256_of_bytes
 from twinrun.foundation.manifest import Frozen
 
-FORMAT = 1
+FORMAT = 2
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Count = Annotated[int, Field(ge=0)]
+# Products and sums of sizes are kept as eight bytes.
+Count = Annotated[int, Field(ge=0, lt=1 << 62)]
 
 
 class Chunk(Frozen):
     """A part of a tensor, as one rank held it."""
 
-    file: str
     key: str
     """Name of the part in its file."""
     offsets: tuple[Count, ...]
@@ -31,39 +32,70 @@ class Chunk(Frozen):
     sha256: Digest
 
 
+class PartManifest(Frozen):
+    """What one rank says of the file it wrote; the index has its digest."""
+
+    header_sha256: Digest
+    tensors: dict[str, tuple[Chunk, ...]]
+
+    def text(self) -> bytes:
+        """Return the content of the file beside the tensors."""
+        return canonical_json(self.model_dump(mode="json")).encode()
+
+
+class StoredPart(Frozen):
+    """What one rank wrote: a safetensors file, and the description of what it holds."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
+    """Name of both files, without their endings."""
+    bytes: Count
+    """Size of the safetensors file."""
+    description_bytes: Count
+    sha256: Digest
+    """Digest of the description."""
+
+    @property
+    def file(self) -> str:
+        """Name of the safetensors file."""
+        return f"{self.name}.safetensors"
+
+    @property
+    def description(self) -> str:
+        """Name of the file with a `PartManifest`."""
+        return f"{self.name}.json"
+
+
 class StoredTensor(Frozen):
-    """A tensor, whole or in parts that cover it."""
+    """A tensor, and which parts hold some of it."""
 
     dtype: str
     """Name of the type in safetensors."""
     shape: tuple[Count, ...]
-    chunks: tuple[Chunk, ...]
+    holders: tuple[tuple[Count, Count], ...]
+    """Numbers of the parts, ascending, as the first and the last of each unbroken row of them."""
 
     @model_validator(mode="after")
-    def _is_made_of_its_parts(self) -> Self:
+    def _is_a_tensor(self) -> Self:
         if self.dtype not in ITEM_BYTES:
             raise ValueError(f"no such type: {self.dtype}")
-        for chunk in self.chunks:
-            if not len(self.shape) == len(chunk.offsets) == len(chunk.sizes):
-                raise ValueError(f"{chunk.key} has other dimensions")
-            ends = (begin + size for begin, size in zip(chunk.offsets, chunk.sizes, strict=True))
-            if any(end > size for end, size in zip(ends, self.shape, strict=True)):
-                raise ValueError(f"{chunk.key} lies outside")
-        if sum(math.prod(chunk.sizes) for chunk in self.chunks) != math.prod(self.shape):
-            raise ValueError("parts do not make up the tensor")
+        if any(first > last for first, last in self.holders):
+            raise ValueError("a row of holders ends before it begins")
+        if any(before[1] >= after[0] for before, after in pairwise(self.holders)):
+            raise ValueError("holders are not ascending")
         return self
 
+    def held_by(self, number: int) -> bool:
+        """Say whether part `number` holds some of the tensor."""
+        return any(first <= number <= last for first, last in self.holders)
 
-class StoredFile(Frozen):
-    """A safetensors file; digests of its tensors are those of the chunks."""
-
-    name: Annotated[str, Field(pattern=r"^[a-z0-9-]+\.safetensors$")]
-    bytes: Count
-    header_sha256: Digest
+    def numbers(self) -> Iterator[int]:
+        """Yield the numbers of the parts that hold some of the tensor."""
+        for first, last in self.holders:
+            yield from range(first, last + 1)
 
 
 class CheckpointManifest(Frozen):
-    """Everything a checkpoint holds, written last."""
+    """The index of a checkpoint, written last: it grows with ranks and with tensors, not with both."""
 
     format: int
     step: Count
@@ -78,8 +110,22 @@ class CheckpointManifest(Frozen):
     """What decides the loss: model, data, its order, optimizer. A run with another one cannot go on."""
     layout: dict[str, str]
     """How the work was split. A run with another one goes on inside an envelope, not bit for bit."""
-    files: tuple[StoredFile, ...]
+    parts: tuple[StoredPart, ...]
     tensors: dict[str, StoredTensor]
+
+    @model_validator(mode="after")
+    def _has_the_parts_it_names(self) -> Self:
+        if len({"manifest", *(part.name for part in self.parts)}) != len(self.parts) + 1:
+            raise ValueError("two files have one name")
+        for name, tensor in self.tensors.items():
+            if tensor.holders and tensor.holders[-1][1] >= len(self.parts):
+                raise ValueError(f"{name} is in part {tensor.holders[-1][1]} of {len(self.parts)}")
+        return self
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Size of the files with tensors."""
+        return sum(part.bytes for part in self.parts)
 
     def text(self) -> bytes:
         """Return the content of manifest.json: its own digest and one canonical form."""
@@ -97,7 +143,7 @@ def parse_manifest(text: bytes, *, place: str) -> CheckpointManifest:
 
     Raises:
         DamagedError: it is not what was written.
-        InputError: it is of a newer format.
+        InputError: it is of another format.
     """
     try:
         sealed = parse_json(text)
@@ -108,8 +154,13 @@ def parse_manifest(text: bytes, *, place: str) -> CheckpointManifest:
     if found != stated:
         raise DamagedError("the manifest was changed", place=place, found=found, allowed=stated)
     if isinstance(content, dict) and content.get("format") != FORMAT:
+        hint = "the version of twinrun that saved it goes on from it; convert its weights with that one"
         raise InputError(
-            "a checkpoint of another format", place=place, found=content.get("format"), allowed=FORMAT
+            "a checkpoint of another format",
+            place=place,
+            found=content.get("format"),
+            allowed=FORMAT,
+            hint=hint,
         )
     try:
         manifest = CheckpointManifest.model_validate_json(json.dumps(content))

@@ -19,6 +19,7 @@ from twinrun.checkpoints.store import (
     WRITER,
     DamagedError,
     Latest,
+    demand_readable,
     fenced_off,
     latest_of,
     newest_token,
@@ -63,8 +64,7 @@ class ObjectStore:
         for _attempt in range(_ATTEMPTS):
             content, tag = self._state(WRITER)
             token = newest_token(content, self._state(LATEST)[0]) + 1
-            condition = {"IfMatch": tag} if tag else {"IfNoneMatch": "*"}
-            if self._put_if(WRITER, {"token": token, "run": run}, condition):
+            if self._put_if(WRITER, {"token": token, "run": run}, _if_unchanged(tag)):
                 self._sweep()
                 return token
         raise MachineError("too many runs claim this place at once", place=self.place)
@@ -80,8 +80,9 @@ class ObjectStore:
             self._client.upload_fileobj(stream, self._bucket, self._key(step, str(token), name))
 
     def commit(self, step: int, token: int, manifest: bytes) -> None:
-        self._refuse_fenced(token)
         place = self._key(step, MANIFEST)
+        demand_readable(len(manifest), place=f"s3://{place}", what="the index of this checkpoint")
+        self._refuse_fenced(token)
         with self._refusals():
             try:
                 self._client.put_object(Bucket=self._bucket, Key=place, Body=manifest, IfNoneMatch="*")
@@ -90,11 +91,10 @@ class ObjectStore:
                     raise
                 raise RunError("this checkpoint is there already", place=f"s3://{place}") from None
         latest, tag = self._state(LATEST)
-        condition = {"IfMatch": tag} if tag else {"IfNoneMatch": "*"}
         content: dict[str, Any] = {"step": step, "checkpoint": STEP.format(step), "token": token}
         content["sha256"] = sha256_of_bytes(manifest)
         # Another run may have become the writer, and have published, since the check above.
-        if newest_token(latest) > token or not self._put_if(LATEST, content, condition):
+        if newest_token(latest) > token or not self._put_if(LATEST, content, _if_unchanged(tag)):
             with self._refusals():
                 self._client.delete_object(Bucket=self._bucket, Key=place)
             raise fenced_off(self.place, self._state(WRITER)[0], ours=token)
@@ -263,6 +263,10 @@ class _Object:
         data = self._store.read(self._key, begin, size)
         room[: len(data)] = data
         return len(data)
+
+
+def _if_unchanged(tag: str) -> dict[str, str]:
+    return {"IfMatch": tag} if tag else {"IfNoneMatch": "*"}
 
 
 def _client() -> Any:

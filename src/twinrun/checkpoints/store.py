@@ -15,15 +15,27 @@ MANIFEST = "manifest.json"
 LATEST = "latest.json"
 # Beside a manifest: the signature of who vouches for it.
 SIGNATURE = f"{MANIFEST}.sig"
-# The manifest of a thousand ranks with a thousand tensors has about 200 MB.
 WRITER, QUARANTINE = "writer.json", "quarantine"
-MAX_MANIFEST_BYTES = 256 << 20
+# Neither an index nor the description of a part is larger, written or read: 200,000 ranks, or tensors of one.
+MAX_MANIFEST_BYTES = 64 << 20
 # `latest.json` and `writer.json` have one line.
 MAX_STATE_BYTES = 1 << 16
 
 
 class DamagedError(RunError):
     """A checkpoint, or a part of it, is not what was written; names the file and both contents."""
+
+
+def demand_readable(size: int, *, place: str, what: str) -> None:
+    """Refuse to write a description of `size` bytes that no run could read again; raises RunError."""
+    if size > MAX_MANIFEST_BYTES:
+        raise RunError(
+            f"{what} would be too large to be read again; nothing was written",
+            place=place,
+            found=f"{size} bytes",
+            allowed=f"at most {MAX_MANIFEST_BYTES} bytes",
+            hint="save fewer tensors a rank, or on fewer ranks",
+        )
 
 
 class Sink(Protocol):

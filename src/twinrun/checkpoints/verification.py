@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 from twinrun.checkpoints.manifest import (
     CheckpointManifest,
     Chunk,
-    StoredFile,
-    StoredTensor,
+    PartManifest,
+    StoredPart,
     parse_manifest,
 )
+from twinrun.checkpoints.parts import Box, Coverage, demand_tiled, read_part, whole_of
 from twinrun.checkpoints.safetensors import ITEM_BYTES, LENGTH_BYTES, Entry, header_bytes, parse_header
 from twinrun.checkpoints.store import LATEST, MANIFEST, SIGNATURE, STEP, DamagedError, ReadableFile, Store
 from twinrun.foundation.errors import InputError
@@ -28,18 +29,24 @@ PIECE_BYTES = 16 << 20
 KEPT = 2
 
 
+Entries = dict[str, Entry]
+
+
 def threads() -> int:
     """Return how many threads read and hash: they release the interpreter's lock and share the cores."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(LEAST_THREADS, len(os.sched_getaffinity(0)) // ranks)
 
 
-def read_manifest(store: Store, step: int) -> CheckpointManifest:
-    """Return the manifest of `step`, whole and consistent, its files beside it.
+def read_manifest(store: Store, step: int, *, beside: bool = True) -> CheckpointManifest:
+    """Return the index of `step`, whole and consistent, its files beside it.
+
+    Args:
+        beside: whether to look at what lies beside it; of many ranks one does.
 
     Raises:
         DamagedError: it is not what was written, it is another step's, or a file is missing, of another size,
-            more than the manifest has, or no file at all.
+            more than the index has, or no file at all.
         InputError: it is of another format.
     """
     place = store.file(step, MANIFEST)
@@ -48,18 +55,16 @@ def read_manifest(store: Store, step: int) -> CheckpointManifest:
         raise DamagedError(
             "another step's", place=place, found=STEP.format(manifest.step), allowed=STEP.format(step)
         )
-    files = {one.name for one in manifest.files}
-    for name, tensor in manifest.tensors.items():
-        if unknown := {chunk.file for chunk in tensor.chunks} - files:
-            raise DamagedError("a part is in no file", place=f"{place}:{name}", found=sorted(unknown))
-    _demand_contents(store, manifest)
+    if beside:
+        _demand_contents(store, manifest)
     return manifest
 
 
 def _demand_contents(store: Store, manifest: CheckpointManifest) -> None:
     """Hold what lies beside a manifest against it, before any of it is opened; raises DamagedError."""
     found = store.contents(manifest.step, manifest.token)
-    sizes = {one.name: one.bytes for one in manifest.files}
+    sizes = {part.file: part.bytes for part in manifest.parts}
+    sizes |= {part.description: part.description_bytes for part in manifest.parts}
     for name in sorted(found.keys() - sizes.keys() - {SIGNATURE}):
         place = store.file(manifest.step, name)
         raise DamagedError(
@@ -77,16 +82,15 @@ def _another_size(place: str, found: int, allowed: int) -> DamagedError:
     return DamagedError("another size", place=place, found=f"{found} bytes", allowed=f"{allowed} bytes")
 
 
-def read_entries(store: Store, step: int, file: StoredFile, source: ReadableFile) -> dict[str, Entry]:
+def read_entries(stored: StoredPart, header_sha256: str, source: ReadableFile, *, place: str) -> Entries:
     """Return the tensors of a file by name, from a header that is as written; raises DamagedError."""
-    place = store.file(step, file.name)
-    if source.size != file.bytes:
-        raise _another_size(place, source.size, file.bytes)
+    if source.size != stored.bytes:
+        raise _another_size(place, source.size, stored.bytes)
     length = header_bytes(bytes(_first(source, LENGTH_BYTES)), place=place)
     header = _first(source, length)
     found = hashlib.sha256(header).hexdigest()
-    if found != file.header_sha256:
-        raise DamagedError("its header was changed", place=place, found=found, allowed=file.header_sha256)
+    if found != header_sha256:
+        raise DamagedError("its header was changed", place=place, found=found, allowed=header_sha256)
     entries = parse_header(bytes(header), place=place)
     if (end := length + sum(entry.bytes for entry in entries.values())) != source.size:
         raise DamagedError(
@@ -141,9 +145,13 @@ def verify(store: Store, step: int) -> CheckpointManifest:
         InputError: it is of another format.
     """
     manifest = read_manifest(store, step)
+    coverage = Coverage(store, manifest)
     with ThreadPoolExecutor(threads()) as pool:
-        for file in manifest.files:
-            _verify_file(store, manifest, file, pool)
+        for number, stored in enumerate(manifest.parts):
+            part = read_part(store, manifest, number)
+            coverage.add(part)
+            _verify_file(store, manifest, stored, part, pool)
+    coverage.demand_whole()
     return manifest
 
 
@@ -234,30 +242,44 @@ def demand_same_run(
             )
 
 
-def chunks_of(manifest: CheckpointManifest, file: str) -> Iterator[Chunk]:
-    """Yield the parts of tensors that a file holds."""
-    for tensor in manifest.tensors.values():
-        yield from (chunk for chunk in tensor.chunks if chunk.file == file)
+class TensorReader:
+    """Reads whole tensors of a checkpoint, put together from parts that are described once."""
 
+    def __init__(self, store: Store, manifest: CheckpointManifest, names: Iterable[str]) -> None:
+        """Find where the parts of the tensors `names` lie; raises DamagedError."""
+        self._store, self._manifest = store, manifest
+        self._found: dict[str, list[tuple[int, Chunk, Entry]]] = {name: [] for name in names}
+        numbers = {one for name in self._found for one in manifest.tensors[name].numbers()}
+        for number in sorted(numbers):
+            self._find(number, read_part(store, manifest, number))
 
-def whole_tensor(store: Store, manifest: CheckpointManifest, tensor: StoredTensor) -> bytearray:
-    """Return the bytes of a tensor, put together from its parts; raises DamagedError."""
-    item = ITEM_BYTES[tensor.dtype]
-    whole = bytearray(math.prod(tensor.shape) * item)
-    files = {file.name: file for file in manifest.files}
-    for chunk in tensor.chunks:
-        place = store.file(manifest.step, chunk.file)
-        with store.open(manifest.step, chunk.file) as source:
-            entries = read_entries(store, manifest.step, files[chunk.file], source)
-            entry = entry_of(chunk, entries, source, place=place)
+    def _find(self, number: int, part: PartManifest) -> None:
+        stored = self._manifest.parts[number]
+        place = self._store.file(self._manifest.step, stored.file)
+        with self._store.open(self._manifest.step, stored.file) as source:
+            entries = read_entries(stored, part.header_sha256, source, place=place)
+            for name in self._found.keys() & part.tensors.keys():
+                self._found[name] += [
+                    (number, chunk, entry_of(chunk, entries, source, place=place))
+                    for chunk in part.tensors[name]
+                ]
+
+    def read(self, name: str) -> bytearray:
+        """Return the bytes of a tensor; raises DamagedError."""
+        step, tensor = self._manifest.step, self._manifest.tensors[name]
+        item = ITEM_BYTES[tensor.dtype]
+        boxes = [Box.at(chunk.offsets, chunk.sizes) for _, chunk, _ in self._found[name]]
+        demand_tiled(boxes, [whole_of(tensor)], place=f"{self._store.file(step, MANIFEST)}:{name}")
+        whole = bytearray(math.prod(tensor.shape) * item)
+        for number, chunk, entry in self._found[name]:
+            file = self._manifest.parts[number].file
             data = bytearray(entry.bytes)
-            read_chunk(source, entry, chunk, memoryview(data), place=place)
-        for position, (begin, length) in enumerate(_rows(tensor.shape, chunk.offsets, chunk.sizes)):
-            row = data[position * length * item : (position + 1) * length * item]
-            if (begin + length) * item > len(whole):
-                raise DamagedError("a part lies outside its tensor", place=place)
-            whole[begin * item : (begin + length) * item] = row
-    return whole
+            with self._store.open(step, file) as source:
+                read_chunk(source, entry, chunk, memoryview(data), place=self._store.file(step, file))
+            for position, (begin, length) in enumerate(_rows(tensor.shape, chunk.offsets, chunk.sizes)):
+                row = data[position * length * item : (position + 1) * length * item]
+                whole[begin * item : (begin + length) * item] = row
+        return whole
 
 
 def retire(store: Store, *, kept: int = KEPT) -> list[int]:
@@ -272,17 +294,20 @@ def retire(store: Store, *, kept: int = KEPT) -> list[int]:
 
 
 def _verify_file(
-    store: Store, manifest: CheckpointManifest, file: StoredFile, pool: ThreadPoolExecutor
+    store: Store,
+    manifest: CheckpointManifest,
+    stored: StoredPart,
+    part: PartManifest,
+    pool: ThreadPoolExecutor,
 ) -> None:
-    place = store.file(manifest.step, file.name)
-    with store.open(manifest.step, file.name) as source:
-        entries = read_entries(store, manifest.step, file, source)
-        chunks = list(chunks_of(manifest, file.name))
+    place = store.file(manifest.step, stored.file)
+    with store.open(manifest.step, stored.file) as source:
+        entries = read_entries(stored, part.header_sha256, source, place=place)
 
         def read(chunk: Chunk) -> None:
-            entry = entry_of(chunk, entries, source, place=place)
-            _hold(source, entry, chunk, place=place)
+            _hold(source, entry_of(chunk, entries, source, place=place), chunk, place=place)
 
+        chunks = [chunk for of_tensor in part.tensors.values() for chunk in of_tensor]
         list(pool.map(read, chunks))
         _refuse_uncovered(entries, chunks, place)
 

@@ -132,7 +132,7 @@ def _rows(store: Store, steps: list[int], *, complete: bool, whole: bool) -> lis
 def _facts(manifest: CheckpointManifest) -> dict[str, object]:
     return {
         "samples": manifest.samples,
-        "bytes": sum(file.bytes for file in manifest.files),
+        "bytes": manifest.tensor_bytes,
         "tensors": len(manifest.tensors),
         "writer": manifest.token,
         "layout": manifest.layout,

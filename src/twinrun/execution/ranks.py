@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 import uuid
@@ -374,7 +375,11 @@ def _software(node: NodeReport) -> str:
 
 def clear(run: Path, point: str) -> None:
     """Take away what an earlier attempt at `point` has left: files, logs, lines of metrics."""
-    for stale in (point_folder(run, point), log_folder(run, point)):
-        shutil.rmtree(stale, ignore_errors=True)
-    forget_lines(run / METRICS, point)
+    folders = point_folder(run, point), log_folder(run, point)
+    # A point without a folder has not been started, and has no lines: reading those of all others before
+    # each start would take longer than many points.
+    if any(os.path.lexists(stale) for stale in folders):
+        for stale in folders:
+            shutil.rmtree(stale, ignore_errors=True)
+        forget_lines(run / METRICS, point)
     log_folder(run, point).mkdir(parents=True)

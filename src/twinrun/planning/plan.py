@@ -73,11 +73,17 @@ class Plan(Frozen, Generic[PlanPart, PointPart]):
         """What follows from the plan, computed once."""
         return load_workload(self.workload).describe(self.part, self.points)
 
+    @cached_property
+    def points_by_id(self) -> dict[str, Point[PointPart]]:
+        """The points by id, gathered once."""
+        return {point.id: point for point in self.points}
+
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy with other values; one of another part or other points is described anew."""
         copied = super().model_copy(update=update, deep=deep)
         if update and {"workload", "part", "points"} & update.keys():
             copied.__dict__.pop("description", None)
+            copied.__dict__.pop("points_by_id", None)
         return copied
 
     def held_against(self, recipe: LoadedRecipe) -> Self:

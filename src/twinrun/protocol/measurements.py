@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -91,14 +93,25 @@ class Numbers(Frozen):
             ("measurements", [one.id for one in self.measurements]),
             ("series", [one.id for one in self.series]),
         ):
-            twice = {name for name in names if names.count(name) > 1}
-            if twice:
+            if twice := {name for name, times in Counter(names).items() if times > 1}:
                 raise ValueError(f"two {kind} have one id: {', '.join(sorted(twice))}")
         return self
 
     def measurement(self, name: str) -> Measurement | None:
         """Return the measurement called `name`."""
-        return next((one for one in self.measurements if one.id == name), None)
+        return self._by_id.get(name)
+
+    @cached_property
+    def _by_id(self) -> dict[str, Measurement]:
+        """The measurements by id, gathered once."""
+        return {one.id: one for one in self.measurements}
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with other values; one of other measurements gathers them anew."""
+        copied = super().model_copy(update=update, deep=deep)
+        if update and "measurements" in update:
+            copied.__dict__.pop("_by_id", None)
+        return copied
 
     def one_series(self, metric: str) -> Series | None:
         """Return the series of `metric` itself; those of control runs have other names."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -12,11 +11,14 @@ from twinrun.protocol.job import MetricsLine
 
 
 def forget(metrics: Path, point: str) -> None:
-    """Drop the lines of `point` and any torn line, so that a point which starts over counts once."""
+    """Drop the lines of `point` and any torn line, so that a point which starts over counts once.
+
+    It reads every line of the file: who knows that a point has none does not call it.
+    """
     if not metrics.exists():
         return
     lines = metrics.read_text(encoding="utf-8", errors="replace").splitlines()
-    kept = [json.dumps(json.loads(line)) for line in lines if _is_of_another(line, point)]
+    kept = [line for line in lines if _is_of_another(line, point)]
     if len(kept) < len(lines):
         write_atomically(metrics, "".join(f"{line}\n" for line in kept))
 

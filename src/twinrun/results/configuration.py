@@ -157,7 +157,7 @@ def _name(claim: Claim | RecordClaim, point: Point) -> str:
 
 
 def _settings(record: Record, point: PointRecord) -> Fingerprint:
-    planned = next(one for one in record.plan.points if one.id == point.id)
+    planned = record.plan.points_by_id[point.id]
     return record.workload.settings.of(record.plan.part, planned)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, Self
 
@@ -138,7 +140,19 @@ class Record(Frozen, Generic[PlanPart, PointPart]):
 
     def point(self, name: str) -> PointRecord | None:
         """Return the point called `name`, if the run has it."""
-        return next((point for point in self.points if point.id == name), None)
+        return self._by_id.get(name)
+
+    @cached_property
+    def _by_id(self) -> dict[str, PointRecord]:
+        """The points by id, gathered once."""
+        return {point.id: point for point in self.points}
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with other values; one of other points gathers them anew."""
+        copied = super().model_copy(update=update, deep=deep)
+        if update and "points" in update:
+            copied.__dict__.pop("_by_id", None)
+        return copied
 
     def _predicted(self) -> dict[str, PointPrediction]:
         """Return what was predicted of the attempt that ran at each point."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from twinrun.foundation.errors import InputError
-from twinrun.foundation.files import parse_json, read_regular, sha256_of_bytes
+from twinrun.foundation.files import open_regular, parse_json
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import plural
 from twinrun.protocol.evaluation import SAMPLES, Sample
@@ -19,8 +21,8 @@ from twinrun.results.record import Record
 
 # The fact of a point with the digest of its file.
 FACT = "samples sha256"
-# Ten times what seven tasks of 20,000 documents take.
-MAX_BYTES = 64 << 20
+# Many times what one document takes; a file has as many lines as there are documents.
+MAX_LINE_BYTES = 1 << 20
 
 
 class SampleFile(Frozen):
@@ -43,20 +45,21 @@ def read_samples(place: Path) -> SampleFile:
         InputError: no such file, a line that is no sample, or two samples of one document.
     """
     path = place / SAMPLES if place.is_dir() else place
+    tasks: dict[str, dict[int, Sample]] = {}
+    digest = hashlib.sha256()
     try:
-        content = read_regular(path, limit=MAX_BYTES, links=True)
+        with io.BufferedReader(open_regular(path, links=True)) as stream:  # type: ignore[type-var]
+            for where, sample in _samples(_lines(stream, digest, str(path)), str(path)):
+                of_task = tasks.setdefault(sample.task, {})
+                if sample.document in of_task:
+                    raise InputError("two samples of one document", place=where, found=_name(sample))
+                of_task[sample.document] = sample
     except OSError as error:
         hint = f"an evaluation leaves {SAMPLES} in its run folder"
         raise InputError(f"cannot read samples: {error.strerror}", place=str(path), hint=hint) from None
-    tasks: dict[str, dict[int, Sample]] = {}
-    for where, sample in _samples(content, str(path)):
-        of_task = tasks.setdefault(sample.task, {})
-        if sample.document in of_task:
-            raise InputError("two samples of one document", place=where, found=_name(sample))
-        of_task[sample.document] = sample
     if not tasks:
         raise InputError("no samples", place=str(path), found="an empty file")
-    return SampleFile(place=str(path), sha256=sha256_of_bytes(content), tasks=tasks)
+    return SampleFile(place=str(path), sha256=digest.hexdigest(), tasks=tasks)
 
 
 def demand_recorded(found: SampleFile, record: Record) -> None:
@@ -91,8 +94,20 @@ def paired(a: SampleFile, b: SampleFile) -> dict[str, list[Pair]]:
     }
 
 
-def _samples(content: bytes, place: str) -> Iterator[tuple[str, Sample]]:
-    for number, line in enumerate(content.splitlines(), start=1):
+def _lines(stream: io.BufferedIOBase, digest: Any, place: str) -> Iterator[bytes]:
+    """Yield the lines of a file, and hash what is read; raises InputError at one that no document has."""
+    number = 0
+    while line := stream.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(line) > MAX_LINE_BYTES:
+            allowed = f"at most {MAX_LINE_BYTES} bytes"
+            raise InputError("no sample: a longer line", place=f"{place}:{number}", allowed=allowed)
+        digest.update(line)
+        yield line.rstrip(b"\r\n")
+
+
+def _samples(lines: Iterable[bytes], place: str) -> Iterator[tuple[str, Sample]]:
+    for number, line in enumerate(lines, start=1):
         where = f"{place}:{number}"
         try:
             yield where, Sample.model_validate_json(json.dumps(parse_json(line)))

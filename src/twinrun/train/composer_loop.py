@@ -7,11 +7,11 @@ import os
 from typing import Any
 
 import torch
-from composer import Callback, ComposerModel, DataSpec, Logger, State, Trainer
-from composer.algorithms.gradient_clipping import GradientClipping
+from composer import Algorithm, Callback, ComposerModel, DataSpec, Event, Logger, State, Trainer
 from composer.devices import Device, DeviceCPU, DeviceGPU
 from composer.utils import dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.utils.data import DataLoader
 
 from twinrun.foundation.errors import InputError
@@ -98,7 +98,7 @@ def build_trainer(job: TrainingJob, *, model: Model, batches: DataLoader[Batch],
         model=ComposerLanguageModel(model, gradient_scale=1 / excess),
         train_dataloader=DataSpec(batches, get_num_samples_in_batch=_count_samples),
         optimizers=adamw(model, settings.optimizer),
-        algorithms=[GradientClipping("norm", settings.optimizer.gradient_clip)],
+        algorithms=[NormClipping(settings.optimizer.gradient_clip)],
         callbacks=[StepCallback(job, meter)],
         device=_device(job),
         precision=PRECISIONS[settings.precision],
@@ -159,6 +159,32 @@ class ComposerLanguageModel(ComposerModel):
 
     def loss(self, outputs: Tensor, _batch: Batch) -> Tensor:
         return outputs
+
+
+class NormClipping(Algorithm):
+    """Clips the norm of all gradients, as Composer's GradientClipping does.
+
+    That one lies in a package with all of Composer's algorithms, whose imports take seconds of each start.
+    """
+
+    def __init__(self, most: float) -> None:
+        self._most = most
+
+    def match(self, event: Event, state: State) -> bool:  # noqa: ARG002
+        return bool(event == Event.AFTER_TRAIN_BATCH)
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:  # noqa: ARG002
+        clip_norm(state.model, self._most)
+
+
+def clip_norm(model: nn.Module, most: float) -> None:
+    """Scale the gradients of `model` so that their norm over all ranks is `most` at the largest."""
+    wrapped = [one for one in model.modules() if isinstance(one, FullyShardedDataParallel)]
+    for module in wrapped:
+        if module.check_is_root():
+            module.clip_grad_norm_(max_norm=most)
+    if not wrapped:
+        nn.utils.clip_grad_norm_(model.parameters(), max_norm=most)
 
 
 class StepCallback(Callback):

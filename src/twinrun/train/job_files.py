@@ -37,6 +37,10 @@ def read_job(kind: type[AnyJob]) -> AnyJob:
     return load_json(parser.parse_args().job, kind)
 
 
+# Says that ranks have begun an attempt, and may have written lines.
+STARTED_FILE = "started"
+
+
 def report_rank(job: Job, *, binding: Binding | None = None) -> None:
     """Say which machine and cores this rank runs on; the first of a node says what it is."""
     choose_interface()
@@ -59,7 +63,11 @@ def write_result(job: Job, result: Result) -> None:
 def start_over(job: Job) -> None:
     """Take away what an earlier start of this attempt has said; for the first rank."""
     (Path(job.out) / STOPPED_FILE).unlink(missing_ok=True)
-    forget(Path(job.metrics), job.point)
+    started = Path(job.out) / STARTED_FILE
+    if started.exists():
+        forget(Path(job.metrics), job.point)
+    else:
+        write_atomically(started, "")
 
 
 def write_stop(job: Job, step: int) -> None:

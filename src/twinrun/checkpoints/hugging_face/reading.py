@@ -9,17 +9,17 @@ from typing import Any
 
 from twinrun.checkpoints.hugging_face.families import form_of_config
 from twinrun.checkpoints.hugging_face.writing import CONFIG, MODEL, SEAL, WEIGHTS, turned
-from twinrun.checkpoints.manifest import FORMAT, CheckpointManifest, Chunk, StoredFile, StoredTensor
+from twinrun.checkpoints.manifest import FORMAT, CheckpointManifest, StoredTensor
+from twinrun.checkpoints.parts import Piece, demand_describable, file_of, write_part
 from twinrun.checkpoints.safetensors import (
     ITEM_BYTES,
     LENGTH_BYTES,
     Entry,
     header_bytes,
-    header_of,
     metadata_of,
     parse_header,
 )
-from twinrun.checkpoints.store import DamagedError, Store
+from twinrun.checkpoints.store import DamagedError, Sink, Store
 from twinrun.checkpoints.verification import demand_same_run
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import parse_json, read_regular, sha256_of_bytes
@@ -27,7 +27,7 @@ from twinrun.foundation.manifest import MAX_JSON_BYTES
 from twinrun.protocol.hugging_face import Form, TensorPair
 
 INDEX = f"{WEIGHTS}.index.json"
-FILE = "rank-00000.safetensors"
+PART = "rank-00000"
 RUN = "a conversion"
 _FILE_OF_WEIGHTS = re.compile(r"\w[\w.-]*[.]safetensors", re.ASCII)
 
@@ -87,20 +87,26 @@ def _write(
     seal: Seal | None,
     identity: dict[str, str],
 ) -> None:
-    entries = [_entry(pair, tensors[pair.theirs].entry.dtype) for pair in pairs]
-    header = header_of(entries)
-    needed = len(header) + sum(entry.bytes for entry in entries)
+    pieces = [_piece(pair, tensors[pair.theirs].entry.dtype) for pair in pairs]
+    place = store.file(0, PART)
+    demand_describable(pieces, place=place)
     token = store.claim(RUN)
-    store.begin(0, token, needed=needed)
-    stored: dict[str, StoredTensor] = {}
+    store.begin(0, token, needed=file_of(pieces)[1])
+
+    def write(sink: Sink) -> list[str]:
+        digests = []
+        for pair in pairs:
+            data, digest = _data(pair, tensors[pair.theirs], seal)
+            sink.write(data)
+            digests.append(digest)
+        return digests
+
     try:
-        with store.create(0, token, FILE) as sink:
-            sink.write(header)
-            for pair, entry in zip(pairs, entries, strict=True):
-                data, digest = _data(pair, tensors[pair.theirs], seal)
-                sink.write(data)
-                stored[MODEL + pair.ours] = _stored(entry, digest)
-        file = StoredFile(name=FILE, bytes=needed, header_sha256=sha256_of_bytes(header))
+        part = write_part(store, pieces, write, step=0, token=token, name=PART)
+        stored = {
+            one.tensor: StoredTensor(dtype=one.entry.dtype, shape=one.entry.shape, holders=((0, 0),))
+            for one in pieces
+        }
         manifest = CheckpointManifest(
             format=FORMAT,
             step=0,
@@ -109,7 +115,7 @@ def _write(
             previous=None,
             identity=identity,
             layout={},
-            files=(file,),
+            parts=(part,),
             tensors=dict(sorted(stored.items())),
         )
         store.commit(0, token, manifest.text())
@@ -118,16 +124,12 @@ def _write(
         raise
 
 
-def _entry(pair: TensorPair, dtype: str) -> Entry:
+def _piece(pair: TensorPair, dtype: str) -> Piece:
     """Return a tensor as our file has it: one part, which begins at the first element."""
-    offsets = ",".join("0" * len(pair.shape))
-    return Entry(name=f"{MODEL}{pair.ours}@{offsets}", dtype=dtype, shape=pair.shape)
-
-
-def _stored(entry: Entry, digest: str) -> StoredTensor:
-    offsets = (0,) * len(entry.shape)
-    chunk = Chunk(file=FILE, key=entry.name, offsets=offsets, sizes=entry.shape, sha256=digest)
-    return StoredTensor(dtype=entry.dtype, shape=entry.shape, chunks=(chunk,))
+    offsets = (0,) * len(pair.shape)
+    name = f"{MODEL}{pair.ours}"
+    key = f"{name}@{','.join(map(str, offsets))}"
+    return Piece(name, offsets, Entry(name=key, dtype=dtype, shape=pair.shape))
 
 
 def _data(pair: TensorPair, found: TensorLocation, seal: Seal | None) -> tuple[bytes, str]:

@@ -15,7 +15,7 @@ from twinrun.checkpoints.hugging_face.tokenizer import tokenizer_files
 from twinrun.checkpoints.manifest import CheckpointManifest
 from twinrun.checkpoints.safetensors import ITEM_BYTES, Entry, header_of
 from twinrun.checkpoints.store import MANIFEST, Store
-from twinrun.checkpoints.verification import verify, whole_tensor
+from twinrun.checkpoints.verification import TensorReader, verify
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import cannot_write, canonical_json, demand_absent, sha256_of_bytes
 from twinrun.protocol.hugging_face import SHAPE, Form, TensorPair
@@ -124,11 +124,12 @@ def _write_weights(path: Path, store: Store, manifest: CheckpointManifest, pairs
         return header_of(entries, {"format": "pt", SEAL: seal})
 
     digests: list[str] = []
+    reader = TensorReader(store, manifest, [MODEL + pair.ours for pair in pairs])
     with path.open("xb") as stream:
         # Digests are known when everything is written, and all of one length.
         stream.write(header("0" * 64 for _ in pairs))
         for pair, one in zip(pairs, stored, strict=True):
-            data = whole_tensor(store, manifest, one)
+            data = reader.read(MODEL + pair.ours)
             digests.append(sha256_of_bytes(bytes(data)))
             stream.write(turned(data, pair.shape, ITEM_BYTES[one.dtype]) if pair.transposed else data)
         stream.seek(0)

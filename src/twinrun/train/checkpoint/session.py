@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from twinrun.checkpoints import store_at
-from twinrun.checkpoints.manifest import FORMAT, CheckpointManifest, StoredFile, StoredTensor
+from twinrun.checkpoints.manifest import FORMAT, CheckpointManifest, StoredPart, StoredTensor
 from twinrun.checkpoints.store import MANIFEST, DamagedError, Store
 from twinrun.checkpoints.verification import demand_published_checkpoint, read_manifest, retire
 from twinrun.foundation.errors import InputError, RunError, TwinrunError
@@ -23,7 +23,7 @@ from twinrun.protocol.training import TrainingJob
 from twinrun.train import liveness, ranks
 from twinrun.train.checkpoint import state
 from twinrun.train.checkpoint.identity import check_allowed, identity_of, layout_of, weights_alone
-from twinrun.train.checkpoint.storage import Publish, Reader, Writer
+from twinrun.train.checkpoint.storage import Planner, Reader, Writer
 from twinrun.train.corpus import Corpus
 from twinrun.train.metrics import Meter
 
@@ -134,10 +134,12 @@ class Checkpoints:
             step=step,
             token=self._token,
             staging=self._staging,
-            publish=self._publisher(step, len(tensors)),
+            index=StepPublication(self, step),
         )
         self._saved = step
-        self._saving = dcp.async_save(tensors, storage_writer=writer, process_group=self._group)
+        self._saving = dcp.async_save(
+            tensors, storage_writer=writer, planner=Planner(), process_group=self._group
+        )
 
     def wait(self) -> None:
         """Wait until the last save is durable and published; raises TwinrunError where it failed."""
@@ -176,7 +178,8 @@ class Checkpoints:
         """Load a checkpoint; return what is damaged, the same on every rank."""
         fault, manifest = None, None
         try:
-            manifest = read_manifest(store, step)
+            # One rank looks at the files of all, and each at those that it opens.
+            manifest = read_manifest(store, step, beside=ranks.rank() == 0)
             demand_published_checkpoint(store, manifest)
         except DamagedError as error:
             fault = str(error)
@@ -188,7 +191,7 @@ class Checkpoints:
         tensors = self._parts.prepare(manifest) | state.history_room(manifest)
         state.check_same(tensors, manifest, place=place)
         try:
-            dcp.load(tensors, storage_reader=Reader(store, manifest), process_group=self._group)
+            dcp.load(tensors, storage_reader=Reader(store, manifest, tensors), process_group=self._group)
         except (Exception, CheckpointException) as error:
             cause = _cause(error)
             if not isinstance(cause, DamagedError):
@@ -200,26 +203,27 @@ class Checkpoints:
         self._previous = manifest.digest()
         return None
 
-    def _publisher(self, step: int, count: int) -> Publish:
-        def publish(files: tuple[StoredFile, ...], tensors: dict[str, StoredTensor]) -> None:
-            if len(tensors) != count:
-                raise RunError("not every tensor was saved", found=len(tensors), allowed=count)
-            manifest = CheckpointManifest(
-                format=FORMAT,
-                step=step,
-                samples=step * self._job.training.global_batch,
-                token=self._token,
-                previous=self._previous,
-                identity=self._identity,
-                layout=self._layout,
-                files=files,
-                tensors=tensors,
-            )
-            self._store.commit(step, self._token, manifest.text())
-            self._previous = manifest.digest()
-            retire(self._store)
+    def index(
+        self, step: int, parts: tuple[StoredPart, ...], tensors: dict[str, StoredTensor]
+    ) -> CheckpointManifest:
+        """Return the index of a checkpoint of this run."""
+        return CheckpointManifest(
+            format=FORMAT,
+            step=step,
+            samples=step * self._job.training.global_batch,
+            token=self._token,
+            previous=self._previous,
+            identity=self._identity,
+            layout=self._layout,
+            parts=parts,
+            tensors=tensors,
+        )
 
-        return publish
+    def publish(self, manifest: CheckpointManifest) -> None:
+        """Publish a checkpoint whose files are durable, and retire old ones."""
+        self._store.commit(manifest.step, self._token, manifest.text())
+        self._previous = manifest.digest()
+        retire(self._store)
 
     def _claim(self) -> int:
         """Become the writer of the place; a run that may not go on there leaves it to whoever writes."""
@@ -247,6 +251,19 @@ class Checkpoints:
     def _say(self, text: str) -> None:
         if ranks.rank() == 0:
             sys.stderr.write(f"checkpoints: {text}\n")
+
+
+class StepPublication:
+    """The index of the checkpoint after one step."""
+
+    def __init__(self, checkpoints: Checkpoints, step: int) -> None:
+        self._checkpoints, self._step = checkpoints, step
+
+    def of(self, parts: tuple[StoredPart, ...], tensors: dict[str, StoredTensor]) -> CheckpointManifest:
+        return self._checkpoints.index(self._step, parts, tensors)
+
+    def publish(self, manifest: CheckpointManifest) -> None:
+        self._checkpoints.publish(manifest)
 
 
 def checkpoints_of(

@@ -1,4 +1,4 @@
-"""Storage of PyTorch's distributed checkpoint: a safetensors file a rank, one manifest, digests for all.
+"""Storage of PyTorch's distributed checkpoint: a safetensors file a rank, described beside it, and an index.
 
 Only tensors are stored: PyTorch would unpickle anything else.
 """
@@ -6,15 +6,18 @@ Only tensors are stored: PyTorch would unpickle anything else.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future as Running
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -34,36 +37,80 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
-from twinrun.checkpoints.manifest import CheckpointManifest, Chunk, StoredFile, StoredTensor
-from twinrun.checkpoints.safetensors import Entry, header_of
-from twinrun.checkpoints.store import Sink, Store
+from twinrun.checkpoints.manifest import (
+    CheckpointManifest,
+    Chunk,
+    PartManifest,
+    StoredPart,
+    StoredTensor,
+)
+from twinrun.checkpoints.parts import (
+    NO_DIGEST,
+    Box,
+    Piece,
+    demand_describable,
+    file_of,
+    holders_of,
+    parts_for,
+    write_part,
+)
+from twinrun.checkpoints.safetensors import ITEM_BYTES, Entry
+from twinrun.checkpoints.store import MANIFEST, Sink, Store, demand_readable
 from twinrun.checkpoints.verification import entry_of, read_chunk, read_entries, threads
-from twinrun.foundation.errors import TwinrunError
+from twinrun.foundation.errors import RunError, TwinrunError
 from twinrun.train import ranks
 from twinrun.train.checkpoint.state import DTYPES, NAMES, Staging
 
-Publish = Callable[[tuple[StoredFile, ...], dict[str, StoredTensor]], None]
+# Tensors up to this size that every rank has are saved by the first one: spread over all ranks, they would
+# make each rank read every description.
+SMALL_BYTES = 1 << 16
+# A size with as many digits as the largest.
+MOST_BYTES = (1 << 62) - 1
+
+
+class IndexMaker(Protocol):
+    """Makes the index of a checkpoint, and publishes it."""
+
+    def of(self, parts: tuple[StoredPart, ...], tensors: dict[str, StoredTensor]) -> CheckpointManifest:
+        """Return the index of these parts."""
+
+    def publish(self, manifest: CheckpointManifest) -> None:
+        """Publish a checkpoint whose files are durable."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorPart:
-    """What a rank tells the coordinator of one part of a tensor."""
+class WrittenPart:
+    """What a rank tells the coordinator."""
 
-    tensor: str
-    shape: tuple[int, ...]
-    dtype: str
-    chunk: Chunk
-    file: StoredFile
+    stored: StoredPart
+    tensor_bytes: int
+
+
+class Planner(DefaultSavePlanner):
+    """Plans as PyTorch does, and has small tensors that many ranks hold saved by the first of them."""
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """Take small tensors from all ranks but the first, and let PyTorch spread the others."""
+        seen: set[MetadataIndex] = set()
+        plans = []
+        for plan in all_plans:
+            kept = [item for item in plan.items if item.index not in seen]
+            seen.update(item.index for item in kept if (item.tensor_storage_size() or 0) <= SMALL_BYTES)
+            plans.append(replace(plan, items=kept))
+        planned: tuple[list[SavePlan], Metadata] = super().create_global_plan(plans)
+        return planned
 
 
 class Writer(StorageWriter, AsyncStager):
     """Writes the files of one checkpoint; `publish` is called once, when all are durable."""
 
-    def __init__(self, store: Store, *, step: int, token: int, staging: Staging, publish: Publish) -> None:
-        self._store, self._step, self._token, self._publish = store, step, token, publish
+    def __init__(self, store: Store, *, step: int, token: int, staging: Staging, index: IndexMaker) -> None:
+        self._store, self._step, self._token, self._index = store, step, token, index
         self._staging = staging
+        self._holders: dict[str, tuple[tuple[int, int], ...]] = {}
 
     def stage(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         return self._staging.copy(state_dict)
@@ -75,37 +122,41 @@ class Writer(StorageWriter, AsyncStager):
         """Nothing to close: the memory is the run's."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        name = f"rank-{ranks.rank():05d}.safetensors"
-        entries = [_entry(item) for item in plan.items]
-        header = header_of(entries)
-        needed = len(header) + sum(entry.bytes for entry in entries)
+        name, pieces = _name_of(ranks.rank()), [_piece(item) for item in plan.items]
+        _, needed = file_of(pieces)
         self._store.begin(self._step, self._token, needed=needed)
-        with self._store.create(self._step, self._token, name) as sink:
-            sink.write(header)
-            digests = _write(sink, plan.items, planner)
-        file = StoredFile(name=name, bytes=needed, header_sha256=hashlib.sha256(header).hexdigest())
-        done: Future[list[WriteResult]] = Future()
-        done.set_result(
-            [
-                _result(item, entry, digest=digest, file=file)
-                for item, entry, digest in zip(plan.items, entries, digests, strict=True)
-            ]
+        stored = write_part(
+            self._store,
+            pieces,
+            lambda sink: _write(sink, plan.items, planner),
+            step=self._step,
+            token=self._token,
+            name=name,
         )
+        written = WrittenPart(stored=stored, tensor_bytes=sum(piece.entry.bytes for piece in pieces))
+        done: Future[list[WriteResult]] = Future()
+        # One for all: the coordinator would hold every tensor of every rank.
+        done.set_result([WriteResult(index=MetadataIndex(name), size_in_bytes=needed, storage_data=written)])
         return done
 
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:  # noqa: ARG002
-        written: list[TensorPart] = [one.storage_data for of_rank in results for one in of_rank]
-        parts: defaultdict[str, list[TensorPart]] = defaultdict(list)
-        for one in written:
-            parts[one.tensor].append(one)
-        tensors = {
-            name: StoredTensor(
-                dtype=found[0].dtype, shape=found[0].shape, chunks=tuple(one.chunk for one in found)
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        written: list[WrittenPart] = [one.storage_data for of_rank in results for one in of_rank]
+        tensors = self._tensors(metadata)
+        wanted = sum(math.prod(one.shape) * ITEM_BYTES[one.dtype] for one in tensors.values())
+        if (found := sum(one.tensor_bytes for one in written)) != wanted:
+            raise RunError("not every tensor was saved", found=f"{found} bytes", allowed=f"{wanted} bytes")
+        parts = sorted((one.stored for one in written), key=lambda part: part.name)
+        self._index.publish(self._index.of(tuple(parts), tensors))
+
+    def _tensors(self, metadata: Metadata) -> dict[str, StoredTensor]:
+        found = {}
+        for name, one in sorted(metadata.state_dict_metadata.items()):
+            if not isinstance(one, TensorStorageMetadata):
+                raise TwinrunError("only tensors are saved", found=name)
+            found[name] = StoredTensor(
+                dtype=NAMES[one.properties.dtype], shape=tuple(one.size), holders=self._holders.get(name, ())
             )
-            for name, found in sorted(parts.items())
-        }
-        files = {one.file.name: one.file for one in written}
-        self._publish(tuple(files[name] for name in sorted(files)), tensors)
+        return found
 
     def reset(self, checkpoint_id: object = None) -> None:
         """Nothing to forget: a writer writes one checkpoint."""
@@ -114,9 +165,28 @@ class Writer(StorageWriter, AsyncStager):
         """Nothing to set up before the size is known."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Refuse what could not be read again, before any rank has written a byte; raises RunError."""
+        demand_describable(
+            [_piece(item) for item in plan.items], place=self._store.file(self._step, MANIFEST)
+        )
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Note which rank holds what, and refuse an index that could not be read again; raises RunError."""
+        self._holders = holders_of({item.index.fqn for item in plan.items} for plan in plans)
+        parts = tuple(
+            StoredPart(name=_name_of(rank), bytes=MOST_BYTES, description_bytes=MOST_BYTES, sha256=NO_DIGEST)
+            for rank in range(len(plans))
+        )
+        items = {item.index.fqn: item for plan in plans for item in plan.items}
+        tensors = {
+            name: StoredTensor(dtype=piece.entry.dtype, shape=_shape_of(items[name]), holders=rows)
+            for name, rows in self._holders.items()
+            if (piece := _piece(items[name]))
+        }
+        place = self._store.file(self._step, MANIFEST)
+        size = len(self._index.of(parts, tensors).text())
+        demand_readable(size, place=place, what="the index of this checkpoint")
         return plans
 
     @classmethod
@@ -125,48 +195,57 @@ class Writer(StorageWriter, AsyncStager):
 
 
 class Reader(StorageReader):
-    """Reads the tensors of one manifest; the bytes that are used are those that were hashed."""
+    """Reads the tensors of one checkpoint; the bytes that are used are those that were hashed."""
 
-    def __init__(self, store: Store, manifest: CheckpointManifest) -> None:
-        self._store, self._manifest = store, manifest
-        self._chunks = {
-            (name, chunk.offsets): chunk
-            for name, tensor in manifest.tensors.items()
-            for chunk in tensor.chunks
-        }
+    def __init__(self, store: Store, manifest: CheckpointManifest, tensors: Mapping[str, Tensor]) -> None:
+        """Take the tensors that are loaded into: what they need says which parts are read."""
+        self._store, self._manifest, self._tensors = store, manifest, tensors
+        self._parts: dict[int, PartManifest] = {}
 
     def read_metadata(self, *_args: Any, **_options: Any) -> Metadata:
+        """Read the descriptions of the parts that this rank needs; raises DamagedError."""
+        needed = {name: _boxes(tensor) for name, tensor in self._tensors.items()}
+        size = dist.get_world_size() if dist.is_initialized() else 1
+        self._parts = parts_for(self._store, self._manifest, needed, rank=ranks.rank(), world_size=size)
+        chunks: defaultdict[str, list[ChunkStorageMetadata]] = defaultdict(list)
+        for part in self._parts.values():
+            for name, held in part.tensors.items():
+                chunks[name] += [
+                    ChunkStorageMetadata(torch.Size(one.offsets), torch.Size(one.sizes)) for one in held
+                ]
         described = {
             name: TensorStorageMetadata(
-                properties=TensorProperties(dtype=DTYPES[tensor.dtype]),
-                size=torch.Size(tensor.shape),
-                chunks=[
-                    ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes))
-                    for chunk in tensor.chunks
-                ],
+                properties=TensorProperties(dtype=DTYPES[stored.dtype]),
+                size=torch.Size(stored.shape),
+                chunks=chunks[name],
             )
-            for name, tensor in self._manifest.tensors.items()
+            for name, stored in self._manifest.tensors.items()
         }
         return Metadata(state_dict_metadata=described)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        wanted: defaultdict[Chunk, list[ReadItem]] = defaultdict(list)
+        wanted: defaultdict[tuple[str, tuple[int, ...]], list[ReadItem]] = defaultdict(list)
         for item in plan.items:
             if item.type is LoadItemType.BYTE_IO:
                 raise TwinrunError("only tensors are loaded", found=item.storage_index.fqn)
-            wanted[self._chunks[item.storage_index.fqn, tuple(item.storage_index.offset)]].append(item)
-        for file in self._manifest.files:
-            self._read_file(
-                file, {chunk: wanted[chunk] for chunk in wanted if chunk.file == file.name}, planner
-            )
+            wanted[item.storage_index.fqn, tuple(item.storage_index.offset or ())].append(item)
+        for number, part in self._parts.items():
+            of_part = {
+                chunk: items
+                for name, chunks in part.tensors.items()
+                for chunk in chunks
+                if (items := wanted.get((name, chunk.offsets)))
+            }
+            self._read_file(number, of_part, planner)
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
-    def _read_file(self, file: StoredFile, wanted: dict[Chunk, list[ReadItem]], planner: LoadPlanner) -> None:
-        step, place = self._manifest.step, self._store.file(self._manifest.step, file.name)
-        with self._store.open(step, file.name) as source, ThreadPoolExecutor(threads()) as pool:
-            entries = read_entries(self._store, step, file, source)
+    def _read_file(self, number: int, wanted: dict[Chunk, list[ReadItem]], planner: LoadPlanner) -> None:
+        step, stored = self._manifest.step, self._manifest.parts[number]
+        header_sha256, place = self._parts[number].header_sha256, self._store.file(step, stored.file)
+        with self._store.open(step, stored.file) as source, ThreadPoolExecutor(threads()) as pool:
+            entries = read_entries(stored, header_sha256, source, place=place)
 
             def read(chunk: Chunk) -> None:
                 entry = entry_of(chunk, entries, source, place=place)
@@ -198,16 +277,32 @@ class Reader(StorageReader):
         return False
 
 
-def _entry(item: WriteItem) -> Entry:
+def _boxes(tensor: Tensor) -> list[Box]:
+    """Return which parts of a tensor this rank holds."""
+    if isinstance(tensor, DTensor):
+        return [Box.at(one.offsets, one.sizes) for one in tensor.__create_chunk_list__()]
+    return [Box.at((0,) * tensor.dim(), tuple(tensor.shape))]
+
+
+def _name_of(rank: int) -> str:
+    return f"rank-{rank:05d}"
+
+
+def _shape_of(item: WriteItem) -> tuple[int, ...]:
+    return tuple(item.tensor_data.size) if item.tensor_data else ()
+
+
+def _piece(item: WriteItem) -> Piece:
     data = item.tensor_data
     if item.type is WriteItemType.BYTE_IO or data is None:
         raise TwinrunError("only tensors are saved", found=item.index.fqn)
-    offsets = ",".join(map(str, data.chunk.offsets))
-    return Entry(
-        name=f"{item.index.fqn}@{offsets}",
+    offsets = tuple(data.chunk.offsets)
+    entry = Entry(
+        name=f"{item.index.fqn}@{','.join(map(str, offsets))}",
         dtype=NAMES[data.properties.dtype],
         shape=tuple(data.chunk.sizes),
     )
+    return Piece(item.index.fqn, offsets, entry)
 
 
 def _write(sink: Sink, items: Sequence[WriteItem], planner: SavePlanner) -> list[str]:
@@ -232,26 +327,6 @@ def _bytes_of(tensor: Any) -> memoryview:
 
 def _sha256(data: memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _result(item: WriteItem, entry: Entry, *, digest: str, file: StoredFile) -> WriteResult:
-    assert item.tensor_data is not None
-    chunk = Chunk(
-        file=file.name,
-        key=entry.name,
-        offsets=tuple(item.tensor_data.chunk.offsets),
-        sizes=entry.shape,
-        sha256=digest,
-    )
-    written = TensorPart(
-        tensor=item.index.fqn,
-        shape=tuple(item.tensor_data.size),
-        dtype=entry.dtype,
-        chunk=chunk,
-        file=file,
-    )
-    index = MetadataIndex(item.index.fqn, item.index.offset, item.index.index)
-    return WriteResult(index=index, size_in_bytes=entry.bytes, storage_data=written)
 
 
 def _copy(data: Tensor, entry: Entry, item: ReadItem, target: Tensor) -> None:
