@@ -354,8 +354,8 @@ def bisect(
 
         demand_without("--fails", fails, parity=parity, metric=metric)
         demand_without("--parity", parity, metric=metric)
-        kind = "fails" if fails else "parity" if parity else "metric"
         options = {"point": point, "metric": metric, "vendor": vendor, "scale": scale, "out": out}
+        kind = commands.kind_of(fails=fails, parity=parity)
         asked = commands.asked(recipe, good, bad, kind=kind, set=set, dry=dry, yes=yes, **options)
         code = commands.bisect(ROOT, asked, as_json=json)
     raise Exit(code=code)

@@ -49,6 +49,11 @@ class SearchRequest:
     yes: bool = False
 
 
+def kind_of(*, fails: bool, parity: bool) -> Literal["metric", "fails", "parity"]:
+    """Return which question the options ask."""
+    return "fails" if fails else "parity" if parity else "metric"
+
+
 def asked(
     recipe: str,
     good: str,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from twinrun.foundation.files import write_atomically
-from twinrun.foundation.text import duration, number
+from twinrun.foundation.text import duration, number, plural
 from twinrun.history.bisect import BisectRecord, SearchStage
 from twinrun.history.series import StackSeries
 from twinrun.report.charts import draw_lines
@@ -36,15 +36,16 @@ def write_bisect_page(path: Path, record: BisectRecord) -> Path:
 def write_history_page(path: Path, recipe: str, found: Sequence[StackSeries]) -> Path:
     """Write the page of a recipe's series; raises MachineError."""
     charts = [_series_chart(one, at) for at, one in enumerate(found) if len(one.points) > 1]
-    headline = f"{sum(len(one.changes) for one in found)} changes in {len(found)} series"
+    headline = f"{plural(sum(len(one.changes) for one in found), 'change')} in {len(found)} series"
     return _write(path, ("History", recipe, headline), charts, [series_table(found)], ())
 
 
 def series_table(found: Sequence[StackSeries]) -> Table:
-    """Return a row for each stack of each series."""
+    """Return a row for each stack of each series of several stacks; the others are counted."""
     columns = (*word_columns("series", "stack", "first run"), Column(title="value"), Column(title="runs"))
     rows = []
-    for one in found:
+    several = [one for one in found if len(one.points) > 1]
+    for one in several:
         for place, point in enumerate(one.points):
             change = next((found for found in one.changes if found.place == place), None)
             rows.append(
@@ -56,7 +57,8 @@ def series_table(found: Sequence[StackSeries]) -> Table:
                     Cell(text=str(len(point.values))),
                 )
             )
-    return Table(title="A row for each stack", columns=(*columns,), rows=tuple(rows))
+    alone = f"{len(found) - len(several)} further series have one stack alone"
+    return Table(title="A row for each stack", columns=columns, rows=tuple(rows), notes=(alone,))
 
 
 def _write(
@@ -70,9 +72,9 @@ def _write(
         page_environment()
         .get_template("history.html.j2")
         .render(
-            title=title,
-            headline=headline,
-            subtitle=subtitle,
+            title=heads[0],
+            headline=heads[2],
+            subtitle=heads[1],
             pictures=[draw_lines(chart) for chart in charts],
             tables=tables,
             notes=notes,

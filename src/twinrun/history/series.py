@@ -71,6 +71,8 @@ class StackSeries(Frozen):
     recipe: str
     point: str
     hardware: str
+    subject: str
+    """What ran, as reports name it."""
     measurement: str
     metric: str
     unit: str
@@ -86,7 +88,7 @@ class StackSeries(Frozen):
     @property
     def name(self) -> str:
         """Return what tells the series from others."""
-        return f"{self.point}, {self.measurement}, {self.hardware}"
+        return f"{self.subject}, {self.point}, {self.measurement}, {self.hardware}"
 
     @property
     def noise_in_words(self) -> str:
@@ -124,7 +126,7 @@ def series_of(
             for name in (metric,) if metric else record.workload.headline:
                 for found in standing_for(one, name) if point in (None, one.id) else ():
                     marks = sha256_of_bytes(canonical_json(dict(marks_of(record, one))).encode())[:8]
-                    key = (one.id, hardware(record), found.id, marks)
+                    key = (one.id, hardware(record), record.description.subject, found.id, marks)
                     groups.setdefault(key, []).append((record, one, found.median, found.unit, name))
     if not groups:
         known = sorted(
@@ -156,8 +158,9 @@ def _series(project: Project, key: tuple[str, ...], samples: Sequence[Sample]) -
         recipe=recipe,
         point=key[0],
         hardware=key[1],
-        measurement=key[2],
-        settings=key[3],
+        subject=key[2],
+        measurement=key[3],
+        settings=key[4],
         metric=metric,
         unit=samples[0][3],
         points=points,
