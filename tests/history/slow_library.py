@@ -28,6 +28,9 @@ sys.argv = sys.argv[at:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 _TORCH = {"torch/__init__.py": "", "torch/distributed/__init__.py": "", "torch/distributed/run.py": _AGENT}
+# Looked for before ranks of a training start, and imported by none of these.
+for _name in ("composer", "filelock", "numpy", "pydantic", "pydantic_core", "streaming"):
+    _TORCH[f"{_name}/__init__.py"] = ""
 _STACK = f"""\
 name = "{STACK}"
 vendor = "cpu"

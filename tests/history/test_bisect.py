@@ -54,7 +54,7 @@ def test_the_version_that_sleeps_is_found_beside_one_that_does_not_install(
     assert Path(found["report"]).is_file()
 
 
-@pytest.mark.nightly
+@pytest.mark.trials
 def test_a_killed_bisection_goes_on_and_a_second_one_is_refused(make: Make) -> None:
     site = make(versions(lambda number: slower(1.5 if number >= 2 else 1.0), count=3))
     good, bad = site.lock("good", "slowlib==1.0"), site.lock("bad", "slowlib==3.0")
@@ -78,7 +78,7 @@ def test_a_killed_bisection_goes_on_and_a_second_one_is_refused(make: Make) -> N
     assert again == (0, found)
 
 
-@pytest.mark.nightly
+@pytest.mark.trials
 def test_two_packages_that_are_slow_only_together(make: Make) -> None:
     text = (
         "import time, alpha, beta\n\n\ndef work():\n"
@@ -97,7 +97,7 @@ def test_two_packages_that_are_slow_only_together(make: Make) -> None:
     assert "only together with alpha 1.0 -> 2.0" in found["sentence"]
 
 
-@pytest.mark.nightly
+@pytest.mark.trials
 def test_a_version_that_raises_in_one_of_three_runs(make: Make) -> None:
     fault = "import random\nif random.random() < 1 / 3:\n    raise RuntimeError('a race')\n"
     site = make(versions(lambda number: (fault if number >= 7 else "") + slower(0.1)))
@@ -106,7 +106,7 @@ def test_a_version_that_raises_in_one_of_three_runs(make: Make) -> None:
     assert (code, found["culprit"]["steps"]) == (0, ["slowlib 6.0 -> 7.0"]), found["sentence"]
 
 
-@pytest.mark.nightly
+@pytest.mark.trials
 def test_a_version_that_changes_an_epsilon(make: Make) -> None:
     texts = versions(lambda number: f"EPSILON = {0.05 if number >= 9 else 0.0}\n")
     site = make(texts, workload="training")
@@ -115,21 +115,16 @@ def test_a_version_that_changes_an_epsilon(make: Make) -> None:
     assert (code, found["culprit"]["steps"]) == (0, ["slowlib 8.0 -> 9.0"]), found["sentence"]
 
 
-@pytest.mark.nightly
-def test_equal_ends_end_with_no_change(make: Make) -> None:
+@pytest.mark.trials
+def test_equal_ends_name_no_culprit(make: Make) -> None:
     site = make(versions(lambda number: slower(1.0), count=4))
     good, bad = site.lock("good", "slowlib==1.0"), site.lock("bad", "slowlib==4.0")
     code, found = site.bisect(good, bad, "--metric", "norm-fp32")
-    assert (code, found["culprit"]) == (3, None), found["sentence"]
+    # A machine whose speed drifts may seem to have a difference; no step of it is confirmed.
+    assert (code, found["outcome"]) in ((1, "unconfirmed"), (3, "no change")), found["sentence"]
 
 
-def recorded(site: SlowLibrary) -> list[object]:
-    """Return the runs that the bisection of a checkout has kept so far."""
-    files = list(site.root.glob("runs/timed/bisect-*/runs.json"))
-    return json.loads(files[0].read_text(encoding="utf-8"))["runs"] if files else []
-
-
-@pytest.mark.nightly
+@pytest.mark.trials
 def test_a_rerun_holds_both_sides_against_the_noise_of_this_machine(make: Make) -> None:
     site = make(versions(lambda number: slower(1.5 if number >= 2 else 1.0), count=2))
     good, bad = site.lock("good", "slowlib==1.0"), site.lock("bad", "slowlib==2.0")

@@ -18,7 +18,7 @@ from twinrun.foundation.text import duration, number, plural, size
 from twinrun.history.bisect import EXIT, Bisection, SideDifference, folder_of, in_words
 from twinrun.history.inference import Amounts, Failures
 from twinrun.history.pages import series_table, write_bisect_page, write_history_page
-from twinrun.history.path import ChangePath, at_once, between, path_between, resolver
+from twinrun.history.path import ChangePath, Resolves, at_once, between, path_between, resolver
 from twinrun.history.search import runs_expected
 from twinrun.history.series import read_history, series_of
 from twinrun.history.sides import Side, side_of
@@ -108,7 +108,8 @@ def bisect(root: Path, request: SearchRequest, *, as_json: bool) -> int:
     good, bad = _sides(project, request, options=("--good", "--bad"))
     selection = _selection(project, request, good)
     folder = _folder(root, request, good, bad, selection)
-    path = _path(folder, good, bad, selection)
+    others = [project.stack(bad.stack).stack] if bad.stack else []
+    path = _path(folder, good, bad, resolver(selection.stack.stack, *others))
     _say_plan(path, folder, request, selection)
     if request.dry:
         return 0
@@ -180,6 +181,7 @@ def _selection(project: Project, request: SearchRequest, good: Side) -> Selectio
         engine="venv",
         scale=request.scale,
         settings=request.settings,
+        dry=request.dry,
     )
     return select(project, asked)
 
@@ -201,11 +203,11 @@ def _folder(root: Path, request: SearchRequest, good: Side, bad: Side, selection
     return folder_of((request.out or root / "runs").absolute() / selection.plan.recipe, key)
 
 
-def _path(folder: Path, good: Side, bad: Side, selection: Selection) -> ChangePath:
+def _path(folder: Path, good: Side, bad: Side, resolves: Resolves) -> ChangePath:
     """Return the path as the resolver gave it when this bisection began."""
     file = folder / "path.json"
     if not file.is_file():
-        path = path_between(good, bad, resolves=resolver(selection.stack.stack))
+        path = path_between(good, bad, resolves=resolves)
         write_atomically(file, path.model_dump_json() + "\n")
     return load_json(file, ChangePath)
 

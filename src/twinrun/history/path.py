@@ -16,9 +16,9 @@ from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import canonical_json, sha256_of_bytes
 from twinrun.foundation.manifest import Frozen
 from twinrun.history.sides import Packages, Side, git, versions
-from twinrun.images.resolution import compile_requirements
+from twinrun.images.resolution import compile_requirements, declared_metadata
 from twinrun.manifests.locks import PythonLock
-from twinrun.manifests.stack import Stack, matches
+from twinrun.manifests.stack import Stack, matches, normalise
 
 Resolves = Callable[[Packages], bool]
 """Says whether a resolver takes the packages, no more and no fewer."""
@@ -167,25 +167,34 @@ def _variables(good: Side, bad: Side) -> list[Step]:
     ]
 
 
-def resolver(stack: Stack) -> Resolves:
-    """Return what asks uv whether packages fit together under the interpreters of a stack.
+def resolver(*stacks: Stack) -> Resolves:
+    """Return what asks uv whether packages fit together under the interpreters of the first stack.
 
-    Wheels of the framework's own index are asked for by their public version, whose requirements they
-    share; what they bring in place of other packages is left out, as `invoke lock` leaves it out.
+    What a stack declares of a package counts where that version is among the packages. Wheels of the
+    framework's own index are asked for by their public version, whose requirements they share; what they
+    bring in place of other packages is left out, as `invoke lock` leaves it out.
     """
-    lifted = [one.requirement for one in stack.lifted]
-    options = ["--python-version", stack.interpreter()]
+    python = ["--python-version", stacks[0].interpreter()]
 
     def resolves(packages: Packages) -> bool:
         pins = {_public(pin) for entries in packages.values() for pin in entries}
+        exact = {normalise(pin.partition(" ")[0]) for pin in pins}
+        source = [one for stack in stacks for one in stack.source if normalise(one.requirement) in exact]
+        reduced = [one for stack in stacks for one in stack.reduced if normalise(one.requirement) in exact]
+        lifted = [one.requirement for stack in stacks for one in stack.lifted]
         try:
             found = compile_requirements(
-                "\n".join(sorted(pins)), options, preferences=[], project="", overrides=lifted
+                "\n".join(sorted(pins)),
+                [*python, *(word for one in source for word in ("--no-binary", one.package()))],
+                preferences=[],
+                project=declared_metadata(tuple(dict.fromkeys([*source, *reduced]))),
+                overrides=sorted({one for one in lifted if normalise(one) in exact}),
             )
         except MachineError:
             return False
         names = {pin.partition("==")[0] for pin in found}
-        return {name for name in names if not matches(name, stack.replaces)} <= packages.keys()
+        replaced = tuple(pattern for stack in stacks for pattern in stack.replaces)
+        return {name for name in names if not matches(name, replaced)} <= packages.keys()
 
     return resolves
 
