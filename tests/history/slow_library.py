@@ -17,6 +17,7 @@ from tests.contracts.baking import bake
 from tests.indexes import wheel
 from twinrun.images.resolution import resolve_python
 from twinrun.manifests.stack import load_manifest
+from twinrun.protocol.models.mpt import MptShape
 
 RECIPE, STACK, VERSIONS = "timed", "small", 16
 SECONDS = 0.02
@@ -154,4 +155,7 @@ def _bake(root: Path, workload: str) -> None:
     script = recipe / ("bench.py" if workload == "bench" else "train.py")
     for old in recipe.glob("*.py"):
         script = old
-    script.write_text(_BENCH if workload == "bench" else _TRAINING, encoding="utf-8")
+    # The model of the template's smoke scale.
+    shape = MptShape(family="mpt", width=128, heads=4, layers=4, vocabulary=320, sequence=128)
+    training = _TRAINING.replace("PARAMETERS", str(shape.parameters()))
+    script.write_text(_BENCH if workload == "bench" else training, encoding="utf-8")

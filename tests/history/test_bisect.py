@@ -111,7 +111,7 @@ def test_a_version_that_changes_an_epsilon(make: Make) -> None:
     texts = versions(lambda number: f"EPSILON = {0.05 if number >= 9 else 0.0}\n")
     site = make(texts, workload="training")
     good, bad = site.lock("good", "slowlib==1.0"), site.lock("bad", "slowlib==16.0")
-    code, found = site.bisect(good, bad, "--parity")
+    code, found = site.bisect(good, bad, "--parity", "--set", "devices=1")
     assert (code, found["culprit"]["steps"]) == (0, ["slowlib 8.0 -> 9.0"]), found["sentence"]
 
 
@@ -136,3 +136,10 @@ def test_a_rerun_holds_both_sides_against_the_noise_of_this_machine(make: Make) 
     assert found["differs"]
     assert found["difference"]["effect"]["value"] == pytest.approx(0.5, abs=0.1)
     assert abs(found["noise"]["effect"]["value"]) < 0.1
+
+
+def recorded(site: SlowLibrary) -> list[object]:
+    """Return the runs that the bisection of a checkout has kept so far."""
+    files = list(site.root.glob("runs/timed/bisect-*/runs.json"))
+    found: list[object] = json.loads(files[0].read_text(encoding="utf-8"))["runs"] if files else []
+    return found
