@@ -68,7 +68,7 @@ def test_a_killed_bisection_goes_on_and_a_second_one_is_refused(make: Make) -> N
     assert second.returncode == 2
     assert "another bisection runs on this machine" in said
     first.send_signal(signal.SIGKILL)
-    first.wait()
+    first.communicate()
     before = recorded(site)
     code, found = site.bisect(good, bad, "--metric", "norm-fp32")
     assert (code, found["culprit"]["steps"]) == (0, ["slowlib 1.0 -> 2.0"]), found["sentence"]

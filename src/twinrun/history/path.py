@@ -121,15 +121,24 @@ def _ordered(good: Packages, bad: Packages, resolves: Resolves) -> list[Step]:
         return {key: one for key, one in (state | {name: bad.get(name, {}) for name in names}).items() if one}
 
     while waiting:
-        group = next(([name] for name in waiting if resolves(moved([name]))), None)
-        group = group or _together(waiting, lambda names: resolves(moved(names)))
-        label = ", ".join(
-            f"{name} {versions(good.get(name, {}))} -> {versions(bad.get(name, {}))}" for name in group
-        )
-        steps.append(Step(label=label, packages={name: bad.get(name, {}) for name in group}))
-        state = moved(group)
-        waiting = [name for name in waiting if name not in group]
+        # A pass over all: what waits for another package is not asked for again after each step.
+        moving = False
+        for name in list(waiting):
+            if resolves(moved([name])):
+                steps.append(_step([name], good, bad))
+                state, moving = moved([name]), True
+                waiting.remove(name)
+        if waiting and not moving:
+            group = _together(waiting, lambda names: resolves(moved(names)))
+            steps.append(_step(group, good, bad))
+            state = moved(group)
+            waiting = [name for name in waiting if name not in group]
     return steps
+
+
+def _step(names: Sequence[str], good: Packages, bad: Packages) -> Step:
+    moves = (f"{name} {versions(good.get(name, {}))} -> {versions(bad.get(name, {}))}" for name in names)
+    return Step(label=", ".join(moves), packages={name: bad.get(name, {}) for name in names})
 
 
 def _together(waiting: Sequence[str], resolves: Callable[[Collection[str]], bool]) -> list[str]:
