@@ -42,12 +42,8 @@ LAYERS = (
     "runs",
     "report",
     "export",
-<<<<<<< HEAD
-    "api",
-||||||| parent of 05d78f7 ([history] Search which change of a stack moved a figure, and show series over stacks)
-=======
     "history",
->>>>>>> 05d78f7 ([history] Search which change of a stack moved a figure, and show series over stacks)
+    "api",
     "cli",
 )
 # `images` stands beside what is made of records: neither imports the other.

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pydantic
+
 from tests.checkouts import ROOT
 from tests.contracts.baking import bake
 from tests.indexes import wheel
@@ -29,9 +31,8 @@ sys.argv = sys.argv[at:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 _TORCH = {"torch/__init__.py": "", "torch/distributed/__init__.py": "", "torch/distributed/run.py": _AGENT}
-# Looked for before ranks of a training start, and imported by none of these.
-for _name in ("composer", "filelock", "numpy", "pydantic", "pydantic_core", "streaming"):
-    _TORCH[f"{_name}/__init__.py"] = ""
+# What prepares the data of a training needs more: it is taken from where the tests run.
+_HOST = {"host.pth": f"{Path(pydantic.__file__).parents[1]}\n"}
 _STACK = f"""\
 name = "{STACK}"
 vendor = "cpu"
@@ -131,7 +132,7 @@ def made(folder: Path, address: str, index: Path, *, workload: str = "bench") ->
     for name in ("src", "images/vendors", "images/gpus.toml", "images/Dockerfile", "recipes/metrics.toml"):
         (root / name).symlink_to(ROOT / name)
     shutil.copyfile(ROOT / "tasks.py", root / "tasks.py")
-    wheel(index, "torch", "1.0", files=_TORCH)
+    wheel(index, "torch", "1.0", files=_TORCH | (_HOST if workload == "training" else {}))
     stack = root / "images" / "stacks" / STACK
     (stack / "stack.toml").write_text(_STACK, encoding="utf-8")
     (stack / "requirements.in").write_text("torch==1.0\nslowlib==1.0\n", encoding="utf-8")
