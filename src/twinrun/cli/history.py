@@ -15,14 +15,16 @@ from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import load_json
 from twinrun.foundation.terminal import say
 from twinrun.foundation.text import duration, number, plural, size
-from twinrun.history.bisect import EXIT, Bisection, SideDifference, folder_of, in_words
+from twinrun.history.bisect import EXIT, Bisection, folder_of, in_words
 from twinrun.history.inference import Amounts, Failures
 from twinrun.history.pages import series_table, write_bisect_page, write_history_page
 from twinrun.history.path import ChangePath, Resolves, at_once, between, path_between, resolver
+from twinrun.history.rerun import SideDifference
+from twinrun.history.rerun import rerun as rerun_sides
 from twinrun.history.search import runs_expected
 from twinrun.history.series import read_history, series_of
 from twinrun.history.sides import Side, side_of
-from twinrun.history.state_runs import KEPT, Question, StateRunner
+from twinrun.history.state_runs import KEPT, RunQuestion, StateRunner
 from twinrun.planning.project import Project
 from twinrun.report.tables import View
 from twinrun.report.terminal import show
@@ -40,7 +42,7 @@ class SearchRequest:
     recipe: str
     good: str
     bad: str
-    question: Question
+    question: RunQuestion
     scale: str | None = None
     vendor: str | None = None
     settings: tuple[str, ...] = ()
@@ -74,7 +76,7 @@ def asked(
         recipe=recipe,
         good=good,
         bad=bad,
-        question=Question(kind=kind, point=point or None, metric=metric or None),
+        question=RunQuestion(kind=kind, point=point or None, metric=metric or None),
         scale=scale or None,
         vendor=vendor or None,
         settings=tuple(set or ()),
@@ -136,7 +138,7 @@ def rerun(root: Path, request: SearchRequest, *, as_json: bool) -> int:
     selection = _selection(project, request, a)
     folder = _folder(root, request, a, b, selection)
     bisection = _bisection(project, request, selection, folder, at_once(a, b), sides=(a, b))
-    found = _stoppable(bisection.rerun)
+    found = _stoppable(partial(rerun_sides, bisection))
     if as_json:
         print_json(found.model_dump(mode="json") | {"differs": found.differs, "folder": str(folder)})
         return int(found.differs)
@@ -290,7 +292,7 @@ def _bisection(
     )
 
 
-def _noun(project: Project, question: Question, selection: Selection) -> tuple[str, str]:
+def _noun(project: Project, question: RunQuestion, selection: Selection) -> tuple[str, str]:
     """Return what is measured, and its unit."""
     if question.kind != "metric":
         return {"fails": ("the rate of failing runs", "1 for a run that fails")}.get(

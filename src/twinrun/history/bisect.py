@@ -16,8 +16,8 @@ from twinrun.foundation.errors import InputError, RunError
 from twinrun.foundation.files import canonical_json, sha256_of_bytes, write_atomically
 from twinrun.foundation.locks import locked
 from twinrun.foundation.manifest import Frozen, load_json
-from twinrun.history.inference import LEVEL, Amounts, Failures, Interval, Scale
-from twinrun.history.path import ChangePath, RunState, Step
+from twinrun.history.inference import Amounts, DifferenceInterval, Failures, Scale
+from twinrun.history.path import ChangePath, ChangeStep, RunState
 from twinrun.history.search import (
     GOOD,
     Confirmation,
@@ -30,12 +30,11 @@ from twinrun.history.search import (
     locate,
     partners,
 )
-from twinrun.history.state_runs import Question, StateRun, StateRunner
+from twinrun.history.state_runs import RunQuestion, StateRun, StateRunner
 
-Finer = Callable[[Step, RunState], tuple[Step, ...]]
+Finer = Callable[[ChangeStep, RunState], tuple[ChangeStep, ...]]
 # Purposes of runs without which there is no answer.
 ENDS = ("warm-up", "question", "A", "B", "A again")
-ROUNDS = 5
 EXIT: dict[str, int] = {"found": 0, "unconfirmed": 1, "no change": 3}
 
 
@@ -45,7 +44,7 @@ class EndRuns(Frozen):
     good: tuple[float, ...]
     bad: tuple[float, ...]
     apart: bool
-    effect: Interval
+    effect: DifferenceInterval
     smallest: float
     """The smallest effect that so many runs would have shown, relative; of failures a difference of rates."""
 
@@ -59,7 +58,7 @@ class SearchStage(Frozen):
     posterior: tuple[float, ...]
 
 
-class Culprit(Frozen):
+class CulpritSteps(Frozen):
     """What the search ended at."""
 
     steps: tuple[str, ...]
@@ -70,7 +69,7 @@ class Culprit(Frozen):
     after: tuple[float, ...] = ()
     chance: float | None = None
     """Probability that chance alone orders the confirming runs so."""
-    effect: Interval | None = None
+    effect: DifferenceInterval | None = None
 
 
 class Interaction(Frozen):
@@ -89,7 +88,7 @@ class BisectRecord(Frozen):
 
     schema_version: Literal[1] = 1
     recipe: str
-    question: Question
+    question: RunQuestion
     unit: str
     good: str
     bad: str
@@ -100,40 +99,13 @@ class BisectRecord(Frozen):
     fixed: tuple[str, ...]
     """Differences of the ends that were not bisected."""
     searches: tuple[SearchStage, ...] = ()
-    culprit: Culprit | None = None
+    culprit: CulpritSteps | None = None
     interaction: Interaction | None = None
     refused: dict[str, str] = Field(default_factory=dict)
     """States that could not be measured, and why."""
     runs: tuple[StateRun, ...]
     seconds: float
     """Time of all runs."""
-
-
-class SideDifference(Frozen):
-    """One side held against A."""
-
-    effect: Interval
-    chance: float
-    """Probability that chance alone orders the runs so, in either direction."""
-
-
-class SideComparison(Frozen):
-    """compare.json: both sides run in turns on this machine."""
-
-    a: tuple[float, ...]
-    b: tuple[float, ...]
-    again: tuple[float, ...]
-    """Runs of A a second time, which say what this machine does by itself."""
-    unit: str
-    difference: SideDifference
-    noise: SideDifference
-    runs: tuple[StateRun, ...]
-
-    @property
-    def differs(self) -> bool:
-        """Whether B is further from A than chance and A itself explain."""
-        apart = abs(self.difference.effect.value) > abs(self.noise.effect.value)
-        return self.difference.chance <= LEVEL and apart
 
 
 class BisectRuns(Frozen):
@@ -172,42 +144,21 @@ class Bisection:
             RunError: an end cannot be measured.
             RunInterruptedError: stopped; the next call goes on.
         """
-        with _alone(self.runner.folder):
-            file = self._file
-            self._done = list(load_json(file, BisectRuns).runs) if file.is_file() else []
+        with alone(self.runner.folder):
+            self.load()
             record = self._bisected()
             write_atomically(self.runner.folder / "bisect.json", record.model_dump_json(indent=1) + "\n")
             return record
 
-    def rerun(self) -> SideComparison:
-        """Run A, B and A again in turns and hold both against A; raises as `finish` does."""
-        with _alone(self.runner.folder):
-            file, observe = self._file, self._over(self.path)
-            self._done = list(load_json(file, BisectRuns).runs) if file.is_file() else []
-            runs: dict[str, list[float]] = {"A": [], "B": [], "A again": []}
-            state = {"A": GOOD, "B": len(self.path.steps), "A again": GOOD}
-            for side in ("A", "B"):
-                observe(state[side], "warm-up")
-            for turn in range(ROUNDS):
-                for side in runs if turn % 2 == 0 else reversed(runs):
-                    value = observe(state[side], side)
-                    assert value is not None, "a side that fails ends the comparison"
-                    runs[side].append(value)
-        found = SideComparison(
-            a=tuple(runs["A"]),
-            b=tuple(runs["B"]),
-            again=tuple(runs["A again"]),
-            unit=self.unit,
-            difference=self._held(runs["A"], runs["B"]),
-            noise=self._held(runs["A"], runs["A again"]),
-            runs=tuple(self._done),
-        )
-        write_atomically(self.runner.folder / "compare.json", found.model_dump_json(indent=1) + "\n")
-        return found
+    @property
+    def runs(self) -> tuple[StateRun, ...]:
+        """All runs so far, in their order."""
+        return tuple(self._done)
 
-    def _held(self, a: Sequence[float], b: Sequence[float]) -> SideDifference:
-        chances = (self.scale.chance(a, b, rises=rises) for rises in (True, False))
-        return SideDifference(effect=self.scale.effect(a, b), chance=min(1.0, 2 * min(chances)))
+    def load(self) -> None:
+        """Take the runs that the folder has, before any other is made."""
+        file = self._file
+        self._done = list(load_json(file, BisectRuns).runs) if file.is_file() else []
 
     @property
     def _file(self) -> Path:
@@ -215,7 +166,7 @@ class Bisection:
 
     def _bisected(self) -> BisectRecord:
         path, scale, count = self.path, self.scale, len(self.path.steps)
-        observe = self._over(path)
+        observe = self.over(path)
         ends = ask(scale, observe, bad=count)
         found = EndRuns(
             good=tuple(ends.good),
@@ -232,19 +183,19 @@ class Bisection:
         if not location.sure:
             return self._record("unconfirmed", found, stages, _set_of(path, location), None)
         finest, fine = path, location
-        if len(cell) == 1 and (inner := self._inside(path, cell[0])):
+        if len(cell) == 1 and (inner := _inside(self.runner.folder, path, cell[0], self.finer)):
             finest, fine = (
                 inner,
-                locate(scale, self._over(inner), ends, steps=len(inner.steps), purpose="search inside"),
+                locate(scale, self.over(inner), ends, steps=len(inner.steps), purpose="search inside"),
             )
             stages.append(_stage(inner, fine))
             if not fine.sure:
                 return self._record("unconfirmed", found, stages, _set_of(inner, fine), None)
         narrow = fine.posterior.best()
-        confirmed = confirm(scale, self._over(finest), ends, low=narrow[0] - 1, high=narrow[-1])
+        confirmed = confirm(scale, self.over(finest), ends, low=narrow[0] - 1, high=narrow[-1])
         if not confirmed.confirmed:
             return self._record("unconfirmed", found, stages, _set_of(finest, fine, confirmed), None)
-        culprit = Culprit(
+        culprit = CulpritSteps(
             steps=tuple(finest.steps[step - 1].label for step in narrow),
             probability=fine.posterior.weight(narrow),
             before=confirmed.before,
@@ -253,16 +204,6 @@ class Bisection:
             effect=confirmed.effect,
         )
         return self._record("found", found, stages, culprit, self._interaction(path, cell, ends))
-
-    def _inside(self, path: ChangePath, step: int) -> ChangePath | None:
-        """Return the path inside a step, as it was when the search first asked for it."""
-        file = self.runner.folder / "inside.json"
-        if not file.is_file():
-            start = path.prefix(step - 1)
-            inner = ChangePath(start=start, steps=self.finer(path.steps[step - 1], start))
-            write_atomically(file, inner.model_dump_json() + "\n")
-        found = load_json(file, ChangePath)
-        return found if len(found.steps) > 1 else None
 
     def _interaction(self, path: ChangePath, cell: range, ends: Ends) -> Interaction | None:
         every = range(1, len(path.steps) + 1)
@@ -281,7 +222,9 @@ class Bisection:
             together=tuple(path.steps[step - 1].label for step in together or ()),
         )
 
-    def _over(self, path: ChangePath) -> Observe:
+    def over(self, path: ChangePath) -> Observe:
+        """Return what runs the states of a path by their number."""
+
         def observe(state: int, purpose: str) -> float | None:
             label = f"after {path.steps[state - 1].label}" if state else "before every step"
             return self._value(path.prefix(state), label, purpose)
@@ -333,7 +276,7 @@ class Bisection:
         outcome: Literal["found", "unconfirmed", "no change"],
         ends: EndRuns,
         stages: Sequence[SearchStage],
-        culprit: Culprit | None,
+        culprit: CulpritSteps | None,
         interaction: Interaction | None,
     ) -> BisectRecord:
         runs = tuple(self._done)
@@ -358,7 +301,7 @@ class Bisection:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path) -> Iterator[None]:
     """Hold the lock of this machine: two bisections would each measure the other."""
     folder.mkdir(parents=True, exist_ok=True)
     cache_root().mkdir(parents=True, exist_ok=True)
@@ -375,6 +318,17 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
+def _inside(folder: Path, path: ChangePath, step: int, finer: Finer) -> ChangePath | None:
+    """Return the path inside a step, as it was when the search first asked for it."""
+    file = folder / "inside.json"
+    if not file.is_file():
+        start = path.prefix(step - 1)
+        inner = ChangePath(start=start, steps=finer(path.steps[step - 1], start))
+        write_atomically(file, inner.model_dump_json() + "\n")
+    found = load_json(file, ChangePath)
+    return found if len(found.steps) > 1 else None
+
+
 def _stage(path: ChangePath, location: Location) -> SearchStage:
     return SearchStage(
         steps=tuple(step.label for step in path.steps),
@@ -385,10 +339,10 @@ def _stage(path: ChangePath, location: Location) -> SearchStage:
     )
 
 
-def _set_of(path: ChangePath, location: Location, tried: Confirmation | None = None) -> Culprit:
+def _set_of(path: ChangePath, location: Location, tried: Confirmation | None = None) -> CulpritSteps:
     """Return the steps that hold 95 % of the probability, for an answer that is not confirmed."""
     steps = location.posterior.credible()
-    return Culprit(
+    return CulpritSteps(
         steps=tuple(path.steps[step - 1].label for step in steps),
         probability=location.posterior.weight(steps),
         before=tried.before if tried else (),
@@ -401,7 +355,7 @@ def _set_of(path: ChangePath, location: Location, tried: Confirmation | None = N
 def sentence(
     noun: str,
     ends: EndRuns,
-    culprit: Culprit | None,
+    culprit: CulpritSteps | None,
     interaction: Interaction | None,
     *,
     outcome: str,
@@ -432,7 +386,7 @@ def sentence(
     )
 
 
-def in_words(effect: Interval) -> str:
+def in_words(effect: DifferenceInterval) -> str:
     """Return a difference with its direction and interval."""
     word = "higher" if effect.value > 0 else "lower"
     low, high = sorted(abs(one) * 100 for one in (effect.low, effect.high))

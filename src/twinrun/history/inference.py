@@ -44,7 +44,7 @@ class Likelihood(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interval:
+class DifferenceInterval:
     """A difference of the bad side from the good one, with what holds it in 95 of 100 repetitions."""
 
     value: float
@@ -86,7 +86,7 @@ class Amounts:
         side = "less" if rises else "greater"
         return float(stats.mannwhitneyu(before, after, alternative=side, method="exact").pvalue)
 
-    def effect(self, before: Sequence[float], after: Sequence[float]) -> Interval:
+    def effect(self, before: Sequence[float], after: Sequence[float]) -> DifferenceInterval:
         """Return the relative difference of the means, with Welch's interval."""
         base = statistics.fmean(before)
         difference = statistics.fmean(after) - base
@@ -96,7 +96,7 @@ class Amounts:
             found = stats.ttest_ind(after, before, equal_var=False).confidence_interval(0.95)
             low, high = float(found.low), float(found.high)
         scale = abs(base) or 1.0
-        return Interval(value=difference / scale, low=low / scale, high=high / scale, relative=True)
+        return DifferenceInterval(value=difference / scale, low=low / scale, high=high / scale, relative=True)
 
 
 class Failures:
@@ -116,7 +116,7 @@ class Failures:
 
     def likelihood(self, good: Sequence[float], bad: Sequence[float]) -> Likelihood:
         """Return the rates of the ends as laws."""
-        return _Rates(_rate(good), _rate(bad))
+        return _FailureRates(_rate(good), _rate(bad))
 
     def confirming(self, _good: Sequence[float], _bad: Sequence[float]) -> int:
         """Return the runs of each neighbour after which rates as those of the ends are told apart."""
@@ -132,7 +132,7 @@ class Failures:
         side = "greater" if rises else "less"
         return float(stats.fisher_exact(_table(after, before), alternative=side).pvalue)
 
-    def effect(self, before: Sequence[float], after: Sequence[float]) -> Interval:
+    def effect(self, before: Sequence[float], after: Sequence[float]) -> DifferenceInterval:
         """Return the difference of the rates, with the ends of Wilson's intervals (Newcombe)."""
         rates, lows, highs = [], [], []
         for runs in (before, after):
@@ -142,7 +142,9 @@ class Failures:
             highs.append(float(found.high) - rates[-1])
         difference = rates[1] - rates[0]
         low, high = math.hypot(lows[1], highs[0]), math.hypot(highs[1], lows[0])
-        return Interval(value=difference, low=difference - low, high=difference + high, relative=False)
+        return DifferenceInterval(
+            value=difference, low=difference - low, high=difference + high, relative=False
+        )
 
 
 Scale = Amounts | Failures
@@ -181,7 +183,7 @@ class _StudentLaws:
 
 
 @dataclass(frozen=True)
-class _Rates:
+class _FailureRates:
     good: float
     bad: float
 

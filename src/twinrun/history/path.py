@@ -37,7 +37,7 @@ class RunState(Frozen):
         return sha256_of_bytes(canonical_json([locked, self.commit, self.variables]).encode())[:12]
 
 
-class Step(Frozen):
+class ChangeStep(Frozen):
     """What changes at once."""
 
     label: str
@@ -63,7 +63,7 @@ class ChangePath(Frozen):
     """The steps from the good end to the bad one."""
 
     start: RunState
-    steps: tuple[Step, ...]
+    steps: tuple[ChangeStep, ...]
     fixed: tuple[str, ...] = ()
     """Differences of the ends that no step can bring, such as the driver."""
 
@@ -107,12 +107,14 @@ def at_once(a: Side, b: Side) -> ChangePath:
     names = [
         name for name in a.packages.keys() | b.packages.keys() if a.packages.get(name) != b.packages.get(name)
     ]
-    wheels = [Step(label=f"{b.label}", packages={name: b.packages.get(name, {}) for name in sorted(names)})]
+    wheels = [
+        ChangeStep(label=f"{b.label}", packages={name: b.packages.get(name, {}) for name in sorted(names)})
+    ]
     start = RunState(packages=a.packages, commit=a.commit, variables=a.variables)
     return ChangePath(start=start, steps=(*wheels, *_commits(a, b), *_variables(a, b)))
 
 
-def _ordered(good: Packages, bad: Packages, resolves: Resolves) -> list[Step]:
+def _ordered(good: Packages, bad: Packages, resolves: Resolves) -> list[ChangeStep]:
     """Order the changed packages so that every prefix resolves; what resolves only together is one step."""
     waiting = sorted(name for name in good.keys() | bad.keys() if good.get(name) != bad.get(name))
     state, steps = good, []
@@ -136,9 +138,9 @@ def _ordered(good: Packages, bad: Packages, resolves: Resolves) -> list[Step]:
     return steps
 
 
-def _step(names: Sequence[str], good: Packages, bad: Packages) -> Step:
+def _step(names: Sequence[str], good: Packages, bad: Packages) -> ChangeStep:
     moves = (f"{name} {versions(good.get(name, {}))} -> {versions(bad.get(name, {}))}" for name in names)
-    return Step(label=", ".join(moves), packages={name: bad.get(name, {}) for name in names})
+    return ChangeStep(label=", ".join(moves), packages={name: bad.get(name, {}) for name in names})
 
 
 def _together(waiting: Sequence[str], resolves: Callable[[Collection[str]], bool]) -> list[str]:
@@ -155,19 +157,19 @@ def _together(waiting: Sequence[str], resolves: Callable[[Collection[str]], bool
     return group
 
 
-def _commits(good: Side, bad: Side) -> list[Step]:
+def _commits(good: Side, bad: Side) -> list[ChangeStep]:
     if bad.commit is None or good.commit == bad.commit:
         return []
     before = good.commit[:10] if good.commit else "this checkout"
-    return [Step(label=f"twinrun {before} -> {bad.commit[:10]}", commit=bad.commit)]
+    return [ChangeStep(label=f"twinrun {before} -> {bad.commit[:10]}", commit=bad.commit)]
 
 
-def _variables(good: Side, bad: Side) -> list[Step]:
+def _variables(good: Side, bad: Side) -> list[ChangeStep]:
     if good.variables is None or bad.variables is None:
         return []
     before, after = good.variables, bad.variables
     return [
-        Step(
+        ChangeStep(
             label=f"{name} {before.get(name, 'unset')} -> {after.get(name, 'unset')}",
             variable=(name, after.get(name)),
         )
@@ -213,7 +215,7 @@ def _public(pin: str) -> str:
     return f"{requirement.partition('+')[0]} {marker}".strip()
 
 
-def between(step: Step, state: RunState, *, stack: Stack, root: Path) -> tuple[Step, ...]:
+def between(step: ChangeStep, state: RunState, *, stack: Stack, root: Path) -> tuple[ChangeStep, ...]:
     """Return the finer steps of one: the versions of its package that the index has, or our own commits.
 
     Empty where a step changes several packages, has nothing inside, or the index cannot be asked. Hashes
@@ -224,7 +226,7 @@ def between(step: Step, state: RunState, *, stack: Stack, root: Path) -> tuple[S
             root, "rev-list", "--reverse", "--first-parent", f"{state.commit or 'HEAD'}..{step.commit}"
         )
         commits = (listed or "").split()
-        inner = [Step(label=f"twinrun commit {one[:10]}", commit=one) for one in commits]
+        inner = [ChangeStep(label=f"twinrun commit {one[:10]}", commit=one) for one in commits]
         return tuple(inner) if len(inner) > 1 else ()
     if len(step.packages) != 1:
         return ()
@@ -239,9 +241,9 @@ def between(step: Step, state: RunState, *, stack: Stack, root: Path) -> tuple[S
     for version in versioned:
         entries = _hashed(name, str(version), stack)
         if entries:
-            steps.append(Step(label=f"{name} {found} -> {version}", packages={name: entries}))
+            steps.append(ChangeStep(label=f"{name} {found} -> {version}", packages={name: entries}))
             found = version
-    return (*steps, Step(label=f"{name} {found} -> {last}", packages=step.packages)) if steps else ()
+    return (*steps, ChangeStep(label=f"{name} {found} -> {last}", packages=step.packages)) if steps else ()
 
 
 def _listed(name: str) -> list[Version]:

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from twinrun.history.inference import LEVEL, SURE, Interval, Posterior, Scale
+from twinrun.history.inference import LEVEL, SURE, DifferenceInterval, Posterior, Scale
 
 Observe = Callable[[int, str], float | None]
 """Runs a state for a purpose and returns its number; None where the state cannot be measured."""
@@ -86,7 +86,7 @@ class Confirmation:
     before: tuple[float, ...]
     after: tuple[float, ...]
     chance: float
-    effect: Interval | None
+    effect: DifferenceInterval | None
 
     @property
     def confirmed(self) -> bool:

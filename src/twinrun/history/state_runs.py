@@ -40,7 +40,7 @@ _POLL_SECONDS = 0.1
 _OWN = {"images", "runs", ".git", "tasks.py"}
 
 
-class Question(Frozen):
+class RunQuestion(Frozen):
     """Which number of a run is asked for."""
 
     kind: Literal["metric", "fails", "parity"]
@@ -77,7 +77,7 @@ class StateRunner:
     request: Request
     stack: str
     """Folder of images/stacks whose lock each state replaces."""
-    question: Question
+    question: RunQuestion
     folder: Path
     say: Callable[[str], None]
     unset: tuple[str, ...] = ()
@@ -226,7 +226,7 @@ class StateRunner:
         write_atomically(file, canonical_json([one for one in used if (Path(one) / COMPLETE).is_file()]))
 
 
-def measured_value(record: Record, question: Question) -> float:
+def measured_value(record: Record, question: RunQuestion) -> float:
     """Return the median of the measurement that a question asks for.
 
     Raises:
@@ -255,7 +255,7 @@ def measured_value(record: Record, question: Question) -> float:
     raise InputError("the run measured no such metric", place="--metric", found=wanted, allowed=have)
 
 
-def _point(record: Record, question: Question, has: Callable[[PointRecord], bool]) -> PointRecord:
+def _point(record: Record, question: RunQuestion, has: Callable[[PointRecord], bool]) -> PointRecord:
     having = [point for point in record.points if has(point)]
     named = [point for point in having if question.point in (None, point.id)]
     if len(named) != 1:
