@@ -144,16 +144,25 @@ def _step(names: Sequence[str], good: Packages, bad: Packages) -> ChangeStep:
 
 
 def _together(waiting: Sequence[str], resolves: Callable[[Collection[str]], bool]) -> list[str]:
-    """Return few packages that resolve together: a shortest beginning, without what it can spare.
+    """Return few packages that resolve together: a beginning that does, without what it can spare.
 
-    The whole of `waiting` is the bad end, which resolves.
+    The whole of `waiting` is the bad end, which resolves; each question takes a resolver seconds, so both
+    parts halve what is left.
     """
-    count = next(count for count in range(2, len(waiting) + 1) if resolves(waiting[:count]))
-    group = list(waiting[:count])
-    for name in waiting[:count]:
-        rest = [one for one in group if one != name]
-        if rest and resolves(rest):
-            group = rest
+    low, high = 1, len(waiting)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if resolves(waiting[:middle]) else (middle, high)
+    group = list(waiting[:high])
+    size = len(group) // 2
+    while size:
+        for start in range(0, len(group), size):
+            rest = [*group[:start], *group[start + size :]]
+            if rest and resolves(rest):
+                group = rest
+                break
+        else:
+            size //= 2
     return group
 
 
