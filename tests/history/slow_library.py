@@ -31,7 +31,7 @@ sys.argv = sys.argv[at:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 _TORCH = {"torch/__init__.py": "", "torch/distributed/__init__.py": "", "torch/distributed/run.py": _AGENT}
-# What prepares the data of a training needs more: it is taken from where the tests run.
+# A training prepares its data, which takes PyTorch and more: they are those of where the tests run.
 _HOST = {"host.pth": f"{Path(pydantic.__file__).parents[1]}\n"}
 _STACK = f"""\
 name = "{STACK}"
@@ -132,7 +132,7 @@ def made(folder: Path, address: str, index: Path, *, workload: str = "bench") ->
     for name in ("src", "images/vendors", "images/gpus.toml", "images/Dockerfile", "recipes/metrics.toml"):
         (root / name).symlink_to(ROOT / name)
     shutil.copyfile(ROOT / "tasks.py", root / "tasks.py")
-    wheel(index, "torch", "1.0", files=_TORCH | (_HOST if workload == "training" else {}))
+    wheel(index, "torch", "1.0", files=_HOST if workload == "training" else _TORCH)
     stack = root / "images" / "stacks" / STACK
     (stack / "stack.toml").write_text(_STACK, encoding="utf-8")
     (stack / "requirements.in").write_text("torch==1.0\nslowlib==1.0\n", encoding="utf-8")
