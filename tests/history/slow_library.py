@@ -67,7 +67,7 @@ steps = [{"point": job["point"], "attempt": job["attempt"], "step": step, "secon
 result = {"point": job["point"], "device_name": "a processor", "libraries": {}, "parameters": PARAMETERS,
           "microbatch": job["microbatch"], "steps": steps, "peak_memory_bytes": 1, "device_memory_bytes": 2,
           "attention_backend": "math", "parallelism": "single", "data_hash": "d" * 64, "order_hash": "0" * 64,
-          "power": None}
+          "power": {"sensor": None, "reason": "none here"}}
 (pathlib.Path(job["out"]) / "result.json").write_text(json.dumps(result))
 """
 
