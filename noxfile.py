@@ -187,7 +187,7 @@ def trials(session: nox.Session) -> None:
     """Kill ranks and launchers, damage checkpoints and data, and fill disks, as often as the docs say."""
     session.install("--require-hashes", "--no-deps", "-r", LOCK, silent=False)
     session.install("-e", ".[test,reference]")
-    session.run(*ONE_BY_ONE, "-m", "trials", "tests/train", *session.posargs)
+    session.run(*ONE_BY_ONE, "-m", "trials", "tests/train", "tests/history", *session.posargs)
 
 
 @nox.session(tags=["nightly"])

@@ -184,6 +184,7 @@ def predict(
 
 
 @command(
+    iterable=["set"],
     help={
         "gpu": "id of a GPU of images/gpus.toml",
         "tokens-per-second": "what somebody says that a device, not a card, trains",
@@ -229,8 +230,13 @@ def peak(
         "scores": "say whether two models score the same instead, document by document",
         "margin": "of scores, the largest difference that counts as none, for example 0.02",
         "claim": "of scores, RECIPE/CLAIM: judge this claim about two models, by its own margin",
+        "rerun": "run both sides in turns on this machine instead, A twice; a side may be a stack or a lock",
+        "recipe": "of a rerun, the folder of the recipe",
+        "metric": "of a rerun, row of metrics.toml, or a measurement by its name",
+        "scale": "of a rerun, smoke, node or paper",
+        "set": "of a rerun, key=value as `invoke run` takes it; may be given many times",
         "json": "print JSON",
-    }
+    },
 )
 def compare(
     context: Context,
@@ -244,12 +250,24 @@ def compare(
     scores: bool = False,
     margin: str = "",
     claim: str = "",
+    rerun: bool = False,
+    recipe: str = "",
+    metric: str = "",
+    scale: str = "",
+    set: list[str] | None = None,
     json: bool = False,
 ) -> None:
     """Explain what differs between two records, or hold their claims, curves or scores against each other."""
     with exit_on_error():
         from twinrun.cli import compare as commands
 
+        demand_with("--rerun", rerun, recipe=recipe, metric=metric, scale=scale, set=set)
+        if rerun:
+            from twinrun.cli import history
+
+            demand_without("--rerun", True, claims=claims, parity=parity, scores=scores, controls=controls)
+            asked = history.asked(recipe, a, b, point=points, metric=metric, scale=scale, set=set, out=out)
+            raise Exit(code=history.rerun(ROOT, asked, as_json=json))
         demand_with("--parity", parity, points=points, controls=controls, out=out)
         demand_without("--parity", parity, claims=claims)
         demand_with("--scores", scores, margin=margin, claim=claim)
@@ -265,6 +283,76 @@ def compare(
             code = commands.parity(ROOT, Path(a), Path(b), points=points, as_json=json, **files)
         else:
             code = commands.compare(ROOT, Path(a), Path(b), claims=claims, as_json=json)
+    raise Exit(code=code)
+
+
+@command(
+    help={
+        "recipe": "folder of the recipe",
+        "point": "one point of the records; all when left out",
+        "metric": "row of metrics.toml; those that stand for the workload when left out",
+        "out": "the HTML file",
+        "json": "print JSON",
+    }
+)
+def history(
+    context: Context, recipe: str, point: str = "", metric: str = "", out: str = "", json: bool = False
+) -> None:
+    """Show a recipe's figures over software stacks: what changed by more than the noise, and what differs."""
+    with exit_on_error():
+        from twinrun.cli import history as commands
+
+        page = Path(out) if out else None
+        code = commands.history(ROOT, recipe, point=point, metric=metric, out=page, as_json=json)
+    raise Exit(code=code)
+
+
+@command(
+    iterable=["set"],
+    help={
+        "recipe": "folder of the recipe",
+        "good": "the end before the change: a stack, a file requirements.lock, or a record",
+        "bad": "the end after it",
+        "point": "the point that is measured, where the recipe has several",
+        "metric": "row of metrics.toml, or a measurement by its name; the first that stands for the workload",
+        "fails": "ask instead which change makes runs fail, also if only some of them do",
+        "parity": "ask instead which change takes the loss out of the bound of its claim",
+        "vendor": "folder of images/vendors; what the machine has when left out",
+        "scale": "smoke, node or paper",
+        "set": "key=value as `invoke run` takes it; may be given many times",
+        "out": "folder for the bisection instead of runs/",
+        "dry": "print the path and the cost and stop",
+        "yes": "start without a question",
+        "json": "print JSON",
+    },
+)
+def bisect(
+    context: Context,
+    recipe: str,
+    good: str = "",
+    bad: str = "",
+    point: str = "",
+    metric: str = "",
+    fails: bool = False,
+    parity: bool = False,
+    vendor: str = "",
+    scale: str = "",
+    set: list[str] | None = None,
+    out: str = "",
+    dry: bool = False,
+    yes: bool = False,
+    json: bool = False,
+) -> None:
+    """Find which change of the software made a figure worse, runs fail, or the loss another."""
+    with exit_on_error():
+        from twinrun.cli import history as commands
+
+        demand_without("--fails", fails, parity=parity, metric=metric)
+        demand_without("--parity", parity, metric=metric)
+        options = {"point": point, "metric": metric, "vendor": vendor, "scale": scale, "out": out}
+        kind = commands.kind_of(fails=fails, parity=parity)
+        asked = commands.asked(recipe, good, bad, kind=kind, set=set, dry=dry, yes=yes, **options)
+        code = commands.bisect(ROOT, asked, as_json=json)
     raise Exit(code=code)
 
 

@@ -42,6 +42,7 @@ LAYERS = (
     "runs",
     "report",
     "export",
+    "history",
     "api",
     "cli",
 )

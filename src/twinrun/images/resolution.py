@@ -57,7 +57,7 @@ def resolve_python(
     before = existing_lock(requirements.with_suffix(".lock"))
     options = ["--python-version", stack.interpreter()]
     options += [word for one in stack.source for word in ("--no-binary", one.package())]
-    project = _declared_metadata((*stack.source, *stack.reduced))
+    project = declared_metadata((*stack.source, *stack.reduced))
     if index and stack.unverified:
         text = _with_local_versions(text, stack)
         project += _explicit_index(index, stack)
@@ -103,7 +103,7 @@ def _public(requirement: str) -> str:
     return f"{normalise(name)}=={version.partition('+')[0]}"
 
 
-def _declared_metadata(packages: tuple[SourcePackage | ReducedPackage, ...]) -> str:
+def declared_metadata(packages: tuple[SourcePackage | ReducedPackage, ...]) -> str:
     """Return uv's settings by which packages require what stack.toml says; no code of theirs is run."""
     tables = []
     for source in packages:

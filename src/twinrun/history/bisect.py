@@ -1,0 +1,403 @@
+"""`invoke bisect`: question, search, confirmation and interaction over the real states of a path."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from filelock import Timeout
+from pydantic import Field
+
+from twinrun.foundation.cache import cache_root
+from twinrun.foundation.errors import InputError, RunError
+from twinrun.foundation.files import canonical_json, sha256_of_bytes, write_atomically
+from twinrun.foundation.locks import locked
+from twinrun.foundation.manifest import Frozen, load_json
+from twinrun.history.inference import Amounts, DifferenceInterval, Failures, Scale
+from twinrun.history.path import ChangePath, ChangeStep, RunState
+from twinrun.history.search import (
+    GOOD,
+    Confirmation,
+    Ends,
+    Location,
+    Observe,
+    ask,
+    confirm,
+    is_bad,
+    locate,
+    partners,
+)
+from twinrun.history.state_runs import RunQuestion, StateRun, StateRunner
+
+Finer = Callable[[ChangeStep, RunState], tuple[ChangeStep, ...]]
+# Purposes of runs without which there is no answer.
+ENDS = ("warm-up", "question", "A", "B", "A again")
+EXIT: dict[str, int] = {"found": 0, "unconfirmed": 1, "no change": 3}
+
+
+class EndRuns(Frozen):
+    """The question: runs of both ends, and what they say."""
+
+    good: tuple[float, ...]
+    bad: tuple[float, ...]
+    apart: bool
+    effect: DifferenceInterval
+    smallest: float
+    """The smallest effect that so many runs would have shown, relative; of failures a difference of rates."""
+
+
+class SearchStage(Frozen):
+    """A search over the steps of one path."""
+
+    steps: tuple[str, ...]
+    trace: tuple[tuple[str, tuple[float, ...]], ...]
+    """After which step was measured, and the posterior over the steps after that run."""
+    posterior: tuple[float, ...]
+
+
+class CulpritSteps(Frozen):
+    """What the search ended at."""
+
+    steps: tuple[str, ...]
+    """Several where states between them cannot be measured, or where the answer is not confirmed."""
+    probability: float
+    before: tuple[float, ...] = ()
+    """Confirming runs of the neighbour before it."""
+    after: tuple[float, ...] = ()
+    chance: float | None = None
+    """Probability that chance alone orders the confirming runs so."""
+    effect: DifferenceInterval | None = None
+
+
+class Interaction(Frozen):
+    """Whether the culprit needs others."""
+
+    alone: bool | None
+    """Whether it moves the number on the good end by itself; null where that could not be told."""
+    without: bool | None
+    """Whether the bad end without it is as the bad end."""
+    together: tuple[str, ...] = ()
+    """Further steps without which it moves nothing."""
+
+
+class BisectRecord(Frozen):
+    """bisect.json."""
+
+    schema_version: Literal[1] = 1
+    recipe: str
+    question: RunQuestion
+    unit: str
+    good: str
+    bad: str
+    outcome: Literal["found", "unconfirmed", "no change"]
+    sentence: str
+    ends: EndRuns
+    path: tuple[str, ...]
+    fixed: tuple[str, ...]
+    """Differences of the ends that were not bisected."""
+    searches: tuple[SearchStage, ...] = ()
+    culprit: CulpritSteps | None = None
+    interaction: Interaction | None = None
+    refused: dict[str, str] = Field(default_factory=dict)
+    """States that could not be measured, and why."""
+    runs: tuple[StateRun, ...]
+    seconds: float
+    """Time of all runs."""
+
+
+class BisectRuns(Frozen):
+    """Runs so far, in their order; the search is replayed over them."""
+
+    runs: tuple[StateRun, ...] = ()
+
+
+@dataclass(kw_only=True)
+class Bisection:
+    """A bisection in its folder; every run is kept there before the next begins."""
+
+    runner: StateRunner
+    path: ChangePath
+    finer: Finer
+    names: tuple[str, str]
+    """Good and bad end as the user named them."""
+    noun: str
+    """What is measured, in words."""
+    unit: str
+    say: Callable[[str], None]
+    _replayed: int = 0
+    _done: list[StateRun] = field(default_factory=list)
+    _refused: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def scale(self) -> Scale:
+        """What kind of numbers the runs give."""
+        return Amounts() if self.runner.question.kind == "metric" else Failures()
+
+    def finish(self) -> BisectRecord:
+        """Run what is left and return the answer, which is written beside the runs.
+
+        Raises:
+            InputError: another bisection runs on this machine.
+            RunError: an end cannot be measured.
+            RunInterruptedError: stopped; the next call goes on.
+        """
+        with alone(self.runner.folder):
+            self.load()
+            record = self._bisected()
+            write_atomically(self.runner.folder / "bisect.json", record.model_dump_json(indent=1) + "\n")
+            return record
+
+    @property
+    def runs(self) -> tuple[StateRun, ...]:
+        """All runs so far, in their order."""
+        return tuple(self._done)
+
+    def load(self) -> None:
+        """Take the runs that the folder has, before any other is made."""
+        file = self._file
+        self._done = list(load_json(file, BisectRuns).runs) if file.is_file() else []
+
+    @property
+    def _file(self) -> Path:
+        return self.runner.folder / "runs.json"
+
+    def _bisected(self) -> BisectRecord:
+        path, scale, count = self.path, self.scale, len(self.path.steps)
+        observe = self.over(path)
+        ends = ask(scale, observe, bad=count)
+        found = EndRuns(
+            good=tuple(ends.good),
+            bad=tuple(ends.bad),
+            apart=ends.apart,
+            effect=scale.effect(ends.good, ends.bad),
+            smallest=scale.smallest(ends.good, ends.bad),
+        )
+        if not ends.apart:
+            return self._record("no change", found, (), None, None)
+        location = locate(scale, observe, ends, steps=count)
+        stages = [_stage(path, location)]
+        cell = location.posterior.best()
+        if not location.sure:
+            return self._record("unconfirmed", found, stages, _set_of(path, location), None)
+        finest, fine = path, location
+        if len(cell) == 1 and (inner := _inside(self.runner.folder, path, cell[0], self.finer)):
+            finest, fine = (
+                inner,
+                locate(scale, self.over(inner), ends, steps=len(inner.steps), purpose="search inside"),
+            )
+            stages.append(_stage(inner, fine))
+            if not fine.sure:
+                return self._record("unconfirmed", found, stages, _set_of(inner, fine), None)
+        narrow = fine.posterior.best()
+        confirmed = confirm(scale, self.over(finest), ends, low=narrow[0] - 1, high=narrow[-1])
+        if not confirmed.confirmed:
+            return self._record("unconfirmed", found, stages, _set_of(finest, fine, confirmed), None)
+        culprit = CulpritSteps(
+            steps=tuple(finest.steps[step - 1].label for step in narrow),
+            probability=fine.posterior.weight(narrow),
+            before=confirmed.before,
+            after=confirmed.after,
+            chance=confirmed.chance,
+            effect=confirmed.effect,
+        )
+        return self._record("found", found, stages, culprit, self._interaction(path, cell, ends))
+
+    def _interaction(self, path: ChangePath, cell: range, ends: Ends) -> Interaction | None:
+        every = range(1, len(path.steps) + 1)
+        if len(cell) == len(every):
+            return None
+
+        def moves(steps: Collection[int]) -> bool | None:
+            state, label = path.state(steps), " + ".join(path.steps[one - 1].label for one in sorted(steps))
+            return is_bad(self.scale, lambda: self._value(state, f"only {label}", "interaction"), ends)
+
+        together = partners(moves, culprit=cell)
+        without = moves([step for step in every if step not in cell])
+        return Interaction(
+            alone=None if together is None else not together,
+            without=without,
+            together=tuple(path.steps[step - 1].label for step in together or ()),
+        )
+
+    def over(self, path: ChangePath) -> Observe:
+        """Return what runs the states of a path by their number."""
+
+        def observe(state: int, purpose: str) -> float | None:
+            label = f"after {path.steps[state - 1].label}" if state else "before every step"
+            return self._value(path.prefix(state), label, purpose)
+
+        return observe
+
+    def _value(self, state: RunState, position: str, purpose: str) -> float | None:
+        """Return the number of a run of `state`: of one made before the search was stopped, or a new one."""
+        digest, end = state.digest(), purpose in ENDS
+        if not end and digest in self._refused:
+            return None
+        run = self._recorded(digest, purpose) or self._new(state, position, purpose)
+        self.runner.remember(run)
+        fails = self.runner.question.kind == "fails"
+        if run.outcome == "failed" and fails:
+            return 1.0
+        if run.outcome == "measured":
+            return run.value
+        if end:
+            raise RunError("an end cannot be measured", place=position, found=run.detail or run.outcome)
+        self._refused[digest] = f"{position}: {run.detail}"
+        self.say(f"skipped: {position} cannot be measured")
+        return None
+
+    def _recorded(self, digest: str, purpose: str) -> StateRun | None:
+        if self._replayed == len(self._done):
+            return None
+        run = self._done[self._replayed]
+        if (run.state, run.purpose) != (digest, purpose):
+            raise InputError(
+                "the runs in this folder are of another search",
+                place=str(self._file),
+                found=f"{run.purpose} of {run.position}",
+                hint="name another folder with --out",
+            )
+        self._replayed += 1
+        return run
+
+    def _new(self, state: RunState, position: str, purpose: str) -> StateRun:
+        self.say(f"run {len(self._done) + 1}: {purpose}, {position}")
+        run = self.runner.run(state, position=position, purpose=purpose)
+        self._done.append(run)
+        self._replayed += 1
+        write_atomically(self._file, BisectRuns(runs=tuple(self._done)).model_dump_json(indent=1) + "\n")
+        return run
+
+    def _record(
+        self,
+        outcome: Literal["found", "unconfirmed", "no change"],
+        ends: EndRuns,
+        stages: Sequence[SearchStage],
+        culprit: CulpritSteps | None,
+        interaction: Interaction | None,
+    ) -> BisectRecord:
+        runs = tuple(self._done)
+        return BisectRecord(
+            recipe=self.runner.request.recipe,
+            question=self.runner.question,
+            unit=self.unit,
+            good=self.names[0],
+            bad=self.names[1],
+            outcome=outcome,
+            sentence=sentence(self.noun, ends, culprit, interaction, outcome=outcome, runs=len(runs)),
+            ends=ends,
+            path=tuple(step.label for step in self.path.steps),
+            fixed=self.path.fixed,
+            searches=tuple(stages),
+            culprit=culprit,
+            interaction=interaction,
+            refused=self._refused,
+            runs=runs,
+            seconds=round(sum(run.seconds for run in runs), 1),
+        )
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold the lock of this machine: two bisections would each measure the other."""
+    folder.mkdir(parents=True, exist_ok=True)
+    cache_root().mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(locked(cache_root() / "bisect.lock", seconds=0))
+        except Timeout:
+            raise InputError(
+                "another bisection runs on this machine",
+                place=str(cache_root() / "bisect.lock"),
+                found="its lock is held",
+                hint="wait until it ends: two would disturb each other's times",
+            ) from None
+        yield
+
+
+def _inside(folder: Path, path: ChangePath, step: int, finer: Finer) -> ChangePath | None:
+    """Return the path inside a step, as it was when the search first asked for it."""
+    file = folder / "inside.json"
+    if not file.is_file():
+        start = path.prefix(step - 1)
+        inner = ChangePath(start=start, steps=finer(path.steps[step - 1], start))
+        write_atomically(file, inner.model_dump_json() + "\n")
+    found = load_json(file, ChangePath)
+    return found if len(found.steps) > 1 else None
+
+
+def _stage(path: ChangePath, location: Location) -> SearchStage:
+    return SearchStage(
+        steps=tuple(step.label for step in path.steps),
+        trace=tuple(
+            (path.steps[state - 1].label if state != GOOD else "", after) for state, after in location.trace
+        ),
+        posterior=tuple(location.posterior.weights),
+    )
+
+
+def _set_of(path: ChangePath, location: Location, tried: Confirmation | None = None) -> CulpritSteps:
+    """Return the steps that hold 95 % of the probability, for an answer that is not confirmed."""
+    steps = location.posterior.credible()
+    return CulpritSteps(
+        steps=tuple(path.steps[step - 1].label for step in steps),
+        probability=location.posterior.weight(steps),
+        before=tried.before if tried else (),
+        after=tried.after if tried else (),
+        chance=tried.chance if tried else None,
+        effect=tried.effect if tried else None,
+    )
+
+
+def sentence(
+    noun: str,
+    ends: EndRuns,
+    culprit: CulpritSteps | None,
+    interaction: Interaction | None,
+    *,
+    outcome: str,
+    runs: int,
+) -> str:
+    """Return the answer in one sentence."""
+    if culprit is None:
+        return (
+            f"No change of {noun} seen: good and bad are {in_words(ends.effect)} apart in {runs} runs;"
+            f" an effect of {ends.smallest:.2%} would have been seen."
+        )
+    name = " or ".join(culprit.steps)
+    if outcome == "unconfirmed":
+        chance = "" if culprit.chance is None else f", p = {culprit.chance:.2g}"
+        return (
+            f"Unconfirmed: {noun} is {in_words(ends.effect)} at the bad end, and with"
+            f" {culprit.probability:.0%} the change is one of: {name}{chance}, {runs} runs."
+        )
+    assert culprit.effect is not None
+    only = (
+        f" only together with {', '.join(interaction.together)}"
+        if interaction and interaction.together
+        else ""
+    )
+    return (
+        f"{name} made {noun} {in_words(culprit.effect)}{only};"
+        f" confirmed, p = {culprit.chance:.2g}, {runs} runs."
+    )
+
+
+def in_words(effect: DifferenceInterval) -> str:
+    """Return a difference with its direction and interval."""
+    word = "higher" if effect.value > 0 else "lower"
+    low, high = sorted(abs(one) * 100 for one in (effect.low, effect.high))
+    if effect.low * effect.high < 0:
+        ends = f"{effect.low:+.1%} to {effect.high:+.1%}"
+    else:
+        ends = f"{low:.1f} to {high:.1f} %"
+    points = "%" if effect.relative else "percentage points"
+    return f"{abs(effect.value) * 100:.1f} {points} {word} (95 %: {ends})"
+
+
+def folder_of(base: Path, key: object) -> Path:
+    """Return the folder of a bisection, which the same command finds again."""
+    return base / f"bisect-{sha256_of_bytes(canonical_json(key).encode())[:12]}"

@@ -1,0 +1,231 @@
+"""Series of a recipe's figures over the stacks that they were measured with, and where they changed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from scipy import stats
+
+from twinrun.foundation.errors import InputError
+from twinrun.foundation.files import canonical_json, sha256_of_bytes
+from twinrun.foundation.manifest import Frozen
+from twinrun.foundation.text import plural
+from twinrun.history.inference import LEAST_POINTS, REACH, change_points
+from twinrun.history.sides import side_of_record, versions
+from twinrun.planning.project import Project
+from twinrun.report.summary import standing_for
+from twinrun.results.factors import changed, conditions, marks_of
+from twinrun.results.reading import read_record
+from twinrun.results.record import Record, hardware
+from twinrun.workloads.workload import PointRecord
+
+# A sentence names no more than this; the JSON has all.
+NAMED = 5
+_RARE = 1e-3
+
+
+class StackPoint(Frozen):
+    """All runs of one stack digest."""
+
+    digest: str
+    """Of the lock, and of what was installed otherwise."""
+    stack: str
+    first: str
+    """When its first run was recorded, UTC."""
+    values: tuple[float, ...]
+    runs: tuple[str, ...]
+
+    @property
+    def mean(self) -> float:
+        """Return the mean of the runs."""
+        return statistics.fmean(self.values)
+
+
+class SeriesChange(Frozen):
+    """A change of more than the noise, and what differs between its two sides."""
+
+    place: int
+    """The first point after it, counted from 0."""
+    effect: float
+    """Relative to the point before."""
+    how: str
+    """What it was told from noise by."""
+    differs: tuple[str, ...]
+    """Largest likely effect first."""
+
+    @property
+    def in_words(self) -> str:
+        """Return the change in one line."""
+        named = "; ".join(self.differs[:NAMED]) or "nothing that a record knows"
+        more = f"; and {len(self.differs) - NAMED} more" if len(self.differs) > NAMED else ""
+        return f"{self.effect:+.1%} ({self.how}): {named}{more}"
+
+
+class StackSeries(Frozen):
+    """One figure over stacks, in the order of their first runs."""
+
+    recipe: str
+    point: str
+    hardware: str
+    subject: str
+    """What ran, as reports name it."""
+    measurement: str
+    metric: str
+    unit: str
+    settings: str
+    """Digest of the settings that decide the figure."""
+    points: tuple[StackPoint, ...]
+    noise: float | None
+    """Relative standard deviation of a run among runs of one stack; null without repeats."""
+    freedom: int
+    """Degrees of freedom of the noise."""
+    changes: tuple[SeriesChange, ...]
+
+    @property
+    def name(self) -> str:
+        """Return what tells the series from others."""
+        return f"{self.subject}, {self.point}, {self.measurement}, {self.hardware}"
+
+    @property
+    def noise_in_words(self) -> str:
+        """Return the noise in one line."""
+        if self.noise is None:
+            return "noise: not known, no stack was run twice"
+        return f"noise: {self.noise:.2%} a run, from {plural(self.freedom, 'repeat')}"
+
+
+Sample = tuple[Record, PointRecord, float, str, str]
+
+
+def read_history(project: Project, recipe: str, *, runs: Path) -> list[Record]:
+    """Return the committed records of a recipe and those of this checkout's runs, oldest first."""
+    loaded = project.recipe(recipe)
+    files = [*project.results(loaded), *sorted((runs / loaded.recipe.name).glob("*/record.json"))]
+    records = {record.sha256: record for record in (read_record(file, project) for file in files)}
+    return sorted(records.values(), key=lambda one: one.created)
+
+
+def series_of(
+    project: Project, records: Sequence[Record], *, point: str | None = None, metric: str | None = None
+) -> list[StackSeries]:
+    """Return a series for each point, GPU and figure of the records.
+
+    Args:
+        metric: row of metrics.toml; those that stand for the workload when left out.
+
+    Raises:
+        InputError: no record has such a point or metric.
+    """
+    groups: dict[tuple[str, ...], list[Sample]] = {}
+    for record in records:
+        for one in record.points:
+            for name in (metric,) if metric else record.workload.headline:
+                for found in standing_for(one, name) if point in (None, one.id) else ():
+                    marks = sha256_of_bytes(canonical_json(dict(marks_of(record, one))).encode())[:8]
+                    key = (one.id, hardware(record), record.description.subject, found.id, marks)
+                    groups.setdefault(key, []).append((record, one, found.median, found.unit, name))
+    if not groups:
+        known = sorted(
+            {f"{one.id}: {m.metric}" for r in records for one in r.points for m in one.measurements}
+        )
+        raise InputError("no record has such a figure", place=f"{point or ''} {metric or ''}", allowed=known)
+    return [_series(project, key, samples) for key, samples in sorted(groups.items())]
+
+
+def _series(project: Project, key: tuple[str, ...], samples: Sequence[Sample]) -> StackSeries:
+    stacks: dict[str, list[Sample]] = {}
+    for sample in samples:
+        stacks.setdefault(stack_digest(sample[0]), []).append(sample)
+    points = tuple(
+        StackPoint(
+            digest=digest,
+            stack=found[0][0].plan.stack,
+            first=found[0][0].created,
+            values=tuple(value for _, _, value, _, _ in found),
+            runs=tuple(record.run for record, *_ in found),
+        )
+        for digest, found in stacks.items()
+    )
+    noise, freedom = noise_of([point.values for point in points])
+    recipe, metric = samples[0][0].plan.recipe, samples[0][4]
+    places = list(_changed_places(points, noise, freedom))
+    sides = list(stacks.values())
+    return StackSeries(
+        recipe=recipe,
+        point=key[0],
+        hardware=key[1],
+        subject=key[2],
+        measurement=key[3],
+        settings=key[4],
+        metric=metric,
+        unit=samples[0][3],
+        points=points,
+        noise=noise,
+        freedom=freedom,
+        changes=tuple(
+            SeriesChange(
+                place=place,
+                effect=points[place].mean / (points[place - 1].mean or math.inf) - 1,
+                how=how,
+                differs=tuple(_differences(project, sides[place - 1][-1], sides[place][0])),
+            )
+            for place, how in places
+        ),
+    )
+
+
+def stack_digest(record: Record) -> str:
+    """Return the digest of the software of a record: its lock, and what was installed otherwise."""
+    other = record.environment.lock_differences
+    lock = record.plan.lock_sha256
+    return sha256_of_bytes(canonical_json([lock, other]).encode()) if other else lock
+
+
+def noise_of(groups: Iterable[Sequence[float]]) -> tuple[float | None, int]:
+    """Return the pooled relative standard deviation of runs of one stack, and its degrees of freedom."""
+    repeated = [runs for runs in groups if len(runs) > 1 and statistics.fmean(runs)]
+    freedom = sum(len(runs) - 1 for runs in repeated)
+    squares = sum(
+        (len(runs) - 1) * (statistics.stdev(runs) / statistics.fmean(runs)) ** 2 for runs in repeated
+    )
+    return (math.sqrt(squares / freedom), freedom) if freedom else (None, 0)
+
+
+def _changed_places(
+    points: Sequence[StackPoint], noise: float | None, freedom: int
+) -> Iterable[tuple[int, str]]:
+    """Yield where the series changes by more than its noise, and what says so."""
+    if len(points) >= LEAST_POINTS:
+        yield from ((place, "E-divisive") for place in change_points([one.mean for one in points]))
+    elif noise is not None:
+        reach = max(REACH, float(stats.t.isf(_RARE / 2, freedom)))
+        for place, (before, after) in enumerate(itertools.pairwise(points), start=1):
+            runs = math.sqrt(1 / len(before.values) + 1 / len(after.values))
+            error = noise * abs(before.mean) * runs
+            if abs(after.mean - before.mean) > reach * error:
+                yield place, f"over {reach:.1f} standard errors"
+
+
+def _differences(project: Project, before: Sample, after: Sample) -> Iterable[str]:
+    """Yield what differs between two records: packages of the locks first, then circumstances."""
+    a, b = before[0], after[0]
+    yield from lock_changes(project, a, b)
+    found = changed(conditions(a, before[1]), conditions(b, after[1]), a.workload.factors)
+    yield from (f"{one.name} {one.a} -> {one.b}" for one in found if one.speed != "none")
+
+
+def lock_changes(project: Project, a: Record, b: Record) -> list[str]:
+    """Return the packages whose locked version differs, where git has both locks."""
+    if a.plan.lock_sha256 == b.plan.lock_sha256:
+        return []
+    try:
+        before, after = (side_of_record(project, record, record.run).packages for record in (a, b))
+    except InputError:
+        return []
+    names = sorted(before.keys() | after.keys())
+    pairs = ((name, versions(before.get(name, {})), versions(after.get(name, {}))) for name in names)
+    return [f"{name} {one} -> {other}" for name, one, other in pairs if one != other]

@@ -1,0 +1,130 @@
+"""The statistics of a bisection against answers that are known: simulated changes, and none."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from twinrun.history.inference import Amounts, Failures, Posterior, Scale, change_points
+from twinrun.history.search import ask, confirm, locate, partners
+
+# Candidates, spread of one run, effect; then of 1,000 trials the fewest that must be right.
+TABLE = (
+    (16, 0.003, 0.02, 990),
+    (16, 0.01, 0.03, 930),
+    (128, 0.01, 0.05, 970),
+    (128, 0.02, 0.05, 860),
+    (128, 0.02, 0.10, 970),
+)
+
+
+def found(scale: Scale, runs: random.Random, law: Sequence[float], *, steps: int, spread: float) -> str:
+    """Search a change of means, or of rates, from one number of `law` to the other at a place by chance."""
+    place = runs.randint(1, steps)
+
+    def observe(state: int, purpose: str) -> float:
+        level = law[state >= place]
+        return runs.gauss(level, spread * level) if spread else float(runs.random() < level)
+
+    ends = ask(scale, observe, bad=steps)
+    if not ends.apart:
+        return "no change"
+    location = locate(scale, observe, ends, steps=steps)
+    cell = location.posterior.best()
+    if not location.sure:
+        return "unconfirmed"
+    if not confirm(scale, observe, ends, low=cell[0] - 1, high=cell[-1]).confirmed:
+        return "unconfirmed"
+    return "right" if law[0] != law[1] and list(cell) == [place] else "wrong"
+
+
+def trials(
+    count: int, scale: Scale, law: Sequence[float], *, steps: int, spread: float, seed: int
+) -> Counter[str]:
+    runs = random.Random(seed)
+    return Counter(found(scale, runs, law, steps=steps, spread=spread) for _ in range(count))
+
+
+@pytest.mark.parametrize(("steps", "spread", "effect", "right"), TABLE)
+def test_a_simulated_change_is_found(steps: int, spread: float, effect: float, right: int) -> None:
+    done = trials(60, Amounts(), (100, 100 * (1 - effect)), steps=steps, spread=spread, seed=1)
+    assert done["wrong"] == 0
+    assert done["right"] >= 60 * (right - 50) / 1000
+
+
+@pytest.mark.parametrize("spread", [0.003, 0.02])
+def test_two_equal_ends_name_no_culprit(spread: float) -> None:
+    done = trials(100, Amounts(), (100, 100), steps=128, spread=spread, seed=2)
+    assert done["wrong"] == 0
+    assert done["no change"] >= 97
+
+
+@pytest.mark.trials
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("steps", "spread", "effect", "right"), TABLE)
+def test_at_most_three_of_a_thousand_are_wrong(
+    steps: int, spread: float, effect: float, right: int, seed: int
+) -> None:
+    done = trials(1000, Amounts(), (100, 100 * (1 - effect)), steps=steps, spread=spread, seed=seed)
+    assert done["wrong"] <= 3, done
+    assert done["right"] >= right, done
+
+
+@pytest.mark.trials
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("steps", [16, 128])
+def test_no_culprit_in_a_thousand_equal_ends(steps: int, seed: int) -> None:
+    done = trials(1000, Amounts(), (100, 100), steps=steps, spread=0.01, seed=seed)
+    assert done["wrong"] == 0, done
+
+
+def test_a_version_that_fails_in_one_of_three_runs_is_found() -> None:
+    done = trials(20, Failures(), (0.0, 1 / 3), steps=16, spread=0, seed=3)
+    assert done["wrong"] == 0
+    assert done["right"] >= 16, done
+    assert trials(20, Failures(), (0.3, 0.3), steps=16, spread=0, seed=4)["no change"] >= 19
+
+
+def test_states_that_cannot_be_measured_leave_a_set() -> None:
+    scale, noise = Amounts(), random.Random(6)
+
+    def observe(state: int, purpose: str) -> float | None:
+        return None if state in (4, 5) else noise.gauss(90 if state >= 5 else 100, 0.5)
+
+    ends = ask(scale, observe, bad=8)
+    location = locate(scale, observe, ends, steps=8)
+    assert location.sure
+    assert list(location.posterior.best()) == [4, 5, 6]
+
+
+def test_a_straggler_does_not_decide() -> None:
+    laws = Amounts().likelihood([100.0, 101.0, 99.0], [90.0, 91.0, 89.0])
+    posterior = Posterior(2)
+    posterior.update(1, laws.of(50.0))
+    assert posterior.weight([1]) < 0.9
+    posterior.update(1, laws.of(100.0))
+    assert posterior.weight([2]) > posterior.weight([1])
+
+
+@pytest.mark.parametrize("needed", [(), (3,), (2, 5), (1, 2, 6)])
+def test_steps_that_work_only_together_are_named(needed: tuple[int, ...]) -> None:
+    asked = []
+
+    def moves(steps: object) -> bool:
+        asked.append(steps)
+        assert isinstance(steps, set)
+        return {*needed, 7} <= steps
+
+    assert partners(moves, culprit=[7]) == needed
+    assert len(asked) < 16
+
+
+def test_change_points_of_a_series() -> None:
+    noise = random.Random(5)
+    flat = [noise.gauss(100, 1) for _ in range(30)]
+    assert change_points(flat) == []
+    stepped = [value - 5 * (place >= 14) for place, value in enumerate(flat)]
+    assert change_points(stepped) == [14]

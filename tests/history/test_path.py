@@ -1,0 +1,63 @@
+"""Paths between two locks, over resolvers that are functions: every prefix resolves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from twinrun.foundation.errors import InputError, MachineError
+from twinrun.history.path import path_between
+from twinrun.history.sides import Packages, Side
+
+
+def side(label: str, driver: str | None = None, variables: dict[str, str] | None = None, **pins: str) -> Side:
+    packages = {name: {f"{name}=={version}": frozenset({"0" * 64})} for name, version in pins.items()}
+    return Side(
+        label=label, stack="small", packages=packages, variables=variables, driver=driver, commit=label * 40
+    )
+
+
+def fits(rule: Callable[[dict[str, str]], bool]) -> Callable[[Packages], bool]:
+    """Return a resolver that goes by versions."""
+    return lambda packages: rule(
+        {name: pin.partition("==")[2] for name, entries in packages.items() for pin in entries}
+    )
+
+
+def test_what_belongs_together_is_one_step_and_the_rest_waits_for_it() -> None:
+    good = side("a", alpha="1", beta="1", torch="1", triton="1", driver="550", variables={"X": "1"})
+    bad = side("b", alpha="2", beta="2", torch="2", triton="2", driver="570", variables={"Y": "2"})
+
+    def together(found: dict[str, str]) -> bool:
+        # Triton is torch's own, and the new alpha wants the new torch.
+        return found["torch"] == found["triton"] and found["alpha"] <= found["torch"]
+
+    path = path_between(good, bad, resolves=fits(together))
+    labels = [step.label for step in path.steps]
+    assert labels == [
+        "beta 1 -> 2",
+        "torch 1 -> 2, triton 1 -> 2",
+        "alpha 1 -> 2",
+        "twinrun aaaaaaaaaa -> bbbbbbbbbb",
+        "X 1 -> unset",
+        "Y unset -> 2",
+    ]
+    assert path.fixed == ("driver 550 -> 570",)
+    states = [path.prefix(count) for count in range(len(labels) + 1)]
+    assert all(fits(together)(state.packages) for state in states)
+    assert (states[-1].packages, states[-1].variables) == (bad.packages, bad.variables)
+    assert len({state.digest() for state in states}) == len(states)
+
+
+def test_a_package_that_only_one_end_has_comes_or_goes() -> None:
+    path = path_between(side("a", old="1"), side("a", new="1"), resolves=fits(lambda found: True))
+    assert [step.label for step in path.steps] == ["new absent -> 1", "old 1 -> absent"]
+    assert path.prefix(2).packages.keys() == {"new"}
+
+
+def test_equal_ends_and_an_end_that_does_not_resolve_are_refused() -> None:
+    with pytest.raises(InputError, match="nothing differs"):
+        path_between(side("a", one="1"), side("a", one="1"), resolves=fits(lambda found: True))
+    with pytest.raises(MachineError, match="lock of an end"):
+        path_between(side("a", one="1"), side("a", one="2"), resolves=fits(lambda found: False))
