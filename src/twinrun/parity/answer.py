@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import plural
@@ -41,7 +41,7 @@ class Answer(Frozen):
         return CODES[self.outcome]
 
 
-class Aligned(Frozen):
+class Aligned(NamedTuple):
     """Curves at the steps that all of them have."""
 
     steps: tuple[int, ...]
@@ -78,6 +78,8 @@ def judge_logs(
         return Answer(outcome="differ", sentence=start, step=met.steps[0], compared=compared)
     if doubt := _untrained(met, metric):
         return Answer(outcome="cannot say", sentence=f"Cannot say: {doubt}.", compared=compared)
+    if (found := _diverged(met)) is not None:
+        return found.model_copy(update={"compared": compared})
     if not controls:
         found = _against_bound(met, bound=bound, resolution=2 * resolution)
         return found.model_copy(update={"compared": compared})
@@ -152,10 +154,9 @@ def _differ(
     place = min(_first_outside(a, b, window) for window in over)
     farthest = max(over, key=lambda one: one.errors)
     because = "".join(f"; {name} {sides}" for name, sides in held.differs.items())
-    far = "infinitely far apart" if math.isinf(farthest.distance) else f"{farthest.distance:.2g} apart"
     sentence = (
-        f"They differ from step {steps[place]} on: {far} at step {steps[farthest.step - 1]}, which is"
-        f" {_errors(farthest.errors)} above the middle of {plural(len(farthest.controls), 'control run')}, of which a"
+        f"They differ from step {steps[place]} on: {farthest.distance:.2g} apart at step {steps[farthest.step - 1]}, which is"
+        f" {farthest.errors:.1f} standard errors above the middle of {plural(len(farthest.controls), 'control run')}, of which a"
         f" further one would be up to {farthest.envelope:.2g}{because}."
     )
     return Answer(
@@ -166,10 +167,6 @@ def _differ(
         compared=compared,
         parity=held,
     )
-
-
-def _errors(count: float) -> str:
-    return "many standard errors" if not math.isfinite(count) else f"{count:.1f} standard errors"
 
 
 def _first_outside(a: Sequence[float], b: Sequence[float], window: Window) -> int:
@@ -212,8 +209,32 @@ def _doubt(a: LoggedCurve, b: LoggedCurve, met: Aligned, *, copied: bool) -> str
     return None
 
 
+def _diverged(met: Aligned) -> Answer | None:
+    """Answer where one of two losses is not finite: control runs say whether rounding alone does that."""
+    losses = (met.a, met.b, *met.controls)
+    ends = [next((place for place, one in enumerate(run) if not math.isfinite(one)), None) for run in losses]
+    where = [place for place in ends[:2] if place is not None]
+    if not where:
+        if all(place is None for place in ends):
+            return None
+        sentence = "Cannot say: a control run is not finite, so rounding alone makes this training diverge."
+        return Answer(outcome="cannot say", sentence=sentence, compared=())
+    step, which = met.steps[where[0]], "A" if ends[0] is not None else "B"
+    if len(met.controls) < LEAST_CONTROLS or any(place is not None for place in ends[2:]):
+        sentence = (
+            f"Cannot say: the loss of {which} is not finite at step {step}, and without {LEAST_CONTROLS} control runs"
+            " that stay finite nothing tells whether rounding does that."
+        )
+        return Answer(outcome="cannot say", sentence=sentence, compared=())
+    sentence = (
+        f"They differ from step {step} on: the loss of {which} is not finite there, and finite in the other run and"
+        f" in {plural(len(met.controls), 'control run')}."
+    )
+    return Answer(outcome="differ", sentence=sentence, step=step, compared=())
+
+
 def _untrained(met: Aligned, metric: Metric) -> str | None:
-    """Return why the curves show no training, or None; where one of two is not finite, that is a difference."""
+    """Return why the curves show no training, or None; where one of two is not finite, see `_diverged`."""
     if not all(map(math.isfinite, (*met.a, *met.b))):
         return None
     for name, values in (("A", met.a), ("B", met.b)):
@@ -236,7 +257,6 @@ def _apart_at_start(met: Aligned, *, limit: float) -> str | None:
 def _against_bound(met: Aligned, *, bound: float | None, resolution: float) -> Answer:
     """Answer without control runs: only a stated bound decides, or that nothing differs at all."""
     apart = [_relative(one, other) for one, other in zip(met.a, met.b, strict=True)]
-    apart = [one if math.isfinite(one) else math.inf for one in apart]
     farthest = max(range(len(apart)), key=apart.__getitem__)
     over = (
         f"at most {apart[farthest]:.2g} apart, at step {met.steps[farthest]} of {plural(len(apart), 'step')}"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from twinrun.foundation.errors import InputError, closest
 from twinrun.foundation.files import sha256_of_bytes
@@ -62,6 +62,9 @@ class Point(NamedTuple):
 
 class LoggedCurve(Frozen):
     """A loss by step, out of a log, with what was said about reading it."""
+
+    # A log may hold losses that are not finite.
+    model_config = ConfigDict(allow_inf_nan=True)
 
     source: str
     """File or folder that was read."""

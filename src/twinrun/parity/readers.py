@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import open_regular, parse_json, read_regular
@@ -54,7 +54,8 @@ def read_log(path: Path, *, series: str = "") -> LoggedCurve:
         with open_regular(path, links=True) as raw:
             head = raw.read(_HEAD)
             raw.seek(0)
-            return _read_file(io.BufferedReader(raw), head, path, series)  # type: ignore[type-var]
+            with io.BufferedReader(cast("io.RawIOBase", raw)) as stream:
+                return _read_file(stream, head, path, series)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"not a log: {error}", place=source) from None
 

@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import open_regular
@@ -30,7 +30,7 @@ Digests = dict[str, tuple[float, ...]]
 """By name `weights LAYER`, `forward LAYER` or `backward LAYER`, in the order of a step: a norm, and projections."""
 
 
-class Trace(Frozen):
+class Trace(NamedTuple):
     """The digests of a run."""
 
     source: str
@@ -48,7 +48,7 @@ class Onset(Frozen):
     """`weights`, before the step; `forward`; or `backward`."""
     layer: str | None = None
     errors: float | None = None
-    """Standard errors above the middle of the control runs."""
+    """Standard errors above the middle of the control runs; null where one of the two is not finite."""
 
     @property
     def code(self) -> int:
@@ -130,7 +130,8 @@ def judge_traces(a: Trace, b: Trace, *, controls: Sequence[Trace]) -> Onset:
                 continue
             errors = _errors(far, own, spread)
             if errors > REACH and far > max(FINEST, LEAST_RATIO * max(own)):
-                return _onset(step, name, f"is {far:.2g} apart", len(repeats), errors)
+                what = f"is {far:.2g} apart" if math.isfinite(far) else "is not finite in one of them"
+                return _onset(step, name, what, len(repeats), errors)
     cells = sum(len(a.steps[step]) for step in steps)
     sentence = (
         f"One curve: none of {cells:,} digests over {plural(len(steps), 'step')} is farther apart than"
@@ -151,7 +152,8 @@ def _onset(step: int, name: str, what: str, controls: int, errors: float | None)
         f"They differ from step {step} on, first at `{layer}` {where.get(phase, phase)}, which {what}{far}"
         f" what {plural(controls, 'control run')} show of rounding."
     )
-    return Onset(outcome="differ", sentence=sentence, step=step, phase=phase, layer=layer, errors=errors)
+    known = errors if errors is not None and math.isfinite(errors) else None
+    return Onset(outcome="differ", sentence=sentence, step=step, phase=phase, layer=layer, errors=known)
 
 
 def _distances(

@@ -131,13 +131,7 @@ def envelope_of(distances: Sequence[float], *, finest: float = FINEST) -> float:
     least = RESOLUTION * finest / FINEST
     logarithms = [math.log(max(one, least)) for one in distances]
     reach = REACH[min(len(distances), max(REACH))]
-    # A distance is a largest one: where a curve diverges it is infinite, and so is its envelope.
-    upper = (
-        statistics.mean(logarithms) + reach * statistics.stdev(logarithms)
-        if math.inf not in distances
-        else math.inf
-    )
-    return max(math.exp(upper) if upper < 700 else math.inf, finest)
+    return max(math.exp(statistics.mean(logarithms) + reach * statistics.stdev(logarithms)), finest)
 
 
 def parity(
