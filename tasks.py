@@ -264,7 +264,7 @@ def compare(
 @command(
     iterable=["controls"],
     help={
-        "a": "record, run folder, or log of a training: lines, CSV, JSON, TensorBoard, W&B; with --trace a trace",
+        "a": "record, run folder or log: lines, CSV, JSON, TensorBoard, W&B; with --trace a trace",
         "b": "another",
         "controls": "logs, records or traces of runs that repeat A and sum in other orders; eight or more",
         "bound": "largest relative difference that counts as rounding, for example 1e-3",

@@ -27,14 +27,12 @@ class Attention(nn.Module):
         for name in ("wq", "wk", "wv", "wo"):
             setattr(self, name, nn.Linear(WIDTH, WIDTH))
 
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        q, k, v = (
-            one(x_BSD).unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in (self.wq, self.wk, self.wv)
-        )
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (one(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in (self.wq, self.wk, self.wv))
         scores = q @ k.transpose(-1, -2) * (WIDTH / HEADS) ** -0.5
         if self.half_scores:
             scores = scores.bfloat16().float()
-        length = x_BSD.shape[1]
+        length = x.shape[1]
         mask = torch.ones(length, length, dtype=torch.bool).tril(self.offset)
         heads = scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
         return self.wo(heads.transpose(1, 2).flatten(-2))

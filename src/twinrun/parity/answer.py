@@ -116,7 +116,7 @@ def answer_of(
     over = [window for window in held.windows if window.share > 1]
     # A control run beyond the bound leaves the envelope cut: nothing is said of a curve outside it.
     if held.outcome in {"outside", "start"} or (held.outcome == "other-run" and over):
-        return _differ(held, over, steps, a, b, compared)
+        return _differ(held, over, steps, (a, b), compared=compared)
     if held.outcome == "inside":
         window = held.worst
         assert window
@@ -142,8 +142,8 @@ def _differ(
     held: Parity,
     over: Sequence[Window],
     steps: Sequence[int],
-    a: Sequence[float],
-    b: Sequence[float],
+    both: tuple[Sequence[float], Sequence[float]],
+    *,
     compared: tuple[str, ...],
 ) -> Answer:
     if held.outcome == "start" or not over:
@@ -151,7 +151,7 @@ def _differ(
             outcome="differ", sentence=f"They differ at step {steps[0]}: {held.reason}.", step=steps[0],
             errors=max((one.errors for one in over), default=None), compared=compared, parity=held,
         )  # fmt: skip
-    place = min(_first_outside(a, b, window) for window in over)
+    place = min(_first_outside(*both, window) for window in over)
     farthest = max(over, key=lambda one: one.errors)
     because = "".join(f"; {name} {sides}" for name, sides in held.differs.items())
     sentence = (

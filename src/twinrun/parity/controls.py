@@ -5,8 +5,8 @@
     model = build_model()            # with the initial weights, before it is compiled or sharded
     renumber(model, seed=1)          # 1, 2, ... for control runs; leave the line out for the run itself
 
-The file needs torch alone and may be copied. Dropout draws other masks for renumbered features, so a control run
-has none, or the whole run is told apart by its dropout.
+The file needs torch alone and may be copied. Dropout must be 0: renumbered features and samples would meet other
+masks. With dropout on features that keep their numbers alone, `samples=False` is enough.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def _head_size(module: nn.Module, wide: int) -> int:
 
 
 def _fused_heads(module: Any, draw: Any) -> tuple[list[str], list[str], Tensor]:
-    """Return the order of the heads of torch's own attention, which has queries, keys and values in one weight."""
+    """Return the order of the heads of torch's own attention, which has one weight for all three."""
     import torch
 
     heads = _spread(torch.randperm(module.num_heads, generator=draw), module.head_dim)
@@ -255,7 +255,7 @@ def _shuffle_samples(model: nn.Module, draw: Any) -> None:
         backs.append(places.argsort())
         return moved(tuple(args), places), moved(dict(kwargs), places)
 
-    def after(_: nn.Module, args: Any, kwargs: Any, found: Any) -> Any:
+    def after(_: nn.Module, _args: Any, _kwargs: Any, found: Any) -> Any:
         back = backs.pop()
         return found if back is None else moved(found, back)
 

@@ -10,9 +10,9 @@
         optimizer.step()
         optimizer.zero_grad()
 
-The file needs torch alone and may be copied. `invoke parity A.trace B.trace --trace --controls C1.trace ...` names the
-first step and layer at which two runs differ by more than control runs do. A digest is a norm and a few random
-projections, summed over samples and positions; numbers are drawn by a seed that all runs share.
+The file needs torch alone and may be copied. `invoke parity A.trace B.trace --trace --controls C1.trace ...` names
+the first step and layer at which two runs differ by more than control runs do. A digest is a norm and a few
+random projections, summed over samples and positions; numbers are drawn by a seed that all runs share.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class Tracer:
         header = {"format": FORMAT, "seed": seed, "projections": PROJECTIONS}
         self._path.write_text(json.dumps(header) + "\n", encoding="utf-8")
         for name, module in model.named_modules():
-            if name and next(module.parameters(recurse=False), None) is not None:
+            own = next(module.parameters(recurse=False), None) is not None
+            # Dropout and its like have no weights, and no parts.
+            if name and (own or next(module.children(), None) is None):
                 module.register_forward_hook(self._hook(name))
 
     @contextlib.contextmanager
@@ -104,7 +106,7 @@ class Tracer:
             file.write(json.dumps(line) + "\n")
 
     def _hook(self, name: str) -> Callable[..., None]:
-        def after(module: nn.Module, _: Any, output: Any) -> None:
+        def after(_: nn.Module, _args: Any, output: Any) -> None:
             if self._live and (tensor := _first_tensor(output)) is not None:
                 digest = self._of_activation(name, tensor.detach())
                 self._sums[name] = self._sums[name] + digest if name in self._sums else digest
@@ -144,7 +146,7 @@ class Tracer:
         return 1 if type(self._model.get_submodule(name)).__name__ == "Conv1D" else 0
 
     def _vectors(self, name: str, size: int, device: Any, *, side: int) -> Tensor:
-        """Return the random vectors of one side of a parameter, in the order of this run, as size by PROJECTIONS."""
+        """Return the random vectors of one side of a parameter in the order of this run, size by PROJECTIONS."""
         import torch
 
         key = (f"{name}/{side}", size, device)

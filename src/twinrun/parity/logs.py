@@ -91,7 +91,8 @@ class LoggedCurve(Frozen):
         """Say what was taken from where."""
         span = f"steps {self.steps[0]} to {self.steps[-1]}"
         notes = "".join(f"; {one}" for one in self.notes)
-        return f"{self.source}: `{self.series}` of {self.format}, {plural(len(self.steps), 'value')}, {span}{notes}"
+        count = plural(len(self.steps), "value")
+        return f"{self.source}: `{self.series}` of {self.format}, {count}, {span}{notes}"
 
 
 def formats() -> Formats:
@@ -204,7 +205,7 @@ def no_loss(source: str, *, series: str = "", known: Iterable[str] = ()) -> Inpu
 
 
 def chosen(names: Iterable[str], wanted: str, *, source: str) -> str:
-    """Return which of `names` is the loss: the one that was asked for, else the most usual name; raises InputError."""
+    """Return which of `names` is the loss: the one asked for, else the most usual; raises InputError."""
     known = dict.fromkeys(names)
     if wanted:
         if wanted not in known:

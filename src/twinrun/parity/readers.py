@@ -1,4 +1,4 @@
-"""Readers of loss curves by kind of file: lines, tables, JSON, event files of TensorBoard, offline runs of W&B."""
+"""Readers of loss curves by kind of file: lines, tables, JSON, event files, offline runs of W&B."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def _rows(
 
 def _first_loss(row: dict[str, Any], source: str) -> str:
     try:
-        return chosen((name for name in row if name not in {step_key(row)}), "", source=source)
+        return chosen((name for name in row if name != step_key(row)), "", source=source)
     except InputError:
         return ""
 
@@ -216,7 +216,7 @@ def _demand(package: str, install: str, *, source: str) -> None:
 
 
 def _tensorboard(files: list[Path], series: str, *, source: str) -> LoggedCurve:
-    """Return the scalars of one tag, of all files in the order of their names, which begin with their times."""
+    """Return the scalars of one tag, of all files in the order of their names, which have their times."""
     _demand("tensorboard", 'pip install "twinrun[track]"', source=source)
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
     from tensorboard.util.tensor_util import make_ndarray

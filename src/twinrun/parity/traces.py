@@ -17,9 +17,10 @@ from twinrun.parity.answer import CODES, Outcome
 from twinrun.workloads.curve_distance import LEAST_CONTROLS
 
 FORMAT = "twinrun-trace/1"
-# A digest is a sum in fp32: closer than this, two are the same. A quarter of it is not told apart from nothing.
+# A digest is a sum in fp32: closer than this, two are the same. A quarter of it is taken for nothing.
 FINEST = 1e-6
-# Standard errors beyond which a digest is outside. Tens of thousands are looked at, and a run is far or near as a whole.
+# Standard errors beyond which a digest is outside. Tens of thousands are looked at, and a run is far or near
+# as a whole.
 REACH = 7.0
 # No digest is outside that is not this many times as far as the farthest control run.
 LEAST_RATIO = 4.0
@@ -27,7 +28,7 @@ LEAST_RATIO = 4.0
 _LONGEST = 1 << 26
 
 Digests = dict[str, tuple[float, ...]]
-"""By name `weights LAYER`, `forward LAYER` or `backward LAYER`, in the order of a step: a norm, and projections."""
+"""By name `weights LAYER`, `forward LAYER` or `backward LAYER`, in the order of a step: norm and projections."""
 
 
 class Trace(NamedTuple):
@@ -159,7 +160,7 @@ def _onset(step: int, name: str, what: str, controls: int, errors: float | None)
 def _distances(
     a: Trace, controls: Sequence[Trace], steps: Sequence[int]
 ) -> dict[tuple[int, str], list[float]]:
-    """Return how far each control run is from A, by step and name, where all of them have the digest."""
+    """Return how far each control run is from A, by step and name, of digests that all of them have."""
     found = {}
     for step in steps:
         for name, digest in a.steps[step].items():
@@ -184,7 +185,7 @@ def _logarithm(distance: float) -> float:
 
 
 def _pooled_spread(table: dict[tuple[int, str], list[float]]) -> float:
-    """Return the standard deviation of the logarithms around the mean of their digest, of all digests together."""
+    """Return the standard deviation of the logarithms around the means of their digests, pooled."""
     logarithms = [[_logarithm(one) for one in own] for own in table.values() if all(map(math.isfinite, own))]
     # Digests that no control run moves say nothing of the spread.
     moved = [one for one in logarithms if max(one) > min(one)]

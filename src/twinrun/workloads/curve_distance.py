@@ -14,8 +14,8 @@ from twinrun.workloads.workload import ControlledCurve, PointRecord
 
 # A curve is held over all of its steps, and over the first ones, where rounding has not grown yet.
 FIRST = 100
-# Student's t at 99.9 %, one-sided, times the root of 1 + 1 / n, by the number n of control runs. Distances whose
-# logarithms have longer tails than a normal distribution stay below it 98 times of 100, in both windows together.
+# Student's t at 99.9 %, one-sided, times the root of 1 + 1 / n, by the number n of control runs. Distances
+# whose logarithms have longer tails than normal stay below it 98 times of 100, in both windows together.
 REACH = {8: 5.08, 9: 4.74, 10: 4.51, 11: 4.33, 12: 4.19}
 LEAST_CONTROLS = min(REACH)
 # An origin that may differ in its last bits from one kind of hardware to another.
@@ -47,10 +47,10 @@ class Window(Frozen):
 
     @property
     def errors(self) -> float:
-        """Return how far the distance lies above the middle of the control runs, in their standard errors.
+        """How far the distance lies above the middle of the control runs, in their standard errors.
 
-        Both are logarithms of distances. The standard error is that of one further control run, as the envelope
-        has it: where the bound or the last place of fp32 makes the envelope, it follows from those.
+        Both are logarithms of distances. The standard error is that of one further control run, as the
+        envelope has it: where the bound or the last place of fp32 makes the envelope, it follows from those.
         """
         middle = statistics.mean(math.log(max(one, RESOLUTION)) for one in self.controls)
         middle = min(middle, math.log(self.envelope) - 1e-9)
