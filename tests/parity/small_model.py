@@ -116,14 +116,14 @@ def _epsilon(name: str) -> Fault:
 
 def _mask(block: int, offset: int) -> Fault:
     def change(model: Model) -> None:
-        model.blocks[block].attention.offset = offset  # type: ignore[union-attr, assignment]
+        model.blocks[block].attention.offset = offset
 
     return _setting(f"mask of block {block} off by {offset}", f"blocks.{block}.attention.wo", change)
 
 
 def _half(block: int) -> Fault:
     def change(model: Model) -> None:
-        model.blocks[block].attention.half_scores = True  # type: ignore[union-attr, assignment]
+        model.blocks[block].attention.half_scores = True
 
     return _setting(f"scores of block {block} in bf16", f"blocks.{block}.attention.wo", change)
 

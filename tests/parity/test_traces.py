@@ -60,7 +60,12 @@ def test_a_renumbered_model_is_the_same_function_in_other_sums(name: str) -> Non
 def test_models_of_transformers_are_renumbered(family: str) -> None:
     import transformers  # noqa: PLC0415
 
-    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 100}
+    sizes: dict[str, float] = {
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "vocab_size": 100,
+    }
     sizes |= {"num_key_value_heads": 2, "intermediate_size": 96, "head_dim": 16}
     sizes |= {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
     if family == "GPT2":

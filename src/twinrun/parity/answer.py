@@ -17,7 +17,7 @@ from twinrun.workloads.workload import ControlledCurve
 Outcome = Literal["one curve", "differ", "cannot say"]
 CODES: dict[Outcome, int] = dict(zip(get_args(Outcome), (0, 1, 3), strict=True))
 # A log does not say in which arithmetic it was made: the coarsest that has a bound decides.
-_UNKNOWN = "bf16"
+_UNKNOWN: Literal["bf16"] = "bf16"
 
 
 class Answer(Frozen):
@@ -121,8 +121,8 @@ def answer_of(
         window = held.worst
         assert window
         sentence = (
-            f"One curve: over {plural(window.steps, 'step')} at most {window.distance:.2g} apart, and a further"
-            f" run of the {plural(len(window.controls), 'control run')} would be up to {window.envelope:.2g}."
+            f"One curve: over {plural(window.steps, 'step')} at most {window.distance:.2g} apart, where one"
+            f" more of {plural(len(window.controls), 'control run')} would be up to {window.envelope:.2g}."
         )
         return Answer(
             outcome="one curve", sentence=sentence, errors=window.errors, compared=compared, parity=held
@@ -130,8 +130,8 @@ def answer_of(
     reason = held.reason
     if held.outcome == "no-envelope" and not held.windows and given is not None:
         reason = (
-            f"an envelope needs {LEAST_CONTROLS} control runs that differ from A and from each other in the digits"
-            f" that were logged, of {given} given too few do; give more, or log more digits"
+            f"an envelope needs {LEAST_CONTROLS} control runs that differ from A and from each other in the"
+            f" digits that were logged, of {given} given too few do; give more, or log more digits"
         )
     elif held.outcome == "no-envelope" and held.windows and given is not None:
         reason = f"{reason}; state a wider --bound, or hold fewer steps against each other"
@@ -154,10 +154,11 @@ def _differ(
     place = min(_first_outside(*both, window) for window in over)
     farthest = max(over, key=lambda one: one.errors)
     because = "".join(f"; {name} {sides}" for name, sides in held.differs.items())
+    runs, at = plural(len(farthest.controls), "control run"), steps[farthest.step - 1]
     sentence = (
-        f"They differ from step {steps[place]} on: {farthest.distance:.2g} apart at step {steps[farthest.step - 1]}, which is"
-        f" {farthest.errors:.1f} standard errors above the middle of {plural(len(farthest.controls), 'control run')}, of which a"
-        f" further one would be up to {farthest.envelope:.2g}{because}."
+        f"They differ from step {steps[place]} on: {farthest.distance:.2g} apart at step {at}, which is"
+        f" {farthest.errors:.1f} standard errors above the middle of {runs}, of which a further one would be"
+        f" up to {farthest.envelope:.2g}{because}."
     )
     return Answer(
         outcome="differ",
@@ -201,7 +202,8 @@ def _compared(a: LoggedCurve, b: LoggedCurve, met: Aligned) -> tuple[str, ...]:
 def _doubt(a: LoggedCurve, b: LoggedCurve, met: Aligned, *, copied: bool) -> str | None:
     """Return why the two say nothing of two runs, whatever rounding does; None where they may."""
     if not met.steps:
-        return f"no step stands in all logs: A has {a.steps[0]} to {a.steps[-1]}, B {b.steps[0]} to {b.steps[-1]}"
+        spans = (f"{name} has {one.steps[0]} to {one.steps[-1]}" for name, one in (("A", a), ("B", b)))
+        return f"no step stands in all logs: {', '.join(spans)}"
     if copied:
         return "A and B are one log, or copies of it: they are one curve, whatever it is"
     if not any(all(map(math.isfinite, one)) for one in (met.a, met.b)):
@@ -222,13 +224,13 @@ def _diverged(met: Aligned) -> Answer | None:
     step, which = met.steps[where[0]], "A" if ends[0] is not None else "B"
     if len(met.controls) < LEAST_CONTROLS or any(place is not None for place in ends[2:]):
         sentence = (
-            f"Cannot say: the loss of {which} is not finite at step {step}, and without {LEAST_CONTROLS} control runs"
-            " that stay finite nothing tells whether rounding does that."
+            f"Cannot say: the loss of {which} is not finite at step {step}, and without {LEAST_CONTROLS}"
+            " control runs that stay finite nothing tells whether rounding does that."
         )
         return Answer(outcome="cannot say", sentence=sentence, compared=())
     sentence = (
-        f"They differ from step {step} on: the loss of {which} is not finite there, and finite in the other run and"
-        f" in {plural(len(met.controls), 'control run')}."
+        f"They differ from step {step} on: the loss of {which} is not finite there, and finite in the other"
+        f" run and in {plural(len(met.controls), 'control run')}."
     )
     return Answer(outcome="differ", sentence=sentence, step=step, compared=())
 
@@ -249,8 +251,8 @@ def _apart_at_start(met: Aligned, *, limit: float) -> str | None:
     if met.steps[0] > 1 or not (apart := _relative(met.a[0], met.b[0])) > limit:
         return None
     return (
-        f"They differ at step {met.steps[0]}: {apart:.2g} apart before anything was learned, where rounding is at most"
-        f" {limit:.2g}; the model, its initial weights or the data are others."
+        f"They differ at step {met.steps[0]}: {apart:.2g} apart before anything was learned, where rounding"
+        f" is at most {limit:.2g}; the model, its initial weights or the data are others."
     )
 
 

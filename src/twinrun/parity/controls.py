@@ -5,8 +5,8 @@
     model = build_model()            # with the initial weights, before it is compiled or sharded
     renumber(model, seed=1)          # 1, 2, ... for control runs; leave the line out for the run itself
 
-The file needs torch alone and may be copied. Dropout must be 0: renumbered features and samples would meet other
-masks. With dropout on features that keep their numbers alone, `samples=False` is enough.
+The file needs torch alone and may be copied. Dropout must be 0: renumbered features and samples would meet
+other masks. With dropout on features that keep their numbers alone, `samples=False` is enough.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ POINTWISE = (
 def renumber(model: nn.Module, seed: int, *, samples: bool = True) -> Order:
     """Permute the hidden features and heads of a model, and the samples of each batch inside it.
 
-    The model computes the same function of the same batch, and its gradients are the same but for their order. Sums
-    over hidden features, over heads and over samples are taken in another order, as on other hardware.
+    The model computes the same function of the same batch, and its gradients are the same but for order.
+    Sums over hidden features, over heads and over samples are taken in another order, as on other hardware.
 
     Args:
         seed: another one is another control run.

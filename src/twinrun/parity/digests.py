@@ -10,9 +10,9 @@
         optimizer.step()
         optimizer.zero_grad()
 
-The file needs torch alone and may be copied. `invoke parity A.trace B.trace --trace --controls C1.trace ...` names
-the first step and layer at which two runs differ by more than control runs do. A digest is a norm and a few
-random projections, summed over samples and positions; numbers are drawn by a seed that all runs share.
+The file needs torch alone and may be copied. `invoke parity A.trace B.trace --trace --controls C1.trace ...`
+names the first step and layer at which two runs differ by more than control runs do. A digest is a norm and a
+few random projections, summed over samples and positions; numbers are drawn by a seed that all runs share.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Tracer:
         return 1 if type(self._model.get_submodule(name)).__name__ == "Conv1D" else 0
 
     def _vectors(self, name: str, size: int, device: Any, *, side: int) -> Tensor:
-        """Return the random vectors of one side of a parameter in the order of this run, size by PROJECTIONS."""
+        """Return the random vectors of one side of a parameter in this run's order, size by PROJECTIONS."""
         import torch
 
         key = (f"{name}/{side}", size, device)

@@ -16,7 +16,7 @@ from twinrun.foundation.files import sha256_of_bytes
 from twinrun.foundation.manifest import Frozen, load_toml
 from twinrun.foundation.text import plural
 
-# Losses of fp32 have no more decimals than this that say something; a number with more is not rounded by its log.
+# Losses of fp32 have no more decimals that say something: a number with so many is not rounded by its log.
 _MOST_DECIMALS = 7
 _NUMBER = re.compile(
     r"[-+]?(?:\d+(?:[.,]\d*)?|[.,]\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?)", re.IGNORECASE

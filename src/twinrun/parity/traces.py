@@ -28,7 +28,7 @@ LEAST_RATIO = 4.0
 _LONGEST = 1 << 26
 
 Digests = dict[str, tuple[float, ...]]
-"""By name `weights LAYER`, `forward LAYER` or `backward LAYER`, in the order of a step: norm and projections."""
+"""By name `weights LAYER`, `forward LAYER` or `backward LAYER`, in the order of a step: norm, projections."""
 
 
 class Trace(NamedTuple):
@@ -116,8 +116,8 @@ def judge_traces(a: Trace, b: Trace, *, controls: Sequence[Trace]) -> Onset:
     if len(repeats) < LEAST_CONTROLS:
         return Onset(
             outcome="cannot say",
-            sentence=f"Cannot say: an envelope needs {LEAST_CONTROLS} traces of control runs that differ from A,"
-            f" there are {len(repeats)}.",
+            sentence=f"Cannot say: an envelope needs {LEAST_CONTROLS} traces of control runs that differ from"
+            f" A, there are {len(repeats)}.",
         )
     table = _distances(a, repeats, steps)
     spread = _pooled_spread(table)
