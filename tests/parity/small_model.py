@@ -109,7 +109,7 @@ def _setting(what: str, layer: str, change: Callable[[Model], None]) -> Fault:
 
 def _epsilon(name: str) -> Fault:
     def change(model: Model) -> None:
-        model.get_submodule(name).eps = 1e-4  # type: ignore[assignment]
+        model.get_submodule(name).eps = 1e-4
 
     return _setting(f"epsilon of {name}", name, change)
 

@@ -148,7 +148,7 @@ def _differ(
 ) -> Answer:
     if held.outcome == "start" or not over:
         return Answer(
-            outcome="differ", sentence=f"They differ at step {steps[0]}: {held.reason}.", step=steps[0],
+            outcome="differ", sentence=f"They differ from the first step on: {held.reason}.", step=steps[0],
             errors=max((one.errors for one in over), default=None), compared=compared, parity=held,
         )  # fmt: skip
     place = min(_first_outside(*both, window) for window in over)
