@@ -1,9 +1,9 @@
 """How large a fault is seen after how many steps with how many control runs: `python tools/parity_power.py`.
 
-Two losses of one training differ by noise that grows with the steps, each run by a factor of its own. Middle
-and spread of fp32 and bf16 are those of docs/concepts/parity.csv. A fault adds a relative difference that
-grows evenly to its size at the last step. The judge is that of `invoke parity`. A cell is the smallest fault of
-the list that is found in 95 of 100 pairs.
+Two losses of one training differ by noise that grows with the steps, each run by a factor of its own.
+Middle and spread of fp32 and bf16 are those of docs/concepts/parity.csv. A fault adds a relative
+difference that grows evenly to its size at the last step. The judge is that of `invoke parity`. A cell
+is the smallest fault of the list that is found in 95 of 100 pairs.
 """
 
 from __future__ import annotations
