@@ -59,7 +59,9 @@ def plans() -> list[str]:
     `tests/contracts/test_text.py`.
     """
     commands = {command for path in PAGES for command in commands_in(path.read_text(encoding="utf-8"))}
-    wanted = re.compile(r"invoke (run \S|build -|(?:compare|parity) .*RECORD|report recipes/mpt|recipes$|--list$)")
+    wanted = re.compile(
+        r"invoke (run \S|build -|(?:compare|parity) .*RECORD|report recipes/mpt|recipes$|--list$)"
+    )
     elsewhere = re.compile(r"--pull|--wheelhouse|\.\.\.")
     return sorted(one for one in commands if wanted.match(one) and not elsewhere.search(one))
 
