@@ -26,6 +26,7 @@ take_over()
         "cluster": "site of cluster.toml, where the scheduler is",
         "scale": "smoke, node or paper",
         "set": "key=value, a field of the table of the recipe's workload; may be given many times",
+        "controls": "control runs of the first point, which sum in other orders: 8 or more for a parity",
         "checkpoint": "key=value: steps=N between saves, mode=exact, canonical or bounded, place and source",
         "leg": "the one leg to run, of a recipe whose run has several",
         "from": "where the leg before it has left its checkpoint: a run folder or s3://...",
@@ -49,6 +50,7 @@ def run(
     cluster: str = "",
     scale: str = "",
     set: list[str] | None = None,
+    controls: str = "",
     checkpoint: list[str] | None = None,
     leg: str = "",
     from_: str = "",
@@ -67,9 +69,10 @@ def run(
         names = {"vendor": vendor, "stack": stack, "engine": engine, "launcher": launcher}
         names |= {"scheduler": scheduler, "cluster": cluster, "scale": scale}
         chosen = {key: name or None for key, name in names.items()}
+        repeats = count(controls, "--controls")
         request = commands.Request(
             recipe=recipe,
-            settings=tuple(set or ()),
+            settings=(*(set or ()), *([] if repeats is None else [f"controls={repeats}"])),
             checkpoint=tuple(checkpoint or ()),
             leg=count(leg, "--leg"),
             source=from_ or None,
@@ -192,7 +195,7 @@ def predict(
         "sequence": "tokens of a sequence; the model's when left out",
         "fp8": "hold it against the peak of fp8",
         "json": "print JSON",
-    }
+    },
 )
 def peak(
     context: Context,
@@ -223,10 +226,6 @@ def peak(
         "a": "record.json or folder; with --scores samples.jsonl or the folder of an evaluation",
         "b": "another",
         "claims": "judge the claims between records instead",
-        "parity": "say whether both have one loss curve instead, inside the envelope of their control runs",
-        "points": "of a parity, one point of A and one of B; those of one name when left out",
-        "controls": "of a parity, a further record with control runs",
-        "out": "of a parity, the HTML file",
         "scores": "say whether two models score the same instead, document by document",
         "margin": "of scores, the largest difference that counts as none, for example 0.02",
         "claim": "of scores, RECIPE/CLAIM: judge this claim about two models, by its own margin",
@@ -235,6 +234,8 @@ def peak(
         "metric": "of a rerun, row of metrics.toml, or a measurement by its name",
         "scale": "of a rerun, smoke, node or paper",
         "set": "of a rerun, key=value as `invoke run` takes it; may be given many times",
+        "point": "of a rerun, the one point to run; the first when left out",
+        "out": "of a rerun, the HTML file",
         "json": "print JSON",
     },
 )
@@ -243,10 +244,6 @@ def compare(
     a: str,
     b: str,
     claims: bool = False,
-    parity: bool = False,
-    points: str = "",
-    controls: str = "",
-    out: str = "",
     scores: bool = False,
     margin: str = "",
     claim: str = "",
@@ -255,34 +252,72 @@ def compare(
     metric: str = "",
     scale: str = "",
     set: list[str] | None = None,
+    point: str = "",
+    out: str = "",
     json: bool = False,
 ) -> None:
-    """Explain what differs between two records, or hold their claims, curves or scores against each other."""
+    """Explain what differs between two records, or hold their claims or scores against each other."""
     with exit_on_error():
         from twinrun.cli import compare as commands
 
-        demand_with("--rerun", rerun, recipe=recipe, metric=metric, scale=scale, set=set)
+        given = {"recipe": recipe, "metric": metric, "scale": scale, "set": set, "point": point, "out": out}
+        demand_with("--rerun", rerun, **given)
         if rerun:
             from twinrun.cli import history
 
-            demand_without("--rerun", True, claims=claims, parity=parity, scores=scores, controls=controls)
-            asked = history.asked(recipe, a, b, point=points, metric=metric, scale=scale, set=set, out=out)
+            demand_without("--rerun", True, claims=claims, scores=scores)
+            asked = history.asked(recipe, a, b, point=point, metric=metric, scale=scale, set=set, out=out)
             raise Exit(code=history.rerun(ROOT, asked, as_json=json))
-        demand_with("--parity", parity, points=points, controls=controls, out=out)
-        demand_without("--parity", parity, claims=claims)
         demand_with("--scores", scores, margin=margin, claim=claim)
         demand_without("--claim", bool(claim), margin=margin)
-        demand_without("--scores", scores, claims=claims, parity=parity)
+        demand_without("--scores", scores, claims=claims)
         if scores:
             allowed = amount(margin, "--margin")
             code = commands.scores(ROOT, Path(a), Path(b), margin=allowed, claim=claim, as_json=json)
-        elif parity:
-            files = {
-                name: Path(path) if path else None for name, path in (("controls", controls), ("out", out))
-            }
-            code = commands.parity(ROOT, Path(a), Path(b), points=points, as_json=json, **files)
         else:
             code = commands.compare(ROOT, Path(a), Path(b), claims=claims, as_json=json)
+    raise Exit(code=code)
+
+
+@command(
+    iterable=["controls"],
+    help={
+        "a": "record, run folder or log: lines, CSV, JSON, TensorBoard, W&B; with --trace a trace",
+        "b": "another",
+        "controls": "logs, records or traces of runs that repeat A and sum in other orders; eight or more",
+        "bound": "largest relative difference that counts as rounding, for example 1e-3",
+        "series": "name of the loss inside the logs; the usual names when left out",
+        "points": "of records, one point of A and one of B; those of one name when left out",
+        "trace": "say at which step and layer two traces begin to differ instead",
+        "out": "of records, the HTML file",
+        "json": "print JSON",
+    },
+)
+def parity(
+    context: Context,
+    a: str,
+    b: str,
+    controls: list[str] | None = None,
+    bound: str = "",
+    series: str = "",
+    points: str = "",
+    trace: bool = False,
+    out: str = "",
+    json: bool = False,
+) -> None:
+    """Say whether two loss curves are one but for rounding: 0 one curve, 1 they differ, 3 cannot say."""
+    with exit_on_error():
+        from twinrun.cli import parity as commands
+
+        demand_without("--trace", trace, bound=bound, series=series, points=points, out=out)
+        paths = [Path(one) for one in (a, b, *(controls or ()))]
+        if trace:
+            code = commands.traces(*paths[:2], controls=paths[2:], as_json=json)
+        else:
+            asked = commands.Asked(
+                bound=amount(bound, "--bound"), series=series, points=points, out=Path(out) if out else None
+            )
+            code = commands.parity(ROOT, *paths[:2], controls=paths[2:], asked=asked, as_json=json)
     raise Exit(code=code)
 
 

@@ -127,7 +127,8 @@ def _record_lines(there: dict[str, str]) -> Iterator[tuple[str, ...]]:
     for path in there.values():
         yield ("compare", path, path)
         yield ("compare", "--claims", path, path)
-        yield ("compare", "--parity", path, path)
+        yield ("parity", path, path)
+        yield ("parity", "--trace", path, path)
         yield ("report", path)
         yield ("report", path, "--form")
         yield ("report", RECIPE, f"--add={path}")
@@ -139,6 +140,10 @@ def _record_lines(there: dict[str, str]) -> Iterator[tuple[str, ...]]:
         yield ("checkpoint", word, there["folder"])
     for word in ("s3://", "s3:///x", "ftp://x/y"):
         yield ("checkpoint", "list", word)
+    for word in (*NUMBERS, "0", "1"):
+        yield ("parity", there["text"], there["text"], f"--bound={word}")
+    for log in _wrong_logs(Path(there["folder"]).parent):
+        yield ("parity", log, log)
     for word in NUMBERS:
         yield ("checkpoint", "verify", there["folder"], f"--step={word}")
     yield ("report", RECIPE, "--form", f"--add={there['text']}")
@@ -150,6 +155,24 @@ def _record_lines(there: dict[str, str]) -> Iterator[tuple[str, ...]]:
         yield ("report", RECORD, "--crate", f"--out={out}")
         yield ("run", RECIPE, "--vendor", "cpu", "--engine", "host", "--scale", "smoke", f"--out={out}")
     yield ("compare", there["text"], there["text"], "--points=a,b")
+
+
+def _wrong_logs(folder: Path) -> Iterator[str]:
+    """Write logs of training in `folder` in which no loss can be read, and yield their paths."""
+    for number, text in enumerate(
+        (
+            "epoch 1 accuracy 0.5\n",
+            "step,accuracy\n1,0.5\n",
+            "step,loss\n1,3,0\n",
+            "step loss none\n",
+            '{"step": 1}\n',
+            '{"log_history": {}}\n',
+            '{"format": "twinrun-trace/1"}\n',
+        )
+    ):
+        path = folder / f"wrong-{number}.log"
+        path.write_text(text, encoding="utf-8")
+        yield str(path)
 
 
 def _other_lines(there: dict[str, str]) -> Iterator[tuple[str, ...]]:

@@ -39,6 +39,7 @@ LAYERS = (
     "planning",
     "images",
     "results",
+    "parity",
     "runs",
     "report",
     "export",
@@ -47,7 +48,13 @@ LAYERS = (
     "cli",
 )
 # `images` stands beside what is made of records: neither imports the other.
-APART = {("results", "images"), ("runs", "images"), ("report", "images"), ("export", "images")}
+APART = {
+    ("results", "images"),
+    ("runs", "images"),
+    ("report", "images"),
+    ("export", "images"),
+    ("parity", "images"),
+}
 # What ranks import of the package.
 OF_RANKS = ("foundation", "protocol", "checkpoints", "train")
 # A module of one workload; those that all share lie beside the folders.
@@ -59,6 +66,9 @@ EXTRAS = {
     "twinrun.export.trackers.mlflow": {"mlflow"},
     "twinrun.export.trackers.tensorboard": {"tensorboard"},
     "twinrun.export.trackers.wandb": {"wandb"},
+    "twinrun.parity.controls": {"torch"},
+    "twinrun.parity.digests": {"torch"},
+    "twinrun.parity.readers": {"tensorboard", "wandb"},
 }
 # What a declared package hands out, or always brings, under another import name.
 PARTS = {

@@ -1,4 +1,4 @@
-"""`invoke compare`: two records, their claims, their curves or their scores held against each other."""
+"""`invoke compare`: two records, their claims or their scores held against each other."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from twinrun.cli.console import print_json
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.terminal import say
 from twinrun.planning.project import Project
-from twinrun.report.comparison import comparison_view, parity_view, scores_view, write_parity_page
+from twinrun.report.comparison import comparison_view, scores_view
 from twinrun.report.tables import verdict_table
 from twinrun.report.terminal import show
 from twinrun.report.words import headline_of_all
 from twinrun.results.between import judge_between
 from twinrun.results.compare import compare as compare_records
 from twinrun.results.equivalence import compare_scores
-from twinrun.results.parity import METRIC, held_between
 from twinrun.results.reading import read_record, read_records
 from twinrun.results.samples import SampleFile, demand_recorded, paired, read_samples
 from twinrun.results.score_claims import claim_called, judge_scores
@@ -33,35 +32,6 @@ def compare(root: Path, a: Path, b: Path, *, claims: bool, as_json: bool) -> int
     else:
         show(comparison_view(comparison))
     return 0
-
-
-def parity(
-    root: Path,
-    a: Path,
-    b: Path,
-    *,
-    points: str,
-    controls: Path | None,
-    out: Path | None,
-    as_json: bool,
-) -> int:
-    """Say whether two records have one loss curve, and draw it; 1 when they do not or nothing tells."""
-    project = Project(root)
-    records = [read_record(path, project) for path in (a, b)]
-    further = read_record(controls, project) if controls else None
-    named = [name.strip() for name in points.split(",")] if points else []
-    claims = project.recipe(records[0].plan.recipe).published.claim
-    metric = project.metrics[METRIC]
-    found = held_between(*records, points=named, metric=metric, controls=further, claims=claims)
-    marks = "-".join(record.digest()[:8] for record in records)
-    page = out or root / "runs" / f"parity-{marks}.html"
-    write_parity_page(page, found, a=records[0], b=records[1])
-    if as_json:
-        print_json({"report": str(page), "parities": [one.parity.model_dump(mode="json") for one in found]})
-    else:
-        show(parity_view(found))
-        say(f"report: {page}")
-    return int(any(one.parity.outcome != "inside" for one in found))
 
 
 def scores(root: Path, a: Path, b: Path, *, margin: float | None, claim: str, as_json: bool) -> int:

@@ -38,6 +38,8 @@ HELP = ("-h", "--help")
 IDLE = ("command-timeout", "config", "dry", "echo", "hide", "prompt-for-sudo-password", "pty", "warn-only")
 # The word of a command that one of its options implies where it is left out.
 IMPLIED = {"report": {"--hardware": "all"}}
+# An option that takes all words up to the next option.
+MANY = {"parity": "--controls"}
 LIST_FORMATS = ("flat", "nested", "json")
 
 command = partial(task, auto_shortflags=False)
@@ -131,6 +133,7 @@ class Commands(Program):
                     self.args.help.value = words[0]
                     self.core.unparsed.clear()
                 else:
+                    words[1:] = spread(MANY.get(words[0], ""), words[1:])
                     refuse_options(self.known[words[0]], words[1:])
                     words += implied(self.known[words[0]], words[1:])
             try:
@@ -217,6 +220,18 @@ def refuse_options(context: ParserContext, words: Sequence[str]) -> None:
         if argument.kind is not list and argument.name in given:
             raise InputError("given twice", place=flag, hint="leave one of the two out")
         given.add(str(argument.name))
+
+
+def spread(flag: str, words: Sequence[str]) -> list[str]:
+    """Return the words with `flag` before each that follows it up to the next option."""
+    found: list[str] = []
+    within = False
+    for word in words:
+        within = word == flag or (within and not word.startswith("-"))
+        if within and word != flag:
+            found += [flag] * (found[-1] != flag)
+        found.append(word)
+    return found
 
 
 def implied(context: ParserContext, words: Sequence[str]) -> list[str]:

@@ -55,14 +55,14 @@ def held_between(
     *,
     points: Sequence[str] = (),
     metric: Metric,
-    controls: Record | None = None,
+    controls: Sequence[Record] = (),
     claims: Sequence[Claim] = (),
 ) -> tuple[CurveParity, ...]:
     """Hold the whole curves of two records against each other.
 
     Args:
         points: one of A and one of B; all that have one name where empty, else the last of each.
-        controls: a record with further control runs; those of A and B always count, of whichever point.
+        controls: records with further control runs; those of A and B always count, of whichever point.
         metric: of the loss: its bounds hold where no claim has any, and its evidence is asked of both curves.
         claims: those of the recipe, whose narrowest bound holds here too.
 
@@ -75,7 +75,7 @@ def held_between(
         further = (
             *_repeated(a, first, but=one)[0],
             *_repeated(b, first, but=other)[0],
-            *(_controls(controls, first) if controls else ()),
+            *(one for record in controls for one in _controls(record, first)),
         )
         bounds = [claim.bounds.get(first.arithmetic, math.inf) for claim in claims if claim.metric == METRIC]
         bounds.append(metric.evidence.bounds.get(first.arithmetic, math.inf))
@@ -84,6 +84,14 @@ def held_between(
             held = held.model_copy(update={"outcome": "no-evidence", "reason": doubt})
         found.append(CurveParity(a=first, b=second, parity=held))
     return tuple(found)
+
+
+def curves_of(
+    record: Record,
+) -> list[tuple[str, tuple[float, ...], tuple[tuple[float, ...], ...]]]:
+    """Return each whole curve of a record: name of its point, losses, and those of its control runs."""
+    asked = ((point, record.terms(point).curves.get(METRIC)) for point in record.whole or record.points)
+    return [(point.id, one.values, one.controls) for point, one in asked if one]
 
 
 def _doubt(a: tuple[Record, PointRecord], b: tuple[Record, PointRecord], metric: Metric) -> str | None:
@@ -142,7 +150,7 @@ def _controls(record: Record, run: ControlledCurve) -> tuple[ControlledCurve, ..
         raise InputError(
             "the record has no control runs",
             place=record.run,
-            hint=f"run it with --set controls={LEAST_CONTROLS}",
+            hint=f"run it with --controls {LEAST_CONTROLS}",
         )
     return found
 

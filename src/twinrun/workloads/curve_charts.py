@@ -131,7 +131,7 @@ def _apart(
         notes=(
             "A control run is the same run with samples and features summed in another order.",
             *(
-                ["The line is the envelope: a further control run stays below it 99 times of 100."]
+                ["The line is the envelope: a further control run stays below it 999 times of 1000."]
                 if limit
                 else []
             ),

@@ -14,8 +14,9 @@ from twinrun.workloads.workload import ControlledCurve, PointRecord
 
 # A curve is held over all of its steps, and over the first ones, where rounding has not grown yet.
 FIRST = 100
-# Student's t at 99 %, one-sided, times the root of 1 + 1 / n, by the number n of control runs.
-REACH = {8: 3.18, 9: 3.05, 10: 2.96, 11: 2.89, 12: 2.83}
+# Student's t at 99.9 %, one-sided, times the root of 1 + 1 / n, by the number n of control runs. Distances
+# whose logarithms have longer tails than normal stay below it 98 times of 100, in both windows together.
+REACH = {8: 5.08, 9: 4.74, 10: 4.51, 11: 4.33, 12: 4.19}
 LEAST_CONTROLS = min(REACH)
 # An origin that may differ in its last bits from one kind of hardware to another.
 WEIGHTS = "initial weights"
@@ -42,7 +43,24 @@ class Window(Frozen):
     controls: tuple[float, ...]
     """Largest relative difference of each control run to the run that it repeats."""
     envelope: float
-    """Distance that one further control run stays below, 99 times of 100, but never more than the bound."""
+    """Distance that one further control run stays below, 999 times of 1000, but never more than the bound."""
+
+    @property
+    def errors(self) -> float:
+        """How far the distance lies above the middle of the control runs, in their standard errors.
+
+        Both are logarithms of distances. The standard error is that of one further control run, as the
+        envelope has it: where the bound or the last place of fp32 makes the envelope, it follows from those.
+        """
+        middle = statistics.mean(math.log(max(one, RESOLUTION)) for one in self.controls)
+        middle = min(middle, math.log(self.envelope) - 1e-9)
+        count = min(len(self.controls), max(REACH))
+        quantile = REACH[count] / math.sqrt(1 + 1 / count)
+        return (
+            quantile
+            * (math.log(max(self.distance, RESOLUTION)) - middle)
+            / (math.log(self.envelope) - middle)
+        )
 
     @property
     def share(self) -> float:
@@ -104,14 +122,16 @@ def values_of(point: PointRecord, metric: str) -> tuple[float, ...]:
     return found.values if found else ()
 
 
-def envelope_of(distances: Sequence[float]) -> float:
-    """Return what a further control run stays below, 99 times of 100.
+def envelope_of(distances: Sequence[float], *, finest: float = FINEST) -> float:
+    """Return what a further control run stays below, 999 times of 1000.
 
-    Distances grow by factors, so their logarithms are taken for normal; no envelope is below FINEST.
+    Distances grow by factors, so their logarithms are taken for normal; no envelope is below `finest`, and
+    distances below a quarter of it are not told apart.
     """
-    logarithms = [math.log(max(one, RESOLUTION)) for one in distances]
+    least = RESOLUTION * finest / FINEST
+    logarithms = [math.log(max(one, least)) for one in distances]
     reach = REACH[min(len(distances), max(REACH))]
-    return max(math.exp(statistics.mean(logarithms) + reach * statistics.stdev(logarithms)), FINEST)
+    return max(math.exp(statistics.mean(logarithms) + reach * statistics.stdev(logarithms)), finest)
 
 
 def parity(
@@ -120,12 +140,14 @@ def parity(
     *,
     further: Sequence[ControlledCurve] = (),
     bound: float = math.inf,
+    finest: float = FINEST,
 ) -> Parity:
     """Hold two curves against each other over the steps that both have.
 
     Args:
         further: curves that are neither, for their control runs.
         bound: an envelope is never wider, whatever control runs show.
+        finest: an envelope is never narrower: two units of the coarsest last place of the losses.
     """
     steps = min(len(a.values), len(b.values))
     # Runs that are the same bit for bit, such as a record and itself, show rounding once.
@@ -141,9 +163,13 @@ def parity(
         outcome="inside",
         reason="",
         start=_largest(a.values, b.values, 1)[0],
-        start_allowed=max(a.rounding, b.rounding, min(envelope_of(first), bound) if enough else 0.0),
+        start_allowed=max(
+            a.rounding, b.rounding, min(envelope_of(first, finest=finest), bound) if enough else 0.0
+        ),
         differs=origins_apart(a, b),
-        windows=tuple(_window(*size, a, b, repeats=repeats, bound=bound) for size in sizes.items())
+        windows=tuple(
+            _window(*size, a, b, repeats=repeats, bound=bound, finest=finest) for size in sizes.items()
+        )
         if enough
         else (),
     )
@@ -175,6 +201,7 @@ def _window(
     *,
     repeats: Sequence[tuple[tuple[float, ...], tuple[float, ...]]],
     bound: float,
+    finest: float,
 ) -> Window:
     distance, step = _largest(a.values, b.values, steps)
     controls = tuple(_largest(run, control, steps)[0] for run, control in repeats)
@@ -184,7 +211,7 @@ def _window(
         distance=distance,
         step=step,
         controls=controls,
-        envelope=min(envelope_of(controls), bound),
+        envelope=min(envelope_of(controls, finest=finest), bound),
     )
 
 
@@ -230,7 +257,7 @@ def _without_envelope(controls: int, *, same: int) -> str:
     )
     return (
         f"an envelope needs {plural(LEAST_CONTROLS, 'control run')} that differ from the run, there are"
-        f" {controls}{identical}: --set controls={LEAST_CONTROLS + same}"
+        f" {controls}{identical}: --controls {LEAST_CONTROLS + same}"
     )
 
 

@@ -31,7 +31,7 @@ def lacking(question: Question, found: Sequence[PointRecord]) -> str:
     if len(found) > 1:
         return ""
     names = ", ".join(point.id for point in found) or "none"
-    return f"needs two whole curves, this run has {names}; `invoke compare --parity A B` holds two records"
+    return f"needs two whole curves, this run has {names}; `invoke parity A B` holds two records"
 
 
 def values(question: Question, found: Sequence[PointRecord]) -> Iterator[QuestionValue]:

@@ -1,0 +1,27 @@
+"""Whether two training logs show one curve: readers of logs, control runs, traces, and the answer.
+
+`twinrun.parity.renumber(model, seed)` and `twinrun.parity.Tracer` need torch alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from twinrun.parity.controls import renumber
+    from twinrun.parity.digests import Tracer
+
+__all__ = ["Tracer", "renumber"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs torch when it is asked for: the host side works without."""
+    if name == "renumber":
+        from twinrun.parity.controls import renumber
+
+        return renumber
+    if name == "Tracer":
+        from twinrun.parity.digests import Tracer
+
+        return Tracer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

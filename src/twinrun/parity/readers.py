@@ -1,0 +1,280 @@
+"""Readers of loss curves by kind of file: lines, tables, JSON, event files, offline runs of W&B."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import struct
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any, cast
+
+from twinrun.foundation.errors import InputError
+from twinrun.foundation.files import open_regular, parse_json, read_regular
+from twinrun.foundation.text import plural
+from twinrun.parity.logs import (
+    LoggedCurve,
+    Point,
+    chosen,
+    curve_of,
+    name_of,
+    no_loss,
+    number,
+    point_of,
+    read_lines,
+    step_key,
+    text_lines,
+)
+
+# A file of one JSON value is read whole.
+LARGEST_JSON = 1 << 28
+_HEAD = 1 << 16
+_EVENTS, _OFFLINE = "*tfevents*", "*.wandb"
+
+
+def read_log(path: Path, *, series: str = "") -> LoggedCurve:
+    """Return the loss curve of a log.
+
+    Args:
+        path: a file, or a folder with event files of TensorBoard, with an offline run of W&B or with a
+            trainer_state.json.
+        series: name of the column, key or tag; the usual names of a training loss where empty.
+
+    Raises:
+        InputError: no such file, not a regular file, or no loss in it.
+    """
+    source = name_of(path)
+    try:
+        if path.is_dir():
+            return _read_folder(path, series)
+        if ".tfevents." in path.name:
+            return _tensorboard([path], series, source=source)
+        with open_regular(path, links=True) as raw:
+            head = raw.read(_HEAD)
+            raw.seek(0)
+            with io.BufferedReader(cast("io.RawIOBase", raw)) as stream:
+                return _read_file(stream, head, path, series)
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"not a log: {error}", place=source) from None
+
+
+def _read_folder(path: Path, series: str) -> LoggedCurve:
+    if events := sorted(path.rglob(_EVENTS), key=lambda one: one.name):
+        if len(folders := {one.parent for one in events}) > 1:
+            names = sorted(str(one) for one in folders)
+            raise InputError(
+                "event files of several runs", place=name_of(path), found=names, hint="name one folder"
+            )
+        return _tensorboard(events, series, source=name_of(path))
+    if offline := sorted(path.rglob(_OFFLINE)):
+        if len(offline) > 1:
+            raise InputError(
+                "several offline runs", place=name_of(path), found=offline, hint="name one folder"
+            )
+        with open_regular(offline[0]) as raw:
+            return _offline(raw, series, source=name_of(path))
+    for name in ("trainer_state.json", "metrics.jsonl"):
+        if (path / name).exists():
+            return read_log(path / name, series=series)
+    raise InputError(
+        "no log in this folder",
+        place=name_of(path),
+        allowed=[f"{_EVENTS} of TensorBoard", f"{_OFFLINE} of W&B", "trainer_state.json", "metrics.jsonl"],
+        hint="name the file itself",
+    )
+
+
+def _read_file(stream: IO[bytes], head: bytes, path: Path, series: str) -> LoggedCurve:
+    source = name_of(path)
+    if head.startswith(b":W&B"):
+        return _offline(stream, series, source=source)
+    if b"\0" in head:
+        raise InputError("neither text nor a log that is known", place=source, found="zero bytes")
+    start = head.lstrip()[:1]
+    first = head.split(b"\n", 1)[0].strip()
+    # A dictionary as Python prints it is no JSON.
+    if start == b"{" and _json_or_none(first) is not None:
+        return _json_lines(stream, series, source=source)
+    if start in {b"{", b"["} and (path.suffix == ".json" or first in {b"{", b"["}):
+        return _json(read_regular(path, limit=LARGEST_JSON, links=True), series, source=source)
+    if sign := _separator(first.decode("utf-8", errors="replace")):
+        return _table(stream, sign, series, source=source)
+    return read_lines(text_lines(stream), source=source)
+
+
+def _json_or_none(text: bytes | str) -> Any:
+    """Return what a line of JSON says, None where it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _separator(header: str) -> str:
+    """Return what separates the columns of a header, empty where the line is none."""
+    for sign in ("\t", ";", ","):
+        names = [one.strip().strip('"') for one in header.split(sign)]
+        if len(names) > 1 and step_key(dict.fromkeys(names)) and not any(map(number, names)):
+            return sign
+    return ""
+
+
+def _table(stream: IO[bytes], sign: str, series: str, *, source: str) -> LoggedCurve:
+    rows = csv.reader(text_lines(stream), delimiter=sign)
+    header = [name.strip() for name in next(rows)]
+    step = step_key(dict.fromkeys(header))
+    assert step
+    loss = chosen((name for name in header if name != step), series, source=source)
+    places, unread = (header.index(step), header.index(loss)), [0]
+
+    def points() -> Iterator[Point]:
+        for row in rows:
+            if len(row) > len(header) and sign == ",":
+                raise InputError(
+                    "a row has more fields than the header",
+                    place=f"{source}:{rows.line_num}",
+                    found=sign.join(row),
+                    allowed=f"{len(header)} fields",
+                    hint="where decimals have commas, separate columns by semicolons",
+                )
+            one = point_of(*(row[place] for place in places)) if len(row) > max(places) else None
+            # Exports leave the cell empty at steps that another series has.
+            if one is None:
+                unread[0] += any(row) and (len(row) <= max(places) or bool(row[places[1]].strip()))
+            else:
+                yield one
+
+    found = list(points())
+    return curve_of(found, source=source, form="a table", series=loss, notes=_unread(unread[0], "row"))
+
+
+def _unread(count: int, what: str) -> list[str]:
+    return [f"{plural(count, what)} not read"] if count else []
+
+
+def _json_lines(stream: IO[bytes], series: str, *, source: str) -> LoggedCurve:
+    unread = [0]
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for line in text_lines(stream):
+            if not line.strip():
+                continue
+            row = _json_or_none(line)
+            if not isinstance(row, dict):
+                unread[0] += 1
+            # Control runs of ours stand in the file of the run itself.
+            elif not row.get("control"):
+                yield row
+
+    return _rows(rows(), series, source=source, form="JSON lines", unread=unread)
+
+
+def _rows(
+    rows: Iterable[dict[str, Any]], series: str, *, source: str, form: str, unread: list[int]
+) -> LoggedCurve:
+    """Return the curve of rows with keys; rows of other quantities lack the loss."""
+    loss, names, points = series, dict[str, None](), list[Point]()
+    for row in rows:
+        step = step_key(row)
+        if not loss or loss not in row:
+            names |= dict.fromkeys(name for name, value in row.items() if isinstance(value, int | float))
+            loss = loss or _first_loss(row, source)
+        if step is None or loss not in row:
+            continue
+        if one := point_of(row[step], row[loss]):
+            points.append(one)
+        else:
+            unread[0] += 1
+    if not points:
+        raise no_loss(source, series=series, known=names)
+    return curve_of(points, source=source, form=form, series=loss, notes=_unread(unread[0], "row"))
+
+
+def _first_loss(row: dict[str, Any], source: str) -> str:
+    try:
+        return chosen((name for name in row if name != step_key(row)), "", source=source)
+    except InputError:
+        return ""
+
+
+def _json(content: bytes, series: str, *, source: str) -> LoggedCurve:
+    data = parse_json(content)
+    form = "JSON"
+    if isinstance(data, dict) and isinstance(data.get("log_history"), list):
+        data, form = data["log_history"], "trainer_state.json"
+    if not isinstance(data, list):
+        raise no_loss(source)
+    rows = [one for one in data if isinstance(one, dict)]
+    return _rows(rows, series, source=source, form=form, unread=[len(data) - len(rows)])
+
+
+def _demand(package: str, install: str, *, source: str) -> None:
+    if find_spec(package) is None:
+        raise InputError(f"{package} is not installed, which reads this log", place=source, hint=install)
+
+
+def _tensorboard(files: list[Path], series: str, *, source: str) -> LoggedCurve:
+    """Return the scalars of one tag, of all files in the order of their names, which have their times."""
+    _demand("tensorboard", 'pip install "twinrun[track]"', source=source)
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    from tensorboard.util.tensor_util import make_ndarray
+
+    found: dict[str, list[Point]] = {}
+    for file in files:
+        with open_regular(file, links=True):
+            pass
+        for event in EventFileLoader(str(file)).Load():
+            for value in event.summary.value:
+                if value.metadata.plugin_data.plugin_name == "scalars":
+                    # An event file holds fp32.
+                    number_of = float(make_ndarray(value.tensor).reshape(-1)[0])
+                    found.setdefault(value.tag, []).append(Point(event.step, number_of, -1))
+    tag = chosen(found, series, source=source)
+    return curve_of(found[tag], source=source, form="TensorBoard", series=tag, exact=True)
+
+
+def _offline(stream: IO[bytes], series: str, *, source: str) -> LoggedCurve:
+    """Return the history of an offline run of W&B."""
+    _demand("wandb", "pip install wandb", source=source)
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    rows: list[dict[str, Any]] = []
+    for content in _framed(stream):
+        line = Record()
+        line.ParseFromString(content)
+        if not line.HasField("history"):
+            continue
+        row: dict[str, Any] = {"_step": line.history.step.num}
+        for item in line.history.item:
+            row[item.key or ".".join(item.nested_key)] = json.loads(item.value_json)
+        rows.append(row)
+    found = _rows(rows, series, source=source, form="a W&B offline run", unread=[0])
+    return found.model_copy(update={"unit": 0.0})
+
+
+def _framed(stream: IO[bytes]) -> Iterator[bytes]:
+    """Yield the records of a file in LevelDB's log format, as W&B writes it: blocks of 32 KiB after 7 bytes.
+
+    A record that is cut off, as of a run that still goes on, ends the file.
+    """
+    size, header = 1 << 15, 7
+    stream.seek(header)
+    left, parts = size - header, b""
+    while True:
+        if left < header:
+            stream.read(left)
+            left = size
+        head = stream.read(header)
+        if len(head) < header:
+            return
+        _, length, kind = struct.unpack("<IHB", head)
+        content = stream.read(length)
+        left -= header + length
+        if len(content) < length or kind == 0:
+            return
+        # 1 is a whole record, 2 the first part of one, 3 a further and 4 the last.
+        parts = content if kind in {1, 2} else parts + content
+        if kind in {1, 4}:
+            yield parts
