@@ -87,7 +87,7 @@ def ratios_of_torchao() -> dict[str, float]:
 
 @pytest.mark.parametrize(
     ("gpu", "devices", "model"),
-    [("h100-80gb", 1, "llama-3b"), ("h200", 1, "llama-3b"), ("h200", 2, "llama-8b")],
+    [("h100-80gb", 1, "llama-3b"), ("h200", 1, "llama-3b"), ("h200", 2, "llama-3b")],
 )
 def test_a_node_trains_the_largest_that_ends_in_time(gpu: str, devices: int, model: str) -> None:
     made = plan("llama-throughput", scale="node", gpu=gpu, devices=devices)
