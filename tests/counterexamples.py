@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.records import PROJECT, finished, judge, judge_between, plan, training_record, with_derived
 from tests.settings import keys_of, table_of, written
-from twinrun.manifests.claims import Claim, RecordClaim
+from twinrun.manifests.claims import Claim, ClaimSide, RecordClaim
 from twinrun.planning.plan import Plan
 from twinrun.protocol.measurements import Series, sampled
 from twinrun.results.configuration import configuration_of_plan, published_of
@@ -17,6 +17,8 @@ from twinrun.workloads.workload import PointRecord
 
 # Neither the published GPU of any claim, nor its vendor's.
 GPU = "h200"
+# A GPU of each vendor.
+VENDORS = {"rocm": "mi300x", "cuda": "h100-80gb"}
 # A rate of both sides, or of the first size, in TFLOP/s of a device.
 RATE = 400.0
 LOSSES = tuple(4.0 - 0.02 * step for step in range(120))
@@ -27,24 +29,32 @@ ROUNDING = tuple(1e-6 * (1 + number / 10) for number in range(10))
 
 
 def configured(
-    recipe: str, claim: Claim | RecordClaim, *, scale: str = "paper", value: str | None = None
+    recipe: str,
+    claim: Claim | RecordClaim,
+    *,
+    scale: str = "paper",
+    value: str | None = None,
+    side: ClaimSide | None = None,
 ) -> tuple[str, ...]:
     """Return the settings with which a plan is of what a claim is about.
 
     Args:
         value: which of the values of a claim between records, for example the model.
+        side: which side of such a claim.
     """
     loaded = PROJECT.recipe(recipe)
-    stated = published_of(claim, loaded.published, value=value)
+    stated = published_of(claim, loaded.published, value=value, side=side)
     if (repository := stated.get("model.repository")) is not None:
         return (f"model={repository}@{'0' * 40}",)
     inner = "training." if loaded.workload == "evaluation" else ""
     asked = [f"{inner}model={stated['model']}"] if isinstance(stated.get("model"), str) else []
     if claim.kind != "between records" and (claim.point or "").startswith("devices="):
         asked.append(str(claim.point))
+    if side and side.settings:
+        asked.append(side.point or str(claim.point))
     made = plan(recipe, gpu=GPU, scale=scale, settings=tuple(asked))
     found = configuration_of_plan(
-        made, made.points, claim, recipe=loaded, metrics=PROJECT.metrics, value=value
+        made, made.points, claim, recipe=loaded, metrics=PROJECT.metrics, value=value, side=side
     )
     keys = dict(keys_of(table_of(loaded).model_dump(mode="json")))
     for one in found.differences:
@@ -206,15 +216,16 @@ def at_multiple_of_ours(recipe: str, claim: Claim, value: float, gpu: str = GPU)
 
 
 def sides(recipe: str, claim: RecordClaim, value: float) -> list[Record]:
-    """Return what GPUs of two vendors give: shares of the peak, or of a call's bound, `value` apart."""
+    """Return what GPUs of both sides give: shares of the peak, or of a call's bound, `value` apart."""
     found = []
-    for gpu, share in (("mi300x", 0.5 * value), ("h100-80gb", 0.5)):
+    for side, share in ((claim.over, 0.5 * value), (claim.under, 0.5)):
+        gpu = VENDORS[PROJECT.gpus[side.gpu].vendor]
         if claim.measurement:
             found.append(_at_share_of_roofline(recipe, claim, share, gpu))
             continue
         rate = share * PROJECT.gpus[gpu].device_peak_flops / 1e12
         for name in claim.values:
-            settings = configured(recipe, claim, value=name)
+            settings = configured(recipe, claim, value=name if claim.setting else None, side=side)
             found.append(training_record({"nodes=1": rate}, recipe=recipe, gpu=gpu, settings=settings))
     return found
 

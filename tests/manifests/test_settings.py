@@ -104,10 +104,9 @@ def test_a_field_of_a_scale_names_the_manifest() -> None:
         overlay(SettingsTable(), scale={"step": 1}, manifest="recipe.toml", user={})
 
 
-def test_one_name_for_a_list_is_refused() -> None:
-    with pytest.raises(InputError, match="expected a list") as caught:
-        laid(names="one")
-    assert caught.value.hint == "--set 'names=[\"one\"]'"
+@pytest.mark.parametrize(("text", "names"), [("one", ("one",)), ("one, two", ("one", "two"))])
+def test_a_list_may_be_names_with_commas_between(text: str, names: tuple[str, ...]) -> None:
+    assert laid(names=text).names == names
 
 
 def test_a_value_of_another_type_is_refused() -> None:

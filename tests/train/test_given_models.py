@@ -49,6 +49,8 @@ def test_a_tokenizer_in_two_files_asks_the_same(tmp_path: Path) -> None:
     results.append(evaluate(job))
     texts = [(tmp_path / name / "samples.jsonl").read_bytes() for name in ("one", "two")]
     assert texts[0] == texts[1]
+    kept = [one.likelihoods for one in samples_of(tmp_path / "one")]
+    assert all(len(one) > 1 and max(one) <= 0 for one in kept)
     assert results[0].models[0].sha256 != results[1].models[0].sha256
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.records import plan
 from twinrun.foundation.errors import MachineError
+from twinrun.manifests.restatements import evaluated
 from twinrun.planning.project import Project
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -17,7 +18,7 @@ TERA = 1e12
 
 
 def test_every_reference_is_of_a_model_that_can_be_run() -> None:
-    assert len(RECIPE.published.reference) == 34
+    assert len(RECIPE.published.reference) == 41
     assert {one.model for one in RECIPE.published.reference} <= RECIPE.tables.models.keys()
 
 
@@ -48,7 +49,11 @@ def test_a_formula_gives_the_published_flops(document: str, pattern: str, formul
 
 
 def test_a_claim_between_records_is_the_ratio_of_two_references() -> None:
-    values = {(one.gpu, one.cards, one.model, one.precision): one.value for one in RECIPE.published.reference}
+    values = {
+        (one.gpu, one.cards, one.model, one.precision): one.value
+        for one in RECIPE.published.reference
+        if "torchao" not in one.label
+    }
     claims = {claim.id: claim.value for claim in RECIPE.published.between_records}
     best = max(
         one.value
@@ -56,17 +61,33 @@ def test_a_claim_between_records_is_the_ratio_of_two_references() -> None:
         if (one.gpu, one.cards, one.model) == ("h100-80gb", 8, "llama-8b")
     )
     mi325x, titan = (values[gpu, 8, "llama-8b", "fp8"] for gpu in ("mi325x", "h100-96gb"))
-    assert claims == {
-        "mi325x-of-h100": pytest.approx(mi325x / best, rel=1e-3),
-        "h200-of-h100": pytest.approx(values["h200", 32, "llama-8b", "fp8"] / titan, rel=1e-3),
-        "one-gpu-two-recipes": pytest.approx(best / titan, rel=1e-3),
-        "mi325x-8-to-64": pytest.approx(values["mi325x", 64, "llama-8b", "fp8"] / mi325x, rel=1e-3),
+    expected = {
+        "mi325x-of-h100": mi325x / best,
+        "h200-of-h100": values["h200", 32, "llama-8b", "fp8"] / titan,
+        "one-gpu-two-recipes": best / titan,
+        "mi325x-8-to-64": values["mi325x", 64, "llama-8b", "fp8"] / mi325x,
+        **ratios_of_torchao(),
     }
+    assert claims == pytest.approx(expected, rel=1e-3)
+
+
+def ratios_of_torchao() -> dict[str, float]:
+    """Return the ratios of the table with one script, each recipe over bf16 and each GPU over the other."""
+    found = {one.label.partition("8 x ")[2]: one.value for one in RECIPE.published.reference}
+    rates = {label: value for label, value in found.items() if ", torchao" in label}
+    ratios = {}
+    for label, rate in rates.items():
+        gpu, _, recipe = label.replace(", torchao", "").partition(" ")
+        if recipe:
+            ratios[f"{recipe.replace('_', '-')}-over-bf16-{gpu.lower()}"] = rate / rates[f"{gpu}, torchao"]
+        if gpu == "MI300X" and (other := rates.get(label.replace(gpu, "H100"))):
+            ratios[f"mi300x-of-h100-{recipe or 'bf16'}"] = rate / other
+    return ratios
 
 
 @pytest.mark.parametrize(
     ("gpu", "devices", "model"),
-    [("h100-80gb", 1, "llama-1b"), ("h200", 1, "llama-3b"), ("h200", 2, "llama-3b")],
+    [("h100-80gb", 1, "llama-3b"), ("h200", 1, "llama-3b"), ("h200", 2, "llama-3b")],
 )
 def test_a_node_trains_the_largest_that_ends_in_time(gpu: str, devices: int, model: str) -> None:
     made = plan("llama-throughput", scale="node", gpu=gpu, devices=devices)
@@ -86,3 +107,34 @@ def test_the_paper_has_8_to_1024_devices() -> None:
     made = plan("llama-throughput", scale="paper", gpu="h100-96gb")
     assert [point.world_size for point in made.points] == [8 * 2**power for power in range(8)]
     assert not made.differences
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
+def test_torchao_s_script_is_a_point_of_the_paper(recipe: str) -> None:
+    fp8 = ("precision=fp8", f"fp8_recipe={recipe}")
+    settings = ("nodes=1", "microbatch=1", "global_batch=8", *fp8)
+    made = plan("llama-throughput", scale="paper", gpu="mi300x", settings=settings)
+    assert [point.id for point in made.points] == ["nodes=1"]
+    assert made.part.training.fp8_recipe == recipe
+    sides = [
+        claim.over
+        for claim in RECIPE.published.between_records
+        if claim.id.startswith(f"{recipe.replace('_', '-')}-over")
+    ]
+    assert sides
+    found = {one.field: one.found for one in made.differences}
+    assert all(found.items() <= side.settings.items() for side in sides)
+
+
+def test_the_page_of_hardware_leads_with_torchao_s_table() -> None:
+    page = (ROOT / "docs/results/hardware.md").read_text().partition("<!--")[0]
+    rates = [one.value for one in RECIPE.published.reference if ", torchao" in one.label]
+    ratios = [
+        evaluated(claim.source.derivation or "")
+        for claim in RECIPE.published.between_records
+        if claim.source.document == "torchao"
+    ]
+    assert len(rates) == 7
+    assert len(ratios) == 8
+    assert all(f" {one:,.1f} |".replace(".0 ", " ") in page for one in rates)
+    assert all(f" {one:.3f} |" in page for one in ratios)

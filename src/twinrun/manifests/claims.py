@@ -125,6 +125,9 @@ class Claim(Frozen):
         return self.kind in ("invariant", "parity")
 
 
+SideSetting = str | int | float | bool
+
+
 class ClaimSide(Frozen):
     """What the records of one side have in common."""
 
@@ -135,9 +138,13 @@ class ClaimSide(Frozen):
     the publication names none."""
     point: str | None = None
     """The point of this side's records, where it is not the claim's."""
+    settings: dict[str, SideSetting] = Field(default_factory=dict)
+    """Fields of the fingerprint that this side has in place of the published ones, such as a precision."""
 
     def __str__(self) -> str:
-        return f"{self.gpu} with {self.stack}" if self.stack else self.gpu
+        own = ", ".join(f"{name} {value}" for name, value in self.settings.items())
+        named = f"{self.gpu} with {self.stack}" if self.stack else self.gpu
+        return f"{named}, {own}" if own else named
 
 
 class RecordClaim(Frozen):

@@ -263,12 +263,12 @@ def _check_between(
     check_restatement(claim.here, terms, place=f"{where}.here", metrics=metrics)
     demand_resolution(claim.here.tolerance, claim.here.value, place=f"{where}.here.tolerance")
     vendors = [gpus[side.gpu].vendor for side in (claim.over, claim.under)]
-    if vendors[0] == vendors[1]:
+    if vendors[0] == vendors[1] and claim.over.settings == claim.under.settings:
         raise InputError(
             "nothing tells the sides apart on other GPUs",
             place=f"{where}.here",
             found=f"both sides of {vendors[0]}",
-            allowed="sides of two vendors",
+            allowed="sides of two vendors, or with other settings",
             hint="say in `why_none` why there is no restatement",
         )
 

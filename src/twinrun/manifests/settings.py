@@ -70,8 +70,10 @@ def _tables(model: type[BaseModel], name: str) -> Iterator[type[BaseModel]]:
 def _assign(table: dict[str, Any], key: str, value: Any, *, place: str) -> None:
     """Set the field at the dotted `key` of a nested table.
 
+    A list may be given as names with commas between them: `tasks=boolq,piqa`.
+
     Raises:
-        InputError: there is no such field, or a list of names is given as one name.
+        InputError: there is no such field.
     """
     *parents, name = key.split(".")
     inner: Any = table
@@ -80,9 +82,8 @@ def _assign(table: dict[str, Any], key: str, value: Any, *, place: str) -> None:
     if not isinstance(inner, dict) or name not in inner or isinstance(inner[name], dict):
         known = sorted([*_fields(table), "cards", "devices", "nodes"])
         raise InputError("no such field", place=place, found=key, allowed=known, hint=closest(key, known))
-    if isinstance(inner[name], list) and isinstance(value, str):
-        raise InputError("expected a list", place=place, found=value, hint=f"--set '{key}=[\"{value}\"]'")
-    inner[name] = value
+    listed = isinstance(inner[name], list) and isinstance(value, str)
+    inner[name] = [one.strip() for one in value.split(",")] if listed else value
 
 
 def _value(text: str) -> Any:

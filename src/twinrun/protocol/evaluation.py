@@ -167,3 +167,5 @@ class Sample(Frozen):
     score: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
     prompt_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """SHA-256 of all that the model was asked for this document, prompts and answers."""
+    likelihoods: tuple[Annotated[float, Field(le=0, allow_inf_nan=False)], ...] = ()
+    """Log-likelihood of each answer in nats, in the order of the answers; older files have none."""

@@ -18,8 +18,9 @@ Sharding = Literal["none", "full"]
 """`none` replicates (DDP); `full` shards parameters, gradients and optimizer state (FSDP)."""
 COMPOSER, PLAIN = "composer", "plain"
 Reduction = Literal["microbatch", "step"]
-# Of those that torchao names: one scale a tensor, from its largest value in this step.
-FP8_RECIPE = "tensorwise"
+Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
+"""Names of torchao: one scale a tensor; one a row; one a row, and gradients of weights in bf16."""
+FP8_RECIPE: Fp8Recipe = "tensorwise"
 NotNegative = Annotated[int, Field(ge=0)]
 
 
@@ -94,7 +95,9 @@ class Training(Frozen):
     microbatch: Positive | Literal["auto"] = "auto"
     """Sequences in one forward pass of one device; `auto` takes the largest that fits."""
     precision: Arithmetic = "bf16"
-    """Arithmetic of the layers; `fp8` multiplies matrices of blocks by torchao's recipe `tensorwise`."""
+    """Arithmetic of the layers; `fp8` multiplies matrices of blocks by a recipe of torchao's."""
+    fp8_recipe: Fp8Recipe = FP8_RECIPE
+    """What has a scale of its own in fp8: a tensor, a row, or a row with gradients of weights in bf16."""
     parameter_type: Literal["fp32", "bf16"] = "fp32"
     """Type that parameters, gradients and optimizer state are kept in."""
     sharding: Sharding
@@ -149,6 +152,7 @@ def identity(shape: AnyShape, training: Training) -> dict[str, str]:
         **{f"shape.{name}": str(value) for name, value in shape.model_dump().items()},
         **{f"optimizer.{name}": str(value) for name, value in training.optimizer.model_dump().items()},
         "precision": training.precision,
+        **({"fp8_recipe": training.fp8_recipe} if training.precision == "fp8" else {}),
         "seed": str(training.seed),
         "global_batch": str(training.global_batch),
     }

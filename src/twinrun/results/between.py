@@ -121,7 +121,7 @@ def _answered(question: RecordQuestion, findings: Mapping[str, Findings]) -> tup
     found: list[QuestionValue] = []
     conditions = [
         hardware_found,
-        asked("subject", partial(_two_sides, sides[0])),
+        asked("subject", partial(_two_sides, question, sides[0])),
         asked("stable", partial(demand_stable, points, question.terms.metrics)),
         asked("account", partial(demand_whole, whole)),
         asked("points", partial(_places, places)),
@@ -146,11 +146,14 @@ def _all(sides: Sides) -> list[SidePoint]:
     return [one for side in sides for one in side.values()]
 
 
-def _two_sides(sides: Sides) -> str:
+def _two_sides(question: RecordQuestion, sides: Sides) -> str:
     """Demand records of two runs: one and its copy under another name compare nothing."""
     over, under = ([(one.record.run, one.point.measurements) for one in side.values()] for side in sides)
     if copied := [run for run, numbers in over if any(run == a or numbers == b for a, b in under)]:
         raise NotAskedError(f"both sides have the numbers of {', '.join(copied)}", condition="subject")
+    machines = {hardware(one.record) for one in _all(sides)}
+    if question.claim.over.gpu == question.claim.under.gpu and len(machines) > 1:
+        raise NotAskedError(f"the sides are of {' and '.join(sorted(machines))}", condition="subject")
     return "two sides, each of its own runs"
 
 
@@ -163,7 +166,8 @@ def _places(places: Sequence[SidePoint]) -> str:
 def _configuration(question: RecordQuestion, sides: Sides) -> str:
     """Demand that every record is as published, and that the sides are equal in all that counts."""
     claim, terms = question.claim, question.terms
-    for name, record, point in ((name, *one) for side in sides for name, one in side.items()):
+    places = zip((claim.over, claim.under), sides, strict=True)
+    for of, name, record, point in ((of, name, *one) for of, side in places for name, one in side.items()):
         found = configuration_of(
             record,
             [point],
@@ -172,6 +176,7 @@ def _configuration(question: RecordQuestion, sides: Sides) -> str:
             metrics=terms.metrics,
             here=not question.published,
             value=name if claim.setting else None,
+            side=of,
         )
         if not found.equal:
             raise NotAskedError(f"{record.run} at {point.id}: {found.words}", condition="configuration")

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from twinrun.foundation.manifest import Frozen
-from twinrun.manifests.claims import Claim, RecordClaim
+from twinrun.manifests.claims import Claim, ClaimSide, RecordClaim
 from twinrun.manifests.metrics import Metric, reason_for
 from twinrun.manifests.published import RULE, Accepted, PublishedClaims
 from twinrun.manifests.recipe import LoadedRecipe
@@ -61,6 +61,7 @@ def configuration_of(
     metrics: Mapping[str, Metric],
     here: bool = False,
     value: str | None = None,
+    side: ClaimSide | None = None,
 ) -> Configuration:
     """Hold the settings of points, each for itself, against what a claim is about.
 
@@ -68,11 +69,12 @@ def configuration_of(
         points: those that the claim is judged at; none means all that were planned.
         here: the claim is judged away from the published run, as it is or as its restatement says.
         value: which of the values of a claim between records the record is of, for example its model.
+        side: which side of such a claim it is of.
     """
     names = {point.id for point in points}
     planned = [point for point in record.plan.points if point.id in names or not names]
     return configuration_of_plan(
-        record.plan, planned, claim, recipe=recipe, metrics=metrics, here=here, value=value
+        record.plan, planned, claim, recipe=recipe, metrics=metrics, here=here, value=value, side=side
     )
 
 
@@ -85,9 +87,10 @@ def configuration_of_plan(
     metrics: Mapping[str, Metric],
     here: bool = False,
     value: str | None = None,
+    side: ClaimSide | None = None,
 ) -> Configuration:
     """Hold the settings of planned points, each for itself, as `configuration_of` does those of a record."""
-    stated = published_of(claim, recipe.published, value=value)
+    stated = published_of(claim, recipe.published, value=value, side=side)
     neutral = neutral_for(claim, recipe.published, metrics, here=here)
     found: dict[str, Difference] = {}
     silent: dict[str, None] = {}
@@ -128,7 +131,9 @@ def apart(
     sides = (
         (name, over.get(name, ABSENT), under.get(name, ABSENT)) for name in dict.fromkeys((*over, *under))
     )
-    return tuple(one for one in sides if one[1] != one[2] and reason_for(neutral, one[0]) is None)
+    own = {name for side in (claim.over, claim.under) for name in side.settings}
+    differ = (one for one in sides if one[1] != one[2] and one[0] not in own)
+    return tuple(one for one in differ if reason_for(neutral, one[0]) is None)
 
 
 def neutral_for(
@@ -141,13 +146,23 @@ def neutral_for(
 
 
 def published_of(
-    claim: Claim | RecordClaim, published: PublishedClaims, *, value: str | None = None
+    claim: Claim | RecordClaim,
+    published: PublishedClaims,
+    *,
+    value: str | None = None,
+    side: ClaimSide | None = None,
 ) -> dict[str, Accepted]:
     """Return the fields that the publication gives of what a claim is about; lists are read by `rows`."""
     if isinstance(claim, Claim):
         return published.fingerprint_of(claim)
     own = {claim.setting: value} if claim.setting and value is not None else {}
-    return {**published.fingerprint, **own}
+    return {**published.fingerprint, **(side.settings if side else {}), **own}
+
+
+def lacks(record: Record, point: PointRecord, settings: Mapping[str, Value]) -> bool:
+    """Say whether a point has another value than `settings` in one of their fields."""
+    own = _settings(record, point)
+    return any(own.get(name, ABSENT) != value for name, value in settings.items())
 
 
 def _name(claim: Claim | RecordClaim, point: Point) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from twinrun.foundation.errors import MachineError
-from twinrun.protocol.training import FP8_RECIPE, TrainingJob
+from twinrun.protocol.training import TrainingJob
 
 PACKAGE = "torchao.float8"
 
@@ -33,7 +33,7 @@ def convert(blocks: nn.Module, job: TrainingJob) -> None:
             allowed="bf16, fp32, or an environment with torchao",
             hint="--engine venv installs the lock of a stack that has it",
         ) from None
-    recipe = package.Float8LinearConfig.from_recipe_name(FP8_RECIPE)
+    recipe = package.Float8LinearConfig.from_recipe_name(job.training.fp8_recipe)
     package.convert_to_float8_training(blocks, config=replace(recipe, emulate=not job.accelerator))
 
 
@@ -42,4 +42,4 @@ def described(job: TrainingJob) -> str:
     if job.training.precision != "fp8":
         return ""
     where = "on the device" if job.accelerator else "emulated: rounded to fp8, multiplied in fp32"
-    return f"torchao {FP8_RECIPE}, {where}"
+    return f"torchao {job.training.fp8_recipe}, {where}"

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from twinrun.manifests.claims import ClaimSide, RecordClaim
+from twinrun.manifests.claims import ClaimSide, RecordClaim, SideSetting
+from twinrun.manifests.metrics import reason_for
 from twinrun.protocol.measurements import Measurement, Per
+from twinrun.results.configuration import lacks, neutral_for
 from twinrun.results.evidence import counted, doubt_of, found_of
 from twinrun.results.interval import mean, quotient
 from twinrun.results.kinds.comparison import ValueComparison, distance
@@ -95,6 +97,8 @@ def _side(question: RecordQuestion, side: ClaimSide) -> Side:
         point = _point(question, side, record)
         if point is None or not _is_of(question, side, record):
             continue
+        if lacks(record, point, _told_by(question, side)):
+            continue
         name = question.value_of(record, point)
         if name in found:
             raise NotAskedError(f"more than one record of {name_of}{_for(claim, [name])}", condition="points")
@@ -121,6 +125,14 @@ def _is_of(question: RecordQuestion, side: ClaimSide, record: Record) -> bool:
     if question.published:
         return record.gpu.id == side.gpu and side.stack in (None, record.plan.stack)
     return record.plan.vendor == question.terms.gpus[side.gpu].vendor
+
+
+def _told_by(question: RecordQuestion, side: ClaimSide) -> dict[str, SideSetting]:
+    """Return the settings that a record must have to be of a side: those that are not neutral."""
+    terms = question.terms
+    here = not question.published
+    neutral = neutral_for(question.claim, terms.recipe.published, terms.metrics, here=here)
+    return {name: value for name, value in side.settings.items() if reason_for(neutral, name) is None}
 
 
 def _point(question: RecordQuestion, side: ClaimSide, record: Record) -> PointRecord | None:

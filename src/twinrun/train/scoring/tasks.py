@@ -26,6 +26,8 @@ from twinrun.train.scoring.harness import METRICS, Encode, RankedModel, RuledTas
 
 # The harness has no answer without a filter, and this one changes none.
 FILTER = "none"
+# Of a log-likelihood; what follows is the rounding of 16 bits and of the batch.
+DIGITS = 4
 
 
 class TaskOutcome(Frozen):
@@ -191,6 +193,7 @@ def _samples(spec: NamedTask, found: Any) -> tuple[Sample, ...]:
             rule=spec.rule,
             score=one[METRICS[spec.rule]],
             prompt_sha256=sha256_of_bytes(canonical_json([list(pair) for pair in one["arguments"]]).encode()),
+            likelihoods=tuple(round(float(answer[0]), DIGITS) for answer in one["filtered_resps"]),
         )
         for one in sorted(found["samples"][spec.name], key=lambda one: one["doc_id"])
     )

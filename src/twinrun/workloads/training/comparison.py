@@ -20,6 +20,7 @@ FACTORS = (
     factor("model", "large", "large", "arithmetic for each token, and the size of its matrices"),
     factor("shape.*", "some", "large", "part of the model"),
     factor("training.precision", "large", "some", "16 bits are several times faster and round more"),
+    factor("training.fp8_recipe", "large", "some", "scales of tensors or of rows, and what stays in bf16"),
     factor("training.global_batch", "some", "large", "work between optimizer steps; another optimisation"),
     factor("training.activation_checkpointing", "large", "none", "a third more arithmetic"),
     factor("training.attention", "large", "small", "another kernel; `math` keeps the whole matrix"),

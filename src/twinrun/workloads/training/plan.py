@@ -217,7 +217,8 @@ def _largest(
         seconds = [estimated_seconds(shape, candidate, hardware, world=one.world_size) for one in places]
         known = [one for one in seconds if one is not None]
         if len(known) < len(seconds):
-            return candidates[-1], "the smallest of the recipe: on this GPU the time is not known"
+            longer = ": on this GPU the time is not known"
+            continue
         total = sum(known)
         if total <= SWEEP_SECONDS:
             return candidate, f"the largest that fits and ends in about {duration(total)}{longer}"

@@ -19,10 +19,13 @@ FP8_PACKAGE = "torchao"
 def refuse_fp8(request: PlanRequest[TrainingTables], training: Training, *, layouts: bool) -> None:
     """Raise InputError where fp8 is asked for and model, trainer, stack or GPU has none."""
     if training.precision != "fp8":
+        if training.fp8_recipe != FP8_RECIPE:
+            place, hint = "--set fp8_recipe", "--set precision=fp8 multiplies by that recipe"
+            raise InputError("nothing is in fp8", place=place, found=training.fp8_recipe, hint=hint)
         return
     for place, found, allowed in _missing_for_fp8(request, training, layouts=layouts):
         raise InputError(
-            f"fp8 is computed by torchao's recipe `{FP8_RECIPE}`, which does not run here",
+            f"fp8 is computed by torchao's recipe `{training.fp8_recipe}`, which does not run here",
             place=place,
             found=found,
             allowed=allowed,
