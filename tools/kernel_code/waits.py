@@ -12,6 +12,7 @@ while no scalar load is under way. Wait states: LLVM's GCNHazardRecognizer, gfx9
 
 from __future__ import annotations
 
+import heapq
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,16 +76,19 @@ def _left(of: tuple[int, int]) -> int:
 def check(code: Code, arch: str) -> list[Finding]:
     """Return what does not wait enough, nothing for a kernel that is complete."""
     before: dict[int, State] = {0: State({}, {}, {})}
+    # In code order, so that what comes before a place is known before it, but for loops.
     waiting = [0]
     while waiting:
-        index = waiting.pop()
+        index = heapq.heappop(waiting)
+        if waiting and waiting[0] == index:
+            continue
         after = _after(code.instructions[index], before[index], arch)
         for following in code.successors[index]:
             known = before.get(following)
             joined = known.joined(after) if known else after
             if joined != known:
                 before[following] = joined
-                waiting.append(following)
+                heapq.heappush(waiting, following)
     found = []
     for index, state in sorted(before.items()):
         one = code.instructions[index]
