@@ -1,1 +1,1 @@
-"""What compiled kernels say of themselves: how long they take, whether they wait enough, whether they race."""
+"""Of compiled kernels: how long they take, whether they wait enough, whether they race."""

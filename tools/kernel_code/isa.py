@@ -1,7 +1,7 @@
 """AMD's instructions as `llvm-objdump -d` prints them: registers read and written, counters raised, branches.
 
-Registers are numbers: v0 is 0, a0 is 256, s0 is 512; vcc is s106 and s107. The status bits, exec and m0 are left out,
-since the hardware itself waits for them.
+Registers are numbers: v0 is 0, a0 is 256, s0 is 512; vcc is s106 and s107. The status bits, exec and m0 are
+left out, since the hardware itself waits for them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class Instruction:
 
     @cached_property
     def _results(self) -> int:
-        if _NO_RESULT.match(self.name) or "atomic" in self.name and not re.search(r"glc|sc0", self.operands):
+        if _NO_RESULT.match(self.name) or (
+            "atomic" in self.name and not re.search(r"glc|sc0", self.operands)
+        ):
             return 0
         return 2 if _CARRY.match(self.name) or self.name.startswith("v_swap") else 1
 
@@ -123,7 +125,9 @@ class Instruction:
 def _registers(text: str) -> Iterator[int]:
     for kind, one, low, high, vcc, half in _REGISTER.findall(text):
         if vcc:
-            yield from {"_lo": (SCALAR + 106,), "_hi": (SCALAR + 107,)}.get(half, (SCALAR + 106, SCALAR + 107))
+            yield from {"_lo": (SCALAR + 106,), "_hi": (SCALAR + 107,)}.get(
+                half, (SCALAR + 106, SCALAR + 107)
+            )
             continue
         first = int(one or low)
         start = {"v": 0, "a": ACCUMULATION, "s": SCALAR}[kind]
@@ -153,7 +157,8 @@ class Code:
         one = self.instructions[index]
         left = {name: count for name, count in one.limits.items() if name != counter} if counter else {}
         operands = " ".join(f"{name}({count})" for name, count in left.items())
-        # A jump keeps its address to go to; a s_waitcnt for nothing passes one wait state, as any instruction does.
+        # A jump keeps its address to go to; a s_waitcnt for nothing passes one wait state, as any
+        # instruction does.
         now = Instruction(one.address, "s_waitcnt", operands)
         return Code(self.name, [*self.instructions[:index], now, *self.instructions[index + 1 :]])
 
@@ -170,10 +175,14 @@ def disassembled(code_object: Path) -> list[Code]:
 
 def parsed(text: str) -> list[Code]:
     """Return the kernels of what `llvm-objdump -d` printed."""
-    return [Code(name, list(_instructions(int(start, 16), body))) for start, name, body in _FUNCTION.findall(text)]
+    return [
+        Code(name, list(_instructions(int(start, 16), body))) for start, name, body in _FUNCTION.findall(text)
+    ]
 
 
 def _instructions(start: int, body: str) -> Iterator[Instruction]:
     for name, operands, address, offset in _LINE.findall(body):
         branches = name.startswith(("s_cbranch", "s_branch"))
-        yield Instruction(int(address, 16), name, operands, start + int(offset or "0", 16) if branches else None)
+        yield Instruction(
+            int(address, 16), name, operands, start + int(offset or "0", 16) if branches else None
+        )

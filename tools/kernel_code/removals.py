@@ -1,9 +1,10 @@
 """Remove each wait of compiled AMD code in turn: `python -m tools.kernel_code.removals FILE.hsaco ...`.
 
-Which removals matter is not asked of the checker. Walks along random branches keep the accesses under way in a queue,
-which empties as late as the counters allow; the walks through the whole kernel leave off at each wait, and are taken up
-there without it. Where one of them uses a register that is still being written, or comes to a barrier with an access
-to LDS under way, that wait is needed. A wait whose removal no walk notices was put there for what is ordered anyway.
+Which removals matter is not asked of the checker. Walks along random branches keep the accesses under way
+in a queue, which empties as late as the counters allow; the walks through the whole kernel leave off at
+each wait, and are taken up there without it. Where one of them uses a register that is still being written,
+or comes to a barrier with an access to LDS under way, that wait is needed. A wait whose removal no walk
+notices was put there for what is ordered anyway.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Walk:
     queues: dict[str, list[tuple[str, frozenset[int]]]] = field(
         default_factory=lambda: {"vmcnt": [], "lgkmcnt": []}
     )
-    # Of a register: the state after which it may be read, the one after which a sum may go on, the instruction.
+    # Of a register: the state after which it may be read, the one after which a sum may go on, the
+    # instruction.
     results: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     vectors: dict[int, int] = field(default_factory=dict)
     clock: int = 0
@@ -101,7 +103,9 @@ def needed(code: Code, arch: str, chance: random.Random) -> dict[tuple[int, str]
                 break
             index = chance.choice(code.successors[index])
     return {
-        (index, counter): any(_fails(code, index, counter, walk.copy(), chance) for walk in found for _ in range(4))
+        (index, counter): any(
+            _fails(code, index, counter, walk.copy(), chance) for walk in found for _ in range(4)
+        )
         for index, found in stops.items()
         for counter in code.instructions[index].limits or {"": 0}
     }
@@ -121,7 +125,7 @@ def _fails(code: Code, index: int, counter: str, walk: Walk, chance: random.Rand
 
 
 def tried(code: Code, arch: str, *, most: int, seed: int) -> Iterator[tuple[int, str, bool, bool]]:
-    """Yield of some waits place and counter, whether it is needed, and whether the checker finds it missing."""
+    """Yield of some waits place and counter, whether it is needed and whether it is found missing."""
     chance = random.Random(seed)
     all_waits = sorted(needed(code, arch, chance).items())
     for (index, counter), matters in chance.sample(all_waits, min(most, len(all_waits))):
@@ -136,7 +140,9 @@ def main(arguments: Sequence[str]) -> int:
     for path in map(Path, paths):
         arch = next(part for part in ("gfx90a", "gfx942") if part in str(path))
         for code in disassembled(path):
-            for index, counter, matters, seen in tried(code, arch, most=int(most), seed=len(code.instructions)):
+            for index, counter, matters, seen in tried(
+                code, arch, most=int(most), seed=len(code.instructions)
+            ):
                 matter, found = matter + matters, found + (matters and seen)
                 free, called = free + (not matters), called + (seen and not matters)
                 if matters and not seen:

@@ -1,9 +1,8 @@
 """Times that others and our own records measured, as one table: `python -m tools.kernel_code.rows PUBLISHED`.
 
-PUBLISHED is a folder with the tables that are read: of MI250 the workbook and the README of ROCm's flash-attention and
-LightOn's kernels. Rows of October 2023 are left out, since their GPU is not certain, and rows whose shape has to be
-guessed. Half of
-all shapes are held out by a hash.
+PUBLISHED is a folder with the tables that are read: of MI250 the workbook and the README of ROCm's flash-
+attention and LightOn's kernels. Rows of October 2023 are left out, since their GPU is not certain, and rows
+whose shape has to be guessed. Half of all shapes are held out by a hash.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ FIELDS = (
 
 
 def attention_flops(row: dict[str, Any]) -> float:
-    """Return the operations that flash-attention's own benchmark counts: two products forward, five backward."""
+    """Return the operations that flash-attention's benchmark counts: two products forward, five backward."""
     products = 4 if row["kernel"] == "attention-forward" else 10
     whole = products * row["batch"] * row["heads"] * row["length"] ** 2 * row["size"]
     return float(whole / 2 if row["causal"] else whole)
@@ -47,7 +46,11 @@ def published(folder: Path) -> Iterator[dict[str, Any]]:
             kernel = ("scan" if "scan" in row["operation"] else "conv") + f"-{row['pass']}"
             shape = {"batch": int(row["batch"]), "heads": int(row["channels"]), "length": int(row["seq_len"])}
             shape |= {"size": int(row["d_state"] or 4), "causal": False, "dtype": "float16"}
-            yield die | shape | {"kernel": kernel, "code": "lighton", "ms": float(row["ms"]), "source": row["source"]}
+            yield (
+                die
+                | shape
+                | {"kernel": kernel, "code": "lighton", "ms": float(row["ms"]), "source": row["source"]}
+            )
 
 
 def measured() -> Iterator[dict[str, Any]]:
@@ -59,13 +62,16 @@ def measured() -> Iterator[dict[str, Any]]:
 
 
 def _measurement(path: Path, point: str, one: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    operation, phase, *rest = [*one["id"].split("-"), ""]
+    words: list[str] = [*one["id"].split("-"), ""]
+    operation, phase, rest = words[0], words[1], words[2:]
     dtype = next((word for word in rest if word in ("bf16", "fp16")), "")
     attention = operation in ("forward", "backward")
-    plain = "@" not in one["id"] and "/" not in one["id"] and one["labels"].get("mode", "kernels") == "kernels"
+    plain = (
+        "@" not in one["id"] and "/" not in one["id"] and one["labels"].get("mode", "kernels") == "kernels"
+    )
     if one["metric"] != "time" or not plain or point.endswith("step"):
         return
-    numbers = point.split("-")[0].split("x")
+    numbers = point.split("-", 1)[0].split("x")
     if attention and phase in ("bf16", "fp16") and {"window", "alibi", "grouped"}.isdisjoint(rest):
         batch, heads, length, size = map(int, numbers)
         if size not in (64, 128):

@@ -1,11 +1,12 @@
-"""How long a compiled kernel takes on a GPU that is not there: `python -m tools.kernel_code.times [--score]`.
+"""How long a compiled kernel takes on a GPU that is not there: `python -m tools.kernel_code.times`.
 
-A kernel's loop keeps units busy for so many clocks (mixes.csv). The wavefronts of a part of a compute unit share its
-units, and each alone takes the sum of them and its waits: the longest of these bounds the loop, and bytes at what memory
-really gives bound the kernel. That time is a bound from below. Measured kernels are slower by a factor, which the rows
-of rows.csv that are not held out give by GPU, kernel and code; the 90 % interval is that of the factors of these rows,
-and no narrower than the clocks of a card under its power limit. Without five such rows the factor is that of the same
-kernel of the H100, and the interval as wide as kernels of one kind differ.
+A kernel's loop keeps units busy for so many clocks (mixes.csv). The wavefronts of a part of a compute unit
+share its units, and each alone takes the sum of them and its waits: the longest of these bounds the loop,
+and bytes at what memory really gives bound the kernel. That time is a bound from below. Measured kernels
+are slower by a factor, which the rows of rows.csv that are not held out give by GPU, kernel and code; the
+90 % interval is that of the factors of these rows, and no narrower than the clocks of a card under its
+power limit. Without five such rows the factor is that of the same kernel of the H100, and the interval as
+wide as kernels of one kind differ.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 UNITS = ("matrix", "vector", "transcendental", "lds", "memory")
-# Rows from which a factor is taken, and the share of a card's clock that power limits took in Chopper
-# (arXiv 2512.08242).
+# Rows from which a factor is taken, and by how much power limits are assumed to move clocks.
 LEAST_ROWS, CLOCKS = 5, 0.08
-# Of the same kernel written by somebody else: LightOn's forward scan against its bound is the worst row known.
-OTHER_CODE = 3.0
+# With fewer rows than so many the ends of an interval are not known well, and lie so much further out.
+MANY_ROWS, FEW = 20, 0.3
+# What a kernel by somebody else, or on a card without rows, may take beyond the H100's own factors.
+ANOTHER = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One device of a card: parts of compute units, clock in GHz, and bytes that memory really gives, in GB/s."""
+    """One device of a card: parts of compute units, GHz, and what memory really gives in GB/s."""
 
     units: int
     parts: int
@@ -43,9 +45,8 @@ class Device:
     registers: int
 
 
-# Units and bandwidth of images/gpus.toml, by device. Clocks: data sheets. Share of bandwidth that a copy gets: H100
-# 3.02 of 3.35 TB/s (records of this repository); MI250 1.3 of 1.64 (BabelStream, github.com/UoB-HPC/BabelStream
-# results), MI300X 4.0 of 5.3 (chipsandcheese.com, Testing AMD's Giant MI300X).
+# Units and bandwidth of images/gpus.toml, by device; clocks: data sheets. The share of bandwidth that a copy
+# gets is measured for the H100 (3.02 of 3.35 TB/s, records of this repository) and assumed for the others.
 DEVICES = {
     "mi250": Device(units=104, parts=4, clock=1.7, bandwidth=1638 * 0.79, lanes=64, registers=512),
     "mi300x": Device(units=304, parts=4, clock=2.1, bandwidth=5300 * 0.75, lanes=64, registers=512),
@@ -61,9 +62,12 @@ TILES = {
     ("sm9", "backward_keys", 64): (32, 64, 4), ("sm9", "backward_keys", 128): (64, 128, 8),
     ("sm9", "backward_queries", 64): (64, 64, 4), ("sm9", "backward_queries", 128): (128, 64, 8),
 }  # fmt: skip
-# Clocks of a warp by state element of the scan on sm_90, counted as in mixes.py in the loops of scan_*_fp16's SASS:
+# Clocks of a warp by state element of the scan on sm_90, counted as in mixes.py in the loops of
+# scan_*_fp16's SASS:
 # vector and transcendental. The backward scan goes over the states twice.
 SCAN_SM90 = {"scan-forward": (8.41, 8.0), "scan-backward": (3.72 + 24.75, 8.0 + 8.0)}
+# With fewer blocks to a compute unit the last round, which is not full, counts as one.
+WHOLE_ROUNDS = 8
 # Tensors of activations that pass memory, in and out.
 TENSORS = {"scan-forward": 4, "scan-backward": 8, "conv-forward": 2, "conv-backward": 3}
 
@@ -146,9 +150,9 @@ def _attention(row: Mapping[str, Any], device: Device, kernel: str) -> Bound:
     clocks |= {unit: waves * device.parts * mix[unit] for unit in ("lds", "memory")}
     alone = sum(mix[unit] for unit in (*UNITS[:3], "latency"))
     by, longest = max((*clocks.items(), ("latency", alone)), key=lambda item: item[1])
-    rounds = math.ceil(blocks / (device.units * resident)) if blocks < 8 * device.units else blocks / (
-        device.units * resident
-    )
+    rounds = blocks / (device.units * resident)
+    if blocks < WHOLE_ROUNDS * device.units:
+        rounds = math.ceil(rounds)
     ms = rounds * (passes * longest + mix["outside"]) / device.clock / 1e6
     names = {"matrix": "matrix units", "vector": "vector units", "lds": "LDS", "memory": "first cache"}
     return Bound(ms, names.get(by, by))
@@ -161,7 +165,12 @@ def rows() -> list[dict[str, Any]]:
         table = list(csv.DictReader(file))
     numbers = ("batch", "heads", "length", "size")
     return [
-        {**row, **{key: int(row[key]) for key in numbers}, "ms": float(row["ms"]), "causal": row["causal"] == "True"}
+        {
+            **row,
+            **{key: int(row[key]) for key in numbers},
+            "ms": float(row["ms"]),
+            "causal": row["causal"] == "True",
+        }
         for row in table
     ]
 
@@ -180,13 +189,12 @@ def _factors(gpu: str, kernel: str, code: str) -> tuple[float, float, float]:
     own = found(gpu, code)
     if len(own) >= LEAST_ROWS:
         middle = statistics.median(own)
-        spread = 1.3  # what two kernels of one group differ by at most where rows are few
-        ends = own if len(own) < 20 else own[len(own) // 20 : -(len(own) // 20)]
-        widen = CLOCKS if len(own) >= 20 else spread - 1
+        ends = own if len(own) < MANY_ROWS else own[len(own) // 20 : -(len(own) // 20)]
+        widen = CLOCKS if len(own) >= MANY_ROWS else FEW
         return middle, min(ends[0], middle) / (1 + widen), max(ends[-1], middle) * (1 + widen)
     other = found("h100-80gb", "ours") or [1.0]
     middle = statistics.median(other)
-    return middle, other[0] / (1 + CLOCKS), max(other[-1], middle) * OTHER_CODE
+    return middle, other[0] / (1 + CLOCKS), max(other[-1], middle) * ANOTHER
 
 
 def time(row: Mapping[str, Any]) -> Time:

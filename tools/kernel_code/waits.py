@@ -1,13 +1,14 @@
 """Whether compiled AMD code waits for what it uses: `python -m tools.kernel_code.waits FILE.hsaco ...`.
 
-The hardware of CDNA does not hold back an instruction whose operand is still being loaded: code says with s_waitcnt
-how many accesses may be under way. Nor does it hold back one that uses a matrix instruction's result too early: code
-passes wait states. This follows, over all ways through a kernel, each register's access under way and how many came
-after it, and each matrix instruction's result and the wait states since. At a barrier no access to LDS may be under
-way, since other wavefronts go on to use it.
+The hardware of CDNA does not hold back an instruction whose operand is still being loaded: code says with
+s_waitcnt how many accesses may be under way. Nor does it hold back one that uses a matrix instruction's
+result too early: code passes wait states. This follows, over all ways through a kernel, each register's
+access under way and how many came after it, and each matrix instruction's result and the wait states since.
+At a barrier no access to LDS may be under way, since other wavefronts go on to use it.
 
-Counters: CDNA ISA documents, chapter "Manually Inserted Wait States"; vmcnt counts in order, lgkmcnt in order only
-while no scalar load is under way. Wait states: LLVM's GCNHazardRecognizer, gfx90a by passes, gfx942 as passes + 3.
+Counters: CDNA ISA documents, chapter "Manually Inserted Wait States"; vmcnt counts in order, lgkmcnt in
+order only while no scalar load is under way. Wait states: LLVM's GCNHazardRecognizer, functions
+checkMAIHazards90A and checkMAIVALUHazards.
 """
 
 from __future__ import annotations
@@ -92,7 +93,10 @@ def check(code: Code, arch: str) -> list[Finding]:
     found = []
     for index, state in sorted(before.items()):
         one = code.instructions[index]
-        found += [Finding(one.address, f"{one.name} {one.operands}".strip(), why) for why in _wrong(one, state, arch)]
+        found += [
+            Finding(one.address, f"{one.name} {one.operands}".strip(), why)
+            for why in _wrong(one, state, arch)
+        ]
     return found
 
 
@@ -148,12 +152,12 @@ def _wrong(one: Instruction, state: State, arch: str) -> Iterator[str]:
             yield f"{name_of(register)} is under way from {kind} ({counter})"
     if one.is_matrix:
         for place, registers in enumerate(one.sources):
-            yield from _early(one, registers, state, arch, place)
+            yield from _early(registers, state, arch, place)
         fresh = sorted(one.read & set(state.vector))
         if fresh:
             yield f"{name_of(fresh[0])} was written {state.vector[fresh[0]]} wait states ago, 2 are needed"
     elif one.is_vector or one.is_memory or one.is_lds:
-        yield from _early(one, used, state, arch, None)
+        yield from _early(used, state, arch, None)
 
 
 def _in_order(one: Instruction, register: int) -> bool:
@@ -161,18 +165,16 @@ def _in_order(one: Instruction, register: int) -> bool:
     return one.is_memory and register in one.written and register not in one.read
 
 
-def _early(
-    one: Instruction, registers: frozenset[int], state: State, arch: str, place: int | None
-) -> Iterator[str]:
+def _early(registers: frozenset[int], state: State, arch: str, place: int | None) -> Iterator[str]:
     for register in sorted(registers & set(state.matrix)):
         age, passes = state.matrix[register]
-        needed = _needed(passes, arch, added=place == 2, whole=_same(one, state, registers))
+        needed = _needed(passes, arch, added=place == 2, whole=_same(state, registers))
         if age < needed:
-            yield f"{name_of(register)} is written by a matrix instruction {age} wait states ago, {needed} are needed"
+            yield f"{name_of(register)} is a matrix result of {age} wait states ago, {needed} are needed"
             return
 
 
-def _same(one: Instruction, state: State, registers: frozenset[int]) -> bool:
+def _same(state: State, registers: frozenset[int]) -> bool:
     """Say whether all registers of an operand are of one matrix instruction, which then hands them on."""
     return len({state.matrix.get(register) for register in registers}) == 1
 
@@ -201,7 +203,11 @@ def main(paths: Sequence[str]) -> int:
         for code in disassembled(path):
             found = check(code, arch[:6])
             status |= bool(found)
-            print(f"{arch[:6]} {code.name}: {'complete' if not found else ''}", *found[:20], sep="\n  " if found else "")
+            print(
+                f"{arch[:6]} {code.name}: {'complete' if not found else ''}",
+                *found[:20],
+                sep="\n  " if found else "",
+            )
     return status
 
 
