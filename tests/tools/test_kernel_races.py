@@ -9,13 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sources import copy_sources
+
+from tools.kernel_code import races
 
 pytestmark = pytest.mark.nightly
-pytest.importorskip("torch")
-from sources import copy_sources  # noqa: E402
-
-from tools.kernel_code import races  # noqa: E402
-
 CHECKS = Path(races.CSRC).parents[1] / "tests" / "portable_checks.cpp"
 Run = Callable[[str, int], None]
 
