@@ -1,7 +1,8 @@
 """Races of the scan's and the convolution's kernels: `python -m tools.kernel_code.race_cases FOLDER`.
 
 It needs torch, and in PYTHONPATH `recipes/mamba-kernels/kernels/src` and `recipes/mamba-kernels/tools`; the
-emulator must be built (`python -m twinrun_mamba.compile --archs cpu`). The library is made in FOLDER, in minutes.
+emulator must be built (`python -m twinrun_mamba.compile --archs cpu`). The library is made in FOLDER, in
+minutes.
 """
 
 from __future__ import annotations
