@@ -621,3 +621,12 @@ def jobs(context: Context, cluster: str = "", out: str = "", follow: str = "", c
 
         folder = Path(out) if out else None
         commands.jobs(ROOT, cluster or None, out=folder, follow=follow or None, cancel=cancel or None)
+
+
+@command(help={"arch": "gfx90a, gfx942 or sm90", "json": "print JSON"})
+def kernels(context: Context, arch: str = "", json: bool = False) -> None:
+    """Predict the time of each kernel of the recipes on a GPU that nobody has to have, and what bounds it."""
+    with exit_on_error():
+        from twinrun.cli import kernels as commands
+
+        commands.kernels(ROOT, arch, as_json=json)
