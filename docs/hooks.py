@@ -119,7 +119,9 @@ def commands() -> str:
     for context in sorted(contexts(collection), key=lambda context: str(context.name)):
         rows = [(f"`{spelled}`", text) for spelled, text in options(context)]
         parts += [f"## {context.name}", str(collection[context.name].__doc__), f"`{usage(context)}`"]
-        parts += [markdown_table(("option", "meaning"), rows)] if rows else []
+        parts += (
+            [closed(f"Options: {len(rows)}", markdown_table(("option", "meaning"), rows))] if rows else []
+        )
     return "\n\n".join(parts)
 
 
@@ -148,12 +150,15 @@ def manifest(name: str) -> str:
             for key, field in fields
         ]
         about = str(model.get("description", "")).replace("\n", " ")
-        parts += [
-            f"### {title}" if title else "",
-            about,
-            markdown_table(("key", "type", "default", "meaning"), rows),
-        ]
+        parts += [f"### {title}" if title else "", about]
+        table = markdown_table(("key", "type", "default", "meaning"), rows)
+        parts += [closed(f"The keys: {len(rows)}", table) if title else table]
     return "\n\n".join(parts)
+
+
+def closed(title: str, text: str) -> str:
+    """Return Markdown that a reader opens."""
+    return f'<details markdown="1"><summary>{escape(title)}</summary>\n\n{text}\n\n</details>'
 
 
 def kind(field: dict[str, Any]) -> str:
@@ -284,8 +289,7 @@ def section(name: str, loaded: LoadedRecipe) -> str:
         return "\n\n".join(
             [f"## {recipe.title}", f"`{loaded.folder}`: {origin}", "No record is committed yet."]
         )
-    rows = "<details markdown><summary>The figures of every point</summary>"
-    measured = f"{rows}\n\n{figures(loaded.folder, PROJECT)}\n\n</details>"
+    measured = closed("The figures of every point", figures(loaded.folder, PROJECT))
     return "\n\n".join([f"## {recipe.title}", f"`{loaded.folder}`: {origin}", *shown, measured, link])
 
 

@@ -92,8 +92,7 @@ def picture(project: Project) -> str:
     """Return the picture of headline figures, over the records that stand for their subjects."""
     recipes = [name for name, loaded in project.recipes().items() if project.results(loaded)]
     standing = [one.shown for name in recipes for one in _ranked(f"recipes/{name}", project) if one.shown]
-    palette = Path(__file__).with_name("palette.css").read_text(encoding="utf-8")
-    return standalone(draw_headline(headline_rows(choices(project, standing))), palette)
+    return standalone(draw_headline(headline_rows(choices(project, standing))))
 
 
 def _metrics(records: Sequence[Record], project: Project) -> list[Metric]:

@@ -98,7 +98,7 @@ class HardwareChoice:
 
     @property
     def reach(self) -> tuple[float, float] | None:
-        """Where its speed surely lies: what somebody reached, else the interval of what is predicted to fit."""
+        """Where its speed surely lies: what somebody reached, else the interval of a prediction."""
         if self.known and self.best:
             return self.best[1], self.best[1]
         return self.predicted.interval if self.predicted and self.way else None
@@ -212,7 +212,8 @@ def hardware_excerpt(found: Sequence[ModelChoices]) -> str:
 def model_page(one: ModelChoices) -> str:
     """Return the page of one model, in Markdown."""
     body = _markdown("hardware_model.html.j2", first=fastest(one), models=_sections([one], {}))
-    return f"---\nhide:\n  - toc\n---\n\n# {one.name}: which hardware to choose\n\n[All models](../hardware.md)\n\n{body}\n"
+    head = f"---\nhide:\n  - toc\n---\n\n# {one.name}: which hardware to choose"
+    return f"{head}\n\n[All models](../hardware.md)\n\n{body}\n"
 
 
 def _markdown(template: str, **values: object) -> str:
@@ -240,7 +241,8 @@ def strip_of(one: ModelChoices) -> dict[str, object]:
 
 def _sections(found: Sequence[ModelChoices], prices: Mapping[str, float]) -> list[dict[str, object]]:
     return [
-        {"name": one.name, "table": table_of(one, prices), "picture": draw(picture_of(one))} for one in found
+        {"name": one.name, "tables": tables_of(one, prices), "picture": draw(picture_of(one))}
+        for one in found
     ]
 
 
@@ -261,6 +263,20 @@ def first_sentence(found: Sequence[ModelChoices]) -> str:
         f" measured here, on {here or 'no GPU'}; the other {len(pairs - published - measured)} are predicted"
         f" alone, and nobody's number is known of {silent or 'no GPU that is left'}."
     )
+
+
+def tables_of(one: ModelChoices, prices: Mapping[str, float]) -> list[Table]:
+    """Return the rows that somebody measured, then those that are predicted alone."""
+    whole = table_of(one, prices)
+    parts = []
+    for title, known in ((f"{whole.title}, published or measured", True), ("Predicted alone", False)):
+        pairs = zip(one.choices, whole.rows, strict=True)
+        rows = tuple(row for choice, row in pairs if bool(choice.known) == known)
+        # What the signs mean stands once.
+        notes = () if parts else whole.notes
+        if rows:
+            parts.append(whole.model_copy(update={"title": title, "rows": rows, "notes": notes}))
+    return parts
 
 
 def table_of(one: ModelChoices, prices: Mapping[str, float]) -> Table:

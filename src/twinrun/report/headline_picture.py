@@ -89,8 +89,9 @@ def draw_headline(rows: Sequence[HeadlineRow]) -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def standalone(svg: str, palette: str) -> str:
+def standalone(svg: str) -> str:
     """Return a picture that brings the colours of a page with it, light and dark."""
+    palette = Path(__file__).with_name("palette.css").read_text(encoding="utf-8")
     opening, rest = svg.split(">", 1)
     paper = '<rect width="100%" height="100%" fill="var(--paper)"/>'
     return f"{opening}>\n<style>{palette}</style>\n{paper}{rest}"

@@ -1,0 +1,105 @@
+"""The site in a browser, at the widths of a telephone, a tablet and a desk, light and dark."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urldefrag
+
+import pytest
+
+from tests.report.browser import Browser
+from tests.report.committed import ROOT
+
+pytestmark = pytest.mark.needs("chromium", "mkdocs")
+
+WIDTHS, SCHEMES = (390, 1000, 1400), ("light", "dark")
+MOST_BYTES, MOST_PIXELS = 300_000, 6_000
+LINK = re.compile(r'\b(?:href|src)="([^"]*)"')
+IDENTIFIER = re.compile(r'\bid="?([^\s">]+)')
+# What a reader would see go wrong: the page wider than the screen, text cut off at the edge of what holds it
+# where that cannot be scrolled, and texts of a picture that lie over each other.
+FAULTS = """(() => {
+  const found = [], root = document.documentElement;
+  if (root.scrollWidth > innerWidth) found.push(`${root.scrollWidth} pixels wide`);
+  for (const one of document.querySelectorAll("body > main *, .md-content *")) {
+    const hides = ["hidden", "clip"].includes(getComputedStyle(one).overflowX);
+    if (hides && one.clientWidth > 1 && one.scrollWidth > one.clientWidth + 1 && one.innerText)
+      found.push(`cut off: ${one.innerText.slice(0, 40)}`);
+  }
+  for (const picture of document.querySelectorAll("figure > svg")) {
+    const whole = picture.getBoundingClientRect();
+    const texts = [...picture.querySelectorAll("text")].map(one => [one.textContent, one.getBoundingClientRect()]);
+    texts.forEach(([said, box], place) => {
+      if (!box.width) return;
+      if (box.left < whole.left - 2 || box.right > whole.right + 2) found.push(`outside its picture: ${said}`);
+      for (const [other, its] of texts.slice(place + 1)) {
+        const across = Math.min(box.right, its.right) - Math.max(box.left, its.left);
+        const down = Math.min(box.bottom, its.bottom) - Math.max(box.top, its.top);
+        if (across > 2 && down > box.height / 3) found.push(`${said} over ${other}`);
+      }
+    });
+  }
+  return [root.scrollHeight, found];
+})()"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    command = ("mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder))
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as one:
+        yield one
+
+
+def pages(site: Path) -> list[Path]:
+    return sorted(page for page in site.rglob("*.html") if page.name != "404.html")
+
+
+def test_no_page_is_wider_than_its_screen_or_has_a_text_that_cannot_be_read(
+    site: Path, browser: Browser
+) -> None:
+    found, heights = {}, {}
+    for page in pages(site):
+        name = str(page.relative_to(site))
+        browser.visit(page)
+        for width in WIDTHS:
+            for scheme in SCHEMES:
+                browser.look(width=width, scheme=scheme)
+                heights[name], faults = browser.value(FAULTS)
+                if faults:
+                    found[f"{name}, {width}, {scheme}"] = faults
+    assert not found, "\n".join(f"{name}: {faults}" for name, faults in found.items())
+    tall = {name: height for name, height in heights.items() if height > MOST_PIXELS and name not in LONG}
+    assert not tall, f"taller than {MOST_PIXELS} pixels: {tall}"
+
+
+def test_no_page_is_heavy(site: Path) -> None:
+    sizes = {str(page.relative_to(site)): page.stat().st_size for page in pages(site)}
+    assert not {name: size for name, size in sizes.items() if size > MOST_BYTES and name not in LONG}
+
+
+def test_every_link_leads_somewhere(site: Path) -> None:
+    texts = {page: page.read_text(encoding="utf-8") for page in pages(site)}
+    names = {page: set(IDENTIFIER.findall(text)) for page, text in texts.items()}
+    broken = []
+    for page, text in texts.items():
+        for link in set(LINK.findall(text)):
+            address, fragment = urldefrag(link)
+            if re.match(r"[a-z]+:|//", address) or link in {"", "."}:
+                continue
+            target = (page.parent / unquote(address)).resolve() if address else page
+            target = target / "index.html" if target.is_dir() else target
+            if not target.exists() or (fragment and target in names and fragment not in names[target]):
+                broken.append(f"{page.relative_to(site)}: {link}")
+    assert not broken, "\n".join(broken)
