@@ -50,10 +50,10 @@ class Browser:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.terminate()
-        self._process.wait(20)
         os.close(self._write)
         os.close(self._read)
+        self._process.kill()
+        self._process.wait()
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Call a method of the protocol and return its result; raises RuntimeError where it has none."""

@@ -44,7 +44,7 @@ def predictions(project: Project, records: Sequence[Record]) -> str:
             f"## The {WORST} worst rows",
             _folded("What they were, and what was predicted", _worst(found, project.gpus)),
             "## Published claims that few can run again",
-            _claims(project),
+            _folded("What was published, and what is predicted", _claims(project)),
             "## Runs that were predicted before they ran",
             _runs(records),
         )
