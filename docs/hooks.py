@@ -72,11 +72,6 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return MARK.sub(lambda mark: manifest(mark[2]) if mark[2] else parts[mark[1]](), markdown)
 
 
-def on_page_content(html: str, **_: Any) -> str:
-    """Let the keyboard scroll blocks of code."""
-    return re.sub(r"(<pre>(?:<span></span>)?<code)>", r'\1 tabindex="0">', html)
-
-
 def on_files(files: Any, config: Any, **_: Any) -> Any:
     """Add the palette of the reports and one page a model."""
     palette = (ROOT / "src/twinrun/report/palette.css").read_text(encoding="utf-8")
