@@ -268,7 +268,7 @@ def first_sentence(found: Sequence[ModelChoices]) -> str:
 def tables_of(one: ModelChoices, prices: Mapping[str, float]) -> list[Table]:
     """Return the rows that somebody measured, then those that are predicted alone."""
     whole = table_of(one, prices)
-    parts = []
+    parts = list[Table]()
     for title, known in ((f"{whole.title}, published or measured", True), ("Predicted alone", False)):
         pairs = zip(one.choices, whole.rows, strict=True)
         rows = tuple(row for choice, row in pairs if bool(choice.known) == known)

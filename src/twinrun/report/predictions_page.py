@@ -152,7 +152,7 @@ def write_picture(path: Path, gpus: Mapping[str, Gpu]) -> None:
     names = sorted({one.row.gpu for one in (*held_out, *fitted)})
     with rc_context(STYLE):
         figure = Figure(figsize=(PANEL[0], PANEL[1] * len(names)), layout="constrained")
-        panels = figure.subplots(len(names), sharex=True, squeeze=False)[:, 0]
+        panels: list[Axes] = list(figure.subplots(len(names), sharex=True, squeeze=False)[:, 0])
         for axes, name in zip(panels, names, strict=True):
             _draw(axes, fitted, name, colour="reference", label="fitted", with_reach=False)
             _draw(axes, held_out, name, colour="series-1", label="held out", with_reach=True)
