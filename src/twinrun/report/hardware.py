@@ -272,7 +272,7 @@ def tables_of(one: ModelChoices, prices: Mapping[str, float]) -> list[Table]:
     for title, known in ((f"{whole.title}, published or measured", True), ("Predicted alone", False)):
         pairs = zip(one.choices, whole.rows, strict=True)
         rows = tuple(row for choice, row in pairs if bool(choice.known) == known)
-        # What the signs mean stands once.
+        # The notes say what the signs mean, and stand once.
         notes = () if parts else whole.notes
         if rows:
             parts.append(whole.model_copy(update={"title": title, "rows": rows, "notes": notes}))
