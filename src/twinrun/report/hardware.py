@@ -42,9 +42,9 @@ WAYS: tuple[tuple[str, Shards, Recomputation], ...] = (
 
 # Three marks: what somebody published, what was measured here, what is predicted; each stays with its number.
 MARKS: dict[Mark, str] = {
-    "published": "●\N{NO-BREAK SPACE}",
-    "measured": "■\N{NO-BREAK SPACE}",
-    "predicted": "△\N{NO-BREAK SPACE}",
+    "published": "◆\N{NO-BREAK SPACE}",
+    "measured": "●\N{NO-BREAK SPACE}",
+    "predicted": "○\N{NO-BREAK SPACE}",
 }
 TITLES = (
     "GPU",
@@ -284,7 +284,7 @@ def table_of(one: ModelChoices, prices: Mapping[str, float]) -> Table:
     titles = (*TITLES, *(("price of 1B tokens",) if prices else ()))
     sources = dict.fromkeys(known.document for choice in one.choices for known in choice.of("published"))
     notes = (
-        "● published, ■ measured here, △ predicted: tokens/s of a device; a card of two dies is two.",
+        "◆ published, ● measured here, ○ predicted: tokens/s of a device; a card of two dies is two.",
         f"Sequences of {one.shape.sequence:,} tokens. Nine of ten numbers lie in a prediction's interval.",
         "Sorted by the sure end: what somebody reached, else the lower end of the prediction's interval.",
         "Place: two GPUs whose places overlap have no order.",
