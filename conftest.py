@@ -79,6 +79,7 @@ CHECKS: dict[str, Callable[[], str]] = {"docker": _engine, "gpu": _gpu, "mirror"
     name: functools.partial(_package, name)
     for name in (
         *READERS,
+        "axe_core_python",
         "composer",
         "deepspeed",
         "lm_eval",

@@ -11,6 +11,7 @@ from typing import Any
 
 from invoke.collection import Collection
 from invoke.loader import FilesystemLoader
+from mkdocs.structure.files import File
 
 from twinrun.cli.program import contexts, options, usage
 from twinrun.cli.recipes import summaries
@@ -21,9 +22,10 @@ from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.stack import find_stacks
 from twinrun.planning.project import Project
 from twinrun.report.figures import figures
-from twinrun.report.hardware import choices, hardware_excerpt
+from twinrun.report.hardware import ModelChoices, choices, hardware_excerpt, model_page
+from twinrun.report.headline_picture import draw_headline, headline_rows
 from twinrun.report.kernels_page import kernels
-from twinrun.report.page import excerpt, write_recipe_report
+from twinrun.report.page import write_recipe_report
 from twinrun.report.predictions_page import predictions, write_picture
 from twinrun.report.summary import selected, software
 from twinrun.report.words import (
@@ -43,13 +45,23 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = Project(ROOT)
 MARK = re.compile(r"^<!-- generated: (\w+) ?([\w-]*) -->$", re.MULTILINE)
 
+# Where a recipe's page leads, seen from the folder of results.
+LINKS = {
+    "twinrun": "../index.html",
+    "All results": "index.html",
+    "Which hardware": "hardware/index.html",
+    "Statements": "statements/index.html",
+    "How to read a verdict": "../guides/read-a-verdict/index.html",
+}
+
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replace the marks of a page."""
     parts: dict[str, Callable[[], str]] = {
         "commands": commands,
         "images": images,
-        "hardware": lambda: hardware_excerpt(choices(PROJECT, all_committed())),
+        "hardware": lambda: hardware_excerpt(hardware_choices()),
+        "headline": headline_figure,
         "kernels": lambda: kernels(of_kernels()),
         "predictions": lambda: predictions(PROJECT, all_committed()),
         "recipes": recipes,
@@ -58,6 +70,29 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         "trials": trials,
     }
     return MARK.sub(lambda mark: manifest(mark[2]) if mark[2] else parts[mark[1]](), markdown)
+
+
+def on_files(files: Any, config: Any, **_: Any) -> Any:
+    """Add the palette of the reports and one page a model."""
+    palette = (ROOT / "src/twinrun/report/palette.css").read_text(encoding="utf-8")
+    files.append(File.generated(config, "stylesheets/palette.css", content=palette))
+    for one in hardware_choices():
+        files.append(File.generated(config, f"results/hardware/{one.name}.md", content=model_page(one)))
+    return files
+
+
+@cache
+def hardware_choices() -> tuple[ModelChoices, ...]:
+    """Return what is known and predicted of every model, over all committed records."""
+    return tuple(choices(PROJECT, all_committed()))
+
+
+def headline_figure() -> str:
+    """Return the picture of published against measured, which takes its colours from the page."""
+    standing = [
+        one for loaded in PROJECT.recipes().values() for one in selected(committed(loaded.recipe.name))
+    ]
+    return draw_headline(headline_rows(choices(PROJECT, standing)))
 
 
 def on_post_build(config: Any, **_: Any) -> None:
@@ -72,6 +107,7 @@ def on_post_build(config: Any, **_: Any) -> None:
                 recipe=loaded,
                 project=PROJECT,
                 between=judge_between(selected(records), PROJECT),
+                links=LINKS,
             )
 
 
@@ -83,7 +119,9 @@ def commands() -> str:
     for context in sorted(contexts(collection), key=lambda context: str(context.name)):
         rows = [(f"`{spelled}`", text) for spelled, text in options(context)]
         parts += [f"## {context.name}", str(collection[context.name].__doc__), f"`{usage(context)}`"]
-        parts += [markdown_table(("option", "meaning"), rows)] if rows else []
+        parts += (
+            [closed(f"Options: {len(rows)}", markdown_table(("option", "meaning"), rows))] if rows else []
+        )
     return "\n\n".join(parts)
 
 
@@ -112,12 +150,15 @@ def manifest(name: str) -> str:
             for key, field in fields
         ]
         about = str(model.get("description", "")).replace("\n", " ")
-        parts += [
-            f"### {title}" if title else "",
-            about,
-            markdown_table(("key", "type", "default", "meaning"), rows),
-        ]
+        parts += [f"### {title}" if title else "", about]
+        table = markdown_table(("key", "type", "default", "meaning"), rows)
+        parts += [closed(f"The keys: {len(rows)}", table) if title else table]
     return "\n\n".join(parts)
+
+
+def closed(title: str, text: str) -> str:
+    """Return Markdown that a reader opens."""
+    return f'<details markdown="1"><summary>{escape(title)}</summary>\n\n{text}\n\n</details>'
 
 
 def kind(field: dict[str, Any]) -> str:
@@ -239,7 +280,7 @@ def section(name: str, loaded: LoadedRecipe) -> str:
     """Return the results of one recipe: which hardware to choose, and what the record of each says."""
     recipe, records = loaded.recipe, committed(loaded.recipe.name)
     origin = f"{recipe.publication.figure} of “{recipe.publication.title}”, {recipe.publication.by}."
-    link = f'<a href="{name}.html">All records, their pictures, and which hardware to choose</a>'
+    link = f'<a href="{name}.html">Published beside measured, every claim and every record</a>'
     stands = selected(records)
     shown = [record_results(record) for record in stands if record.verdicts]
     if between := judge_between(stands, PROJECT):
@@ -248,9 +289,8 @@ def section(name: str, loaded: LoadedRecipe) -> str:
         return "\n\n".join(
             [f"## {recipe.title}", f"`{loaded.folder}`: {origin}", "No record is committed yet."]
         )
-    choice = excerpt(stands, loaded, PROJECT.gpus)
-    measured = figures(loaded.folder, PROJECT)
-    return "\n\n".join([f"## {recipe.title}", f"`{loaded.folder}`: {origin}", *shown, choice, measured, link])
+    measured = closed("The figures of every point", figures(loaded.folder, PROJECT))
+    return "\n\n".join([f"## {recipe.title}", f"`{loaded.folder}`: {origin}", *shown, measured, link])
 
 
 def record_results(record: Record) -> str:

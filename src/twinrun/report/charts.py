@@ -38,6 +38,9 @@ from twinrun.workloads.tables_and_charts import (
 MAX_LABELS = 12
 # A curve of more spots has a mark at some of them only.
 MAX_MARKS = 12
+# Attributes of SVG that place something, and numbers of more digits than they need.
+PLACED = re.compile(r'\b(?:d|x|y|points|transform)="[^"]*"')
+LONG = re.compile(r"-?\d+\.\d{2,}(?![\de])")
 BINARY = ("", "Ki", "Mi", "Gi", "Ti")
 VALUES: dict[str, Callable[[float], str]] = {"share": percent, "relative": "{:.3f}".format}
 TICKS: dict[str, Callable[[float], str]] = {"share": "{:.0%}".format, "relative": "{:.2f}".format}
@@ -59,6 +62,7 @@ PLACES = (
 
 def draw_lines(chart: LineChart) -> Picture:
     """Draw a chart of curves."""
+    chart = _without_repeats(chart)
     looks = [look_of(curve.kind, curve.place) for curve in chart.curves]
     with canvas() as (figure, axes):
         aside = _aside(chart)
@@ -77,6 +81,17 @@ def draw_lines(chart: LineChart) -> Picture:
     if chart.limit is not None:
         keys.append(Key(sign="╌", colour="limit", label=f"limit: {number(chart.limit)}"))
     return Picture(svg=svg, title=chart.title, keys=tuple(keys), notes=chart.notes)
+
+
+def _without_repeats(chart: LineChart) -> LineChart:
+    """Leave out what was published elsewhere where a published curve has the same spots."""
+    published = [_spots(curve) for curve in chart.curves if curve.kind == "published"]
+    kept = [one for one in chart.curves if one.kind != "reference" or _spots(one) not in published]
+    return chart.model_copy(update={"curves": tuple(kept)})
+
+
+def _spots(curve: Curve) -> set[tuple[float, str]]:
+    return {(spot.x, number(spot.value)) for spot in curve.spots}
 
 
 def _aside(chart: LineChart) -> list[float]:
@@ -408,6 +423,8 @@ def svg_text(figure: Figure, *, name: str, title: str, description: str) -> str:
     # Its style sheet would reach the whole page; the page has the same rule for its own pictures.
     text = re.sub(r"<style.*?</style>", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text)
+    # A tenth of a pixel is all that a reader sees, and places are most of what a picture weighs.
+    text = PLACED.sub(lambda found: LONG.sub(lambda one: f"{float(one[0]):.1f}", found[0]), text)
     for variable, stand_in in COLOURS.items():
         text = text.replace(stand_in, f"var(--{variable})")
     opening, rest = text.split(">", 1)

@@ -9,6 +9,9 @@ from pathlib import Path
 from twinrun.foundation.files import write_atomically
 from twinrun.manifests.metrics import RATIO, Metric
 from twinrun.planning.project import Project
+from twinrun.report.hardware import choices
+from twinrun.report.headline_picture import FILE as PICTURE
+from twinrun.report.headline_picture import draw_headline, headline_rows, standalone
 from twinrun.report.summary import SubjectRecords, ranked, spread_over, standing_for
 from twinrun.report.words import claims_in_words
 from twinrun.results.reading import read_record
@@ -79,9 +82,17 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def main(root: Path) -> None:
-    """Write the tables into README.md."""
-    path = root / FILE
-    write_atomically(path, with_figures(path.read_text(encoding="utf-8"), Project(root)))
+    """Write the tables into README.md, and the picture that it opens with."""
+    path, project = root / FILE, Project(root)
+    write_atomically(path, with_figures(path.read_text(encoding="utf-8"), project))
+    write_atomically(root / PICTURE, picture(project))
+
+
+def picture(project: Project) -> str:
+    """Return the picture of headline figures, over the records that stand for their subjects."""
+    recipes = [name for name, loaded in project.recipes().items() if project.results(loaded)]
+    standing = [one.shown for name in recipes for one in _ranked(f"recipes/{name}", project) if one.shown]
+    return standalone(draw_headline(headline_rows(choices(project, standing))))
 
 
 def _metrics(records: Sequence[Record], project: Project) -> list[Metric]:

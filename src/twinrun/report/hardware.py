@@ -42,13 +42,14 @@ WAYS: tuple[tuple[str, Shards, Recomputation], ...] = (
 
 # Three marks: what somebody published, what was measured here, what is predicted; each stays with its number.
 MARKS: dict[Mark, str] = {
-    "published": "●\N{NO-BREAK SPACE}",
-    "measured": "■\N{NO-BREAK SPACE}",
-    "predicted": "△\N{NO-BREAK SPACE}",
+    "published": "◆\N{NO-BREAK SPACE}",
+    "measured": "●\N{NO-BREAK SPACE}",
+    "predicted": "○\N{NO-BREAK SPACE}",
 }
 TITLES = (
     "GPU",
     "precision",
+    "place",
     "published: best recipe",
     "slowest recipe",
     "measured here",
@@ -95,6 +96,13 @@ class HardwareChoice:
         rate = self.predicted.tokens_per_second if self.predicted else None
         return ("predicted", rate) if rate else None
 
+    @property
+    def reach(self) -> tuple[float, float] | None:
+        """Where its speed surely lies: what somebody reached, else the interval of a prediction."""
+        if self.known and self.best:
+            return self.best[1], self.best[1]
+        return self.predicted.interval if self.predicted and self.way else None
+
 
 @dataclass(frozen=True)
 class ModelChoices:
@@ -103,7 +111,17 @@ class ModelChoices:
     name: str
     shape: ModelShape
     choices: tuple[HardwareChoice, ...]
-    """Those with a number of somebody first, fastest first."""
+    """Sorted by the sure end of their speed, fastest first."""
+
+    def place_of(self, choice: HardwareChoice) -> str:
+        """Return the places that a choice may have: those that overlap have no order."""
+        if choice.reach is None:
+            return ABSENT
+        low, high = choice.reach
+        others = [one.reach for one in self.choices if one.reach and one is not choice]
+        first = 1 + sum(other[0] > high for other in others)
+        last = 1 + len(others) - sum(other[1] < low for other in others)
+        return str(first) if first == last else f"{first} to {last}"
 
 
 def choices(project: Project, records: Sequence[Record], *, only: str | None = None) -> list[ModelChoices]:
@@ -144,7 +162,7 @@ def _of_model(
         row = project.gpus[gpu]
         way, predicted = _predicted(name, shape, row) if precision == PRECISION else (None, None)
         made.append(HardwareChoice(row, precision, tuple(known.get((gpu, precision), ())), predicted, way))
-    made.sort(key=lambda one: (not one.known, -(one.best[1] if one.best else 0.0), one.gpu.id))
+    made.sort(key=lambda one: (-(one.reach[0] if one.reach else 0.0), one.gpu.id))
     return ModelChoices(name, shape, tuple(made))
 
 
@@ -184,16 +202,47 @@ def write_hardware_page(path: Path, found: Sequence[ModelChoices], prices: Mappi
 
 
 def hardware_excerpt(found: Sequence[ModelChoices]) -> str:
-    """Return the same for a page of the docs."""
-    template = page_environment().get_template("hardware_excerpt.html.j2")
-    written = template.render(first=first_sentence(found), models=_sections(found, {}))
+    """Return the index of models for a page of the docs."""
+    models = [
+        {"name": one.name, "size": one.shape.parameters() / 1e9, "strip": strip_of(one)} for one in found
+    ]
+    return _markdown("hardware_excerpt.html.j2", first=first_sentence(found), models=models)
+
+
+def model_page(one: ModelChoices) -> str:
+    """Return the page of one model, in Markdown."""
+    body = _markdown("hardware_model.html.j2", first=fastest(one), models=_sections([one], {}))
+    head = f"---\nhide:\n  - toc\n---\n\n# {one.name}: which hardware to choose"
+    return f"{head}\n\n[All models](../hardware.md)\n\n{body}\n"
+
+
+def _markdown(template: str, **values: object) -> str:
+    written = page_environment().get_template(template).render(values)
     # Markdown ends a block of HTML at an empty line.
     return "\n".join(line for line in written.splitlines() if line.strip())
 
 
+def fastest(one: ModelChoices) -> str:
+    """Say which GPU surely trains a model fastest, or which have no order."""
+    rivals = [choice for choice in one.choices if one.place_of(choice).split(" ")[0] == "1"]
+    names = [f"{choice.gpu.name} in {choice.precision}" for choice in rivals]
+    if len(names) == 1:
+        return f"The fastest of what is known and predicted is {names[0]}."
+    return f"No order: {', '.join(names[:-1])} and {names[-1]} overlap." if names else "Nothing is known."
+
+
+def strip_of(one: ModelChoices) -> dict[str, object]:
+    """Return the small picture of a model: a mark for each GPU, in shares of the fastest."""
+    spots = [(choice.best[0], *choice.reach) for choice in one.choices if choice.best and choice.reach]
+    most = max((high for *_, high in spots), default=1.0)
+    places = [{"mark": mark, "low": 100 * low / most, "high": 100 * high / most} for mark, low, high in spots]
+    return {"spots": places, "said": fastest(one)}
+
+
 def _sections(found: Sequence[ModelChoices], prices: Mapping[str, float]) -> list[dict[str, object]]:
     return [
-        {"name": one.name, "table": table_of(one, prices), "picture": draw(picture_of(one))} for one in found
+        {"name": one.name, "tables": tables_of(one, prices), "picture": draw(picture_of(one))}
+        for one in found
     ]
 
 
@@ -216,14 +265,29 @@ def first_sentence(found: Sequence[ModelChoices]) -> str:
     )
 
 
+def tables_of(one: ModelChoices, prices: Mapping[str, float]) -> list[Table]:
+    """Return the rows that somebody measured, then those that are predicted alone."""
+    whole = table_of(one, prices)
+    parts = list[Table]()
+    for title, known in ((f"{whole.title}, published or measured", True), ("Predicted alone", False)):
+        pairs = zip(one.choices, whole.rows, strict=True)
+        rows = tuple(row for choice, row in pairs if bool(choice.known) == known)
+        # The notes say what the signs mean, and stand once.
+        notes = () if parts else whole.notes
+        if rows:
+            parts.append(whole.model_copy(update={"title": title, "rows": rows, "notes": notes}))
+    return parts
+
+
 def table_of(one: ModelChoices, prices: Mapping[str, float]) -> Table:
     """Return a row for each GPU and precision."""
     titles = (*TITLES, *(("price of 1B tokens",) if prices else ()))
     sources = dict.fromkeys(known.document for choice in one.choices for known in choice.of("published"))
     notes = (
-        "● published, ■ measured here, △ predicted: tokens/s of a device; a card of two dies is two.",
+        "◆ published, ● measured here, ○ predicted: tokens/s of a device; a card of two dies is two.",
         f"Sequences of {one.shape.sequence:,} tokens. Nine of ten numbers lie in a prediction's interval.",
-        "Predictions whose intervals overlap have no order.",
+        "Sorted by the sure end: what somebody reached, else the lower end of the prediction's interval.",
+        "Place: two GPUs whose places overlap have no order.",
         f"Predicted: {DEVICES} devices of a node, {PRECISION}, states split, the largest microbatch.",
         f"MFU: {one.shape.formula} of the best number of the row over the dense 16-bit peak; none in fp8.",
         "Tokens a joule: the best number over what a card draws at most, or over what a record sampled.",
@@ -244,6 +308,7 @@ def _row(one: ModelChoices, choice: HardwareChoice, prices: Mapping[str, float])
     cells = [
         text(choice.gpu.name),
         text(choice.precision),
+        text(one.place_of(choice)),
         _known(published[:1]),
         _known(published[-1:] if len(published) > 1 else []),
         _known(choice.of("measured")[:1]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,11 +39,13 @@ def write_recipe_report(
     recipe: LoadedRecipe,
     project: Project,
     between: Sequence[Verdict] = (),
+    links: Mapping[str, str] | None = None,
 ) -> Path:
     """Write one page over all `records` of a recipe, newest first, and return its path.
 
     Args:
         between: verdicts on the claims between records, over those that are shown.
+        links: titles and addresses of pages that stand beside it on a site.
 
     Raises:
         InputError: a record is of another recipe.
@@ -53,18 +55,18 @@ def write_recipe_report(
         _demand_recipe(record, recipe)
     newest = sorted(records, key=lambda record: record.created, reverse=True)
     drawn = overview(summary.selected(newest), recipe, project.gpus)
-    return _write(path, "recipe.html.j2", newest, drawn, recipe=recipe, project=project, between=between)
+    beside = {"links": links or {}, "ways": ways_to_run(recipe, project)}
+    return _write(
+        path, "recipe.html.j2", newest, drawn, recipe=recipe, project=project, between=between, **beside
+    )
 
 
-def excerpt(shown: Sequence[Record], recipe: LoadedRecipe, gpus: dict[str, Gpu]) -> str:
-    """Return published and measured hardware side by side, a table and a picture, for a page of all."""
-    drawn = overview(shown, recipe, gpus)
-    name = recipe.recipe.name
-    named = [draw(one.model_copy(update={"name": f"{name}-{one.name}"})) for one in drawn.charts[:1]]
-    template = page_environment().get_template("excerpt.html.j2")
-    text = template.render(hardware_tables=drawn.tables, pictures=named)
-    # Markdown ends a block of HTML at an empty line.
-    return "\n".join(line for line in text.splitlines() if line.strip())
+def ways_to_run(recipe: LoadedRecipe, project: Project) -> dict[str, tuple[str, ...]]:
+    """Return the commands that run a recipe, by the kind of machine."""
+    run = f"invoke run {recipe.folder}"
+    ways = {vendor.title: (f"{run} --vendor {name}",) for name, vendor in project.vendors.items()}
+    published = (f"{run} --scale paper --dry", f"{run} --scale paper")
+    return ways | {"As published": published, "Slurm": (f"{run} --scheduler slurm --cluster NAME",)}
 
 
 def overview(records: Sequence[Record], recipe: LoadedRecipe, gpus: dict[str, Gpu]) -> Overview:
@@ -113,6 +115,7 @@ def _write(
     recipe: LoadedRecipe,
     project: Project,
     between: Sequence[Verdict] = (),
+    **beside: object,
 ) -> Path:
     anchors = {record.run + record.sha256: f"record-{number}" for number, record in enumerate(records, 1)}
     page = page_environment().get_template(template)
@@ -129,6 +132,7 @@ def _write(
             hardware_tables=drawn.tables,
             between=between,
             pictures=[draw(chart) for chart in drawn.charts],
+            **beside,
         ),
     )
     return path

@@ -8,8 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, quantiles
 
+from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from twinrun.foundation.files import write_atomically
 from twinrun.foundation.text import markdown_table, percent
 from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.manifests.vendor import Gpu
@@ -17,6 +20,8 @@ from twinrun.planning.project import Project
 from twinrun.predict.calibration import calibration
 from twinrun.predict.claims import PredictedClaim, predicted_claims
 from twinrun.predict.rows import Residual, residuals
+from twinrun.report.charts import COLOURS, STYLE, label_logarithmic, svg_text
+from twinrun.report.headline_picture import standalone
 from twinrun.results.record import Record, hardware
 
 WORST = 10
@@ -35,15 +40,19 @@ def predictions(project: Project, records: Sequence[Record]) -> str:
     return "\n\n".join(
         (
             "## Errors of rows that were held out",
-            _slices(found, project.gpus),
+            _folded("Errors by software and GPU, cut, size and nodes", _slices(found, project.gpus)),
             f"## The {WORST} worst rows",
-            _worst(found, project.gpus),
+            _folded("What they were, and what was predicted", _worst(found, project.gpus)),
             "## Published claims that few can run again",
-            _claims(project),
+            _folded("What was published, and what is predicted", _claims(project)),
             "## Runs that were predicted before they ran",
             _runs(records),
         )
     )
+
+
+def _folded(title: str, table: str) -> str:
+    return f'<details markdown="1"><summary>{title}</summary>\n\n{table}\n\n</details>'
 
 
 def _slices(found: Sequence[Residual], gpus: Mapping[str, Gpu]) -> str:
@@ -141,41 +150,43 @@ def write_picture(path: Path, gpus: Mapping[str, Gpu]) -> None:
     """Draw predicted over published times, a panel for each GPU, one below the other for narrow screens."""
     held_out, fitted = (residuals(gpus, calibration(), part=part) for part in ("test", "fit"))
     names = sorted({one.row.gpu for one in (*held_out, *fitted)})
-    figure = Figure(figsize=(PANEL[0], PANEL[1] * len(names)))
-    for axes, name in zip(figure.subplots(len(names), sharex=True, squeeze=False)[:, 0], names, strict=True):
-        for group, color, label in ((fitted, "0.7", "fitted"), (held_out, "tab:blue", "held out")):
-            mine = [one for one in group if one.row.gpu == name]
-            ratios = [1 + one.error for one in mine]
-            # Of what is predicted, the published time lies between these shares nine times of ten.
-            reach = [
-                [
-                    ratio * (1 - math.exp(-one.prediction.half))
-                    for one, ratio in zip(mine, ratios, strict=True)
-                ],
-                [
-                    ratio * (math.exp(one.prediction.half) - 1)
-                    for one, ratio in zip(mine, ratios, strict=True)
-                ],
-            ]
-            axes.errorbar(
-                [one.row.seconds for one in mine],
-                ratios,
-                yerr=reach if color != "0.7" else None,
-                fmt="o",
-                markersize=3,
-                linewidth=0.5,
-                alpha=0.6,
-                color=color,
-                label=f"{label}, {len(mine)}",
-            )
-        axes.axhline(1, color="0.3", linewidth=1)
-        axes.set(xscale="log", ylim=(0.5, 1.6), title=gpus[name].name)
-        axes.legend(fontsize=9, frameon=False, loc="upper right")
-    figure.supxlabel("published time of a step, s")
-    figure.supylabel("predicted over published")
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    with rc_context(STYLE):
+        figure = Figure(figsize=(PANEL[0], PANEL[1] * len(names)), layout="constrained")
+        panels: list[Axes] = list(figure.subplots(len(names), sharex=True, squeeze=False)[:, 0])
+        for axes, name in zip(panels, names, strict=True):
+            _draw(axes, fitted, name, colour="reference", label="fitted", with_reach=False)
+            _draw(axes, held_out, name, colour="series-1", label="held out", with_reach=True)
+            axes.axhline(1, color=COLOURS["ink"], linewidth=1)
+            axes.set(xscale="log", ylim=(0.5, 1.6), title=gpus[name].name)
+            axes.legend(fontsize=9, frameon=False, loc="upper right")
+        label_logarithmic(panels[-1].xaxis)
+        figure.supxlabel("published time of a step, s")
+        figure.supylabel("predicted over published")
+        said = f"A panel for each of {', '.join(gpus[name].name for name in names)}."
+        svg = svg_text(figure, name="predictions", title="Predicted over published", description=said)
+    write_atomically(path, standalone(svg))
+
+
+def _draw(
+    axes: Axes, group: Sequence[Residual], gpu: str, *, colour: str, label: str, with_reach: bool
+) -> None:
+    mine = [one for one in group if one.row.gpu == gpu]
+    ratios = [1 + one.error for one in mine]
+    halves = [one.prediction.half for one in mine]
+    # Of what is predicted, the published time lies between these shares nine times of ten.
+    below = [ratio * (1 - math.exp(-half)) for ratio, half in zip(ratios, halves, strict=True)]
+    above = [ratio * (math.exp(half) - 1) for ratio, half in zip(ratios, halves, strict=True)]
+    axes.errorbar(
+        [one.row.seconds for one in mine],
+        ratios,
+        yerr=[below, above] if with_reach else None,
+        fmt="o",
+        markersize=3,
+        linewidth=0.5,
+        alpha=0.6,
+        color=COLOURS[colour],
+        label=f"{label}, {len(mine)}",
+    )
 
 
 def _billions(one: Residual) -> str:

@@ -1,0 +1,154 @@
+"""The site in a browser, at the widths of a telephone, a tablet and a desk, light and dark."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import unquote, urldefrag
+
+import pytest
+
+from tests.report.browser import Browser
+from tests.report.committed import ROOT
+
+pytestmark = pytest.mark.needs("chromium", "mkdocs", "axe_core_python")
+
+WIDTHS = (390, 1000, 1400)
+# Colours are the same on all pages of a kind, and one of each kind is held to the rules of accessibility.
+KINDS = (
+    "index.html",
+    "guides/run-an-experiment/index.html",
+    "reference/commands/index.html",
+    "results/index.html",
+    "results/hardware/index.html",
+    "results/hardware/mpt-7b/index.html",
+    "results/llama-throughput.html",
+    "results/predictions/index.html",
+)
+# The theme's script makes its button to copy code a landmark without a name, and takes from blocks that
+# scroll the place among the stops of the keyboard, which browsers give them.
+AXE = """axe.run({exclude: [[".md-code__nav"]]}, {
+  resultTypes: ["violations"],
+  rules: {"scrollable-region-focusable": {enabled: !document.querySelector(".md-content")}},
+}).then(found => found.violations.map(one =>
+  `${one.id}: ${one.nodes.slice(0, 3).map(node => node.html.slice(0, 90))}`))"""
+# Bytes, and pixels at the width of a desk.
+MOST_BYTES, MOST_PIXELS = 300_000, 6_000
+LINK = re.compile(r'\b(?:href|src)="([^"]*)"')
+IDENTIFIER = re.compile(r'\bid="?([^\s">]+)')
+# Pages that are larger, and why.
+LONG = {
+    "guides/add-a-recipe/index.html": "one guide from the paper to the verdict",
+    "reference/manifests/index.html": "a heading for each table of each manifest",
+    "reference/record/index.html": "a heading for each table of a record",
+    "results/statements/index.html": "every statement of every publication",
+    "results/flash-attention.html": "every record of the recipe",
+    "results/mamba-kernels.html": "every record of the recipe",
+    "results/mpt-throughput.html": "every record of the recipe",
+    "results/mpt7b-scaling.html": "every record of the recipe",
+}
+# What a reader would see go wrong: the page wider than the screen, text cut off at the edge of what holds it
+# where that cannot be scrolled, and texts of a picture that lie over each other.
+FAULTS = """(() => {
+  const found = [], root = document.documentElement;
+  if (root.scrollWidth > innerWidth) found.push(`${root.scrollWidth} pixels wide`);
+  for (const one of document.querySelectorAll("body > main *, .md-content *")) {
+    const hides = ["hidden", "clip"].includes(getComputedStyle(one).overflowX);
+    if (hides && one.clientWidth > 1 && one.scrollWidth > one.clientWidth + 1 && one.innerText)
+      found.push(`cut off: ${one.innerText.slice(0, 40)}`);
+  }
+  for (const picture of document.querySelectorAll("figure > svg")) {
+    const whole = picture.getBoundingClientRect();
+    const texts = [...picture.querySelectorAll("text")]
+      .map(one => [one.textContent, one.getBoundingClientRect()]);
+    texts.forEach(([said, box], place) => {
+      if (!box.width) return;
+      if (box.left < whole.left - 2 || box.right > whole.right + 2)
+        found.push(`outside its picture: ${said}`);
+      for (const [other, its] of texts.slice(place + 1)) {
+        const across = Math.min(box.right, its.right) - Math.max(box.left, its.left);
+        const down = Math.min(box.bottom, its.bottom) - Math.max(box.top, its.top);
+        if (across > 2 && down > box.height / 3) found.push(`${said} over ${other}`);
+      }
+    });
+  }
+  return [root.scrollHeight, found];
+})()"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    command = ("mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder))
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as one:
+        yield one
+
+
+def pages(site: Path) -> list[Path]:
+    return sorted(page for page in site.rglob("*.html") if page.name != "404.html")
+
+
+def test_no_page_is_wider_than_its_screen_or_has_a_text_that_cannot_be_read(
+    site: Path, browser: Browser
+) -> None:
+    found, heights = {}, {}
+    for page in pages(site):
+        name = str(page.relative_to(site))
+        browser.visit(page)
+        # A colour scheme moves nothing.
+        for width in WIDTHS:
+            browser.look(width=width, scheme="light")
+            heights[name], faults = browser.value(FAULTS)
+            if faults:
+                found[f"{name}, {width}"] = faults
+    assert not found, "\n".join(f"{name}: {faults}" for name, faults in found.items())
+    tall = {name: height for name, height in heights.items() if height > MOST_PIXELS and name not in LONG}
+    assert not tall, f"taller than {MOST_PIXELS} pixels: {tall}"
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(WIDTHS[0], "light"), (WIDTHS[-1], "dark")])
+def test_pages_keep_the_rules_of_accessibility(site: Path, browser: Browser, width: int, scheme: str) -> None:
+    package = find_spec("axe_core_python")
+    assert package
+    assert package.origin
+    rules = Path(package.origin).with_name("axe.min.js").read_text(encoding="utf-8")
+    found = {}
+    browser.look(width=width, scheme=scheme)
+    for name in KINDS:
+        browser.visit(site / name)
+        browser.value(f"{rules}; 0")
+        if faults := browser.value(AXE):
+            found[name] = faults
+    assert not found, "\n".join(f"{name}: {faults}" for name, faults in found.items())
+
+
+def test_no_page_is_heavy(site: Path) -> None:
+    sizes = {str(page.relative_to(site)): page.stat().st_size for page in pages(site)}
+    assert not {name: size for name, size in sizes.items() if size > MOST_BYTES and name not in LONG}
+
+
+def test_every_link_leads_somewhere(site: Path) -> None:
+    texts = {page: page.read_text(encoding="utf-8") for page in pages(site)}
+    names = {page: set(IDENTIFIER.findall(text)) for page, text in texts.items()}
+    broken = []
+    for page, text in texts.items():
+        for link in set(LINK.findall(text)):
+            address, fragment = urldefrag(link)
+            if re.match(r"[a-z]+:|//", address) or link in {"", "."}:
+                continue
+            target = (page.parent / unquote(address)).resolve() if address else page
+            target = target / "index.html" if target.is_dir() else target
+            if not target.exists() or (fragment and target in names and fragment not in names[target]):
+                broken.append(f"{page.relative_to(site)}: {link}")
+    assert not broken, "\n".join(broken)
