@@ -11,7 +11,7 @@ from typing import Any
 
 ANSWERS = Path(__file__).parents[1] / "hardware_probes"
 NODE = "== /sys/class/kfd/kfd/topology/nodes/"
-# Model: what amd-smi calls it, its PCI number, compute units, architecture, MB and driver.
+# Model: devices, its name in amd-smi, its PCI number, compute units, architecture, MB and driver.
 AMD_SMI: dict[str, tuple[int, str, str, int, str, int, str]] = {
     "mi210": (2, "AMD Instinct MI210", "N/A", 104, "gfx90a", 65520, "6.10.5"),
     "mi250": (8, "AMD Instinct MI250X / MI250", "0x740c", 104, "gfx90a", 65520, "6.14.14"),
@@ -21,7 +21,7 @@ AMD_SMI: dict[str, tuple[int, str, str, int, str, int, str]] = {
     "mi325x": (8, "AMD Instinct MI325X", "N/A", 304, "gfx942", 262128, "6.12.12"),
     "mi355x": (8, "AMD Instinct MI355X", "N/A", 256, "gfx950", 294896, "6.14.14"),
 }
-# What rocm-smi calls it, its PCI number, the board's, the architecture as it spells it, bytes and driver.
+# Model: devices, its name in rocm-smi, PCI number, the board's, architecture as spelt there, bytes, driver.
 ROCM_SMI: dict[str, tuple[int, str, str, str, str, int, str]] = {
     "mi250": (8, "AMD INSTINCT MI250 (MCM) OAM AC MBA", "0x740c", "D65210V", "gfx9010", 68702699520, "6.2.4"),
     "mi250x": (
