@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from tests.execution.placements import SITE, PlacementStandIn
+from tests.goldens import check_golden
 from twinrun.execution import engines, launchers, schedulers
 from twinrun.execution.engine import Renderer, Workspace, log_folder
 from twinrun.execution.engines import singularity
@@ -34,7 +35,6 @@ from twinrun.manifests.cluster import ClusterTable, LoadedSite, Site
 from twinrun.manifests.vendor import load_vendors
 
 ROOT = Path(__file__).resolve().parents[2]
-GOLDEN = ROOT / "tests" / "golden"
 LAUNCHERS = ("mpirun", "srun", "torchrun")
 # Each makes a file where a shell obeys it.
 ATTACKS = (
@@ -150,10 +150,7 @@ def test_the_script_is_the_golden_one(
     ranks = loaded.site.devices_per_node
     placement = PlacementStandIn(id="nodes=2", nodes=2, devices_per_node=ranks)
     text = script(launcher, site=loaded, placement=placement, engine=engine, payload="told")
-    file = GOLDEN / f"job-{site}-{launcher}-{engine}.sh"
-    if os.environ.get("WRITE_GOLDEN"):
-        file.write_text(text, encoding="utf-8")
-    assert text == file.read_text(encoding="utf-8")
+    check_golden(f"job-{site}-{launcher}-{engine}.sh", text)
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 

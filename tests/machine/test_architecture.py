@@ -13,7 +13,8 @@ import pytest
 
 from tests.cli.test_bad_input import RECIPE, error_message, with_manifests
 from tests.commands import invoke
-from tests.machine.test_inventory import PROGRAMS, answering, text_of
+from tests.machine.answers import answering, text_of
+from tests.machine.test_inventory import PROGRAMS
 from twinrun.machine.architecture import architectures_needed, misfit, runs_on
 from twinrun.machine.devices import identify
 from twinrun.machine.probes import parse_output

@@ -19,6 +19,7 @@ from socketserver import UnixStreamServer
 import pytest
 from rich.console import Console
 
+from tests.machine.answers import answering
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError
 from twinrun.machine import checks, daemon
@@ -29,7 +30,6 @@ from twinrun.manifests.vendor import load_gpus, load_vendors
 from twinrun.report.terminal import diagnosis_lines
 
 ROOT = Path(__file__).parents[2]
-ANSWERS = ROOT / "tests" / "hardware_probes"
 
 
 def install(root: Path, program: str, script: str) -> None:
@@ -81,21 +81,21 @@ def test_the_real_checkout_can_be_examined() -> None:
 
 
 def test_devices_are_counted_in_cards(root: Path) -> None:
-    install(root, "rocm-smi", f"exec /bin/cat {ANSWERS / 'mi250.rocm-smi.json'}")
+    install(root, "rocm-smi", answering("mi250.rocm-smi.json"))
     check = devices_check(root, "rocm")
     assert check.status == "ok"
     assert check.found == "8 x AMD INSTINCT MI250 (MCM) OAM AC MBA (mi250, 4 cards); driver 6.2.4"
 
 
 def test_model_without_row_is_a_warning(root: Path) -> None:
-    install(root, "nvidia-smi", f"exec /bin/cat {ANSWERS / 'unknown.nvidia-smi.csv'}")
+    install(root, "nvidia-smi", answering("unknown.nvidia-smi.csv"))
     check = devices_check(root, "cuda")
     assert check.status == "warn"
     assert "NVIDIA GeForce RTX 4090" in str(check.hint)
 
 
 def test_hidden_devices_are_a_warning(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(root, "nvidia-smi", f"exec /bin/cat {ANSWERS / 'h200.nvidia-smi.csv'}")
+    install(root, "nvidia-smi", answering("h200.nvidia-smi.csv"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     check = devices_check(root, "cuda")
     assert check.status == "warn"

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.commands import slowness
+from tests.machine.answers import ANSWERS, answering, composed, text_of
 from twinrun.foundation.errors import InputError, MachineError, TwinrunError
 from twinrun.machine.devices import discover, identify, visible_devices
 from twinrun.machine.inventory import detect
@@ -20,7 +21,6 @@ from twinrun.manifests.vendor import Probe, load_gpus, load_vendors
 from twinrun.protocol.machine import Device
 
 ROOT = Path(__file__).parents[2]
-ANSWERS = ROOT / "tests" / "hardware_probes"
 GPUS = load_gpus(ROOT)
 VENDORS = load_vendors(ROOT)
 PROBES = {probe.name: (vendor, probe) for vendor in VENDORS.values() for probe in vendor.probe}
@@ -72,10 +72,6 @@ def probe_of(answer: str) -> Probe:
     return PROBES[PROGRAMS[answer.split(".")[1]]][1]
 
 
-def text_of(answer: str) -> str:
-    return (ANSWERS / answer).read_text(encoding="utf-8")
-
-
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the hardware tables that looks for kernel files in `tmp_path`, nothing on the PATH."""
@@ -95,10 +91,6 @@ def install(root: Path, program: str, script: str) -> None:
     path = root / "bin" / program
     path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
-
-
-def answering(answer: str) -> str:
-    return f"exec /bin/cat {ANSWERS / answer}"
 
 
 @pytest.mark.parametrize("answer", sorted(KNOWN))
@@ -137,7 +129,8 @@ def test_broken_answer_is_told(answer: str) -> None:
 
 def test_every_answer_is_tested() -> None:
     files = {path.name for path in ANSWERS.iterdir()} - {"README.md"}
-    assert files == {*KNOWN, *EMPTY, *BROKEN}
+    assert files.isdisjoint(composed())
+    assert files | composed().keys() == {*KNOWN, *EMPTY, *BROKEN}
 
 
 PIECES = st.text(max_size=8) | st.sampled_from(["[", "{", '"', ",", "\\ud800", "9" * 5000])
