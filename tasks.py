@@ -314,7 +314,7 @@ def parity(
         if trace:
             code = commands.traces(*paths[:2], controls=paths[2:], as_json=json)
         else:
-            asked = commands.Asked(
+            asked = commands.ParityRequest(
                 bound=amount(bound, "--bound"), series=series, points=points, out=Path(out) if out else None
             )
             code = commands.parity(ROOT, *paths[:2], controls=paths[2:], asked=asked, as_json=json)

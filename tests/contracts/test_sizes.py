@@ -13,7 +13,7 @@ CLASS_LINES = 200
 # The first pattern that fits decides.
 FILE_LINES = {
     "tasks.py": 200,
-    "noxfile.py": 220,
+    "noxfile.py": 230,
     "recipes/*/kernels/*.py": 400,
     "recipes/*/kernels/csrc/*.h": 400,
     "recipes/*/tests/*.py": 400,

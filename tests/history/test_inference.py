@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from twinrun.history.inference import Amounts, Failures, Posterior, Scale, change_points
-from twinrun.history.search import ask, confirm, locate, partners
+from twinrun.history.inference import Failures, Posterior, Quantities, RunScale, change_points
+from twinrun.history.search import ask_ends, confirm, locate, partners
 
 # Candidates, spread of one run, effect; then of 1,000 trials the fewest that must be right.
 TABLE = (
@@ -21,7 +21,7 @@ TABLE = (
 )
 
 
-def found(scale: Scale, runs: random.Random, law: Sequence[float], *, steps: int, spread: float) -> str:
+def found(scale: RunScale, runs: random.Random, law: Sequence[float], *, steps: int, spread: float) -> str:
     """Search a change of means, or of rates, from one number of `law` to the other at a place by chance."""
     place = runs.randint(1, steps)
 
@@ -29,7 +29,7 @@ def found(scale: Scale, runs: random.Random, law: Sequence[float], *, steps: int
         level = law[state >= place]
         return runs.gauss(level, spread * level) if spread else float(runs.random() < level)
 
-    ends = ask(scale, observe, bad=steps)
+    ends = ask_ends(scale, observe, bad=steps)
     if not ends.apart:
         return "no change"
     location = locate(scale, observe, ends, steps=steps)
@@ -42,7 +42,7 @@ def found(scale: Scale, runs: random.Random, law: Sequence[float], *, steps: int
 
 
 def trials(
-    count: int, scale: Scale, law: Sequence[float], *, steps: int, spread: float, seed: int
+    count: int, scale: RunScale, law: Sequence[float], *, steps: int, spread: float, seed: int
 ) -> Counter[str]:
     runs = random.Random(seed)
     return Counter(found(scale, runs, law, steps=steps, spread=spread) for _ in range(count))
@@ -50,14 +50,14 @@ def trials(
 
 @pytest.mark.parametrize(("steps", "spread", "effect", "right"), TABLE)
 def test_a_simulated_change_is_found(steps: int, spread: float, effect: float, right: int) -> None:
-    done = trials(60, Amounts(), (100, 100 * (1 - effect)), steps=steps, spread=spread, seed=1)
+    done = trials(60, Quantities(), (100, 100 * (1 - effect)), steps=steps, spread=spread, seed=1)
     assert done["wrong"] == 0
     assert done["right"] >= 60 * (right - 50) / 1000
 
 
 @pytest.mark.parametrize("spread", [0.003, 0.02])
 def test_two_equal_ends_name_no_culprit(spread: float) -> None:
-    done = trials(100, Amounts(), (100, 100), steps=128, spread=spread, seed=2)
+    done = trials(100, Quantities(), (100, 100), steps=128, spread=spread, seed=2)
     assert done["wrong"] == 0
     assert done["no change"] >= 97
 
@@ -68,7 +68,7 @@ def test_two_equal_ends_name_no_culprit(spread: float) -> None:
 def test_at_most_three_of_a_thousand_are_wrong(
     steps: int, spread: float, effect: float, right: int, seed: int
 ) -> None:
-    done = trials(1000, Amounts(), (100, 100 * (1 - effect)), steps=steps, spread=spread, seed=seed)
+    done = trials(1000, Quantities(), (100, 100 * (1 - effect)), steps=steps, spread=spread, seed=seed)
     assert done["wrong"] <= 3, done
     assert done["right"] >= right, done
 
@@ -77,7 +77,7 @@ def test_at_most_three_of_a_thousand_are_wrong(
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("steps", [16, 128])
 def test_no_culprit_in_a_thousand_equal_ends(steps: int, seed: int) -> None:
-    done = trials(1000, Amounts(), (100, 100), steps=steps, spread=0.01, seed=seed)
+    done = trials(1000, Quantities(), (100, 100), steps=steps, spread=0.01, seed=seed)
     assert done["wrong"] == 0, done
 
 
@@ -89,19 +89,19 @@ def test_a_version_that_fails_in_one_of_three_runs_is_found() -> None:
 
 
 def test_states_that_cannot_be_measured_leave_a_set() -> None:
-    scale, noise = Amounts(), random.Random(6)
+    scale, noise = Quantities(), random.Random(6)
 
     def observe(state: int, purpose: str) -> float | None:
         return None if state in (4, 5) else noise.gauss(90 if state >= 5 else 100, 0.5)
 
-    ends = ask(scale, observe, bad=8)
+    ends = ask_ends(scale, observe, bad=8)
     location = locate(scale, observe, ends, steps=8)
     assert location.sure
     assert list(location.posterior.best()) == [4, 5, 6]
 
 
 def test_a_straggler_does_not_decide() -> None:
-    laws = Amounts().likelihood([100.0, 101.0, 99.0], [90.0, 91.0, 89.0])
+    laws = Quantities().likelihood([100.0, 101.0, 99.0], [90.0, 91.0, 89.0])
     posterior = Posterior(2)
     posterior.update(1, laws.of(50.0))
     assert posterior.weight([1]) < 0.9

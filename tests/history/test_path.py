@@ -8,12 +8,14 @@ import pytest
 
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.history.path import path_between
-from twinrun.history.sides import Packages, Side
+from twinrun.history.sides import BisectSide, Packages
 
 
-def side(label: str, driver: str | None = None, variables: dict[str, str] | None = None, **pins: str) -> Side:
+def side(
+    label: str, driver: str | None = None, variables: dict[str, str] | None = None, **pins: str
+) -> BisectSide:
     packages = {name: {f"{name}=={version}": frozenset({"0" * 64})} for name, version in pins.items()}
-    return Side(
+    return BisectSide(
         label=label, stack="small", packages=packages, variables=variables, driver=driver, commit=label * 40
     )
 

@@ -71,7 +71,7 @@ class Model(nn.Module):
         return self.head(self.norm(x))
 
 
-class Fault(NamedTuple):
+class PlantedFault(NamedTuple):
     """What is done to a run at a step, and at which layer a trace must name it."""
 
     name: str
@@ -96,40 +96,40 @@ def once(change: Callable[[Model], None]) -> Callable[[Model, int], None]:
     return at
 
 
-def _element(name: str, by: float) -> Fault:
+def _element(name: str, by: float) -> PlantedFault:
     def change(model: Model) -> None:
         model.get_parameter(name).view(-1)[5] += by
 
-    return Fault(f"one element of {name} + {by:g}", name.rpartition(".")[0], at=once(change))
+    return PlantedFault(f"one element of {name} + {by:g}", name.rpartition(".")[0], at=once(change))
 
 
-def _setting(what: str, layer: str, change: Callable[[Model], None]) -> Fault:
-    return Fault(what, layer, at=once(change))
+def _setting(what: str, layer: str, change: Callable[[Model], None]) -> PlantedFault:
+    return PlantedFault(what, layer, at=once(change))
 
 
-def _epsilon(name: str) -> Fault:
+def _epsilon(name: str) -> PlantedFault:
     def change(model: Model) -> None:
         model.get_submodule(name).eps = 1e-4
 
     return _setting(f"epsilon of {name}", name, change)
 
 
-def _mask(block: int, offset: int) -> Fault:
+def _mask(block: int, offset: int) -> PlantedFault:
     def change(model: Model) -> None:
         model.blocks[block].attention.offset = offset
 
     return _setting(f"mask of block {block} off by {offset}", f"blocks.{block}.attention.wo", change)
 
 
-def _half(block: int) -> Fault:
+def _half(block: int) -> PlantedFault:
     def change(model: Model) -> None:
         model.blocks[block].attention.half_scores = True
 
     return _setting(f"scores of block {block} in bf16", f"blocks.{block}.attention.wo", change)
 
 
-def _no_gradient(name: str) -> Fault:
-    return Fault(f"no gradient of {name}", name.rpartition(".")[0], gradient=name)
+def _no_gradient(name: str) -> PlantedFault:
+    return PlantedFault(f"no gradient of {name}", name.rpartition(".")[0], gradient=name)
 
 
 FAULTS = (
@@ -138,8 +138,8 @@ FAULTS = (
     _element("blocks.1.attention.wv.weight", 0.003),
     _element("blocks.2.fc2.bias", 0.003),
     _element("head.weight", 0.001),
-    Fault("first microbatch skipped", "embedding", skipped=0),
-    Fault("last microbatch skipped", "embedding", skipped=3),
+    PlantedFault("first microbatch skipped", "embedding", skipped=0),
+    PlantedFault("last microbatch skipped", "embedding", skipped=3),
     _mask(0, 1),
     _mask(1, 1),
     _mask(2, -1),
@@ -151,13 +151,13 @@ FAULTS = (
     _no_gradient("blocks.2.attention.wq.bias"),
     _half(0),
     _half(2),
-    Fault("another seed of dropout", "blocks.0", seed=1, dropout=0.1),
-    Fault("another seed of dropout later", "blocks.0", seed=2, dropout=0.3),
+    PlantedFault("another seed of dropout", "blocks.0", seed=1, dropout=0.1),
+    PlantedFault("another seed of dropout later", "blocks.0", seed=2, dropout=0.3),
 )
 
 
 def trained(
-    path: Path, *, fault: Fault | None = None, seed: int = 0, control: int = 0, dropout: float = 0.0
+    path: Path, *, fault: PlantedFault | None = None, seed: int = 0, control: int = 0, dropout: float = 0.0
 ) -> None:
     """Train, and write the trace to `path`."""
     torch.manual_seed(seed)

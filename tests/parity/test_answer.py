@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.records import PROJECT
-from twinrun.parity.answer import Answer, judge_logs
-from twinrun.parity.logs import LoggedCurve, Point, curve_of
+from twinrun.parity.answer import CurveAnswer, judge_logs
+from twinrun.parity.logs import LoggedCurve, LossStep, curve_of
 
 METRIC = PROJECT.metrics["loss"]
 # The first losses of files in tests/assets/losses of pytorch/torchtitan: facts of runs, at the commits named.
@@ -29,7 +29,7 @@ TORCHTITAN = {
 
 
 def log(values: list[float], *, name: str = "log", first: int = 1, decimals: int = 15) -> LoggedCurve:
-    points = [Point(step, value, decimals) for step, value in enumerate(values, start=first)]
+    points = [LossStep(step, value, decimals) for step, value in enumerate(values, start=first)]
     return curve_of(points, source=name, form="test", series="loss")
 
 
@@ -48,7 +48,7 @@ def noisy(seed: int, *, growth: float = 1e-7, steps: int = 150) -> list[float]:
 CONTROLS = [log(noisy(100 + number)) for number in range(8)]
 
 
-def judged(values: list[float], **options: object) -> Answer:
+def judged(values: list[float], **options: object) -> CurveAnswer:
     given = {"controls": CONTROLS} | options
     return judge_logs(log(noisy(1)), log(values, name="other"), metric=METRIC, **given)  # type: ignore[arg-type]
 

@@ -118,7 +118,9 @@ def made(folder: Path, *, dropout: float = 0.0, seed: int = 0) -> tuple[Trace, l
     return found[0], found[1:]
 
 
-def named(run: Trace, controls: list[Trace], fault: small_model.Fault, folder: Path) -> tuple[bool, str]:
+def named(
+    run: Trace, controls: list[Trace], fault: small_model.PlantedFault, folder: Path
+) -> tuple[bool, str]:
     """Train with a fault, and say whether its step and layer are named."""
     path = folder / "faulty.trace"
     with small_model.one_thread():

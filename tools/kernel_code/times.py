@@ -34,7 +34,7 @@ ANOTHER = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
+class TimedDevice:
     """One device of a card: parts of compute units, GHz, and what memory really gives in GB/s."""
 
     units: int
@@ -48,9 +48,9 @@ class Device:
 # Units and bandwidth of images/gpus.toml, by device; clocks: data sheets. The share of bandwidth that a copy
 # gets is measured for the H100 (3.02 of 3.35 TB/s, records of this repository) and assumed for the others.
 DEVICES = {
-    "mi250": Device(units=104, parts=4, clock=1.7, bandwidth=1638 * 0.79, lanes=64, registers=512),
-    "mi300x": Device(units=304, parts=4, clock=2.1, bandwidth=5300 * 0.75, lanes=64, registers=512),
-    "h100-80gb": Device(units=132, parts=4, clock=1.755, bandwidth=3350 * 0.9, lanes=32, registers=512),
+    "mi250": TimedDevice(units=104, parts=4, clock=1.7, bandwidth=1638 * 0.79, lanes=64, registers=512),
+    "mi300x": TimedDevice(units=304, parts=4, clock=2.1, bandwidth=5300 * 0.75, lanes=64, registers=512),
+    "h100-80gb": TimedDevice(units=132, parts=4, clock=1.755, bandwidth=3350 * 0.9, lanes=32, registers=512),
 }
 ARCHS = {"gfx90a": "mi250", "gfx942": "mi300x", "sm90": "h100-80gb"}
 # Rows of queries and keys that one pass of the loop takes, and warps: tuning.toml of the attention kernels.
@@ -133,7 +133,7 @@ def _scan_clocks(arch: str, kernel: str) -> tuple[float, float]:
     return 4 * (sum(passes) - 4 * len(passes)), 16.0 * len(passes)
 
 
-def _attention(row: Mapping[str, Any], device: Device, kernel: str) -> Bound:
+def _attention(row: Mapping[str, Any], device: TimedDevice, kernel: str) -> Bound:
     mix = mixes()[row["arch"], kernel, row["size"]]
     queries, keys, warps = TILES[row["arch"][:3], kernel, row["size"]]
     own, other = (keys, queries) if kernel == "backward_keys" else (queries, keys)

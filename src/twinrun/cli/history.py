@@ -15,22 +15,22 @@ from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import load_json
 from twinrun.foundation.terminal import say
 from twinrun.foundation.text import duration, number, plural, size
-from twinrun.history.bisect import EXIT, Bisection, folder_of, in_words
-from twinrun.history.inference import Amounts, Failures
-from twinrun.history.pages import series_table, write_bisect_page, write_history_page
+from twinrun.history.bisect import EXIT, Bisection, effect_in_words, folder_of
+from twinrun.history.inference import Failures, Quantities
+from twinrun.history.pages import history_table, write_bisect_page, write_history_page
 from twinrun.history.path import ChangePath, Resolves, at_once, between, path_between, resolver
 from twinrun.history.rerun import SideDifference
 from twinrun.history.rerun import rerun as rerun_sides
 from twinrun.history.search import runs_expected
 from twinrun.history.series import read_history, series_of
-from twinrun.history.sides import Side, side_of
+from twinrun.history.sides import BisectSide, side_of
 from twinrun.history.state_runs import KEPT, RunQuestion, StateRunner
 from twinrun.planning.project import Project
 from twinrun.report.tables import View
 from twinrun.report.terminal import show
 from twinrun.runs.selection import Request, Selection, select
 
-Answer = TypeVar("Answer")
+StoppableResult = TypeVar("StoppableResult")
 # Without a question, as a run on a processor.
 LONG_SECONDS = 900.0
 
@@ -96,10 +96,10 @@ def history(root: Path, recipe: str, *, point: str, metric: str, out: Path | Non
     if as_json:
         print_json({"report": str(page), "series": [one.model_dump(mode="json") for one in found]})
         return 0
-    show(View(series_table(found)))
+    show(View(history_table(found)))
     for one in found:
         for change in one.changes:
-            say(f"{one.name}: {change.in_words}")
+            say(f"{one.name}: {change.effect_in_words}")
     say(f"report: {page}")
     return 0
 
@@ -155,10 +155,10 @@ def rerun(root: Path, request: SearchRequest, *, as_json: bool) -> int:
 
 
 def _held(found: SideDifference | None) -> str:
-    return f"; {in_words(found.effect)} than A, p = {found.chance:.2g}" if found else ""
+    return f"; {effect_in_words(found.effect)} than A, p = {found.chance:.2g}" if found else ""
 
 
-def _stoppable(finish: Callable[[], Answer]) -> Answer:
+def _stoppable(finish: Callable[[], StoppableResult]) -> StoppableResult:
     try:
         return finish()
     except KeyboardInterrupt:
@@ -166,7 +166,9 @@ def _stoppable(finish: Callable[[], Answer]) -> Answer:
         raise RunInterruptedError("stopped; finished runs are kept", hint=hint) from None
 
 
-def _sides(project: Project, request: SearchRequest, *, options: tuple[str, str]) -> tuple[Side, Side]:
+def _sides(
+    project: Project, request: SearchRequest, *, options: tuple[str, str]
+) -> tuple[BisectSide, BisectSide]:
     for option, text in zip(options, (request.good, request.bad), strict=True):
         if not text:
             raise InputError("an end is missing", place=option, allowed="a stack, a lock file or a record")
@@ -174,7 +176,7 @@ def _sides(project: Project, request: SearchRequest, *, options: tuple[str, str]
     return good, side_of(project, request.bad, option=options[1])
 
 
-def _selection(project: Project, request: SearchRequest, good: Side) -> Selection:
+def _selection(project: Project, request: SearchRequest, good: BisectSide) -> Selection:
     """Return what a run of the good end would do here; raises as `select` does."""
     asked = Request(
         recipe=request.recipe,
@@ -188,7 +190,9 @@ def _selection(project: Project, request: SearchRequest, good: Side) -> Selectio
     return select(project, asked)
 
 
-def _folder(root: Path, request: SearchRequest, good: Side, bad: Side, selection: Selection) -> Path:
+def _folder(
+    root: Path, request: SearchRequest, good: BisectSide, bad: BisectSide, selection: Selection
+) -> Path:
     key = {
         "recipe": selection.plan.recipe,
         "plan": selection.plan.sha256(),
@@ -205,7 +209,7 @@ def _folder(root: Path, request: SearchRequest, good: Side, bad: Side, selection
     return folder_of((request.out or root / "runs").absolute() / selection.plan.recipe, key)
 
 
-def _path(folder: Path, good: Side, bad: Side, resolves: Resolves) -> ChangePath:
+def _path(folder: Path, good: BisectSide, bad: BisectSide, resolves: Resolves) -> ChangePath:
     """Return the path as the resolver gave it when this bisection began."""
     file = folder / "path.json"
     if not file.is_file():
@@ -216,7 +220,7 @@ def _path(folder: Path, good: Side, bad: Side, resolves: Resolves) -> ChangePath
 
 def _cost(path: ChangePath, request: SearchRequest, selection: Selection) -> tuple[str, float | None]:
     """Return what a bisection is expected to take, and its seconds at most where a run has an estimate."""
-    scale = Amounts() if request.question.kind == "metric" else Failures()
+    scale = Quantities() if request.question.kind == "metric" else Failures()
     least, most = runs_expected(scale, steps=len(path.steps))
     known = [point.seconds for point in selection.plan.points if point.seconds is not None]
     seconds = most * sum(known) if known else None
@@ -260,7 +264,7 @@ def _bisection(
     folder: Path,
     path: ChangePath,
     *,
-    sides: tuple[Side, Side],
+    sides: tuple[BisectSide, BisectSide],
 ) -> Bisection:
     stack = selection.stack.stack
     asked = Request(

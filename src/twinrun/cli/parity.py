@@ -10,7 +10,7 @@ from twinrun.cli.console import print_json
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import open_regular, sha256_of_bytes, sha256_of_file
 from twinrun.foundation.terminal import say
-from twinrun.parity.answer import Answer, answer_of, judge_logs
+from twinrun.parity.answer import CurveAnswer, answer_of, judge_logs
 from twinrun.parity.logs import LoggedCurve
 from twinrun.parity.readers import read_log
 from twinrun.parity.traces import judge_traces, read_trace
@@ -25,7 +25,7 @@ from twinrun.results.record import Record
 _HEAD = 4096
 
 
-class Asked(NamedTuple):
+class ParityRequest(NamedTuple):
     """What beside the logs was asked for."""
 
     bound: float | None
@@ -34,7 +34,9 @@ class Asked(NamedTuple):
     out: Path | None
 
 
-def parity(root: Path, a: Path, b: Path, *, controls: Sequence[Path], asked: Asked, as_json: bool) -> int:
+def parity(
+    root: Path, a: Path, b: Path, *, controls: Sequence[Path], asked: ParityRequest, as_json: bool
+) -> int:
     """Say whether two curves are one: 0 one curve, 1 they differ, 3 cannot say."""
     if asked.bound is not None and not 0 < asked.bound < 1:
         raise InputError("no share", place="--bound", found=asked.bound, allowed="more than 0, less than 1")
@@ -82,11 +84,11 @@ def _copied(a: Path, b: Path) -> bool:
     return files and a.stat().st_size == b.stat().st_size and sha256_of_file(a) == sha256_of_file(b)
 
 
-def _shown(found: Answer) -> dict[str, Any]:
+def _shown(found: CurveAnswer) -> dict[str, Any]:
     return found.model_dump(mode="json") | {"code": found.code}
 
 
-def _say_compared(found: Answer) -> None:
+def _say_compared(found: CurveAnswer) -> None:
     for line in found.compared:
         say(f"compared: {line}")
 
@@ -135,7 +137,7 @@ def _as_logged(path: Path, name: str, values: Sequence[float]) -> LoggedCurve:
     )
 
 
-def _records(project: Project, records: Sequence[Record], *, asked: Asked, as_json: bool) -> int:
+def _records(project: Project, records: Sequence[Record], *, asked: ParityRequest, as_json: bool) -> int:
     """Hold the curves of records against each other, and draw them."""
     named = [name.strip() for name in asked.points.split(",")] if asked.points else []
     claims = project.recipe(records[0].plan.recipe).published.claim
@@ -160,7 +162,7 @@ def _records(project: Project, records: Sequence[Record], *, asked: Asked, as_js
     return 1 if 1 in codes else max(codes, default=3)
 
 
-def _answer(held: CurveParity) -> Answer:
+def _answer(held: CurveParity) -> CurveAnswer:
     a, b = held.a, held.b
     known = {**a.origins, **b.origins}
     same = [f"{name}: {'others' if name in held.parity.differs else 'the same'}" for name in sorted(known)]

@@ -23,10 +23,11 @@ _LONG_ADDRESS = re.compile(
 )
 _HOME = re.compile(r"(?<![\w/])~[\w.-]*/(?:[\w.+@~=-]+/)*")
 _MAIL = re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b")
+# Libraries of every vendor, whose lines say what ran on what.
+_SOFTWARE = Path(__file__).with_name("software.txt").read_text(encoding="utf-8").split()
 # Lines of logs that say what ran on what, or what went wrong; any other line may have anything in it.
 _TELLING = re.compile(
-    r"\b(?:NCCL|RCCL|MSCCL|UCX|Gloo|CUDA|HIP|ROCm|cuDNN|MIOpen|hipBLAS\w*|cuBLAS\w*|HSA|torch(?:run|elastic)?"
-    r"|composer|deepspeed|streaming|triton|Python)\b"
+    rf"\b(?:{'|'.join(_SOFTWARE)})\b"
     r"|\b\w*(?:[Ww]arning|WARN|[Ee]rror|ERROR|Exception|Traceback)\b|\bversions?\b|\brank\s*\d+\b|\bstep\b"
 )
 # Names of users that tell nobody, and that are words of logs.

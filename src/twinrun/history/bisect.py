@@ -16,7 +16,7 @@ from twinrun.foundation.errors import InputError, RunError
 from twinrun.foundation.files import canonical_json, sha256_of_bytes, write_atomically
 from twinrun.foundation.locks import locked
 from twinrun.foundation.manifest import Frozen, load_json
-from twinrun.history.inference import Amounts, DifferenceInterval, Failures, Scale
+from twinrun.history.inference import DifferenceInterval, Failures, Quantities, RunScale
 from twinrun.history.path import ChangePath, ChangeStep, RunState
 from twinrun.history.search import (
     GOOD,
@@ -24,7 +24,7 @@ from twinrun.history.search import (
     Ends,
     Location,
     Observe,
-    ask,
+    ask_ends,
     confirm,
     is_bad,
     locate,
@@ -132,9 +132,9 @@ class Bisection:
     _refused: dict[str, str] = field(default_factory=dict)
 
     @property
-    def scale(self) -> Scale:
+    def scale(self) -> RunScale:
         """What kind of numbers the runs give."""
-        return Amounts() if self.runner.question.kind == "metric" else Failures()
+        return Quantities() if self.runner.question.kind == "metric" else Failures()
 
     def finish(self) -> BisectRecord:
         """Run what is left and return the answer, which is written beside the runs.
@@ -167,7 +167,7 @@ class Bisection:
     def _bisected(self) -> BisectRecord:
         path, scale, count = self.path, self.scale, len(self.path.steps)
         observe = self.over(path)
-        ends = ask(scale, observe, bad=count)
+        ends = ask_ends(scale, observe, bad=count)
         found = EndRuns(
             good=tuple(ends.good),
             bad=tuple(ends.bad),
@@ -287,7 +287,7 @@ class Bisection:
             good=self.names[0],
             bad=self.names[1],
             outcome=outcome,
-            sentence=sentence(self.noun, ends, culprit, interaction, outcome=outcome, runs=len(runs)),
+            sentence=bisect_sentence(self.noun, ends, culprit, interaction, outcome=outcome, runs=len(runs)),
             ends=ends,
             path=tuple(step.label for step in self.path.steps),
             fixed=self.path.fixed,
@@ -352,7 +352,7 @@ def _set_of(path: ChangePath, location: Location, tried: Confirmation | None = N
     )
 
 
-def sentence(
+def bisect_sentence(
     noun: str,
     ends: EndRuns,
     culprit: CulpritSteps | None,
@@ -364,14 +364,14 @@ def sentence(
     """Return the answer in one sentence."""
     if culprit is None:
         return (
-            f"No change of {noun} seen: good and bad are {in_words(ends.effect)} apart in {runs} runs;"
+            f"No change of {noun} seen: good and bad are {effect_in_words(ends.effect)} apart in {runs} runs;"
             f" an effect of {ends.smallest:.2%} would have been seen."
         )
     name = " or ".join(culprit.steps)
     if outcome == "unconfirmed":
         chance = "" if culprit.chance is None else f", p = {culprit.chance:.2g}"
         return (
-            f"Unconfirmed: {noun} is {in_words(ends.effect)} at the bad end, and with"
+            f"Unconfirmed: {noun} is {effect_in_words(ends.effect)} at the bad end, and with"
             f" {culprit.probability:.0%} the change is one of: {name}{chance}, {runs} runs."
         )
     assert culprit.effect is not None
@@ -381,12 +381,12 @@ def sentence(
         else ""
     )
     return (
-        f"{name} made {noun} {in_words(culprit.effect)}{only};"
+        f"{name} made {noun} {effect_in_words(culprit.effect)}{only};"
         f" confirmed, p = {culprit.chance:.2g}, {runs} runs."
     )
 
 
-def in_words(effect: DifferenceInterval) -> str:
+def effect_in_words(effect: DifferenceInterval) -> str:
     """Return a difference with its direction and interval."""
     word = "higher" if effect.value > 0 else "lower"
     low, high = sorted(abs(one) * 100 for one in (effect.low, effect.high))

@@ -1,6 +1,6 @@
 """The statistics of a bisection: is there a difference, where does it begin, is it confirmed.
 
-A run gives one number. `Amounts` are quantities such as tokens a second: two ends are told apart by
+A run gives one number. `Quantities` are quantities such as tokens a second: two ends are told apart by
 standard errors, and a further run by Student's predictive laws of the ends. `Failures` are zeros and ones:
 ends are told apart by Fisher's exact test, a further run by the rates of the ends. The rest is the same for
 both: a posterior over the positions of the change, and an exact test between its two neighbours.
@@ -54,7 +54,7 @@ class DifferenceInterval:
     """Whether the numbers are shares of the good side, else differences."""
 
 
-class Amounts:
+class Quantities:
     """Runs that give quantities."""
 
     least, most = 3, 12
@@ -147,7 +147,7 @@ class Failures:
         )
 
 
-Scale = Amounts | Failures
+RunScale = Quantities | Failures
 
 
 def _standard_error(good: Sequence[float], bad: Sequence[float]) -> float:

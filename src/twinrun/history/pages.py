@@ -37,10 +37,10 @@ def write_history_page(path: Path, recipe: str, found: Sequence[StackSeries]) ->
     """Write the page of a recipe's series; raises MachineError."""
     charts = [_series_chart(one, at) for at, one in enumerate(found) if len(one.points) > 1]
     headline = f"{plural(sum(len(one.changes) for one in found), 'change')} in {len(found)} series"
-    return _write(path, ("History", recipe, headline), charts, [series_table(found)], ())
+    return _write(path, ("History", recipe, headline), charts, [history_table(found)], ())
 
 
-def series_table(found: Sequence[StackSeries]) -> Table:
+def history_table(found: Sequence[StackSeries]) -> Table:
     """Return a row for each stack of each series of several stacks; the others are counted."""
     columns = (*word_columns("series", "stack", "first run"), Column(title="value"), Column(title="runs"))
     rows = []
@@ -53,7 +53,10 @@ def series_table(found: Sequence[StackSeries]) -> Table:
                     text("" if place else one.name, "" if place else one.noise_in_words),
                     text(point.stack, point.digest[:12]),
                     text(point.first[:10]),
-                    Cell(text=f"{number(point.mean)} {one.unit}", detail=change.in_words if change else ""),
+                    Cell(
+                        text=f"{number(point.mean)} {one.unit}",
+                        detail=change.effect_in_words if change else "",
+                    ),
                     Cell(text=str(len(point.values))),
                 )
             )
@@ -138,7 +141,7 @@ def _series_chart(one: StackSeries, place: int) -> LineChart:
         y_label=f"{one.metric}, {one.unit}",
         y_scale="linear",
         curves=tuple(curves),
-        notes=(one.noise_in_words, *(change.in_words for change in one.changes)),
+        notes=(one.noise_in_words, *(change.effect_in_words for change in one.changes)),
     )
 
 

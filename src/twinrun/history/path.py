@@ -15,7 +15,7 @@ from pydantic import Field
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import canonical_json, sha256_of_bytes
 from twinrun.foundation.manifest import Frozen
-from twinrun.history.sides import Packages, Side, git, versions
+from twinrun.history.sides import BisectSide, Packages, git, versions
 from twinrun.images.resolution import compile_requirements, declared_metadata
 from twinrun.manifests.locks import PythonLock
 from twinrun.manifests.stack import Stack, matches, normalise
@@ -76,7 +76,7 @@ class ChangePath(Frozen):
         return self.state(range(1, count + 1))
 
 
-def path_between(good: Side, bad: Side, *, resolves: Resolves) -> ChangePath:
+def path_between(good: BisectSide, bad: BisectSide, *, resolves: Resolves) -> ChangePath:
     """Order what differs between two ends.
 
     Raises:
@@ -102,7 +102,7 @@ def path_between(good: Side, bad: Side, *, resolves: Resolves) -> ChangePath:
     return ChangePath(start=start, steps=tuple(steps), fixed=tuple(fixed))
 
 
-def at_once(a: Side, b: Side) -> ChangePath:
+def at_once(a: BisectSide, b: BisectSide) -> ChangePath:
     """Return everything that differs as one step, which nothing has to resolve halfway."""
     names = [
         name for name in a.packages.keys() | b.packages.keys() if a.packages.get(name) != b.packages.get(name)
@@ -166,14 +166,14 @@ def _together(waiting: Sequence[str], resolves: Callable[[Collection[str]], bool
     return group
 
 
-def _commits(good: Side, bad: Side) -> list[ChangeStep]:
+def _commits(good: BisectSide, bad: BisectSide) -> list[ChangeStep]:
     if bad.commit is None or good.commit == bad.commit:
         return []
     before = good.commit[:10] if good.commit else "this checkout"
     return [ChangeStep(label=f"twinrun {before} -> {bad.commit[:10]}", commit=bad.commit)]
 
 
-def _variables(good: Side, bad: Side) -> list[ChangeStep]:
+def _variables(good: BisectSide, bad: BisectSide) -> list[ChangeStep]:
     if good.variables is None or bad.variables is None:
         return []
     before, after = good.variables, bad.variables

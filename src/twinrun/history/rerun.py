@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen
 from twinrun.history.bisect import Bisection, alone
-from twinrun.history.inference import LEVEL, DifferenceInterval, Scale
+from twinrun.history.inference import LEVEL, DifferenceInterval, RunScale
 from twinrun.history.search import GOOD
 from twinrun.history.state_runs import StateRun
 
@@ -68,6 +68,6 @@ def rerun(work: Bisection) -> SideComparison:
     return found
 
 
-def _held(scale: Scale, a: Sequence[float], b: Sequence[float]) -> SideDifference:
+def _held(scale: RunScale, a: Sequence[float], b: Sequence[float]) -> SideDifference:
     chances = (scale.chance(a, b, rises=rises) for rises in (True, False))
     return SideDifference(effect=scale.effect(a, b), chance=min(1.0, 2 * min(chances)))

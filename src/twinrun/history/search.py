@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from twinrun.history.inference import LEVEL, SURE, DifferenceInterval, Posterior, Scale
+from twinrun.history.inference import LEVEL, SURE, DifferenceInterval, Posterior, RunScale
 
 Observe = Callable[[int, str], float | None]
 """Runs a state for a purpose and returns its number; None where the state cannot be measured."""
@@ -28,7 +28,7 @@ class Ends:
         return statistics.fmean(self.bad) > statistics.fmean(self.good)
 
 
-def ask(scale: Scale, observe: Observe, *, bad: int) -> Ends:
+def ask_ends(scale: RunScale, observe: Observe, *, bad: int) -> Ends:
     """Run both ends in turns until they are apart, or as often as the scale allows.
 
     The first run of each warms caches and is thrown away. Turns change sides, so that a machine that gets
@@ -62,7 +62,7 @@ class Location:
         return self.posterior.weight(self.posterior.best()) >= SURE
 
 
-def locate(scale: Scale, observe: Observe, ends: Ends, *, steps: int, purpose: str = "search") -> Location:
+def locate(scale: RunScale, observe: Observe, ends: Ends, *, steps: int, purpose: str = "search") -> Location:
     """Measure at the median of the posterior until one cell of steps holds `SURE` of it."""
     laws, found = scale.likelihood(ends.good, ends.bad), Location(posterior=Posterior(steps))
     posterior = found.posterior
@@ -94,7 +94,7 @@ class Confirmation:
         return self.chance <= LEVEL
 
 
-def confirm(scale: Scale, observe: Observe, ends: Ends, *, low: int, high: int) -> Confirmation:
+def confirm(scale: RunScale, observe: Observe, ends: Ends, *, low: int, high: int) -> Confirmation:
     """Run two neighbours in turns and test them; once more as often where that is not enough."""
     runs: dict[int, list[float]] = {low: [], high: []}
     count, result = scale.confirming(ends.good, ends.bad), None
@@ -117,7 +117,7 @@ def confirm(scale: Scale, observe: Observe, ends: Ends, *, low: int, high: int) 
     return result
 
 
-def is_bad(scale: Scale, observe: Callable[[], float | None], ends: Ends) -> bool | None:
+def is_bad(scale: RunScale, observe: Callable[[], float | None], ends: Ends) -> bool | None:
     """Run one state until it is of the good or of the bad end; None where it cannot be measured or told."""
     laws, odds = scale.likelihood(ends.good, ends.bad), 0.0
     for _ in range(scale.most):
@@ -159,7 +159,7 @@ def partners(
         needed.append(low)
 
 
-def runs_expected(scale: Scale, *, steps: int) -> tuple[int, int]:
+def runs_expected(scale: RunScale, *, steps: int) -> tuple[int, int]:
     """Return the fewest and the most runs that a search over so many steps is likely to take."""
     depth = math.ceil(math.log2(steps)) if steps > 1 else 0
     confirming = 5

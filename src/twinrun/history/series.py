@@ -32,7 +32,7 @@ class StackPoint(Frozen):
     """All runs of one stack digest."""
 
     digest: str
-    """Of the lock, and of what was installed otherwise."""
+    """Versions of the lock, and those that were installed otherwise."""
     stack: str
     first: str
     """When its first run was recorded, UTC."""
@@ -58,7 +58,7 @@ class SeriesChange(Frozen):
     """Largest likely effect first."""
 
     @property
-    def in_words(self) -> str:
+    def effect_in_words(self) -> str:
         """Return the change in one line."""
         named = "; ".join(self.differs[:NAMED]) or "nothing that a record knows"
         more = f"; and {len(self.differs) - NAMED} more" if len(self.differs) > NAMED else ""
@@ -98,7 +98,7 @@ class StackSeries(Frozen):
         return f"noise: {self.noise:.2%} a run, from {plural(self.freedom, 'repeat')}"
 
 
-Sample = tuple[Record, PointRecord, float, str, str]
+StackSample = tuple[Record, PointRecord, float, str, str]
 
 
 def read_history(project: Project, recipe: str, *, runs: Path) -> list[Record]:
@@ -120,7 +120,7 @@ def series_of(
     Raises:
         InputError: no record has such a point or metric.
     """
-    groups: dict[tuple[str, ...], list[Sample]] = {}
+    groups: dict[tuple[str, ...], list[StackSample]] = {}
     for record in records:
         for one in record.points:
             for name in (metric,) if metric else record.workload.headline:
@@ -136,8 +136,8 @@ def series_of(
     return [_series(project, key, samples) for key, samples in sorted(groups.items())]
 
 
-def _series(project: Project, key: tuple[str, ...], samples: Sequence[Sample]) -> StackSeries:
-    stacks: dict[str, list[Sample]] = {}
+def _series(project: Project, key: tuple[str, ...], samples: Sequence[StackSample]) -> StackSeries:
+    stacks: dict[str, list[StackSample]] = {}
     for sample in samples:
         stacks.setdefault(stack_digest(sample[0]), []).append(sample)
     points = tuple(
@@ -210,7 +210,7 @@ def _changed_places(
                 yield place, f"over {reach:.1f} standard errors"
 
 
-def _differences(project: Project, before: Sample, after: Sample) -> Iterable[str]:
+def _differences(project: Project, before: StackSample, after: StackSample) -> Iterable[str]:
     """Yield what differs between two records: packages of the locks first, then circumstances."""
     a, b = before[0], after[0]
     yield from lock_changes(project, a, b)

@@ -18,11 +18,11 @@ Packages = dict[str, PythonLock]
 """Locked entries by the name of their package; one that has a version for each marker has several."""
 
 
-class Side(Frozen):
+class BisectSide(Frozen):
     """One end of a bisection."""
 
     label: str
-    """As the user named it."""
+    """Name that the user gave it."""
     stack: str | None
     """Folder of images/stacks; null for a lock file, which takes that of the recipe."""
     packages: Packages
@@ -31,10 +31,10 @@ class Side(Frozen):
     variables: dict[str, str] | None = None
     """Variables of the record that steer frameworks; null: those of this shell."""
     driver: str | None = None
-    """Of the record's machine, which no environment can bring."""
+    """Driver of the record's machine, which no environment can bring."""
 
 
-def side_of(project: Project, text: str, *, option: str) -> Side:
+def side_of(project: Project, text: str, *, option: str) -> BisectSide:
     """Return the end that `text` names.
 
     Raises:
@@ -42,7 +42,7 @@ def side_of(project: Project, text: str, *, option: str) -> Side:
     """
     place = Path(text)
     if place.suffix == ".lock" and place.is_file():
-        return Side(label=text, stack=None, packages=_packages(place.read_text(encoding="utf-8"), text))
+        return BisectSide(label=text, stack=None, packages=_packages(place.read_text(encoding="utf-8"), text))
     if place.suffix == ".json" or (place / "record.json").is_file():
         return side_of_record(project, read_record(place, project), text)
     known = sorted(path.parent.name for path in (project.root / STACKS).glob("*/stack.toml"))
@@ -50,10 +50,10 @@ def side_of(project: Project, text: str, *, option: str) -> Side:
         allowed = [*known, "a file requirements.lock", "a record"]
         raise InputError("no stack, lock or record", place=option, found=text, allowed=allowed)
     lock = project.stack(text).lock(project.root)
-    return Side(label=text, stack=text, packages=_packages(lock.read_text(encoding="utf-8"), text))
+    return BisectSide(label=text, stack=text, packages=_packages(lock.read_text(encoding="utf-8"), text))
 
 
-def side_of_record(project: Project, record: Record, text: str) -> Side:
+def side_of_record(project: Project, record: Record, text: str) -> BisectSide:
     """Return a record as an end; raises InputError where its lock is not to be had."""
     name, commit = record.plan.stack, record.revision.commit
     known = (project.root / STACKS / name / "stack.toml").is_file()
@@ -61,7 +61,7 @@ def side_of_record(project: Project, record: Record, text: str) -> Side:
         lock = project.stack(name).lock(project.root).read_text(encoding="utf-8")
     else:
         lock = _committed(project.root, commit, f"{STACKS}/{name}/{LOCK}", text)
-    return Side(
+    return BisectSide(
         label=text,
         stack=name,
         packages=_packages(lock, text),

@@ -36,7 +36,7 @@ KEPT = 6
 """Environments that a bisection made and keeps beside those of its ends."""
 MEASURED, CLAIM_FAILED, FAILED, STOPPED = 0, 1, 4, (5, 130, 143)
 _POLL_SECONDS = 0.1
-# What a state's checkout has of its own; the rest are links to the checkout that it is made of.
+# A state's checkout has these of its own; the rest are links to the checkout that it is made of.
 _OWN = {"images", "runs", ".git", "tasks.py"}
 
 
@@ -127,7 +127,7 @@ class StateRunner:
             return 0.0
         if self.question.kind == "parity":
             return self._apart(record)
-        return measured_value(record, self.question)
+        return asked_value(record, self.question)
 
     def remember(self, done: StateRun) -> None:
         """Take the first good run as what curves are held against."""
@@ -226,7 +226,7 @@ class StateRunner:
         write_atomically(file, canonical_json([one for one in used if (Path(one) / COMPLETE).is_file()]))
 
 
-def measured_value(record: Record, question: RunQuestion) -> float:
+def asked_value(record: Record, question: RunQuestion) -> float:
     """Return the median of the measurement that a question asks for.
 
     Raises:

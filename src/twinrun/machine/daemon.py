@@ -35,7 +35,7 @@ def expected() -> bool:
     return bool(os.environ.get("DOCKER_HOST")) or Path(SOCKET).exists()
 
 
-def lacks(*, image: str, label: str) -> bool:
+def image_lacks(*, image: str, label: str) -> bool:
     """Say whether the daemon behind a socket of this machine surely has no image of that tag or label.
 
     Asked without the SDK, which takes longer to import than most plans to make; a daemon that is elsewhere,

@@ -14,16 +14,16 @@ from twinrun.results.curves import untrained
 from twinrun.workloads.curve_distance import FINEST, LEAST_CONTROLS, Parity, Window, parity
 from twinrun.workloads.workload import ControlledCurve
 
-Outcome = Literal["one curve", "differ", "cannot say"]
-CODES: dict[Outcome, int] = dict(zip(get_args(Outcome), (0, 1, 3), strict=True))
+CurveAnswerOutcome = Literal["one curve", "differ", "cannot say"]
+CODES: dict[CurveAnswerOutcome, int] = dict(zip(get_args(CurveAnswerOutcome), (0, 1, 3), strict=True))
 # A log does not say in which arithmetic it was made: the coarsest that has a bound decides.
 _UNKNOWN: Literal["bf16"] = "bf16"
 
 
-class Answer(Frozen):
+class CurveAnswer(Frozen):
     """What became of holding two curves against each other."""
 
-    outcome: Outcome
+    outcome: CurveAnswerOutcome
     sentence: str
     """The answer with its reason."""
     step: int | None = None
@@ -41,7 +41,7 @@ class Answer(Frozen):
         return CODES[self.outcome]
 
 
-class Aligned(NamedTuple):
+class AlignedCurves(NamedTuple):
     """Curves at the steps that all of them have."""
 
     steps: tuple[int, ...]
@@ -58,7 +58,7 @@ def judge_logs(
     bound: float | None = None,
     metric: Metric,
     copied: bool = False,
-) -> Answer:
+) -> CurveAnswer:
     """Answer whether two logged curves are one but for rounding.
 
     Args:
@@ -70,14 +70,14 @@ def judge_logs(
     met = _aligned(a, b, controls)
     compared = _compared(a, b, met)
     if doubt := _doubt(a, b, met, copied=copied):
-        return Answer(outcome="cannot say", sentence=f"Cannot say: {doubt}.", compared=compared)
+        return CurveAnswer(outcome="cannot say", sentence=f"Cannot say: {doubt}.", compared=compared)
     widest = max(metric.evidence.bounds.values())
     limit = widest if bound is None else bound
     resolution = max(one.resolution for one in (a, b, *controls))
     if start := _apart_at_start(met, limit=max(limit, 2 * resolution)):
-        return Answer(outcome="differ", sentence=start, step=met.steps[0], compared=compared)
+        return CurveAnswer(outcome="differ", sentence=start, step=met.steps[0], compared=compared)
     if doubt := _untrained(met, metric):
-        return Answer(outcome="cannot say", sentence=f"Cannot say: {doubt}.", compared=compared)
+        return CurveAnswer(outcome="cannot say", sentence=f"Cannot say: {doubt}.", compared=compared)
     if (found := _diverged(met)) is not None:
         return found.model_copy(update={"compared": compared})
     if not controls:
@@ -106,7 +106,7 @@ def answer_of(
     *,
     compared: tuple[str, ...],
     given: int | None = None,
-) -> Answer:
+) -> CurveAnswer:
     """Return the answer that follows from a parity.
 
     Args:
@@ -124,7 +124,7 @@ def answer_of(
             f"One curve: over {plural(window.steps, 'step')} at most {window.distance:.2g} apart, where one"
             f" more of {plural(len(window.controls), 'control run')} would be up to {window.envelope:.2g}."
         )
-        return Answer(
+        return CurveAnswer(
             outcome="one curve", sentence=sentence, errors=window.errors, compared=compared, parity=held
         )
     reason = held.reason
@@ -135,7 +135,9 @@ def answer_of(
         )
     elif held.outcome == "no-envelope" and held.windows and given is not None:
         reason = f"{reason}; state a wider --bound, or hold fewer steps against each other"
-    return Answer(outcome="cannot say", sentence=f"Cannot say: {reason}.", compared=compared, parity=held)
+    return CurveAnswer(
+        outcome="cannot say", sentence=f"Cannot say: {reason}.", compared=compared, parity=held
+    )
 
 
 def _differ(
@@ -145,9 +147,9 @@ def _differ(
     both: tuple[Sequence[float], Sequence[float]],
     *,
     compared: tuple[str, ...],
-) -> Answer:
+) -> CurveAnswer:
     if held.outcome == "start" or not over:
-        return Answer(
+        return CurveAnswer(
             outcome="differ", sentence=f"They differ from the first step on: {held.reason}.", step=steps[0],
             errors=max((one.errors for one in over), default=None), compared=compared, parity=held,
         )  # fmt: skip
@@ -160,7 +162,7 @@ def _differ(
         f" {farthest.errors:.1f} standard errors above the middle of {runs}, of which a further one would be"
         f" up to {farthest.envelope:.2g}{because}."
     )
-    return Answer(
+    return CurveAnswer(
         outcome="differ",
         sentence=sentence,
         step=steps[place],
@@ -181,14 +183,14 @@ def _relative(a: float, b: float) -> float:
     return abs(a - b) / max(min(abs(a), abs(b)), 1e-12)
 
 
-def _aligned(a: LoggedCurve, b: LoggedCurve, controls: Sequence[LoggedCurve]) -> Aligned:
+def _aligned(a: LoggedCurve, b: LoggedCurve, controls: Sequence[LoggedCurve]) -> AlignedCurves:
     tables = [dict(zip(one.steps, one.values, strict=True)) for one in (a, b, *controls)]
     steps = sorted(set(tables[0]).intersection(*tables[1:]))
     first, second, *others = (tuple(table[step] for step in steps) for table in tables)
-    return Aligned(steps=tuple(steps), a=first, b=second, controls=tuple(others))
+    return AlignedCurves(steps=tuple(steps), a=first, b=second, controls=tuple(others))
 
 
-def _compared(a: LoggedCurve, b: LoggedCurve, met: Aligned) -> tuple[str, ...]:
+def _compared(a: LoggedCurve, b: LoggedCurve, met: AlignedCurves) -> tuple[str, ...]:
     """Say what is held against what."""
     lines = [
         f"{plural(len(met.steps), 'step')} that all logs have, of {len(a.steps)} in A and {len(b.steps)} in B"
@@ -199,7 +201,7 @@ def _compared(a: LoggedCurve, b: LoggedCurve, met: Aligned) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _doubt(a: LoggedCurve, b: LoggedCurve, met: Aligned, *, copied: bool) -> str | None:
+def _doubt(a: LoggedCurve, b: LoggedCurve, met: AlignedCurves, *, copied: bool) -> str | None:
     """Return why the two say nothing of two runs, whatever rounding does; None where they may."""
     if not met.steps:
         spans = (f"{name} has {one.steps[0]} to {one.steps[-1]}" for name, one in (("A", a), ("B", b)))
@@ -211,8 +213,11 @@ def _doubt(a: LoggedCurve, b: LoggedCurve, met: Aligned, *, copied: bool) -> str
     return None
 
 
-def _diverged(met: Aligned) -> Answer | None:
-    """Answer where one of two losses is not finite: control runs say whether rounding alone does that."""
+def _diverged(met: AlignedCurves) -> CurveAnswer | None:
+    """Return the answer where one of two losses is not finite, None where both are.
+
+    Control runs say whether rounding alone does that.
+    """
     losses = (met.a, met.b, *met.controls)
     ends = [next((place for place, one in enumerate(run) if not math.isfinite(one)), None) for run in losses]
     where = [place for place in ends[:2] if place is not None]
@@ -220,22 +225,22 @@ def _diverged(met: Aligned) -> Answer | None:
         if all(place is None for place in ends):
             return None
         sentence = "Cannot say: a control run is not finite, so rounding alone makes this training diverge."
-        return Answer(outcome="cannot say", sentence=sentence, compared=())
+        return CurveAnswer(outcome="cannot say", sentence=sentence, compared=())
     step, which = met.steps[where[0]], "A" if ends[0] is not None else "B"
     if len(met.controls) < LEAST_CONTROLS or any(place is not None for place in ends[2:]):
         sentence = (
             f"Cannot say: the loss of {which} is not finite at step {step}, and without {LEAST_CONTROLS}"
             " control runs that stay finite nothing tells whether rounding does that."
         )
-        return Answer(outcome="cannot say", sentence=sentence, compared=())
+        return CurveAnswer(outcome="cannot say", sentence=sentence, compared=())
     sentence = (
         f"They differ from step {step} on: the loss of {which} is not finite there, and finite in the other"
         f" run and in {plural(len(met.controls), 'control run')}."
     )
-    return Answer(outcome="differ", sentence=sentence, step=step, compared=())
+    return CurveAnswer(outcome="differ", sentence=sentence, step=step, compared=())
 
 
-def _untrained(met: Aligned, metric: Metric) -> str | None:
+def _untrained(met: AlignedCurves, metric: Metric) -> str | None:
     """Return why the curves show no training, or None; where one of two is not finite, see `_diverged`."""
     if not all(map(math.isfinite, (*met.a, *met.b))):
         return None
@@ -246,7 +251,7 @@ def _untrained(met: Aligned, metric: Metric) -> str | None:
     return None
 
 
-def _apart_at_start(met: Aligned, *, limit: float) -> str | None:
+def _apart_at_start(met: AlignedCurves, *, limit: float) -> str | None:
     """Say how far two curves are apart at their first step, where that is more than any rounding."""
     if met.steps[0] > 1 or not (apart := _relative(met.a[0], met.b[0])) > limit:
         return None
@@ -256,7 +261,7 @@ def _apart_at_start(met: Aligned, *, limit: float) -> str | None:
     )
 
 
-def _against_bound(met: Aligned, *, bound: float | None, resolution: float) -> Answer:
+def _against_bound(met: AlignedCurves, *, bound: float | None, resolution: float) -> CurveAnswer:
     """Answer without control runs: only a stated bound decides, or that nothing differs at all."""
     apart = [_relative(one, other) for one, other in zip(met.a, met.b, strict=True)]
     farthest = max(range(len(apart)), key=apart.__getitem__)
@@ -267,16 +272,16 @@ def _against_bound(met: Aligned, *, bound: float | None, resolution: float) -> A
         limit = max(bound, resolution)
         outside = next((place for place, one in enumerate(apart) if one > limit), None)
         if outside is None:
-            return Answer(
+            return CurveAnswer(
                 outcome="one curve", sentence=f"One curve: {over}, within {limit:.2g} as stated.", compared=()
             )
         sentence = f"They differ from step {met.steps[outside]} on: {over}, where {limit:.2g} was stated."
-        return Answer(outcome="differ", sentence=sentence, step=met.steps[outside], compared=())
+        return CurveAnswer(outcome="differ", sentence=sentence, step=met.steps[outside], compared=())
     if not apart[farthest]:
         sentence = f"One curve: equal in every digit that was logged, over {plural(len(apart), 'step')}."
-        return Answer(outcome="one curve", sentence=sentence, compared=())
+        return CurveAnswer(outcome="one curve", sentence=sentence, compared=())
     sentence = (
         f"Cannot say: {over}, and without control runs nothing tells how far rounding reaches;"
         f" {LEAST_CONTROLS} control runs of A decide (--controls), or a stated bound (--bound)."
     )
-    return Answer(outcome="cannot say", sentence=sentence, compared=())
+    return CurveAnswer(outcome="cannot say", sentence=sentence, compared=())

@@ -49,7 +49,7 @@ class Formats(Frozen):
     keys: Keys
 
 
-class Point(NamedTuple):
+class LossStep(NamedTuple):
     """A loss as it was read."""
 
     step: int
@@ -100,7 +100,7 @@ def formats() -> Formats:
     return load_toml(Path(__file__).with_name("formats.toml"), Formats)
 
 
-def number(text: str) -> Point | None:
+def loss_number(text: str) -> LossStep | None:
     """Return the loss that a text says, with step 0; None for no number."""
     text = text.strip().rstrip(".,")
     if not _NUMBER.fullmatch(text):
@@ -109,14 +109,14 @@ def number(text: str) -> Point | None:
     plain = text.replace(",", ".").lower()
     mantissa, _, exponent = plain.partition("e") if "n" not in plain else (plain, "", "")
     decimals = len(mantissa.partition(".")[2]) - int(exponent or 0)
-    return Point(0, float(plain), decimals, comma)
+    return LossStep(0, float(plain), decimals, comma)
 
 
-def point_of(step: Any, loss: Any) -> Point | None:
+def point_of(step: Any, loss: Any) -> LossStep | None:
     """Return a point of two values of JSON or of a table; None where one of them is no number."""
     if isinstance(step, str):
         step = float(step) if re.fullmatch(r"\s*\d{1,15}(\.0*)?\s*", step) else None
-    found = number(loss) if isinstance(loss, str) else _whole(loss)
+    found = loss_number(loss) if isinstance(loss, str) else _whole(loss)
     if found is None or isinstance(step, bool) or not isinstance(step, int | float):
         return None
     if not math.isfinite(step) or step < 0 or step != int(step):
@@ -124,14 +124,14 @@ def point_of(step: Any, loss: Any) -> Point | None:
     return found._replace(step=int(step))
 
 
-def _whole(loss: Any) -> Point | None:
+def _whole(loss: Any) -> LossStep | None:
     if isinstance(loss, bool) or not isinstance(loss, int | float):
         return None
-    return number(repr(loss))
+    return loss_number(repr(loss))
 
 
 def curve_of(
-    points: Iterable[Point],
+    points: Iterable[LossStep],
     *,
     source: str,
     form: str,
@@ -204,7 +204,7 @@ def no_loss(source: str, *, series: str = "", known: Iterable[str] = ()) -> Inpu
     )
 
 
-def chosen(names: Iterable[str], wanted: str, *, source: str) -> str:
+def series_called(names: Iterable[str], wanted: str, *, source: str) -> str:
     """Return which of `names` is the loss: the one asked for, else the most usual; raises InputError."""
     known = dict.fromkeys(names)
     if wanted:
@@ -258,7 +258,7 @@ class _LineReader:
 
     def __init__(self, form: LineFormat) -> None:
         self.format = form
-        self.points: list[Point] = []
+        self.points: list[LossStep] = []
         self._patterns = [re.compile(one) for one in form.patterns]
         self._counted = not any("step" in one.groupindex for one in self._patterns)
         self._step: int | None = None
@@ -278,9 +278,9 @@ class _LineReader:
             if (step := groups.get("step")) and len(step) < 16:
                 self._step = int(step)
             if (text := groups.get("loss")) is not None:
-                self._add(number(text))
+                self._add(loss_number(text))
 
-    def _add(self, loss: Point | None) -> None:
+    def _add(self, loss: LossStep | None) -> None:
         step = len(self.points) + 1 if self._counted else self._step
         if loss is None or step is None:
             self._unread += 1
@@ -294,6 +294,6 @@ def text_lines(stream: Any, *, longest: int = 1 << 20) -> Iterator[str]:
         yield line.decode("utf-8", errors="replace")
 
 
-def name_of(path: Path) -> str:
+def log_name(path: Path) -> str:
     """Return a path as the user wrote it, for messages."""
     return os.fspath(path)

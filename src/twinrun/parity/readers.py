@@ -16,14 +16,14 @@ from twinrun.foundation.files import open_regular, parse_json, read_regular
 from twinrun.foundation.text import plural
 from twinrun.parity.logs import (
     LoggedCurve,
-    Point,
-    chosen,
+    LossStep,
     curve_of,
-    name_of,
+    log_name,
+    loss_number,
     no_loss,
-    number,
     point_of,
     read_lines,
+    series_called,
     step_key,
     text_lines,
 )
@@ -45,7 +45,7 @@ def read_log(path: Path, *, series: str = "") -> LoggedCurve:
     Raises:
         InputError: no such file, not a regular file, or no loss in it.
     """
-    source = name_of(path)
+    source = log_name(path)
     try:
         if path.is_dir():
             return _read_folder(path, series)
@@ -65,29 +65,29 @@ def _read_folder(path: Path, series: str) -> LoggedCurve:
         if len(folders := {one.parent for one in events}) > 1:
             names = sorted(str(one) for one in folders)
             raise InputError(
-                "event files of several runs", place=name_of(path), found=names, hint="name one folder"
+                "event files of several runs", place=log_name(path), found=names, hint="name one folder"
             )
-        return _tensorboard(events, series, source=name_of(path))
+        return _tensorboard(events, series, source=log_name(path))
     if offline := sorted(path.rglob(_OFFLINE)):
         if len(offline) > 1:
             raise InputError(
-                "several offline runs", place=name_of(path), found=offline, hint="name one folder"
+                "several offline runs", place=log_name(path), found=offline, hint="name one folder"
             )
         with open_regular(offline[0]) as raw:
-            return _offline(raw, series, source=name_of(path))
+            return _offline(raw, series, source=log_name(path))
     for name in ("trainer_state.json", "metrics.jsonl"):
         if (path / name).exists():
             return read_log(path / name, series=series)
     raise InputError(
         "no log in this folder",
-        place=name_of(path),
+        place=log_name(path),
         allowed=[f"{_EVENTS} of TensorBoard", f"{_OFFLINE} of W&B", "trainer_state.json", "metrics.jsonl"],
         hint="name the file itself",
     )
 
 
 def _read_file(stream: IO[bytes], head: bytes, path: Path, series: str) -> LoggedCurve:
-    source = name_of(path)
+    source = log_name(path)
     if head.startswith(b":W&B"):
         return _offline(stream, series, source=source)
     if b"\0" in head:
@@ -116,7 +116,7 @@ def _separator(header: str) -> str:
     """Return what separates the columns of a header, empty where the line is none."""
     for sign in ("\t", ";", ","):
         names = [one.strip().strip('"') for one in header.split(sign)]
-        if len(names) > 1 and step_key(dict.fromkeys(names)) and not any(map(number, names)):
+        if len(names) > 1 and step_key(dict.fromkeys(names)) and not any(map(loss_number, names)):
             return sign
     return ""
 
@@ -126,10 +126,10 @@ def _table(stream: IO[bytes], sign: str, series: str, *, source: str) -> LoggedC
     header = [name.strip() for name in next(rows)]
     step = step_key(dict.fromkeys(header))
     assert step
-    loss = chosen((name for name in header if name != step), series, source=source)
+    loss = series_called((name for name in header if name != step), series, source=source)
     places, unread = (header.index(step), header.index(loss)), [0]
 
-    def points() -> Iterator[Point]:
+    def points() -> Iterator[LossStep]:
         for row in rows:
             if len(row) > len(header) and sign == ",":
                 raise InputError(
@@ -175,7 +175,7 @@ def _rows(
     rows: Iterable[dict[str, Any]], series: str, *, source: str, form: str, unread: list[int]
 ) -> LoggedCurve:
     """Return the curve of rows with keys; rows of other quantities lack the loss."""
-    loss, names, points = series, dict[str, None](), list[Point]()
+    loss, names, points = series, dict[str, None](), list[LossStep]()
     for row in rows:
         step = step_key(row)
         if not loss or loss not in row:
@@ -194,7 +194,7 @@ def _rows(
 
 def _first_loss(row: dict[str, Any], source: str) -> str:
     try:
-        return chosen((name for name in row if name != step_key(row)), "", source=source)
+        return series_called((name for name in row if name != step_key(row)), "", source=source)
     except InputError:
         return ""
 
@@ -221,7 +221,7 @@ def _tensorboard(files: list[Path], series: str, *, source: str) -> LoggedCurve:
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
     from tensorboard.util.tensor_util import make_ndarray
 
-    found: dict[str, list[Point]] = {}
+    found: dict[str, list[LossStep]] = {}
     for file in files:
         with open_regular(file, links=True):
             pass
@@ -230,8 +230,8 @@ def _tensorboard(files: list[Path], series: str, *, source: str) -> LoggedCurve:
                 if value.metadata.plugin_data.plugin_name == "scalars":
                     # An event file holds fp32.
                     number_of = float(make_ndarray(value.tensor).reshape(-1)[0])
-                    found.setdefault(value.tag, []).append(Point(event.step, number_of, -1))
-    tag = chosen(found, series, source=source)
+                    found.setdefault(value.tag, []).append(LossStep(event.step, number_of, -1))
+    tag = series_called(found, series, source=source)
     return curve_of(found[tag], source=source, form="TensorBoard", series=tag, exact=True)
 
 

@@ -13,10 +13,10 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import open_regular
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import plural
-from twinrun.parity.answer import CODES, Outcome
+from twinrun.parity.answer import CODES, CurveAnswerOutcome
 from twinrun.workloads.curve_distance import LEAST_CONTROLS
 
-FORMAT = "twinrun-trace/1"
+TRACE_FORMAT = "twinrun-trace/1"
 # A digest is a sum in fp32: closer than this, two are the same. A quarter of it is taken for nothing.
 FINEST = 1e-6
 # Standard errors beyond which a digest is outside. Tens of thousands are looked at, and a run is far or near
@@ -42,7 +42,7 @@ class Trace(NamedTuple):
 class Onset(Frozen):
     """Where two runs begin to differ."""
 
-    outcome: Outcome
+    outcome: CurveAnswerOutcome
     sentence: str
     step: int | None = None
     phase: str | None = None
@@ -64,8 +64,8 @@ def read_trace(path: Path) -> Trace:
         with open_regular(path, links=True) as raw:
             lines = iter(lambda: _line(raw), b"")
             header = json.loads(next(lines, b"") or b"null")
-            if not isinstance(header, dict) or header.get("format") != FORMAT:
-                raise ValueError(f"it does not begin with {FORMAT}")
+            if not isinstance(header, dict) or header.get("format") != TRACE_FORMAT:
+                raise ValueError(f"it does not begin with {TRACE_FORMAT}")
             steps = dict(_steps(lines))
             return Trace(source=source, seed=int(header["seed"]), steps=steps)
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:

@@ -36,7 +36,7 @@ def unusable(*, stack: LoadedStack, vendor: Vendor) -> str | None:
     """Return why no container of `stack` can be started here, or None."""
     if not daemon.expected():
         return "no Docker daemon on this machine"
-    if daemon.lacks(image=stack.image(), label=stack.inputs_label()):
+    if daemon.image_lacks(image=stack.image(), label=stack.inputs_label()):
         return f"no image {stack.image()}"
     try:
         client = daemon.connect()

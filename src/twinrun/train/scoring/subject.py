@@ -22,7 +22,7 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.text import plural
 from twinrun.train.models import DTYPES
 
-# What transformers raises where a value of config.json is not of the kind that it looks up unasked.
+# Transformers raises these where a value of config.json is not of the kind that it looks up unasked.
 _FAULTS = (
     *(OSError, ValueError, LookupError, AttributeError, TypeError, ArithmeticError, ImportError),
     *(AssertionError, RuntimeError, SafetensorError),
