@@ -81,7 +81,7 @@ def tests(session: nox.Session) -> None:
     """Run tests and contracts in the CPU stack as locked; those of a GPU say why they are skipped."""
     # Gigabytes: silence would look like a hang.
     session.install("--require-hashes", "--no-deps", "-r", LOCK, silent=False)
-    session.install("-e", ".[test,reference]")
+    session.install("-e", ".[test,reference,docs]")
     session.run(*PYTEST, "-m", "not docker", *session.posargs)
 
 
