@@ -101,6 +101,7 @@ OTHERS: dict[str, st.SearchStrategy[Any]] = {
     "global_batch": st.integers(1, 500).filter(lambda size: size != 16).map(lambda size: 2 * size),
     "microbatch": st.sampled_from([1, 2, 4, 8]),
     "precision": st.just("bf16"),
+    "fp8_recipe": st.sampled_from(["rowwise", "rowwise_with_gw_hp"]),
     "sharding": st.just("none"),
     "reduction": st.just("step"),
     "attention": st.just("math"),
@@ -149,7 +150,11 @@ def smoke_digest(settings: tuple[str, ...] = ()) -> str:
 def test_any_changed_setting_changes_the_digest(data: st.DataObject) -> None:
     key = data.draw(st.sampled_from(list(OTHERS)))
     # Any global batch must be divisible: the microbatch is left to the plan. Composer has fp32 alone here.
-    base = {"global_batch": ("microbatch=auto",), "precision": ("trainer=plain",)}.get(key, ())
+    base = {
+        "global_batch": ("microbatch=auto",),
+        "precision": ("trainer=plain",),
+        "fp8_recipe": ("trainer=plain", "precision=fp8"),
+    }.get(key, ())
     setting = f"{key}={data.draw(OTHERS[key], label=key)}"
     assert smoke_digest((*base, setting)) != smoke_digest(base)
 
@@ -258,7 +263,7 @@ def test_a_scale_with_a_field_that_is_not_there_names_the_recipe(tmp_path: Path)
         plan(Project(root), scale="smoke")
 
 
-def test_a_gpu_without_a_row_is_planned_by_its_memory() -> None:
+def test_a_gpu_without_a_row_takes_the_smallest_model() -> None:
     memory = PROJECT.gpus["h200"].device_memory_bytes
     made, _ = resolve(
         PROJECT.recipe(RECIPE),
@@ -271,7 +276,7 @@ def test_a_gpu_without_a_row_is_planned_by_its_memory() -> None:
         launcher="torchrun",
         scheduler="local",
     )
-    assert (made.gpu, part(made).training.model) == (None, "mpt-7b")
+    assert (made.gpu, part(made).training.model) == (None, "mpt-125m")
     assert [point.seconds for point in made.points] == [None]
 
 
