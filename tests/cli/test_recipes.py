@@ -39,7 +39,7 @@ def test_a_plan_is_a_page_and_json_is_all_of_it() -> None:
         r"^scale +smoke +asked for$",
         r"^devices=2 +1 +2 +about \d+ s +- +-$",
         r"^parameters +124,672 +6,658,859,008$",
-        r"--nproc-per-node 1\b",
+        r"--nproc-per-node\s+1\b",
     ):
         assert re.search(part, re.sub(r" +$", "", page.stdout, flags=re.MULTILINE), re.MULTILINE), part
     whole = json.loads(invoke(ROOT, "run", RECIPE, *CPU, "--dry", "--json").stdout)

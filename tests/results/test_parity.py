@@ -174,10 +174,10 @@ def test_a_first_step_that_differs_names_what_it_started_from() -> None:
 
 def test_control_runs_of_another_experiment_do_not_count() -> None:
     with pytest.raises(InputError, match="no control runs"):
-        held(HERE, HERE, controls=elsewhere(apart=0.0, controls=False))
+        held(HERE, HERE, controls=[elsewhere(apart=0.0, controls=False)])
     other = elsewhere(apart=0.0, data="e" * 64)
     with pytest.raises(InputError, match="of another experiment") as caught:
-        held(HERE, HERE, controls=other)
+        held(HERE, HERE, controls=[other])
     assert "data " in str(caught.value.found)
     (one, *_) = held(HERE, ANOTHER)
     assert one.parity.outcome == "start"

@@ -46,8 +46,8 @@ def test_parity_is_held_to_the_envelope_of_control_runs(
 @pytest.mark.parametrize(
     ("bounds", "last", "outcome", "reason"),
     [
-        # The control runs are up to 0.0018 apart, and their envelope reaches 0.0025.
-        ({"bf16": 0.1}, 2.004, "reproduced", "envelope 0.0025"),
+        # The control runs are up to 0.0018 apart, and their envelope reaches 0.0034.
+        ({"bf16": 0.1}, 2.004, "reproduced", "envelope 0.0034"),
         ({"bf16": 0.0019}, 2.004, "not-reproduced", "envelope 0.0019"),
         ({"bf16": 0.001}, 2.0, "not-comparable", "a control run is 0.0018 apart, over the bound of 0.001"),
         ({"fp32": 0.1}, 2.0, "not-comparable", "the claim has no bound in bf16"),

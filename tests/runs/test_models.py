@@ -69,7 +69,7 @@ def test_a_repository_is_fetched_once_without_its_pickles(hub: Hub) -> None:
     assert files_of(folder) == named | {"files.json", "corpus.json"}
     whole = json.loads((folder / "corpus.json").read_text())
     expected = {"repository": "owner/texts", "revision": COMMIT, "sha256": digest_of_folder(folder)}
-    assert whole == expected
+    assert whole == expected | {"endpoint": endpoint(hub)}
     asked = len(hub.asked)
     assert fetched(hub) == folder
     demand_model(SOURCE, container=True)

@@ -16,6 +16,7 @@ from tests.ranks import environment
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.job import Job
 from twinrun.protocol.pulse import FOLDER, RankState, WatchedRank
+from twinrun.train.job_files import STARTED_FILE
 from twinrun.train.liveness import FIRST_SECONDS, FLOOR_SECONDS, Watchdog
 
 SECONDS = 30
@@ -104,6 +105,8 @@ def test_a_rank_is_watched_before_it_reads_or_writes_a_file(tmp_path: Path) -> N
     pytest.importorskip("torch")
     watched_job = job(tmp_path)
     os.mkfifo(watched_job.metrics)
+    # Lines are read where an earlier start may have written some.
+    (Path(watched_job.out) / STARTED_FILE).touch()
     (tmp_path / "job.json").write_text(watched_job.model_dump_json())
     command = [sys.executable, "-c", RANK, "--job", str(tmp_path / "job.json")]
     file = tmp_path / FOLDER / "0.json"

@@ -141,15 +141,10 @@ def test_the_scan_in_operations_of_torch_keeps_every_state(tmp_path: Path) -> No
 def test_the_least_work_is_what_restatements_are_derived_from() -> None:
     published = tomllib.loads((RECIPE / "published.toml").read_text(encoding="utf-8"))
     derivations = {one["id"]: one["here"]["derivation"] for one in published["claim"] if "here" in one}
-    asked, options = MANIFEST["cases"]["2x4096x5376x16"], MANIFEST["bench"]["options"]
+    asked = MANIFEST["cases"]["2x4096x5376x16"]
     elements = asked["batch"] * asked["length"] * asked["channels"]
-    projection = asked["batch"] * options["groups"] * asked["states"] * asked["length"]
     for phase, resource in (("forward", "exp2"), ("backward", "fp32")):
-        sequences, projections, instructions, special = part("scan").LEAST[phase]
-        # 16-bit elements, and A, D and delta_bias in fp32.
-        copied = 2 * (sequences * elements + projections * projection)
-        copied += 4 * asked["channels"] * (asked["states"] + 2)
-        assert derivations[f"scan-{phase}-a40"].startswith(f"{copied / 1e9:.6f} / 696 ")
+        _, _, instructions, special = part("scan").LEAST[phase]
         done = {
             "exp2": elements * (asked["states"] + special),
             "fp32": elements * asked["states"] * instructions,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,15 +27,15 @@ def test_choices_begin_with_the_table_and_differ(kernel: str) -> None:
 
 
 def test_a_choice_is_in_place_for_its_kernel_alone() -> None:
-    tensor = torch.ones(1)
+    inputs: Any = SimpleNamespace(x=torch.ones(1), tf32=False)
     row = tuning.options("chunk_outputs", arch="sm90", element_bytes=2)
-    before = launch.options("chunk_states", tensor)
+    before = launch.options("chunk_states", inputs)
     with tune_ssd.in_place(row):
         for module in (vars(launch), vars(launch_backward)):
-            assert module["options"]("chunk_outputs", tensor) == row
-            assert module["options"]("chunk_states", tensor) == before
+            assert module["options"]("chunk_outputs", inputs) == row
+            assert module["options"]("chunk_states", inputs) == before
     assert vars(launch)["options"] is vars(launch_backward)["options"]
-    assert launch.options("chunk_outputs", tensor).arch == "cpu"
+    assert launch.options("chunk_outputs", inputs).arch == "cpu"
 
 
 def test_the_best_over_all_shapes_is_printed(

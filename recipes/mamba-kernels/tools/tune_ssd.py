@@ -61,8 +61,8 @@ def in_place(row: LaunchOptions) -> Iterator[None]:
     """Launch a row's kernel as it says."""
     found = launch.options
 
-    def options(kernel: str, tensor: Tensor) -> LaunchOptions:
-        return row if kernel == row.kernel else found(kernel, tensor)
+    def options(kernel: str, inputs: launch.Inputs) -> LaunchOptions:
+        return row if kernel == row.kernel else found(kernel, inputs)
 
     modules = [sys.modules[f"twinrun_mamba.ssd.{name}"] for name in ("launch", "launch_backward")]
     for module in modules:

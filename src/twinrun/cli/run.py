@@ -245,9 +245,13 @@ def _unsaid(selection: Selection) -> list[Text]:
 
 
 def _differences(selection: Selection) -> Table:
-    table = Table("differs", "here", "published", box=None, pad_edge=False)
+    table = Table("differs", "here", "published", box=None, pad_edge=False, caption_justify="left")
     for one in selection.plan.differences:
-        table.add_row(one.field, Text(plain(one.found)), Text(plain(one.published)))
+        if one.stated:
+            table.add_row(one.field, Text(plain(one.found)), Text(plain(one.published)))
+    silent = [f"{one.field} {plain(one.found)}" for one in selection.plan.differences if not one.stated]
+    if silent:
+        table.caption = Text(f"Other than the recipe's, where the publication is silent: {', '.join(silent)}")
     return table
 
 

@@ -34,9 +34,10 @@ def train(job: TrainingJob, *, engine: str | None = None) -> TrainingResult:
         InputError: the layout has a framework and the recipe no module for it.
         RunError: the model has another number of parameters than the manifest says.
     """
-    worker.check_parameters(job)
+    # Before the model is built, which imports the kernels.
     if job.training.attention == attention.TRITON and not job.accelerator:
         attention.interpret_triton()
+    worker.check_parameters(job)
     if job.training.trainer == "composer" and job.layout is None:
         from twinrun.train import composer_loop
 
