@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -111,14 +112,16 @@ def test_the_command_writes_into_the_recipes_of_its_checkout(tmp_path: Path) -> 
 def cookiecutter_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run cookiecutter in `folder` as a user does, without questions."""
     command = (sys.executable, "-B", "-m", "cookiecutter", "--no-input", *arguments)
-    return subprocess.run(
-        command,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "HOME": "/nonexistent"},
-    )
+    # It writes its replays to the user's home.
+    with tempfile.TemporaryDirectory() as home:
+        return subprocess.run(
+            command,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "HOME": home},
+        )
 
 
 def test_what_is_to_be_edited_is_said_at_the_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -195,7 +195,7 @@ def test_a_column_that_is_not_there_is_named(tmp_path: Path, tokenizer: Path, fo
 
 @pytest.mark.parametrize(("header", "width"), [(0, 16), (1024, 16), (0, 32)])
 def test_tokens_are_read_after_their_header(tmp_path: Path, header: int, width: int) -> None:
-    numbers = np.arange(8, dtype=f"<u{width // 8}")
+    numbers: Any = np.arange(8, dtype=f"<u{width // 8}")
     (tmp_path / "x.bin").write_bytes(bytes(header) + numbers.tobytes())
     source = keys("tokens", header_bytes=header, width=width)
     prepare_files(tmp_path / "data", source=source, files=[tmp_path / "x.bin"], tokenizer=None, sequence=4)
