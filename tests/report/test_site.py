@@ -47,6 +47,7 @@ LONG = {
     "reference/record/index.html": "a heading for each table of a record",
     "results/statements/index.html": "every statement of every publication",
     "results/flash-attention.html": "every record of the recipe",
+    "results/llama-throughput.html": "claims of two public tables, and every record of the recipe",
     "results/mamba-kernels.html": "every record of the recipe",
     "results/mpt-throughput.html": "every record of the recipe",
     "results/mpt7b-scaling.html": "every record of the recipe",
