@@ -29,8 +29,8 @@ KINDS = (
     "results/llama-throughput.html",
     "results/predictions/index.html",
 )
-# The theme's script makes its button to copy code a landmark without a name, and takes from blocks that
-# scroll the place among the stops of the keyboard, which browsers give them.
+# Two rules do not hold on pages of the theme: its button to copy code is a landmark without a name, and blocks
+# that scroll are reported as out of reach of the keyboard, for a cause that nobody found.
 AXE = """axe.run({exclude: [[".md-code__nav"]]}, {
   resultTypes: ["violations"],
   rules: {"scrollable-region-focusable": {enabled: !document.querySelector(".md-content")}},
