@@ -176,7 +176,7 @@ LINES: list[tuple[list[str], list[str]]] = [
     (["compare", "a", "b", "--margin", "1"], ["--margin: only with --scores found: no --scores hint: add"]),
     (["compare", "a", "b", "--scores", "--claims"], ["--scores: options exclude each other found: --claims"]),
     (["parity", "a", "b", "--trace", "--bound", "1"], ["--trace: options exclude each other found: --bound"]),
-    (["parity", "a", "b"], ["a: not a log: [Errno 2] No such file or directory"]),
+    (["parity", "a", "b"], ["a: not a log found: No such file or directory allowed: a record, a run folder"]),
     (
         ["parity", "a", "b", "--bound", "2"],
         ["--bound: no share found: 2.0 allowed: more than 0, less than 1"],

@@ -29,8 +29,8 @@ KINDS = (
     "results/llama-throughput.html",
     "results/predictions/index.html",
 )
-# Two rules do not hold on pages of the theme: its button to copy code is a landmark without a name, and blocks
-# that scroll are reported as out of reach of the keyboard, for a cause that nobody found.
+# Two rules do not hold on pages of the theme: its button to copy code is a landmark without a name, and
+# blocks that scroll are reported as out of reach of the keyboard, for a cause that nobody found.
 AXE = """axe.run({exclude: [[".md-code__nav"]]}, {
   resultTypes: ["violations"],
   rules: {"scrollable-region-focusable": {enabled: !document.querySelector(".md-content")}},

@@ -56,7 +56,10 @@ def read_log(path: Path, *, series: str = "") -> LoggedCurve:
             raw.seek(0)
             with io.BufferedReader(cast("io.RawIOBase", raw)) as stream:
                 return _read_file(stream, head, path, series)
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        allowed = "a record, a run folder, or a log of another program"
+        raise InputError("not a log", place=source, found=error.strerror, allowed=allowed) from None
+    except (ValueError, RecursionError) as error:
         raise InputError(f"not a log: {error}", place=source) from None
 
 
