@@ -22,6 +22,7 @@ from twinrun.checkpoints.safetensors import Entry
 from twinrun.checkpoints.store import Sink
 from twinrun.checkpoints.verification import read_manifest, verify
 from twinrun.execution.ranks import METRICS, clear
+from twinrun.foundation.processes import end_of
 from twinrun.protocol import metrics_lines
 
 TENSORS = 20
@@ -121,11 +122,20 @@ def lines_before_points(place: Path, points: int) -> int:
     return read
 
 
+def bytes_of_a_log(place: Path, mebibytes: int) -> int:
+    """Return the bytes that a message about a failed rank takes of its log."""
+    place.mkdir()
+    log = place / "stderr.log"
+    log.write_bytes(b"a line\n" * (mebibytes << 20 >> 3))
+    return len(end_of(log))
+
+
 ROWS = (
     GrowthRow("index of a checkpoint", "ranks", "bytes", bytes_of_index),
     GrowthRow("descriptions that a rank reads to go on", "ranks", "bytes", bytes_of_a_rank),
     GrowthRow("descriptions that a verification reads", "ranks", "bytes", bytes_of_verification),
     GrowthRow("lines of metrics read before new points", "points", "lines", lines_before_points),
+    GrowthRow("log of a rank that failed, read for its message", "MiB", "bytes", bytes_of_a_log),
 )
 
 

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from twinrun.foundation.processes import readable
+from twinrun.foundation.processes import end_of, last_lines, readable
 
 PATIENCE_SECONDS = 10
 PROGRAM = """
@@ -77,3 +77,16 @@ def test_what_can_be_read_is_known_at_any_descriptor() -> None:
     os.close(reader)
     os.close(high)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_message_takes_little_of_a_log_of_a_gigabyte(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as stream:
+        stream.seek(1 << 30)
+        stream.write(b"\n".join([b"x" * (1 << 20)] * 3 + [b"the end without a newline"]))
+    taken = end_of(log)
+    assert len(taken) == 1 << 16
+    assert last_lines(taken).endswith(" ...\n    the end without a newline")
+    assert len(last_lines("\n".join(["y" * (1 << 20)] * 15))) < 10_000
+    log.write_bytes(b"short")
+    assert end_of(log) == "short"

@@ -45,5 +45,7 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(
     resumed = result_of(saving(make_job(world_size=world_size, sharding=sharding, trainer=trainer), place))
 
     assert [step.loss for step in resumed.steps] == [step.loss for step in whole.steps]
+    assert len(whole.blocked_seconds) > len(resumed.blocked_seconds) == 1
+    assert min(whole.blocked_seconds) > 0
     assert resumed.order_hash == whole.order_hash
     assert digests(place, STEPS) == last

@@ -11,7 +11,7 @@ from twinrun.execution import shell
 from twinrun.execution.engine import NodeCommand, stop_file
 from twinrun.execution.task import Task
 from twinrun.foundation.errors import InputError, MachineError, RunError
-from twinrun.foundation.processes import last_lines
+from twinrun.foundation.processes import end_of, last_lines
 from twinrun.manifests.cluster import LoadedSite
 from twinrun.protocol.allocation import IMAGE_VARIABLE
 
@@ -236,9 +236,7 @@ def refuse_failed_set_up(status: int, *, site: LoadedSite, logs: Path) -> None:
     """Raise RunError with what it printed where a set-up line of the site ended the job."""
     if status != SET_UP_FAILED:
         return
-    texts = [
-        path.read_text(encoding="utf-8", errors="replace") for path in sorted(logs.glob("launcher*.log"))
-    ]
+    texts = [end_of(path) for path in sorted(logs.glob("launcher*.log"))]
     raise RunError(
         "a set-up line of the site failed, and no rank was started",
         place=f"{site.place}.setup",

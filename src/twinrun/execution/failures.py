@@ -11,7 +11,7 @@ from twinrun.execution.engine import log_folder, point_folder
 from twinrun.execution.launchers import Culprit, RankPlacement, node_logs
 from twinrun.foundation.errors import MachineError, RunError
 from twinrun.foundation.manifest import load_json
-from twinrun.foundation.processes import last_lines
+from twinrun.foundation.processes import end_of, last_lines
 from twinrun.protocol.job import OUT_OF_MEMORY, REFUSED
 from twinrun.protocol.pulse import FOLDER, RankState
 
@@ -45,7 +45,7 @@ def failure_of(
     states, folder = rank_states(point_folder(run, point)), log_folder(run, point)
     if error := hang(states, point=point, logs=folder):
         return error
-    texts = [log.read_text(encoding="utf-8", errors="replace") for log in logs]
+    texts = [end_of(log) for log in logs]
     failed = culprit(texts)
     if failed is None:
         return RunError(
@@ -62,7 +62,7 @@ def failure_of(
     return kind(
         f"rank {failed.rank} of {placement.world_size} failed with {_described_end(failed.status, kills)}",
         place=point,
-        found=where + (last_lines(log.read_text(encoding="utf-8", errors="replace")) or empty(folder)),
+        found=where + (last_lines(end_of(log)) or empty(folder)),
         hint=f"the whole log is {log}; {_remedy(failed.status, kills)}--resume goes on",
     )
 

@@ -18,7 +18,7 @@ from twinrun.execution.engine import PYTHON, Command, Engine, Workspace, run_to_
 from twinrun.foundation.files import sha256_of_bytes
 from twinrun.foundation.locks import locked
 from twinrun.foundation.manifest import load_json
-from twinrun.foundation.processes import last_lines
+from twinrun.foundation.processes import end_of, last_lines
 
 # Where a package keeps its compiled code, and the file there that is written last.
 OBJECTS, INDEX = "objects", "kernels.json"
@@ -129,6 +129,6 @@ def _run(
         engine, command, log=log, waiting=lambda seconds: say(f"compiling {name}: {seconds} s")
     ):
         return True
-    tail = last_lines(log.read_text(encoding="utf-8", errors="replace"))
+    tail = last_lines(end_of(log))
     say(f"{name} is not compiled; the whole log is {log}\n{tail}")
     return False

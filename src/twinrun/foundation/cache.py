@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 from twinrun.foundation.errors import MachineError
@@ -32,3 +33,17 @@ def environment_folder(stack: str, lock_sha256: str) -> Path:
 def bytecode_folder() -> Path:
     """Return where interpreters of this machine keep what they have compiled of Python."""
     return cache_root() / "bytecode"
+
+
+def prune_bytecode() -> None:
+    """Remove what was compiled of folders that are gone: each checkout and temporary folder leaves some."""
+    _prune(bytecode_folder(), Path("/"))
+
+
+def _prune(compiled: Path, source: Path) -> None:
+    for folder in [one for one in compiled.glob("*") if one.is_dir()]:
+        if not (source / folder.name).is_dir():
+            shutil.rmtree(folder, ignore_errors=True)
+        elif not any(folder.glob("*.pyc")):
+            # Below a folder of modules lie parts of the same package or environment.
+            _prune(folder, source / folder.name)

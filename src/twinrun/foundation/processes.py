@@ -20,6 +20,8 @@ from twinrun.foundation.errors import MachineError, RunError
 GRACE_SECONDS = 10.0
 # Names a process and, through the environment they inherit, all that it starts.
 _MARK = "TWINRUN_PROCESS"
+# What a message needs of a log: a rank may print gigabytes, and a line of it megabytes.
+_LOG_BYTES, _LINE = 1 << 16, 500
 
 
 # The process's own C library, loaded before anything is forked; the number is that of <linux/prctl.h>.
@@ -160,7 +162,15 @@ def read_output(
     return done.stdout
 
 
+def end_of(log: Path) -> str:
+    """Return the last 64 KiB of what a process has printed to `log`, however much that was."""
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - _LOG_BYTES))
+        return stream.read(_LOG_BYTES).decode(errors="replace")
+
+
 def last_lines(text: str, count: int = 15) -> str:
-    """Return the last lines of `text` that are not blank, each on a line of its own."""
+    """Return the last lines of `text` that are not blank, each on a line of its own, long ones cut."""
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-    return "\n    ".join(["", *lines[-count:]])
+    shown = [line if len(line) <= _LINE else f"{line[:_LINE]} ..." for line in lines[-count:]]
+    return "\n    ".join(["", *shown])

@@ -17,7 +17,7 @@ from twinrun.foundation.cache import COMPLETE, environment_folder
 from twinrun.foundation.errors import InputError, RunError, RunInterruptedError
 from twinrun.foundation.files import canonical_json, parse_json, sha256_of_file, write_atomically
 from twinrun.foundation.manifest import Frozen
-from twinrun.foundation.processes import LocalProcess, last_lines
+from twinrun.foundation.processes import LocalProcess, end_of, last_lines
 from twinrun.foundation.text import redacted
 from twinrun.history.path import RunState
 from twinrun.history.sides import LOCK, STACKS
@@ -108,7 +108,7 @@ class StateRunner:
         self._prune(root)
         if status not in (MEASURED, CLAIM_FAILED):
             outcome: Literal["failed", "refused"] = "failed" if status == FAILED else "refused"
-            said = last_lines(log.read_text(encoding="utf-8", errors="replace"), 8)
+            said = last_lines(end_of(log), 8)
             return StateRun(**common, outcome=outcome, detail=redacted(said.strip()))
         (file,) = out.glob("*/*/record.json")
         record = read_record(file, self.project)

@@ -332,5 +332,7 @@ class TrainingResult(Result):
     power: PowerSource
     reported: tuple[Measurement, ...] = ()
     """What the recipe's script reports by `Meter.report`."""
+    blocked_seconds: tuple[Annotated[float, Field(ge=0)], ...] = ()
+    """Seconds that the first rank's training waited for each save of its state."""
     validation: tuple[tuple[int, float], ...] = ()
     """Steps and the validation losses after them, in nats per token."""

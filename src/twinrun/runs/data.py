@@ -11,7 +11,7 @@ from twinrun.execution.environment import inspect
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, MachineError, RunError, closest
 from twinrun.foundation.files import sha256_of_bytes, sha256_of_file
-from twinrun.foundation.processes import last_lines
+from twinrun.foundation.processes import end_of, last_lines
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.planning.project import Project
 from twinrun.protocol.evaluation import PackageSource
@@ -234,6 +234,6 @@ def prepare(arguments: tuple[str, ...], *, engine: Engine, log: Path, module: st
         raise RunError(
             "the data could not be prepared",
             place=module,
-            found=last_lines(log.read_text(encoding="utf-8", errors="replace")),
+            found=last_lines(end_of(log)),
             hint=f"the whole log is {log}",
         )

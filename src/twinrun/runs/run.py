@@ -22,6 +22,7 @@ from twinrun.execution.environment import (
 )
 from twinrun.execution.kernels import PROCESSOR, kernel_variables
 from twinrun.execution.ranks import METRICS, Ranks
+from twinrun.foundation.cache import prune_bytecode
 from twinrun.foundation.errors import InputError, RunInterruptedError
 from twinrun.foundation.files import real, sha256_of_file, write_atomically
 from twinrun.foundation.locks import locked
@@ -67,6 +68,7 @@ def execute(
     """
     plan = selection.plan
     check_legs(selection.checkpointing, plan=plan, resume=resume)
+    prune_bytecode()
     with _run_folder(project.root, plan, out=out, resume=resume) as run:
         write_atomically(run / "plan.json", plan.model_dump_json(indent=1) + "\n")
         display.say(f"run folder: {run}")

@@ -46,6 +46,8 @@ class Meter:
         """What the script has reported beside what every training measures."""
         self.validation: list[tuple[int, float]] = []
         """Steps and the validation losses after them, in nats per token."""
+        self.blocked: list[float] = []
+        """Seconds that the training waited for each save: for the save before it and for the copy."""
         self._clear()
 
     def report(self, metric: str, value: float, *, per: Per = "run") -> None:

@@ -221,6 +221,7 @@ def collect(
         parameters=parameters,
         reported=tuple(meter.reported),
         validation=tuple(meter.validation),
+        blocked_seconds=tuple(meter.blocked),
         microbatch=job.microbatch,
         steps=tuple(meter.steps),
         peak_memory_bytes=int(peak),

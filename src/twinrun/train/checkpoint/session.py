@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -126,6 +127,7 @@ class Checkpoints:
             raise ranks.TrainingStoppedError(step)
 
     def _save(self, step: int) -> None:
+        began = time.perf_counter()
         self.wait()
         liveness.beat("copies what it saves")
         tensors = self._parts.tensors() | state.history(self._meter)
@@ -140,6 +142,8 @@ class Checkpoints:
         self._saving = dcp.async_save(
             tensors, storage_writer=writer, planner=Planner(), process_group=self._group
         )
+        # From here on it is written beside the training.
+        self._meter.blocked.append(time.perf_counter() - began)
 
     def wait(self) -> None:
         """Wait until the last save is durable and published; raises TwinrunError where it failed."""

@@ -147,11 +147,18 @@ class Staging:
     def __init__(self) -> None:
         # Pinned memory takes seconds to get and is copied into at the full rate of the link, so it is kept.
         self._pinned = BlockingAsyncStager(cache_staged_state_dict=True)
-        self._pageable = BlockingAsyncStager()
+        # Memory that was written to before is copied into at several times the rate of new pages.
+        self._pageable: dict[str, Tensor] = {}
 
     def copy(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return `tensors` on the host; those of a device have the same names and shapes in every save."""
         on_device = {name: tensor for name, tensor in tensors.items() if tensor.device.type != "cpu"}
         rest = {name: tensor for name, tensor in tensors.items() if name not in on_device}
         pinned = self._pinned.stage(on_device) if on_device else {}
-        return {**pinned, **self._pageable.stage(rest)}
+        return {**pinned, **{name: self._copied(name, tensor) for name, tensor in rest.items()}}
+
+    def _copied(self, name: str, tensor: Tensor) -> Tensor:
+        room = self._pageable.get(name)
+        if room is None or room.shape != tensor.shape or room.dtype != tensor.dtype:
+            room = self._pageable[name] = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        return room.copy_(tensor)

@@ -10,7 +10,14 @@ from twinrun.protocol.layout import Layout
 from twinrun.workloads.account import HASH, TEXT, Allowed, facts_held, held, measurements_held, series_held
 from twinrun.workloads.training.layouts import trained
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables
-from twinrun.workloads.training.numbers import CONTROL, SOURCE_FACT, VALIDATION_FACT, WEIGHTS_FACT, count_of
+from twinrun.workloads.training.numbers import (
+    CONTROL,
+    SAVES_FACT,
+    SOURCE_FACT,
+    VALIDATION_FACT,
+    WEIGHTS_FACT,
+    count_of,
+)
 from twinrun.workloads.workload import Account, Gap, Point, PointRecord
 
 SHARED = ("state-memory", "state-on-host", "traffic", "traffic-bytes")
@@ -20,6 +27,7 @@ ROUNDED = 1e-6
 # Facts that only some runs have, and why there is no power.
 OPTIONAL: dict[str, Allowed] = {
     SOURCE_FACT: re.compile("none: .+"),
+    SAVES_FACT: re.compile("[0-9]+ saves, .+ s in all"),
     **{f"changes to {name}": TEXT for name in ("composer", "deepspeed", "torch")},
 }
 MEASURED = {

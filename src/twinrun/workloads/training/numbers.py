@@ -35,6 +35,7 @@ COUNTED = (
 WEIGHTS_FACT = "initial weights hash"
 SOURCE_FACT = "power source"
 VALIDATION_FACT = "validation losses by step"
+SAVES_FACT = "training waited for"
 
 
 def progress(line: bytes) -> Progress:
@@ -94,6 +95,7 @@ def measured(part: TrainingPlan, planned: Point[TrainingPoint], result: Training
             "order hash": result.order_hash,
             **({"fp8 recipe": result.fp8_recipe} if result.fp8_recipe else {}),
             **_power_facts(result.power, steps),
+            **({SAVES_FACT: _saves(result.blocked_seconds)} if result.blocked_seconds else {}),
             **({VALIDATION_FACT: _in_words(result.validation)} if result.validation else {}),
             **(_facts(result.shared) if result.shared else {}),
             **({WEIGHTS_FACT: result.weights_hash} if result.weights_hash else {}),
@@ -119,6 +121,10 @@ def _validated(losses: Sequence[tuple[int, float]]) -> Iterator[Measurement]:
     for _, loss in losses[-1:]:
         name = "validation-loss"
         yield sampled(name, [loss], metric=name, unit="nats/token", per="run")
+
+
+def _saves(seconds: Sequence[float]) -> str:
+    return f"{len(seconds)} saves, {max(seconds):.3g} s the longest, {sum(seconds):.3g} s in all"
 
 
 def _in_words(losses: Sequence[tuple[int, float]]) -> str:
