@@ -108,7 +108,7 @@ def check_environments(root: Path) -> Iterator[HostCheck]:
             continue
         if not (folder / COMPLETE).is_file():
             hint = "the next run with --engine venv installs it anew, unless another is at it"
-            yield _finding(name, "warn", "not installed to the end", hint)
+            yield _finding(name, "warn", "not installed to the end, or by an older twinrun", hint)
         elif fault := _fault(folder, stack.lock(root).read_text(encoding="utf-8")):
             hint = f"`rm -r {shlex.quote(str(folder))}`; the next run with --engine venv makes it again"
             yield _finding(name, "fail", fault, hint)
