@@ -131,6 +131,20 @@ def test_open_device_files_are_well(root: Path) -> None:
     assert check.status == "ok"
 
 
+def test_files_that_come_later_or_stand_for_others_are_not_missed(root: Path) -> None:
+    install(root, "nvidia-smi", answering("h200.nvidia-smi.csv"))
+    (check,) = files_checks(root, "cuda")
+    assert check.status == "fail"
+    (root / "dev" / "dxg").touch()
+    (check,) = files_checks(root, "cuda")
+    assert check.status == "ok"
+    (root / "dev" / "dxg").unlink()
+    for name in ("nvidia0", "nvidiactl"):
+        (root / "dev" / name).touch()
+    (check,) = files_checks(root, "cuda")
+    assert (check.status, check.found) == ("ok", "2 files open to this user")
+
+
 def test_missing_device_file_fails(root: Path) -> None:
     (root / "dev" / "kfd").touch()
     (check,) = files_checks(root, "rocm")

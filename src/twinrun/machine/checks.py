@@ -79,22 +79,46 @@ def check_device_files(vendor: Vendor, discovery: Discovery) -> Iterable[HostChe
     if not _driver_files(vendor) and not discovery.devices:
         return
     name, needed = f"device files ({vendor.name})", "readable and writable: " + ", ".join(vendor.device_files)
-    files = [path for pattern in vendor.device_files for path in matching_files(pattern)]
-    missing = [pattern for pattern in vendor.device_files if not matching_files(pattern)]
+    patterns = vendor.device_files
+    if not _found(patterns) and _found(vendor.other_device_files):
+        patterns = vendor.other_device_files
+    files = _found((*patterns, *vendor.later_device_files))
+    missing = [pattern for pattern in patterns if not matching_files(pattern)]
     closed = [path for path in files if not os.access(path, os.R_OK | os.W_OK)]
     if missing:
         yield HostCheck(
             name=name,
-            status="warn" if discovery.devices else "fail",
+            status="fail",
             found=f"missing: {', '.join(missing)}",
             needed=needed,
-            hint="load the driver, or give the container the devices",
+            hint="load the driver; in a container, start it with the devices: "
+            + (" ".join(f"--device={one}" for one in vendor.container.devices) or "--gpus all"),
         )
     if closed:
         hint = f"{' and '.join(_remedies(closed))}, then sign in again"
         yield HostCheck(name=name, status="fail", found=_owners(closed), needed=needed, hint=hint)
     if not missing and not closed:
         yield HostCheck(name=name, status="ok", found=f"{len(files)} files open to this user", needed=needed)
+
+
+def demand_device_files(vendor: Vendor, devices: tuple[Device, ...]) -> None:
+    """Raise MachineError, with what `invoke doctor` advises, where this user may not open the GPUs.
+
+    Probes see a GPU through the driver's own files, where a run needs those that it computes through.
+    """
+    for check in check_device_files(vendor, Discovery(devices=devices, probes=())) if devices else ():
+        if check.status == "fail":
+            raise MachineError(
+                "this user cannot compute on the GPUs",
+                place=check.name,
+                found=check.found,
+                allowed=check.needed,
+                hint=check.hint,
+            )
+
+
+def _found(patterns: Iterable[str]) -> list[Path]:
+    return [path for pattern in patterns for path in matching_files(pattern)]
 
 
 def _driver_files(vendor: Vendor) -> list[Path]:
