@@ -25,7 +25,7 @@ from twinrun.foundation.errors import InputError
 from twinrun.machine import checks, daemon
 from twinrun.machine.checks import HostCheck, check_device_files, check_devices
 from twinrun.machine.devices import discover
-from twinrun.machine.doctor import Diagnosis, diagnose
+from twinrun.machine.doctor import Diagnosis, diagnose, environment_bytes
 from twinrun.manifests.vendor import load_gpus, load_vendors
 from twinrun.report.terminal import diagnosis_lines
 
@@ -351,3 +351,8 @@ def test_diagnosis_travels_as_json() -> None:
     diagnosis = Diagnosis(checks=(check,))
     assert Diagnosis.model_validate_json(diagnosis.model_dump_json()) == diagnosis
     assert diagnosis.exit_code == 3
+
+
+def test_the_cache_needs_the_largest_environment_of_the_vendors_that_are_there() -> None:
+    sizes = {name: environment_bytes(ROOT, {name}) >> 30 for name in ("cpu", "cuda", "rocm")}
+    assert sizes == {"cpu": 5, "cuda": 5, "rocm": 14}

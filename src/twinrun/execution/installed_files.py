@@ -29,7 +29,7 @@ _Entries = dict[str, os.stat_result]
 
 
 def seal(environment: Path) -> dict[str, str]:
-    """Mark an environment as whole, with what each entry must be: as a wheel's RECORD says, else as it is now.
+    """Mark an environment as whole, with what each entry must be: as its RECORD says, else as it is now.
 
     All files are held against their wheels here, for they are in memory when they have just been written:
     the first run would read gigabytes from the disk.

@@ -171,7 +171,7 @@ def check_disk(name: str, folder: Path, needed_bytes: int, remedy: str) -> HostC
     """Say whether `folder` can be written and has room; it need not exist yet."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        found, needed = f"{existing} cannot be written", f"a folder with {needed_bytes / GIB:g} GiB free"
+        found, needed = f"{existing} cannot be written", f"a folder with {needed_bytes / GIB:.3g} GiB free"
         return HostCheck(name=name, status="fail", found=found, needed=needed, hint=remedy)
     free = _size(name, shutil.disk_usage(existing).free, needed_bytes, f"free some space, or {remedy}")
     return free.model_copy(update={"found": f"{free.found} free in {folder}"})
@@ -183,7 +183,7 @@ def _size(name: str, found: int, needed: int, hint: str) -> HostCheck:
         name=name,
         status="ok" if enough else "warn",
         found=f"{found / GIB:.1f} GiB",
-        needed=f"{needed / GIB:g} GiB",
+        needed=f"{needed / GIB:.3g} GiB",
         hint=None if enough else hint,
     )
 
