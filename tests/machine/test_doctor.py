@@ -91,7 +91,24 @@ def test_model_without_row_is_a_warning(root: Path) -> None:
     install(root, "nvidia-smi", answering("unknown.nvidia-smi.csv"))
     check = devices_check(root, "cuda")
     assert check.status == "warn"
-    assert "NVIDIA GeForce RTX 4090" in str(check.hint)
+    assert "NVIDIA GeForce RTX 4080" in str(check.hint)
+
+
+@pytest.mark.parametrize("answer", ["mi300x-partitioned.rocm-smi.json", "mi300x-cpx.amd-smi.json"])
+def test_parts_of_a_card_are_recognised(root: Path, answer: str) -> None:
+    install(root, answer.split(".")[1], answering(answer))
+    check = devices_check(root, "rocm")
+    assert check.status == "warn"
+    assert "AMD Instinct MI300X is one of 8 parts of mi300x" in check.found
+    assert "amd-smi set --compute-partition SPX" in str(check.hint)
+
+
+def test_an_instance_of_a_card_is_recognised(root: Path) -> None:
+    line = "NVIDIA H100 80GB HBM3 MIG 2g.20gb, GPU-1, 20096, 9.0, 580.95.05"
+    install(root, "nvidia-smi", f"echo '{line}'")
+    check = devices_check(root, "cuda")
+    assert "is one of 4 parts of h100-80gb" in check.found
+    assert "nvidia-smi --multi-instance-gpu=0" in str(check.hint)
 
 
 def test_hidden_devices_are_a_warning(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,9 +53,9 @@ def check_devices(vendor: Vendor, discovery: Discovery, gpus: dict[str, Gpu]) ->
         return HostCheck(
             name=name,
             status="warn" if unknown else "ok",
-            found="; ".join([_summary(discovery.devices, gpus), *discovery.masks]),
+            found="; ".join([_summary(discovery.devices, gpus), *discovery.masks, *discovery.partitions]),
             needed="a row of images/gpus.toml for each model",
-            hint=f"add a row for {unknown}; without one its peak is not known" if unknown else None,
+            hint=_hint_for(unknown, vendor, discovery) if unknown else None,
         )
     found = f"none; {discovery}"
     failed = {result.probe for result in discovery.probes if result.status in ("failed", "timeout")}
@@ -72,6 +72,12 @@ def check_devices(vendor: Vendor, discovery: Discovery, gpus: dict[str, Gpu]) ->
         hint = "install the vendor's tools beside its driver: the device files are there"
         return HostCheck(name=name, status="unknown", found=found, needed=needed, hint=hint)
     return HostCheck(name=name, status="absent", found="none", needed=needed)
+
+
+def _hint_for(unknown: str, vendor: Vendor, discovery: Discovery) -> str:
+    if discovery.partitions:
+        return f"`{vendor.undivide}` makes whole cards; of a part no peak is known, nor how long a run takes"
+    return f"add a row for {unknown}; without one its peak is not known, nor how long a run takes"
 
 
 def check_device_files(vendor: Vendor, discovery: Discovery) -> Iterable[HostCheck]:

@@ -185,6 +185,8 @@ class Vendor(Frozen):
     """Patterns of further ones, which the driver makes when they are first needed."""
     other_device_files: tuple[str, ...] = ()
     """Patterns of files of which one stands for all of `device_files` where these are missing."""
+    undivide: str | None = None
+    """Command by which a card that is divided into several devices becomes one again."""
     container: ContainerAccess = ContainerAccess()
     compiler: KernelCompiler
     arch_names: dict[str, str] = Field(default_factory=dict)
