@@ -37,7 +37,7 @@ def test_a_stop_says_which_checks_ended(root: Path) -> None:
         text=True,
     )
     assert process.stdout is not None
-    told = []
+    told: list[str] = []
     while not told or told[-1] not in ("first: ok\n", ""):
         told.append(process.stdout.readline())
     assert told[-2:] == ["first: running, 3 of 4\n", "first: ok\n"]
