@@ -21,8 +21,7 @@ from tests.commands import ROOT, environment
 from twinrun.execution.engine import Workspace
 from twinrun.execution.engines import venv
 from twinrun.execution.installed_files import changed_files
-from twinrun.foundation.cache import COMPLETE
-from twinrun.foundation.cache import bytecode_folder
+from twinrun.foundation.cache import COMPLETE, bytecode_folder
 from twinrun.foundation.errors import MachineError
 from twinrun.manifests.locks import with_checksums
 from twinrun.manifests.stack import load_stack, stamp
