@@ -117,9 +117,13 @@ class GpuSession:
         for plan in self._plans:
             if plan.refused:
                 yield f"left out  {plan.recipe}: {plan.refused}"
-        known = [plan.minutes for plan in self._plans if plan.minutes and not plan.refused]
+        runs = [plan.minutes for plan in self._plans if not plan.refused]
+        known = [minutes for minutes in runs if minutes]
         if known:
             yield f"time      about {duration(sum(known) * 60)} for the {len(known)} runs with an estimate"
+        if unknown := len(runs) - len(known):
+            most = duration(unknown * self._options.minutes * 60)
+            yield f"time      up to {most} for the {unknown} runs without one, by their limits"
         yield f"file      {self._options.out}; you send it yourself, and nothing else leaves this machine"
 
     def run(self) -> int:

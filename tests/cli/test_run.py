@@ -21,7 +21,7 @@ from tests.commands import ROOT, environment
 from twinrun.execution.engine import Workspace
 from twinrun.execution.engines import venv
 from twinrun.execution.installed_files import changed_files
-from twinrun.foundation.cache import bytecode_folder
+from twinrun.foundation.cache import COMPLETE, bytecode_folder
 from twinrun.foundation.errors import MachineError
 from twinrun.manifests.locks import with_checksums
 from twinrun.manifests.stack import load_stack, stamp
@@ -294,7 +294,7 @@ def test_an_installation_that_is_killed_is_made_again(tiny: Path) -> None:
     process.kill()
     process.wait()
     (half,) = environments(tiny)
-    assert not (half / "complete").exists()
+    assert not (half / COMPLETE).exists()
     assert "installing tiny" in open_tiny(tiny)
     assert changed_files(half, whole=True) == {}
     assert open_tiny(tiny) == ""

@@ -257,6 +257,11 @@ def check_kernels(root: Path, stack: LoadedStack) -> None:
         assert folder.is_dir(), f"{stack.folder}/stack.toml:kernels: no {folder}"
 
 
+def check_environment_size(root: Path, stack: LoadedStack) -> None:
+    """What the environment takes on the disk is said, so that an installation without room is refused."""
+    assert stack.stack.environment, f"{stack.folder}/stack.toml: no [environment] with disk_mib and source"
+
+
 STACK_CHECKS: tuple[Callable[[Path, LoadedStack], None], ...] = (
     check_stack_manifest,
     check_lock_is_whole,
@@ -264,6 +269,7 @@ STACK_CHECKS: tuple[Callable[[Path, LoadedStack], None], ...] = (
     check_image_locks,
     check_collectives,
     check_kernels,
+    check_environment_size,
 )
 
 

@@ -8,11 +8,22 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.checks import RECIPE_CHECKS
+from tests.records import machine
+from twinrun.foundation.errors import MachineError
 from twinrun.manifests.recipe import LoadedRecipe
+from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
+from twinrun.protocol.machine import Machine
+from twinrun.runs.selection import stack_for_run
 
 ROOT = Path(__file__).resolve().parents[2]
-RECIPES = Project(ROOT).recipes()
+PROJECT = Project(ROOT)
+RECIPES = PROJECT.recipes()
+STACKS = {
+    name
+    for one in RECIPES.values()
+    for name in (*one.recipe.stacks.current.values(), *one.recipe.stacks.also)
+}
 
 
 @pytest.mark.parametrize("check", RECIPE_CHECKS, ids=lambda check: check.__name__)
@@ -25,3 +36,28 @@ def test_every_folder_is_a_recipe() -> None:
     folders = {path.name for path in (ROOT / "recipes").iterdir() if path.is_dir()}
     assert folders == set(RECIPES)
     assert RECIPES
+
+
+def test_every_recipe_serves_every_current_stack() -> None:
+    """A machine that needs a further stack, as MI355X does, needs it for every recipe."""
+    serving = {
+        name: {*one.recipe.stacks.current.values(), *one.recipe.stacks.also} for name, one in RECIPES.items()
+    }
+    every = set().union(*serving.values())
+    assert {name: every - stacks for name, stacks in serving.items()} == {name: set() for name in RECIPES}
+
+
+@pytest.mark.parametrize("gpu", PROJECT.gpus.values(), ids=PROJECT.gpus)
+def test_all_recipes_run_in_one_stack_on_a_machine(gpu: Gpu) -> None:
+    """Whoever runs all of them installs one stack; a GPU that none is built for is refused by all."""
+    there = machine(gpu.vendor, gpu, devices=1)
+    chosen = {_chosen(loaded, gpu, there) for loaded in RECIPES.values()}
+    assert len(chosen) == 1, chosen
+    assert chosen <= {*STACKS, "no stack of this recipe is built for this GPU"}
+
+
+def _chosen(loaded: LoadedRecipe, gpu: Gpu, there: Machine) -> str:
+    try:
+        return stack_for_run(PROJECT, loaded, asked=None, vendor=gpu.vendor, machine=there)[0].stack.name
+    except MachineError as error:
+        return error.message

@@ -77,9 +77,12 @@ def test_an_environment_that_the_disk_does_not_take_is_refused(
 ) -> None:
     monkeypatch.setenv("TWINRUN_CACHE", str(tmp_path))
     loaded = load_stack(ROOT, "cpu")
-    huge = EnvironmentSize(download_mib=1, disk_mib=1 << 40)
+    huge = EnvironmentSize(download_mib=1, disk_mib=1 << 40, source="none")
     loaded = loaded.model_copy(update={"stack": loaded.stack.model_copy(update={"environment": huge})})
     workspace = Workspace(root=ROOT, run=tmp_path / "run", data=tmp_path / "data")
+    # So a run is refused before it has a folder.
+    reason = venv.unusable(stack=loaded, vendor=load_vendors(ROOT)["cpu"])
+    assert reason == "the disk has no room for the environment"
     with pytest.raises(MachineError, match="the disk has no room for the environment") as caught:
         venv.open_engine(stack=loaded, vendor=load_vendors(ROOT)["cpu"], workspace=workspace, say=pytest.fail)
     assert str(caught.value.place) == str(tmp_path / "environments")

@@ -14,6 +14,7 @@ from typing import ClassVar, Literal
 
 import pytest
 
+from tests.images.test_artifact_cache import at_once
 from tests.indexes import Quiet
 from tests.records import ROOT
 from tests.registries import free_port, serve
@@ -111,6 +112,18 @@ def test_a_snapshot_has_its_archives_side_by_side(mirror: str, archive: str, sec
         f"{archive} bookworm-updates main",
         f"{security} bookworm-security main",
     ]
+
+
+def _fetch(package: SystemPackage) -> None:
+    (file,) = fetch_packages([package], suite=SUITE, architecture=PROCESSOR).values()
+    assert sha256_of_file(file) == package.sha256
+
+
+@pytest.mark.nightly
+def test_ten_builds_at_once_get_the_locked_file(archive: AptArchive, tmp_path: Path) -> None:
+    (package,) = (one for one in archive.resolve(["hostname"]) if one.name == "hostname")
+    at_once(_fetch, package, cache=tmp_path / "cold")
+    assert [file.stem for file in (tmp_path / "cold" / "packages").glob("*.deb")] == [package.sha256]
 
 
 def test_what_is_fetched_is_the_locked_file(archive: AptArchive, tmp_path: Path) -> None:

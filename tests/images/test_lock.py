@@ -44,7 +44,11 @@ def text_of(folder: Path) -> str:
 
 
 def test_a_lock_has_stamp_and_hashes_and_names_no_index(folder: Path, tmp_path: Path) -> None:
-    changed = refresh(tmp_path, "small")
+    said: list[str] = []
+    changed = refresh(tmp_path, "small", say=said.append)
+    assert said == ["small: resolving the Python packages"]
+    assert check(tmp_path, "small", say=said.append) == ()
+    assert said[1:] == ["small: asking the package index"]
     text = text_of(folder)
     assert text.splitlines()[0] == stamp(folder / "requirements.in")
     assert pins(text) == {"alpha": ("1.0",), "beta": ("2.0",), "nvidia-gamma": ("1.0",)}

@@ -18,6 +18,10 @@ AMD_SMI: dict[str, tuple[int, str, str, int, str, int, str]] = {
     "mi250x": (8, "AMD Instinct MI250X / MI250", "0x740c", 110, "gfx90a", 65520, "6.10.5"),
     "mi300a": (4, "AMD Instinct MI300A", "N/A", 228, "gfx942", 131072, "6.12.12"),
     "mi300x": (8, "AMD Instinct MI300X", "0x74a1", 304, "gfx942", 196592, "6.12.12"),
+    # Mode CPX: an eighth of the compute units each, and of the memory in mode NPS1 the whole.
+    "mi300x-cpx": (64, "AMD Instinct MI300X", "0x74a1", 38, "gfx942", 196592, "6.12.12"),
+    "mi350x": (8, "AMD Instinct MI350X", "N/A", 256, "gfx950", 294896, "6.14.14"),
+    "mi100": (4, "AMD Instinct MI100", "N/A", 120, "gfx908", 32752, "6.10.5"),
     "mi325x": (8, "AMD Instinct MI325X", "N/A", 304, "gfx942", 262128, "6.12.12"),
     "mi355x": (8, "AMD Instinct MI355X", "N/A", 256, "gfx950", 294896, "6.14.14"),
 }

@@ -190,3 +190,26 @@ def test_an_image_for_other_gpus_is_refused_before_anything_runs(root: Path, ans
 def test_what_runs_no_image_is_not_refused(root: Path) -> None:
     done = planned(root, "h200.nvidia-smi.csv", ("sm_80",), "--engine", "venv")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("answer", ["mi300x.amd-smi.json", "h200.nvidia-smi.csv"])
+def test_a_gpu_without_its_device_files_is_refused_before_anything_is_installed(
+    tmp_path: Path, answer: str
+) -> None:
+    project, programs = with_manifests(tmp_path / "project"), tmp_path / "bin"
+    programs.mkdir()
+    program = programs / answer.split(".")[1]
+    program.write_text(f"#!/bin/sh\n{answering(answer)}\n", encoding="utf-8")
+    program.chmod(0o755)
+    for manifest in (project / "images" / "vendors").glob("*/vendor.toml"):
+        text = manifest.read_text(encoding="utf-8")
+        manifest.write_text(text.replace('"/dev/', f'"{tmp_path}/dev/'), encoding="utf-8")
+    done = invoke(
+        project, "run", RECIPE, "--engine", "venv", variables={"PATH": f"{programs}:{os.environ['PATH']}"}
+    )
+    message = error_message(done, 3)
+    assert "this user cannot compute on the GPUs" in message
+    assert f"found: missing: {tmp_path}/dev/" in message
+    assert "load the driver; in a container, start it with the devices: --" in message
+    assert "installing" not in done.stderr
+    assert not (project / "runs").exists()

@@ -25,7 +25,7 @@ from twinrun.foundation.errors import InputError
 from twinrun.machine import checks, daemon
 from twinrun.machine.checks import HostCheck, check_device_files, check_devices
 from twinrun.machine.devices import discover
-from twinrun.machine.doctor import Diagnosis, diagnose
+from twinrun.machine.doctor import Diagnosis, diagnose, environment_bytes
 from twinrun.manifests.vendor import load_gpus, load_vendors
 from twinrun.report.terminal import diagnosis_lines
 
@@ -91,7 +91,24 @@ def test_model_without_row_is_a_warning(root: Path) -> None:
     install(root, "nvidia-smi", answering("unknown.nvidia-smi.csv"))
     check = devices_check(root, "cuda")
     assert check.status == "warn"
-    assert "NVIDIA GeForce RTX 4090" in str(check.hint)
+    assert "NVIDIA GeForce RTX 4080" in str(check.hint)
+
+
+@pytest.mark.parametrize("answer", ["mi300x-partitioned.rocm-smi.json", "mi300x-cpx.amd-smi.json"])
+def test_parts_of_a_card_are_recognised(root: Path, answer: str) -> None:
+    install(root, answer.split(".")[1], answering(answer))
+    check = devices_check(root, "rocm")
+    assert check.status == "warn"
+    assert "AMD Instinct MI300X is one of 8 parts of mi300x" in check.found
+    assert "amd-smi set --compute-partition SPX" in str(check.hint)
+
+
+def test_an_instance_of_a_card_is_recognised(root: Path) -> None:
+    line = "NVIDIA H100 80GB HBM3 MIG 2g.20gb, GPU-1, 20096, 9.0, 580.95.05"
+    install(root, "nvidia-smi", f"echo '{line}'")
+    check = devices_check(root, "cuda")
+    assert "is one of 4 parts of h100-80gb" in check.found
+    assert "nvidia-smi --multi-instance-gpu=0" in str(check.hint)
 
 
 def test_hidden_devices_are_a_warning(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +146,20 @@ def test_open_device_files_are_well(root: Path) -> None:
     (root / "dev" / "dri" / "renderD128").touch()
     (check,) = files_checks(root, "rocm")
     assert check.status == "ok"
+
+
+def test_files_that_come_later_or_stand_for_others_are_not_missed(root: Path) -> None:
+    install(root, "nvidia-smi", answering("h200.nvidia-smi.csv"))
+    (check,) = files_checks(root, "cuda")
+    assert check.status == "fail"
+    (root / "dev" / "dxg").touch()
+    (check,) = files_checks(root, "cuda")
+    assert check.status == "ok"
+    (root / "dev" / "dxg").unlink()
+    for name in ("nvidia0", "nvidiactl"):
+        (root / "dev" / name).touch()
+    (check,) = files_checks(root, "cuda")
+    assert (check.status, check.found) == ("ok", "2 files open to this user")
 
 
 def test_missing_device_file_fails(root: Path) -> None:
@@ -337,3 +368,8 @@ def test_diagnosis_travels_as_json() -> None:
     diagnosis = Diagnosis(checks=(check,))
     assert Diagnosis.model_validate_json(diagnosis.model_dump_json()) == diagnosis
     assert diagnosis.exit_code == 3
+
+
+def test_the_cache_needs_the_largest_environment_of_the_vendors_that_are_there() -> None:
+    sizes = {name: environment_bytes(ROOT, {name}) >> 30 for name in ("cpu", "cuda", "rocm")}
+    assert sizes == {"cpu": 5, "cuda": 5, "rocm": 14}

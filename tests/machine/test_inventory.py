@@ -34,6 +34,10 @@ PROGRAMS = {
 }
 # file: (row of gpus.toml, devices, cards, architecture, driver)
 KNOWN = {
+    "mi100.amd-smi.json": ("mi100", 4, 4, "gfx908", "6.10.5"),
+    "mi350x.amd-smi.json": ("mi350x", 8, 8, "gfx950", "6.14.14"),
+    "mi300x-cpx.amd-smi.json": (None, 64, None, "gfx942", "6.12.12"),
+    "rtx-4090.nvidia-smi.csv": ("rtx-4090", 1, 1, "sm_89", "550.54.14"),
     "mi210.amd-smi.json": ("mi210", 2, 2, "gfx90a", "6.10.5"),
     "mi300a.amd-smi.json": ("mi300a", 4, 4, "gfx942", "6.12.12"),
     "mi325x.amd-smi.json": ("mi325x", 8, 8, "gfx942", "6.12.12"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from twinrun.cli.console import print_json
 from twinrun.foundation.errors import InputError, RunInterruptedError
 from twinrun.foundation.terminal import say
+from twinrun.machine.checks import demand_device_files
 from twinrun.planning.project import Project
 from twinrun.runs.preconditions import demand_ready
 from twinrun.runs.selection import Request, Selection, select
@@ -54,6 +55,8 @@ def run(
         _print_plan(project, selection, as_json=as_json)
         warn(selection)
         return 0
+    if selection.site is None:
+        demand_device_files(selection.vendor, selection.machine.devices)
     _print_choices(selection)
     if detach and selection.site is None:
         hint = "add --cluster SITE; on this machine a run ends with the command that started it"

@@ -51,14 +51,17 @@ def lock(
     from twinrun.images.lock import check as check_locks
     from twinrun.images.lock import exit_code, refresh, stack_names
 
+    def tell(line: str) -> None:
+        say(line, file=sys.stderr, flush=True)
+
     findings: list[PinFinding] = []
     for name in stack_names(root, stack or None):
         if check:
-            found = check_locks(root, name, index=index, only=only)
+            found = check_locks(root, name, index=index, only=only, say=tell)
             findings += found
             lines = [f"{name}: {len(found) or 'no'} findings", *map(str, found)]
         else:
-            changes = refresh(root, name, index=index, upgrade=upgrade, only=only)
+            changes = refresh(root, name, index=index, upgrade=upgrade, only=only, say=tell)
             changed = (f"{change.lock}: {change}" for change in changes)
             lines = [f"{name}: {len(changes) or 'nothing'} changed", *changed]
         say("\n  ".join(lines))

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from uv import find_uv_bin
 
@@ -25,6 +26,7 @@ _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 # Nothing is said for longer than this; and a line for each tenth of the bytes.
 _SILENT_SECONDS = 15.0
 _STEPS = 10
+UV_TIMEOUT_S = 30
 
 
 @dataclass
@@ -64,6 +66,13 @@ class Downloads:
 
     def _tenths(self) -> int:
         return _STEPS * self._done() // self._total() if self._total() else 0
+
+
+def uv_cache() -> Path:
+    """Return the folder of uv's cache, whose files environments on the same disk are links to."""
+    command = [os.fspath(find_uv_bin()), "cache", "dir"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=UV_TIMEOUT_S)
+    return Path(answer.stdout.strip() or "/")
 
 
 def run_uv(*arguments: str, say: Callable[[str], None], total_bytes: int | None = None) -> None:

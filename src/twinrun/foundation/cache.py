@@ -8,8 +8,8 @@ from pathlib import Path
 
 from twinrun.foundation.errors import MachineError
 
-COMPLETE = "complete"
-"""File that is written last into an environment."""
+COMPLETE = "sealed"
+"""File that is written last into an environment, with what each of its entries must be."""
 
 
 def cache_root() -> Path:

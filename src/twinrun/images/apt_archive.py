@@ -10,12 +10,13 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import sha256_of_file
+from twinrun.foundation.locks import locked
 from twinrun.foundation.processes import last_lines
 from twinrun.foundation.text import redacted
 from twinrun.manifests.locks import SystemPackage
@@ -193,22 +194,11 @@ def fetch_packages(
     Raises:
         MachineError: nobody has one any more, or all have another file under its version.
     """
-    folder = cache_root() / "packages"
-    folder.mkdir(parents=True, exist_ok=True)
-    files = {package: folder / f"{package.sha256}.deb" for package in packages}
-    absent = [package for package, file in files.items() if not _has_checksum(file, package)]
-    if absent:
-        open_suite = functools.partial(open_archive, suite, architecture)
-        try:
-            _download(absent, folder, open_suite())
-        except MachineError as error:
-            older = snapshot(epoch) if epoch else None
-            if older is None:
-                raise
-            try:
-                _download(absent, folder, open_suite(mirror=older))
-            except MachineError:
-                raise error from None
+    with locked_packages() as folder:
+        files = {package: folder / f"{package.sha256}.deb" for package in packages}
+        absent = [package for package, file in files.items() if not _has_checksum(file, package)]
+        if absent:
+            _download_from_any(absent, folder, functools.partial(open_archive, suite, architecture), epoch)
     for package, file in files.items():
         if not _has_checksum(file, package):
             raise MachineError(
@@ -220,11 +210,39 @@ def fetch_packages(
     return files
 
 
+@contextlib.contextmanager
+def locked_packages() -> Iterator[Path]:
+    """Hold the cache's folder of packages, made where it is missing: one process at a time fills it."""
+    folder = cache_root() / "packages"
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / ".lock"):
+        yield folder
+
+
+def _download_from_any(
+    packages: list[SystemPackage],
+    folder: Path,
+    open_suite: Callable[..., contextlib.AbstractContextManager[AptArchive]],
+    epoch: int | None,
+) -> None:
+    """Download packages from the mirror, else from its snapshot; raises the mirror's MachineError."""
+    try:
+        _download(packages, folder, open_suite())
+    except MachineError as error:
+        older = snapshot(epoch) if epoch else None
+        if older is None:
+            raise
+        try:
+            _download(packages, folder, open_suite(mirror=older))
+        except MachineError:
+            raise error from None
+
+
 def _download(
     packages: list[SystemPackage], folder: Path, opened: contextlib.AbstractContextManager[AptArchive]
 ) -> None:
     """Download packages to `folder`, each under its checksum; raises MachineError."""
-    with opened as archive, tempfile.TemporaryDirectory(dir=folder) as partial:
+    with opened as archive, tempfile.TemporaryDirectory(dir=folder, prefix=".downloading-") as partial:
         archive.download(packages, Path(partial))
         for file in Path(partial).glob("*.deb"):
             file.rename(folder / f"{sha256_of_file(file)}.deb")

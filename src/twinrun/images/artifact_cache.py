@@ -151,12 +151,11 @@ def fetch_debs(
     Args:
         epoch: when they were published, as `apt_archive.fetch_packages` takes it.
     """
-    folder = cache_root() / "packages"
-    folder.mkdir(parents=True, exist_ok=True)
-    if wheelhouse is not None:
-        _copy_to_cache(packages, wheelhouse, folder, stack)
+    with apt_archive.locked_packages() as folder:
+        if wheelhouse is not None:
+            _copy_to_cache(packages, wheelhouse, folder, stack)
+        absent = [one for one in packages if not (folder / f"{one.sha256}.deb").is_file()]
     assert stack.base is not None
-    absent = [one for one in packages if not (folder / f"{one.sha256}.deb").is_file()]
     if absent:
         say(f"fetching {len(absent)} system package(s): {', '.join(map(str, absent[:6]))}"[:160])
     return apt_archive.fetch_packages(
@@ -173,7 +172,9 @@ def _copy_to_cache(packages: Iterable[SystemPackage], wheelhouse: Path, folder: 
         if source is None:
             (source,) = index.require(deb_artifact(stack.name, package, "packages"))
         if not cached.is_file() or sha256_of_file(cached) != package.sha256:
-            shutil.copyfile(source, cached)
+            # A process that reads the old file goes on reading it.
+            shutil.copyfile(source, folder / ".copied")
+            (folder / ".copied").replace(cached)
 
 
 def matches_name(path: Path, artifact: Artifact) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -39,7 +40,7 @@ class StackChecks:
 
     def __init__(self, root: Path, name: str, *, engine: str | None, say: Callable[[str], None]) -> None:
         """Provision the engine; raises InputError or MachineError."""
-        self._root = root
+        self._root, self._say = root, say
         self._stack = stack = load_stack(root, name)
         machine, vendors = detect(root), load_vendors(root)
         vendor = vendors[stack.stack.vendor]
@@ -62,9 +63,12 @@ class StackChecks:
     def __iter__(self) -> Iterator[CheckResult]:
         """Run every check."""
         # First, and from outside: whatever runs in a changed environment may say anything.
-        yield self._files()
-        yield self._versions()
-        yield from map(self._run, applicable(self._root, self._stack))
+        checks: dict[str, Callable[[], CheckResult]] = {"files": self._files, "versions": self._versions}
+        for path in applicable(self._root, self._stack):
+            checks[path.stem] = functools.partial(self._run, path)
+        for number, (name, check) in enumerate(checks.items(), start=1):
+            self._say(f"{name}: running, {number} of {len(checks)}")
+            yield check()
 
     def _versions(self) -> CheckResult:
         """Compare the installed packages with the lock; engine `host` passes whatever differs."""
@@ -75,7 +79,7 @@ class StackChecks:
         return CheckResult(check="versions", passed=passed, output="\n".join(lines) or as_locked)
 
     def _files(self) -> CheckResult:
-        """Hold every file of an environment against the RECORD of its wheel."""
+        """Hold every entry of an environment against its installation."""
         changed = self.engine.changed_files(whole=True)
         lines = [f"{name}: {what}" for name, what in changed.items()]
         return CheckResult(check="files", passed=not changed, output="\n".join(lines) or "as installed")
@@ -91,7 +95,12 @@ class StackChecks:
         command = Command(arguments=(PYTHON, self.engine.inside(path)), variables=variables)
         log = self.workspace.run / f"{path.stem}.log"
         log.unlink(missing_ok=True)
-        status = run_to_end(self.engine, command, log=log)
+        status = run_to_end(
+            self.engine,
+            command,
+            log=log,
+            waiting=lambda seconds: self._say(f"{path.stem}: running for {seconds} s"),
+        )
         text = log.read_text(encoding="utf-8", errors="replace")
         lines = [line.rstrip() for line in text.splitlines() if line.strip()]
         return CheckResult(check=path.stem, passed=not status, output="\n".join(lines[-SHOWN_LINES:]))

@@ -70,7 +70,13 @@ def stack_names(root: Path, name: str | None) -> list[str]:
 
 
 def refresh(
-    root: Path, name: str, *, index: str | None = None, upgrade: bool = False, only: Collection[str] = ()
+    root: Path,
+    name: str,
+    *,
+    index: str | None = None,
+    upgrade: bool = False,
+    only: Collection[str] = (),
+    say: Callable[[str], object] = str,
 ) -> tuple[Change, ...]:
     """Resolve the pins of stack `name`, write its lock files and return the changes.
 
@@ -78,6 +84,7 @@ def refresh(
         index: a further package index, as `resolve_python` takes it.
         upgrade: allow another version of every package that the requirements do not pin.
         only: parts to resolve; all when empty.
+        say: told what is asked, before each question that takes long.
 
     Raises:
         InputError: a stack, part or package does not exist.
@@ -87,8 +94,10 @@ def refresh(
     parts = selected_parts(only)
     texts: dict[Path, str] = {}
     if "python" in parts:
+        say(f"{name}: resolving the Python packages")
         texts |= python_locks(folder, stack, index=index, upgrade=upgrade)
     if stack.base and "system" in parts:
+        say(f"{name}: resolving the system packages of {stack.base.suite}")
         texts |= _system_locks(folder, stack, upgrade=upgrade)
     changed = [change for path, text in texts.items() for change in changes(path, text)]
     write_together(texts)
@@ -256,7 +265,12 @@ class PinFinding(Frozen):
 
 
 def check(
-    root: Path, name: str, *, index: str | None = None, only: Collection[str] = ()
+    root: Path,
+    name: str,
+    *,
+    index: str | None = None,
+    only: Collection[str] = (),
+    say: Callable[[str], object] = str,
 ) -> tuple[PinFinding, ...]:
     """Compare the pins of stack `name` with their origins; nothing is written.
 
@@ -265,6 +279,7 @@ def check(
     Args:
         index: a further package index, as `resolve_python` takes it.
         only: parts to check; all when empty.
+        say: told what is asked, before each question that takes long.
 
     Raises:
         InputError: a broken stack.toml, or an unknown part.
@@ -274,10 +289,14 @@ def check(
     system = existing_apt_lock(folder)
     found = [*_stamps(folder, stack, parts)]
     if "python" in parts:
+        say(f"{name}: asking the package index")
         found += _query("requirements.lock", lambda: _python_findings(folder, stack, index))
     if "system" in parts and stack.base and system:
+        say(f"{name}: asking the archive of {stack.base.suite} for {len(system.all())} system packages")
         found += _query("apt.lock", lambda: _system_findings(folder, stack, system))
     if "python" in parts:
+        if stack.attested:
+            say(f"{name}: asking the framework's index for {len(stack.attested)} attested wheels")
         found += _unverified_packages(folder, stack)
         found += _attested_packages(stack, index)
     return tuple(found)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import tempfile
 import urllib.parse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import sha256_of_file
+from twinrun.foundation.locks import locked
 from twinrun.foundation.processes import last_lines
 from twinrun.foundation.text import redacted
 from twinrun.images.apt_archive import fetch_packages
@@ -131,9 +133,21 @@ def check_base_file(file: Path, plan: BuildPlan) -> None:
 
 def make_base(stack: Stack, system: AptLock, *, epoch: int) -> str:
     """Make the root file system of the base packages, keep it in the cache and return its digest."""
-    assert stack.base is not None
+    with _locked_bases() as folder:
+        return _make_base(stack, system, folder, epoch=epoch)
+
+
+@contextlib.contextmanager
+def _locked_bases() -> Iterator[Path]:
+    """Hold the cache's folder of root file systems: a second build waits for the one that the first makes."""
     folder = cache_root() / "bases"
     folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / ".lock"):
+        yield folder
+
+
+def _make_base(stack: Stack, system: AptLock, folder: Path, *, epoch: int) -> str:
+    assert stack.base is not None
     fresh = folder / f"{stack.name}.new"
     make_root(fresh, lock=system, suite=stack.base.suite, architecture=stack.architecture(), epoch=epoch)
     digest = sha256_of_file(fresh)
@@ -149,16 +163,17 @@ def root_file_system(plan: BuildPlan, *, root: Path, say: Callable[[str], None])
     """
     system = plan.stack.system_packages(root)
     assert system is not None
-    tar = cache_root() / "bases" / f"{plan.base}.tar"
-    if not tar.is_file() or sha256_of_file(tar) != plan.base:
-        say(f"making the base of {len(system.base)} packages")
-        found = make_base(plan.stack.stack, system, epoch=plan.epoch)
-        if found != plan.base:
-            raise MachineError(
-                "the base made here is not the locked one",
-                place=f"{plan.stack.folder}/image.lock: base",
-                found=found,
-                allowed=plan.base,
-                hint="another mmdebstrap makes other bytes; carry the base in with --base",
-            )
+    with _locked_bases() as folder:
+        tar = folder / f"{plan.base}.tar"
+        if not tar.is_file() or sha256_of_file(tar) != plan.base:
+            say(f"making the base of {len(system.base)} packages")
+            found = _make_base(plan.stack.stack, system, folder, epoch=plan.epoch)
+            if found != plan.base:
+                raise MachineError(
+                    "the base made here is not the locked one",
+                    place=f"{plan.stack.folder}/image.lock: base",
+                    found=found,
+                    allowed=plan.base,
+                    hint="another mmdebstrap makes other bytes; carry the base in with --base",
+                )
     return tar

@@ -53,9 +53,9 @@ def check_devices(vendor: Vendor, discovery: Discovery, gpus: dict[str, Gpu]) ->
         return HostCheck(
             name=name,
             status="warn" if unknown else "ok",
-            found="; ".join([_summary(discovery.devices, gpus), *discovery.masks]),
+            found="; ".join([_summary(discovery.devices, gpus), *discovery.masks, *discovery.partitions]),
             needed="a row of images/gpus.toml for each model",
-            hint=f"add a row for {unknown}; without one its peak is not known" if unknown else None,
+            hint=_hint_for(unknown, vendor, discovery) if unknown else None,
         )
     found = f"none; {discovery}"
     failed = {result.probe for result in discovery.probes if result.status in ("failed", "timeout")}
@@ -74,27 +74,57 @@ def check_devices(vendor: Vendor, discovery: Discovery, gpus: dict[str, Gpu]) ->
     return HostCheck(name=name, status="absent", found="none", needed=needed)
 
 
+def _hint_for(unknown: str, vendor: Vendor, discovery: Discovery) -> str:
+    if discovery.partitions:
+        return f"`{vendor.undivide}` makes whole cards; of a part no peak is known, nor how long a run takes"
+    return f"add a row for {unknown}; without one its peak is not known, nor how long a run takes"
+
+
 def check_device_files(vendor: Vendor, discovery: Discovery) -> Iterable[HostCheck]:
     """Say whether this user may open the device files; nothing if the driver is not loaded."""
     if not _driver_files(vendor) and not discovery.devices:
         return
     name, needed = f"device files ({vendor.name})", "readable and writable: " + ", ".join(vendor.device_files)
-    files = [path for pattern in vendor.device_files for path in matching_files(pattern)]
-    missing = [pattern for pattern in vendor.device_files if not matching_files(pattern)]
+    patterns = vendor.device_files
+    if not _found(patterns) and _found(vendor.other_device_files):
+        patterns = vendor.other_device_files
+    files = _found((*patterns, *vendor.later_device_files))
+    missing = [pattern for pattern in patterns if not matching_files(pattern)]
     closed = [path for path in files if not os.access(path, os.R_OK | os.W_OK)]
     if missing:
         yield HostCheck(
             name=name,
-            status="warn" if discovery.devices else "fail",
+            status="fail",
             found=f"missing: {', '.join(missing)}",
             needed=needed,
-            hint="load the driver, or give the container the devices",
+            hint="load the driver; in a container, start it with the devices: "
+            + (" ".join(f"--device={one}" for one in vendor.container.devices) or "--gpus all"),
         )
     if closed:
         hint = f"{' and '.join(_remedies(closed))}, then sign in again"
         yield HostCheck(name=name, status="fail", found=_owners(closed), needed=needed, hint=hint)
     if not missing and not closed:
         yield HostCheck(name=name, status="ok", found=f"{len(files)} files open to this user", needed=needed)
+
+
+def demand_device_files(vendor: Vendor, devices: tuple[Device, ...]) -> None:
+    """Raise MachineError, with what `invoke doctor` advises, where this user may not open the GPUs.
+
+    Probes see a GPU through the driver's own files, where a run needs those that it computes through.
+    """
+    for check in check_device_files(vendor, Discovery(devices=devices, probes=())) if devices else ():
+        if check.status == "fail":
+            raise MachineError(
+                "this user cannot compute on the GPUs",
+                place=check.name,
+                found=check.found,
+                allowed=check.needed,
+                hint=check.hint,
+            )
+
+
+def _found(patterns: Iterable[str]) -> list[Path]:
+    return [path for pattern in patterns for path in matching_files(pattern)]
 
 
 def _driver_files(vendor: Vendor) -> list[Path]:
@@ -147,7 +177,7 @@ def check_disk(name: str, folder: Path, needed_bytes: int, remedy: str) -> HostC
     """Say whether `folder` can be written and has room; it need not exist yet."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        found, needed = f"{existing} cannot be written", f"a folder with {needed_bytes / GIB:g} GiB free"
+        found, needed = f"{existing} cannot be written", f"a folder with {needed_bytes / GIB:.3g} GiB free"
         return HostCheck(name=name, status="fail", found=found, needed=needed, hint=remedy)
     free = _size(name, shutil.disk_usage(existing).free, needed_bytes, f"free some space, or {remedy}")
     return free.model_copy(update={"found": f"{free.found} free in {folder}"})
@@ -159,7 +189,7 @@ def _size(name: str, found: int, needed: int, hint: str) -> HostCheck:
         name=name,
         status="ok" if enough else "warn",
         found=f"{found / GIB:.1f} GiB",
-        needed=f"{needed / GIB:g} GiB",
+        needed=f"{needed / GIB:.3g} GiB",
         hint=None if enough else hint,
     )
 

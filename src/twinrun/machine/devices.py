@@ -16,6 +16,8 @@ from twinrun.protocol.machine import Device
 
 # Probed over nominal memory: 1.006 (48 GB less error correction) to 1.074 (a GB taken as 2^30 bytes).
 MEMORY_RATIO = (0.97, 1.09)
+# Parts that a card of either vendor can be divided into.
+_PARTS = range(2, 9)
 
 
 class ProbeResult(Frozen):
@@ -35,6 +37,8 @@ class Discovery(Frozen):
     probes: tuple[ProbeResult, ...]
     masks: tuple[str, ...] = ()
     """Variables that hide devices, and how many they leave."""
+    partitions: tuple[str, ...] = ()
+    """Devices that are equal parts of a card of a known model, as its partition modes make them."""
 
     def __str__(self) -> str:
         groups = groupby(self.probes, key=lambda result: result.message)
@@ -58,7 +62,12 @@ def discover(vendor: Vendor, gpus: dict[str, Gpu]) -> Discovery:
             devices = [_device(index, one, vendor, gpus) for index, one in enumerate(probed)]
             indices, masks = visible_devices([one.unique_id for one in probed], vendor.hidden_by, os.environ)
             return Discovery(
-                devices=tuple(devices[index] for index in indices), probes=tuple(results), masks=tuple(masks)
+                devices=tuple(devices[index] for index in indices),
+                probes=tuple(results),
+                masks=tuple(masks),
+                partitions=tuple(
+                    dict.fromkeys(filter(None, (_partition(one, vendor, gpus) for one in probed)))
+                ),
             )
     return Discovery(devices=(), probes=tuple(results))
 
@@ -95,13 +104,39 @@ def identify(device: ProbedDevice, vendor: Vendor, gpus: dict[str, Gpu]) -> str 
 
 
 def _fits(device: ProbedDevice, gpu: Gpu, vendor: Vendor) -> bool:
-    low, high = (ratio * gpu.device_memory_bytes for ratio in MEMORY_RATIO)
     return (
-        any(pattern.search(device.name) for pattern in gpu.match)
-        and (device.memory_bytes is None or low <= device.memory_bytes <= high)
-        and _arch(device, vendor) in (None, gpu.arch)
+        _named(device, gpu, vendor)
+        and _has_memory(device, gpu, parts=1)
         and (None in (device.compute_units, gpu.compute_units) or device.compute_units == gpu.compute_units)
     )
+
+
+def _named(device: ProbedDevice, gpu: Gpu, vendor: Vendor) -> bool:
+    named = any(pattern.search(device.name) for pattern in gpu.match)
+    return named and _arch(device, vendor) in (None, gpu.arch)
+
+
+def _has_memory(device: ProbedDevice, gpu: Gpu, *, parts: int) -> bool:
+    low, high = (ratio * gpu.device_memory_bytes / parts for ratio in MEMORY_RATIO)
+    return device.memory_bytes is None or low <= device.memory_bytes <= high
+
+
+def _partition(device: ProbedDevice, vendor: Vendor, gpus: dict[str, Gpu]) -> str | None:
+    """Return which part of a known card a device is; None for a whole one and for an unknown model.
+
+    Parts of a card have equal shares of its compute units, and share its memory or have equal shares of it.
+    """
+    own = [gpu for gpu in gpus.values() if gpu.vendor == vendor.name and _named(device, gpu, vendor)]
+    if any(_fits(device, gpu, vendor) for gpu in own):
+        return None
+    for gpu in own:
+        for parts in _PARTS:
+            units = gpu.compute_units and device.compute_units
+            if (not units or units * parts == gpu.compute_units) and (
+                _has_memory(device, gpu, parts=parts) or (units and _has_memory(device, gpu, parts=1))
+            ):
+                return f"{device.name} is one of {parts} parts of {gpu.id}"
+    return None
 
 
 def visible_devices(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Literal
@@ -25,12 +26,10 @@ from twinrun.machine.checks import (
     check_shared_memory,
     check_uv,
 )
-from twinrun.machine.devices import discover
-from twinrun.manifests.stack import load_stack, normalise, pins
-from twinrun.manifests.vendor import load_gpus, load_vendors
+from twinrun.machine.devices import Discovery, discover
+from twinrun.manifests.stack import load_manifest, load_stack, normalise, pins
+from twinrun.manifests.vendor import Gpu, Vendor, load_gpus, load_vendors
 
-# A GPU environment is 6.3 GB, and as much again stands in the package cache while it is made.
-CACHE_BYTES = 12 * GIB
 RUN_BYTES = 1 * GIB
 INTERPRETER_TIMEOUT_S = 10
 _SITE = "import sysconfig; print(sysconfig.get_path('purelib'))"
@@ -55,23 +54,35 @@ def diagnose(root: Path) -> Diagnosis:
     Raises:
         InputError: the hardware data of the checkout is broken.
     """
-    return Diagnosis(checks=(*_device_checks(root), *_host_checks(root), *check_environments(root)))
+    vendors, gpus = load_vendors(root), load_gpus(root)
+    found = {vendor.name: discover(vendor, gpus) for vendor in vendors.values() if vendor.probe}
+    devices = [check for name, one in found.items() for check in _device_checks(vendors[name], one, gpus)]
+    there = {name for name, one in found.items() if one.devices} or vendors.keys() - found
+    return Diagnosis(checks=(*devices, *_host_checks(root, there), *check_environments(root)))
 
 
-def _device_checks(root: Path) -> Iterator[HostCheck]:
-    gpus = load_gpus(root)
-    for vendor in load_vendors(root).values():
-        if vendor.probe:
-            discovery = discover(vendor, gpus)
-            yield check_devices(vendor, discovery, gpus)
-            yield from check_device_files(vendor, discovery)
+def _device_checks(vendor: Vendor, discovery: Discovery, gpus: dict[str, Gpu]) -> Iterator[HostCheck]:
+    yield check_devices(vendor, discovery, gpus)
+    yield from check_device_files(vendor, discovery)
 
 
-def _host_checks(root: Path) -> Iterator[HostCheck]:
+def environment_bytes(root: Path, vendors: Collection[str]) -> int:
+    """Return the bytes of the largest environment of the vendors; a broken stack has a check of its own."""
+    sizes = [0]
+    for path in (root / "images" / "stacks").glob("*/stack.toml"):
+        with contextlib.suppress(InputError):
+            stack = load_manifest(root, path.parent.name)
+            if stack.vendor in vendors and stack.environment:
+                sizes.append(stack.environment.disk)
+    return max(sizes)
+
+
+def _host_checks(root: Path, vendors: Collection[str]) -> Iterator[HostCheck]:
+    needed = environment_bytes(root, vendors)
     checks: dict[str, Callable[[], HostCheck]] = {
         "memory": check_memory,
         "shared memory": check_shared_memory,
-        "cache disk": lambda: check_disk("cache disk", cache_root(), CACHE_BYTES, "set TWINRUN_CACHE"),
+        "cache disk": lambda: check_disk("cache disk", cache_root(), needed, "set TWINRUN_CACHE"),
         "run disk": lambda: check_disk("run disk", root / "runs", RUN_BYTES, "choose a folder with --out"),
         "docker": check_docker,
         "uv": check_uv,
@@ -108,7 +119,7 @@ def check_environments(root: Path) -> Iterator[HostCheck]:
             continue
         if not (folder / COMPLETE).is_file():
             hint = "the next run with --engine venv installs it anew, unless another is at it"
-            yield _finding(name, "warn", "not installed to the end", hint)
+            yield _finding(name, "warn", "not installed to the end, or by an older twinrun", hint)
         elif fault := _fault(folder, stack.lock(root).read_text(encoding="utf-8")):
             hint = f"`rm -r {shlex.quote(str(folder))}`; the next run with --engine venv makes it again"
             yield _finding(name, "fail", fault, hint)

@@ -12,6 +12,7 @@ from pydantic import Field
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import sha256_of_bytes
 from twinrun.foundation.manifest import Frozen, load_toml
+from twinrun.manifests.packages import Line
 
 _PREFIX = "# entries: "
 # Continued lines are indented.
@@ -36,16 +37,18 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class EnvironmentSize(Frozen):
-    """What the lock takes as a virtual environment, as measured."""
+    """What the lock takes as a virtual environment."""
 
-    download_mib: Annotated[int, Field(gt=0)]
-    """Wheels of more than a MiB, as uv announces them."""
+    download_mib: Annotated[int, Field(gt=0)] | None = None
+    """Wheels of more than a MiB, as uv announces them; null where nobody has seen how large one is."""
     disk_mib: Annotated[int, Field(gt=0)]
+    source: Line
+    """How it was measured, or what it is estimated from."""
 
     @property
-    def download(self) -> int:
+    def download(self) -> int | None:
         """Return the bytes to download."""
-        return self.download_mib << 20
+        return self.download_mib << 20 if self.download_mib else None
 
     @property
     def disk(self) -> int:

@@ -116,7 +116,7 @@ class Stack(Frozen):
     alternative: tuple[AlternativePin, ...] = ()
     source: tuple[SourcePackage, ...] = ()
     environment: EnvironmentSize | None = None
-    """Null where nobody has measured it."""
+    """Null in the stacks of tests alone; a contract demands it of all others."""
 
     @model_validator(mode="after")
     def _attested_wheels_fit(self) -> Stack:

@@ -180,7 +180,13 @@ class Vendor(Frozen):
     hidden_by: tuple[tuple[str, ...], ...] = ()
     """Variables that hide devices, applied in order; of a group only the first that is set."""
     device_files: tuple[str, ...] = ()
-    """Patterns of the files a user must be able to open."""
+    """Patterns of the files that must be there, and that a user must be able to open."""
+    later_device_files: tuple[str, ...] = ()
+    """Patterns of further ones, which the driver makes when they are first needed."""
+    other_device_files: tuple[str, ...] = ()
+    """Patterns of files of which one stands for all of `device_files` where these are missing."""
+    undivide: str | None = None
+    """Command by which a card that is divided into several devices becomes one again."""
     container: ContainerAccess = ContainerAccess()
     compiler: KernelCompiler
     arch_names: dict[str, str] = Field(default_factory=dict)

@@ -16,8 +16,6 @@ from twinrun.execution.imports import demand_packages, packages_of
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.text import size
-from twinrun.machine.checks import check_device_files
-from twinrun.machine.devices import Discovery
 from twinrun.machine.memory import processor_memory
 from twinrun.planning.project import Project
 from twinrun.runs.data import demand_fetched
@@ -51,26 +49,10 @@ def demand_ready(project: Project, selection: Selection, *, out: Path) -> None:
         demand_model(model, container=selection.engine.RUNS_IMAGES)
     _demand_checkpoints(selection)
     if selection.site is None:
-        _demand_device_files(selection)
         demand_memory(selection)
         # A container has an interface of its own.
         if not selection.engine.RUNS_IMAGES:
             demand_loopback()
-
-
-def _demand_device_files(selection: Selection) -> None:
-    """Raise MachineError, with what `invoke doctor` advises, where this user may not open the GPUs."""
-    seen = Discovery(devices=selection.machine.devices, probes=())
-    for check in check_device_files(selection.vendor, seen) if selection.accelerator else ():
-        # Probes see a GPU through the driver's own files, where a run needs those that it computes through.
-        if check.status == "fail":
-            raise MachineError(
-                "this user cannot compute on the GPUs",
-                place=check.name,
-                found=check.found,
-                allowed=check.needed,
-                hint=check.hint,
-            )
 
 
 def demand_interpreter(project: Project, selection: Selection, engine: Engine) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from twinrun.execution.engine import Engine, Workspace
 from twinrun.execution.installed_files import changed_files, seal
 from twinrun.execution.local_engines import Interpreter
-from twinrun.execution.uv import run_uv
-from twinrun.foundation.cache import COMPLETE, environment_folder
+from twinrun.execution.uv import run_uv, uv_cache
+from twinrun.foundation.cache import COMPLETE, cache_root, environment_folder
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.locks import locked
 from twinrun.foundation.text import plural, size
@@ -34,21 +34,43 @@ class LockedEnvironment(Interpreter):
 
 
 def unusable(*, stack: LoadedStack, vendor: Vendor) -> str | None:
-    """Return None: what stands against a lock is known only when it is read, see `open_engine`."""
+    """Return that no environment of the stack was made and none has room.
+
+    What stands against a lock is known only when it is read, see `open_engine`.
+    """
+    folder = cache_root() / "environments"
+    made = any(folder.glob(f"{stack.stack.name}-*/{COMPLETE}"))
+    return None if made or _crowded(stack, folder) is None else "the disk has no room for the environment"
+
+
+def _crowded(stack: LoadedStack, folder: Path) -> Path | None:
+    """Return the folder whose disk does not take the environment: the cache's, or that of uv's own cache.
+
+    On one disk they share every file.
+    """
+    sizes = stack.stack.environment
+    for place in (folder, uv_cache()) if sizes else ():
+        if sizes and shutil.disk_usage(_existing(place)).free < sizes.disk:
+            return place
     return None
 
 
 def _demand_room(stack: LoadedStack, folder: Path) -> None:
-    """Raise MachineError where the disk of `folder` does not take the environment."""
-    sizes, free = stack.stack.environment, shutil.disk_usage(folder).free
-    if sizes and free < sizes.disk:
+    """Raise MachineError where a disk does not take the environment."""
+    sizes, crowded = stack.stack.environment, _crowded(stack, folder)
+    if sizes and crowded:
+        variable = "TWINRUN_CACHE" if crowded == folder else "UV_CACHE_DIR"
         raise MachineError(
             "the disk has no room for the environment",
-            place=str(folder),
-            found=f"{size(free)} free",
-            allowed=f"{size(sizes.disk)} or more",
-            hint="free some space, or set TWINRUN_CACHE to a folder on another disk",
+            place=str(crowded),
+            found=f"{size(shutil.disk_usage(_existing(crowded)).free)} free",
+            allowed=f"{size(sizes.disk)} or more: {sizes.source}",
+            hint=f"free some space, or set {variable} to a folder on another disk",
         )
+
+
+def _existing(folder: Path) -> Path:
+    return next(one for one in (folder, *folder.parents) if one.exists())
 
 
 def renderer(*, stack: LoadedStack, vendor: Vendor, workspace: Workspace) -> LockedEnvironment:
@@ -90,7 +112,8 @@ def _install(stack: LoadedStack, folder: Path, root: Path, say: Callable[[str], 
     """Make the environment; the marker is written last, so a half-made one is made again."""
     sizes = stack.stack.environment
     count = plural(len(stack.locked(root)), "package")
-    amount = f", {size(sizes.download)} to download, {size(sizes.disk)} on the disk" if sizes else ""
+    download = f", {size(sizes.download)} to download" if sizes and sizes.download else ""
+    amount = f"{download}, about {size(sizes.disk)} on the disk" if sizes else ""
     say(f"installing {stack.stack.name} from its lock, once: {count}{amount}: {folder}")
     shutil.rmtree(folder, ignore_errors=True)
     lock = str(stack.lock(root))
