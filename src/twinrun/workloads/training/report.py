@@ -13,7 +13,7 @@ from twinrun.workloads.tables_and_charts import Chart, Column, Curve, LineChart,
 from twinrun.workloads.training.comparison import loss_of
 from twinrun.workloads.training.layout_tables import layout_tables
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables
-from twinrun.workloads.training.numbers import SOURCE_FACT
+from twinrun.workloads.training.numbers import SOURCE_FACT, VALIDATION
 from twinrun.workloads.training.prediction import predicted_table
 from twinrun.workloads.training.rates import beside, hardware_tables, published_curves, rates
 from twinrun.workloads.workload import Overview, PictureContext, PointRecord, RecordView, whole
@@ -81,12 +81,21 @@ def _notes(record: RecordView[TrainingPlan, TrainingPoint]) -> tuple[str, ...]:
     (formula, least), *others = counts.items()
     notes = [f"model FLOP/s: {formula}"]
     notes += [f"by {name}: {more / least:.3f} times as many" for name, more in others]
+    notes += [
+        f"{one.id} of {point.id}: {one.median:.4f}"
+        for point in record.points
+        for one in _last_validation(point)
+    ]
     powered = [point.facts for point in record.points if point.measurement("power")]
     notes += sorted({f"W: {facts[SOURCE_FACT]}" for facts in powered if SOURCE_FACT in facts})
     if record.gpu and any(point.measurement("model-flops-share") for point in record.points):
         peak = number(record.gpu.peak_bf16_tflops / record.gpu.devices_per_card)
         return (*notes, f"MFU: over {peak} TFLOP/s dense bf16 per device ({record.gpu.source})")
     return (*notes, "MFU: no dense peak is known for this device in this precision")
+
+
+def _last_validation(point: PointRecord[TrainingPoint]) -> list[Measurement]:
+    return [one for one in point.measurements if one.metric == VALIDATION][-1:]
 
 
 def _charts(
