@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contracts.checks import RECIPE_CHECKS
+from tests.contracts.checks import RECIPE_CHECKS, check_written
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.planning.project import Project
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RECIPES = Project(ROOT).recipes()
 
 
-@pytest.mark.parametrize("check", RECIPE_CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", [*RECIPE_CHECKS, check_written], ids=lambda check: check.__name__)
 @pytest.mark.parametrize("loaded", RECIPES.values(), ids=RECIPES)
 def test_recipe(loaded: LoadedRecipe, check: Callable[[Path, LoadedRecipe], None]) -> None:
     check(ROOT, loaded)
