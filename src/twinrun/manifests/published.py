@@ -162,11 +162,9 @@ def check_sources(published: PublishedClaims, keys: Sequence[str], *, place: str
     Args:
         keys: those of the recipe's publications.
     """
-    claims = (*published.claim, *published.between_records, *published.score_difference)
-    named = [(f"claim {claim.id}", claim.source) for claim in claims]
-    failing = [
-        (one.id, one.here.fails_when) for one in (*published.claim, *published.between_records) if one.here
-    ]
+    restated: list[Claim | RecordClaim] = [*published.claim, *published.between_records]
+    named = [(f"claim {one.id}", one.source) for one in [*restated, *published.score_difference]]
+    failing = [(one.id, one.here.fails_when) for one in restated if one.here]
     failing += [(one.id, one.fails_when) for one in published.score_difference]
     named += [(f"claim {name}, fails_when", one.source) for name, one in failing if one.source]
     named += [(f"reference {item.label}", item.source) for item in published.reference]

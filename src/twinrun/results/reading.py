@@ -218,15 +218,10 @@ def _same_verdicts(record: Record, verdicts: tuple[Verdict, ...], place: str, *,
     """Return the record with today's verdicts, which by the same claims and rules are those recorded."""
     today = {verdict.claim: verdict for verdict in verdicts}
     for recorded in record.verdicts if known else ():
-        found = today.get(recorded.claim)
-        if found and _same_claim(found, recorded):
+        if found := today.get(recorded.claim):
             demand_same(f"the verdict on {recorded.claim}", found.outcome, recorded.outcome, place)
             demand_same(f"the restated verdict on {recorded.claim}", found.final, recorded.final, place)
     return record.model_copy(update={"verdicts": verdicts})
-
-
-def _same_claim(a: Verdict, b: Verdict) -> bool:
-    return (a.statement, a.published, a.unit, a.per) == (b.statement, b.published, b.unit, b.per)
 
 
 def _changed(recorded: Sequence[Verdict], today: Sequence[Verdict]) -> str:

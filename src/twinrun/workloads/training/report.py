@@ -81,21 +81,14 @@ def _notes(record: RecordView[TrainingPlan, TrainingPoint]) -> tuple[str, ...]:
     (formula, least), *others = counts.items()
     notes = [f"model FLOP/s: {formula}"]
     notes += [f"by {name}: {more / least:.3f} times as many" for name, more in others]
-    notes += [
-        f"{one.id} of {point.id}: {one.median:.4f}"
-        for point in record.points
-        for one in _last_validation(point)
-    ]
+    validated = ([one for one in point.measurements if one.metric == VALIDATION] for point in record.points)
+    notes += [f"{one.id}: {one.median:.4f} nats/token" for found in validated for one in found[-1:]]
     powered = [point.facts for point in record.points if point.measurement("power")]
     notes += sorted({f"W: {facts[SOURCE_FACT]}" for facts in powered if SOURCE_FACT in facts})
     if record.gpu and any(point.measurement("model-flops-share") for point in record.points):
         peak = number(record.gpu.peak_bf16_tflops / record.gpu.devices_per_card)
         return (*notes, f"MFU: over {peak} TFLOP/s dense bf16 per device ({record.gpu.source})")
     return (*notes, "MFU: no dense peak is known for this device in this precision")
-
-
-def _last_validation(point: PointRecord[TrainingPoint]) -> list[Measurement]:
-    return [one for one in point.measurements if one.metric == VALIDATION][-1:]
 
 
 def _charts(
