@@ -81,8 +81,9 @@ def _notes(record: RecordView[TrainingPlan, TrainingPoint]) -> tuple[str, ...]:
     (formula, least), *others = counts.items()
     notes = [f"model FLOP/s: {formula}"]
     notes += [f"by {name}: {more / least:.3f} times as many" for name, more in others]
-    validated = ([one for one in point.measurements if one.metric == VALIDATION] for point in record.points)
-    notes += [f"{one.id}: {one.median:.4f} nats/token" for found in validated for one in found[-1:]]
+    measured_at = ((point.id, one) for point in record.points for one in point.measurements)
+    last = {name: one for name, one in measured_at if one.metric == VALIDATION}
+    notes += [f"{one.id} of {name}: {one.median:.4f} nats/token" for name, one in last.items()]
     powered = [point.facts for point in record.points if point.measurement("power")]
     notes += sorted({f"W: {facts[SOURCE_FACT]}" for facts in powered if SOURCE_FACT in facts})
     if record.gpu and any(point.measurement("model-flops-share") for point in record.points):
