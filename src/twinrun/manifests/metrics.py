@@ -157,7 +157,7 @@ def load_metrics(root: Path, *folders: Path) -> dict[str, Metric]:
             if metric.id in metrics:
                 raise InputError("given twice", place=f"{path}:metric.{number}.id", found=metric.id)
             general = {**neutral, **table.neutral}
-            # What is neutral for others can be what this one is about, such as the data of a validation loss.
+            # A metric can be about a setting that changes no other, as a validation loss is about its data.
             settings = {name: why for name, why in general.items() if not metric.decides(name)}
             settings |= metric.neutral
             metrics[metric.id] = metric.model_copy(update={"neutral": settings})
