@@ -15,7 +15,6 @@ from mkdocs.structure.files import File
 
 from twinrun.cli.program import contexts, options, usage
 from twinrun.cli.recipes import summaries
-from twinrun.cli.schemas import schema_of
 from twinrun.foundation.text import markdown_table
 from twinrun.images.inventory import committed_inventory, facts
 from twinrun.manifests.recipe import LoadedRecipe
@@ -43,7 +42,7 @@ from twinrun.results.verdicts import Verdict
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = Project(ROOT)
-MARK = re.compile(r"^<!-- generated: (\w+) ?([\w-]*) -->$", re.MULTILINE)
+MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 
 # Where a recipe's page leads, seen from the folder of results.
 LINKS = {
@@ -69,7 +68,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         "stacks": stacks,
         "trials": trials,
     }
-    return MARK.sub(lambda mark: manifest(mark[2]) if mark[2] else parts[mark[1]](), markdown)
+    return MARK.sub(lambda mark: parts[mark[1]](), markdown)
 
 
 def on_files(files: Any, config: Any, **_: Any) -> Any:
@@ -137,52 +136,9 @@ def recipes() -> str:
     )
 
 
-def manifest(name: str) -> str:
-    """Return the keys of a manifest, a table for each of its tables."""
-    schema = schema_of(name)
-    parts = []
-    # One of two kinds has no keys of its own: theirs are among the definitions.
-    whole = {"": schema} if "properties" in schema else {}
-    for title, model in (whole | schema.get("$defs", {})).items():
-        fields = model.get("properties", {}).items()
-        rows = [
-            (f"`{key}`", kind(field), given(key, field, model), field.get("description", ""))
-            for key, field in fields
-        ]
-        about = str(model.get("description", "")).replace("\n", " ")
-        parts += [f"### {title}" if title else "", about]
-        table = markdown_table(("key", "type", "default", "meaning"), rows)
-        parts += [closed(f"The keys: {len(rows)}", table) if title else table]
-    return "\n\n".join(parts)
-
-
 def closed(title: str, text: str) -> str:
     """Return Markdown that a reader opens."""
     return f'<details markdown="1"><summary>{escape(title)}</summary>\n\n{text}\n\n</details>'
-
-
-def kind(field: dict[str, Any]) -> str:
-    """Return the type of a JSON Schema property in words."""
-    if "$ref" in field:
-        return f"table {field['$ref'].rpartition('/')[2]}"
-    if "anyOf" in field:
-        return " or ".join(kind(one) for one in field["anyOf"] if one.get("type") != "null")
-    if "enum" in field or "const" in field:
-        return " or ".join(f"`{value}`" for value in field.get("enum", [field.get("const")]))
-    if field.get("type") == "array":
-        items = field.get("items") or {"anyOf": field.get("prefixItems", [{}])[:1]}
-        return f"list of {kind(items)}"
-    if isinstance(field.get("additionalProperties"), dict):
-        return f"table of {kind(field['additionalProperties'])}"
-    return str(field.get("type", "any"))
-
-
-def given(key: str, field: dict[str, Any], model: dict[str, Any]) -> str:
-    """Return whether a key must be given, or its default."""
-    if key in model.get("required", []):
-        return "required"
-    default = field.get("default")
-    return "none" if default in (None, [], {}) else f"`{str(default).lower()}`"
 
 
 def trials() -> str:
