@@ -30,13 +30,13 @@ from tools.kernel_code.races import CLEAN, ORDERS, Outcome, Plant, Races, build,
 
 # Every kind of kernel, of the scan in one part and in parts, with one tile of states and with more.
 CASES: tuple[cases.Case, ...] = (
-    cases.ScanCase(torch.float16, length=70, states=16),
-    cases.ScanCase(torch.bfloat16, length=141, states=40, options=cases.SCAN_OPTIONS),
-    cases.ScanCase(torch.float32, length=160, channels=40, states=16, layout="token-major"),
-    cases.ConvCase(torch.bfloat16, length=131, layout="channel-first"),
-    cases.ConvCase(torch.float16, length=132, layout="token-major", options=cases.TRAINING_OPTIONS),
+    cases.ScanCase(torch.float16, batch=1, length=70, states=16),
+    cases.ScanCase(torch.bfloat16, batch=1, length=141, states=40, options=cases.SCAN_OPTIONS),
+    cases.ScanCase(torch.float32, batch=1, length=160, channels=40, states=16, layout="token-major"),
+    cases.ConvCase(torch.bfloat16, batch=1, length=131, layout="channel-first"),
+    cases.ConvCase(torch.float16, batch=1, length=132, layout="token-major", options=cases.TRAINING_OPTIONS),
 )
-# Seconds after which a run counts as ended: a fault may leave a loop without its end.
+# Seconds of the processor after which a run is ended: a fault may leave a loop without its end.
 LONGEST = 60
 
 
@@ -69,6 +69,13 @@ class Found:
         return self.seen.total()
 
 
+def _results(case: cases.Case, backend: str) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    inputs = case.inputs(generator)
+    index = cases.packed(case, generator) if "seq_idx" in case.options else None
+    return cases.results(case, inputs, backend, index, 1)
+
+
 def _run(races: Races, case: cases.Case, backend: str, plant: Plant, order: int, *, places: Path) -> Outcome:
     """Run a case in a process of its own, which a fault may end."""
     reads, writes = os.pipe()
@@ -76,14 +83,11 @@ def _run(races: Races, case: cases.Case, backend: str, plant: Plant, order: int,
     if not child:
         try:
             os.close(reads)
-            signal.alarm(LONGEST)
+            signal.setitimer(signal.ITIMER_PROF, LONGEST)
             races.begin(plant, order=order, report=writes)
-            generator = torch.Generator().manual_seed(1)
-            inputs = case.inputs(generator)
-            index = cases.packed(case, generator) if "seq_idx" in case.options else None
             digest = hashlib.sha256()
             try:
-                for tensor in cases.results(case, inputs, backend, index, 1).values():
+                for tensor in _results(case, backend).values():
                     # Of a tensor's values, since a NaN has many forms.
                     digest.update(
                         tensor.float().nan_to_num().contiguous().view(torch.uint8).numpy().tobytes()
@@ -113,6 +117,9 @@ def trial(folder: Path, *, most: int, say: Callable[[str], None]) -> Found:
     torch.set_num_threads(1)
     for size in targets.WARP_SIZES:
         drivers.driver(str(size))._libraries = _Instead(races.library)  # type: ignore[attr-defined]
+    # What a first call imports takes longer than a case, and need not be imported by every child.
+    for case in (cases.ScanCase(torch.float32), cases.ConvCase(torch.float32)):
+        _results(case, cases.EMULATED_BACKENDS[0])
     found, chance = Found(), random.Random(1)
     for case, backend in itertools.product(CASES, cases.EMULATED_BACKENDS):
         with tempfile.NamedTemporaryFile() as file:

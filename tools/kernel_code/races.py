@@ -47,8 +47,8 @@ struct Held {
     "  last_error = refusal(launch);": "  ++launches;\n  last_error = refusal(launch);",
 }
 NONE, LEFT_OUT, SWAPPED_EARLY, OFF_BY_ONE = range(4)
-# Both directions of wavefronts, each turned on or not, and then each of four wavefronts far behind.
-ORDERS = (*range(4), *range(4, 20, 4))
+# Both directions of wavefronts, and then each of the first two far behind.
+ORDERS = (0, 1, 4, 8)
 
 
 @dataclass(frozen=True, order=True)
