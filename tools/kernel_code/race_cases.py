@@ -146,7 +146,7 @@ def trial(folder: Path, *, most: int, say: Callable[[str], None]) -> Found:
 def main(arguments: Sequence[str]) -> int:
     """Print alarms, and how many planted races are found."""
     found = trial(
-        Path(arguments[0]), most=int(arguments[1]) if arguments[1:] else 12, say=partial(print, flush=True)
+        Path(arguments[0]), most=int(arguments[1]) if arguments[1:] else 16, say=partial(print, flush=True)
     )
     for kind, planted in sorted(found.planted.items()):
         print(f"{kind}: {found.seen[kind]} of {planted} that change a result found")
