@@ -153,6 +153,9 @@ void barrier() {
   }
   if (called == planted_at && plant == LEFT_OUT) return;
   if (called == planted_at && plant == SWAPPED_EARLY) {
+    // Lanes run one after another here, and together on a GPU: all of a wavefront are at the barrier before one goes on.
+    const float nothing = 0.0f;
+    whole_exchange({"swapped early", 0}, &nothing, 1);
     current->fibers[current->thread].held.late = true;
     return;
   }
