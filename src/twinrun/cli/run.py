@@ -30,8 +30,8 @@ from rich.text import Text
 
 from twinrun.foundation.errors import TwinrunError
 from twinrun.foundation.text import GIB, duration, number, plain
-from twinrun.runs.launches import commands_of
 from twinrun.runs.data import demand_documents
+from twinrun.runs.launches import commands_of
 from twinrun.runs.preconditions import demand_memory
 from twinrun.workloads.workload import Point
 

@@ -235,15 +235,14 @@ def demand_documents(tasks: Sequence[str], given: DocumentsFile | None) -> None:
             "the documents of this task are in no package",
             place="--set tasks",
             found=", ".join(tasks),
-            hint=f"{place}=FOLDER/{tasks[0]}.jsonl@SHA256 names a file of them; --set tasks leaves the task out",
+            hint=f"{place}=FOLDER/{tasks[0]}.jsonl@SHA256 names a file of them; --set tasks leaves it out",
         )
     if given is not None:
         file = Path(given.path).expanduser()
         found = sha256_of_file(file) if file.is_file() else "no file"
         if found != given.sha256:
-            raise InputError(
-                "not the documents that were named", place=str(file), found=found, allowed=given.sha256
-            )
+            message = "not the documents that were named"
+            raise InputError(message, place=str(file), found=found, allowed=given.sha256)
 
 
 def given_folder(given: DocumentsFile) -> Path:
