@@ -12,6 +12,7 @@ from twinrun.manifests.claims import Claim, RecordClaim, ScoreDifferenceClaim
 from twinrun.planning.project import Project
 from twinrun.predict.calibration import calibration
 from twinrun.predict.claims import predicted_claims
+from twinrun.report.hardware import Mark
 from twinrun.report.headline_picture import LETTER, MARGIN, NAMES, SIGNS, WIDTH
 from twinrun.report.words import measured_value, outcome, quantity
 from twinrun.results.between import judge_between
@@ -193,7 +194,7 @@ def _drawn(row: PublicationRow, top: int) -> Iterator[str]:
 
 def _values(row: PublicationRow) -> str:
     """Return the values of a row: as published, and the multiples of it that were measured and predicted."""
-    found = [("published", row.published)]
+    found: list[tuple[Mark, str]] = [("published", row.published)]
     times = sorted(one for one, _ in row.measured if one is not None)
     if times:
         ends = dict.fromkeys(_multiple(one) for one in (times[0], times[-1]))
