@@ -19,7 +19,7 @@ FAILURES = ("not-reproduced", "fails-here", "failed")
 
 
 @rfm.simple_test
-class Recipe(rfm.RunOnlyRegressionTest):
+class PublishedExperiment(rfm.RunOnlyRegressionTest):
     """One recipe on the nodes of a partition, whose scheduler starts this command on the first of them."""
 
     recipe = variable(str, value="cluster-acceptance")
