@@ -102,7 +102,9 @@ def _row(
             middle = one.value(project.gpus, calibration()) / claim.value
             predicted = (middle, middle * math.exp(-half), middle * math.exp(half))
     document = claim.source.document
-    group = recipe if document == key else f"{recipe}, of {document}"
+    # The commit of a repository would lead out of the picture.
+    said = document.removeprefix("github:").partition("@")[0]
+    group = recipe if document == key else f"{recipe}, of {said}"
     return PublicationRow(group, claim.id, published, bool(claim.value), measured, predicted)
 
 
