@@ -18,7 +18,7 @@ from mkdocs.structure.files import File
 
 from twinrun.cli.program import contexts, options, usage
 from twinrun.cli.recipes import summaries
-from twinrun.foundation.text import markdown_table
+from twinrun.foundation.text import markdown_table, plural
 from twinrun.images.inventory import committed_inventory, facts
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.stack import find_stacks
@@ -30,6 +30,7 @@ from twinrun.report.headline_picture import draw_headline, headline_rows
 from twinrun.report.kernels_page import kernels
 from twinrun.report.page import write_recipe_report
 from twinrun.report.predictions_page import predictions, write_picture
+from twinrun.report.publication_picture import documents, draw_publication, publication_rows
 from twinrun.report.summary import selected, software
 from twinrun.report.words import (
     headline,
@@ -46,7 +47,7 @@ from twinrun.results.verdicts import Verdict
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = Project(ROOT)
-MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
+MARK = re.compile(r"^<!-- generated: (\w+) ?([\w.-]*) -->$", re.MULTILINE)
 
 # Kernels of a page's row, as kernel_times.csv names them, and the vendor whose GPUs never ran them.
 KERNEL_KINDS = {"scan": "scan-", "convolution": "conv-", "attention": "attention-", "SSD": "ssd-"}
@@ -70,22 +71,50 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         "headline": headline_figure,
         "checks": kernel_checks,
         "kernels": lambda: kernels(of_kernels()),
+        "publications": publications,
         "predictions": lambda: predictions(PROJECT, all_committed()),
         "recipes": recipes,
         "results": results,
         "stacks": stacks,
         "trials": trials,
     }
-    return MARK.sub(lambda mark: parts[mark[1]](), markdown)
+    named: dict[str, Callable[[str], str]] = {"publication": publication}
+    return MARK.sub(lambda mark: named[mark[1]](mark[2]) if mark[2] else parts[mark[1]](), markdown)
 
 
 def on_files(files: Any, config: Any, **_: Any) -> Any:
-    """Add the palette of the reports and one page a model."""
+    """Add the palette of the reports, a page a model, and a page for each publication that has none."""
     palette = (ROOT / "src/twinrun/report/palette.css").read_text(encoding="utf-8")
     files.append(File.generated(config, "stylesheets/palette.css", content=palette))
     for one in hardware_choices():
         files.append(File.generated(config, f"results/hardware/{one.name}.md", content=model_page(one)))
+    for key, title in documents(PROJECT).items():
+        page = f"results/publications/{key}.md"
+        if not (ROOT / "docs" / page).is_file():
+            content = f"# {title}\n\n<!-- generated: publication {key} -->\n"
+            files.append(File.generated(config, page, content=content))
     return files
+
+
+def publications() -> str:
+    """Return a list of the publications, each with its page."""
+    return "\n".join(f"- [{title}](publications/{key}.md)" for key, title in documents(PROJECT).items())
+
+
+def publication(key: str) -> str:
+    """Return the picture of a publication: its numbers as published, as measured here and as predicted."""
+    records = {name: selected(committed(one.recipe.name)) for name, one in PROJECT.recipes().items()}
+    rows = publication_rows(key, PROJECT, records)
+    judged = sum(bool(row.measured) for row in rows)
+    said = f"{plural(len(rows), 'claim')}, {judged} of them judged by a record, on whatever GPU it is of."
+    drawn = draw_publication(documents(PROJECT)[key], rows)
+    return f'<figure class="publication">{drawn}<figcaption>{said} {ABOUT}</figcaption></figure>'
+
+
+ABOUT = (
+    "Values are multiples of the published one, and to the right is better; each record has a disc."
+    " On other hardware than the published one, the multiple is of the claim's restatement."
+)
 
 
 @cache

@@ -13,6 +13,7 @@ DIGEST = "0" * 64
 # Values of texts that no schema lists, and of what is not given: by the end of the key.
 NAMED: dict[str, list[Any]] = {
     "tokenizer": [DIGEST],
+    "documents": [f"./wsc273.jsonl@{DIGEST}"],
     "model": [f"owner/model@{'0' * 40}"],
     "microbatch": [1],
     "trainer": ["plain", "composer"],

@@ -11,6 +11,9 @@ import pytest
 from tests.contracts.tree import ROOT, shown
 from twinrun.planning.project import Project
 
+STATEMENTS = {
+    page.stem: page.read_text(encoding="utf-8") for page in ROOT.glob("docs/results/publications/*.md")
+}
 RECORDS = sorted(ROOT.glob("recipes/*/results/*.json"))
 
 
@@ -25,17 +28,16 @@ def test_the_record_is_of_a_clean_commit(path: Path) -> None:
 
 
 def test_every_claim_stands_among_the_statements() -> None:
-    page = (ROOT / "docs/results/statements.md").read_text(encoding="utf-8")
     listed = {
         (recipe, claim)
-        for recipe, claims in re.findall(r"`([\w-]+)`: ((?:`[\w-]+`(?:, )?)+)", page)
+        for recipe, claims in re.findall(r"`([\w-]+)`: ((?:`[\w-]+`(?:, )?)+)", "".join(STATEMENTS.values()))
         for claim in re.findall(r"[\w-]+", claims)
     }
     claimed = set()
     for name, loaded in Project(ROOT).recipes().items():
         published = loaded.published
-        # The page is about publications that it has a chapter for, and about recipes that it names.
-        if f"\n## {loaded.recipe.publication.key}: " not in page and name not in {one for one, _ in listed}:
+        # Statements are listed of publications that have a page, and of recipes that one of these names.
+        if loaded.recipe.publication.key not in STATEMENTS and name not in {one for one, _ in listed}:
             continue
         claimed |= {(name, claim.id) for claim in published.claim}
         claimed |= {(name, claim.id) for claim in published.between_records}
@@ -44,7 +46,6 @@ def test_every_claim_stands_among_the_statements() -> None:
 
 
 def test_every_file_that_a_statement_names_exists() -> None:
-    page = (ROOT / "docs/results/statements.md").read_text(encoding="utf-8")
-    named = re.findall(r"`((?:images|recipes|tests)/[^`]+)`", page)
+    named = re.findall(r"`((?:images|recipes|tests)/[^`]+)`", "".join(STATEMENTS.values()))
     assert named
     assert not [name for name in named if not any(ROOT.glob(name))]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 
 from tests.records import PROJECT, plan
 from twinrun.foundation.errors import InputError
+from twinrun.foundation.files import sha256_of_file
 from twinrun.protocol.evaluation import EvaluationJob, EvaluationResult, GivenModel, ModelScores, TaskScore
 from twinrun.protocol.formulas import FORWARD_SHARE
 from twinrun.protocol.measurements import Series
 from twinrun.runs.checkpointing import checkpointing_of
+from twinrun.runs.data import demand_documents, given_folder, take_documents
 from twinrun.workloads import load_workload
 from twinrun.workloads.evaluation import numbers, report
 from twinrun.workloads.tables_and_charts import LineChart
@@ -148,6 +152,46 @@ def test_nothing_of_a_model_that_is_there_is_saved() -> None:
     made = plan("mpt-chinchilla", scale="node", settings=(GIVEN,))
     with pytest.raises(InputError, match="nothing is trained, so nothing is saved"):
         checkpointing_of(("steps=2",), workload=load_workload("evaluation"), plan=made)
+
+
+def test_a_task_without_documents_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    file = tmp_path / "wsc273.jsonl"
+    file.write_bytes(b"{}\r\n")
+    named = f"documents={file}@{sha256_of_file(file)}"
+    described = plan("mpt-chinchilla").description
+    assert (described.undocumented, described.given_documents) == (("wsc273",), None)
+    with pytest.raises(InputError, match="in no package") as caught:
+        demand_documents(described.undocumented, described.given_documents)
+    assert "--set documents=FOLDER/wsc273.jsonl@SHA256" in str(caught.value)
+
+    made = plan("mpt-chinchilla", settings=(named,))
+    assert made.description.undocumented == ()
+    given = made.description.given_documents
+    assert given is not None
+    take_documents(given)
+    assert (given_folder(given) / "wsc273.jsonl").read_bytes() == file.read_bytes()
+    assert json.loads((given_folder(given) / "corpus.json").read_text()) == {
+        "files": {"wsc273.jsonl": given.sha256}
+    }
+    settings = load_workload("evaluation").settings.of(made.part, made.points[0])
+    assert settings["documents.wsc273.sha256"] == given.sha256
+    assert str(tmp_path) not in str(settings)
+    file.write_text("{}")
+    with pytest.raises(InputError, match="not the documents that were named"):
+        demand_documents((), given)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("./wsc273.jsonl", "no documents"),
+        (f"./wsc273.csv@{'0' * 64}", "no documents"),
+        (f"./boolq.jsonl@{'0' * 64}", "no task reads this file"),
+    ],
+)
+def test_a_file_of_documents_that_nothing_reads_is_refused(text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        plan("mpt-chinchilla", settings=(f"documents={text}",))
 
 
 @pytest.mark.parametrize("model", ["small", "cerebras/Cerebras-GPT-1.3B", "runs/step-00000120"])

@@ -14,6 +14,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from functools import partial
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from twinrun import __version__
 from twinrun.cli.console import exit_on_error
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, closest, require_known
+from twinrun.foundation.files import sha256_of_bytes
 
 # A letter that many programs give the same meaning; every other option has its name alone.
 LETTERS = {"--out": "-o", "--dry": "-n"}
@@ -187,7 +189,9 @@ def shipped_root() -> Path | None:
     shipped = Path(__file__).parents[1] / "checkout"
     if not shipped.is_dir():
         return None
-    target = cache_root() / f"project-{__version__}"
+    # Two builds of one version are two projects.
+    record = distribution("twinrun").read_text("RECORD") or ""
+    target = cache_root() / f"project-{__version__}-{sha256_of_bytes(record.encode())[:12]}"
     if not target.is_dir():
         partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
         shutil.copytree(shipped, partial)

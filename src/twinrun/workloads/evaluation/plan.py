@@ -54,7 +54,7 @@ FORWARD = "forward-share"
 HARNESS = "lm-eval"
 # Settings that the fingerprint has in other words: which model, how that was trained, and rules of tasks.
 _IN_WORDS = re.compile(
-    r"evaluation\.(training\.|model$|shots$|limit$)|task\..*\.(name|rule)$|documents\.source$"
+    r"evaluation\.(training\.|model$|shots$|limit$|documents$)|task\..*\.(name|rule|packaged)$|documents\.source$"
 )
 # Frameworks that the ranks of a training import when they start.
 _MODULES = {"composer": ("twinrun.train.composer_loop",), "plain": ("twinrun.train.data_parallel",)}
@@ -186,6 +186,8 @@ def describe(part: EvaluationPlan, points: Sequence[Point[EvaluationPoint]]) -> 
             point.id: PointDescription(attempts=("the model",), steps=len(part.tasks)) for point in points
         },
         documents=_documents(part.documents) if part.documents else None,
+        given_documents=part.given_documents,
+        undocumented=part.undocumented,
         files=(SAMPLES,),
         model=given,
         kernels=False,
@@ -255,6 +257,8 @@ def settings(part: EvaluationPlan, _point: Point[EvaluationPoint]) -> Fingerprin
     for task in part.tasks:
         others |= flat_fields(task, f"task.{task.name}.")
     others |= flat_fields(part.documents, "documents.") if part.documents else {}
+    if given := part.given_documents:
+        others |= {f"documents.{given.task}.sha256": given.sha256}
     return stated | {name: value for name, value in others.items() if not _IN_WORDS.match(name)}
 
 
@@ -299,6 +303,7 @@ def job(part: EvaluationPlan, point: Point[EvaluationPoint], attempt: int, run: 
         tokenizer=asked.tokenizer,
         every=asked.every,
         documents=run.folders.get("documents", ""),
+        given=run.folders.get("given", ""),
         kept=str(PurePosixPath(run.metrics).parent / "models" / point.id),
     )
 

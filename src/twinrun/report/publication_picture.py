@@ -1,0 +1,214 @@
+"""A publication in one picture: each of its numbers as published, as measured here and as predicted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import escape
+
+from twinrun.manifests.claims import Claim, RecordClaim, ScoreDifferenceClaim
+from twinrun.planning.project import Project
+from twinrun.predict.calibration import calibration
+from twinrun.predict.claims import predicted_claims
+from twinrun.report.hardware import Mark
+from twinrun.report.headline_picture import LETTER, MARGIN, NAMES, SIGNS, WIDTH
+from twinrun.report.words import measured_value, outcome, quantity
+from twinrun.results.between import judge_between
+from twinrun.results.record import Record
+from twinrun.results.verdicts import FAILURES, Verdict
+
+# Pixels: of a claim with a number, of one that says that things are equal, of a name, and around them.
+ROW, SHORT, GROUP, HEAD, FOOT = 38, 22, 28, 34, 26
+# Times as good as published at the ends of the axis; what is further stands at its end, with its number.
+LEAST, MOST = 0.25, 4.0
+TICKS = (0.25, 0.5, 1.0, 2.0, 4.0)
+HELD = ("reproduced", "holds-here", *FAILURES)
+AnyClaim = Claim | RecordClaim | ScoreDifferenceClaim
+
+
+@dataclass(frozen=True)
+class PublicationRow:
+    """One claim of a publication."""
+
+    group: str
+    """Recipe, and the document where that is another one."""
+    claim: str
+    published: str
+    """In words; `equal` where it says that two things are the same."""
+    numbered: bool
+    """Whether a multiple of the published value means anything."""
+    measured: tuple[tuple[float | None, str], ...]
+    """By judged record: times as good as published, and what it says in words."""
+    predicted: tuple[float, float, float] | None
+    """Times as good as published, and the ends of its interval."""
+
+
+def documents(project: Project) -> dict[str, str]:
+    """Return by key of every recipe's own publication its title."""
+    found = (one.recipe.publication for one in project.recipes().values())
+    return {one.key: one.title for one in sorted(found, key=lambda one: one.key)}
+
+
+def publication_rows(
+    key: str, project: Project, records: Mapping[str, Sequence[Record]]
+) -> list[PublicationRow]:
+    """Return a row for each claim whose source is the publication, or another document beside it.
+
+    Args:
+        records: by name of a recipe those that stand for it.
+    """
+    known = documents(project)
+    rows = []
+    for name, loaded in project.recipes().items():
+        own = loaded.recipe.publication.key == key
+        claims: list[AnyClaim] = [
+            *loaded.published.claim,
+            *loaded.published.between_records,
+            *loaded.published.score_difference,
+        ]
+        chosen = [
+            one for one in claims if one.source.document == key or (own and one.source.document not in known)
+        ]
+        if chosen:
+            verdicts = _verdicts(project, records.get(name, ()))
+            rows += [_row(name, one, verdicts.get(one.id, ()), project, key) for one in chosen]
+    # Stable: within a group, rows stay in the published order.
+    groups = list(dict.fromkeys(row.group for row in rows))
+    return sorted(rows, key=lambda row: groups.index(row.group))
+
+
+def _verdicts(project: Project, records: Sequence[Record]) -> dict[str, tuple[Verdict, ...]]:
+    """Return the verdicts that were decided, by claim."""
+    asked = [one for one in records if one.plan.scale != "smoke"]
+    found = [verdict for record in asked for verdict in record.verdicts]
+    found += judge_between(asked, project)
+    decided = [one for one in found if one.final in HELD]
+    return {one.claim: tuple(two for two in decided if two.claim == one.claim) for one in decided}
+
+
+def _row(
+    recipe: str, claim: AnyClaim, verdicts: Sequence[Verdict], project: Project, key: str
+) -> PublicationRow:
+    better = getattr(claim, "better", "higher")
+    measured = tuple((_times(one, better), _measured(one)) for one in verdicts)
+    unit, per = getattr(claim, "unit", "ratio"), getattr(claim, "per", "run")
+    published = quantity(claim.value, unit, per) if claim.value else "equal"
+    predicted = None
+    for one in predicted_claims():
+        if (one.recipe, one.claim) == (recipe, claim.id) and not one.unknown(project.gpus, calibration()):
+            half = one.half(project.gpus, calibration())
+            middle = one.value(project.gpus, calibration()) / claim.value
+            predicted = (middle, middle * math.exp(-half), middle * math.exp(half))
+    document = claim.source.document
+    # The commit of a repository would lead out of the picture.
+    said = document.removeprefix("github:").partition("@")[0]
+    group = recipe if document == key else f"{recipe}, of {said}"
+    return PublicationRow(group, claim.id, published, bool(claim.value), measured, predicted)
+
+
+def _measured(verdict: Verdict) -> str:
+    """Return what a record says in words; what has no number, such as two equal curves, by its outcome."""
+    found = measured_value(verdict)
+    return outcome(verdict) if found in ("-", "equal") else found
+
+
+def _times(verdict: Verdict, better: str) -> float | None:
+    """Return how many times as good as published a measured value is; None where there is no multiple."""
+    said = verdict.neutral
+    published, measured = (said.published, said.measured) if said else (verdict.published, verdict.measured)
+    if not measured or not published or measured < 0:
+        return None
+    # A share of what the device can do is better when it is higher, whatever it restates.
+    lower = better == "lower" and (said is None or said.unit not in ("ratio", "%"))
+    return published / measured if lower else measured / published
+
+
+def draw_publication(title: str, rows: Sequence[PublicationRow]) -> str:
+    """Return the picture as SVG that takes its colours from the page around it."""
+    heights = [ROW if row.numbered else SHORT for row in rows]
+    groups = [place == 0 or row.group != rows[place - 1].group for place, row in enumerate(rows)]
+    height = HEAD + sum(heights) + GROUP * sum(groups) + FOOT
+    about = 'role="img" aria-labelledby="publication-title publication-said" font-family="var(--text)"'
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" {about} font-size="12.5">',
+        f'<title id="publication-title">{escape(title)}, times as good as published</title>',
+        f'<desc id="publication-said">{escape("; ".join(map(_said, rows)))}</desc>',
+        *_axis(height),
+    ]
+    top = HEAD
+    for row, tall, first in zip(rows, heights, groups, strict=True):
+        if first:
+            parts.append(
+                f'<text x="{MARGIN}" y="{top + 19}" fill="var(--ink)" font-weight="600">{row.group}</text>'
+            )
+            top += GROUP
+        parts += _drawn(row, top)
+        top += tall
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _said(row: PublicationRow) -> str:
+    values = [f"published {row.published}", *(f"measured {words}" for _, words in row.measured)]
+    values += [f"predicted {row.predicted[0]:.2f} times that"] if row.predicted else []
+    return f"{row.claim}: {', '.join(values)}"
+
+
+def _x(times: float) -> float:
+    share = math.log(min(max(times, LEAST), MOST) / LEAST) / math.log(MOST / LEAST)
+    return round(MARGIN + share * (WIDTH - 2 * MARGIN), 1)
+
+
+def _axis(height: int) -> Iterator[str]:
+    x = float(MARGIN)
+    for mark, label in NAMES.items():
+        text = f"{SIGNS[mark]} {label}"
+        yield f'<text x="{x:g}" y="18" fill="var(--{mark})">{text}</text>'
+        x += LETTER * len(text) + 14
+    for tick in TICKS:
+        place, width = _x(tick), 1.2 if tick == 1 else 0.7
+        anchor = {LEAST: "start", MOST: "end"}.get(tick, "middle")
+        yield f'<path d="M{place:g} {HEAD}V{height - FOOT + 4}" stroke="var(--grid)" stroke-width="{width}"/>'
+        label = "as published" if tick == 1 else f"{tick:g}x"
+        yield f'<text x="{place:g}" y="{height - 6}" fill="var(--soft)" text-anchor="{anchor}">{label}</text>'
+
+
+def _drawn(row: PublicationRow, top: int) -> Iterator[str]:
+    halo = 'stroke="var(--paper)" stroke-width="3" paint-order="stroke"'
+    look = f'y="{top + 13}" font-size="11.5" {halo}'
+    yield f'<text x="{MARGIN}" fill="var(--ink)" {look}>{row.claim}</text>'
+    yield f'<text x="{WIDTH - MARGIN}" text-anchor="end" {look}>{_values(row)}</text>'
+    if not row.numbered:
+        return
+    line = top + 25
+    yield f'<path d="M{MARGIN} {line}H{WIDTH - MARGIN}" stroke="var(--grid)"/>'
+    if row.predicted:
+        middle, low, high = map(_x, row.predicted)
+        yield f'<path d="M{low:g} {line}H{high:g}" stroke="var(--predicted)" stroke-width="3" opacity=".6"/>'
+        look = 'fill="var(--paper)" stroke="var(--predicted)" stroke-width="2"'
+        yield f'<circle cx="{middle:g}" cy="{line}" r="5" {look}/>'
+    yield f'<path d="M{_x(1) - 6:g} {line}l6 -6 6 6 -6 6z" fill="var(--published)"/>'
+    for times, _ in row.measured:
+        if times is not None:
+            yield f'<circle cx="{_x(times):g}" cy="{line}" r="4.5" fill="var(--measured)" opacity=".85"/>'
+
+
+def _values(row: PublicationRow) -> str:
+    """Return the values of a row: as published, and the multiples of it that were measured and predicted."""
+    found: list[tuple[Mark, str]] = [("published", row.published)]
+    times = sorted(one for one, _ in row.measured if one is not None)
+    if times:
+        ends = dict.fromkeys(_multiple(one) for one in (times[0], times[-1]))
+        found.append(("measured", " to ".join(ends)))
+    elif row.measured:
+        found.append(("measured", row.measured[-1][1]))
+    if row.predicted:
+        found.append(("predicted", _multiple(row.predicted[0])))
+    return " ".join(
+        f'<tspan fill="var(--{mark})" dx="5">{SIGNS[mark]} {escape(words)}</tspan>' for mark, words in found
+    )
+
+
+def _multiple(times: float) -> str:
+    return f"{times:.2f}x" if times < 10 else f"{times:.0f}x"
