@@ -143,20 +143,20 @@ def _lines(label: ChartLabel) -> int:
 
 def _write_names(axes: Axes, names: Sequence[ChartLabel]) -> None:
     """Write each name right of the axes, as near to the height of its curve's end as the others let."""
-    dots, inside = axes.figure.dpi, axes.get_window_extent()
-    # The axes reach to where names begin.
-    left, top = inside.x1 + 0.16 * dots, axes.figure.bbox.height
+    # In points, which a picture keeps whatever its resolution.
+    points = 72 / axes.figure.dpi
+    left, top = axes.get_window_extent().x1 * points + 12, axes.figure.bbox.height * points
     ordered = sorted(names, key=lambda one: one.value, reverse=True)
-    spots = [axes.transData.transform((one.x, one.value)) for one in ordered]
-    ends = [(x + one.aside * dots / 72, y) for one, (x, y) in zip(ordered, spots, strict=True)]
-    heights = [_lines(one) * NAME_LINE * dots for one in ordered]
-    for name, end, place in zip(ordered, ends, spread([y for _, y in ends], heights, top), strict=True):
+    spots = [axes.transData.transform((one.x, one.value)) * points for one in ordered]
+    heights = [_lines(one) * NAME_LINE * 72 for one in ordered]
+    places = spread([y for _, y in spots], heights, top)
+    for name, (x, y), place in zip(ordered, spots, places, strict=True):
         axes.annotate(
             name.text,
-            end,
-            xycoords="figure pixels",
+            (x + name.aside, y),
+            xycoords="figure points",
             xytext=(left, place),
-            textcoords="figure pixels",
+            textcoords="figure points",
             va="center",
             linespacing=1.1,
             color=COLOURS[name.colour],
