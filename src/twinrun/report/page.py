@@ -114,9 +114,9 @@ def _write_list(
 
 def _pictures(drawn: Overview, between: Sequence[Verdict]) -> list[tuple[Picture, ...]]:
     """Return the pictures of a page, first the one that has most to say of what was published."""
-    ratios = [ratio_chart(between)] if between else []
-    charts: list[Chart] = [*drawn.charts, *ratios]
-    charts.sort(key=lambda one: not _has_published(one))
+    charts = sorted(drawn.charts, key=lambda one: not _has_published(one))
+    if between and not any(map(_has_published, charts)):
+        charts.insert(0, ratio_chart(between))
     return [draw_beside(charts[0]), *((draw(one),) for one in charts[1:])] if charts else [()]
 
 
@@ -261,6 +261,7 @@ def page_environment() -> Environment:
         words.shown_conditions,
         hardware,
         id,
+        tuple,
         summary.software,
         summary.label,
         subject,
