@@ -198,7 +198,7 @@ def test_names_beside_the_axes_never_overlap(boxes: list[tuple[float, float]]) -
 def test_what_was_published_has_the_axes_of_what_was_measured() -> None:
     published = curve("published: a card", 0.2, kind="published")
     both = draw_beside(lines(published, curve("here", 0.9)))
-    assert [one.title for one in both] == ["Published", "Measured here"]
+    assert [one.title for one in both] == ["Published: Title", "Measured: Title"]
     ticks = [re.findall(r">([\d.]+%?)</text>", one.svg) for one in both]
     assert ticks[0][:6] == ticks[1][:6]
     assert all(one.named for one in both)

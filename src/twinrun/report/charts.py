@@ -78,10 +78,11 @@ def draw_beside(chart: Chart) -> tuple[Picture, ...]:
     ours = tuple(curve for curve in chart.curves if curve.kind not in PUBLISHED)
     if not (theirs and ours):
         return (draw_lines(chart),)
-    published = {"name": f"{chart.name}-published", "title": "Published", "curves": theirs, "notes": ()}
+    what = chart.title.removesuffix(", published and measured")
+    titles = {"title": f"Published: {what}", "name": f"{chart.name}-published", "notes": ()}
     return (
-        draw_lines(chart.model_copy(update=published), frame=chart),
-        draw_lines(chart.model_copy(update={"curves": ours, "title": "Measured here"}), frame=chart),
+        draw_lines(chart.model_copy(update=titles | {"curves": theirs}), frame=chart),
+        draw_lines(chart.model_copy(update={"curves": ours, "title": f"Measured: {what}"}), frame=chart),
     )
 
 

@@ -29,6 +29,8 @@ from twinrun.workloads.workload import Overview, PictureContext
 
 # Subjects that the page of a recipe shows, and records that a page of the list has.
 SUBJECTS, ROWS = 8, 24
+# A record with more cells than this is shown in full on its own page alone.
+CELLS = 600
 
 
 def write_report(path: Path, run: FinishedRun) -> Path:
@@ -70,13 +72,16 @@ def write_recipe_report(
     pages = {id(one): f"{path.stem}/{place}.html" for place, one in enumerate(reversed(newest), 1)}
     shared = {"records": newest, "recipe": recipe.recipe, "metrics": project.metrics, "ranked": ranked}
     first, *others = _pictures(drawn, between)
+    opening = next(filter(summary.judged, standing), standing[0] if standing else None)
+    points = tables(opening) if opening else ()
     _render(
         path,
         "recipe.html.j2",
         **shared,
         published=recipe.published,
         gpus=project.gpus,
-        opening=next(filter(summary.judged, standing), standing[0] if standing else None),
+        opening=opening,
+        points=points if sum(len(one.rows) * len(one.columns) for one in points) <= CELLS else (),
         shown=[one for one in ranked if one.shown][:SUBJECTS],
         pages=pages,
         hardware_tables=drawn.tables,
