@@ -24,7 +24,7 @@ from twinrun.results.finished_run import FinishedRun
 from twinrun.results.record import Record, hardware
 from twinrun.results.verdicts import Verdict
 from twinrun.workloads import load_workload
-from twinrun.workloads.tables_and_charts import Bar, BarChart, Chart, LineChart, Table
+from twinrun.workloads.tables_and_charts import Bar, BarChart, BarKind, Chart, LineChart, Table
 from twinrun.workloads.workload import Overview, PictureContext
 
 # Subjects that the page of a recipe shows, and records that a page of the list has.
@@ -134,15 +134,15 @@ def _has_published(chart: Chart) -> bool:
 
 def ratio_chart(verdicts: Sequence[Verdict]) -> BarChart:
     """Return the published ratios between two records beside those found here."""
-    bars = []
+    bars = list[Bar]()
     for one in verdicts:
-        ours = one.neutral.measured if one.neutral and one.neutral.measured is not None else one.measured
-        theirs = one.neutral.published if one.neutral and one.neutral.measured is not None else one.published
-        for kind, value in (("published", theirs), ("measured", ours)):
-            if value:
-                bars.append(
-                    Bar(label=one.statement, kind=kind, value=value, low=value, high=value, detail="")
-                )
+        found = one.neutral if one.neutral and one.neutral.measured is not None else one
+        values: dict[BarKind, float | None] = {"published": found.published, "measured": found.measured}
+        bars += [
+            Bar(label=one.statement, kind=kind, value=value, low=value, high=value, detail="")
+            for kind, value in values.items()
+            if value
+        ]
     absent = "" if any(bar.kind == "measured" for bar in bars) else " No two records here decide one of them."
     return BarChart(
         name="ratios",

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from markupsafe import escape
-from matplotlib import rc_context
+from matplotlib import rc_context, rcParamsDefault
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -21,6 +21,8 @@ from twinrun.foundation.text import number, visible
 # Attributes of SVG that place something, and numbers of more digits than they need.
 PLACED = re.compile(r'\b(?:d|x|y|points|transform)="[^"]*"')
 LONG = re.compile(r"-?\d+\.\d{2,}(?![\de])")
+# The fonts that Matplotlib names in each text.
+FONTS = ", ".join([*(f"'{name}'" for name in rcParamsDefault["font.sans-serif"][:-1]), "sans-serif"])
 SERIES = 8
 # Inches of a picture of curves.
 HEIGHT = 3.4
@@ -142,6 +144,8 @@ def svg_text(figure: Figure, *, name: str, title: str, description: str) -> str:
     text = stream.getvalue()
     # Its style sheet would reach the whole page; the page has the same rule for its own pictures.
     text = re.sub(r"<style.*?</style>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    # Names of groups, which nothing refers to, and of fonts, which the page has, are a half of the rest.
+    text = re.sub(r'<g id="[^"]*">', "<g>", text).replace(FONTS, "sans-serif")
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text)
     # A tenth of a pixel is all that a reader sees, and places are most of what a picture weighs.
     text = PLACED.sub(lambda found: LONG.sub(lambda one: f"{float(one[0]):.1f}", found[0]), text)
