@@ -16,7 +16,7 @@ from mkdocs.structure.files import File
 from twinrun.cli.program import contexts, options, usage
 from twinrun.cli.recipes import summaries
 from twinrun.cli.schemas import schema_of
-from twinrun.foundation.text import markdown_table
+from twinrun.foundation.text import markdown_table, plural
 from twinrun.images.inventory import committed_inventory, facts
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.stack import find_stacks
@@ -45,6 +45,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = Project(ROOT)
 MARK = re.compile(r"^<!-- generated: (\w+) ?([\w-]*) -->$", re.MULTILINE)
 
+# A page folds its sections after so many words, but for short ones.
+SHOWN_WORDS, FOLDED_WORDS = 780, 40
 # Where a recipe's page leads, seen from the folder of results.
 LINKS = {
     "twinrun": "../index.html",
@@ -70,6 +72,25 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         "trials": trials,
     }
     return MARK.sub(lambda mark: manifest(mark[2]) if mark[2] else parts[mark[1]](), markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Fold the sections of a page that come after so many words, so that no page is a scroll of screens."""
+    first, *others = re.split(r"(?=<h2[ >])", html)
+    read, parts = words(first), [first]
+    for section in others:
+        heading, body = section.split("</h2>", 1)
+        own = words(body)
+        read += own
+        folded = f"<details><summary>{plural(own, 'word')}</summary>{body}</details>"
+        parts.append(f"{heading}</h2>{folded if read > SHOWN_WORDS and own > FOLDED_WORDS else body}")
+    return "".join(parts)
+
+
+def words(html: str) -> int:
+    """Return how many words of a page are read without opening anything; a line to open is as many as fit."""
+    text = re.sub(r"</summary>.*?</details>", " ", html, flags=re.DOTALL)
+    return len(re.sub(r"<[^>]*>", " ", text).split()) + 8 * text.count("<summary>")
 
 
 def on_files(files: Any, config: Any, **_: Any) -> Any:
@@ -150,9 +171,12 @@ def manifest(name: str) -> str:
             for key, field in fields
         ]
         about = str(model.get("description", "")).replace("\n", " ")
-        parts += [f"### {title}" if title else "", about]
         table = markdown_table(("key", "type", "default", "meaning"), rows)
-        parts += [closed(f"The keys: {len(rows)}", table) if title else table]
+        parts += (
+            [closed(f"{title}: {plural(len(rows), 'key')}", f"{about}\n\n{table}")]
+            if title
+            else [about, table]
+        )
     return "\n\n".join(parts)
 
 
