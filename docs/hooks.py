@@ -46,7 +46,7 @@ PROJECT = Project(ROOT)
 MARK = re.compile(r"^<!-- generated: (\w+) ?([\w-]*) -->$", re.MULTILINE)
 
 # A page folds its sections after so many words, but for short ones.
-SHOWN_WORDS, FOLDED_WORDS = 780, 40
+SHOWN_WORDS, FOLDED_WORDS = 700, 40
 # Where a recipe's page leads, seen from the folder of results.
 LINKS = {
     "twinrun": "../index.html",
