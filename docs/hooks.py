@@ -76,6 +76,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def on_page_content(html: str, **_: Any) -> str:
     """Fold the sections of a page that come after so many words, so that no page is a scroll of screens."""
+    if 'class="home"' in html:
+        return html
     first, *others = re.split(r"(?=<h2[ >])", html)
     read, parts = words(first), [first]
     for section in others:
@@ -88,9 +90,9 @@ def on_page_content(html: str, **_: Any) -> str:
 
 
 def words(html: str) -> int:
-    """Return how many words of a page are read without opening anything; a line to open is as many as fit."""
+    """Return how many words of a page are read without opening anything; lines and rows are a few words."""
     text = re.sub(r"</summary>.*?</details>", " ", html, flags=re.DOTALL)
-    return len(re.sub(r"<[^>]*>", " ", text).split()) + 8 * text.count("<summary>")
+    return len(re.sub(r"<[^>]*>", " ", text).split()) + 8 * text.count("<summary>") + 4 * text.count("<tr")
 
 
 def on_files(files: Any, config: Any, **_: Any) -> Any:
