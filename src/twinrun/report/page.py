@@ -73,7 +73,6 @@ def write_recipe_report(
     shared = {"records": newest, "recipe": recipe.recipe, "metrics": project.metrics, "ranked": ranked}
     first, *others = _pictures(drawn, between)
     opening = next(filter(summary.judged, standing), standing[0] if standing else None)
-    points = tables(opening) if opening else ()
     _render(
         path,
         "recipe.html.j2",
@@ -81,7 +80,7 @@ def write_recipe_report(
         published=recipe.published,
         gpus=project.gpus,
         opening=opening,
-        points=points if sum(len(one.rows) * len(one.columns) for one in points) <= CELLS else (),
+        points=_in_full(opening),
         shown=[one for one in ranked if one.shown][:SUBJECTS],
         pages=pages,
         hardware_tables=drawn.tables,
@@ -96,11 +95,16 @@ def write_recipe_report(
         "All records": "records-1.html",
     }
     for record in newest:
-        _write_run(
-            path.parent / pages[id(record)], record, Overview(), recipe=recipe, project=project, links=back
-        )
+        place = path.parent / pages[id(record)]
+        _write_run(place, record, Overview(), recipe=recipe, project=project, links=back)
     _write_list(path, pages, shared, back)
     return path
+
+
+def _in_full(record: Record | None) -> tuple[Table, ...]:
+    """Return the tables of a record, none where they are too large for the page of its recipe."""
+    found = tables(record) if record else ()
+    return found if sum(len(one.rows) * len(one.columns) for one in found) <= CELLS else ()
 
 
 def _write_list(
