@@ -62,8 +62,7 @@ def write_recipe_report(
         InputError: a record is of another recipe.
         MachineError: a file cannot be written.
     """
-    for record in records:
-        _demand_recipe(record, recipe)
+    _demand_recipe(records, recipe)
     newest = sorted(records, key=lambda record: record.created, reverse=True)
     ranked = summary.ranked(newest)
     standing = [one.shown for one in ranked if one.shown]
@@ -192,15 +191,16 @@ def with_counts(values: Sequence[str]) -> str:
     return ", ".join(f"{count} x {value}" for value, count in Counter(values).items())
 
 
-def _demand_recipe(record: Record, recipe: LoadedRecipe) -> None:
-    if record.plan.recipe != recipe.recipe.name:
-        raise InputError(
-            "the record is of another recipe",
-            place=record.run,
-            found=record.plan.recipe,
-            allowed=recipe.recipe.name,
-            hint=f"write its report with recipes/{record.plan.recipe}",
-        )
+def _demand_recipe(records: Sequence[Record], recipe: LoadedRecipe) -> None:
+    for record in records:
+        if record.plan.recipe != recipe.recipe.name:
+            raise InputError(
+                "the record is of another recipe",
+                place=record.run,
+                found=record.plan.recipe,
+                allowed=recipe.recipe.name,
+                hint=f"write its report with recipes/{record.plan.recipe}",
+            )
 
 
 def _write_run(
