@@ -629,4 +629,4 @@ def kernels(context: Context, arch: str = "", json: bool = False) -> None:
     with exit_on_error():
         from twinrun.cli import kernels as commands
 
-        commands.kernels(ROOT, arch, as_json=json)
+        commands.kernels(arch, as_json=json)

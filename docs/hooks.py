@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import itertools
 import re
+import tomllib
 from collections.abc import Callable, Sequence
 from functools import cache
 from html import escape
@@ -15,12 +18,20 @@ from mkdocs.structure.files import File
 
 from twinrun.cli.program import contexts, options, usage
 from twinrun.cli.recipes import summaries
+<<<<<<< HEAD
 from twinrun.cli.schemas import schema_of
 from twinrun.foundation.text import markdown_table, plural
+||||||| 2343c6a9
+from twinrun.cli.schemas import schema_of
+from twinrun.foundation.text import markdown_table
+=======
+from twinrun.foundation.text import markdown_table
+>>>>>>> main
 from twinrun.images.inventory import committed_inventory, facts
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.stack import find_stacks
 from twinrun.planning.project import Project
+from twinrun.predict.kernel_times import kernel_times
 from twinrun.report.figures import figures
 from twinrun.report.hardware import ModelChoices, choices, hardware_excerpt, model_page
 from twinrun.report.headline_picture import draw_headline, headline_rows
@@ -43,10 +54,17 @@ from twinrun.results.verdicts import Verdict
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = Project(ROOT)
-MARK = re.compile(r"^<!-- generated: (\w+) ?([\w-]*) -->$", re.MULTILINE)
+MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 
+<<<<<<< HEAD
 # A page folds its sections after so many words, but for short ones.
 SHOWN_WORDS, FOLDED_WORDS = 700, 40
+||||||| 2343c6a9
+=======
+# Kernels of a page's row, as kernel_times.csv names them, and the vendor whose GPUs never ran them.
+KERNEL_KINDS = {"scan": "scan-", "convolution": "conv-", "attention": "attention-", "SSD": "ssd-"}
+KERNELS, ATTENTION = ROOT / "recipes/mamba-kernels/kernels", ROOT / "recipes/flash-attention/kernels"
+>>>>>>> main
 # Where a recipe's page leads, seen from the folder of results.
 LINKS = {
     "twinrun": "../index.html",
@@ -64,6 +82,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         "images": images,
         "hardware": lambda: hardware_excerpt(hardware_choices()),
         "headline": headline_figure,
+        "checks": kernel_checks,
         "kernels": lambda: kernels(of_kernels()),
         "predictions": lambda: predictions(PROJECT, all_committed()),
         "recipes": recipes,
@@ -71,7 +90,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         "stacks": stacks,
         "trials": trials,
     }
-    return MARK.sub(lambda mark: manifest(mark[2]) if mark[2] else parts[mark[1]](), markdown)
+    return MARK.sub(lambda mark: parts[mark[1]](), markdown)
 
 
 def on_page_content(html: str, **_: Any) -> str:
@@ -160,6 +179,7 @@ def recipes() -> str:
     )
 
 
+<<<<<<< HEAD
 def manifest(name: str) -> str:
     """Return the keys of a manifest, a table for each of its tables."""
     schema = schema_of(name)
@@ -182,33 +202,31 @@ def manifest(name: str) -> str:
     return "\n\n".join(parts)
 
 
+||||||| 2343c6a9
+def manifest(name: str) -> str:
+    """Return the keys of a manifest, a table for each of its tables."""
+    schema = schema_of(name)
+    parts = []
+    # One of two kinds has no keys of its own: theirs are among the definitions.
+    whole = {"": schema} if "properties" in schema else {}
+    for title, model in (whole | schema.get("$defs", {})).items():
+        fields = model.get("properties", {}).items()
+        rows = [
+            (f"`{key}`", kind(field), given(key, field, model), field.get("description", ""))
+            for key, field in fields
+        ]
+        about = str(model.get("description", "")).replace("\n", " ")
+        parts += [f"### {title}" if title else "", about]
+        table = markdown_table(("key", "type", "default", "meaning"), rows)
+        parts += [closed(f"The keys: {len(rows)}", table) if title else table]
+    return "\n\n".join(parts)
+
+
+=======
+>>>>>>> main
 def closed(title: str, text: str) -> str:
     """Return Markdown that a reader opens."""
     return f'<details markdown="1"><summary>{escape(title)}</summary>\n\n{text}\n\n</details>'
-
-
-def kind(field: dict[str, Any]) -> str:
-    """Return the type of a JSON Schema property in words."""
-    if "$ref" in field:
-        return f"table {field['$ref'].rpartition('/')[2]}"
-    if "anyOf" in field:
-        return " or ".join(kind(one) for one in field["anyOf"] if one.get("type") != "null")
-    if "enum" in field or "const" in field:
-        return " or ".join(f"`{value}`" for value in field.get("enum", [field.get("const")]))
-    if field.get("type") == "array":
-        items = field.get("items") or {"anyOf": field.get("prefixItems", [{}])[:1]}
-        return f"list of {kind(items)}"
-    if isinstance(field.get("additionalProperties"), dict):
-        return f"table of {kind(field['additionalProperties'])}"
-    return str(field.get("type", "any"))
-
-
-def given(key: str, field: dict[str, Any], model: dict[str, Any]) -> str:
-    """Return whether a key must be given, or its default."""
-    if key in model.get("required", []):
-        return "required"
-    default = field.get("default")
-    return "none" if default in (None, [], {}) else f"`{str(default).lower()}`"
 
 
 def trials() -> str:
@@ -349,6 +367,56 @@ def cells(verdict: Verdict) -> list[tuple[str, str]]:
 def cell(content: tuple[str, str]) -> str:
     """Return a cell that a narrow screen labels with its column."""
     return f'<td data-label="{content[0]}">{escape(content[1])}</td>'
+
+
+def kernel_checks() -> str:
+    """Return what is known of the kernels on the architectures of AMD that code is made for."""
+    with (ROOT / "tools/kernel_code/checks.csv").open(encoding="utf-8", newline="") as file:
+        checks = list(csv.DictReader(file))
+    measured = {one.gpu.arch for one in all_committed() if one.gpu}
+    compiled, rows, used = kernels_compiled(), [], []
+    for kind, arch in itertools.product(KERNEL_KINDS, sorted({arch for _, arch in compiled})):
+        mine = [one for one in checks if kind in one["kernels"].split() and arch in one["archs"].split()]
+        done = {one["step"]: f"{one['result']}, {one['date']}" for one in mine}
+        used += [one for one in mine if one not in used]
+        times = [
+            one for one in kernel_times() if one.arch == arch and one.kernel.startswith(KERNEL_KINDS[kind])
+        ]
+        rows.append(
+            (
+                *(kind, arch, compiled[kind, arch]),
+                *(done.get(step, "not run") for step in ("emulated", "waits", "races")),
+                f"{len(times)} times" if times else "no model",
+                "yes" if arch in measured else "never",
+            )
+        )
+    columns = ("kernels", "architecture", "compiled", "emulated", "waits", "races", "predicted", "measured")
+    commands = [(one["step"], one["date"], f"`{one['command']}`") for one in used]
+    return f"{markdown_table(columns, rows)}\n\n{markdown_table(('step', 'date', 'command'), commands)}"
+
+
+def kernels_compiled() -> dict[tuple[str, str], str]:
+    """Return of each kind of kernel and AMD architecture how many are compiled, by what, and what spills."""
+    budgets = tomllib.loads((KERNELS / "budgets.toml").read_text(encoding="utf-8"))
+    found: dict[tuple[str, str], list[str]] = {}
+    for table, release in budgets["compilers"].items():
+        arch, version = table.partition("-")[0], re.search(r"clang version (\d+)", release)
+        for kind, prefix in (("scan", "scan_"), ("convolution", "conv_")):
+            some = [budgets[table][name] for name in budgets[table] if name.startswith(prefix)]
+            spilled = sum(bool(one["spills"]) for one in some)
+            if version:
+                text = f"{len(some)} by clang {version[1]}" + (f", {spilled} spill" if spilled else "")
+                found.setdefault((kind, arch), []).append(text)
+    with (KERNELS / "ssd_budgets.csv").open(encoding="utf-8", newline="") as file:
+        ssd = [row["arch"] for row in csv.DictReader(file)]
+    attention = tomllib.loads((ATTENTION / "budgets.toml").read_text(encoding="utf-8"))
+    for kind, counts in (
+        ("attention", {arch: sum(map(len, one.values())) for arch, one in attention.items()}),
+        ("SSD", {arch: ssd.count(arch) for arch in dict.fromkeys(ssd)}),
+    ):
+        for arch, count in counts.items():
+            found[kind, arch] = [f"{count} by Triton"]
+    return {key: "; ".join(texts) for key, texts in found.items()}
 
 
 def all_committed() -> list[Record]:

@@ -70,7 +70,7 @@ def restated_at(recipe: str, claim: Claim | RecordClaim, value: float) -> Restat
         records = sides(recipe, claim, value)
         verdict = next(one for one in judge_between(records, PROJECT) if one.claim == claim.id)
     else:
-        record = MADE[claim.here.metric](recipe, claim, value)
+        record = MADE.get(claim.here.metric, _as_measured)(recipe, claim, value)
         verdict = next(one for one in _judged(record).verdicts if one.claim == claim.id)
     assert verdict.here, verdict.reason
     return verdict.here
@@ -87,6 +87,27 @@ def _sweep(recipe: str, rates: Mapping[int, float], **options: Any) -> Record:
     made = training_record(named, recipe=recipe, gpu=GPU, scale="node", **options)
     kept = tuple(point for point in made.plan.points if point.id in named)
     return made.model_copy(update={"plan": made.plan.model_copy(update={"points": kept})})
+
+
+def _as_measured(recipe: str, claim: Claim, value: float) -> Record:
+    """Return a run of another GPU whose points all have this value, of what no formula gives."""
+    assert claim.here
+    made, name = plan(recipe, gpu=GPU, scale="node"), claim.here.measurement or claim.here.metric
+    metric = PROJECT.metrics[claim.here.metric]
+    unit, per = claim.here.unit or metric.unit, metric.per[0]
+    points = [
+        PointRecord(
+            id=one.id,
+            nodes=one.nodes,
+            devices=one.world_size,
+            hosts=("node-0",),
+            part=one.part,
+            measurements=(sampled(name, [value], metric=metric.id, unit=unit, per=per),),
+            facts={"device name": "a device"},
+        )
+        for one in made.points
+    ]
+    return finished(made, points, PROJECT.gpus[GPU])
 
 
 def _at_share_of_peak(recipe: str, claim: Claim, value: float) -> Record:

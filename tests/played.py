@@ -8,11 +8,15 @@ from typing import Any
 
 from tests.leaves import committed_file, sealed
 from tests.records import PROJECT, finished, plan, with_derived
+from twinrun.manifests.vendor import Gpu
+from twinrun.planning.plan import Plan
 from twinrun.protocol.evaluation import EvaluationResult, ModelScores, TaskScore
+from twinrun.protocol.models import ModelShape
 from twinrun.protocol.power import PowerSource
-from twinrun.protocol.training import StepMetrics, TrainingResult
+from twinrun.protocol.training import StepMetrics, Training, TrainingResult
+from twinrun.results.record import Record
 from twinrun.workloads import load_workload
-from twinrun.workloads.workload import PointRecord
+from twinrun.workloads.workload import Point, PointRecord
 
 STACK, TORCH = "cuda13.0-torch2.11", "2.11.0"
 WEIGHTS = "initial weights hash"
@@ -43,46 +47,37 @@ def evaluated() -> Any:
     made = plan("mpt-chinchilla", gpu="h100-80gb", scale="smoke", devices=1)
     part, (placed,) = made.part, made.points
     training, row = part.evaluation.training, PROJECT.gpus["h100-80gb"]
-    steps = tuple(
-        StepMetrics(
-            point=placed.id,
-            attempt="0",
-            step=number,
-            loss=5.0 * 0.99**number,
-            seconds=0.5 + number / 1e4,
-            timed=number > training.warmup_steps,
-        )
-        for number in range(1, training.steps + 1)
-    )
     every = part.evaluation.every or training.steps
     scored = sorted({*range(every, training.steps + 1, every), training.steps})
     result = EvaluationResult(
         point=placed.id,
         libraries={},
         device_name="NVIDIA H100 80GB HBM3",
-        training=TrainingResult(
-            point=placed.id,
-            libraries={},
-            device_name="NVIDIA H100 80GB HBM3",
-            parameters=part.shape.parameters(),
-            microbatch=placed.part.microbatches[0],
-            steps=steps,
-            peak_memory_bytes=1 << 30,
-            device_memory_bytes=80 << 30,
-            attention_backend="flash",
-            parallelism="single",
-            data_hash="a" * 64,
-            order_hash="b" * 64,
-            weights_hash="c" * 64,
-            power=PowerSource(sensor=None, reason="none was asked for"),
-        ),
+        training=_trained(training, placed, part.shape, "NVIDIA H100 80GB HBM3"),
         models=tuple(_scores(part, step) for step in scored),
         samples_sha256="1" * 64,
         harness="lm-eval 0.4.9",
         tokenizer_sha256=part.evaluation.tokenizer or "2" * 64,
         peak_memory_bytes=2 << 30,
     )
-    numbers = load_workload("evaluation").numbers(part, placed, result)
+    record = finished(made, [_point(made, placed, result, row)], row)
+    return sealed(copy.deepcopy(record.model_dump(mode="json")))
+
+
+def trained(recipe: str, gpu: str) -> Record:
+    """Return a record of a training of one device at node scale."""
+    made, row = plan(recipe, gpu=gpu, scale="node", devices=1), PROJECT.gpus[gpu]
+    (placed,) = made.points
+    return finished(
+        made,
+        [_point(made, placed, _trained(made.part.training, placed, made.part.shape, row.name), row)],
+        row,
+    )
+
+
+def _point(made: Plan, placed: Point, result: Any, row: Gpu) -> PointRecord:
+    """Return what the ranks of a point report, with what follows from it."""
+    numbers = load_workload(made.workload).numbers(made.part, placed, result)
     point = PointRecord(
         id=placed.id,
         nodes=placed.nodes,
@@ -91,8 +86,37 @@ def evaluated() -> Any:
         part=placed.part,
         **numbers.model_dump(),
     )
-    record = finished(made, [with_derived(point, made, row)], row)
-    return sealed(copy.deepcopy(record.model_dump(mode="json")))
+    return with_derived(point, made, row)
+
+
+def _trained(training: Training, placed: Point, shape: ModelShape, device_name: str) -> TrainingResult:
+    """Return a training whose loss falls by a hundredth each step."""
+    return TrainingResult(
+        point=placed.id,
+        libraries={},
+        device_name=device_name,
+        parameters=shape.parameters(),
+        microbatch=placed.part.microbatches[0],
+        steps=tuple(
+            StepMetrics(
+                point=placed.id,
+                attempt="0",
+                step=number,
+                loss=5.0 * 0.99**number,
+                seconds=0.5 + number / 1e4,
+                timed=number > training.warmup_steps,
+            )
+            for number in range(1, training.steps + 1)
+        ),
+        peak_memory_bytes=1 << 30,
+        device_memory_bytes=80 << 30,
+        attention_backend="flash",
+        parallelism="single",
+        data_hash="a" * 64,
+        order_hash="b" * 64,
+        weights_hash="c" * 64,
+        power=PowerSource(sensor=None, reason="none was asked for"),
+    )
 
 
 def _scores(part: Any, step: int) -> ModelScores:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from twinrun.protocol.checks import ChecksJob
 from twinrun.train.checks import CheckError, UndecidedError
 
 PCI = Path("/sys/bus/pci/devices")
+STATUS = Path("/proc/self/status")
 # Display controllers and processing accelerators.
 CLASSES = ("0x03", "0x12")
 
@@ -44,6 +46,14 @@ def network_topology(job: ChecksJob) -> None:
         )
     import torch  # noqa: PLC0415
 
+    own = torch.cuda.get_device_properties(int(os.environ.get("LOCAL_RANK", "0")))
+    # Newer PyTorch alone says where a GPU is.
+    if hasattr(own, "pci_bus_id"):
+        address = f"{own.pci_domain_id:04x}:{own.pci_bus_id:02x}:{own.pci_device_id:02x}.0"
+        if distant := distant_memory(PCI / address, STATUS):
+            raise CheckError(
+                distant, remedy="bind the rank to its GPU's NUMA node, as numactl --membind does"
+            )
     count = torch.cuda.device_count()
     apart = [
         f"{one} and {other}"
@@ -69,6 +79,21 @@ def narrow_links(folder: Path) -> tuple[list[str], int]:
             if int(now) < int(most):
                 narrow.append(f"{device.name} x{now} of x{most}")
     return narrow, counted
+
+
+def distant_memory(device: Path, status: Path) -> str:
+    """Say where the memory of a GPU's NUMA node is not this process's to use; nothing where it is.
+
+    On a GPU that shares its memory with a processor, every page then lies on another die.
+    """
+    node = _read(device / "numa_node")
+    allowed = re.search(r"^Mems_allowed_list:\s*(\S+)", _read(status), re.MULTILINE)
+    if not node.isdecimal() or allowed is None:
+        return ""
+    ranges = [tuple(map(int, part.split("-"))) for part in allowed[1].split(",")]
+    if any(one[0] <= int(node) <= one[-1] for one in ranges):
+        return ""
+    return f"{device.name} has NUMA node {node}, and this process may use memory of {allowed[1]} alone"
 
 
 def _read(file: Path) -> str:

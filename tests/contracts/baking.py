@@ -1,16 +1,23 @@
-"""Recipes baked from the template into a checkout of their own."""
+"""Recipes baked from the template into a checkout of their own; as a program, a stranger's pull request."""
 
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 from cookiecutter.main import cookiecutter
 
 from tests.contracts.tree import ROOT
+from tests.played import trained
+from twinrun.cli.signing import signature_for
+from twinrun.manifests.claims import PLACEHOLDER
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.planning.project import Project
+from twinrun.results.record import file_name, write_record
+from twinrun.workloads import workload_names
 
 TEMPLATE = ROOT / "templates" / "recipe"
 
@@ -29,3 +36,29 @@ def bake(root: Path, answers: Mapping[str, str]) -> LoadedRecipe:
         config_file=str(configuration),
     )
     return Project(root).recipe(Path(made).name)
+
+
+def written(folder: Path) -> None:
+    """Put words of a publication in place of the template's."""
+    for path in (folder / "recipe.toml", folder / "published.toml", folder / "README.md"):
+        text = path.read_text(encoding="utf-8")
+        path.write_text(
+            re.sub(rf'(?m)((?:^|= "){PLACEHOLDER})\b[: ]*', lambda one: one[1][: -len(PLACEHOLDER)], text)
+        )
+
+
+def with_signed_record(folder: Path, key: Path) -> Path:
+    """Add a record of a played MI300X to a training's results, signed with a key that is made for it."""
+    record = trained(str(folder), "mi300x")
+    path = folder / "results" / file_name(record)
+    path.parent.mkdir(exist_ok=True)
+    write_record(path, record)
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True, timeout=60)
+    signature_for(ROOT, str(path), key=key)
+    return path
+
+
+if __name__ == "__main__":
+    for workload in workload_names():
+        written(ROOT / bake(ROOT, {"name": f"baked-{workload}", "workload": workload}).folder)
+    with_signed_record(ROOT / "recipes/baked-training", ROOT.parent / "key")

@@ -7,6 +7,7 @@ naming the file at fault.
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from twinrun.foundation.signatures import SUFFIX
 from twinrun.images.inventory import committed_inventory
-from twinrun.manifests.claims import Claim
+from twinrun.manifests.claims import PLACEHOLDER, Claim
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.stack import LoadedStack, load_stack, normalise, pins
 from twinrun.manifests.vendor import Gpu, load_gpus, load_vendors
@@ -39,6 +40,7 @@ ENTRY_NAME = re.compile(r"[A-Za-z0-9]+([_.-][A-Za-z0-9]+)*")
 LOCK_ENTRY = re.compile(r"^(?=[A-Za-z0-9])", re.MULTILINE)
 PINNED_ENTRY = re.compile(r"[A-Za-z0-9._-]+==[^\s;]+")
 HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}\b")
+UNWRITTEN = re.compile(rf'(?:^|= "){PLACEHOLDER}\b.*', re.MULTILINE)
 IMAGE_HOST = re.compile(r"://")
 HOST = re.compile(r"://|\b[a-z0-9-]+\.(com|dev|io|net|org)\b", re.IGNORECASE)
 
@@ -149,6 +151,9 @@ def check_readme(root: Path, loaded: LoadedRecipe) -> None:
     found = tuple(re.findall(r"^## (.+)$", text, re.MULTILINE))
     assert found == HEADINGS, f"{path}: headings are {found}, must be {HEADINGS}"
     assert f"invoke run {loaded.folder}\n" in text, f"{path}: the command is not there"
+    version = loaded.recipe.version
+    told = f"\n- {version}: " in text.partition("## Changelog")[2]
+    assert told, f"{path}: the changelog has no line `- {version}: ...` for version {version} of recipe.toml"
 
 
 def check_results(root: Path, loaded: LoadedRecipe) -> None:
@@ -165,6 +170,25 @@ def check_results(root: Path, loaded: LoadedRecipe) -> None:
         record = read_record(path, project)
         assert record.plan.recipe == loaded.recipe.name, f"{path}: a record of {record.plan.recipe}"
         assert record.points, f"{path}: no point was measured"
+        if record.plan.recipe_version == loaded.recipe.version:
+            _check_same_values(path, loaded)
+
+
+def _check_same_values(path: Path, loaded: LoadedRecipe) -> None:
+    """The claims that a record of this version was judged under have the values that they had."""
+    now = {claim.id: (claim.value, claim.unit) for claim in loaded.published.claim}
+    for verdict in json.loads(path.read_text(encoding="utf-8"))["verdicts"]:
+        name, before = verdict["claim"], (verdict["published"], verdict["unit"])
+        changed = f"claim {name} was {before} and is {now.get(name, 'dropped')}"
+        assert now.get(name) == before, f"{path}: {changed}; raise `version` and say so in the changelog"
+
+
+def check_written(root: Path, loaded: LoadedRecipe) -> None:
+    """Nothing that the template bakes for somebody to edit is left; not asked of what was just baked."""
+    for name in ("recipe.toml", "published.toml", "README.md"):
+        path = root / loaded.folder / name
+        found = UNWRITTEN.search(path.read_text(encoding="utf-8"))
+        assert found is None, f"{path}: still the template's `{found[0]}`"
 
 
 RECIPE_CHECKS: tuple[Callable[[Path, LoadedRecipe], None], ...] = (

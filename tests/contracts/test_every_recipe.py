@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contracts.checks import RECIPE_CHECKS
+from tests.contracts.checks import RECIPE_CHECKS, check_written
 from tests.records import machine
 from twinrun.foundation.errors import MachineError
 from twinrun.manifests.recipe import LoadedRecipe
@@ -26,7 +26,7 @@ STACKS = {
 }
 
 
-@pytest.mark.parametrize("check", RECIPE_CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", [*RECIPE_CHECKS, check_written], ids=lambda check: check.__name__)
 @pytest.mark.parametrize("loaded", RECIPES.values(), ids=RECIPES)
 def test_recipe(loaded: LoadedRecipe, check: Callable[[Path, LoadedRecipe], None]) -> None:
     check(ROOT, loaded)

@@ -15,9 +15,12 @@ from pathlib import Path
 import pytest
 
 from tests.checkouts import checkout
-from tests.contracts.baking import TEMPLATE, bake
-from tests.contracts.checks import RECIPE_CHECKS
+from tests.contracts.baking import TEMPLATE, bake, with_signed_record, written
+from tests.contracts.checks import RECIPE_CHECKS, check_results, check_written
 from twinrun.cli import run as commands
+from twinrun.planning.project import LISTED, Project
+from twinrun.report.page import write_recipe_report
+from twinrun.results.reading import read_record
 from twinrun.workloads import workload_names
 
 NASTY = 'a "quoted" title: \\n is no line, C:\\path, {curly} # [brackets], naïve ≤ 7, 吾, 💡 \'\'\' """'
@@ -35,6 +38,34 @@ def test_what_is_baked_is_a_recipe(answers: Mapping[str, str], tmp_path: Path) -
     loaded = bake(root, answers)
     for check in RECIPE_CHECKS:
         check(root, loaded)
+
+
+@pytest.mark.needs("ssh-keygen")
+def test_a_written_recipe_with_a_signed_record_is_green_and_has_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = bake(checkout(tmp_path), {"name": "with-a-record", "gpu": "mi300x"}).folder
+    root = tmp_path / "checkout"
+    written(root / folder)
+    # The whole project with this recipe beside it, which made-up records are of.
+    monkeypatch.setenv(LISTED, str(root / folder))
+    path = with_signed_record(root / folder, tmp_path / "key")
+    loaded = Project(root).recipe("with-a-record")
+    for check in (*RECIPE_CHECKS, check_written):
+        check(root, loaded)
+    record = read_record(path, Project(root))
+    assert record.signature.startswith("signed with the key SHA256:")
+    page = write_recipe_report(tmp_path / "page.html", records=[record], recipe=loaded, project=Project(root))
+    assert "signed with the key" in page.read_text(encoding="utf-8")
+    # Another value of a claim wants another version, since this record was judged by the old one.
+    published = root / folder / "published.toml"
+    published.write_text(published.read_text().replace("value = 10000", "value = 11000"))
+    with pytest.raises(AssertionError, match=r"claim throughput was .* raise `version`"):
+        check_results(root, Project(root).recipe("with-a-record"))
+    assert (
+        "throughput was 10000 tokens/s and is 11000 tokens/s"
+        in read_record(path, Project(root)).claims_changed
+    )
 
 
 def test_answers_arrive_as_typed(tmp_path: Path) -> None:

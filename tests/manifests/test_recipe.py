@@ -92,6 +92,11 @@ def test_a_copy_elsewhere_does_not_stand_for_the_recipe(root: Path, tmp_path: Pa
         ("[scales.paper]", "[scales.papers]", "scales.papers"),
         ("version = 3\n", 'version = 3\nscript = "absent.py"\n', "script"),
         ("\nversion = ", "\nversion = -", "version"),
+        (
+            "learning_rate = 1.2e-4",
+            'learning_rate = 1.2e-4\nschedule = "cosine"',
+            "training.optimizer.schedule",
+        ),
     ],
 )
 def test_names_are_held_against_each_other(root: Path, old: str, new: str, key: str) -> None:

@@ -183,7 +183,7 @@ def test_no_device_beats_its_peak() -> None:
 
 def test_what_is_not_known_is_said() -> None:
     assert "--network" in (of("h200", SHARDED, nodes=2).unknown or "")
-    assert "selective scan" in (of("mi250", SHARDED, model="mambaoutai").unknown or "")
+    assert "selective scan" in (of("mi355x", SHARDED, model="mambaoutai").unknown or "")
     alone = of(GPUS["mi300a"].model_copy(update={"link_gb_s": None}), SHARDED)
     assert "link_gb_s" in (alone.unknown or "")
     assert alone.time is None
@@ -247,3 +247,13 @@ def test_experts_take_the_time_of_the_fullest_and_exchange_tokens() -> None:
     assert sparse.time.seconds > dense.time.seconds
     assert sparse.half > dense.half
     assert any("experts" in one for one in sparse.distances)
+
+
+def test_a_scan_that_nobody_timed_is_predicted_from_code_and_widens_the_interval() -> None:
+    die, larger = (of(gpu, SHARDED, model="mambaoutai") for gpu in ("mi250", "mi250x"))
+    assert any("compiled code predicts" in one for one in die.distances)
+    assert die.time
+    assert larger.time
+    # 110 compute units for 104.
+    assert larger.time.attention == pytest.approx(die.time.attention * 104 / 110)
+    assert die.half > of("h200", SHARDED, model="mambaoutai").half

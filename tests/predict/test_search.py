@@ -81,7 +81,7 @@ def test_what_no_layout_reaches_says_what_the_fastest_makes() -> None:
     assert found.best == ()
     assert found.fastest
     assert found.fastest.tokens_per_second == max(one.tokens_per_second for one in search(offer()).best)
-    unknown = search(offer("mi250"), model="mambaoutai")
+    unknown = search(offer("mi355x"), model="mambaoutai")
     assert unknown.seen == 0
     assert "selective scan" in unknown.unknown[0]
 

@@ -102,13 +102,18 @@ def test_points_of_other_names_are_the_largest_of_each() -> None:
 
 
 def test_benchmarks_are_compared_call_by_call() -> None:
-    a = bench_record({"scan-forward-fp16": [2.0, 2.2], "conv-forward-fp16": [0.2, 0.2]})
-    b = bench_record({"scan-forward-fp16": [1.0, 1.1], "conv-forward-fp16": [0.2, 0.2]})
+    same = {"conv-forward-fp16": [0.2, 0.2], "scan-forward-fp16@upstream": [3.0, 3.0]}
+    a = bench_record({"scan-forward-fp16": [2.0, 2.2], **same})
+    b = bench_record({"scan-forward-fp16": [1.0, 1.1], **same})
     found = compare(a, b, PROJECT)
     assert {pair.measurement: round(pair.gain.times, 6) for pair in found.pairs if pair.gain} == {
         "scan-forward-fp16": 2.0,
         "conv-forward-fp16": 1.0,
+        "scan-forward-fp16@upstream": 1.0,
+        "scan-forward-fp16/speedup@upstream": 2.0,
     }
+    # What a baseline takes says nothing of the change.
+    assert "in time at 2 measurements" in found.summary
     assert "1 of which differ by more than their spread" in found.summary
 
 

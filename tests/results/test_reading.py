@@ -218,4 +218,7 @@ def test_changed_claims_judge_anew(tmp_path: Path) -> None:
         }
     )
     write_record(tmp_path / "record.json", older)
-    assert read_record(tmp_path, PROJECT).verdicts == record.verdicts
+    found = read_record(tmp_path, PROJECT)
+    assert found.verdicts == record.verdicts
+    assert found.claims_changed.startswith("The run was judged under claims 00000000; changed since, to ")
+    assert "came to not-reproduced and comes to" in found.claims_changed

@@ -221,6 +221,11 @@ def undated(content: dict[str, Any]) -> None:
     sealed(content)
 
 
+def lacking(content: dict[str, Any]) -> None:
+    del content["record"]["points"][0]["facts"]["order hash"]
+    sealed(content)
+
+
 FAULTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "an edited record": (lambda c: edited(c, "record", "run", to="x"), "changed after it was written"),
     "a forged rate": (faster, "contradicts itself: median of devices=1, tokens-per-second"),
@@ -232,6 +237,7 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "a file outside of the results": (outside, "no stack of the recipe"),
     "a time that is a path": (undated, "not a time"),
     "a newer form": (lambda c: edited(c, "schema_version", to=2), "schema_version"),
+    "a record without a fact": (lacking, "the account of the record is not complete"),
     "no record": (lambda c: c.pop("record"), "record"),
     "a record of nothing": (lambda c: edited(c, "record", to={}), "not a record"),
 }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from twinrun_mamba.targets import TARGETS
 
 from tools.kernel_code import removals, table, times, waits
 from tools.kernel_code.isa import Code, Instruction, disassembled, parsed
+from twinrun.predict.kernel_times import kernel_times
 
 COMPLETE = """
 0000000000001000 <small>:
@@ -89,11 +88,7 @@ def test_held_out_rows_are_predicted(gpu: str, rows: int, factor: float) -> None
 
 
 def test_the_committed_times_are_those_of_the_model() -> None:
-    path = Path(times.HERE) / "predicted.csv"
-    with path.open(encoding="utf-8", newline="") as file:
-        committed = list(csv.DictReader(file))
-    now = [asdict(line) for arch in times.ARCHS for line in table.lines(arch)]
-    assert committed == [{key: str(value) for key, value in line.items()} for line in now]
+    assert kernel_times() == tuple(line for arch in times.ARCHS for line in table.lines(arch))
 
 
 @pytest.mark.nightly

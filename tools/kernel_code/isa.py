@@ -111,7 +111,11 @@ class Instruction:
         return int(self.operands, 0) + 1 if self.name == "s_nop" else 1
 
     def passes(self, arch: str) -> int:
-        """Return the passes of a matrix instruction, of four clocks each (ISA documents, CDNA 2 and 3)."""
+        """Return the passes of a matrix instruction, of four clocks each (ISA documents, CDNA 2 and 3).
+
+        llvm-mca 22.1.8 gives the same for the seven shapes of fp16, bf16 and fp32 on gfx90a and on gfx942
+        (LLVM, llvm/lib/Target/AMDGPU/SISchedule.td, HWXDL and MFMA writes).
+        """
         old = arch == "gfx90a"
         if "4x4x4" in self.name:
             return 2

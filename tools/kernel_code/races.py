@@ -8,22 +8,62 @@ from __future__ import annotations
 import ctypes
 import shutil
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from twinrun_mamba import targets
 
 CSRC = Path(__file__).resolve().parents[2] / "recipes" / "mamba-kernels" / "kernels" / "csrc"
-# Wavefronts run in an order of a seed; lanes stay together, as the hardware keeps them.
+# Wavefronts run in an order of a seed, from the fourth on one of them only where no other can; lanes stay
+# together, as the hardware keeps them.
 CHANGES = {
     "constexpr size_t STACK_BYTES": "unsigned order = 0, launches = 0;\nconstexpr size_t STACK_BYTES",
-    "const bool backward = (index + number) % 2;": """const int width = launch.warp;
-    const int waves = (count + width - 1) / width;""",
-    "const int next = backward ? count - 1 - i : i;": """
-    const int at = (i / width + order / 2 * (number + 1)) % waves;
-    const int next = (order % 2 ? waves - 1 - at : at) * width + i % width;
-    if (next >= count) continue;""",
+    "// A synchronization point of": """// What a planted fault holds of a lane.
+struct Held {
+  bool late = false, touched = false, writes = false;
+  size_t size = 0;
+  char* at = nullptr;
+  char before[16] = {};
+};
+
+// A synchronization point of""",
+    "  bool finished = false;\n": "  bool finished = false;\n  Held held;\n",
+    "    fiber.finished = false;\n": "    fiber.finished = false;\n    fiber.held = {};\n",
+    "  const bool backward = (index + number) % 2;\n": """  const int width = launch.warp;
+  const int waves = (count + width - 1) / width;
+  const int lags = order < 4 ? -1 : int(order / 4 - 1) % waves;
+""",
+    "  for (int i = 0; i < count && error.empty(); ++i) {\n": """
+  for (int turn = 0; turn < 2 && !progress; ++turn)
+  for (int i = 0; i < waves * width && error.empty(); ++i) {
+""",
+    "    const int next = backward ? count - 1 - i : i;\n": """
+    const int at = (i / width + order / 2 % 2 * (number + 1)) % waves;
+    const int wave = order % 2 ? waves - 1 - at : at;
+    const int next = wave * width + i % width;
+    if (next >= count || (wave == lags) != (turn == 1)) continue;
+""",
     "  last_error = refusal(launch);": "  ++launches;\n  last_error = refusal(launch);",
 }
+NONE, LEFT_OUT, SWAPPED_EARLY, OFF_BY_ONE = range(4)
+# Both directions of wavefronts, and then each of the first two far behind.
+ORDERS = (0, 1, 4, 8)
+
+
+@dataclass(frozen=True, order=True)
+class Plant:
+    """A fault at a place of the code; none of kind 0."""
+
+    kind: int = NONE
+    place: int = 0
+
+    def __str__(self) -> str:
+        words = ("nothing", "a barrier left out", "buffers swapped early", "an index off by one")
+        return words[self.kind]
+
+
+CLEAN = Plant()
 
 
 class Races:
@@ -31,17 +71,19 @@ class Races:
 
     def __init__(self, library: Path) -> None:
         self.library = ctypes.CDLL(str(library))
-        self.library.races_message.restype = ctypes.c_char_p
+        self.library.races_begin.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_uint, ctypes.c_int)
+        for name in ("races_message", "races_places", "emulator_message"):
+            getattr(self.library, name).restype = ctypes.c_char_p
 
-    def begin(self, *, without: int = -1, order: int = 0) -> None:
-        """Forget all accesses; leave out a barrier by its number from now on."""
-        self.library.races_order(order)
-        self.library.races_begin(without)
+    def begin(self, plant: Plant = CLEAN, *, order: int = 0, report: int = -1) -> None:
+        """Forget all accesses and plant a fault; the first race is written to the file `report` as well."""
+        self.library.races_begin(plant.kind, plant.place, order, report)
 
-    @property
-    def barriers(self) -> int:
-        """Return how many barriers of the code were come to so far."""
-        return int(self.library.races_sites())
+    def plants(self) -> list[Plant]:
+        """Return every fault that can be planted where the code was since the last call."""
+        barriers, accesses = (line.split() for line in self.library.races_places().decode().splitlines())
+        kinds = ((LEFT_OUT, barriers), (SWAPPED_EARLY, barriers), (OFF_BY_ONE, accesses))
+        return [Plant(kind, int(place)) for kind, places in kinds for place in places]
 
     @property
     def found(self) -> str:
@@ -81,3 +123,27 @@ def build(objects: Path, *, sources: Path = CSRC) -> Path:
         library = objects / "races.so"
         cxx.run("-shared", *made, "-o", library, "-pthread", "-lstdc++")
     return library
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run gave, whatever tells two results apart, and the first race; nothing where there is none."""
+
+    result: str
+    race: str
+
+
+def tried(run: Callable[[Plant, int], Outcome], plant: Plant, clean: str) -> tuple[bool, str]:
+    """Return whether a planted fault is a race, and the race that was found.
+
+    That it is one is not asked of happens-before: wavefronts in one of some orders give another result than
+    the clean kernel. An index off by one gives another one in any order, so two of them must differ.
+    """
+    results, race = set() if plant.kind == OFF_BY_ONE else {clean}, ""
+    for order in ORDERS:
+        outcome = run(plant, order)
+        results.add(outcome.result)
+        race = race or outcome.race
+        if len(results) > 1 and race:
+            break
+    return len(results) > 1, race

@@ -1,6 +1,6 @@
-"""Write the predicted times of our kernels, predicted.csv: `python -m tools.kernel_code.table`.
+"""Write the predicted times of our kernels: `python -m tools.kernel_code.table`.
 
-`invoke kernels --arch gfx90a` prints them.
+`invoke kernels --arch gfx90a` prints them, and `invoke predict` takes the scan from them.
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from tools.kernel_code import times
+from twinrun.predict.kernel_times import TABLE, KernelTime
 
 # Batch, heads or channels, length, head size or states; the shapes of published benchmarks.
 SHAPES = {
@@ -21,25 +20,7 @@ SHAPES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """A kernel, a shape, its time in ms with a 90 % interval, and what bounds it."""
-
-    arch: str
-    gpu: str
-    kernel: str
-    batch: int
-    heads: int
-    length: int
-    size: int
-    causal: bool
-    ms: float
-    low: float
-    high: float
-    bound: str
-
-
-def lines(arch: str) -> Iterator[Line]:
+def lines(arch: str) -> Iterator[KernelTime]:
     """Yield the lines of an architecture; KeyError for one that there is no model of."""
     gpu = times.ARCHS[arch]
     for kind, shapes in SHAPES.items():
@@ -49,9 +30,10 @@ def lines(arch: str) -> Iterator[Line]:
                     shape = {"batch": batch, "heads": heads, "length": length, "size": size, "causal": causal}
                     row = {"gpu": gpu, "arch": arch, "kernel": f"{kind}-{phase}", "dtype": "fp16", **shape}
                     found = times.time(row)
-                    yield Line(
+                    yield KernelTime(
                         arch=arch,
                         gpu=gpu,
+                        units=times.DEVICES[gpu].units,
                         kernel=f"{kind}-{phase}",
                         batch=batch,
                         heads=heads,
@@ -66,9 +48,9 @@ def lines(arch: str) -> Iterator[Line]:
 
 
 def main() -> int:
-    """Write predicted.csv."""
-    table = [asdict(line) for arch in times.ARCHS for line in lines(arch)]
-    with Path(__file__).with_name("predicted.csv").open("w", encoding="utf-8", newline="") as file:
+    """Write the table."""
+    table = [line.model_dump() for arch in times.ARCHS for line in lines(arch)]
+    with TABLE.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(table[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(table)

@@ -199,6 +199,17 @@ def test_a_narrow_link_is_found(tmp_path: Path) -> None:
     assert importlib.import_module("hardware").narrow_links(tmp_path) == (["b x8 of x16"], 2)
 
 
+@pytest.mark.parametrize(
+    ("node", "allowed", "wrong"),
+    [("2", "0-1,3", True), ("1", "0-1,3", False), ("3", "3", False), ("-1", "0", False)],
+)
+def test_memory_of_another_die_is_named(tmp_path: Path, node: str, allowed: str, wrong: bool) -> None:
+    (tmp_path / "numa_node").write_text(f"{node}\n")
+    (tmp_path / "status").write_text(f"Name:\tpython\nMems_allowed:\tff\nMems_allowed_list:\t{allowed}\n")
+    found = importlib.import_module("hardware").distant_memory(tmp_path, tmp_path / "status")
+    assert (f"NUMA node {node}" in found) == wrong
+
+
 def test_the_slow_one_of_alike_peers_is_found() -> None:
     peers = importlib.import_module("peers")
     alike = {f"node-{place}": 10 + place / 100 for place in range(8)}

@@ -12,30 +12,35 @@ from twinrun_mamba import compile as compiler
 
 @pytest.fixture(scope="module")
 def measured(pytestconfig: pytest.Config) -> dict[str, dict[str, budgets.Budget]]:
-    """What kernels need, of the architectures whose budget holds for the compiler that is here.
+    """What kernels need, by the tables that hold for the compiler that is here.
 
     Built together, so that no core waits for the last kernel of an architecture.
     """
     compilers, _ = budgets.read()
-    held = [arch for arch in budgets.ARCHS if budgets.version(arch) == compilers[arch]]
+    held = {table: budgets.arch_of(table) for table in compilers}
+    held = {table: arch for table, arch in held.items() if budgets.version(arch) == compilers[table]}
     reporter = pytestconfig.pluginmanager.get_plugin("terminalreporter")
     assert reporter
-    compiler.build(held, say=lambda line: reporter.write_line(line, flush=True))
-    return {arch: budgets.measure(arch) for arch in held}
+    compiler.build([*held.values()], say=lambda line: reporter.write_line(line, flush=True))
+    return {table: budgets.measure(arch) for table, arch in held.items()}
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("arch", budgets.ARCHS)
-def test_kernels_stay_within_their_budget(arch: str, measured: dict[str, dict[str, budgets.Budget]]) -> None:
+@pytest.mark.parametrize("table", budgets.read()[0])
+def test_kernels_stay_within_their_budget(table: str, measured: dict[str, dict[str, budgets.Budget]]) -> None:
     compilers, allowed = budgets.read()
-    if arch not in measured:
-        pytest.skip(f"the budget holds for {compilers[arch]!r}, found {budgets.version(arch)!r}")
-    over = budgets.exceeded(measured[arch], allowed[arch])
+    if table not in measured:
+        found = budgets.version(budgets.arch_of(table))
+        pytest.skip(f"the budget holds for {compilers[table]!r}, found {found!r}")
+    over = budgets.exceeded(measured[table], allowed[table])
     assert not over, "\n".join([*over, "meant? budgets.py beside this test writes the budget anew"])
 
 
-# Bytes a lane; clang 22 takes 255 registers for it where 512 are there.
-KNOWN_SPILLS = {("gfx950", "scan_backward_token_major_packed_fp16"): 20}
+# Bytes a lane, into accumulators and not into memory.
+KNOWN_SPILLS = {
+    ("gfx90a-22", "scan_backward_multi_tile_token_major_packed_fp16"): 16,
+    ("gfx90a-22", "scan_backward_multi_tile_token_major_packed_fp32"): 16,
+}
 
 
 def test_nothing_else_spills_on_amd() -> None:

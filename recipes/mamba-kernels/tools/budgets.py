@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,6 +31,8 @@ BUDGETS = KERNELS / "budgets.toml"
 ARCHS = ("gfx90a", "gfx942", "gfx950", "sm_80", "sm_90")
 # A lane steps through 4 states x 4 or 8 times at once; fewer exponentials are those of the step sizes alone.
 LEAST_EXPONENTIALS = 16
+# The major release of a compiler.
+_RELEASE = re.compile(r"(?:version |release )(\d+)")
 TRANSCENDENTAL = re.compile(r"v_(exp|log|rcp|rsq|sqrt|sin|cos)_f32")
 
 Budget = dict[str, int | list[float]]
@@ -217,22 +219,42 @@ def read() -> tuple[dict[str, str], Budgets]:
     return content.pop("compilers"), content
 
 
+def table_of(arch: str, compilers: Mapping[str, str]) -> str:
+    """Return the table of an architecture for the compiler that is here.
+
+    The first compiler that an architecture was measured with has its name, any other `ARCH-RELEASE`.
+    """
+    release = _RELEASE.search(version(arch))
+    for table, known in compilers.items():
+        other = _RELEASE.search(known)
+        if arch_of(table) == arch and release and other and release[1] == other[1]:
+            return table
+    return f"{arch}-{release[1]}" if arch in compilers and release else arch
+
+
+def arch_of(table: str) -> str:
+    """Return the architecture of a table of budgets.toml."""
+    return table.partition("-")[0]
+
+
 def write(archs: Sequence[str]) -> None:
-    """Write budgets.toml anew for some architectures, keeping the others."""
+    """Write budgets.toml anew for some architectures and the compiler that is here, keeping the others."""
     compilers, budgets = read() if BUDGETS.is_file() else ({}, {})
     # Together, so that no core waits for the last kernel of an architecture.
     compiler.build(archs)
     for arch in archs:
-        compilers[arch], budgets[arch] = version(arch), measure(arch)
+        table = table_of(arch, compilers)
+        compilers[table], budgets[table] = version(arch), measure(arch)
+    tables = sorted(compilers, key=lambda table: (ARCHS.index(arch_of(table)), table))
     lines = [
         "# Made by `python recipes/mamba-kernels/tools/budgets.py`, which says what the numbers are.",
         "",
         "[compilers]",
     ]
-    lines += [f'{arch} = "{compilers[arch]}"' for arch in ARCHS if arch in compilers]
-    for arch in filter(budgets.__contains__, ARCHS):
-        lines += ["", f"[{arch}]"]
-        lines += [f"{name} = {_inline(budget)}" for name, budget in sorted(budgets[arch].items())]
+    lines += [f'{table} = "{compilers[table]}"' for table in tables]
+    for table in tables:
+        lines += ["", f"[{table}]"]
+        lines += [f"{name} = {_inline(budget)}" for name, budget in sorted(budgets[table].items())]
     BUDGETS.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

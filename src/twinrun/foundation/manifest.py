@@ -186,6 +186,9 @@ def _explain(
         )
     if error["type"] == "missing":
         return InputError("this key is required", place=where, hint="see docs/reference/manifests.md")
+    if error["type"] == "model_type":
+        keys = sorted(_keys_at(model, location))
+        return InputError("this key is a table", place=where, found=repr(error["input"]), allowed=keys)
     return InputError(", or ".join([error["msg"], *words]), place=where, found=repr(error["input"]))
 
 

@@ -156,7 +156,10 @@ def load_metrics(root: Path, *folders: Path) -> dict[str, Metric]:
         for number, metric in enumerate(table.metric):
             if metric.id in metrics:
                 raise InputError("given twice", place=f"{path}:metric.{number}.id", found=metric.id)
-            settings = {**neutral, **table.neutral, **metric.neutral}
+            general = {**neutral, **table.neutral}
+            # A metric can be about a setting that changes no other, as a validation loss is about its data.
+            settings = {name: why for name, why in general.items() if not metric.decides(name)}
+            settings |= metric.neutral
             metrics[metric.id] = metric.model_copy(update={"neutral": settings})
     return metrics
 

@@ -162,9 +162,11 @@ def check_sources(published: PublishedClaims, keys: Sequence[str], *, place: str
     Args:
         keys: those of the recipe's publications.
     """
-    named = [(f"claim {claim.id}", claim.source) for claim in published.claim]
-    named += [(f"claim {claim.id}", claim.source) for claim in published.between_records]
-    named += [(f"claim {claim.id}", claim.source) for claim in published.score_difference]
+    restated: list[Claim | RecordClaim] = [*published.claim, *published.between_records]
+    named = [(f"claim {one.id}", one.source) for one in [*restated, *published.score_difference]]
+    failing = [(one.id, one.here.fails_when) for one in restated if one.here]
+    failing += [(one.id, one.fails_when) for one in published.score_difference]
+    named += [(f"claim {name}, fails_when", one.source) for name, one in failing if one.source]
     named += [(f"reference {item.label}", item.source) for item in published.reference]
     for name, source in named:
         if source.document not in keys and not _PINNED.fullmatch(source.document):

@@ -11,6 +11,7 @@ from typing import Literal
 from twinrun.foundation.manifest import Frozen, load_toml
 from twinrun.manifests.vendor import Gpu
 from twinrun.predict.calibration import Calibration
+from twinrun.predict.kernel_times import KernelTime, kernel_times
 from twinrun.predict.prediction import Prediction
 from twinrun.predict.request import LayoutSettings, predict_at
 from twinrun.protocol.models import member
@@ -31,9 +32,11 @@ class PredictedSide(Frozen):
     network: float | None = None
     """Gbit/s of a node."""
     global_batch: int = GLOBAL_BATCH
+    devices: int = 8
+    """Devices of a node."""
 
     def predictions(self, gpus: Mapping[str, Gpu], calibration: Calibration) -> tuple[Prediction, ...]:
-        """Return one for each model, on eight devices a node."""
+        """Return one for each model."""
         return tuple(self._one(model, gpus, calibration) for model in self.models)
 
     def _one(self, model: str, gpus: Mapping[str, Gpu], calibration: Calibration) -> Prediction:
@@ -46,7 +49,7 @@ class PredictedSide(Frozen):
             gpus[self.gpu],
             settings,
             nodes=self.nodes,
-            devices_per_node=8,
+            devices_per_node=self.devices,
             network=self.network,
             software=calibration.of(self.software),
             calibration=calibration,
@@ -70,8 +73,11 @@ class PredictedClaim(Frozen):
         return next((one.unknown for one in found if one.unknown), None)
 
     def value(self, gpus: Mapping[str, Gpu], calibration: Calibration) -> float:
-        """Return the predicted value in the claim's unit: a card's rate, or a mean of ratios of cards."""
-        over = [_card(one) for one in self.over.predictions(gpus, calibration)]
+        """Return the predicted value in the claim's unit: a rate, or a mean of ratios of cards."""
+        predictions = self.over.predictions(gpus, calibration)
+        if self.unit == "tokens/s":
+            return mean((one.tokens_per_second or 0.0) * one.machines.devices for one in predictions)
+        over = [_card(one) for one in predictions]
         if self.under is None:
             return mean(over)
         under = [_card(one) for one in self.under.predictions(gpus, calibration)]
@@ -82,16 +88,37 @@ class PredictedClaim(Frozen):
         return max(one.half for one in self.over.predictions(gpus, calibration))
 
 
+class PredictedKernel(Frozen):
+    """A claim about a kernel alone, and the row of kernel_times.csv that predicts it."""
+
+    recipe: str
+    claim: str
+    gpu: str
+    kernel: str
+    shape: tuple[int, int, int, int] | None = None
+    """Batch, heads, length and size; None where the kernel has one row."""
+    unit: Literal["ms"] = "ms"
+
+    def time(self) -> KernelTime:
+        """Return the row; one without a causal mask where there are two."""
+        return next(
+            one
+            for one in kernel_times()
+            if (one.gpu, one.kernel) == (self.gpu, self.kernel) and self.shape in {None, one.shape}
+        )
+
+
 class PredictedClaims(Frozen):
     """predict/claims.toml."""
 
     claim: tuple[PredictedClaim, ...]
+    kernel: tuple[PredictedKernel, ...]
 
 
 @cache
-def predicted_claims() -> tuple[PredictedClaim, ...]:
+def predicted_claims() -> PredictedClaims:
     """Return all of them."""
-    return load_toml(Path(__file__).with_name("claims.toml"), PredictedClaims).claim
+    return load_toml(Path(__file__).with_name("claims.toml"), PredictedClaims)
 
 
 def _card(one: Prediction) -> float:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from twinrun.manifests.vendor import Gpu
 from twinrun.predict.calibration import Calibration, Software
+from twinrun.predict.kernel_times import predicted_scan
 from twinrun.predict.memory import Memory, largest_microbatch, memory
 from twinrun.predict.parallel_layout import Machines, ParallelLayout
 from twinrun.predict.step import IMBALANCE, StepTime, step_time
@@ -92,6 +94,18 @@ def predict(
     needed = memory(work, layout, devices=machines.devices)
     half, distances, far = distance(shape, machines, layout, software, calibration)
     unknown = unknown or unknown_time(shape, machines, layout, software) or far
+    scan = None
+    if unknown is None and work.block.scanned and machines.gpu.id not in software.scan:
+        scan = predicted_scan(software, machines.gpu)
+    if scan:
+        middle, fast, slow = (
+            timed(work, machines, layout, one, calibration).seconds
+            for one in (scan.middle, scan.fast, scan.slow)
+        )
+        half = math.hypot(half, math.log(max(middle / fast, slow / middle)))
+        said = f"a selective scan that compiled code predicts for {scan.gpu}, and nobody timed"
+        software, distances = scan.middle, (*distances, said)
+        unknown = _too_wide(half, distances, calibration)
     return Prediction(
         shape=shape,
         machines=machines,
@@ -126,7 +140,10 @@ def unknown_time(
         return f"images/gpus.toml has no link_gb_s of {gpu.name}; an all-reduce of two devices would tell"
     if machines.nodes > 1 and machines.network is None:
         return f"nothing says how fast the network is; {NETWORK} would, in Gbit/s of a node"
-    if shape.work().block.scanned and (gpu.id not in software.scan or shape.family not in software.families):
+    if shape.work().block.scanned and (
+        shape.family not in software.families
+        or (gpu.id not in software.scan and predicted_scan(software, gpu) is None)
+    ):
         return f"no selective scan was timed on {gpu.name}; recipes/mamba-kernels at node scale would tell"
     if layout.fp8 and not gpu.fp8:
         return f"the matrix units of {gpu.name} have no fp8"
@@ -180,9 +197,13 @@ def distance(
     if any(one.experts > 1 for one in shape.work().block.products):
         add(known.experts, f"no row with experts; the fullest is taken to have {IMBALANCE} times its tokens")
     half = math.hypot(*parts)
-    if far is None and half > known.half:
-        far = f"the interval would be a factor of {math.exp(half):.1f} either way; {'; '.join(words)}"
-    return half, tuple(words), far
+    return half, tuple(words), far or _too_wide(half, words, calibration)
+
+
+def _too_wide(half: float, words: Sequence[str], calibration: Calibration) -> str | None:
+    if half <= calibration.distance.half:
+        return None
+    return f"the interval would be a factor of {math.exp(half):.1f} either way; {'; '.join(words)}"
 
 
 def _unseen(gpu: Gpu, software: Software, calibration: Calibration) -> tuple[float, str] | None:

@@ -26,8 +26,6 @@ BACKWARD_PASSES = 1.5
 ATTENTION_BACKWARD = 2.5
 # Positions behind a token are skipped by fused kernels.
 CAUSAL = 0.5
-# As long as so many forward passes takes the backward pass of the scan: 0.393 and 1.321 ms on an H100.
-SCAN_BACKWARD = 3.4
 # Sequences times heads of a rank that Megatron's fused softmax takes are a multiple of this.
 SOFTMAX_ROWS = 4
 # A stage of a zero-bubble schedule fills two thirds of its empty slots with gradients of weights (ZB-H1, Qi
@@ -172,7 +170,7 @@ def _block(
     block, tensor = work.block, layout.tensor
     products = sum(_products(one, layout, rates, tokens=tokens) for one in block.products)
     if block.scanned:
-        attention = tokens * block.scanned / rates.scan / tensor, SCAN_BACKWARD
+        attention = tokens * block.scanned / rates.scan / tensor, software.scan_backward
     elif software.unfused:
         scores = software.unfused * block.scores / rates.memory
         attention = tokens / tensor * (block.attention_flops / rates.peak + scores), 2.0

@@ -73,7 +73,7 @@ class Optimizer(Frozen):
 
 
 class Validation(Frozen):
-    """When the loss is taken on which other sequences; gives the metric `validation-loss`."""
+    """When the loss is taken on which other sequences; after step 250 it is `validation-loss@250`."""
 
     data: str
     """Name of one of the recipe's data sets."""
@@ -81,6 +81,10 @@ class Validation(Frozen):
     """Optimizer steps between two; the last step has one too."""
     sequences: Positive
     """The first so many of the data."""
+
+    def due(self, step: int, *, steps: int) -> bool:
+        """Say whether there is one after `step` of `steps` optimizer steps."""
+        return step == steps or (0 < step < steps and step % self.every == 0)
 
 
 class Training(Frozen):

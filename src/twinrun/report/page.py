@@ -265,6 +265,8 @@ def page_environment() -> Environment:
         words.claims_in_words,
         words.headline_of_all,
         words.tone,
+        words.tone_of,
+        words.worst_first,
         words.reason,
         words.departures,
         words.shown_conditions,

@@ -18,7 +18,7 @@ from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
 from twinrun.predict.calibration import calibration
-from twinrun.predict.claims import PredictedClaim, predicted_claims
+from twinrun.predict.claims import PredictedClaim, PredictedKernel, predicted_claims
 from twinrun.predict.rows import Residual, residuals
 from twinrun.report.headline_picture import standalone
 from twinrun.report.picture import COLOURS, STYLE, label_logarithmic, svg_text
@@ -118,7 +118,8 @@ def _runs(records: Sequence[Record]) -> str:
 
 def _claims(project: Project) -> str:
     rows = []
-    for one in predicted_claims():
+    every: tuple[PredictedClaim | PredictedKernel, ...] = predicted_claims().claim
+    for one in every + predicted_claims().kernel:
         published = project.recipe(one.recipe).published
         claims: dict[str, Claim | RecordClaim] = {claim.id: claim for claim in published.claim}
         claims |= {claim.id: claim for claim in published.between_records}
@@ -138,8 +139,11 @@ def _rounded(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def _predicted(one: PredictedClaim, gpus: Mapping[str, Gpu]) -> tuple[str, str]:
+def _predicted(one: PredictedClaim | PredictedKernel, gpus: Mapping[str, Gpu]) -> tuple[str, str]:
     """Return value and interval, or that the model cannot say and why."""
+    if isinstance(one, PredictedKernel):
+        row = one.time()
+        return _rounded(row.ms), f"{row.low:.3g} to {row.high:.3g}, our kernel; bound by {row.bound}"
     if unknown := one.unknown(gpus, calibration()):
         return "cannot say", unknown
     value, half = one.value(gpus, calibration()), one.half(gpus, calibration())

@@ -195,10 +195,10 @@ def claims_in_words(verdicts: Sequence[Verdict]) -> str:
     return ", ".join(parts) or "none judged"
 
 
-def headline_of_all(records: Sequence[Record], between: Sequence[Verdict]) -> str:
-    """Say in one sentence what became of the claims between `records`."""
+def headline_of_all(records: Sequence[Record], verdicts: Sequence[Verdict]) -> str:
+    """Say in one sentence what became of claims about `records`, of one alone and between them."""
     *first, last = dict.fromkeys(map(hardware, records))
-    return sentence(" and ".join([", ".join(first), last] if first else [last]), between)
+    return sentence(" and ".join([", ".join(first), last] if first else [last]), verdicts)
 
 
 def sentence(place: str, verdicts: Sequence[Verdict]) -> str:
@@ -217,11 +217,21 @@ def sentence(place: str, verdicts: Sequence[Verdict]) -> str:
 
 def tone(record: Record) -> Tone:
     """Return the colour of the headline."""
-    outcomes = {verdict.final for verdict in record.verdicts}
+    found = tone_of(record.verdicts)
+    return "neutral" if found == "good" and record.plan.scale == "smoke" else found
+
+
+def tone_of(verdicts: Sequence[Verdict]) -> Tone:
+    """Return the colour of claims: that of a failure where there is one."""
+    outcomes = {verdict.final for verdict in verdicts}
     if outcomes & set(FAILURES):
         return "bad"
-    shown = record.plan.scale != "smoke" and outcomes & {"reproduced", "holds-here"}
-    return "good" if shown else "neutral"
+    return "good" if outcomes & {"reproduced", "holds-here"} else "neutral"
+
+
+def worst_first(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Return the verdicts with those that failed first, else in their order."""
+    return sorted(verdicts, key=lambda one: one.final not in FAILURES)
 
 
 def heading(title: str) -> str:

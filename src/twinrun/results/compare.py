@@ -268,7 +268,9 @@ def _faster(
     headline = next((name for name in preferred if name in measured), None)
     if headline is None:
         return "Neither is faster: what both measured has no ratio"
-    chosen = [pair for pair in pairs if pair.metric == headline]
+    of_metric = [pair for pair in pairs if pair.metric == headline]
+    # The call of a baseline is somebody else's: it does not count beside ours.
+    chosen = [pair for pair in of_metric if "@" not in pair.measurement] or of_metric
     title = project.metrics[headline].title
     # Times are repeated; scores and losses are not.
     better = better or ("faster" if project.metrics[headline].repeated else "better")

@@ -107,11 +107,14 @@ def read_content(content: Any, project: Project, *, place: str) -> Record:
     published = project.recipe(record.plan.recipe).published
     check_machine(record, project, place)
     check_points(record, project.metrics, place)
-    same_claims = record.claims_sha256 == claims_digest(published)
-    known = same_claims and record.rules == RULES
+    digest = claims_digest(published)
+    known = record.claims_sha256 == digest and record.rules == RULES
     record = with_fingerprint(record, project.recipe(record.plan.recipe), place, known=known)
     _check_derived(record, place)
-    return _judged(record, project, place)
+    verdicts = judge(record, published, project)
+    if record.claims_sha256 == digest:
+        return _same_verdicts(record, verdicts, place, known=known)
+    return record.judged_anew(verdicts, f"{digest[:8]}: {_changed(record.verdicts, verdicts)}")
 
 
 def _check_schema(content: Any, place: str) -> None:
@@ -211,25 +214,29 @@ def _demand_equal(
         demand_same(f"{field} of {what}", getattr(computed, field), getattr(recorded, field), place)
 
 
-def _judged(record: Record, project: Project, place: str) -> Record:
-    """Return the record judged by the claims and rules as they stand.
-
-    A verdict that the same claims and rules gave must be the one that is recorded.
-    """
-    published = project.recipe(record.plan.recipe).published
-    verdicts = judge(record, published, project)
+def _same_verdicts(record: Record, verdicts: tuple[Verdict, ...], place: str, *, known: bool) -> Record:
+    """Return the record with today's verdicts, which by the same claims and rules are those recorded."""
     today = {verdict.claim: verdict for verdict in verdicts}
-    same = record.rules == RULES and record.claims_sha256 == claims_digest(published)
-    for recorded in record.verdicts:
-        found = today.get(recorded.claim)
-        if found and same and _same_claim(found, recorded):
+    for recorded in record.verdicts if known else ():
+        if found := today.get(recorded.claim):
             demand_same(f"the verdict on {recorded.claim}", found.outcome, recorded.outcome, place)
             demand_same(f"the restated verdict on {recorded.claim}", found.final, recorded.final, place)
     return record.model_copy(update={"verdicts": verdicts})
 
 
-def _same_claim(a: Verdict, b: Verdict) -> bool:
-    return (a.statement, a.published, a.unit, a.per) == (b.statement, b.published, b.unit, b.per)
+def _changed(recorded: Sequence[Verdict], today: Sequence[Verdict]) -> str:
+    """Say which claims have another value or verdict than when the record was written."""
+    before, now = ({one.claim: one for one in verdicts} for verdicts in (recorded, today))
+    parts = [f"{name} is new" for name in now if name not in before]
+    for name, old in before.items():
+        new = now.get(name)
+        if new is None:
+            parts.append(f"{name} was dropped")
+        elif (old.published, old.unit) != (new.published, new.unit):
+            parts.append(f"{name} was {old.published:g} {old.unit} and is {new.published:g} {new.unit}")
+        elif old.final != new.final:
+            parts.append(f"{name} came to {old.final} and comes to {new.final}")
+    return "; ".join(parts) or "no value and no verdict changed"
 
 
 def demand_same(what: str, computed: object, recorded: object, place: str) -> None:

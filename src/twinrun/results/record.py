@@ -99,6 +99,7 @@ class Record(Frozen, Generic[PlanPart, PointPart]):
     sha256: str = ""
     """Digest over everything else in this file."""
     _signature: str = PrivateAttr(default=UNSIGNED)
+    _judged_anew: str = PrivateAttr(default="")
 
     @property
     def signature(self) -> str:
@@ -109,6 +110,18 @@ class Record(Frozen, Generic[PlanPart, PointPart]):
         """Return the record with who signed it."""
         record = self.model_copy()
         record._signature = signature
+        return record
+
+    @property
+    def claims_changed(self) -> str:
+        """Which claims are others than the run was judged under, in words; empty where none is."""
+        return self._judged_anew
+
+    def judged_anew(self, verdicts: tuple[Verdict, ...], changed: str) -> Self:
+        """Return the record with the verdicts on claims that are not those of its run."""
+        record = self.model_copy(update={"verdicts": verdicts})
+        was = f"The run was judged under claims {self.claims_sha256[:8]}"
+        record._judged_anew = f"{was}; changed since, to {changed}."
         return record
 
     @field_validator("points")

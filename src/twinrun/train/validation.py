@@ -42,7 +42,7 @@ class ValidationLoss:
 
     def after_step(self, step: int, loss_of: LossOfTargets) -> None:
         """Take the loss after `step` steps where it is time; the clock of steps stands meanwhile."""
-        if self._settings and (step % self._settings.every == 0 or step == self._job.training.steps):
+        if self._settings and self._settings.due(step, steps=self._job.training.steps):
             self._meter.validation.append((step, self._loss(loss_of, self._settings.sequences)))
             self._meter.start()
 

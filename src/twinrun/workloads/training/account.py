@@ -14,7 +14,7 @@ from twinrun.workloads.training.numbers import (
     CONTROL,
     SAVES_FACT,
     SOURCE_FACT,
-    VALIDATION_FACT,
+    VALIDATION,
     WEIGHTS_FACT,
     count_of,
 )
@@ -37,7 +37,7 @@ MEASURED = {
     "state-memory": re.compile("state-memory|state-on-host"),
     "traffic": re.compile("traffic"),
     "traffic-bytes": re.compile("traffic-bytes"),
-    "validation-loss": re.compile("validation-loss"),
+    VALIDATION: re.compile(f"{VALIDATION}@[0-9]+"),
 }
 
 
@@ -51,8 +51,10 @@ def as_planned(
     yield from series_held(point, curves)
     timed = {"step-time": end - begin - training.warmup_steps, "peak-memory": 1}
     shared = dict.fromkeys(SHARED, 1) if planned.part.layout else {}
-    given = {"validation-loss": 1} if training.validation else {}
-    given |= dict.fromkeys(training.reports, 1)
+    given = dict.fromkeys(training.reports, 1)
+    if validation := training.validation:
+        due = (step for step in range(begin + 1, end + 1) if validation.due(step, steps=training.steps))
+        given |= {f"{VALIDATION}@{step}": 1 for step in due}
     power = {"power": 1} if str(point.facts.get(SOURCE_FACT, "none")).partition(":")[0] != "none" else {}
     yield from measurements_held(point, {**timed, **shared, **power, **given})
     for name in ("power", *SHARED):
@@ -81,8 +83,6 @@ def _required(
     }
     if training.precision == "fp8":
         found["fp8 recipe"] = TEXT
-    if training.validation:
-        found[VALIDATION_FACT] = re.compile(r"[0-9.]+ after [0-9]+(, [0-9.]+ after [0-9]+)*")
     if point.measurement("power"):
         found |= {SOURCE_FACT: re.compile("(?!none).+"), "power samples per second": float}
     if layout is None:

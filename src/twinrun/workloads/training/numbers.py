@@ -34,7 +34,7 @@ COUNTED = (
 )
 WEIGHTS_FACT = "initial weights hash"
 SOURCE_FACT = "power source"
-VALIDATION_FACT = "validation losses by step"
+VALIDATION = "validation-loss"
 SAVES_FACT = "training waited for"
 
 
@@ -96,7 +96,6 @@ def measured(part: TrainingPlan, planned: Point[TrainingPoint], result: Training
             **({"fp8 recipe": result.fp8_recipe} if result.fp8_recipe else {}),
             **_power_facts(result.power, steps),
             **({SAVES_FACT: _saves(result.blocked_seconds)} if result.blocked_seconds else {}),
-            **({VALIDATION_FACT: _in_words(result.validation)} if result.validation else {}),
             **(_facts(result.shared) if result.shared else {}),
             **({WEIGHTS_FACT: result.weights_hash} if result.weights_hash else {}),
             **{f"changes to {framework}": change for framework, change in result.changes.items()},
@@ -117,18 +116,13 @@ def _shared(shared: SharedWork) -> Iterator[Measurement]:
 
 
 def _validated(losses: Sequence[tuple[int, float]]) -> Iterator[Measurement]:
-    """Yield the validation loss after the last step."""
-    for _, loss in losses[-1:]:
-        name = "validation-loss"
-        yield sampled(name, [loss], metric=name, unit="nats/token", per="run")
+    """Yield each validation loss, called by the step that it was taken after."""
+    for step, loss in losses:
+        yield sampled(f"{VALIDATION}@{step}", [loss], metric=VALIDATION, unit="nats/token", per="run")
 
 
 def _saves(seconds: Sequence[float]) -> str:
     return f"{len(seconds)} saves, {max(seconds):.3g} s the longest, {sum(seconds):.3g} s in all"
-
-
-def _in_words(losses: Sequence[tuple[int, float]]) -> str:
-    return ", ".join(f"{loss:.6g} after {step}" for step, loss in losses)
 
 
 def _power(steps: Sequence[StepMetrics]) -> Iterator[Measurement]:

@@ -29,6 +29,7 @@ from twinrun.workloads.training.manifest import (
     TrainingTables,
     check_names,
 )
+from twinrun.workloads.training.numbers import VALIDATION
 from twinrun.workloads.training.prediction import with_predictions
 from twinrun.workloads.training.refusals import refuse_attention, refuse_foreign, refuse_fp8, refuse_precision
 from twinrun.workloads.training_terms import fingerprint, refuse_composer
@@ -57,7 +58,6 @@ METRICS = (
     *("loss", "peak-memory", "sample-order", "envelope-share"),
     *("state-memory", "state-of-formula", "traffic", "traffic-of-formula"),
 )
-VALIDATION = "validation-loss"
 
 
 def check(recipe: LoadedRecipe[TrainingTables], demands: Sequence[Demand]) -> Mapping[str, DataRequest]:
@@ -78,9 +78,22 @@ def _missing(tables: TrainingTables, asked: Demand) -> str | None:
     given = (*METRICS, *([VALIDATION] if tables.training.validation else ()), *tables.training.reports)
     if asked.metric not in given:
         return f"a training point of this recipe measures {', '.join(given)}"
+    if asked.metric == VALIDATION:
+        return _undue(tables, asked.measurement or "")
     if asked.measurement in (None, asked.metric):
         return None
     return f"the measurement of {asked.metric} is called {asked.metric}"
+
+
+def _undue(tables: TrainingTables, measurement: str) -> str | None:
+    """Return why no scale has a validation loss of this name, or None."""
+    step = measurement.removeprefix(f"{VALIDATION}@")
+    runs = [overlay(tables.training, scale=tables.scale(one).set, manifest="", user={}) for one in SCALES]
+    taken = [(one.validation, one.steps) for one in runs if one.validation]
+    if step.isdecimal() and any(one.due(int(step), steps=steps) for one, steps in taken):
+        return None
+    named = (f"{VALIDATION}@{steps} is the last, one each {one.every} steps" for one, steps in taken)
+    return f"a measurement of {VALIDATION} names its step: {'; '.join(named)}"
 
 
 def plan(request: PlanRequest[TrainingTables]) -> WorkloadPlan[TrainingPlan, TrainingPoint]:

@@ -13,7 +13,7 @@ from twinrun.workloads.tables_and_charts import Chart, Column, Curve, LineChart,
 from twinrun.workloads.training.comparison import loss_of
 from twinrun.workloads.training.layout_tables import layout_tables
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables
-from twinrun.workloads.training.numbers import SOURCE_FACT
+from twinrun.workloads.training.numbers import SOURCE_FACT, VALIDATION
 from twinrun.workloads.training.prediction import predicted_table
 from twinrun.workloads.training.rates import beside, hardware_tables, published_curves, rates
 from twinrun.workloads.workload import Overview, PictureContext, PointRecord, RecordView, whole
@@ -81,6 +81,9 @@ def _notes(record: RecordView[TrainingPlan, TrainingPoint]) -> tuple[str, ...]:
     (formula, least), *others = counts.items()
     notes = [f"model FLOP/s: {formula}"]
     notes += [f"by {name}: {more / least:.3f} times as many" for name, more in others]
+    measured_at = ((point.id, one) for point in record.points for one in point.measurements)
+    last = {name: one for name, one in measured_at if one.metric == VALIDATION}
+    notes += [f"{one.id} of {name}: {one.median:.4f} nats/token" for name, one in last.items()]
     powered = [point.facts for point in record.points if point.measurement("power")]
     notes += sorted({f"W: {facts[SOURCE_FACT]}" for facts in powered if SOURCE_FACT in facts})
     if record.gpu and any(point.measurement("model-flops-share") for point in record.points):

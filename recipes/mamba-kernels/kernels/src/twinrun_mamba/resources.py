@@ -78,12 +78,17 @@ def _amd_usage(metadata: str, assembly: str) -> tuple[str, Usage]:
     name = fields["name"]
     (listed,) = re.findall(rf"^{name}_launch:\n((?:\t\.(?:long|zero)\t.+\n)+)", assembly, re.MULTILINE)
     words = re.findall(r"\.(long|zero)\t(\d+)", listed)
+    (body,) = re.findall(rf"^{name}:.*?^\.Lfunc_end", assembly, re.MULTILINE | re.DOTALL)
+    # A frame is also given to a kernel that keeps scalar registers in lanes of vector registers, and is then
+    # never touched.
+    touched = re.search(r"^\s+(scratch|buffer)_(load|store)", body, re.MULTILINE)
+    frame = int(fields["private_segment_fixed_size"]) if touched else 0
     array = b"".join(bytes(int(n)) if kind == "zero" else struct.pack("<i", int(n)) for kind, n in words)
     usage = Usage(
         threads=int(fields["max_flat_workgroup_size"]),
         registers=int(fields["vgpr_count"]),
         # Into scratch, or into accumulators.
-        spills=max(int(fields["private_segment_fixed_size"]), 4 * int(fields["vgpr_spill_count"])),
+        spills=max(frame, 4 * int(fields["vgpr_spill_count"])),
         shared_static=int(fields["group_segment_fixed_size"]),
     )
     return name, usage.launched(array)
