@@ -18,15 +18,7 @@ from mkdocs.structure.files import File
 
 from twinrun.cli.program import contexts, options, usage
 from twinrun.cli.recipes import summaries
-<<<<<<< HEAD
-from twinrun.cli.schemas import schema_of
 from twinrun.foundation.text import markdown_table, plural
-||||||| 2343c6a9
-from twinrun.cli.schemas import schema_of
-from twinrun.foundation.text import markdown_table
-=======
-from twinrun.foundation.text import markdown_table
->>>>>>> main
 from twinrun.images.inventory import committed_inventory, facts
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.stack import find_stacks
@@ -56,15 +48,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = Project(ROOT)
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 
-<<<<<<< HEAD
 # A page folds its sections after so many words, but for short ones.
 SHOWN_WORDS, FOLDED_WORDS = 700, 40
-||||||| 2343c6a9
-=======
 # Kernels of a page's row, as kernel_times.csv names them, and the vendor whose GPUs never ran them.
 KERNEL_KINDS = {"scan": "scan-", "convolution": "conv-", "attention": "attention-", "SSD": "ssd-"}
 KERNELS, ATTENTION = ROOT / "recipes/mamba-kernels/kernels", ROOT / "recipes/flash-attention/kernels"
->>>>>>> main
 # Where a recipe's page leads, seen from the folder of results.
 LINKS = {
     "twinrun": "../index.html",
@@ -179,51 +167,6 @@ def recipes() -> str:
     )
 
 
-<<<<<<< HEAD
-def manifest(name: str) -> str:
-    """Return the keys of a manifest, a table for each of its tables."""
-    schema = schema_of(name)
-    parts = []
-    # One of two kinds has no keys of its own: theirs are among the definitions.
-    whole = {"": schema} if "properties" in schema else {}
-    for title, model in (whole | schema.get("$defs", {})).items():
-        fields = model.get("properties", {}).items()
-        rows = [
-            (f"`{key}`", kind(field), given(key, field, model), field.get("description", ""))
-            for key, field in fields
-        ]
-        about = str(model.get("description", "")).replace("\n", " ")
-        table = markdown_table(("key", "type", "default", "meaning"), rows)
-        parts += (
-            [closed(f"{title}: {plural(len(rows), 'key')}", f"{about}\n\n{table}")]
-            if title
-            else [about, table]
-        )
-    return "\n\n".join(parts)
-
-
-||||||| 2343c6a9
-def manifest(name: str) -> str:
-    """Return the keys of a manifest, a table for each of its tables."""
-    schema = schema_of(name)
-    parts = []
-    # One of two kinds has no keys of its own: theirs are among the definitions.
-    whole = {"": schema} if "properties" in schema else {}
-    for title, model in (whole | schema.get("$defs", {})).items():
-        fields = model.get("properties", {}).items()
-        rows = [
-            (f"`{key}`", kind(field), given(key, field, model), field.get("description", ""))
-            for key, field in fields
-        ]
-        about = str(model.get("description", "")).replace("\n", " ")
-        parts += [f"### {title}" if title else "", about]
-        table = markdown_table(("key", "type", "default", "meaning"), rows)
-        parts += [closed(f"The keys: {len(rows)}", table) if title else table]
-    return "\n\n".join(parts)
-
-
-=======
->>>>>>> main
 def closed(title: str, text: str) -> str:
     """Return Markdown that a reader opens."""
     return f'<details markdown="1"><summary>{escape(title)}</summary>\n\n{text}\n\n</details>'
