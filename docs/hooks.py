@@ -49,6 +49,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = Project(ROOT)
 MARK = re.compile(r"^<!-- generated: (\w+) ?([\w.-]*) -->$", re.MULTILINE)
 
+# A page folds its sections after so many words, but for short ones.
+SHOWN_WORDS, FOLDED_WORDS = 700, 40
 # Kernels of a page's row, as kernel_times.csv names them, and the vendor whose GPUs never ran them.
 KERNEL_KINDS = {"scan": "scan-", "convolution": "conv-", "attention": "attention-", "SSD": "ssd-"}
 KERNELS, ATTENTION = ROOT / "recipes/mamba-kernels/kernels", ROOT / "recipes/flash-attention/kernels"
@@ -80,6 +82,27 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     }
     named: dict[str, Callable[[str], str]] = {"publication": publication}
     return MARK.sub(lambda mark: named[mark[1]](mark[2]) if mark[2] else parts[mark[1]](), markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Fold the sections of a page that come after so many words, so that no page is a scroll of screens."""
+    if 'class="home"' in html:
+        return html
+    first, *others = re.split(r"(?=<h2[ >])", html)
+    read, parts = words(first), [first]
+    for section in others:
+        heading, body = section.split("</h2>", 1)
+        own = words(body)
+        read += own
+        folded = f"<details><summary>{plural(own, 'word')}</summary>{body}</details>"
+        parts.append(f"{heading}</h2>{folded if read > SHOWN_WORDS and own > FOLDED_WORDS else body}")
+    return "".join(parts)
+
+
+def words(html: str) -> int:
+    """Return how many words of a page are read without opening anything; lines and rows are a few words."""
+    text = re.sub(r"</summary>.*?</details>", " ", html, flags=re.DOTALL)
+    return len(re.sub(r"<[^>]*>", " ", text).split()) + 8 * text.count("<summary>") + 4 * text.count("<tr")
 
 
 def on_files(files: Any, config: Any, **_: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import select
 import subprocess
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +13,8 @@ from typing import Any
 
 # The shell moves the ends of the pipes to where Chromium reads and writes its protocol.
 MOVE = 'exec "$@" 3<&"$READS" 4>&"$WRITES"'
+# The longest wait for an answer.
+WAIT_SECONDS = 60
 OPTIONS = (
     "--headless",
     "--no-sandbox",
@@ -53,7 +56,7 @@ class Browser:
         os.close(self._write)
         os.close(self._read)
         self._process.kill()
-        self._process.wait()
+        self._process.wait(timeout=WAIT_SECONDS)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Call a method of the protocol and return its result; raises RuntimeError where it has none."""
@@ -90,6 +93,8 @@ class Browser:
 
     def _message(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
+            if not select.select([self._read], [], [], WAIT_SECONDS)[0]:
+                raise RuntimeError(f"the browser said nothing for {WAIT_SECONDS} seconds")
             read = os.read(self._read, 1 << 16)
             if not read:
                 raise RuntimeError("the browser ended")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 import math
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 
@@ -8,15 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinrun.report.charts import (
-    COLOURS,
-    SIGNS,
-    ChartLabel,
-    canvas,
-    draw,
-    look_of,
-    write_labels,
-)
+from twinrun.report import charts
+from twinrun.report.charts import ChartLabel, draw, draw_beside, look_of, write_labels
+from twinrun.report.picture import COLOURS, SIGNS, canvas
 from twinrun.workloads.tables_and_charts import (
     Bar,
     BarChart,
@@ -184,3 +180,26 @@ def test_labels_cover_neither_each_other_nor_marks(values: list[float]) -> None:
         for place, box in enumerate(boxes):
             assert not any(box.overlaps(other) for other in boxes[:place])
             assert not any(box.contains(*axes.transData.transform(mark)) for mark in marks)
+
+
+@given(
+    boxes=st.lists(st.tuples(st.floats(-50, 150), st.floats(1, 10)), min_size=1, max_size=8),
+)
+def test_names_beside_the_axes_never_overlap(boxes: list[tuple[float, float]]) -> None:
+    boxes.sort(reverse=True)
+    heights = [height for _, height in boxes]
+    found = charts.spread([middle for middle, _ in boxes], heights, 100.0)
+    ends = [(middle + height / 2, middle - height / 2) for middle, height in zip(found, heights, strict=True)]
+    assert ends[0][0] <= 100.0 + 1e-6
+    assert ends[-1][1] >= -1e-6
+    assert all(above[1] >= below[0] - 1e-6 for above, below in itertools.pairwise(ends))
+
+
+def test_what_was_published_has_the_axes_of_what_was_measured() -> None:
+    published = curve("published: a card", 0.2, kind="published")
+    both = draw_beside(lines(published, curve("here", 0.9)))
+    assert [one.title for one in both] == ["Published: Title", "Measured: Title"]
+    ticks = [re.findall(r">([\d.]+%?)</text>", one.svg) for one in both]
+    assert ticks[0][:6] == ticks[1][:6]
+    assert all(one.named for one in both)
+    assert len(draw_beside(lines(published))) == 1

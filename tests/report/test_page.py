@@ -121,7 +121,7 @@ def test_nothing_is_fetched_and_nothing_runs(page: Page) -> None:
     for _, attributes in page.tags:
         assert not [name for name in attributes if name.startswith("on")]
         for name in ("src", "href", "xlink:href", "action", "srcset", "poster"):
-            assert (attributes.get(name) or "#").startswith("#")
+            assert re.fullmatch(r"#.*|report/[\w-]+\.html", attributes.get(name) or "#")
         assert not re.search(r"url\((?!#)|@import|expression", attributes.get("style") or "")
 
 
@@ -129,7 +129,9 @@ def test_identifiers_are_unique_and_references_have_targets(page: Page) -> None:
     identifiers = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(identifiers) == len(set(identifiers))
     targets = {
-        (attributes.get("href") or attributes.get("xlink:href") or "#")[1:] for _, attributes in page.tags
+        target[1:]
+        for _, attributes in page.tags
+        if (target := attributes.get("href") or attributes.get("xlink:href") or "#").startswith("#")
     }
     assert targets - {""} <= set(identifiers)
 
@@ -180,10 +182,9 @@ def test_the_headline_has_the_colour_of_what_was_found(tmp_path: Path) -> None:
         ]
 
 
-def test_the_record_of_most_devices_opens_the_page_and_hardware_can_be_chosen(tmp_path: Path) -> None:
+def test_a_record_that_decides_claims_opens_the_page_and_hardware_can_be_chosen() -> None:
     text = page_of("mpt7b-scaling").words()
-    place = "On 4 x NVIDIA H200 SXM with 1,316 M of 6,659 M parameters"
-    assert f"{place}: 0 of 5 claims reproduced as published, " in text
+    assert "On 4 x NVIDIA H200 SXM: 0 of 5 claims reproduced as published, 2 hold here, " in text
     # 166 TFLOP/s of MPT-7B on an MI250 of 560 W, and 459 on an H100 of 700 W.
     for row in ("mpt-7b 166 45.9% 3,845 560 24.7", "mpt-7b 459 46.4% 10,631 700 54.7"):
         assert row in text
@@ -303,14 +304,35 @@ def test_an_unwritable_place_is_an_error_of_the_machine(tmp_path: Path) -> None:
         run_page(tmp_path / "file", TRAINING)
 
 
-def test_records_are_folded_newest_first(tmp_path: Path) -> None:
+def test_records_have_pages_of_their_own_and_a_list_newest_first(tmp_path: Path) -> None:
     months = ("01", "03", "02")
     runs = [changed(named(TRAINING), run=f"run-{month}", created=f"2026-{month}-01") for month in months]
     page = recipe_page(tmp_path, TRAINING.plan.recipe, *runs)
-    assert [one["id"] for one in page.all("details") if "id" in one] == ["record-1", "record-2", "record-3"]
-    places = [page.text.index(f"run-{month}") for month in ("03", "02", "01")]
-    assert places == sorted(places)
-    assert len([table for table in page.all("table") if table.get("class") == "claims"]) == 4
+    assert "run-03" in page.text
+    assert "run-01" not in page.text
+    beside = {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "report").iterdir()}
+    assert sorted(beside) == ["1.html", "2.html", "3.html", "records-1.html"]
+    assert "run-01" in beside["1.html"]
+    assert [beside["records-1.html"].index(f"run-{month}") for month in ("03", "02", "01")] == sorted(
+        beside["records-1.html"].index(f"run-{month}") for month in months
+    )
+
+
+def test_the_page_of_a_recipe_does_not_grow_with_its_records(tmp_path: Path) -> None:
+    def written(count: int) -> tuple[int, int, int]:
+        folder = tmp_path / str(count)
+        runs = [
+            changed(named(BENCH), run=f"run-{place:03}", created=f"2026-01-01T00:00:{place:03}")
+            for place in range(count)
+        ]
+        page = recipe_page(folder, BENCH.plan.recipe, *runs)
+        files = {path.name: path.stat().st_size for path in (folder / "report").iterdir()}
+        lists = {name: size for name, size in files.items() if name.startswith("records-")}
+        assert len(files) - len(lists) == count
+        return len(page.text), len(page.all("table")), max(lists.values()) // 1000
+
+    # The number of records has as many digits in both, and a full page of the list has as many rows.
+    assert written(25) == written(75)
 
 
 def test_a_recipe_without_records_says_so(tmp_path: Path) -> None:

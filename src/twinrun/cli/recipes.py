@@ -15,6 +15,8 @@ from twinrun.foundation.terminal import say
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.planning.project import Project
 from twinrun.report.terminal import show
+from twinrun.report.words import claims_in_words
+from twinrun.results.reading import read_record
 from twinrun.runs.selection import Request, select
 
 
@@ -46,38 +48,59 @@ def summary(loaded: LoadedRecipe) -> RecipeSummary:
     )
 
 
-def here(project: Project, recipe: str) -> str:
-    """Return what `invoke run` would choose on this machine and how long that takes, or why it cannot."""
+def here(project: Project, recipe: str) -> tuple[str, str]:
+    """Return what `invoke run` would choose on this machine or why it cannot, and the verdicts it has."""
     try:
         selection = select(project, Request(recipe=recipe))
     except TwinrunError as error:
-        return f"cannot run: {error.message}"
+        return f"cannot run: {error.message}", verdicts_here(project, project.recipe(recipe), "")
     chosen = {"time": "time not estimated"} | {choice.name: choice.value for choice in selection.choices}
-    return ", ".join(chosen[name] for name in ("scale", "model", "time") if name in chosen)
+    would = ", ".join(chosen[name] for name in ("scale", "model", "time") if name in chosen)
+    gpu = selection.gpu.id if selection.gpu else "cpu"
+    return would, verdicts_here(project, selection.recipe, gpu)
+
+
+def verdicts_here(project: Project, loaded: LoadedRecipe, gpu: str) -> str:
+    """Return the claims that the newest run of this machine decides, else the newest record of its GPU."""
+    runs = sorted((project.root / "runs" / loaded.recipe.name).glob("*/record.json"))
+    # Names of committed records: GPU and count, stack, date.
+    alike = [file for file in project.results(loaded) if gpu and file.name.startswith(f"{gpu}x")]
+    newest = runs[-1:] or sorted(alike, key=lambda file: file.stem.split("_")[2])[-1:]
+    if not newest:
+        return "none"
+    try:
+        record = read_record(newest[0], project)
+    except TwinrunError as error:
+        return f"cannot be read: {error.message}"
+    whose = "run here" if runs else "committed"
+    return f"{claims_in_words(record.verdicts)}; {whose} {record.created[:10]}"
 
 
 def recipes(root: Path, *, as_json: bool) -> None:
     """Print a row for each recipe; the error of a broken one comes after those of all others."""
     project = Project(root)
-    rows, broken = list[tuple[RecipeSummary, str]](), list[TwinrunError]()
+    rows, broken = list[tuple[RecipeSummary, str, str]](), list[TwinrunError]()
     for name in project.recipe_names:
         try:
             one = summary(project.recipe(name))
         except TwinrunError as error:
             broken.append(error)
         else:
-            rows.append((one, here(project, one.recipe)))
+            rows.append((one, *here(project, one.recipe)))
     _print(rows, as_json=as_json)
     if broken:
         raise broken[0]
 
 
-def _print(rows: Sequence[tuple[RecipeSummary, str]], *, as_json: bool) -> None:
+def _print(rows: Sequence[tuple[RecipeSummary, str, str]], *, as_json: bool) -> None:
     if as_json:
-        print_json([one.model_dump() | {"here": text} for one, text in rows])
+        print_json([one.model_dump() | {"here": text, "verdicts": found} for one, text, found in rows])
         return
-    table = Table("recipe", "what it asks", "on this machine", box=None, pad_edge=False)
-    for one, text in rows:
-        table.add_row(Text(one.recipe, no_wrap=True), Text(one.question), Text(text))
+    table = Table(box=None, pad_edge=False)
+    table.add_column("recipe", min_width=max((len(one.recipe) for one, _, _ in rows), default=0))
+    for head in ("what it asks", "on this machine", "verdicts here"):
+        table.add_column(head)
+    for one, text, found in rows:
+        table.add_row(Text(one.recipe, no_wrap=True), Text(one.question), Text(text), Text(found))
     show(table)
     say("\n`invoke run RECIPE --dry` shows what a run would do; --json lists what each scale runs.")

@@ -151,14 +151,14 @@ def summary(run: FinishedRun) -> dict[str, object]:
 
 def _show(run: FinishedRun, report: Path) -> None:
     from twinrun.report.tables import run_tables, verdict_table
-    from twinrun.report.terminal import show
+    from twinrun.report.terminal import RUN_COLUMNS, show
     from twinrun.report.words import headline
 
+    show(run_tables(run), most=RUN_COLUMNS)
     say(headline(run.record))
     say()
     if run.record.verdicts:
-        show(verdict_table(run.record.verdicts))
-    show(run_tables(run))
+        show(verdict_table(run.record.verdicts), most=RUN_COLUMNS)
     say(f"report: {report}")
 
 

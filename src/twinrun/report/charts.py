@@ -1,27 +1,32 @@
-"""Charts to pictures: curves, bars and rooflines as SVG text in the style of the page around them."""
+"""Charts to pictures: curves, bars and rooflines."""
 
 from __future__ import annotations
 
-import io
 import math
-import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import cycle
 from typing import Any
 
-from markupsafe import escape
-from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.figure import Figure
 from matplotlib.text import Annotation
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox, ScaledTranslation
 
 from twinrun.foundation.manifest import Frozen
-from twinrun.foundation.text import TERA, number, percent, visible
+from twinrun.foundation.text import TERA, number, percent
+from twinrun.report.picture import (
+    COLOURS,
+    HEIGHT,
+    SERIES,
+    SIGNS,
+    Key,
+    Picture,
+    canvas,
+    label_logarithmic,
+    lay_out,
+    svg_text,
+)
 from twinrun.workloads.tables_and_charts import (
     BarChart,
     BarKind,
@@ -38,9 +43,6 @@ from twinrun.workloads.tables_and_charts import (
 MAX_LABELS = 12
 # A curve of more spots has a mark at some of them only.
 MAX_MARKS = 12
-# Attributes of SVG that place something, and numbers of more digits than they need.
-PLACED = re.compile(r'\b(?:d|x|y|points|transform)="[^"]*"')
-LONG = re.compile(r"-?\d+\.\d{2,}(?![\de])")
 BINARY = ("", "Ki", "Mi", "Gi", "Ti")
 VALUES: dict[str, Callable[[float], str]] = {"share": percent, "relative": "{:.3f}".format}
 TICKS: dict[str, Callable[[float], str]] = {"share": "{:.0%}".format, "relative": "{:.2f}".format}
@@ -60,19 +62,51 @@ PLACES = (
 )
 
 
-def draw_lines(chart: LineChart) -> Picture:
-    """Draw a chart of curves."""
+# More curves than this have a legend instead of their names.
+MAX_NAMES = 8
+# Letters in a line of a name, the inches that the line takes, and the share of the width left to the axes.
+NAME_LETTERS, NAME_LINE, NAMED_AXES = 18, 0.155, 0.71
+PUBLISHED: tuple[CurveKind, ...] = ("published", "reference")
+
+
+def draw_beside(chart: Chart) -> tuple[Picture, ...]:
+    """Draw what was published, then what was measured, on the same axes; one picture where either lacks."""
+    if not isinstance(chart, LineChart):
+        return (draw(chart),)
+    chart = _without_repeats(chart)
+    theirs = tuple(curve for curve in chart.curves if curve.kind in PUBLISHED)
+    ours = tuple(curve for curve in chart.curves if curve.kind not in PUBLISHED)
+    if not (theirs and ours):
+        return (draw_lines(chart),)
+    what = chart.title.removesuffix(", published and measured")
+    titles = {"title": f"Published: {what}", "name": f"{chart.name}-published", "notes": ()}
+    return (
+        draw_lines(chart.model_copy(update=titles | {"curves": theirs}), frame=chart),
+        draw_lines(chart.model_copy(update={"curves": ours, "title": f"Measured: {what}"}), frame=chart),
+    )
+
+
+def draw_lines(chart: LineChart, *, frame: LineChart | None = None) -> Picture:
+    """Draw a chart of curves, on the axes of the chart `frame` where one is given."""
     chart = _without_repeats(chart)
     looks = [look_of(curve.kind, curve.place) for curve in chart.curves]
+    names = _names(chart)
     with canvas() as (figure, axes):
+        for curve in (frame or chart).curves:
+            _make_room(axes, curve, chart.y_scale)
         aside = _aside(chart)
         for place, (curve, look) in enumerate(zip(chart.curves, looks, strict=True)):
             _draw(axes, curve, look, turn=(place, len(looks)), y_scale=chart.y_scale, aside=aside[place])
         if chart.limit is not None:
             axes.axhline(chart.limit, color=COLOURS["limit"], linestyle="--")
-        _x_axis(axes, chart)
-        _y_axis(axes, chart)
+        _x_axis(axes, frame or chart)
+        _y_axis(axes, frame or chart)
+        if names and (engine := figure.get_layout_engine()):
+            engine.set(rect=(0, 0, NAMED_AXES, 1))  # type: ignore[call-arg] # of the constrained engine
         _label(axes, chart, looks)
+        if names:
+            lay_out(figure)
+            _write_names(axes, names)
         svg = svg_text(figure, name=chart.name, title=chart.title, description=_described(chart))
     keys = [
         Key(sign=SIGNS[look.mark], colour=look.colour, label=curve.label, detail=curve.detail)
@@ -80,7 +114,76 @@ def draw_lines(chart: LineChart) -> Picture:
     ]
     if chart.limit is not None:
         keys.append(Key(sign="╌", colour="limit", label=f"limit: {number(chart.limit)}"))
-    return Picture(svg=svg, title=chart.title, keys=tuple(keys), notes=chart.notes)
+    return Picture(svg=svg, title=chart.title, keys=tuple(keys), notes=chart.notes, named=bool(names))
+
+
+def _names(chart: LineChart) -> list[ChartLabel]:
+    """Return the name of each curve at its last spot; none where they do not fit beside the axes."""
+    found = [
+        ChartLabel(
+            x=ends[-1].x,
+            value=ends[-1].value,
+            text=textwrap.fill(curve.label.removeprefix("published elsewhere: "), NAME_LETTERS),
+            colour=look_of(curve.kind, curve.place).colour,
+            aside=aside,
+        )
+        for curve, aside in zip(chart.curves, _aside(chart), strict=True)
+        if (ends := [spot for spot in curve.spots if math.isfinite(_drawable(spot.value, chart.y_scale))])
+    ]
+    if chart.limit is not None:
+        text = f"limit: {number(chart.limit)}"
+        last = max((one.x for one in found), default=1.0)
+        found.append(ChartLabel(x=last, value=chart.limit, text=text, colour="limit"))
+    room = sum(_lines(one) * NAME_LINE for one in found)
+    return found if len(found) <= MAX_NAMES and room < HEIGHT else []
+
+
+def _lines(label: ChartLabel) -> int:
+    return label.text.count("\n") + 1
+
+
+def _write_names(axes: Axes, names: Sequence[ChartLabel]) -> None:
+    """Write each name right of the axes, as near to the height of its curve's end as the others let."""
+    # In points, which a picture keeps whatever its resolution.
+    points = 72 / axes.figure.dpi
+    left, top = axes.get_window_extent().x1 * points + 12, axes.figure.bbox.height * points
+    ordered = sorted(names, key=lambda one: one.value, reverse=True)
+    spots = [axes.transData.transform((one.x, one.value)) * points for one in ordered]
+    heights = [_lines(one) * NAME_LINE * 72 for one in ordered]
+    places = spread([y for _, y in spots], heights, top)
+    for name, (x, y), place in zip(ordered, spots, places, strict=True):
+        axes.annotate(
+            name.text,
+            (x + name.aside, y),
+            xycoords="figure points",
+            xytext=(left, place),
+            textcoords="figure points",
+            va="center",
+            linespacing=1.1,
+            color=COLOURS[name.colour],
+            fontsize=POINTS,
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": COLOURS[name.colour],
+                "linewidth": 0.7,
+                "linestyle": ":",
+                "shrinkB": 5,
+            },
+        ).set_in_layout(False)
+
+
+def spread(wanted: Sequence[float], heights: Sequence[float], top: float) -> list[float]:
+    """Return middles of boxes below `top`, near those wanted, from the highest, without an overlap."""
+    found, roof = list[float](), top
+    for middle, height in zip(wanted, heights, strict=True):
+        found.append(min(middle, roof - height / 2))
+        roof = found[-1] - height / 2
+    floor = 0.0
+    for place in reversed(range(len(found))):
+        found[place] = max(found[place], floor + heights[place] / 2)
+        floor = found[place] + heights[place] / 2
+    return found
 
 
 def _without_repeats(chart: LineChart) -> LineChart:
@@ -129,7 +232,10 @@ def _draw(axes: Axes, curve: Curve, look: Look, *, turn: tuple[int, int], y_scal
         capsize=3,
         transform=axes.transData + moved,
     )
-    # Matplotlib fits no axis to what is drawn through a transformation of one's own.
+
+
+def _make_room(axes: Axes, curve: Curve, y_scale: str) -> None:
+    """Fit the axes to a curve: Matplotlib does not where a transformation of one's own draws it."""
     ends = [(spot.x, _drawable(end, y_scale)) for spot in curve.spots for end in (spot.low, spot.high)]
     axes.update_datalim([end for end in ends if all(map(math.isfinite, end))])
     axes.autoscale_view()
@@ -283,63 +389,6 @@ def _written(
     return written
 
 
-SERIES = 8
-# A logarithmic axis that is shorter than this many times its start has room for three labels a decade.
-LABELLED_THRICE = 300
-# Marks of matplotlib, and the characters that stand for them in text.
-SIGNS = {
-    "o": "●",
-    "^": "▲",
-    "s": "■",
-    "v": "▼",
-    "p": "⬟",
-    ">": "▶",
-    "h": "⬢",
-    "<": "◀",
-    "D": "◆",
-    "*": "★",
-    "X": "✖",
-    "P": "✚",
-    "d": "♦",
-    "H": "⬣",
-    "x": "✕",
-    "+": "+",
-    "1": "⅄",
-    "4": "≻",
-    "_": "━",
-}
-# Stand-ins that occur nowhere else; in the SVG each becomes the CSS variable it is named after.
-COLOURS = {
-    "ink": "#01f001",
-    "grid": "#01f002",
-    "paper": "#01f003",
-    "published": "#01f004",
-    "reference": "#01f005",
-    "baseline": "#01f006",
-    "limit": "#01f007",
-    **{f"series-{place + 1}": f"#01f01{place}" for place in range(SERIES)},
-}
-# Any: matplotlib's releases disagree about the type of these names.
-STYLE: Any = {
-    "axes.axisbelow": True,
-    "axes.edgecolor": COLOURS["grid"],
-    "axes.grid": True,
-    "axes.labelcolor": COLOURS["ink"],
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "font.size": 11,
-    "grid.color": COLOURS["grid"],
-    "grid.linewidth": 0.6,
-    "lines.linewidth": 1.5,
-    "lines.markersize": 6,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "twinrun",
-    "text.color": COLOURS["ink"],
-    # Names come from machines; a dollar sign in one is not the start of a formula.
-    "text.parse_math": False,
-    "xtick.color": COLOURS["ink"],
-    "ytick.color": COLOURS["ink"],
-}
 # No mark belongs to two kinds. The marks of measured curves and their colours are coprime in number, so that
 # the two together repeat after 72 curves only.
 MARKS: dict[CurveKind, str] = {
@@ -362,78 +411,6 @@ LINES: dict[CurveKind, str] = {
     "bound": "--",
     "measured": "-",
 }
-
-
-class Key(Frozen):
-    """One entry of a picture's legend."""
-
-    sign: str
-    colour: str
-    """CSS variable of the page, without its dashes."""
-    label: str
-    detail: str = ""
-
-
-class Picture(Frozen):
-    """An inline SVG and all that stands under it."""
-
-    svg: str
-    title: str
-    keys: tuple[Key, ...]
-    notes: tuple[str, ...]
-
-
-@contextmanager
-def canvas(*, height: float = 3.4) -> Iterator[tuple[Figure, Axes]]:
-    """Give a figure in the page's style, wide enough for a telephone, `height` inches high."""
-    with rc_context(STYLE):
-        figure = Figure(figsize=(5, height), layout="constrained")
-        yield figure, figure.add_subplot()
-
-
-def label_logarithmic(axis: Axis) -> None:
-    """Label a logarithmic axis in plain numbers, once its limits are set.
-
-    Matplotlib's own, also those it adds on a short axis, are mathematical text: SVG would show its source.
-    """
-    low, high = axis.get_view_interval()
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < LABELLED_THRICE * low else (1,)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
-    axis.set_minor_formatter(NullFormatter())
-
-
-def lay_out(figure: Figure) -> None:
-    """Place the axes by what is drawn so far, once: what is drawn later moves nothing."""
-    if engine := figure.get_layout_engine():
-        engine.execute(figure)
-        # An engine, also one that does nothing, makes Matplotlib draw twice.
-        figure.set_layout_engine(None)
-
-
-def svg_text(figure: Figure, *, name: str, title: str, description: str) -> str:
-    """Render `figure` for a page; `name` is unique on the page and starts every identifier.
-
-    The same figure gives the same bytes.
-    """
-    lay_out(figure)
-    stream = io.StringIO()
-    without = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(stream, format="svg", transparent=True, metadata=without)
-    text = stream.getvalue()
-    # Its style sheet would reach the whole page; the page has the same rule for its own pictures.
-    text = re.sub(r"<style.*?</style>", "", text[text.index("<svg") :], flags=re.DOTALL)
-    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text)
-    # A tenth of a pixel is all that a reader sees, and places are most of what a picture weighs.
-    text = PLACED.sub(lambda found: LONG.sub(lambda one: f"{float(one[0]):.1f}", found[0]), text)
-    for variable, stand_in in COLOURS.items():
-        text = text.replace(stand_in, f"var(--{variable})")
-    opening, rest = text.split(">", 1)
-    opening = re.sub(r' (width|height|version)="[^"]*"', "", opening)
-    return (
-        f'{opening} role="img" aria-labelledby="{name}-title {name}-description">'
-        f'<title id="{name}-title">{escape(visible(title))}</title>'
-        f'<desc id="{name}-description">{escape(visible(description))}</desc>{rest}'
-    )
 
 
 class Look(Frozen):

@@ -1,4 +1,4 @@
-"""Reports: one HTML file each, without scripts or anything to fetch, that opens from disk."""
+"""Reports: HTML without scripts or anything to fetch, that opens from disk."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -18,18 +18,24 @@ from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
 from twinrun.report import summary, words
-from twinrun.report.charts import draw
+from twinrun.report.charts import draw, draw_beside
+from twinrun.report.picture import Picture
 from twinrun.results.finished_run import FinishedRun
 from twinrun.results.record import Record, hardware
 from twinrun.results.verdicts import Verdict
 from twinrun.workloads import load_workload
-from twinrun.workloads.tables_and_charts import Table
+from twinrun.workloads.tables_and_charts import Bar, BarChart, BarKind, Chart, LineChart, Table
 from twinrun.workloads.workload import Overview, PictureContext
+
+# Subjects that the page of a recipe shows, and records that a page of the list has.
+SUBJECTS, ROWS = 8, 24
+# A record with more cells than this is shown in full on its own page alone.
+CELLS = 600
 
 
 def write_report(path: Path, run: FinishedRun) -> Path:
     """Write the report of one run and return its path; raises MachineError where it cannot be written."""
-    return _write(path, "run.html.j2", [run.record], run.overview, recipe=run.recipe, project=run.project)
+    return _write_run(path, run.record, run.overview, recipe=run.recipe, project=run.project, links={})
 
 
 def write_recipe_report(
@@ -41,23 +47,113 @@ def write_recipe_report(
     between: Sequence[Verdict] = (),
     links: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write one page over all `records` of a recipe, newest first, and return its path.
+    """Write the page of a recipe and, in the folder of its name, a page of each record and their list.
+
+    The page shows the records that stand for the first subjects: it does not grow with `records`.
 
     Args:
         between: verdicts on the claims between records, over those that are shown.
         links: titles and addresses of pages that stand beside it on a site.
 
+    Returns:
+        The path of the page.
+
     Raises:
         InputError: a record is of another recipe.
-        MachineError: the file cannot be written.
+        MachineError: a file cannot be written.
     """
-    for record in records:
-        _demand_recipe(record, recipe)
+    _demand_recipe(records, recipe)
     newest = sorted(records, key=lambda record: record.created, reverse=True)
-    drawn = overview(summary.selected(newest), recipe, project.gpus)
-    beside = {"links": links or {}, "ways": ways_to_run(recipe, project)}
-    return _write(
-        path, "recipe.html.j2", newest, drawn, recipe=recipe, project=project, between=between, **beside
+    ranked = summary.ranked(newest)
+    standing = [one.shown for one in ranked if one.shown]
+    drawn = overview(standing[:SUBJECTS], recipe, project.gpus)
+    # Counted from the oldest, so that a page keeps its address when a record is added.
+    pages = {id(one): f"{path.stem}/{place}.html" for place, one in enumerate(reversed(newest), 1)}
+    shared = {"records": newest, "recipe": recipe.recipe, "metrics": project.metrics, "ranked": ranked}
+    first, *others = _pictures(drawn, between)
+    opening = next(filter(summary.judged, standing), standing[0] if standing else None)
+    _render(
+        path,
+        "recipe.html.j2",
+        **shared,
+        published=recipe.published,
+        gpus=project.gpus,
+        opening=opening,
+        points=_in_full(opening),
+        shown=[one for one in ranked if one.shown][:SUBJECTS],
+        pages=pages,
+        hardware_tables=drawn.tables,
+        between=between,
+        lead=first,
+        pictures=others,
+        ways=ways_to_run(recipe, project),
+        links=links or {},
+    )
+    back = {title: f"../{address}" for title, address in (links or {}).items()} | {
+        recipe.recipe.title: f"../{path.name}",
+        "All records": "records-1.html",
+    }
+    for record in newest:
+        place = path.parent / pages[id(record)]
+        _write_run(place, record, Overview(), recipe=recipe, project=project, links=back)
+    _write_list(path, pages, shared, back)
+    return path
+
+
+def _in_full(record: Record | None) -> tuple[Table, ...]:
+    """Return the tables of a record, none where they are too large for the page of its recipe."""
+    found = tables(record) if record else ()
+    return found if sum(len(one.rows) * len(one.columns) for one in found) <= CELLS else ()
+
+
+def _write_list(
+    path: Path, pages: Mapping[int, str], shared: Mapping[str, object], links: Mapping[str, str]
+) -> None:
+    """Write the list of all records, so many a page, in the order of hardware and subjects."""
+    ranked = cast("list[summary.SubjectRecords]", shared["ranked"])
+    every = [(one, record) for one in ranked for record in (*filter(None, [one.shown]), *one.others)]
+    names = {id(record): Path(pages[id(record)]).name for _, record in every}
+    parts = [every[start : start + ROWS] for start in range(0, len(every), ROWS)]
+    for number_, rows in enumerate(parts, 1):
+        place = path.with_suffix("") / f"records-{number_}.html"
+        about = {"rows": rows, "number": number_, "count": len(parts), "pages": names, "links": links}
+        _render(place, "records.html.j2", **shared, **about)
+
+
+def _pictures(drawn: Overview, between: Sequence[Verdict]) -> list[tuple[Picture, ...]]:
+    """Return the pictures of a page, first the one that has most to say of what was published."""
+    charts = sorted(drawn.charts, key=lambda one: not _has_published(one))
+    if between and not any(map(_has_published, charts)):
+        charts.insert(0, ratio_chart(between))
+    return [draw_beside(charts[0]), *((draw(one),) for one in charts[1:])] if charts else [()]
+
+
+def _has_published(chart: Chart) -> bool:
+    shown = (
+        chart.curves if isinstance(chart, LineChart) else chart.bars if isinstance(chart, BarChart) else ()
+    )
+    return any(one.kind == "published" for one in shown)
+
+
+def ratio_chart(verdicts: Sequence[Verdict]) -> BarChart:
+    """Return the published ratios between two records beside those found here."""
+    bars = list[Bar]()
+    for one in verdicts:
+        found = one.neutral if one.neutral and one.neutral.measured is not None else one
+        values: dict[BarKind, float | None] = {"published": found.published, "measured": found.measured}
+        bars += [
+            Bar(label=one.statement, kind=kind, value=value, low=value, high=value, detail="")
+            for kind, value in values.items()
+            if value
+        ]
+    absent = "" if any(bar.kind == "measured" for bar in bars) else " No two records here decide one of them."
+    return BarChart(
+        name="ratios",
+        title="One machine over another, as published and as found here",
+        unit="times as fast",
+        better="higher",
+        bars=tuple(bars),
+        notes=(f"Each bar is the ratio of two speeds; below one the first is slower.{absent}",),
     )
 
 
@@ -95,46 +191,43 @@ def with_counts(values: Sequence[str]) -> str:
     return ", ".join(f"{count} x {value}" for value, count in Counter(values).items())
 
 
-def _demand_recipe(record: Record, recipe: LoadedRecipe) -> None:
-    if record.plan.recipe != recipe.recipe.name:
-        raise InputError(
-            "the record is of another recipe",
-            place=record.run,
-            found=record.plan.recipe,
-            allowed=recipe.recipe.name,
-            hint=f"write its report with recipes/{record.plan.recipe}",
-        )
+def _demand_recipe(records: Sequence[Record], recipe: LoadedRecipe) -> None:
+    for record in records:
+        if record.plan.recipe != recipe.recipe.name:
+            raise InputError(
+                "the record is of another recipe",
+                place=record.run,
+                found=record.plan.recipe,
+                allowed=recipe.recipe.name,
+                hint=f"write its report with recipes/{record.plan.recipe}",
+            )
 
 
-def _write(
+def _write_run(
     path: Path,
-    template: str,
-    records: Sequence[Record],
+    record: Record,
     drawn: Overview,
     *,
     recipe: LoadedRecipe,
     project: Project,
-    between: Sequence[Verdict] = (),
-    **beside: object,
+    links: Mapping[str, str],
 ) -> Path:
-    anchors = {record.run + record.sha256: f"record-{number}" for number, record in enumerate(records, 1)}
-    page = page_environment().get_template(template)
-    write_atomically(
+    first, *others = _pictures(drawn, ())
+    return _render(
         path,
-        page.render(
-            records=records,
-            recipe=recipe.recipe,
-            published=recipe.published,
-            gpus=project.gpus,
-            metrics=project.metrics,
-            ranked=summary.ranked(records),
-            anchors=anchors,
-            hardware_tables=drawn.tables,
-            between=between,
-            pictures=[draw(chart) for chart in drawn.charts],
-            **beside,
-        ),
+        "run.html.j2",
+        record=record,
+        recipe=recipe.recipe,
+        published=recipe.published,
+        gpus=project.gpus,
+        lead=first,
+        pictures=others,
+        links=links,
     )
+
+
+def _render(path: Path, template: str, **content: object) -> Path:
+    write_atomically(path, page_environment().get_template(template).render(**content))
     return path
 
 
@@ -178,6 +271,8 @@ def page_environment() -> Environment:
         words.departures,
         words.shown_conditions,
         hardware,
+        id,
+        tuple,
         summary.software,
         summary.label,
         subject,

@@ -20,8 +20,8 @@ from twinrun.planning.project import Project
 from twinrun.predict.calibration import calibration
 from twinrun.predict.claims import PredictedClaim, PredictedKernel, predicted_claims
 from twinrun.predict.rows import Residual, residuals
-from twinrun.report.charts import COLOURS, STYLE, label_logarithmic, svg_text
 from twinrun.report.headline_picture import standalone
+from twinrun.report.picture import COLOURS, STYLE, label_logarithmic, svg_text
 from twinrun.results.record import Record, hardware
 
 WORST = 10

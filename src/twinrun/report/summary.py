@@ -12,6 +12,7 @@ from twinrun.manifests.metrics import RATIO, Metric
 from twinrun.manifests.published import PublishedClaims
 from twinrun.protocol.bench import EAGER
 from twinrun.protocol.measurements import Fact, Measurement
+from twinrun.report.words import SIGNS
 from twinrun.results.record import Record, hardware
 from twinrun.results.verdicts import Verdict
 from twinrun.workloads.tables_and_charts import Column, Table, text
@@ -65,10 +66,11 @@ def shown_value(value: float, metric: Metric) -> str:
 def claims_of(
     verdicts: Sequence[Verdict], published: PublishedClaims
 ) -> list[tuple[Verdict, Claim | RecordClaim | None]]:
-    """Pair each verdict with its claim, None where the recipe has dropped the claim since."""
+    """Pair each verdict with its claim, None where the recipe dropped it since; what failed comes first."""
     claims: dict[str, Claim | RecordClaim] = {claim.id: claim for claim in published.claim}
     claims |= {claim.id: claim for claim in published.between_records}
-    return [(verdict, claims.get(verdict.claim)) for verdict in verdicts]
+    ordered = sorted(verdicts, key=lambda one: list(SIGNS).index(one.final))
+    return [(verdict, claims.get(verdict.claim)) for verdict in ordered]
 
 
 def facts_of(points: Sequence[PointRecord]) -> list[tuple[str, str]]:
@@ -117,10 +119,9 @@ def placement_table(points: Sequence[PointRecord]) -> Table:
 
 
 def software(record: Record) -> str:
-    """Return what ran, which a stack's name does not say where its lock was not installed."""
+    """Return which PyTorch ran, which a stack's name does not say where its lock was not installed."""
     torch = record.environment.libraries.get("torch")
-    kept = "as locked" if record.environment.as_locked else "not the lock's"
-    return f"PyTorch {torch} ({kept})" if torch else "no PyTorch"
+    return f"PyTorch {torch}" if torch else "no PyTorch"
 
 
 def label(record: Record) -> str:
@@ -153,7 +154,7 @@ def ranked(records: Sequence[Record]) -> list[SubjectRecords]:
     for record in records:
         groups.setdefault((hardware(record), record.description.subject), []).append(record)
     found = [(group, _subject(*names, group)) for names, group in groups.items()]
-    found.sort(key=lambda one: (-_devices(one[0][0]), -_judged(one[1].shown), one[1].hardware))
+    found.sort(key=lambda one: (-_devices(one[0][0]), -judged(one[1].shown), one[1].hardware))
     return [subject for _, subject in found]
 
 
@@ -196,6 +197,7 @@ def _devices(record: Record) -> int:
     return max((point.devices for point in record.points), default=0)
 
 
-def _judged(record: Record | None) -> int:
+def judged(record: Record | None) -> int:
+    """Return how many claims about a record were decided."""
     verdicts = record.verdicts if record else ()
     return sum(verdict.final not in ("not-comparable", "config-mismatch") for verdict in verdicts)

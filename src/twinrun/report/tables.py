@@ -12,6 +12,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from twinrun.report.words import (
+    SIGNS,
     heading,
     measured_value,
     outcome,
@@ -137,16 +138,18 @@ def condition_table(verdict: Verdict) -> View:
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> View:
-    """Return each claim with what was published, what was found here and the verdict, the reason below."""
+    """Return each verdict with its claim, the published value and the one found here, the reason below."""
+    ordered = sorted(verdicts, key=lambda one: list(SIGNS).index(one.final))
     rows = tuple(
         (
+            text(outcome(one)),
             text(one.claim),
             text(published_value(one), published_neutral(one)),
             text(measured_value(one)),
-            text(outcome(one)),
         )
-        for one in verdicts
+        for one in ordered
     )
     styles = {outcome(one): STYLES[one.final] for one in verdicts if one.final in STYLES}
-    table = Table(title="Claims", columns=(*word_columns("claim", "published", "here"), VERDICT), rows=rows)
-    return View(table, below=[f"Why: {reason(one)}" for one in verdicts], styles=styles)
+    columns = (VERDICT, *word_columns("claim", "published", "here"))
+    table = Table(title="Claims", columns=columns, rows=rows)
+    return View(table, below=[f"Why: {reason(one)}" for one in ordered], styles=styles)

@@ -15,19 +15,22 @@ from twinrun.foundation.text import LIKENESS
 from twinrun.machine.doctor import Diagnosis
 
 PIPE_COLUMNS = 160
+# The table that a run ends with can be pasted anywhere.
+RUN_COLUMNS = 99
 # Colour repeats the word beside it; it never carries meaning alone.
 _STYLES = {"ok": "green", "absent": "dim", "warn": "yellow", "fail": "bold red", "unknown": "magenta"}
 _INDENT = "    "
 _STATUS_WIDTH = max(map(len, _STYLES)) + 2
 
 
-def show(view: RenderableType) -> None:
-    """Print `view` on stdout, as wide as the terminal is; COLUMNS says so too."""
+def show(view: RenderableType, *, most: int = PIPE_COLUMNS) -> None:
+    """Print `view` on stdout, as wide as the terminal is, or COLUMNS says, and at most `most` columns."""
     stream = sys.stdout
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(errors=LIKENESS)  # a locale of ASCII lacks the signs of verdicts
-    width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS
-    VisibleConsole(file=stream, width=width, highlight=False).print(view)
+    width = None if stream.isatty() or "COLUMNS" in os.environ else most
+    console = VisibleConsole(file=stream, width=width, highlight=False)
+    console.print(view, width=min(console.width, most))
 
 
 def diagnosis_lines(diagnosis: Diagnosis, *, width: int | None) -> Iterator[Text]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from twinrun.foundation.text import TERA, number, percent
 from twinrun.manifests.claims import Claim
 from twinrun.manifests.vendor import Gpu
-from twinrun.protocol.bench import COPY, Label
+from twinrun.protocol.bench import COPY
 from twinrun.protocol.measurements import Measurement
 from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint, BenchTables, Figure
 from twinrun.workloads.bench.numbers import bus_bandwidth, peaks_of, work_of
@@ -47,11 +47,11 @@ def show(record: RecordView[BenchPlan, BenchPoint]) -> tuple[Table, ...]:
 def overview(records: Sequence[RecordView], drawn: PictureContext[BenchTables]) -> Overview:
     """Return the figures that the recipe declares, of all `records`."""
     found: list[Chart] = []
-    for figure in drawn.recipe.tables.figure:
+    for number_, figure in enumerate(drawn.recipe.tables.figure):
         if figure.kind == "bars":
             found += _bars(figure, records, drawn)
         elif figure.kind == "lines":
-            found += _lines(figure, records, drawn.recipe.tables.label)
+            found += _lines(figure, records, drawn, f"lines-{number_}")
         else:
             found += [
                 one for place, record in enumerate(records) if (one := _roofline(figure, record, place))
@@ -206,46 +206,74 @@ def _measured_bars(
             )
 
 
-def _lines(figure: Figure, records: Sequence[RecordView], labels: Sequence[Label]) -> Iterator[LineChart]:
-    silent = {one.name: one.default for one in labels}
+def _lines(
+    figure: Figure, records: Sequence[RecordView], drawn: PictureContext[BenchTables], name: str
+) -> Iterator[LineChart]:
+    silent = {one.name: one.default for one in drawn.recipe.tables.label}
     names_of = _told_apart(records)
     found = [
         (record, point, one)
         for record in records
         for point in record.points
+        if not figure.cases or point.id in figure.cases
         for one in (*_chosen(point, figure), *_baselines(point, figure))
     ]
     for group in _groups(figure, [one for _, _, one in found]):
         chosen = [item for item in found if _in(item[2], figure, group)]
-        keyed = [
-            (f"{names_of[record.run]}{_series_label(figure, point, one, silent)}", point, one)
-            for record, point, one in chosen
-        ]
-        names = list(dict.fromkeys(name for name, _, _ in keyed))
+        series: dict[str, list[Spot]] = {}
+        for record, point, one in chosen:
+            label = f"{names_of[record.run]}{_series_label(figure, point, one, silent)}"
+            series.setdefault(label, []).append(_over(figure, point, one))
         curves = [
             Curve(
-                label=name,
-                kind="measured",
-                place=place,
-                spots=tuple(
-                    sorted(
-                        (_over(figure, point, one) for key, point, one in keyed if key == name),
-                        key=lambda spot: spot.x,
-                    )
-                ),
+                label=label, kind="measured", place=place, spots=tuple(sorted(spots, key=lambda spot: spot.x))
             )
-            for place, name in enumerate(names)
+            for place, (label, spots) in enumerate(series.items())
         ]
+        published = _published_lines(figure, {one.labels.get("call", "") for _, _, one in chosen}, drawn)
         unit = chosen[0][2].unit
         yield LineChart(
-            name="-".join(["lines", figure.metric, *group]),
-            title=", ".join([figure.metric.replace("-", " "), *group]),
+            name="-".join([name, figure.metric, *group]),
+            title=", ".join([figure.metric.replace("-", " "), *group, *_in_common(figure, drawn)]),
             x_label=str(figure.over),
             x_scale="log2",
             y_label=f"{unit} per {chosen[0][2].per}",
             y_scale="count",
-            curves=tuple(curves),
+            curves=(*published, *curves),
         )
+
+
+def _published_lines(figure: Figure, calls: set[str], drawn: PictureContext[BenchTables]) -> Iterator[Curve]:
+    """Yield what claims say of a figure's cases: a curve for each GPU and software."""
+    found: dict[tuple[str, str], list[Spot]] = {}
+    for claim in drawn.recipe.published.claim:
+        settings = drawn.recipe.tables.cases.get(claim.point or "", {})
+        if (
+            claim.hardware
+            and (claim.metric, claim.measurement in calls) == (figure.metric, True)
+            and (claim.point in figure.cases or not figure.cases)
+            and isinstance(x := settings.get(str(figure.over)), int)
+        ):
+            die = (
+                " die"
+                if claim.hardware.devices and drawn.gpus[claim.hardware.gpu].devices_per_card > 1
+                else ""
+            )
+            name = f"{drawn.gpus[claim.hardware.gpu].name}{die}"
+            spot = Spot(x=float(x), value=claim.value, low=claim.value, high=claim.value)
+            found.setdefault((name, claim.hardware.software), []).append(spot)
+    for place, ((name, detail), spots) in enumerate(found.items()):
+        ordered = tuple(sorted(spots, key=lambda spot: spot.x))
+        yield Curve(label=f"published: {name}", kind="published", place=place, spots=ordered, detail=detail)
+
+
+def _in_common(figure: Figure, drawn: PictureContext[BenchTables]) -> Iterator[str]:
+    """Yield the counts that the cases of a figure share, where it names its cases."""
+    settings = [drawn.recipe.tables.cases[case] for case in figure.cases]
+    for name in ("batch", "heads"):
+        values = {one.get(name) for one in settings}
+        if len(values) == 1 and None not in values:
+            yield f"{name} {values.pop()}"
 
 
 def _baselines(point: PointRecord, figure: Figure) -> list[Measurement]:
