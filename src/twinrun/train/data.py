@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 from twinrun.foundation.errors import InputError, RunError
 from twinrun.foundation.files import sha256_of_bytes, sha256_of_file
 from twinrun.protocol.training import TrainingJob
+from twinrun.train import ranks
 from twinrun.train.corpus import (
     COLUMN,
     CORPUS,
@@ -34,7 +35,6 @@ from twinrun.train.corpus import (
     read_corpus,
     sample_hash,
 )
-from twinrun.train import ranks
 from twinrun.train.job_files import rank_variable
 from twinrun.train.models import IGNORED
 
