@@ -54,6 +54,8 @@ class Request(Frozen):
     source: str | None = None
     """Where the leg before it has left its checkpoint: `--from`."""
     dry: bool = False
+    signed: bool = False
+    """Whether the run goes on only from a checkpoint that a known signer has signed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,8 @@ class Selection:
     gpu: Gpu | None
     checkpointing: Checkpointing | None = None
     """No part of the plan: it leaves what is measured as it is."""
+    signed: bool = False
+    """Whether the run goes on only from a checkpoint that a known signer has signed."""
 
     @property
     def description(self) -> PlanDescription:
@@ -151,6 +155,7 @@ def select(project: Project, request: Request) -> Selection:
         machine=machine,
         gpu=gpu,
         checkpointing=checkpoints,
+        signed=request.signed,
     )
 
 
