@@ -44,6 +44,15 @@ def checkpointing_of(
         raise InputError(
             "nothing is trained, so nothing is saved", place=OPTION, found=in_words(described.model)
         )
+    for point in plan.points:
+        if without := points[point.id].unsaved:
+            raise InputError(
+                "no checkpoint is made of this layout",
+                place=f"{OPTION} {point.id}",
+                found=without,
+                allowed="layouts of data parallelism and ZeRO",
+                hint="choose layouts with --set layouts=..., or leave --checkpoint out",
+            )
     values: dict[str, object] = {}
     for text in texts:
         key, sign, value = text.partition("=")
