@@ -20,7 +20,7 @@ from twinrun.foundation.text import plural, redacted, size
 _HINTS = (
     (
         "Hash mismatch",
-        "a file is not the one that was locked, and nothing of it was installed; `invoke lock --check` says more",
+        "a file is not the one that was locked, and was not installed; `invoke lock --check` says more",
     ),
     (
         r"\(os error (1|13|20|27|28|30|122)\)",
