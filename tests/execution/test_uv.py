@@ -68,8 +68,9 @@ def test_another_file_than_the_locked_one_is_no_fault_of_the_network(tmp_path: P
     lock = tmp_path / "requirements.lock"
     lock.write_text(f"toy==1.0 --hash=sha256:{'0' * 64}\n")
     line = ("pip", "sync", "--require-hashes", "--no-index", "--find-links", str(tmp_path), str(lock))
+    said: list[str] = []
     with pytest.raises(MachineError, match="Hash mismatch") as caught:
-        run_uv(*line, "--target", str(tmp_path / "made"), say=[].append)
+        run_uv(*line, "--target", str(tmp_path / "made"), say=said.append)
     assert "not the one that was locked" in str(caught.value.hint)
     assert "network" not in str(caught.value.hint)
 

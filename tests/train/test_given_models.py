@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut": (lambda one: (one / "model.safetensors").write_bytes(b"1234"), "cannot load the model"),
     **{
         f"dtype-{value}": (
-            lambda one, value=value: changed_config(one, "config.json", dtype=value, torch_dtype=value),
+            partial(changed_config, file="config.json", dtype=value),
             "config.json:dtype: no type of weights",
         )
         for value in ("__class__", 3)
