@@ -33,6 +33,7 @@ take_over()
         "out": "folder for the run instead of runs/",
         "track": "trackers to write the run for, separated by commas: tensorboard, mlflow, wandb",
         "resume": "go on with the newest unfinished run of the same plan, and with the jobs that it has",
+        "require-signature": "go on only from checkpoints whose newest a name in allowed_signers has signed",
         "detach": "submit the jobs of all points and return; the same command with --resume collects them",
         "dry": "print the plan on a page and stop; with --json all of it",
         "yes": "start without a question also what takes long on a processor",
@@ -57,6 +58,7 @@ def run(
     out: str = "",
     track: str = "",
     resume: bool = False,
+    require_signature: bool = False,
     detach: bool = False,
     dry: bool = False,
     yes: bool = False,
@@ -77,6 +79,7 @@ def run(
             leg=count(leg, "--leg"),
             source=from_ or None,
             dry=dry,
+            signed=require_signature,
             **chosen,
         )
         folder = Path(out) if out else None
@@ -236,6 +239,7 @@ def peak(
         "set": "of a rerun, key=value as `invoke run` takes it; may be given many times",
         "point": "of a rerun, the one point to run; the first when left out",
         "out": "of a rerun, the HTML file",
+        "require-signature": "refuse a record without a signature of a name in allowed_signers",
         "json": "print JSON",
     },
 )
@@ -254,6 +258,7 @@ def compare(
     set: list[str] | None = None,
     point: str = "",
     out: str = "",
+    require_signature: bool = False,
     json: bool = False,
 ) -> None:
     """Explain what differs between two records, or hold their claims or scores against each other."""
@@ -261,21 +266,24 @@ def compare(
         from twinrun.cli import compare as commands
 
         given = {"recipe": recipe, "metric": metric, "scale": scale, "set": set, "point": point, "out": out}
+        signed = {"require-signature": require_signature}
         demand_with("--rerun", rerun, **given)
         if rerun:
             from twinrun.cli import history
 
-            demand_without("--rerun", True, claims=claims, scores=scores)
+            demand_without("--rerun", True, claims=claims, scores=scores, **signed)
             asked = history.asked(recipe, a, b, point=point, metric=metric, scale=scale, set=set, out=out)
             raise Exit(code=history.rerun(ROOT, asked, as_json=json))
         demand_with("--scores", scores, margin=margin, claim=claim)
         demand_without("--claim", bool(claim), margin=margin)
-        demand_without("--scores", scores, claims=claims)
+        demand_without("--scores", scores, claims=claims, **signed)
         if scores:
             allowed = amount(margin, "--margin")
             code = commands.scores(ROOT, Path(a), Path(b), margin=allowed, claim=claim, as_json=json)
         else:
-            code = commands.compare(ROOT, Path(a), Path(b), claims=claims, as_json=json)
+            code = commands.compare(
+                ROOT, Path(a), Path(b), claims=claims, as_json=json, signed=require_signature
+            )
     raise Exit(code=code)
 
 
@@ -398,6 +406,7 @@ def bisect(
         "form": "write the file with which a run is sent in, without names of hosts and folders",
         "add": "a file that was sent in: check it and add its record to the recipe's results",
         "crate": "write a folder with the run as a Workflow Run RO-Crate, MLPerf's log lines included",
+        "require-signature": "refuse a record without a signature of a name in allowed_signers",
         "why": "a claim of a record: print the conditions of its verdict, and what was seen of each",
         "hardware": "write which hardware to choose: published, measured and predicted, by model",
         "price": "of a device for an hour with --hardware, for example h200=3.1,mi300x=2",
@@ -410,6 +419,7 @@ def report(
     form: bool = False,
     add: str = "",
     crate: bool = False,
+    require_signature: bool = False,
     why: str = "",
     hardware: bool = False,
     price: str = "",
@@ -421,14 +431,15 @@ def report(
         paths = {"out": Path(out) if out else None, "add": Path(add) if add else None}
         demand_with("--hardware", hardware, price=price)
         if hardware:
-            demand_without("--hardware", hardware, form=form, add=add, crate=crate, why=why)
+            signed = {"require-signature": require_signature}
+            demand_without("--hardware", hardware, form=form, add=add, crate=crate, why=why, **signed)
             commands.hardware_report(ROOT, what, out=paths["out"], price=price)
             return
         if why:
             demand_without("--why", True, form=form, add=add, crate=crate, out=out)
-            commands.why(ROOT, what, why)
+            commands.why(ROOT, what, why, signed=require_signature)
             return
-        commands.report(ROOT, what, form=form, crate=crate, **paths)
+        commands.report(ROOT, what, form=form, crate=crate, signed=require_signature, **paths)
 
 
 @command(

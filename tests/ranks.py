@@ -33,33 +33,46 @@ def run_ranks(
     world_size: int,
     variables: Mapping[str, str],
     modules: tuple[str, ...] = (),
+    beside: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
     """Run a script or a module on ranks that find each other as under torchrun; return what all have printed.
 
     Args:
         variables: environment of the ranks, with PYTHONPATH.
         modules: what is imported before the ranks are forked, beside PyTorch.
+        beside: arguments of other ranks, as many, that run at the same time without knowing of these.
     """
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GROUP_RANK": "0"}
-    sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(world_size))
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        groups = [given for given in (arguments, beside) if given]
         ranks = [
-            Forked(
-                arguments=(str(script), *arguments),
-                folder=str(Path.cwd()),
-                variables={**variables, **place, **sizes, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdout=str(folder / f"{rank}.stdout"),
-                stderr=str(folder / f"{rank}.stderr"),
-            )
-            for rank in range(world_size)
+            one
+            for number, given in enumerate(groups)
+            for one in _ranks((str(script), *given), world_size, variables, Path(name) / str(number))
         ]
         status = _server(modules).run(ranks)
         printed = [
-            "".join((folder / f"{rank}.{stream}").read_text("utf-8") for rank in range(world_size))
+            "".join(Path(getattr(one, stream)).read_text("utf-8") for one in ranks)
             for stream in ("stdout", "stderr")
         ]
         return subprocess.CompletedProcess(arguments, status, *printed)
+
+
+def _ranks(
+    arguments: tuple[str, ...], world_size: int, variables: Mapping[str, str], folder: Path
+) -> list[Forked]:
+    folder.mkdir()
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GROUP_RANK": "0"}
+    sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(world_size))
+    return [
+        Forked(
+            arguments=arguments,
+            folder=str(Path.cwd()),
+            variables={**variables, **place, **sizes, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=str(folder / f"{rank}.stdout"),
+            stderr=str(folder / f"{rank}.stderr"),
+        )
+        for rank in range(world_size)
+    ]
 
 
 @functools.cache

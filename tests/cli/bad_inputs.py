@@ -150,7 +150,7 @@ def _record_lines(there: dict[str, str]) -> Iterator[tuple[str, ...]]:
     # Where nothing is written: a device would be replaced by a file, and a link by what it led to.
     for out in ("/dev/null", there["pipe"], there["loop"], f"{there['loop']}/new", there["folder"], "a\0b"):
         yield ("report", RECORD, f"--out={out}")
-        yield ("compare", "--parity", RECORD, RECORD, f"--out={out}")
+        yield ("parity", RECORD, RECORD, f"--out={out}")
     for out in ("/dev/null", there["pipe"], there["loop"], f"{there['loop']}/new", there["text"]):
         yield ("report", RECORD, "--crate", f"--out={out}")
         yield ("run", RECIPE, "--vendor", "cpu", "--engine", "host", "--scale", "smoke", f"--out={out}")

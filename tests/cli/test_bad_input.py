@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 import resource
 import shutil
@@ -311,6 +312,19 @@ def test_a_vendor_whose_gpus_the_machine_lacks(untouched: Path, vendor: str) -> 
     message = refused(untouched, "run", RECIPE, "--vendor", vendor, code=3)
     assert vendor in message
     assert "hint:" in message
+
+
+def test_a_manifest_that_is_a_pipe_is_not_read(root: Path) -> None:
+    manifest = root / "images" / "stacks" / "cpu" / "stack.toml"
+    manifest.unlink()
+    os.mkfifo(manifest)
+    message = refused(root, "build", "--stack", "cpu", "--dry")
+    assert f"{manifest}: not a manifest found: no regular file" in message
+
+
+def test_a_key_of_any_length_is_cut(root: Path) -> None:
+    replace(root / RECIPE / "recipe.toml", NAME, f"{NAME}{'k' * 100_000} = 1\n")
+    assert len(refused(root, "run", RECIPE, *HOST, "--dry")) < 3000
 
 
 def test_a_stack_that_does_not_serve_the_recipe(root: Path) -> None:

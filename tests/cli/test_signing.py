@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints.writing import write
+from tests.commands import invoke
 from tests.records import PROJECT, ROOT
 from twinrun.checkpoints import store_at
+from twinrun.checkpoints.verification import demand_signed_checkpoint
 from twinrun.cli import report as report_command
 from twinrun.cli.checkpoint import checkpoint
 from twinrun.cli.signing import signature_for
@@ -96,15 +99,82 @@ def test_a_signature_for_another_purpose_is_refused(record: Path, key: Path) -> 
         read_record(record, PROJECT)
 
 
-def test_a_key_that_may_sign_no_longer_is_refused(record: Path, key: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (
+            'valid-before="20200101"',
+            "the key that signed is not valid today\n  found: line 1: key has expired",
+        ),
+        ('valid-after="20900101"', "not valid today\n  found: line 1: key is not yet valid"),
+        ('namespaces="git"', "the key of ada@example.org may not sign this"),
+        ('nonsense="1"', "signers: not a line of a signer\n  found: line 1: bad options"),
+    ],
+)
+def test_a_key_that_may_not_sign_today_is_refused(
+    record: Path, key: Path, tmp_path: Path, option: str, said: str
+) -> None:
     signature_for(ROOT, str(record), key=key)
     signers = tmp_path / "signers"
-    before = signers.read_text()
-    signers.write_text(before.replace(" ssh", ' valid-before="20200101" ssh', 1))
-    assert "which signers does not vouch for" in read_record(record, PROJECT).signature
-    signers.write_text(before.replace(" ssh", ' namespaces="git" ssh', 1))
-    with pytest.raises(InputError, match=r"the key of ada@example\.org may not sign"):
+    signers.write_text(signers.read_text().replace(" ssh", f" {option} ssh", 1))
+    with pytest.raises(InputError) as caught:
         read_record(record, PROJECT)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("form", ["key", "KRL", "none"])
+def test_a_revoked_key_is_refused(record: Path, key: Path, tmp_path: Path, form: str) -> None:
+    signature_for(ROOT, str(record), key=key)
+    revoked, public = tmp_path / "revoked_keys", str(key.with_name("key.pub"))
+    make(tmp_path / "other")
+    shutil.copy(tmp_path / "other.pub", revoked)
+    assert read_record(record, PROJECT).signature == "signed by ada@example.org"
+    if form == "KRL":
+        subprocess.run(["ssh-keygen", "-q", "-k", "-f", str(revoked), public], check=True)
+    else:
+        revoked.write_text(Path(public).read_text() if form == "key" else "nonsense")
+    with pytest.raises(InputError, match=r"the key of ada@example\.org is revoked"):
+        read_record(record, PROJECT)
+
+
+@pytest.mark.parametrize("kind", ["absent", "folder", "pipe"])
+def test_signers_that_cannot_be_read_are_said(
+    record: Path, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    signature_for(ROOT, str(record), key=key)
+    place = tmp_path / "named"
+    if kind == "folder":
+        place.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(place)
+    monkeypatch.setenv("TWINRUN_SIGNERS", str(place))
+    with pytest.raises(InputError, match="named: the signers cannot be read"):
+        read_record(record, PROJECT)
+
+
+@pytest.mark.parametrize("by", ["option", "policy"])
+def test_a_signature_can_be_demanded(record: Path, key: Path, tmp_path: Path, by: str) -> None:
+    option = ("--require-signature",) if by == "option" else ()
+    if by == "policy":
+        with (tmp_path / "signers").open("a") as stream:
+            stream.write("# twinrun: require-signature\n")
+    lines = [
+        ("report", str(record), "--out", str(tmp_path / "page.html")),
+        ("compare", str(record), str(record)),
+        ("report", str(record), "--why", "throughput-1b"),
+    ]
+    make(tmp_path / "stranger")
+    for found in ("unsigned", "which signers does not vouch for"):
+        for line in lines:
+            done = invoke(ROOT, *line, *option)
+            assert done.returncode == 2, done.stderr
+            assert "record.json: a signature of a known signer is demanded" in done.stderr
+            assert found in done.stderr
+        signature_for(ROOT, str(record), key=tmp_path / "stranger")
+    signature_for(ROOT, str(record), key=key)
+    for line in lines[:2]:
+        done = invoke(ROOT, *line, *option)
+        assert done.returncode == 0, done.stderr
 
 
 def test_a_changed_record_is_not_signed(record: Path, key: Path) -> None:
@@ -129,6 +199,20 @@ def test_a_signed_record_needs_ssh_keygen_to_be_read(
     monkeypatch.setenv("PATH", "")
     with pytest.raises(MachineError, match="cannot start ssh-keygen"):
         read_record(record, PROJECT)
+
+
+def test_ranks_go_on_only_from_a_signed_checkpoint_where_that_is_demanded(tmp_path: Path, key: Path) -> None:
+    store = store_at(str(tmp_path / "place"))
+    demand_signed_checkpoint(store, step=None, root=ROOT)
+    token = store.claim("run")
+    for step in (2, 4):
+        write(store, step=step, token=token)
+    with pytest.raises(InputError, match=r"manifest\.json: a signature of a known signer is demanded"):
+        demand_signed_checkpoint(store, step=None, root=ROOT)
+    signature_for(ROOT, str(tmp_path / "place"), key=key)
+    demand_signed_checkpoint(store, step=None, root=ROOT)
+    with pytest.raises(InputError, match="is demanded"):
+        demand_signed_checkpoint(store, step=2, root=ROOT)
 
 
 def verified(place: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:

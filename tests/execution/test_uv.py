@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,24 @@ def test_what_uv_says_at_its_end_is_kept_for_the_error(tmp_path: Path) -> None:
         run_uv("pip", "sync", str(tmp_path / "absent.lock"), say=said.append)
     assert "absent.lock" in str(caught.value.found)
     assert said == []
+
+
+def test_another_file_than_the_locked_one_is_no_fault_of_the_network(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "toy-1.0-py3-none-any.whl", "w") as wheel:
+        for name, text in (
+            ("METADATA", "Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n"),
+            ("WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n"),
+            ("RECORD", ""),
+        ):
+            wheel.writestr(f"toy-1.0.dist-info/{name}", text)
+    lock = tmp_path / "requirements.lock"
+    lock.write_text(f"toy==1.0 --hash=sha256:{'0' * 64}\n")
+    line = ("pip", "sync", "--require-hashes", "--no-index", "--find-links", str(tmp_path), str(lock))
+    said: list[str] = []
+    with pytest.raises(MachineError, match="Hash mismatch") as caught:
+        run_uv(*line, "--target", str(tmp_path / "made"), say=said.append)
+    assert "not the one that was locked" in str(caught.value.hint)
+    assert "network" not in str(caught.value.hint)
 
 
 def test_uv_itself_tells_its_phases(tmp_path: Path) -> None:

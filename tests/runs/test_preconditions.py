@@ -120,10 +120,32 @@ def test_a_long_run_on_a_processor_asks(root: Path) -> None:
     assert "on a processor" not in invoke(root, *SMOKE, "--dry").stderr
 
 
-def test_a_plan_that_does_not_fit_says_so(root: Path) -> None:
-    plan = invoke(root, *SMOKE, "--set", "model=mpt-70b", "--dry")
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ((*SMOKE, "--set", "model=mpt-70b"), "devices=1: the ranks need more memory than is free here"),
+        ((*SMOKE, "--checkpoint", "steps=2", "--checkpoint", "source=/nowhere"), "--from: no such folder"),
+        (("run", "mamba-kernels", *SMOKE[2:6], "--scale", "node"), "this scale measures a GPU"),
+        (("run", "ring-allreduce", *SMOKE[2:6], "--scale", "node"), "this scale measures a GPU"),
+        (("run", "flash-attention", *SMOKE[2:6], "--scale", "node"), "this scale measures a GPU"),
+    ],
+)
+def test_a_plan_says_what_a_run_would_refuse(root: Path, line: tuple[str, ...], said: str) -> None:
+    plan = invoke(root, *line, "--dry")
     assert plan.returncode == 0
-    assert "warning   devices=1 would be refused here: about" in plan.stderr
+    assert f"warning   a run would be refused here: {said}" in plan.stderr
+    run = invoke(root, *line)
+    assert run.returncode in (2, 3)
+    assert f"error: {said}" in run.stderr
+
+
+@pytest.mark.parametrize("dry", [(), ("--dry",)])
+def test_a_layout_that_is_not_saved_is_refused_before_it_is_trained(root: Path, dry: tuple[str, ...]) -> None:
+    line = ("run", "deepspeed-pretrain", *SMOKE[2:], "--checkpoint", "steps=2")
+    message = refused(root, *line, *dry)
+    assert "--checkpoint pp2: no checkpoint is made of this layout found: pipeline" in message
+    message = refused(root, *line, "--set", "layouts=moe-ep2", *dry)
+    assert "--checkpoint moe-ep2: no checkpoint is made of this layout found: experts" in message
 
 
 @pytest.mark.parametrize(

@@ -125,11 +125,16 @@ def bench_job(
 
 
 def launch(
-    script: Path | str, job: Job, *, modules: tuple[str, ...] = ()
+    script: Path | str, job: Job, *, modules: tuple[str, ...] = (), beside: Job | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script or a module for `job` on ranks that are forked where `modules` are imported."""
-    arguments = ("--job", str(job_file(job)))
-    return run_ranks(script, *arguments, world_size=job.world_size, variables=environment(), modules=modules)
+    """Run a script or a module for `job` on ranks that are forked where `modules` are imported.
+
+    Args:
+        beside: another job with as many ranks, run at the same time.
+    """
+    arguments, other = (("--job", str(job_file(one))) if one else () for one in (job, beside))
+    size, variables = job.world_size, environment()
+    return run_ranks(script, *arguments, world_size=size, variables=variables, modules=modules, beside=other)
 
 
 def job_file(job: Job) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,13 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing-tensor": (without_a_tensor, "1 tensor, transformer.h.1.mlp.c_fc.weight first"),
     "other-size": (lambda one: changed_config(one, "config.json", n_positions=96), "of another size"),
     "cut": (lambda one: (one / "model.safetensors").write_bytes(b"1234"), "cannot load the model"),
+    **{
+        f"dtype-{value}": (
+            partial(changed_config, file="config.json", dtype=value),
+            "config.json:dtype: no type of weights",
+        )
+        for value in ("__class__", 3)
+    },
     "other-weights": (other_weights, "config.json:transformers_weights: weights or code of another place"),
     "weights-outside": (weights_outside, "weight_map: weights of another place"),
     "attention": (

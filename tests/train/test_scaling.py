@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def test_a_run_reports_its_circumstances(alone: TrainingResult) -> None:
     assert alone.parameters == SHAPE.parameters()
     assert alone.parallelism == "single"
     assert alone.attention_backend == "flash"
-    assert alone.changes.keys() == {"composer"}
+    assert alone.changes.keys() == {"composer", "streaming"}
     assert 100e6 < alone.peak_memory_bytes < alone.device_memory_bytes
     assert {"torch", "composer", "streaming", "numpy", "collectives"} <= alone.libraries.keys()
 
@@ -71,7 +72,6 @@ def test_the_loss_falls_past_the_end_of_an_epoch(alone: TrainingResult, corpus: 
         ("composer", "fsdp2", {"microbatch": 2, "activation_checkpointing": True}),
         ("composer", "ddp", {"sharding": "none"}),
         ("composer", "fsdp2", {"microbatch": 2, "reduction": "step"}),
-        ("plain", "fsdp2", {"microbatch": 8}),
         ("plain", "fsdp2", {"microbatch": 2, "reduction": "step"}),
     ],
 )
@@ -87,6 +87,19 @@ def test_two_ranks_train_as_one(
     assert losses(result) == pytest.approx(losses(alone), rel=1e-5)
     assert result.order_hash == alone.order_hash
     assert result.data_hash == alone.data_hash
+
+
+def test_two_trainings_at_once_do_not_meet(alone: TrainingResult, make_job: MakeJob) -> None:
+    files = set(Path(tempfile.gettempdir()).glob("*_filelock"))
+    jobs = [make_job(world_size=2, trainer="plain", microbatch=8) for _ in range(2)]
+    ended = launch(TRAINING, jobs[0], modules=LOADED, beside=jobs[1])
+    assert ended.returncode == 0, ended.stderr
+    for job in jobs:
+        result = load_json(Path(job.out) / "result.json", TrainingResult)
+        assert losses(result) == pytest.approx(losses(alone), rel=1e-5)
+        assert result.order_hash == alone.order_hash
+    mine = [one for one in Path(tempfile.gettempdir()).glob("*_filelock") if one not in files]
+    assert not mine
 
 
 def test_a_plain_loop_trains_as_composer_does(alone: TrainingResult, make_job: MakeJob) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 
 from twinrun.checkpoints.manifest import (
     CheckpointManifest,
@@ -18,8 +20,18 @@ from twinrun.checkpoints.manifest import (
 )
 from twinrun.checkpoints.parts import Box, Coverage, demand_tiled, read_part, whole_of
 from twinrun.checkpoints.safetensors import ITEM_BYTES, LENGTH_BYTES, Entry, header_bytes, parse_header
-from twinrun.checkpoints.store import LATEST, MANIFEST, SIGNATURE, STEP, DamagedError, ReadableFile, Store
+from twinrun.checkpoints.store import (
+    LATEST,
+    MANIFEST,
+    MAX_STATE_BYTES,
+    SIGNATURE,
+    STEP,
+    DamagedError,
+    ReadableFile,
+    Store,
+)
 from twinrun.foundation.errors import InputError
+from twinrun.foundation.signatures import UNSIGNED, demand_signed, signed_by, signers_of
 
 # Fewer would wait for an object store.
 LEAST_THREADS = 8
@@ -153,6 +165,38 @@ def verify(store: Store, step: int) -> CheckpointManifest:
             _verify_file(store, manifest, stored, part, pool)
     coverage.demand_whole()
     return manifest
+
+
+def signature_at(store: Store, step: int, token: int, digest: str, *, signers: Path) -> str:
+    """Return who signed the manifest of a checkpoint, in words; raises InputError where it does not match."""
+    if SIGNATURE not in (files := store.contents(step, token)):
+        return UNSIGNED
+    with store.open(step, SIGNATURE) as source, tempfile.NamedTemporaryFile() as copy:
+        room = bytearray(min(files[SIGNATURE], MAX_STATE_BYTES))
+        source.read_into(memoryview(room), 0)
+        copy.write(room)
+        copy.flush()
+        try:
+            return signed_by(digest, Path(copy.name), signers=signers)
+        except InputError as error:
+            if error.place == copy.name:
+                error.place = store.file(step, SIGNATURE)
+            raise
+
+
+def demand_signed_checkpoint(store: Store, *, step: int | None, root: Path) -> None:
+    """Raise InputError unless a known signer has signed the checkpoint that ranks would go on from.
+
+    Args:
+        step: the one that they go on from, None for the newest; where there is none, they begin anew.
+    """
+    chosen = step or max(store.steps(), default=None)
+    if chosen is None:
+        return
+    # Ranks fall back from a damaged checkpoint to the one before it, which may be unsigned.
+    manifest = verify(store, chosen)
+    found = signature_at(store, chosen, manifest.token, manifest.digest(), signers=signers_of(root))
+    demand_signed(found, place=store.file(chosen, MANIFEST), root=root)
 
 
 def demand_published_checkpoint(store: Store, manifest: CheckpointManifest) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from pathlib import Path
 
 from twinrun.checkpoints import store_at
@@ -13,10 +12,10 @@ from twinrun.checkpoints.hugging_face.tokenizer import FILE as TOKENIZER
 from twinrun.checkpoints.hugging_face.writing import write_folder
 from twinrun.checkpoints.manifest import CheckpointManifest
 from twinrun.checkpoints.s3 import is_remote
-from twinrun.checkpoints.store import MAX_STATE_BYTES, SIGNATURE, DamagedError, Store
-from twinrun.checkpoints.verification import broken_links, read_manifest, verify
+from twinrun.checkpoints.store import DamagedError, Store
+from twinrun.checkpoints.verification import broken_links, read_manifest, signature_at, verify
 from twinrun.foundation.errors import InputError, TwinrunError, closest
-from twinrun.foundation.signatures import UNSIGNED, signed_by, signers_of
+from twinrun.foundation.signatures import signers_of
 from twinrun.foundation.terminal import say
 from twinrun.foundation.text import number
 
@@ -57,19 +56,11 @@ def _with_signature(store: Store, row: dict[str, object], signers: Path) -> dict
     if row["damage"]:
         return row
     step, token = int(str(row["step"])), int(str(row["writer"]))
-    if SIGNATURE not in (files := store.contents(step, token)):
-        return row | {"signature": UNSIGNED}
-    with store.open(step, SIGNATURE) as source, tempfile.NamedTemporaryFile() as copy:
-        room = bytearray(min(files[SIGNATURE], MAX_STATE_BYTES))
-        source.read_into(memoryview(room), 0)
-        copy.write(room)
-        copy.flush()
-        try:
-            return row | {"signature": signed_by(str(row["sha256"]), Path(copy.name), signers=signers)}
-        except InputError as error:
-            place = store.file(step, SIGNATURE)
-            damage = DamagedError(error.message, place=place, found=error.found, hint=error.hint)
-            return {"step": step, "damage": str(damage)}
+    try:
+        return row | {"signature": signature_at(store, step, token, str(row["sha256"]), signers=signers)}
+    except InputError as error:
+        damage = DamagedError(error.message, place=error.place, found=error.found, hint=error.hint)
+        return {"step": step, "damage": str(damage)}
 
 
 def _convert(place: str, step: int | None, out: str | None, tokenizer: str | None) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from twinrun.cli.console import print_json
 from twinrun.foundation.errors import InputError
+from twinrun.foundation.signatures import is_demanded
 from twinrun.foundation.terminal import say
 from twinrun.planning.project import Project
 from twinrun.report.comparison import comparison_view, scores_view
@@ -21,11 +22,15 @@ from twinrun.results.score_claims import claim_called, judge_scores
 from twinrun.results.verdicts import FAILURES
 
 
-def compare(root: Path, a: Path, b: Path, *, claims: bool, as_json: bool) -> int:
-    """Print what differs between two records and what that did; with `claims` see `_compare_claims`."""
+def compare(root: Path, a: Path, b: Path, *, claims: bool, as_json: bool, signed: bool = False) -> int:
+    """Print what differs between two records and what that did; with `claims` see `_compare_claims`.
+
+    Args:
+        signed: refuse records that no known signer has signed.
+    """
+    project = Project(root, signed=is_demanded(root, asked=signed))
     if claims:
-        return _compare_claims(root, a, b, as_json=as_json)
-    project = Project(root)
+        return _compare_claims(project, a, b, as_json=as_json)
     comparison = compare_records(read_record(a, project), read_record(b, project), project)
     if as_json:
         print_json(comparison.model_dump(mode="json"))
@@ -76,9 +81,8 @@ def _samples_of(project: Project, place: Path) -> SampleFile:
     return found
 
 
-def _compare_claims(root: Path, a: Path, b: Path, *, as_json: bool) -> int:
+def _compare_claims(project: Project, a: Path, b: Path, *, as_json: bool) -> int:
     """Judge the claims between records of A and of B; 1 when one is not reproduced."""
-    project = Project(root)
     records = read_records([a, b], project)
     verdicts = judge_between(records, project)
     said = headline_of_all(records, verdicts)

@@ -8,6 +8,7 @@ from pathlib import Path
 from twinrun.cli.console import demand_without
 from twinrun.export.ro_crate import write_crate
 from twinrun.foundation.errors import InputError, closest
+from twinrun.foundation.signatures import is_demanded
 from twinrun.foundation.terminal import say
 from twinrun.planning.project import Project
 from twinrun.protocol.models import member
@@ -26,7 +27,14 @@ from twinrun.results.submission import FILE, add_submission
 
 
 def report(
-    root: Path, what: str, *, out: Path | None, form: bool, add: Path | None, crate: bool = False
+    root: Path,
+    what: str,
+    *,
+    out: Path | None,
+    form: bool,
+    add: Path | None,
+    crate: bool = False,
+    signed: bool = False,
 ) -> None:
     """Write the report of a run, a record or a recipe's committed records, and print its path.
 
@@ -34,11 +42,12 @@ def report(
         form: write the file with which a record is sent in instead.
         add: a record that was sent in, to be added to the recipe's results before.
         crate: write the RO-Crate of a run, or of a single record, instead.
+        signed: refuse what no known signer has signed; the record of `add` alone where one is added.
 
     Raises:
         InputError: options exclude each other, or there is no such record or recipe.
     """
-    path, project = Path(what), Project(root)
+    path, project = Path(what), Project(root, signed=is_demanded(root, asked=signed))
     of_one = path.suffix == ".json" or (path / "record.json").is_file()
     demand_without("--crate", given=crate, form=form, add=add)
     demand_without("--form", given=form, add=add)
@@ -53,12 +62,13 @@ def report(
         added, record = add_submission(add, what, project)
         say(f"added: {added}")
         say(f"{headline(record)} As sent in, {record.signature}: who ran it, and on what, nobody here saw.")
+        project = Project(root)
     say(_recipe_report(project, what, out))
 
 
-def why(root: Path, what: str, claim: str) -> None:
+def why(root: Path, what: str, claim: str, *, signed: bool) -> None:
     """Print the conditions of a verdict; raises InputError for a claim that the record has none of."""
-    record = read_record(Path(what), Project(root))
+    record = read_record(Path(what), Project(root, signed=is_demanded(root, asked=signed)))
     verdicts = {one.claim: one for one in record.verdicts}
     if claim not in verdicts:
         raise InputError(

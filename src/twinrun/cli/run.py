@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twinrun.cli.console import print_json
-from twinrun.foundation.errors import InputError, RunInterruptedError
+from twinrun.foundation.errors import InputError, RunInterruptedError, TwinrunError
 from twinrun.foundation.terminal import say
 from twinrun.machine.checks import demand_device_files
 from twinrun.planning.project import Project
 from twinrun.runs.preconditions import demand_ready
-from twinrun.runs.selection import Request, Selection, select
+from twinrun.runs.selection import Request, Selection, demand_runnable, select
 from twinrun.workloads.settings import NOT_RECORDED
 
 if TYPE_CHECKING:
@@ -29,11 +30,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from twinrun.foundation.errors import TwinrunError
 from twinrun.foundation.text import GIB, duration, number, plain
-from twinrun.runs.data import demand_documents
 from twinrun.runs.launches import commands_of
-from twinrun.runs.preconditions import demand_memory
 from twinrun.workloads.workload import Point
 
 
@@ -54,7 +52,7 @@ def run(
     selection = select(project, request)
     if request.dry:
         _print_plan(project, selection, as_json=as_json)
-        warn(selection)
+        warn(project, selection, out=(out or root / "runs").absolute())
         return 0
     if selection.site is None:
         demand_device_files(selection.vendor, selection.machine.devices)
@@ -301,20 +299,19 @@ def ask(selection: Selection, *, yes: bool) -> None:
         raise RunInterruptedError("not started", hint="--yes starts it without a question")
 
 
-def warn(selection: Selection) -> None:
-    """Print what stands against a plan that is only printed."""
+def warn(project: Project, selection: Selection, *, out: Path) -> None:
+    """Print what stands against a plan that is only printed: all that a run would refuse before it starts."""
     if (seconds := _long(selection)) is not None:
         print(
             f"warning   about {duration(seconds)} on a processor: the run starts only with --yes",
             file=sys.stderr,
         )
-    try:
-        demand_documents(selection.description.undocumented, selection.description.given_documents)
-        if selection.site is None:
-            demand_memory(selection)
-    except TwinrunError as error:
-        why = error.allowed or error.hint
-        print(f"warning   {error.place} would be refused here: {error.found}; {why}", file=sys.stderr)
+    for demand in (demand_runnable, partial(demand_ready, project, out=out)):
+        try:
+            demand(selection)
+        except TwinrunError as error:
+            said = f"{error}".removeprefix("error: ")
+            print(f"warning   a run would be refused here: {said}", file=sys.stderr)
 
 
 def _long(selection: Selection) -> float | None:

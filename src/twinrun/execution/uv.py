@@ -16,8 +16,18 @@ from twinrun.foundation.errors import MachineError
 from twinrun.foundation.processes import last_lines, readable
 from twinrun.foundation.text import plural, redacted, size
 
-# How uv says EPERM, EACCES, ENOTDIR, EFBIG, ENOSPC, EROFS and EDQUOT.
-_REFUSED = re.compile(r"\(os error (1|13|20|27|28|30|122)\)")
+# What helps, by what uv says; the numbers are EPERM, EACCES, ENOTDIR, EFBIG, ENOSPC, EROFS and EDQUOT.
+_HINTS = (
+    (
+        "Hash mismatch",
+        "a file is not the one that was locked, and was not installed; `invoke lock --check` says more",
+    ),
+    (
+        r"\(os error (1|13|20|27|28|30|122)\)",
+        "free some space, or set TWINRUN_CACHE and UV_CACHE_DIR to folders that you can write to",
+    ),
+    ("", "check the network, or carry the cache folder over from a machine that has the environment"),
+)
 # It announces each wheel of more than a MiB, and says when it has it.
 _BEGUN = re.compile(r"^Downloading (\S+) \(([\d.]+)(KiB|MiB|GiB)\)")
 _ENDED = re.compile(r"^ Downloaded (\S+)")
@@ -103,9 +113,7 @@ def run_uv(*arguments: str, say: Callable[[str], None], total_bytes: int | None 
             "the environment cannot be installed",
             place=f"uv {arguments[0]} {arguments[1]}",
             found=redacted(last_lines(text, 6)),
-            hint="free some space, or set TWINRUN_CACHE and UV_CACHE_DIR to folders that you can write to"
-            if _REFUSED.search(text)
-            else "check the network, or carry the cache folder over from a machine that has the environment",
+            hint=next(hint for pattern, hint in _HINTS if re.search(pattern, text)),
         )
 
 

@@ -7,6 +7,7 @@ import datetime
 import functools
 from collections.abc import Iterator
 
+from twinrun.foundation.redaction import cleaned
 from twinrun.protocol.health import Health, NodeCheck
 from twinrun.protocol.measurements import Check
 from twinrun.results.record import Record
@@ -29,7 +30,8 @@ def _of_nodes(point: PointRecord, check: Check) -> Iterator[NodeCheck]:
     """Yield a check for each node that it is about; one of several nodes fails at those that it names."""
     host, _, device = check.place.partition(", device ")
     made = functools.partial(NodeCheck, check=check.id)
-    told = functools.partial(made, outcome=check.outcome, reason=check.reason, remedy=check.remedy)
+    said = {"reason": check.reason, "remedy": check.remedy}
+    told = functools.partial(made, outcome=check.outcome, **cleaned(said))
     if host != _ALLOCATION and not check.nodes:
         yield told(node=host, device=device)
         return

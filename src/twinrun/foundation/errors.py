@@ -8,6 +8,9 @@ from collections.abc import Iterable
 
 from twinrun.foundation.text import visible
 
+# Characters of a word in a message.
+_LONGEST = 300
+
 
 class TwinrunError(Exception):
     """A failure told as place, found, allowed and hint.
@@ -38,7 +41,8 @@ class TwinrunError(Exception):
         return visible(self._text())
 
     def _text(self) -> str:
-        head = f"{self.place}: {self.message}" if self.place else self.message
+        # A key of a manifest, and a name that was typed, may be as long as the file.
+        head = f"{_inline(self.place)}: {self.message}" if self.place else self.message
         lines = [f"error: {head}"]
         for label, value in (("found", self.found), ("allowed", self.allowed)):
             if value is not None:
@@ -110,4 +114,4 @@ def _inline(value: object) -> str:
         return ", ".join(str(item) for item in value) or "(none)"
     text = str(value)
     # The last lines of a log are shown whole; one endless line is not.
-    return text if len(text) <= 300 or "\n" in text else text[:297] + "..."
+    return text if len(text) <= _LONGEST or "\n" in text else text[: _LONGEST - 3] + "..."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +71,16 @@ class HiddenNames:
 
     def value(self, value: Any) -> Any:
         """Return a JSON value whose texts and keys are without them."""
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, Mapping):
-            return {self.text(key): self.value(one) for key, one in value.items()}
-        return [self.value(one) for one in value] if isinstance(value, (list, tuple)) else value
+        return cleaned(value, self.text)
+
+
+def cleaned(value: Any, clean: Callable[[str], str] = without_credentials) -> Any:
+    """Return a JSON value whose texts and keys went through `clean`."""
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, Mapping):
+        return {clean(key): cleaned(one, clean) for key, one in value.items()}
+    return [cleaned(one, clean) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def demand_clean(text: str, place: str) -> None:

@@ -15,17 +15,58 @@ from twinrun.foundation.files import read_regular
 
 SUFFIX = ".sig"
 UNSIGNED = "unsigned"
+_SIGNED = "signed by "
+# A line of the file of signers, where nothing without a signature of theirs is read.
+POLICY = "# twinrun: require-signature"
 # A signature for another purpose, such as of a commit, does not count here.
 _NAMESPACE = "twinrun"
 _SIGNERS = "allowed_signers"
+# Beside the file of signers: keys, or a KRL of ssh-keygen, that nobody signs with any more.
+_REVOKED = "revoked_keys"
 _VARIABLE = "TWINRUN_SIGNERS"
 _MAX_BYTES = 1 << 16
+_MAX_SIGNERS_BYTES = 1 << 20
 _SECONDS = 60
 
 
 def signers_of(root: Path) -> Path:
     """Return the file that says whose key is whose: $TWINRUN_SIGNERS, or `allowed_signers` of the project."""
     return Path(os.environ.get(_VARIABLE) or root / _SIGNERS)
+
+
+def is_demanded(root: Path, *, asked: bool) -> bool:
+    """Say whether only what a known signer has signed is read: an option asks for it, or a line of the file.
+
+    Raises:
+        InputError: the file of signers cannot be read, or is missing where it was named.
+    """
+    return POLICY in map(str.strip, _signers_text(signers_of(root)).splitlines()) or asked
+
+
+def demand_signed(signature: str, *, place: str, root: Path) -> None:
+    """Raise InputError unless `signature`, as `signed_by` says it, is that of a known signer."""
+    if not signature.startswith(_SIGNED):
+        raise InputError(
+            "a signature of a known signer is demanded",
+            place=place,
+            found=signature,
+            allowed=f"signed by a name of {signers_of(root)}",
+            hint=f"`invoke sign` signs; --require-signature, or the line `{POLICY}` of that file, demands it",
+        )
+
+
+def _signers_text(signers: Path) -> str:
+    """Return the file of signers, empty where there is none and none was named; raises InputError."""
+    try:
+        return read_regular(signers, limit=_MAX_SIGNERS_BYTES, links=True).decode(errors="replace")
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and _VARIABLE not in os.environ:
+            return ""
+        hint = f"${_VARIABLE} names the file, or it is {_SIGNERS} of the checkout"
+        found = error.strerror or str(error)
+        raise InputError(
+            "the signers cannot be read", place=str(signers), found=found, allowed="a file", hint=hint
+        ) from None
 
 
 def signature_of(digest: str, *, key: Path) -> str:
@@ -62,17 +103,42 @@ def signed_by(digest: str, signature: Path, *, signers: Path) -> str:
     key = re.search(r"SHA256:[\w+/]+", valid.stdout)
     if valid.returncode or key is None:
         raise _refused("the signature does not match", signature, valid)
-    names: list[str] = []
-    if signers.is_file():
-        found = _ssh_keygen("find-principals", "-f", str(signers), *file, digest=digest)
-        names = found.stdout.splitlines() if not found.returncode else []
+    names = _names(digest, signature, signers) if _signers_text(signers) else []
+    revoked = signers.with_name(_REVOKED)
     for name in names:
-        held = _ssh_keygen("verify", "-f", str(signers), "-I", name, "-n", _NAMESPACE, *file, digest=digest)
+        asked = ("-f", str(signers), "-I", name, "-n", _NAMESPACE, *file)
+        held = _ssh_keygen("verify", *asked, digest=digest)
         if held.returncode:
             raise _refused(f"the key of {name} may not sign this", signature, held)
+        if os.path.lexists(revoked):
+            held = _ssh_keygen("verify", "-r", str(revoked), *asked, digest=digest)
+            if held.returncode:
+                raise _refused(f"the key of {name} is revoked, or {revoked} cannot be read", signature, held)
     if names:
-        return f"signed by {', '.join(names)}"
+        return f"{_SIGNED}{', '.join(names)}"
     return f"signed with the key {key[0]}, which {signers.name} does not vouch for"
+
+
+def _names(digest: str, signature: Path, signers: Path) -> list[str]:
+    """Return whose key has signed; raises InputError where it is not valid now, or a line is no signer's."""
+    found = _ssh_keygen("find-principals", "-f", str(signers), "-s", str(signature), digest=digest)
+    if not found.returncode:
+        return found.stdout.splitlines()
+    for line in found.stderr.splitlines():
+        # The lines about the file begin with its name, and those about the key say when it is valid.
+        if not line.startswith(f"{signers}:"):
+            continue
+        said = line.removeprefix(f"{signers}:")
+        if "expired" in said or "not yet valid" in said:
+            raise InputError(
+                "the key that signed is not valid today",
+                place=str(signature),
+                found=f"line {said}",
+                allowed=f"a key that {signers} has as valid",
+                hint="get a signature by a valid key, or change the dates of the line",
+            )
+        raise InputError("not a line of a signer", place=str(signers), found=f"line {said}")
+    return []
 
 
 def _refused(message: str, signature: Path, done: subprocess.CompletedProcess[str]) -> InputError:

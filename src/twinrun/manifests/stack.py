@@ -287,6 +287,13 @@ def load_manifest(root: Path, name: str) -> Stack:
     folder = root / "images" / "stacks" / name
     if not is_file_in(folder, "stack.toml"):
         known = sorted(path.parent.name for path in folder.parent.glob("*/stack.toml"))
+        if name in known:
+            raise InputError(
+                "not a manifest",
+                place=str(folder / "stack.toml"),
+                found="no regular file",
+                allowed="a TOML file",
+            )
         raise InputError(
             "unknown stack", place="--stack", found=name, allowed=known, hint=closest(name, known)
         )

@@ -26,8 +26,10 @@ LISTED = "TWINRUN_RECIPES"
 class Project:
     """A checkout: recipes, stacks, vendors, GPUs and metrics, read when first asked for and then kept."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, signed: bool = False) -> None:
         self.root = root
+        # Whether only records that a known signer has signed are read.
+        self.signed = signed
         # Recipes outside the checkout, which are known by their folders.
         self._elsewhere: dict[str, Path] = {}
         self._recipes: dict[str, LoadedRecipe] = {}

@@ -16,6 +16,8 @@ Arithmetic = Precision | Literal["fp8"]
 # A layout that names no number of ranks has as many on a processor.
 PROCESSOR_RANKS = 2
 DEEPSPEED = "deepspeed"
+# Features of which no checkpoint is made: a rank has weights of its own, under other names.
+UNSAVED = ("pipeline", "tensor", "experts")
 FEATURES = ("ZeRO-1", "ZeRO-2", "ZeRO-3", "offload", "pipeline", "tensor", "experts")
 
 

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import write_atomically
-from twinrun.foundation.text import number, plain, plural, visible
+from twinrun.foundation.text import number, plain, plural, visible, without_credentials
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
@@ -232,8 +232,9 @@ def _render(path: Path, template: str, **content: object) -> Path:
 
 
 def _shown(value: object) -> object:
-    """Return a value of a page; what a browser would obey in a text is written as its number."""
-    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    """Return a value of a page: a text has no credential, and what a browser would obey as its number."""
+    text = isinstance(value, str) and not isinstance(value, Markup)
+    return visible(without_credentials(str(value))) if text else value
 
 
 @cache

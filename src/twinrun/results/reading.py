@@ -18,7 +18,7 @@ from twinrun.foundation.files import (
     sha256_of_file,
 )
 from twinrun.foundation.manifest import MAX_JSON_BYTES, validate
-from twinrun.foundation.signatures import SUFFIX, signed_by, signers_of
+from twinrun.foundation.signatures import SUFFIX, demand_signed, signed_by, signers_of
 from twinrun.manifests.metrics import Metric
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.planning.configuration import differences_of_plan
@@ -38,11 +38,15 @@ CLOSE = 1e-9
 ROUNDED = 1e-12
 
 
-def read_record(path: Path, project: Project) -> Record:
+def read_record(path: Path, project: Project, *, own: bool = False) -> Record:
     """Read a record, or the record of a run folder, judged by the claims as they stand.
 
+    Args:
+        own: a record of this checkout beside another: no signature of it is demanded.
+
     Raises:
-        InputError: missing, not a record, or its parts contradict each other.
+        InputError: missing, not a record, its parts contradict each other, or it lacks a signature that the
+            project demands.
     """
     file = path / "record.json" if path.is_dir() else path
     if not file.is_file():
@@ -53,7 +57,7 @@ def read_record(path: Path, project: Project) -> Record:
         raise InputError(f"not a record: {error}", place=str(file), hint=HINT) from None
     record = read_content(content, project, place=str(file))
     _check_files(record, file.parent)
-    return with_signature(record, file, project)
+    return record if own else with_signature(record, file, project)
 
 
 def signature_file(file: Path) -> Path:
@@ -62,11 +66,13 @@ def signature_file(file: Path) -> Path:
 
 
 def with_signature(record: Record, file: Path, project: Project) -> Record:
-    """Return the record with who signed `file`; raises InputError where the signature does not match."""
+    """Return the record and its signer; raises InputError where a signature is wrong, or demanded."""
     signature = signature_file(file)
-    if not os.path.lexists(signature):
-        return record
-    return record.signed(signed_by(record.sha256, signature, signers=signers_of(project.root)))
+    if os.path.lexists(signature):
+        record = record.signed(signed_by(record.sha256, signature, signers=signers_of(project.root)))
+    if project.signed:
+        demand_signed(record.signature, place=str(file), root=project.root)
+    return record
 
 
 def read_records(paths: Sequence[Path], project: Project) -> list[Record]:

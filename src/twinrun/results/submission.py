@@ -80,7 +80,7 @@ def add_submission(file: Path, recipe: str, project: Project) -> tuple[Path, Rec
     _demand_nameable(record, loaded.recipe.stacks, place)
     _demand_whole(record, project, place)
     for one in project.results(loaded):
-        known = read_record(one, project)
+        known = read_record(one, project, own=True)
         if record.run == known.run:
             raise InputError("the results have this run", place=f"{place}.run", found=one.name)
         if [point.measurements for point in record.points] == [point.measurements for point in known.points]:

@@ -8,9 +8,10 @@ from pathlib import Path
 from twinrun.checkpoints import store_at
 from twinrun.checkpoints.s3 import is_remote
 from twinrun.checkpoints.store import MANIFEST
-from twinrun.checkpoints.verification import demand_same_run, read_manifest
+from twinrun.checkpoints.verification import demand_same_run, demand_signed_checkpoint, read_manifest
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import validate
+from twinrun.foundation.signatures import is_demanded
 from twinrun.planning.plan import Plan
 from twinrun.protocol.job import Checkpointing
 from twinrun.protocol.model_source import in_words
@@ -43,6 +44,15 @@ def checkpointing_of(
         raise InputError(
             "nothing is trained, so nothing is saved", place=OPTION, found=in_words(described.model)
         )
+    for point in plan.points:
+        if without := points[point.id].unsaved:
+            raise InputError(
+                "no checkpoint is made of this layout",
+                place=f"{OPTION} {point.id}",
+                found=without,
+                allowed="layouts of data parallelism and ZeRO",
+                hint="choose layouts with --set layouts=..., or leave --checkpoint out",
+            )
     values: dict[str, object] = {}
     for text in texts:
         key, sign, value = text.partition("=")
@@ -172,6 +182,32 @@ def check_legs(asked: Checkpointing | None, *, plan: Plan, resume: bool) -> None
             )
         if leg.previous and leg.previous not in {one.id for one in plan.points} and asked.source:
             _check_continuation(inside_of(asked.source, leg), leg, described.identity)
+
+
+def demand_signatures(
+    root: Path, asked: Checkpointing | None, *, plan: Plan, run: Path, signed: bool
+) -> None:
+    """Hold the checkpoints that a run goes on from against their signatures, where those are demanded.
+
+    Args:
+        run: folder of the run, in which its points save where no other place is asked for.
+        signed: an option demands them; the file of signers may too.
+
+    Raises:
+        InputError: no known signer has signed the newest of a place, or the one that a leg goes on from.
+    """
+    if not is_demanded(root, asked=signed) or asked is None:
+        if signed:
+            raise InputError("nothing here goes on from a checkpoint", place="--require-signature")
+        return
+    known = {one.id for one in plan.points}
+    for point in plan.points:
+        own = f"{asked.place.rstrip('/')}/{point.id}" if asked.place else str(run / "checkpoints" / point.id)
+        demand_signed_checkpoint(store_at(own), step=None, root=root)
+        leg = plan.description.points[point.id].leg
+        if asked.source and not (leg and (leg.previous is None or leg.previous in known)):
+            place = inside_of(asked.source, leg) if leg else asked.source
+            demand_signed_checkpoint(store_at(place), step=leg.begin if leg else None, root=root)
 
 
 def _check_continuation(source: str, leg: LegSteps, identity: Mapping[str, str]) -> None:

@@ -34,7 +34,7 @@ from twinrun.protocol.machine import Device, Machine
 from twinrun.results.finished_run import FinishedRun
 from twinrun.results.judge import RULES, claims_digest, judge
 from twinrun.results.record import Environment, Record, write_record
-from twinrun.runs.checkpointing import check_legs
+from twinrun.runs.checkpointing import check_legs, demand_signatures
 from twinrun.runs.data import prepared_data, take_documents
 from twinrun.runs.launches import rank_commands, shared_settings, workspace_of
 from twinrun.runs.models import prepared_model
@@ -70,6 +70,7 @@ def execute(
     check_legs(selection.checkpointing, plan=plan, resume=resume)
     prune_bytecode()
     with _run_folder(project.root, plan, out=out, resume=resume) as run:
+        demand_signatures(project.root, selection.checkpointing, plan=plan, run=run, signed=selection.signed)
         write_atomically(run / "plan.json", plan.model_dump_json(indent=1) + "\n")
         display.say(f"run folder: {run}")
         try:

@@ -54,6 +54,8 @@ class Request(Frozen):
     source: str | None = None
     """Where the leg before it has left its checkpoint: `--from`."""
     dry: bool = False
+    signed: bool = False
+    """Whether the run goes on only from a checkpoint that a known signer has signed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +73,13 @@ class Selection:
     vendor: Vendor
     machine: Machine
     """The host that submits."""
+    hardware: Hardware
+    """What the plan was made for."""
     gpu: Gpu | None
     checkpointing: Checkpointing | None = None
     """No part of the plan: it leaves what is measured as it is."""
+    signed: bool = False
+    """Whether the run goes on only from a checkpoint that a known signer has signed."""
 
     @property
     def description(self) -> PlanDescription:
@@ -132,13 +138,11 @@ def select(project: Project, request: Request) -> Selection:
         leg=request.leg,
         workload=workload,
     )
-    if not request.dry:
-        _demand_runnable(plan, workload, giver, hardware)
     chosen = vendor or Choice(name="vendor", value=name, because=_seen(machine))
     # The engine first: it changes when somebody builds an image.
     decided = (engine, chosen, scale, stack_choice, launcher, scheduler)
     checkpoints = checkpointing_of(request.checkpoint, workload=workload, plan=plan, source=request.source)
-    return Selection(
+    selection = Selection(
         plan=plan,
         workload=workload,
         engine=module,
@@ -151,13 +155,25 @@ def select(project: Project, request: Request) -> Selection:
         machine=machine,
         gpu=gpu,
         checkpointing=checkpoints,
+        signed=request.signed,
+        hardware=hardware,
     )
+    if not request.dry:
+        demand_runnable(selection)
+    return selection
 
 
-def _demand_runnable(plan: Plan, workload: Workload, scheduler: Scheduler, hardware: Hardware) -> None:
+def demand_runnable(selection: Selection) -> None:
     """Raise a TwinrunError where the hardware, or the scheduler, cannot run a plan that was resolved."""
-    here, described = scheduler.site is None, plan.description.points
-    refuse(workload, described, plan.points, scale=plan.scale, hardware=hardware, here=here)
+    plan, scheduler = selection.plan, selection.scheduler
+    refuse(
+        selection.workload,
+        plan.description.points,
+        plan.points,
+        scale=plan.scale,
+        hardware=selection.hardware,
+        here=scheduler.site is None,
+    )
     _demand_nodes(scheduler, plan)
 
 

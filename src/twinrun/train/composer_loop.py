@@ -20,7 +20,7 @@ from twinrun.train import attention, ranks, worker
 from twinrun.train.checkpoint.session import CheckpointCalls, checkpoints_of
 from twinrun.train.checkpoint.state import InPlaceState
 from twinrun.train.corpus import Corpus
-from twinrun.train.data import Batch, load_batches, load_corpus, set_position, targets_of
+from twinrun.train.data import STREAMING_CHANGES, Batch, load_batches, load_corpus, set_position, targets_of
 from twinrun.train.device import device_of
 from twinrun.train.metrics import Meter
 from twinrun.train.models import Model
@@ -28,8 +28,11 @@ from twinrun.train.optimizer import adamw, learning_rate, set_learning_rate
 from twinrun.train.sharding import GradientSync, gradient_excess, settle_buckets
 from twinrun.train.validation import ValidationLoss
 
-# Changes of this module to Composer, as the record and the recipes' deviations name them.
-CHANGES = {"composer": "the optimizer starts without a closure, which would wait for the loss"}
+# What is changed of Composer and Streaming, as the record and the recipes' deviations name them.
+CHANGES = {
+    "composer": "the optimizer starts without a closure, which would wait for the loss",
+    **STREAMING_CHANGES,
+}
 # Compilation can keep one rank busy for minutes while the others wait in a collective.
 TIMEOUT_SECONDS = 1800.0
 PRECISIONS = {"fp32": "fp32", "bf16": "amp_bf16", "fp8": "amp_bf16"}

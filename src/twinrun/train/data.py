@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
+import itertools
 import json
+import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from streaming.base.dataset import StreamingDataset
+from streaming.base.shared import prefix
 from torch.nn.functional import pad
 from torch.utils.data import DataLoader
 
 from twinrun.foundation.errors import InputError, RunError
 from twinrun.foundation.files import sha256_of_bytes, sha256_of_file
 from twinrun.protocol.training import TrainingJob
+from twinrun.train import ranks
 from twinrun.train.corpus import (
     COLUMN,
     CORPUS,
@@ -35,6 +42,12 @@ Batch = dict[str, torch.Tensor]
 
 # One canonical node divides any number of nodes, so the order of samples never depends on them.
 CANONICAL_NODES = 1
+# Changes of this module to Streaming, as the record and docs/reference/record.md name them.
+STREAMING_CHANGES = {
+    "streaming": "its search for free names of shared memory begins at a number drawn by the run, not at 0"
+}
+# Two runs of a machine draw the same number once in 10^14 times.
+_NAME_BITS = 48
 
 
 def load_corpus(job: TrainingJob, *, least: int | None = None) -> Corpus:
@@ -72,7 +85,11 @@ class Samples(StreamingDataset):
             raise damaged(path)
         self._folder = folder
         self._hashes: Any = np.frombuffer(content, HASH)
-        super().__init__(local=folder, remote=None, **options)
+        with _names_of_this_run():
+            super().__init__(local=folder, remote=None, **options)
+        for path in (self._shared_barrier.filelock_path, self._cache_filelock_path):
+            # Locks stay on disk when they are released, and nobody will draw their names again.
+            atexit.register(Path(path).unlink, missing_ok=True)
 
     def get_item(self, sample_id: int, retry: int = 7) -> dict[str, Any]:
         """Return the tokens of a sample and their hash; raises RunError where they are not as prepared."""
@@ -88,12 +105,26 @@ class Samples(StreamingDataset):
         return {"tokens": tokens_S, "hash": found}
 
 
+@contextlib.contextmanager
+def _names_of_this_run() -> Iterator[None]:
+    """Let Streaming look for free names from a number on that all ranks of this run have, and no other run.
+
+    From 0 on, two runs that begin together find the same name free, and a name that a third run gives back
+    meanwhile is free for some ranks only: either ends the run.
+    """
+    first = ranks.from_first(secrets.randbits(_NAME_BITS))
+    found, prefix._each_prefix_int = prefix._each_prefix_int, functools.partial(itertools.count, first)
+    try:
+        yield
+    finally:
+        prefix._each_prefix_int = found
+
+
 def load_batches(job: TrainingJob, corpus: Corpus) -> DataLoader[Batch]:
     """Return this rank's batches: `tokens` int64 (B, S) and `hashes` int64 (B,).
 
     Of every global batch a rank gets its share; which samples make up a global batch depends on
-    the seed alone. Segments of shared memory that a killed run left behind are stepped over by
-    their number; removing them could break a run of somebody else on this machine.
+    the seed alone.
     """
     batch = job.training.global_batch
     dataset = Samples(

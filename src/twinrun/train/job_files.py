@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import hashlib
 import importlib.metadata
+import json
 import os
 import platform
 import re
@@ -23,6 +24,7 @@ from pydantic import BaseModel
 
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import load_json
+from twinrun.foundation.redaction import cleaned
 from twinrun.protocol.allocation import IMAGE_VARIABLE, Binding, Interface, NodeReport, RankReport
 from twinrun.protocol.job import STOPPED_FILE, Job, Result, Stop
 from twinrun.protocol.metrics_lines import forget
@@ -46,7 +48,7 @@ def report_rank(job: Job, *, binding: Binding | None = None) -> None:
     choose_interface()
     node = None if rank_variable("LOCAL_RANK", 0) else describe_node()
     report = RankReport(rank=rank_variable("RANK", 0), host=platform.node(), node=node, binding=binding)
-    write_atomically(Path(job.out) / "ranks" / f"{report.rank}.json", report.model_dump_json() + "\n")
+    _write(Path(job.out) / "ranks" / f"{report.rank}.json", report)
 
 
 def append_line(job: Job, line: BaseModel) -> None:
@@ -57,7 +59,12 @@ def append_line(job: Job, line: BaseModel) -> None:
 
 def write_result(job: Job, result: Result) -> None:
     """Write the result of the job; for the first rank."""
-    write_atomically(Path(job.out) / "result.json", result.model_dump_json(indent=1) + "\n")
+    _write(Path(job.out) / "result.json", result)
+
+
+def _write(path: Path, content: BaseModel) -> None:
+    """Write what becomes part of a record, in whose texts no credential of this node's environment stays."""
+    write_atomically(path, json.dumps(cleaned(content.model_dump(mode="json")), indent=1) + "\n")
 
 
 def start_over(job: Job) -> None:

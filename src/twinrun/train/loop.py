@@ -18,7 +18,7 @@ from twinrun.train import attention, ranks, worker
 from twinrun.train.checkpoint.session import checkpoints_of
 from twinrun.train.checkpoint.state import Parts
 from twinrun.train.corpus import Corpus
-from twinrun.train.data import Batch, load_batches, load_corpus, set_position
+from twinrun.train.data import STREAMING_CHANGES, Batch, load_batches, load_corpus, set_position
 from twinrun.train.device import device_of
 from twinrun.train.metrics import Meter
 from twinrun.train.optimizer import learning_rate
@@ -73,7 +73,7 @@ def train(job: TrainingJob, *, engine: str | None = None) -> TrainingResult:
         parallelism=stepping.parallelism,
         data_hash=corpus.sha256,
         weights_hash=stepping.weights_hash,
-        changes=stepping.changes,
+        changes={**stepping.changes, **STREAMING_CHANGES},
     )
     return result.model_copy(update={"shared": shared.result(stepping.module)}) if shared else result
 

@@ -310,6 +310,8 @@ class PointDescription:
     """Tokens between which a loss chooses; None where nothing is trained."""
     leg: LegSteps | None = None
     """The leg that the point is; None for a point that starts by itself and runs to the end."""
+    unsaved: str = ""
+    """What of the layout no checkpoint is made of; empty where one is."""
     storage: StorageNeed | None = None
     processor_bytes: int | None = None
     """Memory that all ranks of the point need together on a processor, estimated; None where unknown."""

@@ -21,6 +21,8 @@ SMALL = (CONFIG, TOKENIZER, TOKENIZER_CONFIG, *PARTS, "special_tokens_map.json",
 # Shell patterns of the files that are fetched from a repository.
 PATTERNS = (*SMALL, WEIGHTS, "model-*-of-*.safetensors", INDEX)
 
+# Transformers looks the value of these keys up among all names of torch.
+_DTYPE_KEYS, _DTYPES = ("dtype", "torch_dtype"), ("float64", "float32", "float16", "bfloat16", "auto")
 # Keys of config.json with which transformers takes weights or kernels from elsewhere.
 ELSEWHERE = ("transformers_weights", "_attn_implementation", "_attn_implementation_internal")
 
@@ -46,7 +48,13 @@ def model_files(folder: Path) -> list[Path]:
         raise InputError("no such folder of a model", place=str(folder))
     if lack := lacking({path.name for path in folder.iterdir()}):
         raise InputError("not a whole folder of transformers", place=str(folder), found=lack[0], hint=lack[1])
-    if elsewhere := [name for name in ELSEWHERE if name in read_json(folder / CONFIG)]:
+    config = read_json(folder / CONFIG)
+    for key in _DTYPE_KEYS:
+        if (found := config.get(key)) is not None and found not in _DTYPES:
+            raise InputError(
+                "no type of weights", place=f"{folder / CONFIG}:{key}", found=repr(found), allowed=_DTYPES
+            )
+    if elsewhere := [name for name in ELSEWHERE if name in config]:
         raise InputError(
             "weights or code of another place, which no digest of this folder covers",
             place=f"{folder / CONFIG}:{elsewhere[0]}",

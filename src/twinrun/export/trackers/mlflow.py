@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from twinrun.export.tracked_run import NUMBER_PREFIX, TrackedPoint, TrackedRun, variables_set
+from twinrun.foundation.files import copy_regular
+from twinrun.foundation.redaction import demand_clean
 
 PACKAGE = "mlflow"
 INSTALL = 'pip install "twinrun[track]"'
@@ -22,18 +25,25 @@ NOT_IN_NAMES = re.compile(r"[^\w\-. :]")
 
 
 def write(folder: Path, run: TrackedRun) -> str:
-    """Write one MLflow run for each point, with record and report as its artifacts."""
-    with variables_set(VARIABLES):
+    """Write one MLflow run for each point, with record and report as its artifacts.
+
+    Raises:
+        InputError: one of them is a link, or has a credential in it.
+    """
+    with variables_set(VARIABLES), tempfile.TemporaryDirectory() as copies:
         from mlflow import MlflowClient
 
+        for file in run.files:
+            copy_regular(file, copy := Path(copies) / file.name)
+            demand_clean(copy.read_text(encoding="utf-8", errors="replace"), str(file))
         client = MlflowClient(folder.absolute().as_uri())
         experiment = client.create_experiment(run.recipe)
         for point in run.points:
-            _write_point(client, experiment, run, point)
+            _write_point(client, experiment, run, point, Path(copies))
     return f"MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri {folder}"
 
 
-def _write_point(client: Any, experiment: str, run: TrackedRun, point: TrackedPoint) -> None:
+def _write_point(client: Any, experiment: str, run: TrackedRun, point: TrackedPoint, artifacts: Path) -> None:
     from mlflow.entities import Param
 
     tags = {"run": run.run, "mlflow.note.content": run.summary}
@@ -50,8 +60,7 @@ def _write_point(client: Any, experiment: str, run: TrackedRun, point: TrackedPo
     metrics = _metrics(point)
     while some := list(islice(metrics, METRICS)):
         client.log_batch(number, metrics=some)
-    for file in run.files:
-        client.log_artifact(number, str(file))
+    client.log_artifacts(number, str(artifacts))
     client.set_terminated(number, "FINISHED", end_time=_milliseconds(point.time_of(point.steps)))
 
 

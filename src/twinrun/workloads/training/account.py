@@ -28,7 +28,7 @@ ROUNDED = 1e-6
 OPTIONAL: dict[str, Allowed] = {
     SOURCE_FACT: re.compile("none: .+"),
     SAVES_FACT: re.compile("[0-9]+ saves, .+ s in all"),
-    **{f"changes to {name}": TEXT for name in ("composer", "deepspeed", "torch")},
+    **{f"changes to {name}": TEXT for name in ("composer", "deepspeed", "streaming", "torch")},
 }
 MEASURED = {
     "step-time": re.compile("step-time"),

@@ -9,6 +9,7 @@ from twinrun.foundation.errors import InputError, closest
 from twinrun.foundation.text import duration
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
+from twinrun.protocol.layout import UNSAVED
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.storage import StorageNeed
 from twinrun.protocol.training import COMPOSER, PLAIN, Training, TrainingJob, identity
@@ -351,6 +352,7 @@ def _described(part: TrainingPlan, point: TrainingPoint, *, world: int) -> Point
         rising_steps=_rising_steps(part),
         vocabulary=(point.shape or part.shape).vocabulary,
         leg=point.leg,
+        unsaved=", ".join(one for one in UNSAVED if point.layout and one in point.layout.features),
         processor_bytes=processor_bytes(
             point.shape or part.shape,
             layouts.trained(part.training, point.layout),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -132,7 +134,24 @@ def sources_of(arch: str) -> str:
 def cache_folder() -> Path:
     """Return where kernels are compiled to when their own folder cannot be written."""
     named = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "twinrun_mamba"
-    return named if _is_writable(named) else Path(tempfile.gettempdir(), f"twinrun_mamba-{os.getuid()}")
+    return named if _is_writable(named) else _own(Path(tempfile.gettempdir(), f"twinrun_mamba-{os.getuid()}"))
+
+
+def _own(folder: Path) -> Path:
+    """Return a folder that this user alone can write to: machine code is loaded from it.
+
+    Raises:
+        ArchitectureError: somebody else has made it, or may change it.
+    """
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise ArchitectureError(
+            f"{folder} is no folder that this user alone can write to;"
+            " hint: remove it, or set XDG_CACHE_HOME to a folder of your own"
+        )
+    return folder
 
 
 def _is_writable(folder: Path) -> bool:
