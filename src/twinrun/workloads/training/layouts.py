@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from twinrun.foundation.errors import InputError, MachineError, closest
+from twinrun.foundation.errors import InputError, MachineError, closest, require_known
 from twinrun.protocol.layout import DEEPSPEED, PROCESSOR_RANKS, Layout, refusals
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import PLAIN, Training
@@ -68,7 +68,7 @@ def points(
             found_, place = mine.model, f"{manifest}:layouts.{name}.variant"
             raise InputError("no such model", place=place, found=found_, allowed=list(tables.models))
         shape = tables.models[mine.model]
-        check_settings(layout, tables.engine, place=f"{manifest}:layouts.{name}")
+        check_settings(layout, tables.engine, shape, place=f"{manifest}:layouts.{name}.settings")
         _check(layout, shape, mine, world=world, hardware=hardware, place=f"{manifest}:layouts.{name}")
         sizes = _microbatches(layout, shape, mine, world=world, hardware=hardware)
         if sizes:
@@ -115,18 +115,39 @@ def trained(training: Training, layout: Layout | None) -> Training:
     return training.model_copy(update={name: value for name, value in own.items() if value is not None})
 
 
-def check_settings(layout: Layout, engine: LayoutEngine | None, *, place: str) -> None:
-    """Refuse further settings that contradict what the recipe says; raises InputError at `place`."""
-    owns = engine.owns if engine else ()
+def check_settings(layout: Layout, engine: LayoutEngine | None, shape: AnyShape, *, place: str) -> None:
+    """Refuse settings that contradict what the recipe says, or that its engine has not; raises InputError."""
+    if engine is None or layout.framework != engine.name:
+        return
     for name in layout.settings:
-        if any(name == one or name.startswith(f"{one}.") or one.startswith(f"{name}.") for one in owns):
+        if any(
+            name == one or name.startswith(f"{one}.") or one.startswith(f"{name}.") for one in engine.owns
+        ):
             raise InputError(
                 "the recipe says this itself, and a second value could only contradict it",
-                place=f"{place}.settings",
+                place=place,
                 found=name,
                 allowed="keys that neither the layout nor the training has",
                 hint="change the layout, or --set the training's own setting",
             )
+    if engine.allowed:
+        for name in (*layout.settings, *engine.allowed):
+            require_known(name, list(engine.allowed), "the engine has no such setting", place=place)
+            if (found := layout.settings.get(name)) not in (values := engine.allowed[name]):
+                why = (
+                    "no value of this setting" if name in layout.settings else "a layout names every setting"
+                )
+                raise InputError(why, place=f"{place}.{name}", found=found, allowed=values)
+    for name in engine.divisors:
+        for length in ("width", "sequence"):
+            if (found := int(layout.settings[name])) and getattr(shape, length) % found:
+                raise InputError(
+                    f"it divides the model's {length}",
+                    place=f"{place}.{name}",
+                    found=found,
+                    allowed=f"a divisor of {getattr(shape, length)}",
+                    hint="change the layout, or --set model=",
+                )
 
 
 def _check(
