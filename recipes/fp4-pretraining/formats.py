@@ -1,8 +1,8 @@
 """MXFP4, MXFP8 and NVFP4 by exact quantise-dequantise, in operations that every device of PyTorch has.
 
 A block of numbers shares a scale; each number over the scale is rounded to an element of few bits. The
-result is in fp32, in which every value of these formats is exact. Sources: OCP Microscaling Formats (MX) v1.0;
-NVIDIA, arXiv:2509.25149.
+result is in fp32, in which every value of these formats is exact. Sources: OCP Microscaling Formats (MX)
+v1.0; NVIDIA, arXiv:2509.25149.
 """
 
 from __future__ import annotations
