@@ -80,7 +80,7 @@ def test_a_run_goes_on_bit_for_bit(make_job: MakeJob, tmp_path: Path) -> None:
         ("hadamard_size = 16", "hadamard_size = 24", ("settings.hadamard_size", "24", "2, 4, 8, 16")),
         ("hadamard_size = 16", "hadamard_size = 64", ("settings.hadamard_size", "64", "a divisor of 96")),
         ('rounding = "nearest"', 'roundign = "nearest"', ("settings", "roundign", "rounding")),
-        ('rounding = "nearest"', "", ("settings.rounding", "names every setting", "stochastic")),
+        ('rounding = "nearest"', "", ("settings.rounding", "names every one", "stochastic")),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused_by_the_plan(
