@@ -61,7 +61,9 @@ def points(
         shape = tables.models[mine.model]
         check_settings(layout, tables.engine, shape, place=f"{place}.settings")
         _check(layout, shape, mine, world=world, hardware=hardware, place=place)
-        sizes = _microbatches(layout, shape, mine, world=world, hardware=hardware)
+        memory = hardware.device_memory_bytes
+        budget = Budget(shape=shape, training=mine, layout=layout, device_memory_bytes=memory)
+        sizes = budget.microbatches(world)
         if sizes:
             # The point that others are held against shows the effect of rounding.
             controls = training.controls if layout.plain else 0
@@ -202,13 +204,3 @@ def _of_batch(layout: Layout, training: Training, world: int) -> Iterator[tuple[
             f"a divisor of {share}, the sequences of a replica",
             "DeepSpeed's microbatches are equal",
         )
-
-
-def _microbatches(
-    layout: Layout, shape: AnyShape, training: Training, *, world: int, hardware: Hardware
-) -> tuple[int, ...]:
-    """Return the microbatches to try, largest first."""
-    budget = Budget(
-        shape=shape, training=training, layout=layout, device_memory_bytes=hardware.device_memory_bytes
-    )
-    return budget.microbatches(world)
