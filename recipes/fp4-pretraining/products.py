@@ -141,7 +141,7 @@ def quantise(blocks: nn.Module, quantiser: Quantiser, *, tokens: int, place: str
                     allowed="a divisor of all three",
                     hint="change the block, or sizes under [models] of recipe.toml",
                 )
-        layer.forward = partial(_forward, layer, quantiser)  # type: ignore[method-assign]
+        layer.forward = partial(_forward, layer, quantiser)
 
 
 def _forward(layer: nn.Linear, quantiser: Quantiser, x: Tensor) -> Tensor:
