@@ -35,11 +35,6 @@ class Settings(Frozen):
     """Points of the transform, a power of two."""
     rounding: Literal["nearest", "stochastic"]
 
-    def __str__(self) -> str:
-        names = [name for name in ("forward", "input_gradient", "weight_gradient") if getattr(self, name)]
-        rotation = "no rotation" if self.hadamard == "none" else f"{self.hadamard} {self.hadamard_size}"
-        return f"{self.format}/{self.block} in {', '.join(names) or 'nothing'}, {rotation}, {self.rounding}"
-
 
 def settings_of(given: dict[str, Any], *, place: str) -> Settings:
     """Return the settings of a layout; raises InputError."""

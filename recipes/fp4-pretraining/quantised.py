@@ -52,7 +52,6 @@ class QuantisedReplica(data_parallel.DdpReplica):
         settings = settings_of(job.layout.settings, place=place)
         self._quantiser = Quantiser(settings, seed=job.training.seed, rank=ranks.rank(), device=self._device)
         quantise(model.blocks, self._quantiser, tokens=job.microbatch * job.shape.sequence, place=place)
-        self.parallelism = f"ddp, {settings}"
         self._quantiser.begin(0)
         self._steps = torch.zeros((), dtype=torch.int64)
         super().share(model)
