@@ -38,7 +38,10 @@ def start(job: TrainingJob) -> None:
 def build(job: TrainingJob, device: torch.device) -> QuantisedReplica:
     """Return what trains `job`; embedding, norms, attention, head and optimizer are PyTorch's own."""
     model = worker.build_model(job, device)
-    return QuantisedReplica(job, model, data_parallel.fused_loss(model))
+    digest = worker.digest_of(model)
+    engine = QuantisedReplica(job, model, data_parallel.fused_loss(model))
+    engine.weights_hash = digest
+    return engine
 
 
 class QuantisedReplica(data_parallel.DdpReplica):
