@@ -38,10 +38,12 @@ def build(job: TrainingJob, device: torch.device) -> WholeModel:
     """Return what trains `job`: the model of a layout, or the baseline, compiled another way."""
     if job.layout is not None:
         model = worker.build_model(job, device)
-        return (Fsdp2Shard if job.sharding == "full" else DdpReplica)(job, model, fused_loss(model))
-    model = baseline_model(job, device)
+        kind, loss_of = Fsdp2Shard if job.sharding == "full" else DdpReplica, fused_loss(model)
+    else:
+        model = baseline_model(job, device)
+        kind, loss_of = _baseline_engine(job), baseline_loss(model, job)
     digest = worker.digest_of(model)
-    engine = _baseline_engine(job)(job, model, baseline_loss(model, job))
+    engine = kind(job, model, loss_of)
     engine.weights_hash = digest
     return engine
 

@@ -6,7 +6,7 @@ import functools
 import importlib
 import pkgutil
 
-from twinrun.foundation.errors import InputError, closest
+from twinrun.foundation.errors import InputError, require_known
 from twinrun.workloads.workload import Workload
 
 
@@ -23,14 +23,7 @@ def load_workload(name: str) -> Workload:
     Raises:
         InputError: no such folder, or one that does not offer a whole `WORKLOAD`.
     """
-    if name not in workload_names():
-        raise InputError(
-            "unknown workload",
-            place=name,
-            found=name,
-            allowed=workload_names(),
-            hint=closest(name, workload_names()),
-        )
+    require_known(name, workload_names(), "unknown workload", place=name)
     return whole_workload(importlib.import_module(f"{__name__}.{name}"), name)
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from twinrun.foundation.errors import InputError, closest
+from twinrun.foundation.errors import InputError, require_known
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
 from twinrun.protocol.bench import BenchJob, Settings
@@ -148,11 +148,7 @@ def _cases(tables: BenchTables, scale: BenchScale, asked: Any) -> tuple[str, ...
         return scale.cases
     names = asked if isinstance(asked, list) else str(asked).split(",")
     for name in map(str, names):
-        if name not in tables.cases:
-            known = list(tables.cases)
-            raise InputError(
-                "no such name", place="--set cases", found=name, allowed=known, hint=closest(name, known)
-            )
+        require_known(name, tables.cases, "no such name", place="--set cases")
     return tuple(dict.fromkeys(map(str, names)))
 
 

@@ -117,7 +117,7 @@ def parallelism(part: TrainingPlan, planned: Point[TrainingPoint]) -> tuple[str,
 
 
 def _of_layout(layout: Layout) -> str:
-    if layout.framework == "torch":
+    if layout.framework != "deepspeed":
         return "fsdp2" if layout.sharding == "full" else "ddp"
     return ", ".join(layout.features) or "ZeRO-0"
 

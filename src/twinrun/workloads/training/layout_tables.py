@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from twinrun.foundation.text import number
-from twinrun.protocol.layout import FEATURES, refused_pair
+from twinrun.protocol.layout import DEEPSPEED, FEATURES, refused_pair
 from twinrun.protocol.measurements import Measurement
 from twinrun.workloads.curve_distance import largest_difference, values_of
 from twinrun.workloads.tables_and_charts import ABSENT, Cell, Column, Table, measured, text
@@ -26,10 +26,12 @@ COLUMNS = (
 
 
 def layout_tables(record: RecordView[TrainingPlan, TrainingPoint]) -> tuple[Table, ...]:
-    """Return a table of layouts and one of pairs of features; none for a sweep over sizes."""
-    if not any(point.part.layout for point in record.points):
+    """Return a table of layouts, and one of pairs of DeepSpeed's features; none for a sweep over sizes."""
+    named = [point.part.layout for point in record.points if point.part.layout]
+    if not named:
         return ()
-    return _of_layouts(record.points), _of_pairs(record.points)
+    pairs = any(one.framework == DEEPSPEED for one in named)
+    return (_of_layouts(record.points), *([_of_pairs(record.points)] if pairs else []))
 
 
 def baseline_of(

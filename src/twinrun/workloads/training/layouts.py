@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from twinrun.foundation.errors import InputError, MachineError, closest
+from twinrun.foundation.errors import InputError, MachineError, require_known
 from twinrun.protocol.layout import DEEPSPEED, PROCESSOR_RANKS, Layout, refusals
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import PLAIN, Training
@@ -20,15 +21,7 @@ def names(tables: TrainingTables, scale: TrainingScale, requested: Any) -> tuple
         return scale.sweep.layouts or ()
     wanted = requested if isinstance(requested, list) else str(requested).split(",")
     for name in wanted:
-        if name not in tables.layouts:
-            known = list(tables.layouts)
-            raise InputError(
-                "no such layout",
-                place="--set layouts",
-                found=name,
-                allowed=known,
-                hint=closest(str(name), known),
-            )
+        require_known(str(name), tables.layouts, "no such layout", place="--set layouts")
     return tuple(dict.fromkeys(str(name) for name in wanted))
 
 
@@ -59,18 +52,18 @@ def points(
         )
     found = []
     for name in wanted:
-        layout = tables.layouts[name]
+        layout, place = tables.layouts[name], f"{manifest}:layouts.{name}"
         world = ranks_of(layout, scale, hardware, requested)
         if hardware.devices and world > max(hardware.devices, scale.sweep.devices_per_node or 0):
             continue
         mine = trained(training, layout)
-        if mine.model not in tables.models:
-            found_, place = mine.model, f"{manifest}:layouts.{name}.variant"
-            raise InputError("no such model", place=place, found=found_, allowed=list(tables.models))
+        require_known(mine.model, tables.models, "no such model", place=f"{place}.variant")
         shape = tables.models[mine.model]
-        check_settings(layout, tables.engine, place=f"{manifest}:layouts.{name}")
-        _check(layout, shape, mine, world=world, hardware=hardware, place=f"{manifest}:layouts.{name}")
-        sizes = _microbatches(layout, shape, mine, world=world, hardware=hardware)
+        check_settings(layout, tables.engine, shape, place=f"{place}.settings")
+        _check(layout, shape, mine, world=world, hardware=hardware, place=place)
+        memory = hardware.device_memory_bytes
+        budget = Budget(shape=shape, training=mine, layout=layout, device_memory_bytes=memory)
+        sizes = budget.microbatches(world)
         if sizes:
             # The point that others are held against shows the effect of rounding.
             controls = training.controls if layout.plain else 0
@@ -115,18 +108,30 @@ def trained(training: Training, layout: Layout | None) -> Training:
     return training.model_copy(update={name: value for name, value in own.items() if value is not None})
 
 
-def check_settings(layout: Layout, engine: LayoutEngine | None, *, place: str) -> None:
-    """Refuse further settings that contradict what the recipe says; raises InputError at `place`."""
-    owns = engine.owns if engine else ()
-    for name in layout.settings:
-        if any(name == one or name.startswith(f"{one}.") or one.startswith(f"{name}.") for one in owns):
+def check_settings(layout: Layout, engine: LayoutEngine | None, shape: AnyShape, *, place: str) -> None:
+    """Refuse settings that contradict what the recipe says, or that its engine has not; raises InputError."""
+    if engine is None or layout.framework != engine.name:
+        return
+    given = layout.settings
+    for name in given:
+        if any(f"{name}.".startswith(f"{one}.") or one.startswith(f"{name}.") for one in engine.owns):
             raise InputError(
                 "the recipe says this itself, and a second value could only contradict it",
-                place=f"{place}.settings",
+                place=place,
                 found=name,
                 allowed="keys that neither the layout nor the training has",
                 hint="change the layout, or --set the training's own setting",
             )
+    for name in (*given, *engine.allowed) if engine.allowed else ():
+        require_known(name, engine.allowed, "the engine has no such setting", place=place)
+        found, reason = given.get(name), "no value of this setting, and a layout names every one"
+        if found not in engine.allowed[name]:
+            raise InputError(reason, place=f"{place}.{name}", found=found, allowed=engine.allowed[name])
+    for name, length in itertools.product(engine.divisors, ("width", "sequence")):
+        if (size := getattr(shape, length)) % given[name]:
+            allowed, reason = f"a divisor of {size}", f"it divides the model's {length}"
+            hint = "change the layout, or --set model="
+            raise InputError(reason, place=f"{place}.{name}", found=given[name], allowed=allowed, hint=hint)
 
 
 def _check(
@@ -199,13 +204,3 @@ def _of_batch(layout: Layout, training: Training, world: int) -> Iterator[tuple[
             f"a divisor of {share}, the sequences of a replica",
             "DeepSpeed's microbatches are equal",
         )
-
-
-def _microbatches(
-    layout: Layout, shape: AnyShape, training: Training, *, world: int, hardware: Hardware
-) -> tuple[int, ...]:
-    """Return the microbatches to try, largest first."""
-    budget = Budget(
-        shape=shape, training=training, layout=layout, device_memory_bytes=hardware.device_memory_bytes
-    )
-    return budget.microbatches(world)

@@ -56,6 +56,10 @@ class LayoutEngine(Frozen):
     """Import name of its package, or of a module beside the script; `trainer` and the layouts say it."""
     owns: tuple[str, ...] = ()
     """Settings of a layout that the training or the layout itself decides; a second value is refused."""
+    allowed: dict[str, tuple[bool | int | float | str, ...]] = Field(default_factory=dict)
+    """Every setting that its layouts have, and the values of each; where not given the engine knows them."""
+    divisors: tuple[str, ...] = ()
+    """Settings that divide the model's width and its sequence."""
 
 
 class TrainingTables(ScaledTables[TrainingScale]):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from twinrun.foundation.errors import RunError
 from twinrun.foundation.text import GIB, MIB, TERA
 from twinrun.manifests.vendor import Gpu
-from twinrun.protocol.layout import Layout
+from twinrun.protocol.layout import DEEPSPEED, Layout
 from twinrun.protocol.measurements import Fact, Measurement, Numbers, Series, rate, sampled, scaled
 from twinrun.protocol.models import ModelShape
 from twinrun.protocol.power import PowerSource
@@ -244,8 +244,8 @@ def state_bytes(layout: Layout, facts: Mapping[str, Fact], precision: str) -> fl
     width = 4 if precision == "fp32" else 2
 
     def per_parameter(ranks: int) -> float:
-        if layout.framework == "torch":
-            return 16 if layout.plain else 12 / ranks
+        if layout.framework != DEEPSPEED:
+            return 12 / ranks if layout.sharding == "full" else 16
         if not layout.zero:
             return 12
         split = (2 * width if layout.zero == 3 else 0) + OPTIMIZER_BYTES

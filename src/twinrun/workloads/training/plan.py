@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from twinrun.foundation.errors import InputError, closest
+from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.text import duration
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
@@ -205,10 +205,7 @@ def _training(
 
 
 def _known(key: str, name: str, table: dict[str, Any]) -> None:
-    if name not in table:
-        raise InputError(
-            "no such name", place=f"--set {key}", found=name, allowed=list(table), hint=closest(name, table)
-        )
+    require_known(name, table, "no such name", place=f"--set {key}")
 
 
 def _largest(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twinrun.predict.parallel_layout import ParallelLayout, Recomputation, Shards
-from twinrun.protocol.layout import Arithmetic, Layout
+from twinrun.protocol.layout import DEEPSPEED, Arithmetic, Layout
 from twinrun.protocol.training import Training
 
 BYTES: dict[Arithmetic, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
@@ -15,7 +15,7 @@ def parallel_layout(training: Training, layout: Layout | None, *, microbatch: in
     width = BYTES[training.precision]
     # The plain loop keeps all whatever was asked for.
     again: Recomputation = training.trainer != "plain" and training.activation_checkpointing
-    if layout is None or layout.framework == "torch":
+    if layout is None or layout.framework != DEEPSPEED:
         sharded = (layout.sharding if layout else training.sharding) == "full"
         return ParallelLayout(
             global_batch=training.global_batch,
