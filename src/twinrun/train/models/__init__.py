@@ -86,10 +86,15 @@ class Model(nn.Module):
         raise NotImplementedError
 
     def numbering(self, number: int) -> dict[str, tuple[Tensor | None, ...]]:
-        """Return for each parameter the order of its axes that is drawn from `number`, vectors included."""
+        """Return for each parameter the order of its axes that is drawn from `number`, vectors included.
+
+        A module without a weight stands under the name that one would have: it gives features of the stream.
+        """
         orders = self.orders(torch.Generator().manual_seed(number))
         width = next(columns for rows, columns in orders.values() if rows is None)
-        found = {}
+        found: dict[str, tuple[Tensor | None, ...]] = {
+            f"{name}.weight": (width, None) for name, _ in self.named_modules()
+        }
         for name, parameter in self.named_parameters():
             weight = f"{name.rpartition('.')[0]}.weight"
             axes = next((one for ending, one in orders.items() if weight.endswith(ending)), None)
