@@ -100,7 +100,7 @@ def test_another_series_is_taken_by_its_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "size", [1 << 24, pytest.param(1 << 31, marks=pytest.mark.nightly)], ids=["16 MiB", "2 GiB"]
+    "size", [1 << 24, pytest.param(1 << 31, marks=pytest.mark.trials)], ids=["16 MiB", "2 GiB"]
 )
 def test_a_long_log_streams(tmp_path: Path, size: int) -> None:
     """Memory grows with the losses alone; what lies between them here is one line without an end."""
@@ -145,7 +145,7 @@ def test_the_offline_run_of_wandb_is_read() -> None:
     assert list(found.values[:3]) == pytest.approx(FIRST, abs=1e-4)
 
 
-@pytest.mark.nightly
+@pytest.mark.trials
 @pytest.mark.needs("wandb")
 def test_what_wandb_writes_now_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import wandb  # noqa: PLC0415
