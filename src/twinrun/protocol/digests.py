@@ -185,7 +185,7 @@ class Tracer:
 def _distributed() -> bool:
     import torch
 
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
+    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
 def _rank() -> int:
