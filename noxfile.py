@@ -189,7 +189,8 @@ def trials(session: nox.Session) -> None:
     """Kill ranks and launchers, damage checkpoints and data, and fill disks, as often as the docs say."""
     session.install("--require-hashes", "--no-deps", "-r", LOCK, silent=False)
     session.install("-e", ".[test,reference]")
-    session.run(*ONE_BY_ONE, "-m", "trials", "tests/train", "tests/history", *session.posargs)
+    places = ("tests/train", "tests/history", "tests/parity")
+    session.run(*ONE_BY_ONE, "-m", "trials", *places, *session.posargs)
 
 
 @nox.session(tags=["nightly"])

@@ -27,6 +27,7 @@ take_over()
         "scale": "smoke, node or paper",
         "set": "key=value, a field of the table of the recipe's workload; may be given many times",
         "controls": "control runs of the first point, which sum in other orders: 8 or more for a parity",
+        "trace": "write digests by step and layer, for `invoke parity --trace`; nothing is compiled then",
         "checkpoint": "key=value: steps=N between saves, mode=exact, canonical or bounded, place and source",
         "leg": "the one leg to run, of a recipe whose run has several",
         "from": "where the leg before it has left its checkpoint: a run folder or s3://...",
@@ -52,6 +53,7 @@ def run(
     scale: str = "",
     set: list[str] | None = None,
     controls: str = "",
+    trace: bool = False,
     checkpoint: list[str] | None = None,
     leg: str = "",
     from_: str = "",
@@ -71,10 +73,11 @@ def run(
         names = {"vendor": vendor, "stack": stack, "engine": engine, "launcher": launcher}
         names |= {"scheduler": scheduler, "cluster": cluster, "scale": scale}
         chosen = {key: name or None for key, name in names.items()}
-        repeats = count(controls, "--controls")
+        more = [] if (repeats := count(controls, "--controls")) is None else [f"controls={repeats}"]
+        more += ["trace=true", "compile=false"] if trace else []
         request = commands.Request(
             recipe=recipe,
-            settings=(*(set or ()), *([] if repeats is None else [f"controls={repeats}"])),
+            settings=(*(set or ()), *more),
             checkpoint=tuple(checkpoint or ()),
             leg=count(leg, "--leg"),
             source=from_ or None,

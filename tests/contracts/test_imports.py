@@ -67,7 +67,7 @@ EXTRAS = {
     "twinrun.export.trackers.tensorboard": {"tensorboard"},
     "twinrun.export.trackers.wandb": {"wandb"},
     "twinrun.parity.controls": {"torch"},
-    "twinrun.parity.digests": {"torch"},
+    "twinrun.protocol.digests": {"torch"},
     "twinrun.parity.readers": {"tensorboard", "wandb"},
 }
 # What a declared package hands out, or always brings, under another import name.

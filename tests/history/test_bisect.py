@@ -11,10 +11,29 @@ from pathlib import Path
 
 import pytest
 
-from tests.history.slow_library import SlowLibrary, made, slower, versions
+from tests.history.slow_library import RECIPE, STACK, SlowLibrary, made, slower, versions
 from tests.indexes import serving_folder, wheel
+from twinrun.history.path import ChangePath, between, path_between, resolver
+from twinrun.history.sides import side_of
+from twinrun.history.state_runs import RunQuestion, StateRunner
+from twinrun.planning.project import Project
+from twinrun.runs.selection import Request
 
 Make = Callable[..., SlowLibrary]
+
+
+@pytest.fixture
+def two_minutes() -> Iterator[None]:
+    """End a test that hangs: the runner then stops what it started."""
+
+    def late(_number: int, _frame: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(120)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture
@@ -37,6 +56,39 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         yield site
 
 
+@pytest.mark.usefixtures("two_minutes")
+def test_states_of_a_path_run_in_real_environments(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a search is made of: the path between two locks, the versions inside a step, and their runs."""
+    site = make(versions(lambda number: slower(0.1 * number), count=3))
+    good, bad = site.lock("good", "slowlib==1.0"), site.lock("bad", "slowlib==3.0")
+    # The index goes on naming its hash: what arrives is another file.
+    (tmp_path / "served/simple/slowlib/slowlib-2.0-py3-none-any.whl").write_bytes(b"no wheel")
+    for name, value in site.variables.items():
+        monkeypatch.setenv(name, value)
+    project = Project(site.root)
+    stack = project.stack(STACK).stack
+    sides = [side_of(project, str(lock), option="") for lock in (good, bad)]
+    path = path_between(*sides, resolves=resolver(stack))
+    (step,) = path.steps
+    inner = ChangePath(start=path.start, steps=between(step, path.start, stack=stack, root=site.root))
+    assert [one.label for one in inner.steps] == ["slowlib 1.0 -> 2.0", "slowlib 2.0 -> 3.0"]
+    runner = StateRunner(
+        project=project,
+        request=Request(recipe=RECIPE, scale="smoke"),
+        stack=STACK,
+        question=RunQuestion(kind="metric", metric="norm-fp32"),
+        folder=tmp_path / "bisect",
+        say=print,
+    )
+    first, broken, last = (runner.run(inner.prefix(at), position=str(at), purpose="") for at in range(3))
+    assert (first.outcome, broken.outcome, last.outcome) == ("measured", "refused", "measured"), broken.detail
+    assert first.value is not None
+    assert last.value == pytest.approx(3 * first.value, rel=0.5)
+
+
+@pytest.mark.trials
 def test_the_version_that_sleeps_is_found_beside_one_that_does_not_install(
     make: Make, tmp_path: Path
 ) -> None:
@@ -60,15 +112,17 @@ def test_a_killed_bisection_goes_on_and_a_second_one_is_refused(make: Make) -> N
     good, bad = site.lock("good", "slowlib==1.0"), site.lock("bad", "slowlib==3.0")
     command = site.arguments(good, bad, "--metric", "norm-fp32")
     first = site.start(command)
+    limit = time.monotonic() + 300
     while not (before := recorded(site)) or len(before) < 4:
-        assert first.poll() is None, first.communicate()
+        assert first.poll() is None, first.communicate(timeout=120)
+        assert time.monotonic() < limit
         time.sleep(0.2)
     second = site.start(command)
     _, said = second.communicate(timeout=120)
     assert second.returncode == 2
     assert "another bisection runs on this machine" in said
     first.send_signal(signal.SIGKILL)
-    first.communicate()
+    first.communicate(timeout=120)
     before = recorded(site)
     code, found = site.bisect(good, bad, "--metric", "norm-fp32")
     assert (code, found["culprit"]["steps"]) == (0, ["slowlib 1.0 -> 2.0"]), found["sentence"]

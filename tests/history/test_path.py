@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from twinrun.foundation.errors import InputError, MachineError
-from twinrun.history.path import path_between
+from twinrun.history.path import MOST_QUESTIONS, path_between
 from twinrun.history.sides import BisectSide, Packages
 
 
@@ -21,10 +21,13 @@ def side(
 
 
 def fits(rule: Callable[[dict[str, str]], bool]) -> Callable[[Packages], bool]:
-    """Return a resolver that goes by versions."""
-    return lambda packages: rule(
-        {name: pin.partition("==")[2] for name, entries in packages.items() for pin in entries}
-    )
+    """Return a resolver that goes by versions, and knows of no requirer."""
+
+    def resolves(packages: Packages) -> dict[str, frozenset[str]] | None:
+        pins = {name: pin.partition("==")[2] for name, entries in packages.items() for pin in entries}
+        return {} if rule(pins) else None
+
+    return resolves
 
 
 def test_what_belongs_together_is_one_step_and_the_rest_waits_for_it() -> None:
@@ -47,7 +50,7 @@ def test_what_belongs_together_is_one_step_and_the_rest_waits_for_it() -> None:
     ]
     assert path.fixed == ("driver 550 -> 570",)
     states = [path.prefix(count) for count in range(len(labels) + 1)]
-    assert all(fits(together)(state.packages) for state in states)
+    assert all(fits(together)(state.packages) is not None for state in states)
     assert (states[-1].packages, states[-1].variables) == (bad.packages, bad.variables)
     assert len({state.digest() for state in states}) == len(states)
 
@@ -56,6 +59,37 @@ def test_a_package_that_only_one_end_has_comes_or_goes() -> None:
     path = path_between(side("a", old="1"), side("a", new="1"), resolves=fits(lambda found: True))
     assert [step.label for step in path.steps] == ["new absent -> 1", "old 1 -> absent"]
     assert path.prefix(2).packages.keys() == {"new"}
+
+
+def test_what_comes_with_a_package_and_what_is_lifted_with_it_are_one_step() -> None:
+    good = side("a", torch="1", cuda12="1", tools="1", vision="1").model_copy(update={"lifted": {"torch"}})
+    bad = side("b", torch="2", cuda13="2", tools="2", vision="2").model_copy(
+        update={"lifted": {"torch", "vision"}, "system": {"gcc": "13"}, "stack": "other"}
+    )
+    needs = {"cuda12": frozenset({"torch"}), "cuda13": frozenset({"torch"})}
+    path = path_between(good, bad, resolves=lambda _: needs)
+    assert [step.packages.keys() for step in path.steps[:-1]] == [
+        {"cuda12", "cuda13", "torch", "vision"},
+        {"tools"},
+    ]
+    assert any("which change as one" in line and "gcc absent -> 13" in line for line in path.fixed)
+
+
+@pytest.mark.parametrize("count", [30, 200])
+def test_the_questions_to_the_resolver_are_bounded(count: int) -> None:
+    """Each package waits for the one after it: the worst order for passes by name."""
+    names = [f"p{number:03}" for number in range(count)]
+    good, bad = (side("a", **dict.fromkeys(names, version)) for version in "12")
+    asked = []
+
+    def resolves(packages: Packages) -> dict[str, frozenset[str]] | None:
+        asked.append(packages)
+        new = [f"{name}==2" in packages[name] for name in names]
+        return {} if new == sorted(new) else None
+
+    path = path_between(good, bad, resolves=resolves)
+    assert len(asked) <= MOST_QUESTIONS + 2
+    assert path.prefix(len(path.steps)).packages == bad.packages
 
 
 def test_equal_ends_and_an_end_that_does_not_resolve_are_refused() -> None:

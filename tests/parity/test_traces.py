@@ -88,15 +88,15 @@ def test_a_model_without_hidden_features_is_refused() -> None:
         renumber(nn.Linear(3, 3), 1)
 
 
-@pytest.mark.parametrize("name", ["controls", "digests"])
+@pytest.mark.parametrize("name", ["parity/controls", "protocol/digests"])
 def test_the_files_for_other_programs_need_torch_alone(name: str, tmp_path: Path) -> None:
-    source = ROOT / "src" / "twinrun" / "parity" / f"{name}.py"
+    source = ROOT / "src" / "twinrun" / f"{name}.py"
     text = source.read_text(encoding="utf-8")
     tree = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom | ast.Import)]
     named = {(node.module or "") if isinstance(node, ast.ImportFrom) else node.names[0].name for node in tree}
     roots = {one.partition(".")[0] for one in named}
     assert roots - set(sys.stdlib_module_names) == {"torch"}
-    copy = tmp_path / f"{name}.py"
+    copy = tmp_path / source.name
     copy.write_text(text, encoding="utf-8")
     subprocess.run([sys.executable, "-I", "-c", f"import runpy; runpy.run_path({str(copy)!r})"], check=True)
 

@@ -17,7 +17,11 @@ from twinrun.results.configuration import configuration_of_plan
 from twinrun.workloads import load_workload
 
 # What lets a value be that is refused alone.
-COMPANIONS = {"summation": [("trainer=plain",)], "sharding": [("model=mpt-1b",)]}
+COMPANIONS = {
+    "summation": [("trainer=plain",)],
+    "sharding": [("model=mpt-1b",)],
+    "trace": [("compile=false",)],
+}
 
 
 def changed(recipe: LoadedRecipe, key: str, value: Any) -> tuple[Plan, Plan] | str:

@@ -112,6 +112,7 @@ OTHERS: dict[str, st.SearchStrategy[Any]] = {
     "warmup_steps": st.integers(6, 39),
     "seed": st.integers(18, 2**31),
     "controls": st.integers(1, 10),
+    "trace": st.just("true"),
     "optimizer.learning_rate": st.floats(0.01, 1),
     "optimizer.betas": st.sampled_from(["[0.9, 0.99]", "[0.0, 0.95]"]),
     "optimizer.epsilon": st.floats(1e-7, 1e-3),

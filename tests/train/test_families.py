@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from torch.nn.functional import cross_entropy
 from tests.train.test_llama import SMALL as LLAMA
 from tests.train.test_mamba import SMALL as MAMBA
 from tests.train.test_mpt import SMALL as MPT_SHAPE
+from twinrun.parity import Tracer
+from twinrun.parity.traces import read_trace
 from twinrun.train.models import IGNORED
 from twinrun.train.models.llama import Llama
 from twinrun.train.models.mamba import Mamba
@@ -116,3 +119,28 @@ def test_renumbered_features_are_the_same_function_in_other_sums(family: str) ->
         model(tokens_BS, targets_BS).backward()
     norms = [sum(float(one.grad.norm()) ** 2 for one in model.parameters()) for model in (whole, other)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+
+
+def test_a_control_run_and_recomputed_blocks_have_the_digests_of_the_run(family: str, tmp_path: Path) -> None:
+    traces = []
+    for name, number, recomputing in (("run", 0, False), ("control", 1, False), ("recomputed", 0, True)):
+        model = small(family, checkpointing=recomputing)
+        order: Any = model.numbering(number) if number else None
+        if number:
+            model.renumber(number)
+        tracer = Tracer(model, tmp_path / name, order=order)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            with tracer.step():
+                model(*batch(family)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        traces.append(read_trace(tmp_path / name).steps)
+    run, *others = traces
+    for other in others:
+        assert other[2].keys() == run[2].keys()
+        far = {
+            name: max(abs(a - b) / max(abs(one[0]), 1e-3) for a, b in zip(one, other[2][name], strict=True))
+            for name, one in run[2].items()
+        }
+        assert max(far.values()) < 1e-3, far

@@ -180,7 +180,7 @@ def _selection(project: Project, request: SearchRequest, good: BisectSide) -> Se
     """Return what a run of the good end would do here; raises as `select` does."""
     asked = Request(
         recipe=request.recipe,
-        vendor=request.vendor,
+        vendor=request.vendor or (project.stack(good.stack).stack.vendor if good.stack else None),
         stack=good.stack,
         engine="venv",
         scale=request.scale,

@@ -68,12 +68,28 @@ def parity(
 
 def traces(a: Path, b: Path, *, controls: Sequence[Path], as_json: bool) -> int:
     """Say at which step and layer two traces begin to differ: 0 nowhere, 1 there, 3 cannot say."""
-    found = judge_traces(read_trace(a), read_trace(b), controls=[read_trace(one) for one in controls])
+    runs, repeats = [], list(controls)
+    for path in (a, b):
+        run, own = _traced(path)
+        runs.append(read_trace(run))
+        repeats += own if path == a else []
+    found = judge_traces(*runs, controls=[read_trace(one) for one in repeats])
     if as_json:
         print_json(found.model_dump(mode="json") | {"code": found.code})
     else:
         say(found.sentence)
     return found.code
+
+
+def _traced(path: Path) -> tuple[Path, list[Path]]:
+    """Return the trace of a run folder and those of its control runs; a file is a trace itself."""
+    if not path.is_dir():
+        return path, []
+    found = sorted(path.rglob("run.trace"))
+    if len(found) != 1:
+        hint = "`invoke run RECIPE --trace` writes one a point; of several, name the file"
+        raise InputError("expected one trace", place=str(path), found=[str(one) for one in found], hint=hint)
+    return found[0], sorted(found[0].parent.glob("control-*.trace"))
 
 
 def _copied(a: Path, b: Path) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from pathlib import Path
 
@@ -16,12 +17,18 @@ from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import canonical_json, sha256_of_bytes
 from twinrun.foundation.manifest import Frozen
 from twinrun.history.sides import BisectSide, Packages, git, versions
-from twinrun.images.resolution import compile_requirements, declared_metadata
+from twinrun.images.resolution import compile_requirements, compiled_text, declared_metadata
 from twinrun.manifests.locks import PythonLock
 from twinrun.manifests.stack import Stack, matches, normalise
 
-Resolves = Callable[[Packages], bool]
-"""Says whether a resolver takes the packages, no more and no fewer."""
+Requirers = dict[str, frozenset[str]]
+"""By package the names of those that require it."""
+Resolves = Callable[[Packages], Requirers | None]
+"""Returns who requires each package, None where a resolver takes more or fewer packages than are given."""
+# A question takes the resolver a second, and a path between two stacks of a year has sixty packages.
+MOST_QUESTIONS = 48
+# Packages that the name of a step has.
+NAMED = 6
 
 
 class RunState(Frozen):
@@ -83,19 +90,20 @@ def path_between(good: BisectSide, bad: BisectSide, *, resolves: Resolves) -> Ch
         InputError: nothing differs that a step could bring.
         MachineError: the resolver does not take an end itself.
     """
-    for side in (good, bad):
-        if not resolves(side.packages):
+    found = [resolves(side.packages) for side in (good, bad)]
+    for side, requirers in zip((good, bad), found, strict=True):
+        if requirers is None:
             raise MachineError(
                 "the resolver does not take the lock of an end as it stands",
                 place=side.label,
                 found="another set of packages, or no answer of the index",
                 hint="check the network; `invoke lock --check` says whether the lock is stale",
             )
-    wheels = _ordered(good.packages, bad.packages, resolves)
+    units = _units(good, bad, [one for one in found if one is not None])
+    wheels = _ordered(units, good.packages, bad.packages, resolves)
     others = [*_commits(good, bad), *_variables(good, bad)]
     fixed = [f"driver {good.driver} -> {bad.driver}"] if good.driver != bad.driver else []
-    if good.stack and bad.stack and good.stack != bad.stack:
-        fixed.append(f"stack.toml of {good.stack}: interpreter, kernels and system packages stay its own")
+    fixed += _system_changes(good, bad)
     if not (steps := (*wheels, *others)):
         raise InputError("nothing differs between the two ends", place="--good and --bad", found=good.label)
     start = RunState(packages=good.packages, commit=good.commit, variables=good.variables)
@@ -114,51 +122,94 @@ def at_once(a: BisectSide, b: BisectSide) -> ChangePath:
     return ChangePath(start=start, steps=(*wheels, *_commits(a, b), *_variables(a, b)))
 
 
-def _ordered(good: Packages, bad: Packages, resolves: Resolves) -> list[ChangeStep]:
-    """Order the changed packages so that every prefix resolves; what resolves only together is one step."""
-    waiting = sorted(name for name in good.keys() | bad.keys() if good.get(name) != bad.get(name))
-    state, steps = good, []
+def _system_changes(good: BisectSide, bad: BisectSide) -> list[str]:
+    """Return what of the image differs, which only another image brings, and at once."""
+    if not (good.stack and bad.stack) or good.stack == bad.stack:
+        return []
+    names = sorted(good.system.keys() | bad.system.keys())
+    moves = ((name, good.system.get(name, "absent"), bad.system.get(name, "absent")) for name in names)
+    changed = [f"{name} {before} -> {after}" for name, before, after in moves if before != after]
+    system = [f"base image and system packages, which change as one, with the image: {', '.join(changed)}"]
+    return [*(system if changed else []), f"interpreter and kernels: those of {good.stack}"]
 
-    def moved(names: Collection[str]) -> Packages:
-        return {key: one for key, one in (state | {name: bad.get(name, {}) for name in names}).items() if one}
+
+def _units(good: BisectSide, bad: BisectSide, ends: Sequence[Requirers]) -> list[list[str]]:
+    """Return the changed packages; one that comes or goes is with the changed packages that require it.
+
+    Packages whose declared bounds a stack lifts are one unit: the resolver holds none of them to the others.
+    """
+    before, after = good.packages, bad.packages
+    unit = {name: {name} for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+
+    def join(names: Iterable[str]) -> None:
+        joined = set().union(*(unit[name] for name in names if name in unit))
+        unit.update(dict.fromkeys(joined, joined))
+
+    join(good.lifted)
+    join(bad.lifted)
+    for name in sorted(unit):
+        if name not in before or name not in after:
+            join({name}.union(*(end.get(name, ()) for end in ends)))
+    return sorted({min(one): sorted(one) for one in unit.values()}.values())
+
+
+def _ordered(
+    units: Sequence[list[str]], good: Packages, bad: Packages, resolves: Resolves
+) -> list[ChangeStep]:
+    """Order the units so that every prefix resolves; what resolves only together is one step.
+
+    After `MOST_QUESTIONS` the rest is one step: the last prefix is the bad end, which resolves.
+    """
+    waiting, state, steps, asked = list(units), good, [], itertools.count()
+
+    def moved(some: Sequence[list[str]]) -> Packages:
+        new = {name: bad.get(name, {}) for unit in some for name in unit}
+        return {name: one for name, one in (state | new).items() if one}
+
+    def fits(some: Sequence[list[str]]) -> bool:
+        return next(asked) < MOST_QUESTIONS and resolves(moved(some)) is not None
 
     while waiting:
         # A pass over all: what waits for another package is not asked for again after each step.
-        moving = False
-        for name in list(waiting):
-            if resolves(moved([name])):
-                steps.append(_step([name], good, bad))
-                state, moving = moved([name]), True
-                waiting.remove(name)
-        if waiting and not moving:
-            group = _together(waiting, lambda names: resolves(moved(names)))
-            steps.append(_step(group, good, bad))
+        before = len(waiting)
+        for unit in list(waiting):
+            if len(waiting) == 1 or fits([unit]):
+                steps.append(_step(unit, good, bad))
+                state = moved([unit])
+                waiting.remove(unit)
+        if len(waiting) == before:
+            group = _together(waiting, fits)
+            steps.append(_step([name for unit in group for name in unit], good, bad))
             state = moved(group)
-            waiting = [name for name in waiting if name not in group]
+            waiting = [unit for unit in waiting if unit not in group]
     return steps
 
 
 def _step(names: Sequence[str], good: Packages, bad: Packages) -> ChangeStep:
-    moves = (f"{name} {versions(good.get(name, {}))} -> {versions(bad.get(name, {}))}" for name in names)
-    return ChangeStep(label=", ".join(moves), packages={name: bad.get(name, {}) for name in names})
+    # Those that both ends have say most of what the step is.
+    order = sorted(names, key=lambda name: (name not in good or name not in bad, name))
+    moves = [f"{name} {versions(good.get(name, {}))} -> {versions(bad.get(name, {}))}" for name in order]
+    more = f" and {len(moves) - NAMED} that come or go with it" if len(moves) > NAMED else ""
+    return ChangeStep(
+        label=", ".join(moves[:NAMED]) + more, packages={name: bad.get(name, {}) for name in names}
+    )
 
 
-def _together(waiting: Sequence[str], resolves: Callable[[Collection[str]], bool]) -> list[str]:
-    """Return few packages that resolve together: a beginning that does, without what it can spare.
+def _together(waiting: Sequence[list[str]], fits: Callable[[Sequence[list[str]]], bool]) -> list[list[str]]:
+    """Return few units that resolve together: a beginning that does, without what it can spare.
 
-    The whole of `waiting` is the bad end, which resolves; each question takes a resolver seconds, so both
-    parts halve what is left.
+    The whole of `waiting` is the bad end, which resolves; both parts halve what is left.
     """
     low, high = 1, len(waiting)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if resolves(waiting[:middle]) else (middle, high)
+        low, high = (low, middle) if fits(waiting[:middle]) else (middle, high)
     group = list(waiting[:high])
     size = len(group) // 2
     while size:
         for start in range(0, len(group), size):
             rest = [*group[:start], *group[start + size :]]
-            if rest and resolves(rest):
+            if rest and fits(rest):
                 group = rest
                 break
         else:
@@ -196,14 +247,14 @@ def resolver(*stacks: Stack) -> Resolves:
     """
     python = ["--python-version", stacks[0].interpreter()]
 
-    def resolves(packages: Packages) -> bool:
+    def resolves(packages: Packages) -> Requirers | None:
         pins = {_public(pin) for entries in packages.values() for pin in entries}
         exact = {normalise(pin.partition(" ")[0]) for pin in pins}
         source = [one for stack in stacks for one in stack.source if normalise(one.requirement) in exact]
         reduced = [one for stack in stacks for one in stack.reduced if normalise(one.requirement) in exact]
         lifted = [one.requirement for stack in stacks for one in stack.lifted]
         try:
-            found = compile_requirements(
+            text = compiled_text(
                 "\n".join(sorted(pins)),
                 [*python, *(word for one in source for word in ("--no-binary", one.package()))],
                 preferences=[],
@@ -211,12 +262,25 @@ def resolver(*stacks: Stack) -> Resolves:
                 overrides=sorted({one for one in lifted if normalise(one) in exact}),
             )
         except MachineError:
-            return False
-        names = {pin.partition("==")[0] for pin in found}
+            return None
+        found = _requirers(text)
         replaced = tuple(pattern for stack in stacks for pattern in stack.replaces)
-        return {name for name in names if not matches(name, replaced)} <= packages.keys()
+        fits = {name for name in found if not matches(name, replaced)} <= packages.keys()
+        return found if fits else None
 
     return resolves
+
+
+def _requirers(text: str) -> Requirers:
+    """Return who requires each package, of a lock with uv's comments."""
+    found: dict[str, set[str]] = {}
+    here: set[str] = set()
+    for line in text.splitlines():
+        if line[:1].isalnum():
+            here = found.setdefault(normalise(line.partition("==")[0]), set())
+        elif line.lstrip().startswith("#"):
+            here.add(normalise(line.lstrip(" #").removeprefix("via").strip()))
+    return {name: frozenset(ones) for name, ones in found.items()}
 
 
 def _public(pin: str) -> str:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
+
+from pydantic import Field
 
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen
@@ -30,6 +33,10 @@ class BisectSide(Frozen):
     """Commit of this project that ran; null: the checkout as it is."""
     variables: dict[str, str] | None = None
     """Variables of the record that steer frameworks; null: those of this shell."""
+    system: dict[str, str] = Field(default_factory=dict)
+    """Versions of base image and system packages of the stack as it is now; empty for a lock file."""
+    lifted: frozenset[str] = frozenset()
+    """Packages whose declared bounds the stack lifts."""
     driver: str | None = None
     """Driver of the record's machine, which no environment can bring."""
 
@@ -49,8 +56,8 @@ def side_of(project: Project, text: str, *, option: str) -> BisectSide:
     if text not in known:
         allowed = [*known, "a file requirements.lock", "a record"]
         raise InputError("no stack, lock or record", place=option, found=text, allowed=allowed)
-    lock = project.stack(text).lock(project.root)
-    return BisectSide(label=text, stack=text, packages=_packages(lock.read_text(encoding="utf-8"), text))
+    lock = project.stack(text).lock(project.root).read_text(encoding="utf-8")
+    return BisectSide(label=text, stack=text, packages=_packages(lock, text), **_of_stack(project, text))
 
 
 def side_of_record(project: Project, record: Record, text: str) -> BisectSide:
@@ -65,10 +72,21 @@ def side_of_record(project: Project, record: Record, text: str) -> BisectSide:
         label=text,
         stack=name,
         packages=_packages(lock, text),
+        **(_of_stack(project, name) if known else {}),
         commit=commit if commit and _has(project.root, commit) else None,
         variables=record.environment.variables,
         driver=record.machine.driver,
     )
+
+
+def _of_stack(project: Project, name: str) -> dict[str, Any]:
+    """Return what a stack has beside its lock."""
+    loaded = project.stack(name)
+    locked = loaded.system_packages(project.root)
+    system = {one.name: one.version for one in locked.all()} if locked else {}
+    system |= {"base image": loaded.stack.base.suite} if loaded.stack.base else {}
+    lifted = frozenset(normalise(one.requirement.partition("==")[0]) for one in loaded.stack.lifted)
+    return {"system": system, "lifted": lifted}
 
 
 def _has(root: Path, commit: str) -> bool:

@@ -170,12 +170,29 @@ def _explicit_index(index: str, stack: Stack) -> str:
 def compile_requirements(
     requirements: str, options: list[str], *, preferences: list[str], project: str, overrides: list[str]
 ) -> PythonLock:
-    """Run `uv pip compile`, which runs no code of a package.
+    """Run `uv pip compile`, which runs no code of a package; see `compiled_text`."""
+    text = compiled_text(
+        requirements,
+        [*options, "--no-annotate"],
+        preferences=preferences,
+        project=project,
+        overrides=overrides,
+    )
+    return parse_python_lock(text, place="uv pip compile")
+
+
+def compiled_text(
+    requirements: str, options: list[str], *, preferences: list[str], project: str, overrides: list[str]
+) -> str:
+    """Return the lock that `uv pip compile` prints, with the requirers of each package as comments.
 
     Args:
         preferences: entries of a lock whose versions stay where the requirements allow.
         project: further tables of pyproject.toml.
         overrides: requirements that replace what any package declares for the same package.
+
+    Raises:
+        MachineError: the packages cannot be resolved.
     """
     with tempfile.TemporaryDirectory() as folder:
         lock, source = Path(folder) / "requirements.lock", Path(folder) / "pyproject.toml"
@@ -188,7 +205,7 @@ def compile_requirements(
         source.write_text(f"{header}\n{project}", encoding="utf-8")
         arguments = [
             *(os.fspath(find_uv_bin()), "pip", "compile", "--quiet", "--universal", "--generate-hashes"),
-            *("--no-header", "--no-annotate", "--no-emit-index-url", "--only-binary", ":all:"),
+            *("--no-header", "--no-emit-index-url", "--only-binary", ":all:"),
             # Whatever else is on the path is not looked for.
             *("--python", sys.executable, "--override", str(lifted), "--output-file", str(lock)),
             *(*options, "--", str(source)),
@@ -201,7 +218,7 @@ def compile_requirements(
                 found=redacted(last_lines(done.stderr, 8)),
                 hint="check the network and the requirement; the old lock stays",
             )
-        return parse_python_lock(lock.read_text(encoding="utf-8"), place="uv pip compile")
+        return lock.read_text(encoding="utf-8")
 
 
 def resolve_system(stack: Stack, archive: AptArchive) -> AptLock:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from twinrun.parity.controls import renumber
-    from twinrun.parity.digests import Tracer
+    from twinrun.protocol.digests import Tracer
 
 __all__ = ["Tracer", "renumber"]
 
@@ -21,7 +21,7 @@ def __getattr__(name: str) -> Any:
 
         return renumber
     if name == "Tracer":
-        from twinrun.parity.digests import Tracer
+        from twinrun.protocol.digests import Tracer
 
         return Tracer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

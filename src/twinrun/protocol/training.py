@@ -142,12 +142,21 @@ class Training(Frozen):
     """
     summation: Literal["fast", "canonical"] = "fast"
     """`canonical` sums microbatches in one fixed tree: bit-identical on 1, 2, 4, ... ranks, at a cost."""
+    trace: bool = False
+    """Write digests of weights, activations and gradients by step and layer, in which `invoke parity --trace`
+    finds where two runs begin to differ. Nothing may be compiled, since a compiled graph has no layers."""
     reports: dict[str, str] = Field(default_factory=dict)
     """Further metrics that the script reports, each with its unit; rows of recipes/metrics.toml, or of a file
     `metrics.toml` beside recipe.toml."""
     validation: Validation | None = None
     """The loss on other data than is trained on; none is taken where not given."""
     optimizer: Optimizer
+
+    @model_validator(mode="after")
+    def _traced_by_layers(self) -> Training:
+        if self.trace and self.compile:
+            raise ValueError("`trace` needs `compile = false`: a compiled graph has no layers")
+        return self
 
 
 def identity(shape: AnyShape, training: Training) -> dict[str, str]:

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.utils.data import DataLoader
 
 from twinrun.foundation.errors import InputError
+from twinrun.protocol.digests import Tracer
 from twinrun.protocol.training import TrainingJob, TrainingResult
 from twinrun.train import attention, ranks, worker
 from twinrun.train.checkpoint.session import CheckpointCalls, checkpoints_of
@@ -26,6 +27,7 @@ from twinrun.train.metrics import Meter
 from twinrun.train.models import Model
 from twinrun.train.optimizer import adamw, learning_rate, set_learning_rate
 from twinrun.train.sharding import GradientSync, gradient_excess, settle_buckets
+from twinrun.train.trace import tracer_of
 from twinrun.train.validation import ValidationLoss
 
 # What is changed of Composer and Streaming, as the record and the recipes' deviations name them.
@@ -97,12 +99,13 @@ def build_trainer(job: TrainingJob, *, model: Model, batches: DataLoader[Batch],
     settings = job.training
     shared = parallelism(job)
     excess = gradient_excess(next(model.parameters()).device) if shared == "fsdp2" else 1.0
+    tracer = tracer_of(job, model, parallelism=shared)
     return ClosurelessTrainer(
         model=ComposerLanguageModel(model, gradient_scale=1 / excess),
         train_dataloader=DataSpec(batches, get_num_samples_in_batch=_count_samples),
         optimizers=adamw(model, settings.optimizer),
-        algorithms=[NormClipping(settings.optimizer.gradient_clip)],
-        callbacks=[StepCallback(job, meter)],
+        algorithms=[NormClipping(settings.optimizer.gradient_clip, tracer)],
+        callbacks=[StepCallback(job, meter, tracer)],
         device=_device(job),
         precision=PRECISIONS[settings.precision],
         device_train_microbatch_size=job.microbatch,
@@ -165,18 +168,20 @@ class ComposerLanguageModel(ComposerModel):
 
 
 class NormClipping(Algorithm):
-    """Clips the norm of all gradients, as Composer's GradientClipping does.
+    """Clips the norm of all gradients, which are traced before it, as Composer's GradientClipping does.
 
     That one lies in a package with all of Composer's algorithms, whose imports take seconds of each start.
     """
 
-    def __init__(self, most: float) -> None:
-        self._most = most
+    def __init__(self, most: float, tracer: Tracer | None = None) -> None:
+        self._most, self._tracer = most, tracer
 
     def match(self, event: Event, state: State) -> bool:  # noqa: ARG002
         return bool(event == Event.AFTER_TRAIN_BATCH)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:  # noqa: ARG002
+        if self._tracer:
+            self._tracer.end()
         clip_norm(state.model, self._most)
 
 
@@ -193,8 +198,9 @@ def clip_norm(model: nn.Module, most: float) -> None:
 class StepCallback(Callback):
     """Sets the learning rate of each step and reports its samples, losses and time."""
 
-    def __init__(self, job: TrainingJob, meter: Meter) -> None:
+    def __init__(self, job: TrainingJob, meter: Meter, tracer: Tracer | None = None) -> None:
         self._job = job
+        self._tracer = tracer
         self._settings = job.training.optimizer
         self._meter = meter
         self._step = 0
@@ -227,6 +233,8 @@ class StepCallback(Callback):
         # One copy for the step; Composer would copy, and wait, for each microbatch.
         state.batch = state.device.batch_to_device(state.batch)
         self._meter.add_samples(state.batch["hashes"])
+        if self._tracer:
+            self._tracer.begin()
 
     def after_loss(self, state: State, _logger: Logger) -> None:
         self._meter.add_loss(state.loss, _count_samples(state.batch))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 
 import torch
@@ -18,6 +19,7 @@ from twinrun.train.data import Batch, targets_of
 from twinrun.train.models import IGNORED, Model
 from twinrun.train.optimizer import adamw, set_learning_rate
 from twinrun.train.sharding import GradientSync, gradient_excess, settle_buckets, shard
+from twinrun.train.trace import tracer_of
 
 LossFunction = Callable[[Tensor], Tensor]
 
@@ -63,6 +65,7 @@ class WholeModel:
         self._device = next(model.parameters()).device
         self._excess = 1.0
         self._scaler = torch.amp.GradScaler(self._device.type, enabled=False)
+        self._tracer = tracer_of(job, model)
         self.share(model)
         self.optimizer = adamw(model, job.training.optimizer)
 
@@ -79,7 +82,8 @@ class WholeModel:
     def step(self, batch: Batch, rate: float) -> Tensor:
         """Train one step on this rank's sequences; return their mean loss, in nats per token."""
         set_learning_rate(self.optimizer, rate)
-        loss = self.gradients(batch)
+        with self._tracer.step() if self._tracer else contextlib.nullcontext():
+            loss = self.gradients(batch)
         self._scaler.unscale_(self.optimizer)
         nn.utils.clip_grad_norm_(self.module.parameters(), self._job.training.optimizer.gradient_clip)
         self._scaler.step(self.optimizer)

@@ -85,13 +85,33 @@ class Model(nn.Module):
         """
         raise NotImplementedError
 
+    def numbering(self, number: int) -> dict[str, tuple[Tensor | None, ...]]:
+        """Return for each parameter the order of its axes that is drawn from `number`, vectors included.
+
+        A module without a weight stands under the name that one would have: it gives features of the stream.
+        """
+        orders = self.orders(torch.Generator().manual_seed(number))
+        width = next(columns for rows, columns in orders.values() if rows is None)
+        found: dict[str, tuple[Tensor | None, ...]] = {
+            f"{name}.weight": (width, None) for name, _ in self.named_modules()
+        }
+        for name, parameter in self.named_parameters():
+            weight = f"{name.rpartition('.')[0]}.weight"
+            axes = next((one for ending, one in orders.items() if weight.endswith(ending)), None)
+            if parameter.dim() == 1:
+                along = axes[0] if axes else width
+                fits = along is not None and len(along) == len(parameter)
+                found[name] = (along if fits else None, None)
+            else:
+                found[name] = axes if axes and name == weight else (None, None)
+        return found
+
     @torch.no_grad()
     def renumber(self, number: int) -> None:
         """Put the features of an initial model, so also sums over them, into an order drawn from `number`."""
-        orders = self.orders(torch.Generator().manual_seed(number))
+        numbering = self.numbering(number)
         for name, parameter in self.named_parameters():
-            axes = next((one for ending, one in orders.items() if name.endswith(ending)), ())
-            for axis, order in enumerate(axes):
+            for axis, order in enumerate(numbering[name]):
                 if order is not None:
                     parameter.copy_(parameter.index_select(axis, order.to(parameter.device)))
 

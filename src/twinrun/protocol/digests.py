@@ -10,7 +10,9 @@
         optimizer.step()
         optimizer.zero_grad()
 
-The file needs torch alone and may be copied. `invoke parity A.trace B.trace --trace --controls C1.trace ...`
+Every rank makes a tracer and calls it; activations are summed over ranks, and the first one writes. A model
+must not be compiled. The file needs torch alone and may be copied.
+`invoke parity A.trace B.trace --trace --controls C1.trace ...`
 names the first step and layer at which two runs differ by more than control runs do. A digest is a norm and a
 few random projections, summed over samples and positions; numbers are drawn by a seed that all runs share.
 """
@@ -62,11 +64,13 @@ class Tracer:
         self._model, self._path, self._steps = model, Path(path), steps
         self._order, self._seed = order or {}, seed
         self._step = 0
-        self._live = False
+        self._found: dict[str, Tensor] | None = None
+        """Digests of the step that is traced; None between two such steps."""
         self._sums: dict[str, Tensor] = {}
         self._drawn: dict[tuple[str, int, Any], Tensor] = {}
         header = {"format": FORMAT, "seed": seed, "projections": PROJECTIONS}
-        self._path.write_text(json.dumps(header) + "\n", encoding="utf-8")
+        if not _rank():
+            self._path.write_text(json.dumps(header) + "\n", encoding="utf-8")
         for name, module in model.named_modules():
             own = next(module.parameters(recurse=False), None) is not None
             # Dropout and its like have no weights, and no parts.
@@ -76,19 +80,25 @@ class Tracer:
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         """Trace a step: its forward and backward passes, whose gradients must still be there at the end."""
+        self.begin()
+        yield
+        self.end()
+
+    def begin(self) -> None:
+        """Begin a step, for loops that call; every rank does."""
         self._step += 1
-        if not self._steps(self._step):
-            yield
+        self._sums, parameters = {}, self._model.named_parameters()
+        wanted = self._steps(self._step)
+        self._found = (
+            {f"weights {name}": self._of_parameter(name, one) for name, one in parameters} if wanted else None
+        )
+
+    def end(self) -> None:
+        """End the step, before the gradients are clipped."""
+        found, self._found = self._found, None
+        if found is None:
             return
-        found = {
-            f"weights {name}": self._of_parameter(name, one) for name, one in self._model.named_parameters()
-        }
-        self._sums, self._live = {}, True
-        try:
-            yield
-        finally:
-            self._live = False
-        found |= {f"forward {name}": self._finished(one) for name, one in self._sums.items()}
+        found |= self._of_all_ranks()
         # The last layer has its gradient first.
         for name, one in reversed(list(self._model.named_parameters())):
             if one.grad is not None:
@@ -98,6 +108,8 @@ class Tracer:
     def _write(self, found: dict[str, Tensor]) -> None:
         import torch
 
+        if _rank():
+            return
         # One transfer a step, whatever the number of layers.
         values = torch.stack(list(found.values())).tolist()
         shown = [[one if math.isfinite(one) else None for one in row] for row in values]
@@ -107,7 +119,11 @@ class Tracer:
 
     def _hook(self, name: str) -> Callable[..., None]:
         def after(_: nn.Module, _args: Any, output: Any) -> None:
-            if self._live and (tensor := _first_tensor(output)) is not None:
+            if (
+                self._found is not None
+                and not _recomputing()
+                and (tensor := _first_tensor(output)) is not None
+            ):
                 digest = self._of_activation(name, tensor.detach())
                 self._sums[name] = self._sums[name] + digest if name in self._sums else digest
 
@@ -122,11 +138,17 @@ class Tracer:
         square = torch.linalg.vector_norm(tensor, dtype=torch.float32).square()
         return torch.cat([square.view(1), summed @ drawn])
 
-    @staticmethod
-    def _finished(sums: Tensor) -> Tensor:
+    def _of_all_ranks(self) -> dict[str, Tensor]:
+        """Return the digests of the activations, summed over the samples of all ranks."""
         import torch
 
-        return torch.cat([sums[:1].sqrt(), sums[1:]])
+        if not self._sums:
+            return {}
+        sums = torch.stack(list(self._sums.values()))
+        if _distributed():
+            torch.distributed.all_reduce(sums)
+        sums[:, 0] = sums[:, 0].sqrt()
+        return {f"forward {name}": row for name, row in zip(self._sums, sums, strict=True)}
 
     def _of_parameter(self, name: str, tensor: Tensor) -> Tensor:
         """Return the norm of a weight or gradient, and its bilinear forms with vectors of both sides."""
@@ -142,8 +164,8 @@ class Tracer:
         return torch.cat([torch.linalg.vector_norm(whole).view(1), forms.sum(1)])
 
     def _out_side(self, name: str) -> int:
-        """Return which side of a layer's weight its features are: rows, or columns as of Conv1D."""
-        return 1 if type(self._model.get_submodule(name)).__name__ == "Conv1D" else 0
+        """Return which side of a layer's weight its features are: rows, or columns as of an embedding."""
+        return int(type(self._model.get_submodule(name)).__name__ in {"Conv1D", "Embedding"})
 
     def _vectors(self, name: str, size: int, device: Any, *, side: int) -> Tensor:
         """Return the random vectors of one side of a parameter in this run's order, size by PROJECTIONS."""
@@ -158,6 +180,25 @@ class Tracer:
                 drawn = drawn[order]
             self._drawn[key] = drawn.to(device)
         return self._drawn[key]
+
+
+def _distributed() -> bool:
+    import torch
+
+    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
+
+
+def _rank() -> int:
+    import torch
+
+    return torch.distributed.get_rank() if _distributed() else 0
+
+
+def _recomputing() -> bool:
+    """Say whether a backward pass calls: what it computes again was counted in the forward pass."""
+    import torch
+
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _first_tensor(output: Any) -> Tensor | None:
