@@ -82,7 +82,7 @@ def tests(session: nox.Session) -> None:
     # Gigabytes: silence would look like a hang.
     session.install("--require-hashes", "--no-deps", "-r", LOCK, silent=False)
     session.install("-e", ".[test,reference,docs]")
-    # Recipes bring native code and compile graphs: what they break must not show in the tests of something else.
+    # Recipes bring native code and compile graphs: what these break must not show in tests of something else.
     for part in [session.posargs] if session.posargs else [["recipes"], ["tests"]]:
         session.run(*PYTEST, "-m", "not docker", *part)
 

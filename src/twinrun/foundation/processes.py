@@ -20,7 +20,7 @@ from twinrun.foundation.errors import MachineError, RunError
 GRACE_SECONDS = 10.0
 # Names a process and, through the environment they inherit, all that it starts.
 _MARK = "TWINRUN_PROCESS"
-# What a message needs of a log: a rank may print gigabytes, and a line of it megabytes.
+# A message takes so much of a log: a rank may print gigabytes, and a line of it megabytes.
 _LOG_BYTES, _LINE = 1 << 16, 500
 
 
