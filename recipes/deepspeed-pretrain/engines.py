@@ -60,21 +60,23 @@ def build(job: TrainingJob, device: torch.device) -> ZeroEngine | PipelineEngine
     if ranks.rank() == 0:
         write_atomically(Path(job.out) / CONFIG, json.dumps(config, indent=1) + "\n")
     model = worker.build_model(job, device)
+    # Before anything splits them.
+    digest = worker.digest_of(model)
     if job.layout.replicas > 1:
-        return PipelineEngine(job, _pipeline(model, job), config)
+        return PipelineEngine(job, _pipeline(model, job), config, weights_hash=digest)
     if job.layout.experts is not None:
         _spread_experts(model, job.layout)
-    return ZeroEngine(job, model, config)
+    return ZeroEngine(job, model, config, weights_hash=digest)
 
 
 class DeepSpeedEngine:
     """A model in the engine of DeepSpeed that suits it."""
 
-    weights_hash = ""
-    """None: the first rank has a part of the weights."""
-
-    def __init__(self, job: TrainingJob, model: nn.Module, config: dict[str, Any]) -> None:
+    def __init__(
+        self, job: TrainingJob, model: nn.Module, config: dict[str, Any], *, weights_hash: str
+    ) -> None:
         assert job.layout is not None
+        self.weights_hash = weights_hash
         self._job, self._layout = job, job.layout
         self.module = model
         self.engine, changed = _initialize(job, model, config)

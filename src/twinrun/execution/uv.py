@@ -16,7 +16,7 @@ from twinrun.foundation.errors import MachineError
 from twinrun.foundation.processes import last_lines, readable
 from twinrun.foundation.text import plural, redacted, size
 
-# What helps, by what uv says; the numbers are EPERM, EACCES, ENOTDIR, EFBIG, ENOSPC, EROFS and EDQUOT.
+# Hints by the words that uv prints; the numbers are EPERM, EACCES, ENOTDIR, EFBIG, ENOSPC, EROFS and EDQUOT.
 _HINTS = (
     (
         "Hash mismatch",

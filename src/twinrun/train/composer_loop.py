@@ -30,7 +30,7 @@ from twinrun.train.sharding import GradientSync, gradient_excess, settle_buckets
 from twinrun.train.trace import tracer_of
 from twinrun.train.validation import ValidationLoss
 
-# What is changed of Composer and Streaming, as the record and the recipes' deviations name them.
+# Changes of Composer and Streaming, as the record and the recipes' deviations name them.
 CHANGES = {
     "composer": "the optimizer starts without a closure, which would wait for the loss",
     **STREAMING_CHANGES,
