@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from twinrun.foundation.errors import InputError, MachineError
-from twinrun.history.path import MOST_QUESTIONS, path_between
+from twinrun.history.path import MOST_QUESTIONS, Resolves, path_between
 from twinrun.history.sides import BisectSide, Packages
 
 
@@ -20,7 +20,7 @@ def side(
     )
 
 
-def fits(rule: Callable[[dict[str, str]], bool]) -> Callable[[Packages], bool]:
+def fits(rule: Callable[[dict[str, str]], bool]) -> Resolves:
     """Return a resolver that goes by versions, and knows of no requirer."""
 
     def resolves(packages: Packages) -> dict[str, frozenset[str]] | None:
@@ -79,7 +79,7 @@ def test_what_comes_with_a_package_and_what_is_lifted_with_it_are_one_step() -> 
 def test_the_questions_to_the_resolver_are_bounded(count: int) -> None:
     """Each package waits for the one after it: the worst order for passes by name."""
     names = [f"p{number:03}" for number in range(count)]
-    good, bad = (side("a", **dict.fromkeys(names, version)) for version in "12")
+    good, bad = (side("a", None, None, **dict.fromkeys(names, version)) for version in "12")
     asked = []
 
     def resolves(packages: Packages) -> dict[str, frozenset[str]] | None:

@@ -96,11 +96,15 @@ def _row(
     unit, per = getattr(claim, "unit", "ratio"), getattr(claim, "per", "run")
     published = quantity(claim.value, unit, per) if claim.value else "equal"
     predicted = None
-    for one in predicted_claims():
+    for one in predicted_claims().claim:
         if (one.recipe, one.claim) == (recipe, claim.id) and not one.unknown(project.gpus, calibration()):
             half = one.half(project.gpus, calibration())
             middle = one.value(project.gpus, calibration()) / claim.value
             predicted = (middle, middle * math.exp(-half), middle * math.exp(half))
+    for kernel in predicted_claims().kernel:
+        if (kernel.recipe, kernel.claim) == (recipe, claim.id):
+            row = kernel.time()
+            predicted = (claim.value / row.ms, claim.value / row.high, claim.value / row.low)
     document = claim.source.document
     # The commit of a repository would lead out of the picture.
     said = document.removeprefix("github:").partition("@")[0]

@@ -38,6 +38,7 @@ def start(job: TrainingJob) -> None:
 
 def build(job: TrainingJob, device: torch.device) -> WholeModel:
     """Return what trains `job`: the model of a layout, or the baseline, compiled another way."""
+    kind: type[WholeModel]
     if job.layout is not None:
         model = worker.build_model(job, device)
         kind, loss_of = Fsdp2Shard if job.sharding == "full" else DdpReplica, fused_loss(model)
