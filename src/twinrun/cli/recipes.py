@@ -96,7 +96,8 @@ def _print(rows: Sequence[tuple[RecipeSummary, str, str]], *, as_json: bool) -> 
     if as_json:
         print_json([one.model_dump() | {"here": text, "verdicts": found} for one, text, found in rows])
         return
-    table = Table(box=None, pad_edge=False)
+    # With `pad_edge=False` rich cuts a character off the last column.
+    table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("recipe", min_width=max((len(one.recipe) for one, _, _ in rows), default=0))
     for head in ("what it asks", "on this machine", "verdicts here"):
         table.add_column(head)

@@ -212,7 +212,7 @@ def page(project: Project, selection: Selection) -> RenderableType:
 
 
 def _choices(selection: Selection) -> Table:
-    table = Table("chosen", "", "because", box=None, pad_edge=False)
+    table = Table("chosen", "", "because", box=None, padding=(0, 2, 0, 0))
     for choice in selection.choices:
         table.add_row(choice.name, Text(choice.value), Text(choice.because))
     return table
@@ -220,7 +220,7 @@ def _choices(selection: Selection) -> Table:
 
 def _points(selection: Selection) -> Table:
     heads = ("point", "nodes", "devices a node", "time", "predicted: a step", "memory of a device")
-    table = Table(*heads, box=None, pad_edge=False)
+    table = Table(*heads, box=None, padding=(0, 2, 0, 0))
     for point in selection.plan.points:
         seconds = "not estimated" if point.seconds is None else f"about {duration(point.seconds)}"
         counts = (f"{point.nodes:,}", f"{point.devices_per_node:,}")
@@ -247,7 +247,7 @@ def _unsaid(selection: Selection) -> list[Text]:
 
 
 def _differences(selection: Selection) -> Table:
-    table = Table("differs", "here", "published", box=None, pad_edge=False, caption_justify="left")
+    table = Table("differs", "here", "published", box=None, padding=(0, 2, 0, 0), caption_justify="left")
     for one in selection.plan.differences:
         if one.stated:
             table.add_row(one.field, Text(plain(one.found)), Text(plain(one.published)))
