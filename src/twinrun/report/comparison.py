@@ -226,7 +226,7 @@ def write_parity_page(path: Path, found: Sequence[CurveParity], *, a: Record, b:
             "tone": TONES.get(one.parity.outcome, ""),
             "table": windows_table(one) if one.parity.windows else None,
             "pictures": [
-                draw(chart)
+                (draw(chart),)
                 for chart in parity_charts(
                     one.parity, one.a, one.b, metric=METRIC, label=f"{METRIC}, nats/token"
                 )
