@@ -311,7 +311,7 @@ def test_an_environment_that_fails_leaves_nothing(tiny: Path) -> None:
 def test_a_half_made_environment_is_made_again(tiny: Path) -> None:
     open_tiny(tiny)
     (made,) = environments(tiny)
-    (made / "complete").unlink()
+    (made / COMPLETE).unlink()
     (made / "bin" / "python").unlink()
     (made / "left over").touch()
     assert "installing tiny" in open_tiny(tiny)

@@ -19,8 +19,8 @@ from twinrun.results.between import judge_between
 from twinrun.results.record import Record
 from twinrun.results.verdicts import FAILURES, Verdict
 
-# Pixels: of a claim with a number, of one that says that things are equal, of a name, and around them.
-ROW, SHORT, GROUP, HEAD, FOOT = 38, 22, 28, 34, 26
+# Pixels: of a claim with a number, of one that says that things are equal, of a line, a name, and around them.
+ROW, SHORT, LINE, GROUP, HEAD, FOOT = 38, 22, 15, 28, 34, 26
 # Times as good as published at the ends of the axis; what is further stands at its end, with its number.
 LEAST, MOST = 0.25, 4.0
 TICKS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -131,7 +131,7 @@ def _times(verdict: Verdict, better: str) -> float | None:
 
 def draw_publication(title: str, rows: Sequence[PublicationRow]) -> str:
     """Return the picture as SVG that takes its colours from the page around it."""
-    heights = [ROW if row.numbered else SHORT for row in rows]
+    heights = [(ROW if row.numbered else SHORT) + _extra(row) for row in rows]
     groups = [place == 0 or row.group != rows[place - 1].group for place, row in enumerate(rows)]
     height = HEAD + sum(heights) + GROUP * sum(groups) + FOOT
     about = 'role="img" aria-labelledby="publication-title publication-said" font-family="var(--text)"'
@@ -180,9 +180,14 @@ def _axis(height: int) -> Iterator[str]:
 
 def _drawn(row: PublicationRow, top: int) -> Iterator[str]:
     halo = 'stroke="var(--paper)" stroke-width="3" paint-order="stroke"'
-    look = f'y="{top + 13}" font-size="11.5" {halo}'
-    yield f'<text x="{MARGIN}" fill="var(--ink)" {look}>{row.claim}</text>'
-    yield f'<text x="{WIDTH - MARGIN}" text-anchor="end" {look}>{_values(row)}</text>'
+    look = f'font-size="11.5" {halo}'
+    yield f'<text x="{MARGIN}" y="{top + 13}" fill="var(--ink)" {look}>{row.claim}</text>'
+    top += _extra(row)
+    values = " ".join(
+        f'<tspan fill="var(--{mark})" dx="5">{SIGNS[mark]} {escape(words)}</tspan>'
+        for mark, words in _values(row)
+    )
+    yield f'<text x="{WIDTH - MARGIN}" y="{top + 13}" text-anchor="end" {look}>{values}</text>'
     if not row.numbered:
         return
     line = top + 25
@@ -198,7 +203,13 @@ def _drawn(row: PublicationRow, top: int) -> Iterator[str]:
             yield f'<circle cx="{_x(times):g}" cy="{line}" r="4.5" fill="var(--measured)" opacity=".85"/>'
 
 
-def _values(row: PublicationRow) -> str:
+def _extra(row: PublicationRow) -> int:
+    """Return the height of a line of its own for the values, where name and values do not fit into one."""
+    letters = len(row.claim) + sum(len(words) + 4 for _, words in _values(row))
+    return LINE if LETTER * letters > WIDTH - 2 * MARGIN else 0
+
+
+def _values(row: PublicationRow) -> list[tuple[Mark, str]]:
     """Return the values of a row: as published, and the multiples of it that were measured and predicted."""
     found: list[tuple[Mark, str]] = [("published", row.published)]
     times = sorted(one for one, _ in row.measured if one is not None)
@@ -209,9 +220,7 @@ def _values(row: PublicationRow) -> str:
         found.append(("measured", row.measured[-1][1]))
     if row.predicted:
         found.append(("predicted", _multiple(row.predicted[0])))
-    return " ".join(
-        f'<tspan fill="var(--{mark})" dx="5">{SIGNS[mark]} {escape(words)}</tspan>' for mark, words in found
-    )
+    return found
 
 
 def _multiple(times: float) -> str:
