@@ -19,7 +19,7 @@ from twinrun.results.between import judge_between
 from twinrun.results.record import Record
 from twinrun.results.verdicts import FAILURES, Verdict
 
-# Pixels: of a claim with a number, of one that says that things are equal, of a line, a name, and around them.
+# Pixels: of a claim with a number, of one that says things are equal, of a line, a name, and around them.
 ROW, SHORT, LINE, GROUP, HEAD, FOOT = 38, 22, 15, 28, 34, 26
 # Times as good as published at the ends of the axis; what is further stands at its end, with its number.
 LEAST, MOST = 0.25, 4.0
