@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import get_args
 
 from rich.console import Group
 from rich.text import Text
@@ -14,11 +15,16 @@ from twinrun.predict.parallel_layout import Recomputation
 from twinrun.predict.peak import CheckedSpeed
 from twinrun.predict.prediction import Prediction
 from twinrun.predict.search import OfferedLayout, Search, unordered
+from twinrun.protocol.models.shape import SelectiveCheckpointing
 from twinrun.report.tables import View
 from twinrun.workloads.tables_and_charts import Cell, Column, Table, text, word_columns
 
 DAY = 86400
-RECOMPUTED: dict[Recomputation, str] = {True: "whole", False: "none", "selective": "selective"}
+RECOMPUTED: dict[Recomputation, str] = {
+    True: "whole",
+    False: "none",
+    **{one: one for one in get_args(SelectiveCheckpointing)},
+}
 
 
 def predictions_view(
