@@ -143,15 +143,12 @@ class Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("whole_graph", [False, True])
-def test_every_second_product_of_a_block_is_computed_again(whole_graph: bool) -> None:
+def test_every_second_product_of_a_block_is_computed_again() -> None:
     again = {}
     for checkpointing in (False, "selective", "selective-alternate"):
-        torch._dynamo.reset()
         model = Llama(SMALL, checkpointing=checkpointing)
         model.initialise(3)
-        block = torch.compile(model.layers[0], backend="aot_eager", fullgraph=True) if whole_graph else None
-        loss = (block or model.layers[0])(torch.randn(2, SMALL.sequence, SMALL.width)).square().mean()
+        loss = model.layers[0](torch.randn(2, SMALL.sequence, SMALL.width)).square().mean()
         with Products() as products:
             loss.backward()
         again[checkpointing] = products.shapes
