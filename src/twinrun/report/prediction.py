@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import get_args
 
 from rich.console import Group
 from rich.text import Text
@@ -15,16 +14,11 @@ from twinrun.predict.parallel_layout import Recomputation
 from twinrun.predict.peak import CheckedSpeed
 from twinrun.predict.prediction import Prediction
 from twinrun.predict.search import OfferedLayout, Search, unordered
-from twinrun.protocol.models.shape import SelectiveCheckpointing
 from twinrun.report.tables import View
 from twinrun.workloads.tables_and_charts import Cell, Column, Table, text, word_columns
 
 DAY = 86400
-RECOMPUTED: dict[Recomputation, str] = {
-    True: "whole",
-    False: "none",
-    **{one: one for one in get_args(SelectiveCheckpointing)},
-}
+RECOMPUTED: dict[Recomputation, str] = {True: "whole", False: "none"}
 
 
 def predictions_view(
@@ -135,7 +129,8 @@ def _layout(one: Prediction) -> str:
     cuts += [f"experts over {layout.experts}"] * (layout.experts > 1)
     cuts += [name for name in ("sequence_parallel", "zero_bubble", "fp8") if getattr(layout, name)]
     shards = "whole copies" if layout.shards == "none" else f"{layout.shards} split"
-    return ", ".join([*cuts, shards, f"recomputation {RECOMPUTED[layout.recomputation]}"]).replace("_", " ")
+    again = RECOMPUTED.get(layout.recomputation, str(layout.recomputation))
+    return ", ".join([*cuts, shards, f"recomputation {again}"]).replace("_", " ")
 
 
 def _row(one: Prediction, *, tokens: float | None, price: float | None) -> tuple[Cell, ...]:
