@@ -75,7 +75,7 @@ def test_loss_with_targets_is_the_mean_cross_entropy_of_the_logits(family: str) 
     torch.testing.assert_close(model(tokens_BS, targets_BS), expected)
 
 
-@pytest.mark.parametrize("checkpointing", [True, "selective"])
+@pytest.mark.parametrize("checkpointing", [True, "selective", "selective-alternate"])
 def test_recomputed_blocks_have_the_same_gradients(family: str, checkpointing: Any) -> None:
     kept = gradients(family, small(family))
     for name, gradient in gradients(family, small(family, checkpointing=checkpointing)).items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ pytest.importorskip("transformers")
 import torch
 import transformers
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from twinrun.protocol.models import members
@@ -126,3 +128,32 @@ def test_grouped_heads_attend_as_repeated_ones(name: str) -> None:
     attend = attention.chosen(name)
     k_BSHE, v_BSHE = (one.repeat_interleave(3, dim=2) for one in (k_BSGE, v_BSGE))
     torch.testing.assert_close(attend(q_BSHE, k_BSGE, v_BSGE, None), attend(q_BSHE, k_BSHE, v_BSHE, None))
+
+
+class Products(TorchDispatchMode):
+    """Counts products that are computed, by shape; what a checkpoint has kept does not come here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: Counter[tuple[int, ...]] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.mm.default:
+            self.shapes[(*args[0].shape, args[1].shape[1])] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_every_second_product_of_a_block_is_computed_again() -> None:
+    again = {}
+    for checkpointing in (False, "selective", "selective-alternate"):
+        model = Llama(SMALL, checkpointing=checkpointing)
+        model.initialise(3)
+        loss = model.layers[0](torch.randn(2, SMALL.sequence, SMALL.width)).square().mean()
+        with Products() as products:
+            loss.backward()
+        again[checkpointing] = products.shapes
+    assert again["selective"] == again[False]
+    # Of q, k, v, o, gate, up and down: the second, fourth and sixth.
+    rows, shared = 2 * SMALL.sequence, SMALL.groups * SMALL.head_size()
+    outputs = [shared, SMALL.width, SMALL.hidden]
+    assert again["selective-alternate"] - again[False] == Counter((rows, SMALL.width, one) for one in outputs)

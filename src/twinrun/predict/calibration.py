@@ -131,7 +131,7 @@ class Software(Frozen):
     """Families of the models in the rows it was fitted on."""
     fitted: dict[str, Range]
     """Where those rows lay, by figure."""
-    recomputations: tuple[Literal["none", "selective", "whole"], ...]
+    recomputations: tuple[Literal["none", "selective", "selective-alternate", "whole"], ...]
     """What those rows computed again."""
     cuts: bool = False
     """Whether rows with tensor and pipeline parallelism were among those it was fitted on."""

@@ -121,7 +121,9 @@ def _activations(work: ModelWork, layout: ParallelLayout, microbatches: int) -> 
         selective = min(stream, block.kept_products / 2)
         selective += (block.kept_products - selective) / layout.tensor
     spread = layout.tensor if layout.sequence_parallel else 1
-    kept = {True: block.kept_input / spread, "selective": selective, False: whole}[again]
+    # An upper bound for every other product: nobody counted which sizes these have.
+    part = selective if again else whole
+    kept = block.kept_input / spread if again is True else part
     layers = work.layers / layout.pipeline
     # The first stage has started as many microbatches as there are stages before one returns, if there are as
     # many; of interleaved parts some more (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.3).
@@ -129,7 +131,7 @@ def _activations(work: ModelWork, layout: ParallelLayout, microbatches: int) -> 
     if layout.interleaved > 1:
         started += (layout.pipeline - 1) / layout.interleaved
     # While it is computed again, a block has what it keeps otherwise.
-    second = whole - selective if again == "selective" and layout.scores_kept else whole
+    second = whole - selective if again not in (True, False) and layout.scores_kept else whole
     one = layers * kept * started + (second if again else 0)
     tokens = layout.microbatch * work.sequence // layout.context
     return int(tokens * one * layout.reduced_bytes / 2)

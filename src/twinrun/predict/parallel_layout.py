@@ -7,9 +7,10 @@ from typing import Literal
 
 from twinrun.foundation.errors import InputError
 from twinrun.manifests.vendor import Gpu
+from twinrun.protocol.models.shape import ActivationCheckpointing
 from twinrun.protocol.work import ModelWork
 
-Recomputation = bool | Literal["selective"]
+Recomputation = ActivationCheckpointing
 Shards = Literal["none", "optimizer", "gradients", "parameters"]
 
 

@@ -189,7 +189,7 @@ def distance(
                 far = f"{text}: more than {known.most[name]:.0f} doublings away; a nearer run would tell"
     if max(layout.tensor, layout.pipeline, layout.context) > 1 and not software.cuts:
         add(known.layout, "no row with tensor, pipeline or context parallelism")
-    again = layout.recomputation if layout.recomputation == "selective" else WORDS[layout.recomputation]
+    again = WORDS[layout.recomputation] if isinstance(layout.recomputation, bool) else layout.recomputation
     if again not in software.recomputations:
         add(known.recomputation, f"no row with recomputation {again}")
     if layout.fp8 and gpu.id not in software.fp8:

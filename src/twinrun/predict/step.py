@@ -22,6 +22,9 @@ from twinrun.protocol.work import BlockWork, ModelWork, Product
 STREAM_PASSES, HIDDEN_PASSES = 14, 3
 # The backward pass reads what the forward one wrote, and writes gradients.
 BACKWARD_PASSES = 1.5
+# Share of a block's products that every other one is, taken as where software was fitted on rows of
+# torchtitan: nobody counted which sizes these have.
+ALTERNATE_PRODUCTS = 0.5
 # Fused attention computes its weights again in the backward pass: five products for two.
 ATTENTION_BACKWARD = 2.5
 # Positions behind a token are skipped by fused kernels.
@@ -99,10 +102,12 @@ def step_time(
     count, layers = layout.microbatches(machines.devices), work.layers / layout.pipeline
     again = software.recomputed if layout.recomputation is True else 0.0
     added: dict[str, float] = {}
-    if layout.recomputation == "selective":
+    if not isinstance(layout.recomputation, bool):
         # It keeps attention and the results of products, or some of these; where attention is not fused it
         # is the attention matrices that are computed again.
-        added = {"products": software.selective_products, "memory": 1.0, "attention": 0.0}
+        alternate = layout.recomputation == "selective-alternate"
+        products = software.selective_products or (ALTERNATE_PRODUCTS if alternate else 0.0)
+        added = {"products": products, "memory": 1.0, "attention": 0.0}
         added = {"products": 0.0, "memory": 0.0, "attention": 1.0} if software.unfused else added
     busy = {
         name: forward * (1 + back + added.get(name, again))

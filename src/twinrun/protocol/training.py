@@ -124,7 +124,8 @@ class Training(Frozen):
     """Loss of a token times tanh(its position over this), over the sum of these weights."""
     activation_checkpointing: ActivationCheckpointing = False
     """Recompute each block in the backward pass instead of keeping its activations; `selective` keeps the
-    results of matrix products and of attention."""
+    results of matrix products and of attention, `selective-alternate` those of attention and of every other
+    product, as torchtitan does."""
     trainer: str = COMPOSER
     """`composer`; `plain`, a loop in PyTorch alone that speeds are held against; or the name of the recipe's
     `[engine]`, which trains its layouts."""

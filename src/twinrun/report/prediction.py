@@ -18,7 +18,7 @@ from twinrun.report.tables import View
 from twinrun.workloads.tables_and_charts import Cell, Column, Table, text, word_columns
 
 DAY = 86400
-RECOMPUTED: dict[Recomputation, str] = {True: "whole", False: "none", "selective": "selective"}
+RECOMPUTED: dict[Recomputation, str] = {True: "whole", False: "none"}
 
 
 def predictions_view(
@@ -129,7 +129,8 @@ def _layout(one: Prediction) -> str:
     cuts += [f"experts over {layout.experts}"] * (layout.experts > 1)
     cuts += [name for name in ("sequence_parallel", "zero_bubble", "fp8") if getattr(layout, name)]
     shards = "whole copies" if layout.shards == "none" else f"{layout.shards} split"
-    return ", ".join([*cuts, shards, f"recomputation {RECOMPUTED[layout.recomputation]}"]).replace("_", " ")
+    again = RECOMPUTED.get(layout.recomputation, str(layout.recomputation))
+    return ", ".join([*cuts, shards, f"recomputation {again}"]).replace("_", " ")
 
 
 def _row(one: Prediction, *, tokens: float | None, price: float | None) -> tuple[Cell, ...]:

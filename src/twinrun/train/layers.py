@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 from torch.utils import checkpoint as checkpointing
 from torch.utils.checkpoint import checkpoint
 
-from twinrun.protocol.models.shape import HEAD_TOKENS
+from twinrun.protocol.models.shape import HEAD_TOKENS, SelectiveCheckpointing
 from twinrun.train.models import IGNORED
 
 aten = torch.ops.aten
@@ -32,6 +32,8 @@ PRODUCTS = [
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
 ]
+# Where the kernels of attention begin in PRODUCTS.
+ATTENTION = 4
 # Inductor writes to memory what two kernels read and is longer than 30 operations. The derivative of
 # shared_gelu was written in fp32, and its sum, the gradient of a bias, read that: 0.43 ms in place of 0.12
 # for a block of MPT-7B (H200, PyTorch 2.11). Regions that hold shared_gelu are compiled with this.
@@ -46,18 +48,45 @@ recomputed: Callable[..., Any] = functools.partial(checkpoint, use_reentrant=Fal
 """Call a function, and again in the backward pass; of its first call the inputs alone are kept."""
 
 
-def recomputed_but_products(function: Callable[..., Any], *given: Any) -> Any:
-    """Call a function, and all of it but matrix products again in the backward pass."""
-    return recomputed(function, *given, context_fn=_keep_products)
+def recomputed_in_part(kept: SelectiveCheckpointing, function: Callable[..., Any], *given: Any) -> Any:
+    """Call a function, and all of it but the products that `kept` names again in the backward pass."""
+    return recomputed(function, *given, context_fn=_keep_products if kept == "selective" else _keep_alternate)
+
+
+def _own_attention() -> list[Any]:
+    """Return our own attention, which torch knows once its package is imported."""
+    own = getattr(torch.ops.twinrun_attention, "forward", None)
+    return [own.default] if own else []
 
 
 def _keep_products() -> Any:
     """Return the contexts of a forward pass that keeps matrix products, and of its second run."""
-    # Our own attention, which torch knows once its package is imported.
-    own = getattr(torch.ops.twinrun_attention, "forward", None)
-    kept = [*PRODUCTS, *([own.default] if own else [])]
     # PyTorch 2.4, with which a publication trained, has no such function: it is looked up where it is needed.
-    return checkpointing.create_selective_checkpoint_contexts(kept)
+    return checkpointing.create_selective_checkpoint_contexts([*PRODUCTS, *_own_attention()])
+
+
+def _keep_alternate() -> Any:
+    """Return the same contexts where every second `mm` is computed again, the second of a block first.
+
+    As torchtitan's selective option `op` has it, github:pytorch/torchtitan@81c12433:
+    torchtitan/models/llama3/infra/parallelize.py, `_save_list` and `_get_custom_policy`. Its list has no
+    `_scaled_mm`. The kernels of attention that it does not list, cuDNN's and ours, are kept like its own.
+    """
+    # The maximum is kept since fp8 takes its scales from it.
+    kept = {aten.mm.default, aten.max.default, *PRODUCTS[ATTENTION:], *_own_attention()}
+    # torch knows the collective where it was built with torch.distributed.
+    scattered = getattr(torch.ops._c10d_functional, "reduce_scatter_tensor", None)
+    kept |= {scattered.default} if scattered else set()
+    counts = {False: 0, True: 0}
+    policy = checkpointing.CheckpointPolicy
+
+    def choose(context: Any, operation: Any, *_given: Any, **_named: Any) -> Any:
+        again = context.is_recompute
+        counts[again] += operation is aten.mm.default
+        second = operation is aten.mm.default and counts[again] % 2 == 0
+        return policy.MUST_SAVE if operation in kept and not second else policy.PREFER_RECOMPUTE
+
+    return checkpointing.create_selective_checkpoint_contexts(choose)
 
 
 class Linear(nn.Linear):

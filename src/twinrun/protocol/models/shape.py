@@ -14,8 +14,10 @@ from twinrun.protocol.work import ModelWork
 Positive = Annotated[int, Field(gt=0)]
 # Tokens whose logits are there at once.
 HEAD_TOKENS = 8192
-ActivationCheckpointing = bool | Literal["selective"]
-"""Whether blocks are computed again in the backward pass: none, whole, or all but their matrix products."""
+SelectiveCheckpointing = Literal["selective", "selective-alternate"]
+ActivationCheckpointing = bool | SelectiveCheckpointing
+"""Whether blocks are computed again in the backward pass: none, whole, or all but their matrix products, of
+which `selective-alternate` keeps every other one."""
 
 
 class ModelShape(Frozen):

@@ -26,7 +26,7 @@ from twinrun.protocol.models.shape import ActivationCheckpointing
 from twinrun.protocol.training import Training
 from twinrun.train import attention as attentions
 from twinrun.train.attention import Attend
-from twinrun.train.layers import Linear, RMSNorm, head_loss, recomputed, recomputed_but_products, rms_norm
+from twinrun.train.layers import Linear, RMSNorm, head_loss, recomputed, recomputed_in_part, rms_norm
 from twinrun.train.models import DTYPES, Decoder, Model, Orders, TensorCut, normal
 
 # transformers' `initializer_range`.
@@ -102,9 +102,16 @@ class GatedFeedForward(nn.Module):
 class LlamaBlock(nn.Module):
     """Attention and feed-forward, each on a normalised residual stream."""
 
-    def __init__(self, shape: LlamaShape, *, attend: Attend, positions: Rotations, selective: bool) -> None:
+    def __init__(
+        self,
+        shape: LlamaShape,
+        *,
+        attend: Attend,
+        positions: Rotations,
+        checkpointing: ActivationCheckpointing,
+    ) -> None:
         super().__init__()
-        self.selective = selective
+        self.checkpointing = checkpointing
         self.input_layernorm = RMSNorm(shape.width)
         self.self_attn = GroupedAttention(shape, attend=attend, positions=positions)
         self.post_attention_layernorm = RMSNorm(shape.width)
@@ -112,7 +119,9 @@ class LlamaBlock(nn.Module):
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         # Inside what is compiled: what is computed again is fused with what needs it.
-        out: Tensor = recomputed_but_products(self._add, x_BSD) if self.selective else self._add(x_BSD)
+        if isinstance(self.checkpointing, bool):
+            return self._add(x_BSD)
+        out: Tensor = recomputed_in_part(self.checkpointing, self._add, x_BSD)
         return out
 
     def _add(self, x_BSD: Tensor) -> Tensor:
@@ -163,7 +172,7 @@ class Llama(Model):
         attend, positions = attentions.chosen(attention), rotations(shape)
         self.embed_tokens = nn.Embedding(shape.vocabulary, shape.width)
         self.layers = nn.ModuleList(
-            LlamaBlock(shape, attend=attend, positions=positions, selective=checkpointing == "selective")
+            LlamaBlock(shape, attend=attend, positions=positions, checkpointing=checkpointing)
             for _ in range(shape.layers)
         )
         self.norm = RMSNorm(shape.width)

@@ -22,7 +22,7 @@ from twinrun.foundation.errors import InputError
 from twinrun.protocol.models.mamba import MambaShape
 from twinrun.protocol.models.shape import ActivationCheckpointing
 from twinrun.protocol.training import Training
-from twinrun.train.layers import RMSNorm, head_loss, recomputed, recomputed_but_products, rms_norm
+from twinrun.train.layers import RMSNorm, head_loss, recomputed, recomputed_in_part, rms_norm
 from twinrun.train.models import DTYPES, Model, Orders, normal, uniform
 from twinrun.train.state_space import Kernels, chosen
 
@@ -101,8 +101,10 @@ class MambaBlock(nn.Module):
         """Return what the mixer adds, and the stream that it is to be added to."""
         if not self.checkpointing:
             return self._mix(hidden_BSD, residual_BSD)
-        again = recomputed_but_products if self.checkpointing == "selective" else recomputed
-        stream: Stream = again(self._mix, hidden_BSD, residual_BSD)
+        if isinstance(self.checkpointing, bool):
+            whole: Stream = recomputed(self._mix, hidden_BSD, residual_BSD)
+            return whole
+        stream: Stream = recomputed_in_part(self.checkpointing, self._mix, hidden_BSD, residual_BSD)
         return stream
 
     def _mix(self, hidden_BSD: Tensor, residual_BSD: Tensor | None) -> Stream:

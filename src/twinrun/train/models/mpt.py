@@ -32,7 +32,7 @@ from twinrun.train.layers import (
     Linear,
     head_loss,
     recomputed,
-    recomputed_but_products,
+    recomputed_in_part,
     shared_gelu,
 )
 from twinrun.train.models import DTYPES, Decoder, Model, Orders, TensorCut, normal
@@ -91,9 +91,9 @@ class FeedForward(nn.Module):
 class MptBlock(nn.Module):
     """Attention and feed-forward, each on a normalised residual stream."""
 
-    def __init__(self, shape: MptShape, *, attend: Attend, selective: bool) -> None:
+    def __init__(self, shape: MptShape, *, attend: Attend, checkpointing: ActivationCheckpointing) -> None:
         super().__init__()
-        self.selective = selective
+        self.checkpointing = checkpointing
         self.norm_1 = LayerNorm(shape.width, eps=EPSILON)
         self.attn = Attention(shape, attend=attend)
         self.norm_2 = LayerNorm(shape.width, eps=EPSILON)
@@ -103,7 +103,9 @@ class MptBlock(nn.Module):
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         # Inside what is compiled: what is computed again is fused with what needs it.
-        out: Tensor = recomputed_but_products(self._add, x_BSD) if self.selective else self._add(x_BSD)
+        if isinstance(self.checkpointing, bool):
+            return self._add(x_BSD)
+        out: Tensor = recomputed_in_part(self.checkpointing, self._add, x_BSD)
         return out
 
     def _add(self, x_BSD: Tensor) -> Tensor:
@@ -176,9 +178,9 @@ class MPT(Model):
         self._heads, self._widths = shape.heads, (shape.width, shape.expansion * shape.width)
         self.wte = nn.Embedding(shape.vocabulary, shape.width)
         self.wpe = None if shape.alibi else nn.Embedding(shape.sequence, shape.width)
-        attend, selective = attentions.chosen(attention), checkpointing == "selective"
+        attend = attentions.chosen(attention)
         self.blocks = nn.ModuleList(
-            MptBlock(shape, attend=attend, selective=selective) for _ in range(shape.layers)
+            MptBlock(shape, attend=attend, checkpointing=checkpointing) for _ in range(shape.layers)
         )
         for module in self.modules():
             if isinstance(module, FeedForward):

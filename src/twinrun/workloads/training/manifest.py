@@ -121,7 +121,8 @@ class TrainingPlan(Frozen):
         found = [] if training.trainer == COMPOSER else [f"{training.trainer} loop"]
         # The plain loop keeps all whatever was asked for.
         if training.trainer != PLAIN and training.activation_checkpointing:
-            part = " in part" if training.activation_checkpointing == "selective" else ""
+            parts = {"selective": " in part", "selective-alternate": ", every second product too"}
+            part = parts.get(str(training.activation_checkpointing), "")
             found.append(f"activations recomputed{part}")
         return "".join(f", {one}" for one in found)
 
