@@ -204,12 +204,15 @@ def test_a_gpu_without_its_device_files_is_refused_before_anything_is_installed(
     for manifest in (project / "images" / "vendors").glob("*/vendor.toml"):
         text = manifest.read_text(encoding="utf-8")
         manifest.write_text(text.replace('"/dev/', f'"{tmp_path}/dev/'), encoding="utf-8")
-    done = invoke(
-        project, "run", RECIPE, "--engine", "venv", variables={"PATH": f"{programs}:{os.environ['PATH']}"}
-    )
-    message = error_message(done, 3)
+    variables = {"PATH": f"{programs}:{os.environ['PATH']}"}
+    line = ("run", RECIPE, "--engine", "venv")
+    planned = invoke(project, *line, "--dry", variables=variables)
+    assert planned.returncode == 0, planned.stderr
+    assert "a run would be refused here" in planned.stderr
+    assert "this user cannot compute on the GPUs" in planned.stderr
+    message = error_message(invoke(project, *line, variables=variables), 3)
     assert "this user cannot compute on the GPUs" in message
     assert f"found: missing: {tmp_path}/dev/" in message
     assert "load the driver; in a container, start it with the devices: --" in message
-    assert "installing" not in done.stderr
+    assert "installing" not in message
     assert not (project / "runs").exists()

@@ -17,9 +17,10 @@ from twinrun.cli.signing import signature_for
 from twinrun.foundation.errors import InputError
 from twinrun.planning.project import Project
 from twinrun.report.form import offer, send
+from twinrun.results import submission
 from twinrun.results.finished_run import read_run
 from twinrun.results.reading import plan_hash, read_record
-from twinrun.results.record import content_digest
+from twinrun.results.record import Record, content_digest
 from twinrun.results.submission import add_submission, write_submission
 
 COMMITTED = next(iter(sorted((ROOT / "recipes/mpt-throughput/results").glob("*_cuda13.0-*.json"))))
@@ -268,6 +269,20 @@ def test_a_foreign_or_truncated_file_is_refused(run: Path, project: Project) -> 
         add_submission(COMMITTED, RECIPE, project)
     with pytest.raises(InputError, match="no such submission"):
         add_submission(run / "absent.json", RECIPE, project)
+
+
+def test_a_submission_is_read_once(run: Path, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, judged = sent_in(run), submission._judged
+
+    def swap(*found: Any) -> Record:
+        file.write_text("{}")
+        return judged(*found)
+
+    monkeypatch.setattr(submission, "_judged", swap)
+    for one in (project.root / RECIPE / "results").iterdir():
+        one.unlink()
+    added, record = add_submission(file, RECIPE, project)
+    assert read_record(added, project).sha256 == record.sha256
 
 
 def test_a_run_on_new_hardware_leaves_form_and_file(run: Path, project: Project) -> None:

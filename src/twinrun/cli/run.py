@@ -54,8 +54,7 @@ def run(
         _print_plan(project, selection, as_json=as_json)
         warn(project, selection, out=(out or root / "runs").absolute())
         return 0
-    if selection.site is None:
-        demand_device_files(selection.vendor, selection.machine.devices)
+    _demand_devices(selection)
     _print_choices(selection)
     if detach and selection.site is None:
         hint = "add --cluster SITE; on this machine a run ends with the command that started it"
@@ -87,6 +86,13 @@ def run(
     _track(finished, chosen)
     failed = any(check.outcome == "fail" for point in finished.record.points for check in point.checks)
     return int(failed or any(verdict.final in FAILURES for verdict in finished.record.verdicts))
+
+
+def _demand_devices(selection: Selection) -> None:
+    """Raise MachineError where ranks on this machine could not open its GPUs."""
+    if selection.site is None:
+        devices, grouped = selection.machine.devices, selection.engine.ADDS_GROUPS
+        demand_device_files(selection.vendor, devices, grouped=grouped)
 
 
 def _trackers(text: str) -> tuple[ChosenTracker, ...]:
@@ -306,7 +312,7 @@ def warn(project: Project, selection: Selection, *, out: Path) -> None:
             f"warning   about {duration(seconds)} on a processor: the run starts only with --yes",
             file=sys.stderr,
         )
-    for demand in (demand_runnable, partial(demand_ready, project, out=out)):
+    for demand in (_demand_devices, demand_runnable, partial(demand_ready, project, out=out)):
         try:
             demand(selection)
         except TwinrunError as error:

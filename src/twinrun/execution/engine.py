@@ -145,6 +145,8 @@ class EngineModule(Protocol):
 
     RUNS_IMAGES: bool
     """Whether the stack is an image, with its kernels inside."""
+    ADDS_GROUPS: bool
+    """Whether ranks get the groups of the device files, also where the user who starts them has not."""
 
     def unusable(self, *, stack: LoadedStack, vendor: Vendor) -> str | None:
         """Return why the stack cannot be provisioned here, as far as a glance tells, or None."""

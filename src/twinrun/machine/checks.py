@@ -80,8 +80,12 @@ def _hint_for(unknown: str, vendor: Vendor, discovery: Discovery) -> str:
     return f"add a row for {unknown}; without one its peak is not known, nor how long a run takes"
 
 
-def check_device_files(vendor: Vendor, discovery: Discovery) -> Iterable[HostCheck]:
-    """Say whether this user may open the device files; nothing if the driver is not loaded."""
+def check_device_files(vendor: Vendor, discovery: Discovery, *, grouped: bool = False) -> Iterable[HostCheck]:
+    """Say whether this user may open the device files; nothing if the driver is not loaded.
+
+    Args:
+        grouped: ranks get the groups of the files that the vendor names, which the user need not have.
+    """
     if not _driver_files(vendor) and not discovery.devices:
         return
     name, needed = f"device files ({vendor.name})", "readable and writable: " + ", ".join(vendor.device_files)
@@ -91,6 +95,9 @@ def check_device_files(vendor: Vendor, discovery: Discovery) -> Iterable[HostChe
     files = _found((*patterns, *vendor.later_device_files))
     missing = [pattern for pattern in patterns if not matching_files(pattern)]
     closed = [path for path in files if not os.access(path, os.R_OK | os.W_OK)]
+    if grouped:
+        given = [path for path in _found(vendor.container.groups_of) if path.stat().st_mode & 0o060 == 0o060]
+        closed = [path for path in closed if path not in given]
     if missing:
         yield HostCheck(
             name=name,
@@ -107,12 +114,13 @@ def check_device_files(vendor: Vendor, discovery: Discovery) -> Iterable[HostChe
         yield HostCheck(name=name, status="ok", found=f"{len(files)} files open to this user", needed=needed)
 
 
-def demand_device_files(vendor: Vendor, devices: tuple[Device, ...]) -> None:
-    """Raise MachineError, with what `invoke doctor` advises, where this user may not open the GPUs.
+def demand_device_files(vendor: Vendor, devices: tuple[Device, ...], *, grouped: bool) -> None:
+    """Raise MachineError, with what `invoke doctor` advises, where ranks of this user may not open the GPUs.
 
     Probes see a GPU through the driver's own files, where a run needs those that it computes through.
     """
-    for check in check_device_files(vendor, Discovery(devices=devices, probes=())) if devices else ():
+    found = Discovery(devices=devices, probes=())
+    for check in check_device_files(vendor, found, grouped=grouped) if devices else ():
         if check.status == "fail":
             raise MachineError(
                 "this user cannot compute on the GPUs",

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from twinrun.foundation.errors import InputError
-from twinrun.foundation.files import leaves, open_regular, parse_json, write_atomically, write_together
+from twinrun.foundation.files import (
+    leaves,
+    open_regular,
+    parse_json,
+    read_regular,
+    write_atomically,
+    write_together,
+)
 from twinrun.foundation.manifest import Frozen, validate
 from twinrun.foundation.redaction import HiddenNames, demand_clean
 from twinrun.manifests.recipe import Stacks
@@ -65,8 +72,9 @@ def add_submission(file: Path, recipe: str, project: Project) -> tuple[Path, Rec
     Raises:
         InputError: not a submission, of another recipe, contradicting itself, or there already.
     """
+    # Read once: what is written is what was judged, whatever stands there by then.
     submission, place = _read(file), f"{file}:record"
-    record = read_submission(file, project)
+    record = _judged(submission, file, project)
     loaded = project.recipe(recipe)
     _demand(record.plan.recipe, loaded.recipe.name, "a record of another recipe", f"{place}.plan.recipe")
     _demand(
@@ -96,8 +104,11 @@ def add_submission(file: Path, recipe: str, project: Project) -> tuple[Path, Rec
 
 def read_submission(file: Path, project: Project) -> Record:
     """Return the record of a submission, and who signed it; raises InputError where it does not hold."""
-    record = read_content(_read(file).record, project, place=f"{file}:record")
-    return with_signature(record, file, project)
+    return _judged(_read(file), file, project)
+
+
+def _judged(submission: SubmissionForm, file: Path, project: Project) -> Record:
+    return with_signature(read_content(submission.record, project, place=f"{file}:record"), file, project)
 
 
 def _hosts(record: Record) -> tuple[str, ...]:
@@ -137,12 +148,14 @@ def _heads(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _read(file: Path) -> SubmissionForm:
-    if not file.is_file():
-        raise InputError("no such submission", place=str(file), hint="invoke report RUN --form writes one")
-    if (size := file.stat().st_size) > MAX_BYTES:
-        raise InputError("too large for a submission", place=str(file), found=size, allowed=MAX_BYTES)
     try:
-        content = parse_json(file.read_text(encoding="utf-8"))
+        content = parse_json(read_regular(file, limit=MAX_BYTES, links=True).decode())
+    except FileNotFoundError:
+        hint = "invoke report RUN --form writes one"
+        raise InputError("no such submission", place=str(file), hint=hint) from None
+    except OSError as error:
+        found, allowed = error.strerror, f"a file of at most {MAX_BYTES} bytes"
+        raise InputError("not a submission", place=str(file), found=found, allowed=allowed) from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"not a submission: {error}", place=str(file)) from None
     if isinstance(content, dict) and "plan" in content:

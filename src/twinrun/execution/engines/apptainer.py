@@ -11,6 +11,7 @@ from twinrun.manifests.vendor import Vendor
 
 PROGRAM = sif.Program("apptainer", "APPTAINERENV_")
 RUNS_IMAGES = True
+ADDS_GROUPS = False
 
 
 def unusable(*, stack: LoadedStack, vendor: Vendor) -> str | None:

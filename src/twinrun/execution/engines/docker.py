@@ -30,6 +30,7 @@ _IMAGE_USER = 1000
 _INFINIBAND = ("/dev/infiniband",)
 
 RUNS_IMAGES = True
+ADDS_GROUPS = True
 
 
 def unusable(*, stack: LoadedStack, vendor: Vendor) -> str | None:

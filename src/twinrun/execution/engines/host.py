@@ -12,6 +12,7 @@ from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Vendor
 
 RUNS_IMAGES = False
+ADDS_GROUPS = False
 
 
 def unusable(*, stack: LoadedStack, vendor: Vendor) -> str | None:

@@ -14,6 +14,7 @@ from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Vendor
 
 RUNS_IMAGES = True
+ADDS_GROUPS = False
 FORM = "sqsh"
 # On which Enroot's hook for Mellanox passes the adapters on.
 _ADAPTERS = {"MELLANOX_VISIBLE_DEVICES": "all"}

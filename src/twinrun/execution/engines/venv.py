@@ -19,6 +19,7 @@ from twinrun.manifests.stack import LoadedStack, framework_index, normalise, pin
 from twinrun.manifests.vendor import Vendor
 
 RUNS_IMAGES = False
+ADDS_GROUPS = False
 
 
 class LockedEnvironment(Interpreter):
