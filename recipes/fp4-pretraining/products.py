@@ -93,7 +93,7 @@ def rotated(x: Tensor, rotation: Tensor) -> Tensor:
     return (x.float().unflatten(-1, (-1, len(rotation))) @ rotation).flatten(-2)
 
 
-class Products(torch.autograd.Function):
+class QuantisedProducts(torch.autograd.Function):
     """x W^T and its two gradients."""
 
     @staticmethod
@@ -140,6 +140,6 @@ def quantise(blocks: nn.Module, quantiser: Quantiser, *, tokens: int, place: str
 
 
 def _forward(layer: nn.Linear, quantiser: Quantiser, x: Tensor) -> Tensor:
-    y_NM: Tensor = Products.apply(x.flatten(0, -2), layer.weight.to(x.dtype), quantiser)
+    y_NM: Tensor = QuantisedProducts.apply(x.flatten(0, -2), layer.weight.to(x.dtype), quantiser)
     y = y_NM.unflatten(0, x.shape[:-1])
     return y if layer.bias is None else y + layer.bias.to(x.dtype)

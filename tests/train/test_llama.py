@@ -130,7 +130,7 @@ def test_grouped_heads_attend_as_repeated_ones(name: str) -> None:
     torch.testing.assert_close(attend(q_BSHE, k_BSGE, v_BSGE, None), attend(q_BSHE, k_BSHE, v_BSHE, None))
 
 
-class Products(TorchDispatchMode):
+class ProductCounter(TorchDispatchMode):
     """Counts products that are computed, by shape; what a checkpoint has kept does not come here."""
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ def test_every_second_product_of_a_block_is_computed_again() -> None:
         model = Llama(SMALL, checkpointing=checkpointing)
         model.initialise(3)
         loss = model.layers[0](torch.randn(2, SMALL.sequence, SMALL.width)).square().mean()
-        with Products() as products:
+        with ProductCounter() as products:
             loss.backward()
         again[checkpointing] = products.shapes
     assert again["selective"] == again[False]

@@ -11,7 +11,7 @@ pytest.importorskip("streaming", reason="needs the packages of a stack")
 
 import torch
 from formats import FORMATS, quantised
-from products import Products, Quantiser, Settings
+from products import QuantisedProducts, Quantiser, Settings
 
 from tests.checkouts import checkout
 from tests.records import plan
@@ -48,7 +48,7 @@ def test_a_product_has_quantised_factors_where_it_is_chosen(chosen: str) -> None
             a, b = (quantised(one.contiguous(), FORMATS["mxfp4"], block=16) for one in (a, b))
         return a @ b.T
 
-    y = Products.apply(x, weight, Quantiser(settings, seed=1, rank=0, device=torch.device("cpu")))
+    y = QuantisedProducts.apply(x, weight, Quantiser(settings, seed=1, rank=0, device=torch.device("cpu")))
     y.backward(grad)
     assert torch.equal(y, by_hand(x, weight, "forward"))
     assert torch.equal(x.grad, by_hand(grad, weight.T, "input_gradient"))
