@@ -117,6 +117,7 @@ def test_published_data_becomes_shards_once(endpoint: str) -> None:
     source = hub_source()
     folder = get()
     corpus = json.loads((folder / "corpus.json").read_text())["content"]
+    assert corpus["server"] == endpoint
     assert corpus["sequence"] == 2048
     # One file of 3000 times four words, and the separator behind them.
     assert corpus["tokens"] == 12_001 // 2048 * 2048

@@ -331,6 +331,8 @@ class TrainingResult(Result):
     """How the ranks shared the work: `single`, `ddp`, `fsdp1`, `fsdp2`, or what a layout has."""
     data_hash: str
     """SHA-256 of the prepared token stream."""
+    data_server: str | None = None
+    """Address that the data was fetched from, where that is known."""
     order_hash: str
     """SHA-256 over the samples of every global batch, the same at every world size."""
     shared: SharedWork | None = None

@@ -72,15 +72,17 @@ def acquire(
         arguments = ("--wheel", opened.inside(wheel), "--out", opened.inside(folder))
         prepare(arguments, engine=opened, log=log, module=DOCUMENTS)
         return folder
+    server = None
     if local is not None:
         texts, tokenizer = _local_files(request.source, local)
     else:
-        texts, tokenizer = _fetch(request.source, downloads, files=files, endpoint=endpoint, say=say)
+        texts, tokenizer, server = _fetch(request.source, downloads, files=files, endpoint=endpoint, say=say)
     say(f"preparing {len(texts)} file(s): {folder}")
     inside = opened.inside
     named = ("--tokenizer", inside(tokenizer)) if tokenizer else ()
     listed = ("--files", *(inside(text) for text in texts))
-    prepare((*preparation(request, inside(folder)), *named, *listed), engine=opened, log=log)
+    known = ("--server", server) if server else ()
+    prepare((*preparation(request, inside(folder)), *named, *known, *listed), engine=opened, log=log)
     return folder
 
 
@@ -152,8 +154,8 @@ def _fetch(
     files: int | None,
     endpoint: str | None,
     say: Callable[[str], None],
-) -> tuple[list[Path], Path | None]:
-    """Return the fetched files of the data set and its tokenizer, verified by digest."""
+) -> tuple[list[Path], Path | None, str]:
+    """Return the fetched files of the data set and its tokenizer, verified by digest, and their server."""
     # The library takes half a second to import, and most commands need none of it.
     from twinrun.runs.download import RepositoryCommit, fetch
 
@@ -171,7 +173,7 @@ def _fetch(
         say(f"fetching {repository.name} at {repository.revision[:12]}: {folder}")
         fetched.append(fetch(repository, names, folder=folder, limit=limit, say=say))
     found = [path for path in fetched[0] if path.name.endswith(FORMS[source.form])]
-    return found, fetched[1][0] if len(fetched) > 1 else None
+    return found, fetched[1][0] if len(fetched) > 1 else None, texts.server
 
 
 def data_folder(request: DataRequest, *, data: Path, python: str) -> Path:

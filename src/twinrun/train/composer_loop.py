@@ -64,6 +64,7 @@ def train(job: TrainingJob) -> TrainingResult:
         kernel=kernel,
         parallelism=parallelism(job),
         data_hash=corpus.sha256,
+        data_server=corpus.server,
         weights_hash=weights_hash,
         changes=CHANGES,
     )

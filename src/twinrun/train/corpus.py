@@ -69,6 +69,8 @@ class Corpus(Frozen):
     """SHA-256 of `index.json`, which in turn holds one of every shard."""
     hashes_sha256: str
     """SHA-256 of `hashes.bin`, against which each sample is held when it is read."""
+    server: str | None = None
+    """Address that its files were fetched from; None for other data, and where it was not kept."""
 
     def text(self) -> str:
         """Return the content of corpus.json: its own digest and one canonical form."""
@@ -120,12 +122,14 @@ def write_corpus(
     documents: Iterable[tuple[Tokens, int]],
     *,
     beside: Mapping[str, bytes] | None = None,
+    server: str | None = None,
 ) -> Corpus:
     """Write `documents`, joined, as samples of `origin.sequence` tokens into `folder`.
 
     Args:
         documents: tokens of each document, its separator included, and the bytes it was made of.
         beside: files by name that belong to the tokens, such as their tokenizer.
+        server: address that the documents were fetched from.
 
     Raises:
         InputError: `folder` holds other data, or the documents do not fill one sample.
@@ -136,7 +140,7 @@ def write_corpus(
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     try:
         partial.parent.mkdir(parents=True, exist_ok=True)
-        corpus = _write(partial, origin, documents)
+        corpus = _write(partial, origin, documents).model_copy(update={"server": server})
         for name, content in (beside or {}).items():
             (partial / name).write_bytes(content)
         write_atomically(partial / CORPUS, corpus.text())

@@ -72,6 +72,7 @@ def train(job: TrainingJob, *, engine: str | None = None) -> TrainingResult:
         kernel=kernel,
         parallelism=stepping.parallelism,
         data_hash=corpus.sha256,
+        data_server=corpus.server,
         weights_hash=stepping.weights_hash,
         changes={**stepping.changes, **STREAMING_CHANGES},
     )

@@ -44,6 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
                 files=options.files,
                 tokenizer=options.tokenizer,
                 sequence=options.sequence,
+                server=options.server,
             )
     except TwinrunError as error:
         sys.stderr.write(f"{error}\n")
@@ -59,9 +60,18 @@ def prepare_standard_library(out: Path, *, sequence: int) -> Corpus:
 
 
 def prepare_files(
-    out: Path, *, source: DataSource, files: list[Path], tokenizer: Path | None, sequence: int
+    out: Path,
+    *,
+    source: DataSource,
+    files: list[Path],
+    tokenizer: Path | None,
+    sequence: int,
+    server: str | None = None,
 ) -> Corpus:
     """Write local files of the form that `source` names as tokens into `out`.
+
+    Args:
+        server: where they were fetched from, without a password.
 
     Raises:
         InputError: a file is missing, not of that form, or empty, or the tokenizer does not suit.
@@ -84,13 +94,13 @@ def prepare_files(
             for path in files
             for tokens in tokens_of(path, header_bytes=source.header_bytes, width=source.width)
         )
-        return write_corpus(out, origin, pieces)
+        return write_corpus(out, origin, pieces, server=server)
     if tokenizer is None:
         raise InputError("texts need a tokenizer", place="--tokenizer", found="none")
     texts = (text for path in files for text in texts_of(path, source.form, source.column))
     # Ranks write it beside the weights that they train.
     beside = {FILE: tokenizer.read_bytes()}
-    return write_corpus(out, origin, _tokenize(texts, tokenizer, source), beside=beside)
+    return write_corpus(out, origin, _tokenize(texts, tokenizer, source), beside=beside, server=server)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -100,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, help="folder to make")
     parser.add_argument("--files", type=Path, nargs="*", help="local files")
     parser.add_argument("--keys", help="the data set's table of recipe.toml, as JSON")
+    parser.add_argument("--server", help="address that the files were fetched from")
     parser.add_argument("--tokenizer", type=Path, help="local tokenizer.json")
     return parser
 

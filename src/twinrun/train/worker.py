@@ -201,6 +201,7 @@ def collect(
     data_hash: str,
     weights_hash: str,
     changes: Mapping[str, str],
+    data_server: str | None = None,
 ) -> TrainingResult:
     """Return what this point measured; every rank must call it.
 
@@ -231,6 +232,7 @@ def collect(
         fp8_recipe=float8.described(job),
         parallelism=parallelism,
         data_hash=data_hash,
+        data_server=data_server,
         order_hash=meter.order_hash,
         weights_hash=weights_hash,
         changes=dict(changes),

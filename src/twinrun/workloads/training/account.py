@@ -13,6 +13,7 @@ from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, Tra
 from twinrun.workloads.training.numbers import (
     CONTROL,
     SAVES_FACT,
+    SERVER_FACT,
     SOURCE_FACT,
     VALIDATION,
     WEIGHTS_FACT,
@@ -27,6 +28,7 @@ ROUNDED = 1e-6
 # Facts that only some runs have, and why there is no power.
 OPTIONAL: dict[str, Allowed] = {
     SOURCE_FACT: re.compile("none: .+"),
+    SERVER_FACT: re.compile("https?://.+"),
     SAVES_FACT: re.compile("[0-9]+ saves, .+ s in all"),
     **{f"changes to {name}": TEXT for name in ("composer", "deepspeed", "streaming", "torch")},
 }

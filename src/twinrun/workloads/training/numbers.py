@@ -35,6 +35,7 @@ COUNTED = (
 WEIGHTS_FACT = "initial weights hash"
 SOURCE_FACT = "power source"
 VALIDATION = "validation-loss"
+SERVER_FACT = "data fetched from"
 SAVES_FACT = "training waited for"
 
 
@@ -92,6 +93,7 @@ def measured(part: TrainingPlan, planned: Point[TrainingPoint], result: Training
             "device name": result.device_name,
             "warm-up steps": len(result.steps) - begin - len(timed),
             "data hash": result.data_hash,
+            **({SERVER_FACT: result.data_server} if result.data_server else {}),
             "order hash": result.order_hash,
             **({"fp8 recipe": result.fp8_recipe} if result.fp8_recipe else {}),
             **_power_facts(result.power, steps),
