@@ -149,6 +149,7 @@ _MODULE = """
 from tests.execution.fake_engine import SCRIPTS, FakeEngine
 
 RUNS_IMAGES = False
+ADDS_GROUPS = False
 
 
 def unusable(*, stack, vendor):
