@@ -69,8 +69,9 @@ def read_trace(path: Path) -> Trace:
             steps = dict(_steps(lines))
             return Trace(source=source, seed=int(header["seed"]), steps=steps)
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        hint = "twinrun.parity.Tracer writes one"
-        raise InputError(f"not a trace: {error}", place=source, hint=hint) from None
+        found = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        hint = "`invoke run RECIPE --trace` or twinrun.parity.Tracer writes one"
+        raise InputError("not a trace", place=source, found=found, allowed=TRACE_FORMAT, hint=hint) from None
 
 
 def _line(stream: Any) -> bytes:
