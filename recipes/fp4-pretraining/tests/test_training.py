@@ -79,7 +79,7 @@ def test_a_run_goes_on_bit_for_bit(make_job: MakeJob, tmp_path: Path) -> None:
         ("block = 32", "block = 64", ("layouts.mxfp8.settings.block", "64", "a divisor of 96")),
         ("hadamard_size = 16", "hadamard_size = 24", ("settings.hadamard_size", "24", "2, 4, 8, 16")),
         ("hadamard_size = 16", "hadamard_size = 64", ("settings.hadamard_size", "64", "a divisor of 96")),
-        ('rounding = "nearest"', 'roundign = "nearest"', ("settings", "roundign", "rounding")),
+        ('rounding = "nearest"', 'roundings = "nearest"', ("settings", "roundings", "rounding")),
         ('rounding = "nearest"', "", ("settings.rounding", "names every one", "stochastic")),
     ],
 )
