@@ -36,7 +36,7 @@ def bench(job: BenchJob) -> BenchResult:
 
 def start_entry() -> None:
     """Have calls go through the entry from the first on, where this machine can compile it."""
-    from twinrun_attention import entry  # noqa: PLC0415 - Triton reads its variables when it is imported
+    from twinrun_entry import entry  # noqa: PLC0415 - Triton reads its variables when it is imported
 
     try:
         entry.load(entry.build())

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+from twinrun.execution.kernels import package_folders
 from twinrun.foundation.signatures import SUFFIX
 from twinrun.images.inventory import committed_inventory
 from twinrun.manifests.claims import PLACEHOLDER, Claim
@@ -129,7 +130,7 @@ def check_smoke_plan(root: Path, loaded: LoadedRecipe) -> None:
 def check_scripts(root: Path, loaded: LoadedRecipe) -> None:
     """The script is short; all import twinrun, their own folder and what their stacks lock."""
     paths = sorted((root / loaded.folder).glob("*.py"))
-    kernels = (root / "recipes" / name / "kernels" / "src" for name in loaded.recipe.kernels)
+    kernels = package_folders(root, loaded.recipe.kernels)
     own = {path.stem for path in paths}.union(*({path.name for path in one.iterdir()} for one in kernels))
     stacks = (load_stack(root, name) for name in loaded.recipe.stacks.current.values())
     locked = {name.replace("-", "_") for stack in stacks for name in stack.locked(root)}
@@ -276,9 +277,8 @@ def check_kernels(root: Path, stack: LoadedStack) -> None:
     known = {gpu.arch for gpu in load_gpus(root).values() if gpu.vendor == stack.stack.vendor}
     for arch in stack.stack.archs:
         assert arch in known, f"{stack.folder}/stack.toml:archs: {arch} is of no GPU in images/gpus.toml"
-    for name in stack.stack.kernels:
-        folder = root / "recipes" / name / "kernels"
-        assert folder.is_dir(), f"{stack.folder}/stack.toml:kernels: no {folder}"
+    for folder in stack.stack.kernel_folders():
+        assert (root / folder).is_dir(), f"{stack.folder}/stack.toml:kernels: no {folder}"
 
 
 def check_environment_size(root: Path, stack: LoadedStack) -> None:

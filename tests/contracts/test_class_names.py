@@ -23,7 +23,7 @@ NOUNS = frozenset({"Embed", "Need", "Seed", "Speed"})
 # Kernels are a package of their own, which others install; what a template bakes is no code of ours.
 # A reader of a recipe, or of a published model, has its own names: two models may each have an `Attention`.
 WORLDS = re.compile(r"recipes/[^/]+/|src/twinrun/train/models/[^/]+\.py")
-OTHERS = re.compile(r"recipes/[^/]+/kernels/|templates/")
+OTHERS = re.compile(r"(?:recipes/[^/]+/)?kernels/|templates/")
 
 
 def classes(paths: Iterable[Path]) -> dict[str, list[str]]:

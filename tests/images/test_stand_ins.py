@@ -170,10 +170,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandInSite]:
     for name in ("images", "recipes", "src"):
         shutil.copytree(ROOT / name, root / name, ignore=left_out)
     shutil.copyfile(ROOT / "tasks.py", root / "tasks.py")
-    for recipe in STACK.kernels:
-        (root / "recipes" / recipe / "kernels/src").mkdir(parents=True)
+    for kernels in STACK.kernel_folders():
+        (root / kernels / "src").mkdir(parents=True)
         for name, text in KERNELS.items():
-            (root / "recipes" / recipe / "kernels" / name).write_text(text, encoding="utf-8")
+            (root / kernels / name).write_text(text, encoding="utf-8")
     # Recipes whose kernels are in no image of the stack name them all the same.
     for path in ROOT.glob("recipes/*/kernels/src"):
         (root / path.relative_to(ROOT)).mkdir(parents=True, exist_ok=True)

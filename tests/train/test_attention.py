@@ -18,6 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from tests.ranks import environment, run_ranks
 from tests.train.small import ROOT, SHAPE, TRAINING, MakeJob, job_file
 from tests.train.test_scaling import run_here
+from twinrun.execution.kernels import package_folders
 from twinrun.foundation.errors import MachineError
 from twinrun.protocol.training import TrainingResult
 from twinrun.train.attention import KERNELS, NONE, alibi_slopes, fastest, fused, only, written_out
@@ -105,8 +106,8 @@ def losses(result: TrainingResult) -> list[float]:
 def with_kernels() -> dict[str, str]:
     """Return the environment of ranks whose recipe names the kernels."""
     variables = environment()
-    kernels = ROOT / "recipes/flash-attention/kernels/src"
-    return variables | {"PYTHONPATH": f"{variables['PYTHONPATH']}{os.pathsep}{kernels}"}
+    kernels = map(str, package_folders(ROOT, ["flash-attention"]))
+    return variables | {"PYTHONPATH": os.pathsep.join([variables["PYTHONPATH"], *kernels])}
 
 
 def test_without_triton_our_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ LINKER = next((path for name in ("ld.lld", "ld.lld-19") if (path := shutil.which
 
 def compiled(arch: str, sizes: str) -> list[tuple[str, int, dict[str, int]]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": str(KERNELS / "src")}
+    environment |= {"PYTHONPATH": f"{KERNELS / 'src'}:{KERNELS.parents[2] / 'kernels/entry/src'}"}
     if LINKER:
         environment["TRITON_HIP_LLD_PATH"] = LINKER
     command = [sys.executable, "-c", PROGRAM, arch, sizes]

@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=HAS_TORCH)
 def poisoned() -> Iterator[None]:
     """Fill with NaN whatever kernels should write."""
-    from twinrun_mamba import recording
+    from twinrun_entry import recording
 
     recording.poisoned = True
     yield

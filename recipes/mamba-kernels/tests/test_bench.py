@@ -27,6 +27,7 @@ from twinrun.train.bench import Session
 
 RECIPE = Path(__file__).parents[1]
 ROOT = RECIPE.parents[1]
+PACKAGES = (RECIPE / "kernels/src", ROOT / "kernels/entry/src")
 SETTINGS: dict[str, Any] = {
     "operations": ("scan", "conv", "update", "ssd"),
     "dtypes": ("fp32", "bf16"),
@@ -60,7 +61,7 @@ RETURNED = {
 
 @pytest.fixture(autouse=True)
 def _recipe_on_the_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for folder in (RECIPE, RECIPE / "kernels" / "src"):
+    for folder in (RECIPE, *PACKAGES):
         monkeypatch.syspath_prepend(str(folder))
     yield
     for name in ("bench", "scan", "conv", "update", "ssd", "ours", "upstream", "operation"):
@@ -233,7 +234,7 @@ def test_the_version_of_upstream_built_in_place_is_read_from_its_source(
 
 def test_the_script_runs_by_itself(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text(job_of(tmp_path, operations=("conv",)).model_dump_json())
-    path = os.pathsep.join([str(ROOT / "src"), str(RECIPE / "kernels" / "src")])
+    path = os.pathsep.join(map(str, (ROOT / "src", *PACKAGES)))
     environment = os.environ | {"PYTHONPATH": path, "TWINRUN_MAMBA_OBJECTS": str(tmp_path)}
     command = [sys.executable, str(RECIPE / "bench.py"), "--job", str(tmp_path / "job.json")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -31,19 +31,18 @@ from cases import (
 )
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+from twinrun_entry import entry, recording
+from twinrun_entry.entry import OBJECTS, EntryError
 from twinrun_mamba import (
     ArgumentError,
     causal_conv1d_fn,
     causal_conv1d_update,
     conv,
     drivers,
-    entry,
-    recording,
 )
 from twinrun_mamba.drivers import Cuda, Gpu, Hip, LaunchError
-from twinrun_mamba.entry import EntryError
 from twinrun_mamba.launch import Launcher
-from twinrun_mamba.registry import OBJECTS, CodeObject, Kernel
+from twinrun_mamba.registry import CodeObject, Kernel
 from twinrun_mamba.targets import cpu_compiler
 
 SCAN = ScanCase(torch.bfloat16, 2, 40, 70, 16, 1)
@@ -258,7 +257,7 @@ def test_a_compiler_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tm
 
 @pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", OBJECTS, None])
 def test_it_is_in_use_where_it_was_compiled(variable: str | None, compiled: Path, tmp_path: Path) -> None:
-    path = str(Path(twinrun_mamba.__file__).parents[1])
+    path = f"{Path(twinrun_mamba.__file__).parents[1]}:{Path(entry.__file__).parents[1]}"
     code = "from twinrun_mamba import describe; print(describe('cpu', 'reference')['calls'])"
     places = {"XDG_CACHE_HOME": compiled.parents[1], OBJECTS: compiled.parent, None: tmp_path}
     environment = {"PYTHONPATH": path, variable or "XDG_CACHE_HOME": str(places[variable])}
@@ -321,7 +320,7 @@ def test_operations_of_torch_and_kept_results_are_repeated(native: Any) -> None:
         assert torch.equal(out, x.sum(0).bfloat16())
         assert torch.equal(gradient, out.float().expand(3, 5))
         outs.append(out)
-    assert [out.grad_fn.name() for out in outs] == ["SummedBackward", *["TwinrunMambaBackward"] * 3]
+    assert [out.grad_fn.name() for out in outs] == ["SummedBackward", *["RepeatedCallBackward"] * 3]
     seen = weakref.ref(outs.pop())
     with torch.no_grad():
         outs[-1].mul_(2)

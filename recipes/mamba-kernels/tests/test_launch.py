@@ -16,6 +16,7 @@ import pytest
 import torch
 import twinrun_mamba
 from cases import EMULATED_BACKENDS, TRAINING_OPTIONS, Case, ConvCase, ScanCase, results
+from twinrun_entry import recording
 from twinrun_mamba import (
     ArchitectureError,
     conv_kernels,
@@ -238,7 +239,7 @@ def test_a_missing_kernel() -> None:
 
 def test_importing_needs_no_driver() -> None:
     code = "import twinrun_mamba.scan; print('libcuda.so' in open('/proc/self/maps').read())"
-    path = str(Path(twinrun_mamba.__file__).parents[1])
+    path = f"{Path(twinrun_mamba.__file__).parents[1]}:{Path(recording.__file__).parents[1]}"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": path}
     )

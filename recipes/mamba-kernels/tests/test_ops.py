@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import twinrun_mamba
 from cases import (
     CONV_OPTIONS,
     DTYPES,
@@ -21,8 +19,8 @@ from cases import (
     results,
 )
 from torch import Tensor
+from twinrun_entry.eager import is_eager
 from twinrun_mamba import causal_conv1d_update, mamba_inner_fn, selective_scan_fn, selective_state_update
-from twinrun_mamba.eager import is_eager
 
 OPS = torch.ops.twinrun_mamba
 
@@ -263,10 +261,3 @@ def test_block_takes_b_and_c_of_its_own() -> None:
     found = mamba_inner_fn(**arguments, **own)
     assert not torch.equal(found, mamba_inner_fn(**arguments))
     assert found.shape == (2, 11, 5)
-
-
-def test_both_packages_have_the_same_entry() -> None:
-    ours = Path(twinrun_mamba.__file__).parent
-    other = ours.parents[4] / "recipes/flash-attention/kernels/src/twinrun_attention"
-    for name in ("eager.py", "entry.cpp", "entry.py", "recording.py", "starts.py"):
-        assert (ours / name).read_bytes() == (other / name).read_bytes(), f"{name}: change both, or neither"

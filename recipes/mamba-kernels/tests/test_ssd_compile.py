@@ -42,7 +42,7 @@ def has_products(kernel: str) -> bool:
 
 def compiled(arch: str) -> list[dict[str, Any]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": str(KERNELS / "src")}
+    environment |= {"PYTHONPATH": f"{KERNELS / 'src'}:{KERNELS.parents[2] / 'kernels/entry/src'}"}
     if LINKER:
         environment["TRITON_HIP_LLD_PATH"] = LINKER
     command = [sys.executable, "-m", "twinrun_mamba.ssd.targets", arch]

@@ -20,9 +20,11 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels" / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "kernels/entry/src"))
 from cases import TRAINING_OPTIONS, Case, ConvCase, ScanCase
 from gpu_grid import device_of
-from twinrun_mamba import causal_conv1d_update, describe, entry, selective_state_update
+from twinrun_entry import entry
+from twinrun_mamba import causal_conv1d_update, describe, selective_state_update
 from twinrun_mamba.launch import BACKENDS
 from twinrun_mamba.registry import ArchitectureError
 from twinrun_mamba.validation import ArgumentError

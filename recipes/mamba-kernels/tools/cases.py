@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from twinrun_mamba import causal_conv1d_fn, recording, selective_scan_fn
+from twinrun_entry import recording
+from twinrun_mamba import causal_conv1d_fn, selective_scan_fn
 
 # Both grids as a whole, for both emulated backends; else every case of the shorter lengths for one of them.
 WHOLE_GRID = os.environ.get("TWINRUN_WHOLE_GRID") == "1"

@@ -33,6 +33,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels" / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "kernels/entry/src"))
 from gpu_grid import device_of
 from twinrun_mamba.ssd.api import BACKENDS
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels" / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "kernels/entry/src"))
 import checks
 import precision
 from cases import Case, conv_grid, errors, scan_grid, worst

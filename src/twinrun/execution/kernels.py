@@ -19,20 +19,22 @@ from twinrun.foundation.files import sha256_of_bytes
 from twinrun.foundation.locks import locked
 from twinrun.foundation.manifest import load_json
 from twinrun.foundation.processes import end_of, last_lines
+from twinrun.manifests.stack import SHARED_KERNELS
 
 # Where a package keeps its compiled code, and the file there that is written last.
 OBJECTS, INDEX = "objects", "kernels.json"
-# The module that compiles what a package has for the PyTorch of the engine; it keeps what it has compiled.
-ENTRY = "entry"
+# Modules that compile a package: for architectures, and for the engine's PyTorch. Both keep what they made.
+COMPILE, ENTRY = "compile", "entry"
 # A package with this module can leave each kernel to its first call: `--first-use` looks for compilers alone.
 UNITS = "units"
 # Name of the emulation on a processor among architectures.
 PROCESSOR = "cpu"
 
 
-def package_folders(root: Path, recipes: Sequence[str]) -> tuple[Path, ...]:
-    """Return the folders to import the kernels of `recipes` from."""
-    return tuple(root / "recipes" / name / "kernels" / "src" for name in recipes)
+def package_folders(root: Path, recipes: Sequence[str], *, own: Sequence[Path] = ()) -> tuple[Path, ...]:
+    """Return the folders to import the kernels of `recipes` from, and those in folders of one's own."""
+    folders = [*own, *(root / "recipes" / name / "kernels" for name in recipes)]
+    return tuple(folder / "src" for folder in (*folders, root / SHARED_KERNELS)) if folders else ()
 
 
 def kernel_variables(
@@ -43,21 +45,24 @@ def kernel_variables(
     Where it cannot be compiled that is said, and the package itself says what it can do without.
     """
     found = {}
-    for package in (package for folder in workspace.packages for package in _packages(folder)):
+    for package in (package for folder in workspace.packages for package in _packages(folder, COMPILE)):
         variable = f"{package.name.upper()}_OBJECTS"
         objects = workspace.data / "kernels" / f"{package.name}-{'-'.join(archs)}-{_mark(package)}"
         if os.environ.get(variable):
             say(f"{variable} is set: {os.environ[variable]}")
         elif _compiled(package, objects, archs=archs, engine=engine, workspace=workspace, say=say):
             found[variable] = engine.inside(objects)
-            # Emulated kernels take longer than any call.
-            if (package / f"{ENTRY}.py").is_file() and tuple(archs) != (PROCESSOR,):
-                arguments = (PYTHON, "-m", f"{package.name}.{ENTRY}")
-                command = Command(arguments=arguments, variables=found, writes_data=True)
-                _run(command, f"{package.name}-{ENTRY}", engine=engine, workspace=workspace, say=say)
         elif own := sorted(built(package / OBJECTS).intersection(archs)):
             # Nobody can tell here whether it belongs to the source: the record has its digest.
             say(f"{package / OBJECTS}: what was compiled there before is used, for {', '.join(own)}")
+    for package in (package for folder in workspace.packages for package in _packages(folder, ENTRY)):
+        variable = f"{package.name.upper()}_OBJECTS"
+        found[variable] = os.environ.get(variable) or engine.inside(workspace.data / "kernels" / package.name)
+        # Emulated kernels take longer than any call.
+        if tuple(archs) != (PROCESSOR,):
+            arguments = (PYTHON, "-m", f"{package.name}.{ENTRY}")
+            command = Command(arguments=arguments, variables=found, writes_data=True)
+            _run(command, f"{package.name}-{ENTRY}", engine=engine, workspace=workspace, say=say)
     return found
 
 
@@ -73,15 +78,15 @@ class _Index(BaseModel):
     archs: dict[str, Any]
 
 
-def _packages(folder: Path) -> Iterator[Path]:
-    """Yield the packages below `folder` that can compile themselves."""
-    yield from (path.parent for path in sorted(folder.glob("*/compile.py")))
+def _packages(folder: Path, module: str) -> Iterator[Path]:
+    """Yield the packages below `folder` that have a module to compile them."""
+    yield from (path.parent for path in sorted(folder.glob(f"*/{module}.py")))
 
 
 def _mark(package: Path) -> str:
     """Return what changes with every file that the compiled code depends on."""
     kernels = package.parents[1]
-    sources = [*sorted((kernels / "csrc").rglob("*")), package / "compile.py"]
+    sources = [*sorted((kernels / "csrc").rglob("*")), package / f"{COMPILE}.py"]
     content = b"\0".join(path.name.encode() + path.read_bytes() for path in sources if path.is_file())
     return sha256_of_bytes(content)[:12]
 
@@ -112,7 +117,7 @@ def _compiled(
                 shutil.copytree(own, partial)
         output = ("--output", engine.inside(partial))
         later = ("--first-use",) if (package / f"{UNITS}.py").is_file() else ()
-        arguments = (PYTHON, "-m", f"{package.name}.compile", *output, *later, "--archs", *archs)
+        arguments = (PYTHON, "-m", f"{package.name}.{COMPILE}", *output, *later, "--archs", *archs)
         command = Command(arguments=arguments, variables={}, writes_data=True)
         made = _run(command, package.name, engine=engine, workspace=workspace, say=say)
         if made:

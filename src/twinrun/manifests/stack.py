@@ -37,6 +37,8 @@ from twinrun.manifests.packages import (
 )
 
 STAMP = "# {} sha256: "
+# A package that those of all kernels import.
+SHARED_KERNELS = "kernels/entry"
 # Counts up when the same packages give another root file system than before.
 _ROOT_FORMAT = 2
 DOCKERFILE = "images/Dockerfile"
@@ -148,7 +150,8 @@ class Stack(Frozen):
 
     def kernel_folders(self) -> tuple[str, ...]:
         """Return the folders of the kernels that are baked in, relative to the root."""
-        return tuple(f"recipes/{name}/kernels" for name in self.kernels)
+        folders = tuple(f"recipes/{name}/kernels" for name in self.kernels)
+        return (*folders, SHARED_KERNELS) if folders else ()
 
     def system_stamp(self) -> str:
         """Return the line that ties apt.lock to what it was resolved from."""

@@ -28,7 +28,7 @@ def workspace_of(project: Project, selection: Selection, run: Path) -> Workspace
     recipe = selection.recipe
     kept = project.root / recipe.folder
     names = [name for name in wanted if name not in baked]
-    own = (kept / "kernels" / "src",) if recipe.elsewhere and recipe.recipe.name in names else ()
+    own = (kept / "kernels",) if recipe.elsewhere and recipe.recipe.name in names else ()
     shared = [name for name in names if not own or name != recipe.recipe.name]
     return Workspace(
         root=project.root,
@@ -36,7 +36,7 @@ def workspace_of(project: Project, selection: Selection, run: Path) -> Workspace
         run=run,
         data=cache_root() / "data",
         nodes=selection.site.site if selection.site else None,
-        packages=(*own, *package_folders(project.root, shared)),
+        packages=package_folders(project.root, shared, own=own),
         source=source_folder(selection.checkpointing) or _folder_of_user(selection),
     )
 

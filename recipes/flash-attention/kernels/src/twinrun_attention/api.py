@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from twinrun_entry.eager import is_eager
 
 from twinrun_attention import launch, ops, prepared
-from twinrun_attention.eager import is_eager
 
 HEAD_SIZES = range(8, 257, 8)
 DTYPES = (torch.float16, torch.bfloat16)

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from twinrun_entry.recording import empty, empty_like, local, not_repeated
+from twinrun_entry.starts import write_down
 
 from twinrun_attention import backward_kernels, forward_kernel, prepared
 from twinrun_attention.decode_kernel import combine, decode
 from twinrun_attention.prepared import Band, Form, Packing, PreparedLaunch
-from twinrun_attention.recording import empty, empty_like, local, not_repeated
-from twinrun_attention.starts import write_down
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _HERE = nullcontext()

@@ -1,8 +1,8 @@
 """The operators of torch: forward, backward and decoding, with fake tensors and autograd.
 
 The way through torch.library takes hundreds of microseconds a call. So eager calls on plain tensors take a
-short one: the entry in C++ once it is compiled (entry.py), before that torch.autograd.Function or the bare
-function. Compilers, modes and transforms see the operators.
+short one: the entry in C++ once it is compiled, before that torch.autograd.Function or the bare function.
+Compilers, modes and transforms see the operators.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from twinrun_entry.eager import is_eager, wants_gradient
+from twinrun_entry.entry import Operation, ask_for
+from twinrun_entry.recording import local
 
 from twinrun_attention import launch
-from twinrun_attention.eager import is_eager, wants_gradient
-from twinrun_attention.entry import Operation, ask_for
 from twinrun_attention.prepared import Band, Packing
-from twinrun_attention.recording import local
 
 
 def run_forward(

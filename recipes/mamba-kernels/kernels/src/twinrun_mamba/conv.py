@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from twinrun_entry.entry import Operation
+from twinrun_entry.recording import empty, not_repeated
 
 from twinrun_mamba import conv_kernels, reference_conv, validation
-from twinrun_mamba.entry import Operation
 from twinrun_mamba.launch import launcher
 from twinrun_mamba.layout import LAYOUTS, cast, channel_first, copied_into, is_time_adjacent, new_sequence
 from twinrun_mamba.ops import define, define_differentiable, saving
 from twinrun_mamba.packing import check_rows, sequence_index
-from twinrun_mamba.recording import empty, not_repeated
 from twinrun_mamba.reference import compute_type
 
 ACTIVATIONS = (None, "silu", "swish")

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from twinrun_entry.recording import empty_like
 
 from twinrun_mamba.launch import Launcher, Timing, timing
 from twinrun_mamba.layout import (
@@ -18,7 +19,6 @@ from twinrun_mamba.layout import (
     laid,
     new_sequence,
 )
-from twinrun_mamba.recording import empty_like
 from twinrun_mamba.validation import KERNEL_TYPES
 
 # ConvForward, ConvBackward, ConvReduce and ConvUpdate of params.h.

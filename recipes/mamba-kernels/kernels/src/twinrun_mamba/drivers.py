@@ -17,8 +17,7 @@ from struct import Struct
 from typing import Any, NamedTuple
 
 import torch
-
-from twinrun_mamba.recording import CUDA, EMULATOR, HIP
+from twinrun_entry.recording import CUDA, EMULATOR, HIP
 
 # A function, module or context of a driver; the emulator's functions are ctypes' own.
 Handle = Any

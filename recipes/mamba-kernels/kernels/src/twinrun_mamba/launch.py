@@ -16,11 +16,11 @@ from struct import unpack
 from types import MappingProxyType
 
 import torch
+from twinrun_entry import entry
+from twinrun_entry.recording import Start, local
 
-from twinrun_mamba import entry
 from twinrun_mamba.drivers import Driver, Handle, Launch, LaunchError, driver
 from twinrun_mamba.layout import Parameters
-from twinrun_mamba.recording import Start, local
 from twinrun_mamba.registry import (
     ArchitectureError,
     CodeObject,

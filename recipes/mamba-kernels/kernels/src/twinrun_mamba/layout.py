@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-
-from twinrun_mamba.recording import empty_like, not_repeated
+from twinrun_entry.recording import empty_like, not_repeated
 
 Fields = tuple[int, ...]
 LAYOUTS = ("channel-first", "token-major")

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-from twinrun_mamba.eager import is_eager, wants_gradient
+from twinrun_entry.eager import is_eager, wants_gradient
 
 NAMESPACE = "twinrun_mamba"
 HAS_LIBRARY = hasattr(torch.library, "register_autograd")

@@ -12,9 +12,9 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+from twinrun_entry.eager import is_compiling
+from twinrun_entry.recording import not_repeated
 
-from twinrun_mamba.eager import is_compiling
-from twinrun_mamba.recording import not_repeated
 from twinrun_mamba.validation import ArgumentError, ArgumentTypeError, like, rank
 
 INTEGERS = (torch.int32, torch.int64)

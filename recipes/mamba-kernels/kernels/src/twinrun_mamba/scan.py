@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from twinrun_entry.eager import is_compiling, wants_gradient
+from twinrun_entry.entry import Operation
+from twinrun_entry.recording import empty, local
 
 from twinrun_mamba import reference, scan_kernels, validation
-from twinrun_mamba.eager import is_compiling, wants_gradient
-from twinrun_mamba.entry import Operation
 from twinrun_mamba.launch import launcher
 from twinrun_mamba.layout import (
     LAYOUTS,
@@ -22,7 +23,6 @@ from twinrun_mamba.layout import (
 )
 from twinrun_mamba.ops import define, define_differentiable, saving
 from twinrun_mamba.packing import sequence_index
-from twinrun_mamba.recording import empty, local
 from twinrun_mamba.validation import ArgumentError
 
 Tensors = tuple[Tensor, ...]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from twinrun_entry.recording import empty, empty_like
 
 from twinrun_mamba.launch import MEASURED, Launcher, Timing, timing
 from twinrun_mamba.layout import (
@@ -19,7 +20,6 @@ from twinrun_mamba.layout import (
     new_projection,
     new_sequence,
 )
-from twinrun_mamba.recording import empty, empty_like
 from twinrun_mamba.validation import KERNEL_TYPES, Sizes
 
 # Steps between two saved states; channels of a block; states that a block handles at once.

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from twinrun_entry.entry import Operation
+from twinrun_entry.recording import not_repeated
 
-from twinrun_mamba.entry import Operation
 from twinrun_mamba.packing import sequence_index
-from twinrun_mamba.recording import not_repeated
 from twinrun_mamba.ssd.reference import reference_chunk_scan
 from twinrun_mamba.ssd.varlen import reference_states, states_of_sequences
 from twinrun_mamba.validation import KERNEL_TYPES, ArgumentError, ArgumentTypeError, like, one_of, ranks

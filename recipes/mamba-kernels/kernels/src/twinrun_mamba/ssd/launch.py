@@ -10,12 +10,12 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from twinrun_entry.recording import empty, not_repeated
+from twinrun_entry.starts import start
 
-from twinrun_mamba.recording import empty, not_repeated
 from twinrun_mamba.ssd import forward_kernels, tuning
 from twinrun_mamba.ssd.sizes import Sizes
 from twinrun_mamba.ssd.tuning import LaunchOptions
-from twinrun_mamba.starts import start
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # Elements of a state that a program passes from chunk to chunk.

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 import triton
 from torch import Tensor
+from twinrun_entry.recording import converted, empty, summed, zeros
+from twinrun_entry.starts import start
 
-from twinrun_mamba.recording import converted, empty, summed, zeros
 from twinrun_mamba.ssd import backward_kernels
 from twinrun_mamba.ssd.launch import (
     PASSED,
@@ -23,7 +24,6 @@ from twinrun_mamba.ssd.launch import (
     run_states,
 )
 from twinrun_mamba.ssd.sizes import Sizes
-from twinrun_mamba.starts import start
 
 # Programs that a kernel which sums over heads of a group should have at least.
 PROGRAMS = 512

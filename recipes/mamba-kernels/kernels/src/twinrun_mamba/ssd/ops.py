@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from twinrun_entry.entry import ask_for
+from twinrun_entry.recording import converted, local
 
-from twinrun_mamba.entry import ask_for
 from twinrun_mamba.ops import define, define_differentiable
-from twinrun_mamba.recording import converted, local
 from twinrun_mamba.ssd.launch import Inputs, Kept, as_type, run_forward
 from twinrun_mamba.ssd.launch_backward import run_backward
 from twinrun_mamba.ssd.sizes import Sizes

@@ -336,7 +336,7 @@ struct PlannedBackward : torch::autograd::Node {
     const py::gil_scoped_acquire held;
     others = py::object();
   }
-  std::string name() const override { return "TwinrunMambaBackward"; }
+  std::string name() const override { return "RepeatedCallBackward"; }
   void release_variables() override {
     for (SavedVariable& variable : saved) variable.reset_data();
     for (SavedVariable& variable : kept) variable.reset_data();
@@ -568,7 +568,7 @@ PyMethodDef repeat_method = {"repeat", reinterpret_cast<PyCFunction>(reinterpret
 
 }  // namespace
 
-PYBIND11_MODULE(ENTRY_NAME, module) {
+PYBIND11_MODULE(twinrun_native, module) {
   module.add_object("repeat", py::reinterpret_steal<py::object>(PyCFunction_New(&repeat_method, nullptr)));
   module.def("add", add);
   module.def("differentiate", differentiate);

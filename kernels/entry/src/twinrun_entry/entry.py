@@ -5,7 +5,7 @@ sizes, strides and alignment of its tensors and from its other arguments. The fi
 through Python and is written down (recording.py); the entry repeats it and its backward pass. What copies a
 tensor, looks at values or is no plain tensor goes through Python each time. So does everything until the
 entry is compiled, which the first call on a GPU asks for: a process of its own takes 20 s for it, and calls
-go through the entry from then on. `python -m PACKAGE.entry` compiles it beforehand.
+go through the entry from then on. `python -m twinrun_entry.entry` compiles it beforehand.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from . import recording
 from .eager import is_eager
 from .recording import Recording, Start
 
-PACKAGE = __package__ or ""
+PACKAGE = "twinrun_entry"
 SOURCE = Path(__file__).with_name("entry.cpp")
-NAME = f"{PACKAGE}_entry"
-# Names a folder with what is compiled for a run.
-OBJECTS = f"{PACKAGE.upper()}_OBJECTS"
-FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", f"-DENTRY_NAME={NAME}", "-fvisibility=hidden")
+NAME = "twinrun_native"
+# Names the folder of the entry for a run.
+OBJECTS = "TWINRUN_ENTRY_OBJECTS"
+FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
 LIBRARIES = ("torch_python", "torch", "torch_cpu", "c10")
 # How often a call looks whether the entry that was asked for is there.
 SECONDS_BETWEEN_LOOKS = 0.5
@@ -196,7 +196,7 @@ def compiled() -> Path:
 
 
 def _folder() -> Path:
-    """Return where the entry lies: beside compiled kernels where a variable says where those are."""
+    """Return where the entry lies: where a variable says so, else in the user's cache."""
     if objects := os.environ.get(OBJECTS):
         return Path(objects)
     # A user in a container may have no home.
