@@ -29,6 +29,7 @@ COMPILE, ENTRY = "compile", "entry"
 UNITS = "units"
 # Name of the emulation on a processor among architectures.
 PROCESSOR = "cpu"
+Say = Callable[[str], None]
 
 
 def package_folders(root: Path, recipes: Sequence[str], *, own: Sequence[Path] = ()) -> tuple[Path, ...]:
@@ -38,7 +39,7 @@ def package_folders(root: Path, recipes: Sequence[str], *, own: Sequence[Path] =
 
 
 def kernel_variables(
-    workspace: Workspace, *, archs: Sequence[str], engine: Engine, say: Callable[[str], None]
+    workspace: Workspace, *, archs: Sequence[str], engine: Engine, say: Say
 ) -> dict[str, str]:
     """Return the variables by which packages find their code, compiling what this machine has not yet.
 
@@ -92,13 +93,7 @@ def _mark(package: Path) -> str:
 
 
 def _compiled(
-    package: Path,
-    objects: Path,
-    *,
-    archs: Sequence[str],
-    engine: Engine,
-    workspace: Workspace,
-    say: Callable[[str], None],
+    package: Path, objects: Path, *, archs: Sequence[str], engine: Engine, workspace: Workspace, say: Say
 ) -> bool:
     """Say whether `objects` holds the compiled code, making it if it does not."""
     objects.parent.mkdir(parents=True, exist_ok=True)
@@ -125,9 +120,7 @@ def _compiled(
     return made
 
 
-def _run(
-    command: Command, name: str, *, engine: Engine, workspace: Workspace, say: Callable[[str], None]
-) -> bool:
+def _run(command: Command, name: str, *, engine: Engine, workspace: Workspace, say: Say) -> bool:
     """Say whether a compilation succeeded, and where it did not, why."""
     log = workspace.run / "log" / f"{name}.log"
     if not run_to_end(

@@ -140,9 +140,7 @@ class Stack(Frozen):
 
     def interpreter(self) -> str:
         """Return the version of the interpreter in the image, for example `3.11`."""
-        found = re.search(r"[0-9]+\.[0-9]+", self.python)
-        assert found is not None
-        return found[0]
+        return str(re.findall(r"[0-9]+\.[0-9]+", self.python)[0])
 
     def architecture(self) -> str:
         """Return the processor as distributions name it."""
