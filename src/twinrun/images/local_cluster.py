@@ -72,14 +72,14 @@ def up(
         image = ensure_image(client, root, architecture=_architecture(client), say=say)
         _remove(client)
         files = local_folder() / "files"
-        write_files(files, nodes=nodes)
+        write_files(root, files, nodes=nodes)
         shared = tuple(dict.fromkeys((root.resolve(), (root / "runs").resolve(), cache_root(), *mounts)))
         _start(client, image, root, nodes=nodes, files=files, shared=shared)
         _wait(client, nodes, say)
         text = site_text(
+            root,
             nodes=nodes,
             vendor=processor(root),
-            engine="venv",
             shared=shared,
             client=("docker", "exec", "--user", f"{os.getuid()}:{os.getgid()}", f"{NAME}-{CONTROLLER}"),
         )
