@@ -12,7 +12,7 @@ from filelock import Timeout
 
 from tests.checkpoints.writing import write
 from twinrun.checkpoints.folder import FolderStore
-from twinrun.foundation.errors import MachineError, RunError
+from twinrun.foundation.errors import InputError, MachineError, RunError
 from twinrun.foundation.locks import locked
 
 
@@ -47,7 +47,9 @@ def test_a_lock_that_is_held_is_waited_for(tmp_path: Path) -> None:
     with locked(tmp_path / "lock"), pytest.raises(Timeout), locked(tmp_path / "lock", seconds=0):
         pytest.fail("held twice")
     with locked(tmp_path / "lock", seconds=0):
-        pass
+        busy = InputError("held")
+        with pytest.raises(InputError, match="held"), locked(tmp_path / "lock", busy=busy):
+            pytest.fail("held twice")
 
 
 def test_of_two_writers_of_latest_the_first_is_cut_off(tmp_path: Path) -> None:

@@ -7,20 +7,22 @@ import errno
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
-from twinrun.foundation.errors import MachineError
+from twinrun.foundation.cache import cache_root
+from twinrun.foundation.errors import MachineError, TwinrunError
 
 # NFS without its lock daemon, Lustre without `flock` and several user-space file systems answer so.
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
 
 
 @contextlib.contextmanager
-def locked(file: Path, *, seconds: float = -1) -> Iterator[None]:
+def locked(file: Path, *, seconds: float = -1, busy: TwinrunError | None = None) -> Iterator[None]:
     """Hold the lock that `file` stands for; it is left where it is.
 
     Args:
         seconds: how long to wait for who holds it; for ever where negative.
+        busy: raised where somebody holds it; then nobody waits.
 
     Raises:
         Timeout: somebody holds it still.
@@ -28,7 +30,11 @@ def locked(file: Path, *, seconds: float = -1) -> Iterator[None]:
     """
     lock = FileLock(file)
     try:
-        lock.acquire(timeout=seconds)
+        lock.acquire(timeout=0 if busy else seconds)
+    except Timeout:
+        if busy is None:
+            raise
+        raise busy from None
     except (OSError, NotImplementedError) as error:
         if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
             raise
@@ -43,3 +49,12 @@ def locked(file: Path, *, seconds: float = -1) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+@contextlib.contextmanager
+def locked_folder(name: str) -> Iterator[Path]:
+    """Hold a folder of the cache, made where it is missing: one process at a time fills it."""
+    folder = cache_root() / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / ".lock"):
+        yield folder

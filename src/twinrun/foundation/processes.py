@@ -14,7 +14,8 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from twinrun.foundation.errors import MachineError, RunError
+from twinrun.foundation.errors import MachineError, RunError, TwinrunError
+from twinrun.foundation.text import redacted
 
 # A rank needs a moment to close its process group; torchrun waits 30 s before it kills, we do not.
 GRACE_SECONDS = 10.0
@@ -159,6 +160,47 @@ def read_output(
         raise RunError(
             "the command failed", place=" ".join(arguments[:4]), found=last_lines(done.stderr or done.stdout)
         )
+    return done.stdout
+
+
+def tool_output(
+    arguments: Sequence[str],
+    *,
+    failure: str | None,
+    place: str | None = None,
+    hint: str | None = None,
+    absent: str | None = None,
+    error: type[TwinrunError] = MachineError,
+    variables: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    umask: int = -1,
+) -> str:
+    """Run a tool of this machine to its end and return its standard output.
+
+    Args:
+        failure: what is said where it fails, with its last lines; None where that is an answer too.
+        absent: hint where it cannot be started.
+        error: kind of error that a failure is.
+
+    Raises:
+        MachineError: it cannot be started, or it failed.
+    """
+    try:
+        done = subprocess.run(
+            arguments,
+            env=os.environ | dict(variables or {}),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            umask=umask,
+            check=False,
+        )
+    except OSError as refused:
+        raise MachineError(f"cannot start: {refused.strerror}", place=arguments[0], hint=absent) from None
+    if done.returncode and failure:
+        found = redacted(last_lines(done.stderr or done.stdout, 8))
+        raise error(failure, place=place, found=found, hint=hint)
     return done.stdout
 
 

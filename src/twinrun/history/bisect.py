@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from filelock import Timeout
 from pydantic import Field
 
 from twinrun.foundation.cache import cache_root
@@ -305,16 +304,14 @@ def alone(folder: Path) -> Iterator[None]:
     """Hold the lock of this machine: two bisections would each measure the other."""
     folder.mkdir(parents=True, exist_ok=True)
     cache_root().mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as held:
-        try:
-            held.enter_context(locked(cache_root() / "bisect.lock", seconds=0))
-        except Timeout:
-            raise InputError(
-                "another bisection runs on this machine",
-                place=str(cache_root() / "bisect.lock"),
-                found="its lock is held",
-                hint="wait until it ends: two would disturb each other's times",
-            ) from None
+    lock = cache_root() / "bisect.lock"
+    busy = InputError(
+        "another bisection runs on this machine",
+        place=str(lock),
+        found="its lock is held",
+        hint="wait until it ends: two would disturb each other's times",
+    )
+    with locked(lock, busy=busy):
         yield
 
 

@@ -5,22 +5,21 @@ from __future__ import annotations
 import contextlib
 import datetime
 import email.utils
-import functools
 import os
 import re
-import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
-from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import sha256_of_file
-from twinrun.foundation.locks import locked
-from twinrun.foundation.processes import last_lines
-from twinrun.foundation.text import redacted
+from twinrun.foundation.locks import locked_folder
+from twinrun.foundation.processes import tool_output
 from twinrun.manifests.locks import SystemPackage
 
+# Folder of the cache that has every package that was fetched, by checksum.
+PACKAGES = "packages"
 # In every image and every root file system of a distribution.
 ESSENTIAL = ("?essential", "apt")
 _INSTALLED = re.compile(r"^Inst (\S+) .*?\(([^ ]+) ", re.MULTILINE)
@@ -80,7 +79,8 @@ class AptArchive:
 
     def release_date(self) -> int:
         """Return the date of the newest Release file, in seconds since 1970."""
-        files = [*self._lists().glob("*_InRelease"), *self._lists().glob("*_Release")]
+        lists = self._root / "var" / "lib" / "apt" / "lists"
+        files = [*lists.glob("*_InRelease"), *lists.glob("*_Release")]
         dates = [_field(file.read_text(encoding="utf-8"), "Date") for file in files]
         return max(round(email.utils.parsedate_to_datetime(date).timestamp()) for date in dates)
 
@@ -93,12 +93,12 @@ class AptArchive:
         names = list(names)
         if not names:
             return ()
-        done = self._apt("apt-get", "install", "--simulate", "--", *names)
-        if done.returncode:
-            raise InputError(
-                "the system packages cannot be resolved", found=redacted(last_lines(done.stderr, 8))
-            )
-        chosen = [f"{name}={version}" for name, version in _INSTALLED.findall(done.stdout)]
+        printed = self._apt(
+            *("apt-get", "install", "--simulate", "--", *names),
+            failure="the system packages cannot be resolved",
+            error=InputError,
+        )
+        chosen = [f"{name}={version}" for name, version in _INSTALLED.findall(printed)]
         stanzas = self._stanzas(chosen)
         with (self._root / "status").open("a", encoding="utf-8") as status:
             status.writelines(f"{stanza}\nStatus: install ok installed\n\n" for stanza in stanzas)
@@ -111,48 +111,35 @@ class AptArchive:
 
     def download(self, packages: Iterable[SystemPackage], folder: Path) -> None:
         """Download packages to `folder`, under file names of apt's choice; raises MachineError."""
-        done = self._apt("apt-get", "download", "--", *map(str, packages), folder=folder)
-        if done.returncode:
-            raise MachineError(
-                "the system packages cannot be fetched",
-                place="apt-get download",
-                found=redacted(last_lines(done.stderr, 6)),
-                hint="check the network; a mirror drops old versions, a snapshot of it keeps them:"
-                " name one in TWINRUN_DEBIAN_SNAPSHOT, or run `invoke lock`",
-            )
-
-    def _lists(self) -> Path:
-        return self._root / "var" / "lib" / "apt" / "lists"
+        self._apt(
+            *("apt-get", "download", "--", *map(str, packages)),
+            folder=folder,
+            failure="the system packages cannot be fetched",
+            place="apt-get download",
+            hint="check the network; a mirror drops old versions, a snapshot of it keeps them:"
+            " name one in TWINRUN_DEBIAN_SNAPSHOT, or run `invoke lock`",
+        )
 
     def _stanzas(self, packages: list[str]) -> list[str]:
         if not packages:
             return []
-        text = self._apt("apt-cache", "show", "--", *packages).stdout
+        text = self._apt("apt-cache", "show", "--", *packages, failure=None)
         # apt-cache shows an installed package twice.
         return [stanza for stanza in text.strip().split("\n\n") if "\nStatus: " not in stanza]
 
-    def _apt(self, *arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-        variables = os.environ | {"APT_CONFIG": str(self._root / "apt.conf"), "LC_ALL": "C"}
-        command = (arguments[0], "--quiet=2", *arguments[1:])
-        try:
-            return subprocess.run(
-                command, env=variables, cwd=folder, capture_output=True, text=True, check=False
-            )
-        except OSError as error:
-            raise MachineError(
-                f"cannot start: {error.strerror}", place=arguments[0], hint="it comes with Debian and Ubuntu"
-            ) from None
+    def _apt(self, program: str, *arguments: str, **told: Any) -> str:
+        variables = {"APT_CONFIG": str(self._root / "apt.conf"), "LC_ALL": "C"}
+        command, absent = (program, "--quiet=2", *arguments), "it comes with Debian and Ubuntu"
+        return tool_output(command, variables=variables, absent=absent, **told)
 
     def update(self, place: str) -> None:
         """Run `apt-get update`; raises MachineError."""
-        done = self._apt("apt-get", "update", "--error-on=any")
-        if done.returncode:
-            raise MachineError(
-                "the lists of packages cannot be read",
-                place=place,
-                found=redacted(last_lines(done.stderr, 6)),
-                hint="check the network, or name a mirror in TWINRUN_DEBIAN_MIRROR",
-            )
+        self._apt(
+            *("apt-get", "update", "--error-on=any"),
+            failure="the lists of packages cannot be read",
+            place=place,
+            hint="check the network, or name a mirror in TWINRUN_DEBIAN_MIRROR",
+        )
 
 
 @contextlib.contextmanager
@@ -194,11 +181,11 @@ def fetch_packages(
     Raises:
         MachineError: nobody has one any more, or all have another file under its version.
     """
-    with locked_packages() as folder:
+    with locked_folder(PACKAGES) as folder:
         files = {package: folder / f"{package.sha256}.deb" for package in packages}
         absent = [package for package, file in files.items() if not _has_checksum(file, package)]
         if absent:
-            _download_from_any(absent, folder, functools.partial(open_archive, suite, architecture), epoch)
+            _download(absent, folder, suite=suite, architecture=architecture, epoch=epoch)
     for package, file in files.items():
         if not _has_checksum(file, package):
             raise MachineError(
@@ -210,42 +197,30 @@ def fetch_packages(
     return files
 
 
-@contextlib.contextmanager
-def locked_packages() -> Iterator[Path]:
-    """Hold the cache's folder of packages, made where it is missing: one process at a time fills it."""
-    folder = cache_root() / "packages"
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / ".lock"):
-        yield folder
-
-
-def _download_from_any(
-    packages: list[SystemPackage],
-    folder: Path,
-    open_suite: Callable[..., contextlib.AbstractContextManager[AptArchive]],
-    epoch: int | None,
-) -> None:
-    """Download packages from the mirror, else from its snapshot; raises the mirror's MachineError."""
-    try:
-        _download(packages, folder, open_suite())
-    except MachineError as error:
-        older = snapshot(epoch) if epoch else None
-        if older is None:
-            raise
-        try:
-            _download(packages, folder, open_suite(mirror=older))
-        except MachineError:
-            raise error from None
-
-
 def _download(
-    packages: list[SystemPackage], folder: Path, opened: contextlib.AbstractContextManager[AptArchive]
+    packages: list[SystemPackage], folder: Path, *, suite: str, architecture: str, epoch: int | None
 ) -> None:
-    """Download packages to `folder`, each under its checksum; raises MachineError."""
-    with opened as archive, tempfile.TemporaryDirectory(dir=folder, prefix=".downloading-") as partial:
-        archive.download(packages, Path(partial))
-        for file in Path(partial).glob("*.deb"):
-            file.rename(folder / f"{sha256_of_file(file)}.deb")
+    """Download packages to `folder`, each under its checksum, from the mirror, else from its snapshot.
+
+    Raises:
+        MachineError: neither has them; it is the mirror's.
+    """
+    older = snapshot(epoch) if epoch else None
+    refused: MachineError | None = None
+    for mirror in (own_mirror(), *([older] if older else [])):
+        try:
+            with (
+                open_archive(suite, architecture, mirror=mirror) as archive,
+                tempfile.TemporaryDirectory(dir=folder, prefix=".downloading-") as partial,
+            ):
+                archive.download(packages, Path(partial))
+                for file in Path(partial).glob("*.deb"):
+                    file.rename(folder / f"{sha256_of_file(file)}.deb")
+                return
+        except MachineError as error:
+            refused = refused or error
+    assert refused is not None, "there is a mirror"
+    raise refused
 
 
 def _has_checksum(file: Path, package: SystemPackage) -> bool:

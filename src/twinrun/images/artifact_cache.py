@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -13,12 +11,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
 
-from twinrun.foundation.cache import cache_root
-from twinrun.foundation.errors import InputError, MachineError
+from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import sha256_of_file
-from twinrun.foundation.locks import locked
-from twinrun.foundation.processes import last_lines
-from twinrun.foundation.text import redacted
+from twinrun.foundation.locks import locked_folder
+from twinrun.foundation.processes import tool_output
 from twinrun.images import apt_archive
 from twinrun.images.artifacts import Artifact, deb_artifact, is_compatible, platforms
 from twinrun.images.framework_index import demand_answer
@@ -113,11 +109,8 @@ def fetch_wheels(
         MachineError: one cannot be downloaded.
     """
     artifacts = list(artifacts)
-    folder = wheelhouse or cache_root() / "wheels"
-    if wheelhouse is None:
-        folder.mkdir(parents=True, exist_ok=True)
     # One at a time: a second would take away what the first has half written, as a changed file.
-    with locked(folder / ".lock") if wheelhouse is None else contextlib.nullcontext():
+    with contextlib.nullcontext(wheelhouse) if wheelhouse else locked_folder("wheels") as folder:
         index = FileIndex(folder, stack)
         absent = [one for one in artifacts if not _is_cached(index, one)] if wheelhouse is None else []
         if absent:
@@ -151,7 +144,7 @@ def fetch_debs(
     Args:
         epoch: when they were published, as `apt_archive.fetch_packages` takes it.
     """
-    with apt_archive.locked_packages() as folder:
+    with locked_folder(apt_archive.PACKAGES) as folder:
         if wheelhouse is not None:
             _copy_to_cache(packages, wheelhouse, folder, stack)
         absent = [one for one in packages if not (folder / f"{one.sha256}.deb").is_file()]
@@ -275,16 +268,13 @@ def _pip(
             ),
             *(*options, "--requirement", str(file)),
         ]
-        done = subprocess.run(
-            arguments, env=os.environ | variables, capture_output=True, text=True, check=False
+        tool_output(
+            arguments,
+            variables=variables,
+            failure="the Python packages cannot be fetched",
+            place=f"pip {command}",
+            hint="check the network and pip's configuration, or carry them in with --wheelhouse",
         )
-        if done.returncode:
-            raise MachineError(
-                "the Python packages cannot be fetched",
-                place=f"pip {command}",
-                found=redacted(last_lines(done.stderr or done.stdout, 6)),
-                hint="check the network and pip's configuration, or carry them in with --wheelhouse",
-            )
         for path in Path(partial).iterdir():
             if path != file:
                 path.replace(folder / path.name)

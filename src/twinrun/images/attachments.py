@@ -6,7 +6,6 @@ import contextlib
 import ipaddress
 import json
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +14,7 @@ from urllib.parse import urlsplit
 from twinrun import __version__
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.files import sha256_of_file
-from twinrun.foundation.processes import last_lines
-from twinrun.foundation.text import redacted
+from twinrun.foundation.processes import tool_output
 from twinrun.foundation.tracked import tree_sha256
 from twinrun.images.artifacts import Artifact
 from twinrun.images.plan import BuildPlan
@@ -114,13 +112,10 @@ def _dependency(artifact: Artifact) -> dict[str, object]:
 
 
 def _run(*arguments: str, folder: Path) -> None:
-    done = subprocess.run(
-        arguments, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    tool_output(
+        arguments,
+        folder=folder,
+        failure="the image is in the registry, but not what belongs to it",
+        place=" ".join(arguments[:2]),
+        hint="the same command tries again",
     )
-    if done.returncode:
-        raise MachineError(
-            "the image is in the registry, but not what belongs to it",
-            place=" ".join(arguments[:2]),
-            found=redacted(last_lines(done.stderr or done.stdout, 6)),
-            hint="the same command tries again",
-        )

@@ -6,16 +6,14 @@ import contextlib
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from uv import find_uv_bin
 
-from twinrun.foundation.errors import InputError, MachineError
-from twinrun.foundation.processes import last_lines
-from twinrun.foundation.text import redacted
+from twinrun.foundation.errors import InputError
+from twinrun.foundation.processes import tool_output
 from twinrun.images.apt_archive import ESSENTIAL, AptArchive
 from twinrun.manifests.locks import AptLock, PythonLock, parse_python_lock, python_lock_text
 from twinrun.manifests.packages import ReducedPackage, SourcePackage
@@ -210,14 +208,13 @@ def compiled_text(
             *("--python", sys.executable, "--override", str(lifted), "--output-file", str(lock)),
             *(*options, "--", str(source)),
         ]
-        done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise MachineError(
-                "the packages could not be resolved",
-                place="uv pip compile",
-                found=redacted(last_lines(done.stderr, 8)),
-                hint="check the network and the requirement; the old lock stays",
-            )
+        tool_output(
+            arguments,
+            folder=Path(folder),
+            failure="the packages could not be resolved",
+            place="uv pip compile",
+            hint="check the network and the requirement; the old lock stays",
+        )
         return lock.read_text(encoding="utf-8")
 
 

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
 import tempfile
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import sha256_of_file
-from twinrun.foundation.locks import locked
-from twinrun.foundation.processes import last_lines
-from twinrun.foundation.text import redacted
+from twinrun.foundation.locks import locked_folder
+from twinrun.foundation.processes import tool_output
 from twinrun.images.apt_archive import fetch_packages
 from twinrun.images.layers import write_layer
 from twinrun.images.plan import BuildPlan
 from twinrun.manifests.locks import AptLock
 from twinrun.manifests.stack import Stack
 
+# Folder of the cache; a second build waits there for the base that the first makes.
+_BASES = "bases"
 # Files that some releases of mmdebstrap add of their own.
 _ADDED = (
     *("etc/apt/sources.list", "etc/apt/apt.conf.d/99mmdebstrap", "var/lib/apt/extended_states"),
@@ -89,30 +88,15 @@ def write_repository(files: Iterable[Path], folder: Path, *, suite: str) -> None
 
 def mmdebstrap(*arguments: str, epoch: int, hint: str | None = None) -> None:
     """Run mmdebstrap, no file newer than `epoch`; raises MachineError when it is missing or has failed."""
-    variables = os.environ | {"SOURCE_DATE_EPOCH": str(epoch), "LC_ALL": "C", "TZ": "UTC"}
-    try:
-        done = subprocess.run(
-            ["mmdebstrap", "--quiet", *arguments],
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            umask=0o022,
-            check=False,
-        )
-    except OSError as error:
-        raise MachineError(
-            f"cannot start: {error.strerror}",
-            place="mmdebstrap",
-            hint="install mmdebstrap, or carry the base in as a tar",
-        ) from None
-    if done.returncode:
-        raise MachineError(
-            "the root file system cannot be made",
-            place="mmdebstrap",
-            found=redacted(last_lines(done.stderr, 8)),
-            hint=hint,
-        )
+    tool_output(
+        ["mmdebstrap", "--quiet", *arguments],
+        variables={"SOURCE_DATE_EPOCH": str(epoch), "LC_ALL": "C", "TZ": "UTC"},
+        umask=0o022,
+        failure="the root file system cannot be made",
+        place="mmdebstrap",
+        hint=hint,
+        absent="install mmdebstrap, or carry the base in as a tar",
+    )
 
 
 def check_base_file(file: Path, plan: BuildPlan) -> None:
@@ -133,17 +117,8 @@ def check_base_file(file: Path, plan: BuildPlan) -> None:
 
 def make_base(stack: Stack, system: AptLock, *, epoch: int) -> str:
     """Make the root file system of the base packages, keep it in the cache and return its digest."""
-    with _locked_bases() as folder:
+    with locked_folder(_BASES) as folder:
         return _make_base(stack, system, folder, epoch=epoch)
-
-
-@contextlib.contextmanager
-def _locked_bases() -> Iterator[Path]:
-    """Hold the cache's folder of root file systems: a second build waits for the one that the first makes."""
-    folder = cache_root() / "bases"
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / ".lock"):
-        yield folder
 
 
 def _make_base(stack: Stack, system: AptLock, folder: Path, *, epoch: int) -> str:
@@ -163,7 +138,7 @@ def root_file_system(plan: BuildPlan, *, root: Path, say: Callable[[str], None])
     """
     system = plan.stack.system_packages(root)
     assert system is not None
-    with _locked_bases() as folder:
+    with locked_folder(_BASES) as folder:
         tar = folder / f"{plan.base}.tar"
         if not tar.is_file() or sha256_of_file(tar) != plan.base:
             say(f"making the base of {len(system.base)} packages")

@@ -10,8 +10,6 @@ import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from filelock import Timeout
-
 from twinrun import __version__
 from twinrun.execution.engine import Engine
 from twinrun.execution.environment import (
@@ -254,16 +252,13 @@ def _run_folder(root: Path, plan: Plan, *, out: Path | None, resume: bool) -> It
     """
     base = real(out or root / "runs") / plan.recipe
     run = _unfinished(base, plan) if resume else _fresh(base, plan)
-    with contextlib.ExitStack() as held:
-        try:
-            held.enter_context(locked(run / LOCK, seconds=0))
-        except Timeout:
-            raise InputError(
-                "another process is running this run",
-                place=str(run),
-                found="another process holds its lock",
-                hint="wait until it ends, or leave --resume out to start one beside it",
-            ) from None
+    busy = InputError(
+        "another process is running this run",
+        place=str(run),
+        found="another process holds its lock",
+        hint="wait until it ends, or leave --resume out to start one beside it",
+    )
+    with locked(run / LOCK, busy=busy):
         yield run
 
 
