@@ -85,7 +85,7 @@ def _of_stack(project: Project, name: str) -> dict[str, Any]:
     locked = loaded.system_packages(project.root)
     system = {one.name: one.version for one in locked.all()} if locked else {}
     system |= {"base image": loaded.stack.base.suite} if loaded.stack.base else {}
-    lifted = frozenset(normalise(one.requirement.partition("==")[0]) for one in loaded.stack.lifted)
+    lifted = frozenset(normalise(one.package()) for one in loaded.stack.lifted)
     return {"system": system, "lifted": lifted}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -45,25 +45,50 @@ class PublishedHardware(Frozen):
     """Software of the measurement, where the publication names it."""
 
 
-class Claim(Frozen):
-    """One checkable statement of the publication; its unit, direction and what it counts are its metric's."""
+class PublishedStatement(Frozen):
+    """What every kind of claim has."""
 
     id: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
     statement: str
     """The claim in one sentence."""
-    kind: Kind
+    because: str
+    """Why this tolerance, or margin."""
+    source: Source
+
+
+class RestatedStatement(PublishedStatement):
+    """What is said of a metric, and in another one where the published hardware or scale is not."""
+
     metric: str
     """Row of recipes/metrics.toml."""
-    unit: str
-    """Unit of the metric, or `ratio` for a ratio of two points."""
     per: Per
     """What one published number counts: a card of two dies is two devices."""
     formula: str | None = None
     """Identifier in the formulas; required where the metric has any."""
-    point: str | None = None
-    """The point an absolute value belongs to."""
     measurement: str | None = None
     """Which measurement of the point, where its metric has several."""
+    tolerance: Annotated[float, Field(gt=0, lt=1)]
+    """Relative to `value`; to a value of 0 the largest distance, for curves of a parity the widest bound."""
+    here: Restatement | None = None
+    """What it says where the published hardware or scale is not, or of other GPUs of both sides' vendors."""
+    why_none: str | None = None
+    """Why there is no restatement, where there is none."""
+
+    @model_validator(mode="after")
+    def _restated_or_why_not(self) -> Self:
+        if (self.here is None) == (self.why_none is None):
+            raise ValueError(f"claim `{self.id}` needs either a table `here` or a reason `why_none`")
+        return self
+
+
+class Claim(RestatedStatement):
+    """One checkable statement of the publication; its unit, direction and what it counts are its metric's."""
+
+    kind: Kind
+    unit: str
+    """Unit of the metric, or `ratio` for a ratio of two points."""
+    point: str | None = None
+    """The point an absolute value belongs to."""
     between: tuple[str, str] | None = None
     """Points of a ratio, the first over the second, or the two of a parity, else of all whole curves."""
     value: float
@@ -71,12 +96,8 @@ class Claim(Frozen):
     better: Literal["higher", "lower", "equal"]
     """Direction of goodness, that of the metric: a run that is worse by more than the tolerance fails. If
     `equal`, of scores of published weights, what lies farther away on either side is another evaluation."""
-    tolerance: Annotated[float, Field(gt=0, lt=1)]
-    """Relative to `value`; to a value of 0 the largest distance, for curves of a parity the widest bound."""
     bounds: dict[Precision, Annotated[float, Field(gt=0, lt=1)]] = Field(default_factory=dict)
     """The widest envelope of a parity of curves, by type of arithmetic, whatever control runs show."""
-    because: str
-    """Why this tolerance."""
     configuration: str | None = None
     """Row of `configurations`. Of a score it is the model, and its fields stand for the fingerprint; another
     claim is about the fingerprint but for these fields."""
@@ -85,11 +106,6 @@ class Claim(Frozen):
     reach: Reach = Reach()
     """What the points must span, where the statement speaks of several sizes or kinds of hardware."""
     hardware: PublishedHardware | None = None
-    source: Source
-    here: Restatement | None = None
-    """What it says where the published hardware or scale is not."""
-    why_none: str | None = None
-    """Why there is no restatement, where there is none."""
 
     @model_validator(mode="after")
     def _complete(self) -> Claim:
@@ -115,8 +131,6 @@ class Claim(Frozen):
             raise ValueError(f"claim `{self.id}`: `value` must be positive, found {self.value:g}")
         if self.bounds and (self.kind != "parity" or max(self.bounds.values()) > self.tolerance):
             raise ValueError(f"claim `{self.id}`: `bounds` are of parities, none above `tolerance`")
-        if (self.here is None) == (self.why_none is None):
-            raise ValueError(f"claim `{self.id}` needs either a table `here` or a reason `why_none`")
         return self
 
     @property
@@ -147,7 +161,7 @@ class ClaimSide(Frozen):
         return f"{named}, {own}" if own else named
 
 
-class RecordClaim(Frozen):
+class RecordClaim(RestatedStatement):
     """A published ratio, or mean of ratios, that no one run can give: of two GPUs, or of two stacks."""
 
     kind: ClassVar[str] = "between records"
@@ -155,19 +169,8 @@ class RecordClaim(Frozen):
     between: ClassVar[None] = None
     hardware: ClassVar[None] = None
     """Each side has its own."""
-    id: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
-    statement: str
-    """The claim in one sentence."""
-    metric: str
-    """Row of recipes/metrics.toml."""
-    per: Per
-    """What one number of a side counts."""
-    formula: str | None = None
-    """Identifier in the formulas; required where the metric has any."""
     point: str
     """The point that every record has."""
-    measurement: str | None = None
-    """Which measurement of the point, where its metric has several."""
     over: ClaimSide
     under: ClaimSide
     mean_over: dict[str, tuple[str, ...]] = Field(default_factory=dict)
@@ -176,15 +179,6 @@ class RecordClaim(Frozen):
     value: Annotated[float, Field(gt=0)]
     better: Literal["higher", "lower"]
     """Direction of goodness, that of the metric."""
-    tolerance: Annotated[float, Field(gt=0, lt=1)]
-    """Relative to `value`."""
-    because: str
-    """Why this tolerance."""
-    source: Source
-    here: Restatement | None = None
-    """What it says of other GPUs of the vendors that the two sides have."""
-    why_none: str | None = None
-    """Why there is no restatement, where there is none."""
 
     @model_validator(mode="after")
     def _complete(self) -> RecordClaim:
@@ -192,8 +186,6 @@ class RecordClaim(Frozen):
             raise ValueError(f"claim `{self.id}`: `over` and `under` are one side")
         if len(self.mean_over) > 1 or not all(self.mean_over.values()):
             raise ValueError(f"claim `{self.id}`: `mean_over` names one setting and its values")
-        if (self.here is None) == (self.why_none is None):
-            raise ValueError(f"claim `{self.id}` needs either a table `here` or a reason `why_none`")
         return self
 
     @property
@@ -207,12 +199,9 @@ class RecordClaim(Frozen):
         return self.mean_over[self.setting] if self.setting else (self.point,)
 
 
-class ScoreDifferenceClaim(Frozen):
+class ScoreDifferenceClaim(PublishedStatement):
     """What is said of the mean scores of two models; judged on the scores of both on the same documents."""
 
-    id: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
-    statement: str
-    """The claim in one sentence."""
     over: str
     """The model whose mean is taken: B of `invoke compare --scores A B`."""
     under: str
@@ -226,9 +215,6 @@ class ScoreDifferenceClaim(Frozen):
     """Published difference of the means; 0 where the publication calls them the same."""
     margin: Annotated[float, Field(gt=0, lt=1)]
     """In scores, as `value`."""
-    because: str
-    """Why this margin."""
-    source: Source
     fails_when: Counterexample
     """A difference that fails it; the tests judge it."""
 

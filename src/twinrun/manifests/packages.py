@@ -13,17 +13,22 @@ Requirement = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-
 Pattern = Annotated[str, Field(pattern=r"^[a-z0-9*][a-z0-9*-]*$")]
 
 
-class UnverifiedPin(Frozen):
-    """A pin whose hash could not be taken where the lock was made."""
+class PinnedPackage(Frozen):
+    """A package in one version."""
 
     requirement: Requirement
-    """Package and exact version, with the local label of the framework's own index."""
-    source: Line
-    """Who says that it exists."""
+    """Package and exact version; of the framework's own index with its local label."""
 
     def package(self) -> str:
         """Return the name of the package."""
         return self.requirement.partition("==")[0]
+
+
+class UnverifiedPin(PinnedPackage):
+    """A pin whose hash could not be taken where the lock was made."""
+
+    source: Line
+    """Who says that it exists."""
 
 
 class AlternativePin(UnverifiedPin):
@@ -34,10 +39,9 @@ class AlternativePin(UnverifiedPin):
     """Patterns of locked packages that are not needed with this wheel."""
 
 
-class SourcePackage(Frozen):
+class SourcePackage(PinnedPackage):
     """A package that the index has as source alone: wherever wheels are fetched, one is built of it."""
 
-    requirement: Requirement
     requires: tuple[Line, ...]
     """What its metadata asks for; to find out would run its code."""
     backend: tuple[Requirement, ...]
@@ -45,24 +49,18 @@ class SourcePackage(Frozen):
     wheel: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """SHA-256 of that wheel; the lock has it beside the source's."""
 
-    def package(self) -> str:
-        """Return the name of the package."""
-        return self.requirement.partition("==")[0]
 
-
-class ReducedPackage(Frozen):
+class ReducedPackage(PinnedPackage):
     """A package that is installed without a part of what its metadata asks for."""
 
-    requirement: Requirement
     requires: tuple[Line, ...]
     """What is installed with it, in place of what it asks for."""
     because: Line
     """Why it works without the rest."""
 
 
-class LiftedBound(Frozen):
+class LiftedBound(PinnedPackage):
     """A requirement beyond the bound that another package declares; it is installed all the same."""
 
-    requirement: Requirement
     because: Line
     """Who was seen to work with it."""

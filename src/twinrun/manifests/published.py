@@ -92,36 +92,19 @@ class PublishedClaims(Frozen):
     missing: tuple[Missing, ...] = ()
 
     @model_validator(mode="after")
-    def _distinct(self) -> PublishedClaims:
-        names = [claim.id for claim in self.claim] + [claim.id for claim in self.between_records]
-        names += [claim.id for claim in self.score_difference]
+    def _consistent(self) -> PublishedClaims:
+        ids = [claim.id for claim in self.claim] + [claim.id for claim in self.between_records]
+        names = [*ids, *(claim.id for claim in self.score_difference)]
         if len(names) != len(set(names)):
             raise ValueError("two claims have the same id")
-        return self
-
-    @model_validator(mode="after")
-    def _neutral_for_claims(self) -> PublishedClaims:
-        ids = [claim.id for claim in self.claim] + [claim.id for claim in self.between_records]
         patterns = [pattern for row in self.neutral for pattern in row.claims]
         if strange := [one for one in patterns if not any(fnmatchcase(name, one) for name in ids)]:
             raise ValueError(f"`neutral` is for no claim that there is: {', '.join(strange)}")
-        return self
-
-    @model_validator(mode="after")
-    def _named_nowhere(self) -> PublishedClaims:
         sides = [side for claim in self.between_records for side in (claim.over, claim.under)]
         if strange := sorted(self.nowhere.keys() - {side.stack for side in sides}):
             raise ValueError(f"`nowhere` names a stack of no side: {', '.join(strange)}")
-        return self
-
-    @model_validator(mode="after")
-    def _standing_fields(self) -> PublishedClaims:
         if strange := sorted(self.standing.keys() - self.fingerprint.keys()):
             raise ValueError(f"`standing` names what the fingerprint lacks: {', '.join(strange)}")
-        return self
-
-    @model_validator(mode="after")
-    def _known_configurations(self) -> PublishedClaims:
         for claim in self.claim:
             if claim.configuration is not None and claim.configuration not in self.configurations:
                 raise ValueError(f"claim `{claim.id}`: no `configurations.{claim.configuration}`")

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from twinrun.foundation.errors import InputError, closest
+from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.files import canonical_json, is_file_in, sha256_of_bytes, sha256_of_file
 from twinrun.foundation.manifest import Frozen, load_toml
 from twinrun.foundation.tracked import tree_sha256
@@ -121,14 +121,10 @@ class Stack(Frozen):
     """Null in the stacks of tests alone; a contract demands it of all others."""
 
     @model_validator(mode="after")
-    def _attested_wheels_fit(self) -> Stack:
+    def _consistent(self) -> Stack:
         check_attestations(self.attested, python=self.python, platform=self.platform)
         if self.attested and self.index is None:
             raise ValueError("attested wheels need the address of their `index`")
-        return self
-
-    @model_validator(mode="after")
-    def _uncompiled_are_its_own(self) -> Stack:
         unknown = {one.arch for one in self.uncompiled} - set(self.archs)
         if unknown:
             raise ValueError(f"uncompiled: {', '.join(sorted(unknown))} is not among `archs`")
@@ -295,9 +291,7 @@ def load_manifest(root: Path, name: str) -> Stack:
                 found="no regular file",
                 allowed="a TOML file",
             )
-        raise InputError(
-            "unknown stack", place="--stack", found=name, allowed=known, hint=closest(name, known)
-        )
+        require_known(name, known, "unknown stack", place="--stack")
     stack = load_toml(folder / "stack.toml", Stack)
     if stack.name != name:
         raise InputError(

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from twinrun.foundation.errors import InputError, closest
+from twinrun.foundation.errors import InputError, closest, require_known
 from twinrun.foundation.files import is_file_in, real
 from twinrun.foundation.manifest import read_toml, validate
 from twinrun.manifests.claims import Claim, RecordClaim
@@ -148,14 +148,7 @@ class Project:
         places = [*(self.root / "recipes").glob("*/kernels/src"), *folder.glob("kernels/src")]
         carriers = sorted({path.parents[1].name for path in places})
         for carrier in recipe.kernels:
-            if carrier not in carriers:
-                raise InputError(
-                    "no such name",
-                    place=f"{place}:kernels",
-                    found=carrier,
-                    allowed=carriers,
-                    hint=closest(carrier, carriers),
-                )
+            require_known(carrier, carriers, "no such name", place=f"{place}:kernels")
         if recipe.script is None and workload.module is None:
             raise InputError(f"a recipe with [{workload.table}] needs a script", place=f"{place}:script")
         if recipe.script is not None and not is_file_in(folder, recipe.script):

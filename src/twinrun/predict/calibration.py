@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from twinrun.foundation.errors import InputError, closest
+from twinrun.foundation.errors import require_known
 from twinrun.foundation.manifest import Frozen, load_toml
 from twinrun.manifests.vendor import Gpu
 from twinrun.predict.parallel_layout import ParallelLayout
@@ -235,17 +235,9 @@ class Calibration(Frozen):
         Raises:
             InputError: there is none.
         """
-        for one in self.software:
-            if one.id == software:
-                return one
-        known = [one.id for one in self.software]
-        raise InputError(
-            "no such software",
-            place="--software",
-            found=software,
-            allowed=known,
-            hint=closest(software, known),
-        )
+        known = {one.id: one for one in self.software}
+        require_known(software, known, "no such software", place="--software")
+        return known[software]
 
 
 def _middle(values: list[float]) -> float:

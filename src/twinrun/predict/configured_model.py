@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from twinrun.foundation.errors import InputError, closest
+from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.manifest import validate
 from twinrun.protocol.models.shape import ModelShape, Positive
 from twinrun.protocol.work import BlockWork, ModelWork, Product
@@ -204,14 +204,7 @@ def configured(path: Path, *, sequence: int | None = None) -> tuple[ConfiguredSh
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise InputError("no config.json of a model", place=str(file), found=str(error)) from error
     kind = str(found.get("model_type")) if isinstance(found, dict) else "none"
-    if kind not in KINDS:
-        raise InputError(
-            "no kind of model that is known",
-            place=f"{file}: model_type",
-            found=kind,
-            allowed=sorted(KINDS),
-            hint=closest(kind, KINDS),
-        )
+    require_known(kind, sorted(KINDS), "no kind of model that is known", place=f"{file}: model_type")
     family, keys, fixed = KINDS[kind]
     sizes = {name: found[key] for name, key in keys.items() if found.get(key) is not None}
     if kind == "mpt":

@@ -10,7 +10,7 @@ from twinrun.execution.engine import PYTHON, Command, Engine, Workspace, run_to_
 from twinrun.execution.engines import load_engine
 from twinrun.execution.environment import inspect
 from twinrun.foundation.cache import cache_root
-from twinrun.foundation.errors import InputError, MachineError, RunError, closest
+from twinrun.foundation.errors import InputError, MachineError, RunError, require_known
 from twinrun.foundation.files import canonical_json, sha256_of_bytes, sha256_of_file, write_atomically
 from twinrun.foundation.processes import end_of, last_lines
 from twinrun.manifests.recipe import LoadedRecipe
@@ -125,14 +125,7 @@ def digest_of_files(files: Sequence[Path]) -> str:
 
 def _request(loaded: LoadedRecipe, name: str) -> DataRequest:
     known = load_workload(loaded.workload).check(loaded, ())
-    if name not in known:
-        raise InputError(
-            "no such data set",
-            place=f"{loaded.manifest}:data",
-            found=name,
-            allowed=list(known),
-            hint=closest(name, known),
-        )
+    require_known(name, known, "no such data set", place=f"{loaded.manifest}:data")
     return known[name]
 
 

@@ -10,7 +10,7 @@ from twinrun.execution.engines import load_engine
 from twinrun.execution.launchers import Launcher, load_launcher
 from twinrun.execution.schedulers import Scheduler, load_scheduler
 from twinrun.foundation.cache import bytecode_folder
-from twinrun.foundation.errors import InputError, MachineError, closest
+from twinrun.foundation.errors import InputError, MachineError, require_known
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import duration
 from twinrun.machine.architecture import misfit, refuse_misfit
@@ -111,16 +111,19 @@ def select(project: Project, request: Request) -> Selection:
     """
     loaded = project.recipe(request.recipe)
     workload = load_workload(loaded.workload)
-    scale_name = _known("scale", request.scale, list(SCALES))
+    if request.scale is not None:
+        require_known(request.scale, SCALES, "unknown scale", place="--scale")
     site = load_site(project.root, request.cluster) if request.cluster else None
     machine, vendor = _at_site(project, request, site) if site else _machine(project, request, loaded)
-    scale = _scale(scale_name, machine, site)
+    scale = _scale(request.scale, machine, site)
     wanted = machine.vendor if vendor is None else vendor.value
     stack, stack_choice = stack_for_run(project, loaded, asked=request.stack, vendor=wanted, machine=machine)
     name = stack.stack.vendor
     known = (stack, project.vendors[name], machine, project.gpus)
-    module, engine = _site_engine(request, site) if site else _engine(request, *known)
-    launcher, scheduler = _launcher_choice(request, site), _scheduler(request, site)
+    engine = _choice("engine", request.engine, site, default="venv") if site else _engine(request, *known)
+    module = load_engine(engine.value)
+    launcher = _choice("launcher", request.launcher, site, default=LAUNCHER)
+    scheduler = _choice("scheduler", request.scheduler, site, default=SCHEDULER)
     gpu = _site_gpu(project, site) if site else _gpu(machine, project.gpus, scale.value, loaded)
     giver = load_scheduler(scheduler.value, site=site)
     nodes = _nodes(giver, site, dry=request.dry)
@@ -180,7 +183,7 @@ def demand_runnable(selection: Selection) -> None:
 def _at_site(project: Project, request: Request, site: LoadedSite) -> tuple[Machine, Choice]:
     """Return this machine, which only submits, and the vendor of the site."""
     vendor = site.site.vendor
-    _known("vendor", vendor, list(project.vendors))
+    require_known(vendor, project.vendors, "unknown vendor", place="--vendor")
     if request.vendor not in (None, vendor):
         raise InputError(
             "the site is of another vendor", place="--vendor", found=request.vendor, allowed=vendor
@@ -192,15 +195,7 @@ def _at_site(project: Project, request: Request, site: LoadedSite) -> tuple[Mach
 def _site_gpu(project: Project, site: LoadedSite) -> Gpu | None:
     if site.site.gpu is None:
         return None
-    if site.site.gpu not in project.gpus:
-        known = list(project.gpus)
-        raise InputError(
-            "no such GPU",
-            place=f"{site.place}.gpu",
-            found=site.site.gpu,
-            allowed=known,
-            hint=closest(site.site.gpu, known),
-        )
+    require_known(site.site.gpu, project.gpus, "no such GPU", place=f"{site.place}.gpu")
     return project.gpus[site.site.gpu]
 
 
@@ -240,17 +235,11 @@ def _devices(machine: Machine, site: LoadedSite | None) -> int:
     return site.site.nodes * site.site.devices_per_node if site.site.gpu else 0
 
 
-def _launcher_choice(request: Request, site: LoadedSite | None) -> Choice:
-    if site and not request.launcher:
-        return Choice(name="launcher", value=site.site.launcher, because=f"the site {site.name} has it")
-    return Choice(name="launcher", value=request.launcher or LAUNCHER, because=_why(request.launcher))
-
-
-def _scheduler(request: Request, site: LoadedSite | None) -> Choice:
-    if request.scheduler or site is None:
-        value = request.scheduler or SCHEDULER
-        return Choice(name="scheduler", value=value, because=_why(request.scheduler))
-    return Choice(name="scheduler", value=site.site.scheduler, because=f"the site {site.name} has it")
+def _choice(name: str, asked: str | None, site: LoadedSite | None, *, default: str) -> Choice:
+    """Return what was asked for, else what the site has under that name, else the default."""
+    if site and not asked:
+        return Choice(name=name, value=getattr(site.site, name), because=f"the site {site.name} has it")
+    return Choice(name=name, value=asked or default, because=_why(asked))
 
 
 def _machine(project: Project, request: Request, loaded: LoadedRecipe) -> tuple[Machine, Choice | None]:
@@ -265,22 +254,10 @@ def _machine(project: Project, request: Request, loaded: LoadedRecipe) -> tuple[
             name="vendor", value=vendor, because="the published hardware; this is only a plan"
         )
     if only_a_plan:
-        _known("vendor", request.vendor, list(project.vendors))
+        require_known(request.vendor, project.vendors, "unknown vendor", place="--vendor")
         return detect(root), Choice(name="vendor", value=request.vendor, because=_why(request.vendor))
     machine = detect(root, vendor=request.vendor)
     return machine, Choice(name="vendor", value=request.vendor, because=_why(request.vendor))
-
-
-def _known(option: str, value: str | None, allowed: list[str]) -> str | None:
-    if value is not None and value not in allowed:
-        raise InputError(
-            f"unknown {option}",
-            place=f"--{option}",
-            found=value,
-            allowed=allowed,
-            hint=closest(value, allowed),
-        )
-    return value
 
 
 def _scale(asked: str | None, machine: Machine, site: LoadedSite | None) -> Choice:
@@ -293,31 +270,23 @@ def _scale(asked: str | None, machine: Machine, site: LoadedSite | None) -> Choi
     return Choice(name="scale", value="smoke", because="no GPU in use")
 
 
-def _site_engine(request: Request, site: LoadedSite) -> tuple[EngineModule, Choice]:
-    value = request.engine or site.site.engine
-    engine = load_engine(value)
-    because = _why(request.engine) if request.engine else f"the site {site.name} has it"
-    return engine, Choice(name="engine", value=value, because=because)
-
-
 def _engine(
     request: Request, stack: LoadedStack, vendor: Vendor, machine: Machine, gpus: dict[str, Gpu]
-) -> tuple[EngineModule, Choice]:
+) -> Choice:
+    """Return the engine that was asked for, else docker where its image runs here, else venv."""
     built = stack.stack.archs
     unfit = misfit(built=built, machine=machine, vendor=vendor, gpus=gpus)
     if request.engine:
-        engine = load_engine(request.engine)
-        if engine.RUNS_IMAGES:
+        if load_engine(request.engine).RUNS_IMAGES:
             refuse_misfit(image=stack.image(), built=built, unfit=unfit)
-        return engine, Choice(name="engine", value=request.engine, because=_why(request.engine))
-    engine = load_engine("docker")
-    reason = engine.unusable(stack=stack, vendor=vendor)
+        return Choice(name="engine", value=request.engine, because=_why(request.engine))
+    reason = load_engine("docker").unusable(stack=stack, vendor=vendor)
     if reason is None and unfit:
         reason = f"{stack.image()} is built for {', '.join(built)}, not for {unfit}"
     if reason is None:
         because = f"the daemon answers and has {stack.image()}"
-        return engine, Choice(name="engine", value="docker", because=because)
-    return load_engine("venv"), Choice(name="engine", value="venv", because=reason)
+        return Choice(name="engine", value="docker", because=because)
+    return Choice(name="engine", value="venv", because=reason)
 
 
 def _gpu(machine: Machine, gpus: dict[str, Gpu], scale: str, loaded: LoadedRecipe) -> Gpu | None:
@@ -438,14 +407,7 @@ def stack_for_run(
             allowed=sorted(stacks.current),
         )
     stack = project.stack(name)
-    if name not in serving:
-        raise InputError(
-            "the stack does not serve this recipe",
-            place="--stack",
-            found=name,
-            allowed=serving,
-            hint=closest(name, serving),
-        )
+    require_known(name, serving, "the stack does not serve this recipe", place="--stack")
     if stack.stack.vendor != vendor:
         raise InputError(
             "the stack is for another vendor",
