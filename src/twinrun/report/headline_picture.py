@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from markupsafe import escape
-
 from twinrun.foundation.text import percent
 from twinrun.report.hardware import PRECISION, HardwareChoice, Mark, ModelChoices, per_device
+from twinrun.report.page import page_environment
 
 FILE = Path("docs", "assets", "headline.svg")
 # Pixels: as wide as a telephone, so that its text is as large as that of the page.
@@ -23,7 +22,6 @@ NAMES: dict[Mark, str] = {
 }
 # Pixels of a letter, taken wide: the font is the reader's.
 LETTER = 7.4
-ABOUT = 'role="img" aria-labelledby="headline-title headline-said" font-family="var(--text)" font-size="12.5"'
 TITLE = "Share of the dense 16-bit peak that training reached"
 
 
@@ -38,14 +36,15 @@ class HeadlineRow:
     predicted: tuple[float, float, float] | None
     """Value, and the ends of its interval."""
 
-    def values(self) -> Iterator[tuple[Mark, float]]:
-        """Yield what is known."""
-        if self.published:
-            yield "published", self.published
-        if self.measured:
-            yield "measured", self.measured
-        if self.predicted:
-            yield "predicted", self.predicted[0]
+    def shares(self) -> list[tuple[Mark, str]]:
+        """Return what is known, in percent."""
+        predicted = self.predicted[0] if self.predicted else None
+        known: dict[Mark, float | None] = {
+            "published": self.published,
+            "measured": self.measured,
+            "predicted": predicted,
+        }
+        return [(mark, percent(share)) for mark, share in known.items() if share]
 
 
 def headline_rows(found: Sequence[ModelChoices]) -> list[HeadlineRow]:
@@ -74,19 +73,35 @@ def _row(one: ModelChoices, choice: HardwareChoice) -> HeadlineRow:
 
 def draw_headline(rows: Sequence[HeadlineRow]) -> str:
     """Return the picture as SVG that takes its colours from the page around it."""
-    height = HEAD + ROW * len(rows) + FOOT
+    shares = [one for row in rows for one in (row.published, row.measured, *(row.predicted or ())) if one]
+    # The axis ends at the next tenth.
+    end = int(max(shares, default=0.5) * 10) + 1
     said = "; ".join(
-        f"{row.model} on {row.gpu}: {', '.join(f'{mark} {percent(value)}' for mark, value in row.values())}"
+        f"{row.model} on {row.gpu}: {', '.join(f'{mark} {share}' for mark, share in row.shares())}"
         for row in rows
     )
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" {ABOUT}>',
-        f'<title id="headline-title">{TITLE}</title><desc id="headline-said">{escape(said)}</desc>',
-        *_axis(rows, height),
-    ]
-    for place, row in enumerate(rows):
-        parts += _drawn(row, HEAD + ROW * place, _end(rows))
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    return drawn_svg(
+        "headline.svg.j2",
+        height=HEAD + ROW * len(rows) + FOOT,
+        title=TITLE,
+        said=said,
+        rows=rows,
+        end=end,
+        x=lambda share: round(MARGIN + share / (end / 10) * (WIDTH - 2 * MARGIN), 1),
+        head=HEAD,
+        row_height=ROW,
+        foot=FOOT,
+    )
+
+
+def drawn_svg(template: str, **content: object) -> str:
+    """Return a picture of published, measured and predicted numbers, with its legend."""
+    legend, x = list[tuple[Mark, str, float]](), float(MARGIN)
+    for mark, label in NAMES.items():
+        legend.append((mark, label, x))
+        x += LETTER * len(f"{SIGNS[mark]} {label}") + 14
+    shared = {"width": WIDTH, "margin": MARGIN, "signs": SIGNS, "legend": legend}
+    return page_environment().get_template(template).render(**shared, **content) + "\n"
 
 
 def standalone(svg: str) -> str:
@@ -95,54 +110,3 @@ def standalone(svg: str) -> str:
     opening, rest = svg.split(">", 1)
     paper = '<rect width="100%" height="100%" fill="var(--paper)"/>'
     return f"{opening}>\n<style>{palette}</style>\n{paper}{rest}"
-
-
-def _end(rows: Sequence[HeadlineRow]) -> float:
-    """Return where the axis ends: the next tenth."""
-    values = [value for row in rows for _, value in row.values()]
-    values += [row.predicted[2] for row in rows if row.predicted]
-    return (int(max(values, default=0.5) * 10) + 1) / 10
-
-
-def _x(share: float, end: float) -> float:
-    return round(MARGIN + share / end * (WIDTH - 2 * MARGIN), 1)
-
-
-def _axis(rows: Sequence[HeadlineRow], height: int) -> Iterator[str]:
-    end, bottom, x = _end(rows), height - FOOT + 4, float(MARGIN)
-    for mark, label in NAMES.items():
-        text = f"{SIGNS[mark]} {label}"
-        yield f'<text x="{x:g}" y="18" fill="var(--{mark})">{text}</text>'
-        x += LETTER * len(text) + 14
-    for tenth in range(0, round(end * 10) + 1, 2):
-        place = _x(tenth / 10, end)
-        anchor = "start" if tenth == 0 else "end" if tenth == round(end * 10) else "middle"
-        yield f'<path d="M{place:g} {HEAD}V{bottom}" stroke="var(--grid)" stroke-width=".7"/>'
-        look = f'fill="var(--soft)" text-anchor="{anchor}"'
-        yield f'<text x="{place:g}" y="{height - 6}" {look}>{tenth * 10}%</text>'
-
-
-def _drawn(row: HeadlineRow, top: int, end: float) -> Iterator[str]:
-    line = top + 28
-    values = " ".join(
-        f'<tspan fill="var(--{mark})" dx="6">{SIGNS[mark]} {percent(value)}</tspan>'
-        for mark, value in row.values()
-    )
-    name = f'<tspan font-weight="600">{escape(row.model)}</tspan>, {escape(row.gpu.split(" ", 1)[-1])}'
-    # Lines of the grid stop at the letters.
-    halo = 'stroke="var(--paper)" stroke-width="3" paint-order="stroke"'
-    yield f'<text x="{MARGIN}" y="{top + 14}" fill="var(--ink)" {halo}>{name}</text>'
-    yield f'<text x="{WIDTH - MARGIN}" y="{top + 14}" text-anchor="end" {halo}>{values}</text>'
-    yield f'<path d="M{MARGIN} {line}H{WIDTH - MARGIN}" stroke="var(--grid)"/>'
-    if row.predicted:
-        middle, low, high = (_x(share, end) for share in row.predicted)
-        yield f'<path d="M{low:g} {line}H{high:g}" stroke="var(--predicted)" stroke-width="3" opacity=".6"/>'
-        yield (
-            f'<circle cx="{middle:g}" cy="{line}" r="5" fill="var(--paper)"'
-            ' stroke="var(--predicted)" stroke-width="2"/>'
-        )
-    if row.measured:
-        yield f'<circle cx="{_x(row.measured, end):g}" cy="{line}" r="5" fill="var(--measured)"/>'
-    if row.published:
-        place = _x(row.published, end)
-        yield f'<path d="M{place - 6:g} {line}l6 -6 6 6 -6 6z" fill="var(--published)"/>'

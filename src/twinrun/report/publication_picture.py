@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-from markupsafe import escape
 
 from twinrun.manifests.claims import Claim, RecordClaim, ScoreDifferenceClaim
 from twinrun.planning.project import Project
 from twinrun.predict.calibration import calibration
 from twinrun.predict.claims import predicted_claims
 from twinrun.report.hardware import Mark
-from twinrun.report.headline_picture import LETTER, MARGIN, NAMES, SIGNS, WIDTH
+from twinrun.report.headline_picture import LETTER, MARGIN, WIDTH, drawn_svg
 from twinrun.report.words import measured_value, outcome, quantity
 from twinrun.results.between import judge_between
 from twinrun.results.record import Record
@@ -43,6 +41,19 @@ class PublicationRow:
     """By judged record: times as good as published, and what it says in words."""
     predicted: tuple[float, float, float] | None
     """Times as good as published, and the ends of its interval."""
+
+    def values(self) -> list[tuple[Mark, str]]:
+        """Return what is written: as published, and the multiples of it that were measured and predicted."""
+        found: list[tuple[Mark, str]] = [("published", self.published)]
+        times = sorted(one for one, _ in self.measured if one is not None)
+        if times:
+            ends = dict.fromkeys(_multiple(one) for one in (times[0], times[-1]))
+            found.append(("measured", " to ".join(ends)))
+        elif self.measured:
+            found.append(("measured", self.measured[-1][1]))
+        if self.predicted:
+            found.append(("predicted", _multiple(self.predicted[0])))
+        return found
 
 
 def documents(project: Project) -> dict[str, str]:
@@ -131,26 +142,25 @@ def _times(verdict: Verdict, better: str) -> float | None:
 
 def draw_publication(title: str, rows: Sequence[PublicationRow]) -> str:
     """Return the picture as SVG that takes its colours from the page around it."""
-    heights = [(ROW if row.numbered else SHORT) + _extra(row) for row in rows]
-    groups = [place == 0 or row.group != rows[place - 1].group for place, row in enumerate(rows)]
-    height = HEAD + sum(heights) + GROUP * sum(groups) + FOOT
-    about = 'role="img" aria-labelledby="publication-title publication-said" font-family="var(--text)"'
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" {about} font-size="12.5">',
-        f'<title id="publication-title">{escape(title)}, times as good as published</title>',
-        f'<desc id="publication-said">{escape("; ".join(map(_said, rows)))}</desc>',
-        *_axis(height),
-    ]
-    top = HEAD
-    for row, tall, first in zip(rows, heights, groups, strict=True):
-        if first:
-            parts.append(
-                f'<text x="{MARGIN}" y="{top + 19}" fill="var(--ink)" font-weight="600">{row.group}</text>'
-            )
-            top += GROUP
-        parts += _drawn(row, top)
-        top += tall
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    top, placed = HEAD, list[tuple[PublicationRow, bool, int, int]]()
+    for place, row in enumerate(rows):
+        first = place == 0 or row.group != rows[place - 1].group
+        top += GROUP * first
+        below = top + _extra(row)
+        placed.append((row, first, top, below))
+        top = below + (ROW if row.numbered else SHORT)
+    return drawn_svg(
+        "publication.svg.j2",
+        height=top + FOOT,
+        title=title,
+        said="; ".join(map(_said, rows)),
+        rows=placed,
+        ticks=TICKS,
+        x=_x,
+        head=HEAD,
+        group=GROUP,
+        foot=FOOT,
+    )
 
 
 def _said(row: PublicationRow) -> str:
@@ -164,63 +174,10 @@ def _x(times: float) -> float:
     return round(MARGIN + share * (WIDTH - 2 * MARGIN), 1)
 
 
-def _axis(height: int) -> Iterator[str]:
-    x = float(MARGIN)
-    for mark, label in NAMES.items():
-        text = f"{SIGNS[mark]} {label}"
-        yield f'<text x="{x:g}" y="18" fill="var(--{mark})">{text}</text>'
-        x += LETTER * len(text) + 14
-    for tick in TICKS:
-        place, width = _x(tick), 1.2 if tick == 1 else 0.7
-        anchor = {LEAST: "start", MOST: "end"}.get(tick, "middle")
-        yield f'<path d="M{place:g} {HEAD}V{height - FOOT + 4}" stroke="var(--grid)" stroke-width="{width}"/>'
-        label = "as published" if tick == 1 else f"{tick:g}x"
-        yield f'<text x="{place:g}" y="{height - 6}" fill="var(--soft)" text-anchor="{anchor}">{label}</text>'
-
-
-def _drawn(row: PublicationRow, top: int) -> Iterator[str]:
-    halo = 'stroke="var(--paper)" stroke-width="3" paint-order="stroke"'
-    look = f'font-size="11.5" {halo}'
-    yield f'<text x="{MARGIN}" y="{top + 13}" fill="var(--ink)" {look}>{row.claim}</text>'
-    top += _extra(row)
-    values = " ".join(
-        f'<tspan fill="var(--{mark})" dx="5">{SIGNS[mark]} {escape(words)}</tspan>'
-        for mark, words in _values(row)
-    )
-    yield f'<text x="{WIDTH - MARGIN}" y="{top + 13}" text-anchor="end" {look}>{values}</text>'
-    if not row.numbered:
-        return
-    line = top + 25
-    yield f'<path d="M{MARGIN} {line}H{WIDTH - MARGIN}" stroke="var(--grid)"/>'
-    if row.predicted:
-        middle, low, high = map(_x, row.predicted)
-        yield f'<path d="M{low:g} {line}H{high:g}" stroke="var(--predicted)" stroke-width="3" opacity=".6"/>'
-        look = 'fill="var(--paper)" stroke="var(--predicted)" stroke-width="2"'
-        yield f'<circle cx="{middle:g}" cy="{line}" r="5" {look}/>'
-    yield f'<path d="M{_x(1) - 6:g} {line}l6 -6 6 6 -6 6z" fill="var(--published)"/>'
-    for times, _ in row.measured:
-        if times is not None:
-            yield f'<circle cx="{_x(times):g}" cy="{line}" r="4.5" fill="var(--measured)" opacity=".85"/>'
-
-
 def _extra(row: PublicationRow) -> int:
     """Return the height of a line of its own for the values, where name and values do not fit into one."""
-    letters = len(row.claim) + sum(len(words) + 4 for _, words in _values(row))
+    letters = len(row.claim) + sum(len(words) + 4 for _, words in row.values())
     return LINE if LETTER * letters > WIDTH - 2 * MARGIN else 0
-
-
-def _values(row: PublicationRow) -> list[tuple[Mark, str]]:
-    """Return the values of a row: as published, and the multiples of it that were measured and predicted."""
-    found: list[tuple[Mark, str]] = [("published", row.published)]
-    times = sorted(one for one, _ in row.measured if one is not None)
-    if times:
-        ends = dict.fromkeys(_multiple(one) for one in (times[0], times[-1]))
-        found.append(("measured", " to ".join(ends)))
-    elif row.measured:
-        found.append(("measured", row.measured[-1][1]))
-    if row.predicted:
-        found.append(("predicted", _multiple(row.predicted[0])))
-    return found
 
 
 def _multiple(times: float) -> str:
