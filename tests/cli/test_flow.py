@@ -219,7 +219,7 @@ def test_a_smaller_microbatch_is_tried(trained: FlowSite) -> None:
     selection = with_microbatches(select(project, request), (16, 8))
     full = Play(status=1, log=torchrun_report(0, OUT_OF_MEMORY))
     trained.script.play = lambda job: full if job["microbatch"] > 8 else trained.play(job)
-    ended = execute(project, selection, out=trained.out, resume=False, display=Display(quiet=True))
+    ended = execute(project, selection, out=trained.out, resume=False, display=Display())
     assert isinstance(ended, FinishedRun)
     (point,) = ended.record.points
     assert point.attempts == ("microbatch 16",)

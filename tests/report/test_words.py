@@ -5,14 +5,12 @@ import pytest
 from tests.records import PROJECT, judge, training_record
 from tests.report.committed import changed, judged, newest, restated, verdict
 from twinrun.report.words import (
-    departures,
     heading,
     headline,
     measured_value,
     outcome,
     published_neutral,
     published_value,
-    reason,
     shown_conditions,
     tone,
 )
@@ -119,8 +117,8 @@ def test_a_heading_is_one_line() -> None:
 def test_a_reason_is_told_without_the_fields_that_differ() -> None:
     here = restated("holds-here").model_copy(update={"departures": ("GPU A, published B", "rate 0.003")})
     found = verdict("not-comparable", here=here)
-    assert (reason(found), departures(found)) == ("it is so", "GPU A, published B; rate 0.003")
-    assert departures(verdict("not-comparable", reason="plain")) == ""
+    assert (found.why, found.departures) == ("it is so", ("GPU A, published B", "rate 0.003"))
+    assert verdict("not-comparable", reason="plain").departures == ()
 
 
 def test_what_was_not_judged_says_what_it_needs() -> None:

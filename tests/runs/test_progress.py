@@ -49,13 +49,6 @@ def test_a_long_run_shows_its_first_its_last_and_every_eighth_part(
     assert numbers == [1, *range(125, 1001, 125)]
 
 
-def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    display = Display(quiet=True)
-    run(display, 3)
-    display.say("chosen")
-    assert shown(capsys) == []
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -11,17 +11,16 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, NamedTuple, NoReturn
 
-from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from twinrun.foundation.errors import MachineError, RunError
 from twinrun.foundation.processes import last_lines
-from twinrun.foundation.terminal import VisibleConsole
-from twinrun.foundation.text import redacted, visible
+from twinrun.foundation.progress import LiveProgress
+from twinrun.foundation.text import redacted
 from twinrun.machine import daemon
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ class StageBuild:
             hint=f"the whole log is {self._log.name}",
         )
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Stop the build here and in the engine."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGTERM)
@@ -120,18 +119,6 @@ class StageBuild:
             if stream:
                 self._reader.join(5)
                 stream.close()
-
-
-@contextlib.contextmanager
-def build_stage(
-    arguments: list[str], *, home: str, log: IO[str], say: Callable[[str], None]
-) -> Iterator[StageBuild]:
-    """Start the build of a stage and stop it on exit."""
-    running = StageBuild(arguments, home=home, log=log, say=say)
-    try:
-        yield running
-    finally:
-        running.stop()
 
 
 def build_arguments(*, stage: str, context: str, variables: dict[str, str], export_tar: bool) -> list[str]:
@@ -198,37 +185,18 @@ def _environment(home: str) -> dict[str, str]:
     return inherited | own | {"DOCKER_CONFIG": home, "HOME": home}
 
 
-class BuildProgress:
+class BuildProgress(LiveProgress):
     """Progress of one build."""
 
     def __init__(self) -> None:
-        self.console = VisibleConsole(stderr=True, highlight=False, soft_wrap=True, emoji=False)
-        self._progress = Progress(
+        super().__init__(
             SpinnerColumn(finished_text=" "),
             TextColumn("{task.description:9}", markup=False),
             TextColumn("{task.fields[size]:>10}", markup=False),
             TimeElapsedColumn(),
             TextColumn("{task.fields[status]}", markup=False),
-            console=self.console,
-            disable=not self.console.is_terminal,
         )
-        self._tasks: dict[str, TaskID] = {}
         self._started: dict[str, float] = {}
-
-    def __enter__(self) -> BuildProgress:
-        if not self._progress.disable:
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._progress.disable:
-            self._progress.stop()
-
-    def say(self, text: str) -> None:
-        """Print one line of the log."""
-        self.console.print(visible(text), markup=False)
 
     def start_layer(self, layer: str) -> None:
         """Show that the build of a layer has started."""

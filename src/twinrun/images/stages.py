@@ -15,7 +15,7 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import sha256_of_file, write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.images.archive import ImageLayer, export_root
-from twinrun.images.buildkit import BuildProgress, StageBuild, build_stage, find_client
+from twinrun.images.buildkit import BuildProgress, StageBuild, find_client
 from twinrun.images.layers import Layer, Snapshot, read_snapshot, write_layer
 from twinrun.images.plan import CONTEXT, BuildPlan
 from twinrun.machine.daemon import remove_abandoned
@@ -147,7 +147,8 @@ class StageBuilder:
         options = self._plan.command(stage, export_tar=as_tar)
         arguments = [*self._engine.command, *(part.replace(CONTEXT, str(self._context)) for part in options)]
         show = partial(self._show_step, stage)
-        with build_stage(arguments, home=self._home, log=self._log, say=show) as running:
+        running = StageBuild(arguments, home=self._home, log=self._log, say=show)
+        with contextlib.closing(running):
             return _read(running, read, stage)
 
     def _show_step(self, stage: str, step: str) -> None:

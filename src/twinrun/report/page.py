@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from twinrun.foundation import text
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import write_atomically
-from twinrun.foundation.text import number, plain, plural, visible, without_credentials
+from twinrun.foundation.text import visible, without_credentials
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
@@ -21,7 +23,7 @@ from twinrun.report import summary, words
 from twinrun.report.charts import draw, draw_beside
 from twinrun.report.picture import Picture
 from twinrun.results.finished_run import FinishedRun
-from twinrun.results.record import Record, hardware
+from twinrun.results.record import Record
 from twinrun.results.verdicts import Verdict
 from twinrun.workloads import load_workload
 from twinrun.workloads.tables_and_charts import Bar, BarChart, BarKind, Chart, LineChart, Table
@@ -176,16 +178,6 @@ def tables(record: Record) -> tuple[Table, ...]:
     return record.workload.show(record.shown())
 
 
-def subject(record: Record) -> str:
-    """Return what a record is of."""
-    return record.description.subject
-
-
-def configuration(record: Record) -> tuple[tuple[str, dict[str, str]], ...]:
-    """Return groups of what was asked for, each with its names and values."""
-    return record.description.configuration
-
-
 def with_counts(values: Sequence[str]) -> str:
     """Return the distinct `values`, each with how often it occurs."""
     return ", ".join(f"{count} x {value}" for value, count in Counter(values).items())
@@ -233,8 +225,8 @@ def _render(path: Path, template: str, **content: object) -> Path:
 
 def _shown(value: object) -> object:
     """Return a value of a page: a text has no credential, and what a browser would obey as its number."""
-    text = isinstance(value, str) and not isinstance(value, Markup)
-    return visible(without_credentials(str(value))) if text else value
+    plain = isinstance(value, str) and not isinstance(value, Markup)
+    return visible(without_credentials(str(value))) if plain else value
 
 
 @cache
@@ -249,44 +241,8 @@ def page_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    sizes: tuple[Any, ...] = (
-        number,
-        plain,
-        plural,
-        words.gib,
-        words.quantity,
-        words.published_value,
-        words.published_neutral,
-        words.measured_value,
-        words.heading,
-    )
-    of_records: tuple[Any, ...] = (
-        words.outcome,
-        words.headline,
-        words.claims_in_words,
-        words.headline_of_all,
-        words.tone,
-        words.tone_of,
-        words.worst_first,
-        words.reason,
-        words.departures,
-        words.shown_conditions,
-        hardware,
-        id,
-        tuple,
-        summary.software,
-        summary.label,
-        subject,
-        configuration,
-        tables,
-    )
-    of_points: tuple[Any, ...] = (
-        summary.claims_of,
-        summary.facts_of,
-        summary.placement_table,
-        summary.result,
-        with_counts,
-    )
-    for function in (*sizes, *of_records, *of_points):
-        environment.filters[function.__name__] = function
+    # What texts, words and summaries say is a filter by the name of its function.
+    for module in (text, words, summary):
+        environment.filters |= dict(inspect.getmembers(module, inspect.isfunction))
+    environment.filters |= {"id": id, "tables": tables, "with_counts": with_counts}
     return environment

@@ -18,7 +18,6 @@ from twinrun.report.words import (
     outcome,
     published_neutral,
     published_value,
-    reason,
     shown_conditions,
 )
 from twinrun.results.finished_run import FinishedRun
@@ -152,4 +151,4 @@ def verdict_table(verdicts: Sequence[Verdict]) -> View:
     styles = {outcome(one): STYLES[one.final] for one in verdicts if one.final in STYLES}
     columns = (VERDICT, *word_columns("claim", "published", "here"))
     table = Table(title="Claims", columns=columns, rows=rows)
-    return View(table, below=[f"Why: {reason(one)}" for one in ordered], styles=styles)
+    return View(table, below=[f"Why: {one.why}" for one in ordered], styles=styles)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from twinrun.foundation.text import GIB, number, percent, plural
+from twinrun.foundation.text import number, percent, plural
 from twinrun.results.record import Record, hardware
 from twinrun.results.verdicts import (
     FAILURES,
@@ -59,16 +59,6 @@ NEEDS: dict[ConditionName, tuple[str, str]] = {
 def outcome(verdict: Verdict) -> str:
     """Return the outcome with its sign, in one or two words."""
     return f"{SIGNS[verdict.final]} {_spoken(verdict.final)}"
-
-
-def reason(verdict: Verdict) -> str:
-    """Return why a verdict is what it is, without the fields in which the run differs."""
-    return verdict.why
-
-
-def departures(verdict: Verdict) -> str:
-    """Return the fields in which the run differs from the published one, empty where none is named."""
-    return "; ".join(verdict.departures)
 
 
 def shown_conditions(verdict: Verdict) -> list[tuple[str, str, str]]:
@@ -237,11 +227,6 @@ def worst_first(verdicts: Sequence[Verdict]) -> list[Verdict]:
 def heading(title: str) -> str:
     """Return the title of a column on one line."""
     return title.replace("-\n", "").replace("\n", " ")
-
-
-def gib(count: int) -> str:
-    """Return bytes in GiB."""
-    return f"{count / GIB:.1f} GiB"
 
 
 def _spoken(name: Outcome) -> str:

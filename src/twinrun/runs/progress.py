@@ -2,48 +2,25 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-
-from twinrun.foundation.terminal import VisibleConsole
-from twinrun.foundation.text import visible
+from twinrun.foundation.progress import LiveProgress
 from twinrun.workloads.workload import Progress as PointProgress
 
 
-class Display:
+class Display(LiveProgress):
     """Progress of the points of one run."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
-        self.console = VisibleConsole(stderr=True, quiet=quiet, highlight=False, soft_wrap=True, emoji=False)
-        self._progress = Progress(
+    def __init__(self) -> None:
+        super().__init__(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[status]}"),
             TimeElapsedColumn(),
-            console=self.console,
-            disable=quiet or not self.console.is_terminal,
         )
-        self._tasks: dict[str, TaskID] = {}
         self._steps: dict[str, int] = {}
         self._sweep: TaskID | None = None
-
-    def __enter__(self) -> Display:
-        # Stopping a disabled display prints an empty line in rich 13.
-        if not self._progress.disable:
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._progress.disable:
-            self._progress.stop()
-
-    def say(self, text: str) -> None:
-        """Print one line of the log."""
-        self.console.print(visible(text), markup=False)
 
     def expect(self, points: int, *, done: int) -> None:
         """Show how many points a sweep has, and how many of them are done."""
