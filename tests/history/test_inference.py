@@ -103,9 +103,9 @@ def test_states_that_cannot_be_measured_leave_a_set() -> None:
 def test_a_straggler_does_not_decide() -> None:
     laws = Quantities().likelihood([100.0, 101.0, 99.0], [90.0, 91.0, 89.0])
     posterior = Posterior(2)
-    posterior.update(1, laws.of(50.0))
+    posterior.update(1, laws(50.0))
     assert posterior.weight([1]) < 0.9
-    posterior.update(1, laws.of(100.0))
+    posterior.update(1, laws(100.0))
     assert posterior.weight([2]) > posterior.weight([1])
 
 

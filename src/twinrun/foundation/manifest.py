@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import csv
 import inspect
 import json
 import re
@@ -95,6 +96,23 @@ def load_json(path: Path, model: type[Model]) -> Model:
     except (ValueError, RecursionError) as error:
         raise InputError(f"not JSON: {error}", place=str(path)) from None
     return validate(data, model, place=str(path))
+
+
+def load_rows(path: Path, model: type[Model]) -> tuple[Model, ...]:
+    """Read the lines of a CSV file, of which the first names the columns, as `model`.
+
+    Raises:
+        InputError: a line that is none, with its number.
+    """
+    rows = []
+    with path.open(encoding="utf-8", newline="") as file:
+        for number, line in enumerate(csv.DictReader(file), start=2):
+            try:
+                rows.append(model.model_validate_strings(line))
+            except ValidationError as error:
+                first = error.errors(include_url=False)[0]
+                raise _explain(first, line, model, f"{path.name}:{number}", also=set(), words=[]) from None
+    return tuple(rows)
 
 
 def validate(data: Any, model: type[Model], *, place: str, also: Iterable[str] = ()) -> Model:

@@ -12,9 +12,8 @@ import itertools
 import math
 import random
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from scipy import stats
 
@@ -36,11 +35,8 @@ _WIDE = 50.0
 _LOOKED = 1e-3
 
 
-class Likelihood(Protocol):
-    """The predictive laws of the two ends."""
-
-    def of(self, value: float) -> tuple[float, float]:
-        """Return the density of a further run of the good end and of the bad one."""
+Likelihood = Callable[[float], tuple[float, float]]
+"""Returns the density of a further run of the good end and of the bad one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +70,24 @@ class Quantities:
         return SEEN * _standard_error(good, bad) / abs(statistics.fmean(good) or 1.0)
 
     def likelihood(self, good: Sequence[float], bad: Sequence[float]) -> Likelihood:
-        """Return Student's predictive laws."""
-        return _StudentLaws(good, bad)
+        """Return Student's law of a further run of each end, around its own mean with its own spread.
+
+        Each has the density of a straggler in it.
+        """
+        means = [statistics.fmean(runs) for runs in (good, bad)]
+        floor = _FINEST * max(map(abs, means))
+        spreads = [max(statistics.stdev(runs), floor) for runs in (good, bad)]
+        laws = [
+            stats.t(len(runs) - 1, loc=mean, scale=spread * math.sqrt(1 + 1 / len(runs)))
+            for runs, mean, spread in zip((good, bad), means, spreads, strict=True)
+        ]
+        neither = STRAGGLER / (_WIDE * (abs(means[1] - means[0]) + sum(spreads)))
+
+        def densities(value: float) -> tuple[float, float]:
+            of_good, of_bad = ((1 - STRAGGLER) * float(law.pdf(value)) + neither for law in laws)
+            return of_good, of_bad
+
+        return densities
 
     def confirming(self, _good: Sequence[float], _bad: Sequence[float]) -> int:
         """Return the runs of each neighbour that can confirm: 1 of 252 orders is 0.4 %."""
@@ -115,8 +127,9 @@ class Failures:
         return min(1.0, SEEN * math.sqrt(rate * (1 - rate) * (1 / len(good) + 1 / len(bad))))
 
     def likelihood(self, good: Sequence[float], bad: Sequence[float]) -> Likelihood:
-        """Return the rates of the ends as laws."""
-        return _FailureRates(_rate(good), _rate(bad))
+        """Return the probabilities of a failure at each end, or of none."""
+        rates = _rate(good), _rate(bad)
+        return lambda value: rates if value else (1 - rates[0], 1 - rates[1])
 
     def confirming(self, _good: Sequence[float], _bad: Sequence[float]) -> int:
         """Return the runs of each neighbour after which rates as those of the ends are told apart."""
@@ -161,35 +174,6 @@ def _rate(runs: Sequence[float]) -> float:
 
 def _table(first: Sequence[float], second: Sequence[float]) -> list[list[int]]:
     return [[int(sum(runs)), len(runs) - int(sum(runs))] for runs in (first, second)]
-
-
-class _StudentLaws:
-    """Student's law of a further run of each end, around its own mean with its own spread."""
-
-    def __init__(self, good: Sequence[float], bad: Sequence[float]) -> None:
-        means = [statistics.fmean(runs) for runs in (good, bad)]
-        floor = _FINEST * max(map(abs, means))
-        spreads = [max(statistics.stdev(runs), floor) for runs in (good, bad)]
-        self._laws = [
-            stats.t(len(runs) - 1, loc=mean, scale=spread * math.sqrt(1 + 1 / len(runs)))
-            for runs, mean, spread in zip((good, bad), means, spreads, strict=True)
-        ]
-        self._neither = STRAGGLER / (_WIDE * (abs(means[1] - means[0]) + sum(spreads)))
-
-    def of(self, value: float) -> tuple[float, float]:
-        """Return both densities, with that of a straggler in each."""
-        good, bad = ((1 - STRAGGLER) * float(law.pdf(value)) + self._neither for law in self._laws)
-        return good, bad
-
-
-@dataclass(frozen=True)
-class _FailureRates:
-    good: float
-    bad: float
-
-    def of(self, value: float) -> tuple[float, float]:
-        """Return the probabilities of a failure, or of none."""
-        return (self.good, self.bad) if value else (1 - self.good, 1 - self.bad)
 
 
 class Posterior:

@@ -74,7 +74,7 @@ def locate(scale: RunScale, observe: Observe, ends: Ends, *, steps: int, purpose
         if value is None:
             posterior.refused.add(state)
         else:
-            posterior.update(state, laws.of(value))
+            posterior.update(state, laws(value))
         found.trace.append((state, tuple(posterior.weights)))
     return found
 
@@ -123,7 +123,7 @@ def is_bad(scale: RunScale, observe: Callable[[], float | None], ends: Ends) -> 
     for _ in range(scale.most):
         if (value := observe()) is None:
             return None
-        good, bad = laws.of(value)
+        good, bad = laws(value)
         odds += math.log(bad) - math.log(good)
         if abs(odds) > math.log(SURE / (1 - SURE)):
             return odds > 0

@@ -5,58 +5,18 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+
+from pydantic import Field
 
 from twinrun.foundation.errors import InputError, require_known
-from twinrun.foundation.manifest import validate
+from twinrun.foundation.manifest import Frozen, load_toml, validate
 from twinrun.protocol.models.shape import ModelShape, Positive
 from twinrun.protocol.work import BlockWork, ModelWork, Product
 
 # Longest sequence that is taken where nobody names one; a config.json says what a model could hold.
 MOST_TOKENS = 8192
-HUGGING_FACE = {
-    "width": "hidden_size",
-    "layers": "num_hidden_layers",
-    "vocabulary": "vocab_size",
-    "heads": "num_attention_heads",
-    "groups": "num_key_value_heads",
-    "head": "head_dim",
-    "hidden": "intermediate_size",
-    "sequence": "max_position_embeddings",
-    "tied": "tie_word_embeddings",
-}
-GPT2 = {
-    **HUGGING_FACE,
-    "width": "n_embd",
-    "layers": "n_layer",
-    "heads": "n_head",
-    "hidden": "n_inner",
-    "sequence": "n_positions",
-}
-MPT = {
-    **HUGGING_FACE,
-    "width": "d_model",
-    "layers": "n_layers",
-    "heads": "n_heads",
-    "sequence": "max_seq_len",
-}
-MIXTRAL = {**HUGGING_FACE, "experts": "num_local_experts", "active": "num_experts_per_tok"}
-MAMBA = {**HUGGING_FACE, "states": "state_size", "expansion": "expand", "convolution": "conv_kernel"}
-MAMBA2 = {**MAMBA, "heads": "num_heads", "scan_groups": "n_groups"}
-# Parts of each kind of model, and the keys of config.json that say their sizes.
-KINDS: Mapping[str, tuple[str, Mapping[str, str], Mapping[str, Any]]] = {
-    "llama": ("llama", HUGGING_FACE, {"gated": True}),
-    "mistral": ("llama", HUGGING_FACE, {"gated": True}),
-    "qwen2": ("llama", HUGGING_FACE, {"gated": True, "attention_biases": True}),
-    "mixtral": ("llama", MIXTRAL, {"gated": True}),
-    "gpt2": ("mpt", GPT2, {"biases": True, "positions": True, "tied": True}),
-    "gpt_neox": ("mpt", HUGGING_FACE, {"biases": True}),
-    "mpt": ("mpt", MPT, {"tied": True, "expansion": 4}),
-    "mamba": ("mamba", MAMBA, {"tied": True, "expansion": 2, "convolution": 4}),
-    "mamba2": ("mamba2", MAMBA2, {"expansion": 2, "convolution": 4}),
-}
 # Keys that change neither what a pass computes nor what it keeps, or that follow from the sizes.
 SILENT = re.compile(
     r"architectures|model_type|.*dtype|transformers_version|use_.*|.*initializer.*|.*init.*|.*_act|.*activation.*"
@@ -65,6 +25,29 @@ SILENT = re.compile(
     r"|logit_scale|verbose|is_decoder|max_window_layers|sliding_window|head_dim|num_key_value_heads|n_ctx|tokenizer_.*"
     r"|expansion_ratio|learned_pos_emb|embedding_fraction|scale_attn_.*|reorder_.*|intermediate_size|emb_.*"
 )
+
+
+class ConfigKind(Frozen):
+    """A kind of models that config.json may be of."""
+
+    family: str
+    fixed: dict[str, bool | int]
+    """Fields of a shape that are the same for all of the kind."""
+    keys: dict[str, str] = Field(default_factory=dict)
+    """By field of a shape the key that says it, where it is not that of the others."""
+
+
+class ConfigKeys(Frozen):
+    """predict/config_keys.toml."""
+
+    keys: dict[str, str]
+    kind: dict[str, ConfigKind]
+
+
+@cache
+def config_keys() -> ConfigKeys:
+    """Return what keys of config.json mean."""
+    return load_toml(Path(__file__).with_name("config_keys.toml"), ConfigKeys)
 
 
 class ConfiguredShape(ModelShape):
@@ -198,14 +181,14 @@ def configured(path: Path, *, sequence: int | None = None) -> tuple[ConfiguredSh
     Raises:
         InputError: no such file, no JSON, a kind of model that is not known, or a size that is missing.
     """
-    file = path / "config.json" if path.is_dir() else path
+    file, known = path / "config.json" if path.is_dir() else path, config_keys()
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise InputError("no config.json of a model", place=str(file), found=str(error)) from error
     kind = str(found.get("model_type")) if isinstance(found, dict) else "none"
-    require_known(kind, sorted(KINDS), "no kind of model that is known", place=f"{file}: model_type")
-    family, keys, fixed = KINDS[kind]
+    require_known(kind, sorted(known.kind), "no kind of model that is known", place=f"{file}: model_type")
+    family, keys, fixed = known.kind[kind].family, known.keys | known.kind[kind].keys, known.kind[kind].fixed
     sizes = {name: found[key] for name, key in keys.items() if found.get(key) is not None}
     if kind == "mpt":
         sizes["expansion"] = found.get("expansion_ratio", 4)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from twinrun.foundation.manifest import Frozen, validate
+from twinrun.foundation.manifest import Frozen, load_rows
 from twinrun.manifests.vendor import Gpu
 from twinrun.predict.calibration import Software
 
@@ -48,18 +46,7 @@ class KernelTime(Frozen):
 @cache
 def kernel_times() -> tuple[KernelTime, ...]:
     """Return the table."""
-    with TABLE.open(encoding="utf-8", newline="") as file:
-        lines = list(csv.DictReader(file))
-    return tuple(
-        validate(_typed(line), KernelTime, place=f"{TABLE.name}:{number}")
-        for number, line in enumerate(lines, 2)
-    )
-
-
-def _typed(line: Mapping[str, str]) -> dict[str, object]:
-    """Return the fields of a line as TOML would have them."""
-    words = {"arch", "gpu", "kernel", "bound"}
-    return {key: text if key in words else json.loads(text.lower()) for key, text in line.items()}
+    return load_rows(TABLE, KernelTime)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import math
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from twinrun.foundation.manifest import Frozen, validate
+from twinrun.foundation.manifest import Frozen, load_rows
 from twinrun.manifests.vendor import Gpu
 from twinrun.predict.calibration import Calibration, Software
 from twinrun.predict.parallel_layout import Machines, ParallelLayout
@@ -118,28 +117,7 @@ class Residual:
 @cache
 def rows() -> tuple[Row, ...]:
     """Return all rows."""
-    with ROWS.open(encoding="utf-8", newline="") as file:
-        lines = list(csv.DictReader(file))
-    return tuple(
-        validate(_typed(line), Row, place=f"{ROWS.name}:{number}") for number, line in enumerate(lines, 2)
-    )
-
-
-def _typed(line: Mapping[str, str]) -> dict[str, object]:
-    """Return the fields of a line as TOML would have them."""
-    words = {"true": True, "false": False}
-    return {name: words.get(text, _number(text)) for name, text in line.items()}
-
-
-def _number(text: str) -> object:
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        return text
+    return load_rows(ROWS, Row)
 
 
 def residuals(
