@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from twinrun.foundation.files import write_atomically
 from twinrun.foundation.text import duration, number, plural
 from twinrun.history.bisect import BisectRecord, SearchStage
 from twinrun.history.series import StackSeries
 from twinrun.report.charts import draw_lines
-from twinrun.report.page import page_environment
+from twinrun.report.page import render_page
 from twinrun.workloads.tables_and_charts import (
     Cell,
     Column,
@@ -71,20 +70,16 @@ def _write(
     tables: Sequence[Table],
     notes: Sequence[str],
 ) -> Path:
-    page = (
-        page_environment()
-        .get_template("history.html.j2")
-        .render(
-            title=heads[0],
-            headline=heads[2],
-            subtitle=heads[1],
-            pictures=[(draw_lines(chart),) for chart in charts],
-            tables=tables,
-            notes=notes,
-        )
+    return render_page(
+        path,
+        "history.html.j2",
+        title=heads[0],
+        headline=heads[2],
+        subtitle=heads[1],
+        pictures=[(draw_lines(chart),) for chart in charts],
+        tables=tables,
+        notes=notes,
     )
-    write_atomically(path, page)
-    return path
 
 
 def _populations(record: BisectRecord) -> LineChart:

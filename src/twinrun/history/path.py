@@ -257,7 +257,6 @@ def resolver(*stacks: Stack) -> Resolves:
             text = compiled_text(
                 "\n".join(sorted(pins)),
                 [*python, *(word for one in source for word in ("--no-binary", one.package()))],
-                preferences=[],
                 project=declared_metadata(tuple(dict.fromkeys([*source, *reduced]))),
                 overrides=sorted({one for one in lifted if normalise(one) in exact}),
             )
@@ -339,7 +338,7 @@ def _hashed(name: str, version: str, stack: Stack) -> PythonLock:
     """Return the entry of one version with the hashes that the index gives; empty where it has none."""
     options = ["--python-version", stack.interpreter(), "--no-deps"]
     try:
-        found = compile_requirements(f"{name}=={version}", options, preferences=[], project="", overrides=[])
+        found = compile_requirements(f"{name}=={version}", options)
     except MachineError:
         return {}
     return {pin: hashes for pin, hashes in found.items() if hashes}

@@ -68,12 +68,13 @@ def side_of_record(project: Project, record: Record, text: str) -> BisectSide:
         lock = project.stack(name).lock(project.root).read_text(encoding="utf-8")
     else:
         lock = _committed(project.root, commit, f"{STACKS}/{name}/{LOCK}", text)
+    there = commit and git(project.root, "cat-file", "-e", f"{commit}^{{commit}}") is not None
     return BisectSide(
         label=text,
         stack=name,
         packages=_packages(lock, text),
         **(_of_stack(project, name) if known else {}),
-        commit=commit if commit and _has(project.root, commit) else None,
+        commit=commit if there else None,
         variables=record.environment.variables,
         driver=record.machine.driver,
     )
@@ -87,10 +88,6 @@ def _of_stack(project: Project, name: str) -> dict[str, Any]:
     system |= {"base image": loaded.stack.base.suite} if loaded.stack.base else {}
     lifted = frozenset(normalise(one.package()) for one in loaded.stack.lifted)
     return {"system": system, "lifted": lifted}
-
-
-def _has(root: Path, commit: str) -> bool:
-    return git(root, "cat-file", "-e", f"{commit}^{{commit}}") is not None
 
 
 def _committed(root: Path, commit: str | None, file: str, text: str) -> str:

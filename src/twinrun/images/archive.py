@@ -8,7 +8,7 @@ import json
 import os
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -251,6 +251,18 @@ def pull(client: DockerClient, reference: str) -> str:
     """Pull an image, `repository@sha256:...`, and return what the engine calls it; raises MachineError."""
     with _request(client, f"pull {reference}"):
         return str(client.images.pull(reference).id)
+
+
+def remove_image(
+    client: DockerClient, image: str, *, say: Callable[[str], None], noprune: bool = False
+) -> None:
+    """Remove an image; one that a container still uses stays, whose layers are shared anyway."""
+    from docker.errors import APIError
+
+    try:
+        client.api.remove_image(image, noprune=noprune)
+    except APIError as error:
+        say(f"kept {image[:19]}: {error.explanation}")
 
 
 def save(archive: Iterable[bytes], file: Path) -> None:

@@ -9,7 +9,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NoReturn
 
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import sha256_of_file
@@ -69,12 +68,25 @@ class FileIndex:
         """Return the candidates with a locked checksum; raises InputError when there are only others."""
         candidates, accepted = self.candidates(artifact), self.accepted(artifact)
         if candidates and not accepted:
-            raise _checksum_mismatch(artifact, candidates[0], self.digest(candidates[0]))
+            raise InputError(
+                f"{artifact.entry} is not the locked file",
+                place=str(candidates[0]),
+                found=f"sha256 {self.digest(candidates[0])}",
+                allowed=list(artifact.digests[:3]),
+                hint=f"{artifact.lock} names it; carry the file in again, or run `invoke lock`",
+            )
         return accepted
 
     def require(self, artifact: Artifact) -> list[Path]:
         """Return the verified files of an artifact, at least one; raises InputError."""
-        return self.verified(artifact) or _missing(artifact, self.folder)
+        if found := self.verified(artifact):
+            return found
+        raise InputError(
+            f"{artifact.entry} is missing",
+            place=str(self.folder),
+            allowed=list(artifact.digests[:3]) or None,
+            hint=f"{artifact.lock} names it; a machine that has built it keeps it in its cache",
+        )
 
 
 def find_alternatives(stack: Stack, wheelhouse: Path | None) -> tuple[AlternativePin, ...]:
@@ -178,25 +190,6 @@ def matches_name(path: Path, artifact: Artifact) -> bool:
     return normalise(name) == artifact.name() and artifact.version() in (version, version.partition("+")[0])
 
 
-def _checksum_mismatch(artifact: Artifact, path: Path, digest: str) -> InputError:
-    return InputError(
-        f"{artifact.entry} is not the locked file",
-        place=str(path),
-        found=f"sha256 {digest}",
-        allowed=list(artifact.digests[:3]),
-        hint=f"{artifact.lock} names it; carry the file in again, or run `invoke lock`",
-    )
-
-
-def _missing(artifact: Artifact, folder: Path) -> NoReturn:
-    raise InputError(
-        f"{artifact.entry} is missing",
-        place=str(folder),
-        allowed=list(artifact.digests[:3]) or None,
-        hint=f"{artifact.lock} names it; a machine that has built it keeps it in its cache",
-    )
-
-
 def download_wheels(
     artifacts: Iterable[Artifact], folder: Path, *, stack: Stack, index: str | None = None
 ) -> None:
@@ -218,7 +211,9 @@ def download_wheels(
         _pip_wheel(artifact, folder, sources[artifact.name()])
     for requirements in _pip_calls(one for one in wanted if one.name() not in sources):
         further = [f"--extra-index-url={index}"] if index else []
-        _pip_download(requirements, folder, options=[*further, *_platform_options(stack)])
+        # A user who requires hashes of every package has none for an unverified pin.
+        variables = {"PIP_REQUIRE_HASHES": "0"}
+        _pip("download", requirements, folder, [*further, *_platform_options(stack)], variables)
 
 
 def _pip_calls(artifacts: Iterable[Artifact]) -> list[list[str]]:
@@ -244,11 +239,6 @@ def _pip_wheel(artifact: Artifact, folder: Path, source: SourcePackage) -> None:
         # pip reads the first since 25.3, and the second before.
         pinned = {"PIP_BUILD_CONSTRAINT": str(backend), "PIP_CONSTRAINT": str(backend)}
         _pip("wheel", [artifact.requirement()], folder, ["--no-binary=:all:"], pinned | SAME_BYTES)
-
-
-def _pip_download(requirements: list[str], folder: Path, *, options: list[str]) -> None:
-    # A user who requires hashes of every package has none for an unverified pin.
-    _pip("download", requirements, folder, options, {"PIP_REQUIRE_HASHES": "0"})
 
 
 def _pip(

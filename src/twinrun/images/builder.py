@@ -15,7 +15,7 @@ from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.locks import locked
 from twinrun.foundation.manifest import Frozen
-from twinrun.images.archive import Image, ImageLayer, image_archive, load, pull, save
+from twinrun.images.archive import Image, ImageLayer, image_archive, load, pull, remove_image, save
 from twinrun.images.buildkit import BuildProgress
 from twinrun.images.context import Space, fetch_artifacts, write_context, write_wheelhouse
 from twinrun.images.plan import BuildPlan
@@ -215,7 +215,8 @@ class Builder:
         record_built(plan.image, found)
         if previous is not None and previous != loaded:
             self._progress.say(f"{plan.image} was {previous}, is now {loaded}")
-            self._remove_untagged(previous)
+            if not self._client.images.get(previous).tags:
+                remove_image(self._client, previous, say=self._progress.say)
         sizes = (None if layer.reused else layer.file.stat().st_size for layer in image.layers)
         return self._built_image(found, [layer.diff_id for layer in image.layers], sizes, fresh=True)
 
@@ -236,16 +237,6 @@ class Builder:
         diff_ids: list[str] = image.attrs["RootFS"]["Layers"]
         own = daemon.image_id(self._client, found)
         return self._built_image(own, diff_ids, itertools.repeat(None), fresh=False)
-
-    def _remove_untagged(self, image: str) -> None:
-        from docker.errors import APIError
-
-        try:
-            if not self._client.images.get(image).tags:
-                self._client.images.remove(image)
-        except APIError as error:
-            # A container of it still runs; its layers are shared anyway.
-            self._progress.say(f"kept {image[:19]}: {error.explanation}")
 
     def _check_architecture(self) -> None:
         found = self._client.version()["Arch"]

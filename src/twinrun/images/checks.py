@@ -47,7 +47,9 @@ class StackChecks:
         self.devices = len(machine.devices) if machine.vendor == vendor.name else 0
         if not self.devices:
             vendor = next(one for one in vendors.values() if not one.probe)
-        self.engine_name = engine or _default_engine(stack, vendor)
+        # Docker where the image can run here.
+        unusable = engine or load_engine("docker").unusable(stack=stack, vendor=vendor)
+        self.engine_name = engine or ("venv" if unusable else "docker")
         part = load_engine(self.engine_name)
         # An image has the kernels; elsewhere they are compiled from the project.
         packages = () if part.RUNS_IMAGES else package_folders(root, stack.stack.kernels)
@@ -173,11 +175,6 @@ def _workspace(root: Path, name: str, packages: tuple[Path, ...]) -> Workspace:
     for folder in (workspace.run, workspace.data):
         folder.mkdir(parents=True, exist_ok=True)
     return workspace
-
-
-def _default_engine(stack: LoadedStack, vendor: Vendor) -> str:
-    """Return docker when the image can run here, else venv."""
-    return "venv" if load_engine("docker").unusable(stack=stack, vendor=vendor) else "docker"
 
 
 def _check_architecture(root: Path, stack: LoadedStack, machine: Machine, vendor: Vendor) -> None:

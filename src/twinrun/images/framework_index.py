@@ -6,7 +6,6 @@ import base64
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from http.client import HTTPException, HTTPResponse
 from typing import Literal
@@ -56,7 +55,7 @@ def verify_index(attested: tuple[Attestation, ...], *, index: str) -> tuple[Inde
         MachineError: the index is out of reach; credentials in its address are not shown.
     """
     pages = {package: _page(index, package) for package in sorted({one.package() for one in attested})}
-    return tuple(_answers(attested, pages))
+    return tuple(_answer(wheel, pages[wheel.package()]) for wheel in attested)
 
 
 def demand_answer(index: str) -> None:
@@ -71,15 +70,11 @@ def demand_answer(index: str) -> None:
         raise _unreachable(index, error) from None
 
 
-def _answers(
-    attested: tuple[Attestation, ...], pages: dict[str, dict[str, str | None]]
-) -> Iterator[IndexAnswer]:
-    for wheel in attested:
-        page = pages[wheel.package()]
-        found = page.get(wheel.file)
-        states: dict[bool, IndexState] = {True: "verified", False: "differs"}
-        absent: IndexState = "without a hash" if wheel.file in page else "missing"
-        yield IndexAnswer(wheel=wheel, state=states[found == wheel.sha256] if found else absent, found=found)
+def _answer(wheel: Attestation, page: dict[str, str | None]) -> IndexAnswer:
+    found = page.get(wheel.file)
+    states: dict[bool, IndexState] = {True: "verified", False: "differs"}
+    absent: IndexState = "without a hash" if wheel.file in page else "missing"
+    return IndexAnswer(wheel=wheel, state=states[found == wheel.sha256] if found else absent, found=found)
 
 
 def _page(index: str, package: str) -> dict[str, str | None]:

@@ -7,7 +7,7 @@ import os
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,7 +69,9 @@ def up(
         if not folder.is_dir():
             raise InputError("no such folder", place="--mount", found=str(folder))
     with contextlib.closing(daemon.connect()) as client:
-        image = ensure_image(client, root, architecture=_architecture(client), say=say)
+        with daemon_errors("a cluster"):
+            architecture = str(client.version()["Arch"])
+        image = ensure_image(client, root, architecture=architecture, say=say)
         _remove(client)
         files = local_folder() / "files"
         write_files(root, files, nodes=nodes)
@@ -159,18 +161,15 @@ def _wait(client: DockerClient, nodes: int, say: Callable[[str], None]) -> None:
             return
         stopped = [one for one in _containers(client) if one.status != "running"]
         if stopped or time.monotonic() > deadline:
-            printed = "\n".join(f"{one.name}: {_last_line(one)}" for one in stopped or _containers(client))
+            logs = {one.name: one.logs(tail=1) for one in stopped or _containers(client)}
+            printed = [f"{name}: {log.decode(errors='replace').strip()}" for name, log in logs.items()]
             raise MachineError(
                 "the cluster does not start",
                 place=NAME,
-                found=printed,
+                found="\n".join(printed),
                 hint=f"`docker logs {NAME}-{CONTROLLER}` has the rest; `invoke cluster down` removes it",
             )
         time.sleep(0.5)
-
-
-def _last_line(container: Container) -> str:
-    return str(container.logs(tail=1).decode(errors="replace").strip())
 
 
 def _status(client: DockerClient) -> tuple[NodeStatus, ...]:
@@ -197,14 +196,9 @@ def _slurm_states(client: DockerClient) -> dict[str, str]:
             with daemon_errors("a command of the controller"):
                 done = one.exec_run(["sinfo", "--noheader", "--Node", "--format=%N %T"], stderr=False)
             assert isinstance(done.output, bytes)
-            return dict(_pairs(done.output.decode())) if done.exit_code == 0 else {}
+            lines = done.output.decode().splitlines() if done.exit_code == 0 else []
+            return {name: state for name, _, state in (line.strip().partition(" ") for line in lines)}
     return {}
-
-
-def _pairs(text: str) -> Iterator[tuple[str, str]]:
-    for line in text.splitlines():
-        name, _, state = line.strip().partition(" ")
-        yield name, state
 
 
 @daemon_errors("a cluster")
@@ -221,8 +215,3 @@ def _remove(client: DockerClient) -> int:
     for network in client.networks.list(names=[NAME]):
         network.remove()
     return len(containers)
-
-
-def _architecture(client: DockerClient) -> str:
-    with daemon_errors("a cluster"):
-        return str(client.version()["Arch"])

@@ -7,7 +7,7 @@ import fnmatch
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from twinrun.foundation.errors import InputError, MachineError, require_known
 from twinrun.foundation.files import write_together
@@ -56,6 +56,7 @@ _EFFECTS = (
     ("libc6*|libstdc++*|libgcc*", "system libraries below everything"),
     ("python3*|libpython3*", "interpreter"),
 )
+Lock = TypeVar("Lock")
 PinState = Literal["stale", "gone", "unverified", "attested", "verified", "out of reach"]
 # Lock file to its part; every other one has Python packages.
 _PARTS = {"apt.lock": "system", "image.lock": "system"}
@@ -150,17 +151,10 @@ def _answers(stack: Stack, index: str | None) -> tuple[IndexAnswer, ...]:
         return ()
 
 
-def existing_apt_lock(folder: Path) -> AptLock | None:
-    """Return apt.lock, or None when it is absent or broken."""
+def _existing(load: Callable[[Path], Lock], folder: Path) -> Lock | None:
+    """Return a lock, or None when it is absent or broken."""
     with contextlib.suppress(InputError):
-        return load_apt_lock(folder)
-    return None
-
-
-def existing_image_lock(folder: Path) -> ImageLock | None:
-    """Return image.lock, or None when it is absent or broken."""
-    with contextlib.suppress(InputError):
-        return load_image_lock(folder)
+        return load(folder)
     return None
 
 
@@ -174,7 +168,7 @@ def selected_parts(only: Collection[str]) -> frozenset[str]:
 def _system_locks(folder: Path, stack: Stack, *, upgrade: bool) -> dict[Path, str]:
     """Return the texts of apt.lock and image.lock; nothing moves while the mirror has what is locked."""
     assert stack.base is not None
-    system, image = existing_apt_lock(folder), existing_image_lock(folder)
+    system, image = _existing(load_apt_lock, folder), _existing(load_image_lock, folder)
     with open_archive(stack.base.suite, stack.architecture()) as archive:
         asked = first_line(folder / "apt.lock") == stack.system_stamp() if system else False
         kept = asked and not upgrade and system and set(archive.available(system.all())) == set(system.all())
@@ -286,7 +280,7 @@ def check(
     """
     stack, folder = load_manifest(root, name), root / "images" / "stacks" / name
     parts = selected_parts(only)
-    system = existing_apt_lock(folder)
+    system = _existing(load_apt_lock, folder)
     found = [*_stamps(folder, stack, parts)]
     if "python" in parts:
         say(f"{name}: asking the package index")

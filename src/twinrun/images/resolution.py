@@ -8,7 +8,9 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from uv import find_uv_bin
 
@@ -165,22 +167,19 @@ def _explicit_index(index: str, stack: Stack) -> str:
     return f"{table}\n[tool.uv.sources]\n{sources}"
 
 
-def compile_requirements(
-    requirements: str, options: list[str], *, preferences: list[str], project: str, overrides: list[str]
-) -> PythonLock:
-    """Run `uv pip compile`, which runs no code of a package; see `compiled_text`."""
-    text = compiled_text(
-        requirements,
-        [*options, "--no-annotate"],
-        preferences=preferences,
-        project=project,
-        overrides=overrides,
-    )
+def compile_requirements(requirements: str, options: list[str], **further: Any) -> PythonLock:
+    """Run `uv pip compile`, which runs no code of a package; takes the same as `compiled_text`."""
+    text = compiled_text(requirements, [*options, "--no-annotate"], **further)
     return parse_python_lock(text, place="uv pip compile")
 
 
 def compiled_text(
-    requirements: str, options: list[str], *, preferences: list[str], project: str, overrides: list[str]
+    requirements: str,
+    options: list[str],
+    *,
+    preferences: Iterable[str] = (),
+    project: str = "",
+    overrides: Iterable[str] = (),
 ) -> str:
     """Return the lock that `uv pip compile` prints, with the requirers of each package as comments.
 

@@ -14,7 +14,7 @@ from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import sha256_of_file, write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
-from twinrun.images.archive import ImageLayer, export_root
+from twinrun.images.archive import ImageLayer, export_root, remove_image
 from twinrun.images.buildkit import BuildProgress, StageBuild, find_client
 from twinrun.images.layers import Layer, Snapshot, read_snapshot, write_layer
 from twinrun.images.plan import CONTEXT, BuildPlan
@@ -131,16 +131,8 @@ class StageBuilder:
             with export_root(self._client, image) as stream:
                 return read(stream)
         finally:
-            self._remove_stage_image(image)
-
-    def _remove_stage_image(self, image: str) -> None:
-        """Remove a stage's image, of which the build cache keeps the steps; one that is used stays."""
-        from docker.errors import APIError
-
-        try:
-            self._client.api.remove_image(image, noprune=True)
-        except APIError as error:
-            self._progress.say(f"kept {image[:19]}: {error.explanation}")
+            # The build cache keeps its steps.
+            remove_image(self._client, image, say=self._progress.say, noprune=True)
 
     def _export_stage(self, stage: str, read: Callable[[IO[bytes]], T], *, as_tar: bool = True) -> T:
         """Build a stage and return what `read` makes of what its build writes to stdout."""

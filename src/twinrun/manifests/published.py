@@ -17,6 +17,7 @@ from twinrun.foundation.manifest import Frozen, read_toml, validate
 from twinrun.manifests.claims import Claim, RecordClaim, ScoreDifferenceClaim
 from twinrun.manifests.metrics import RATIO, Metric, demand, demand_possible, known_metric
 from twinrun.manifests.restatements import RestatementTerms, Source, check_restatement, demand_resolution
+from twinrun.manifests.settings import value_of
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.formulas import FORMULAS
 from twinrun.protocol.measurements import Per
@@ -24,7 +25,8 @@ from twinrun.protocol.measurements import Per
 Accepted = str | int | float | bool | tuple[str | int | float | bool, ...]
 # Field of a fingerprint that has the rule of a task.
 RULE = "evaluation.rule."
-_SOURCE_KEYS = ("document", "where", "how", "derivation")
+_NUMBERS: tuple[str, ...] = ("cards", "value")
+_SOURCE_KEYS: tuple[str, ...] = ("document", "where", "how", "derivation")
 # A file of a public repository at one commit.
 _PINNED = re.compile(r"github:[\w.-]+/[\w.-]+@[0-9a-f]{7,40}:\S+")
 
@@ -278,18 +280,6 @@ def _read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
     filled = {key: value for key, value in row.items() if value}
-    numbers = {"cards": _integer(filled.get("cards")), "value": _number(filled.get("value"))}
-    source = {key: filled[key] for key in _SOURCE_KEYS if key in filled}
-    rest = {key: value for key, value in filled.items() if key not in _SOURCE_KEYS}
-    return {**rest, **numbers, "source": source}
-
-
-def _integer(text: str | None) -> int | str | None:
-    return int(text) if text and text.isdecimal() else text
-
-
-def _number(text: str | None) -> float | str | None:
-    try:
-        return float(text) if text else text
-    except ValueError:
-        return text
+    source = {key: filled.pop(key) for key in _SOURCE_KEYS if key in filled}
+    numbers = {key: value_of(filled[key]) for key in _NUMBERS if key in filled}
+    return {**filled, **numbers, "source": source}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from pathlib import Path
 from typing import Annotated, Any, Generic, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -160,8 +159,3 @@ class LoadedRecipe(Frozen, Generic[Tables]):
     def file(self, name: str) -> str:
         """Return the path of a file of the recipe, relative to the root."""
         return f"{self.folder}/{name}"
-
-
-def results_of(root: Path, recipe: LoadedRecipe) -> list[Path]:
-    """Return the committed records of a recipe."""
-    return sorted((root / recipe.folder / "results").glob("*.json"))

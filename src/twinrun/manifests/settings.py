@@ -27,7 +27,7 @@ def parse_settings(texts: tuple[str, ...]) -> dict[str, Any]:
             )
         if key in parsed:
             raise InputError("given twice", place=f"--set {key}", found=text)
-        parsed[key] = _value(value)
+        parsed[key] = value_of(value)
     return parsed
 
 
@@ -86,7 +86,8 @@ def _assign(table: dict[str, Any], key: str, value: Any, *, place: str) -> None:
     inner[name] = [one.strip() for one in value.split(",")] if listed else value
 
 
-def _value(text: str) -> Any:
+def value_of(text: str) -> Any:
+    """Return the value that a text is in TOML, else the text."""
     try:
         table = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):

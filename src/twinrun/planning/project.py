@@ -13,7 +13,7 @@ from twinrun.foundation.manifest import read_toml, validate
 from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.manifests.metrics import Metric, load_metrics
 from twinrun.manifests.published import check_numbers, check_sources, load_published
-from twinrun.manifests.recipe import LoadedRecipe, Recipe, results_of
+from twinrun.manifests.recipe import LoadedRecipe, Recipe
 from twinrun.manifests.stack import LoadedStack, load_stack
 from twinrun.manifests.vendor import Gpu, Vendor, load_gpus, load_vendors
 from twinrun.workloads import load_workload, workload_names
@@ -83,7 +83,7 @@ class Project:
 
     def results(self, recipe: LoadedRecipe) -> list[Path]:
         """Return the committed records of a recipe."""
-        return results_of(self.root, recipe)
+        return sorted((self.root / recipe.folder / "results").glob("*.json"))
 
     def _folder(self, name: str) -> Path:
         given, own = Path(name), (self.root / "recipes").resolve()
@@ -185,14 +185,13 @@ class Project:
         claims |= {f"between_records.{number}": one for number, one in enumerate(published.between_records)}
         return [one for key, claim in claims.items() for one in self._asked(claim, f"{place}:{key}")]
 
-    def _computed(self, metric: str) -> bool:
-        """Say whether a metric is computed from several points, and measured at none."""
-        return self.metrics[metric].between_points or self.metrics[metric].between_curves
-
     def _asked(self, claim: Claim | RecordClaim, place: str) -> list[Demand]:
         """Return what a claim and its restatement ask of the workload."""
         named = [(key, point, claim.metric, claim.measurement) for key, point in _points_of(claim)]
-        if (here := claim.here) and not self._computed(here.metric):
+        # A metric that is computed from several points is measured at none.
+        if (here := claim.here) and not (
+            (metric := self.metrics[here.metric]).between_points or metric.between_curves
+        ):
             named.append(("here.metric", claim.point, here.metric, here.measurement))
         return [
             Demand(place=f"{place}.{key}", point=point, metric=metric, measurement=measurement)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -83,9 +84,11 @@ class PredictedClaim(Frozen):
         under = [_card(one) for one in self.under.predictions(gpus, calibration)]
         return mean(a / b for a, b in zip(over, under, strict=True))
 
-    def half(self, gpus: Mapping[str, Gpu], calibration: Calibration) -> float:
-        """Return half of the 90 % interval of the side above, as a logarithm."""
-        return max(one.half for one in self.over.predictions(gpus, calibration))
+    def interval(self, gpus: Mapping[str, Gpu], calibration: Calibration) -> tuple[float, float, float]:
+        """Return the predicted value, and the ends of its 90 % interval: that of the side above."""
+        half = max(one.half for one in self.over.predictions(gpus, calibration))
+        middle = self.value(gpus, calibration)
+        return middle, middle * math.exp(-half), middle * math.exp(half)
 
 
 class PredictedKernel(Frozen):

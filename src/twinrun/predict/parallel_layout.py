@@ -8,7 +8,7 @@ from typing import Literal
 from twinrun.foundation.errors import InputError
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.models.shape import ActivationCheckpointing
-from twinrun.protocol.work import ModelWork
+from twinrun.protocol.work import BlockWork, ModelWork
 
 Recomputation = ActivationCheckpointing
 Shards = Literal["none", "optimizer", "gradients", "parameters"]
@@ -85,15 +85,18 @@ class ParallelLayout:
         """Return the forward passes of a rank in a step."""
         return self.global_batch // (self.replicas(devices) * self.microbatch)
 
+    def held_of_block(self, block: BlockWork) -> float:
+        """Return the weights of a block that the ranks of tensor parallelism together compute with."""
+        spread = sum(one.weights for one in block.products if one.experts > 1)
+        return block.weights - spread + spread / self.experts
+
     def held(self, work: ModelWork) -> float:
         """Return the parameters that a rank of the fullest stage computes with."""
-        spread = sum(one.weights for one in work.block.products if one.experts > 1)
-        block = work.block.weights - spread + spread / self.experts
         ends = work.parameters - work.layers * work.block.weights
         if self.pipeline > 1:
             # The first stage has the embedding and the last the head, of which a tied one is a copy.
             ends = max(work.embedding, work.head.weights)
-        return (work.layers / self.pipeline * block + ends) / self.tensor
+        return (work.layers / self.pipeline * self.held_of_block(work.block) + ends) / self.tensor
 
     def check(self, work: ModelWork, machines: Machines) -> None:
         """Hold a layout against the arithmetic.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 
 from twinrun.predict.calibration import Calibration, Software
 from twinrun.predict.parallel_layout import Machines, ParallelLayout
-from twinrun.protocol.work import BlockWork, ModelWork, Product
+from twinrun.protocol.work import ModelWork, Product
 
 # Elements that eager kernels read and write in a forward pass, for each feature of the residual stream (two
 # norms, two sums, three biases) and for each of the hidden layer (bias and activation).
@@ -125,7 +125,7 @@ def step_time(
     gathered = 0.0
     if layout.shards == "parameters" and not layout.kept_whole:
         # A block's parameters come twice, and its gradients go once.
-        gathered = 3 * ranks.copies(layout.reduced_bytes * _held(work.block, layout))
+        gathered = 3 * ranks.copies(layout.reduced_bytes * layout.held_of_block(work.block) / layout.tensor)
     waits = max(0.0, gathered - started) + software.exposed * min(gathered, started)
     head = 3 * rates.product(work.head, tokens=tokens, tensor=layout.tensor)
     head += software.logits * tokens * work.head.columns / layout.tensor / rates.memory
@@ -273,12 +273,6 @@ def _between_products(
     keys = layout.reduced_bytes * tokens * layout.context * work.block.keys / layout.tensor
     shared = (3 + (layout.recomputation is True)) * software.exposed * ranks.context(keys)
     return passes * (sums + experts) + shared
-
-
-def _held(block: BlockWork, layout: ParallelLayout) -> float:
-    """Return the weights of a block that a rank computes with."""
-    spread = sum(one.weights for one in block.products if one.experts > 1)
-    return (block.weights - spread + spread / layout.experts) / layout.tensor
 
 
 def _gradients(

@@ -389,27 +389,15 @@ def _written(
     return written
 
 
-# No mark belongs to two kinds. The marks of measured curves and their colours are coprime in number, so that
-# the two together repeat after 72 curves only.
-MARKS: dict[CurveKind, str] = {
-    "measured": "o^sv>P<X*",
-    "published": "Dh",
-    "reference": "dpx+14",
-    "baseline": "H",
-    "bound": "_",
-}
-CURVE_COLOURS: dict[CurveKind, str] = {
-    "published": "published",
-    "reference": "reference",
-    "baseline": "baseline",
-    "bound": "ink",
-}
-LINES: dict[CurveKind, str] = {
-    "published": "--",
-    "reference": ":",
-    "baseline": "-.",
-    "bound": "--",
-    "measured": "-",
+# By kind of a curve: its colour, its marks and its line. No mark belongs to two kinds. The marks of measured
+# curves and their colours, of which each has another one, are coprime in number, so that the two together
+# repeat after 72 curves only.
+LOOKS: dict[CurveKind, tuple[str, str, str]] = {
+    "measured": ("", "o^sv>P<X*", "-"),
+    "published": ("published", "Dh", "--"),
+    "reference": ("reference", "dpx+14", ":"),
+    "baseline": ("baseline", "H", "-."),
+    "bound": ("ink", "_", "--"),
 }
 
 
@@ -425,29 +413,18 @@ class Look(Frozen):
 
 def look_of(kind: CurveKind, place: int) -> Look:
     """Return the look of the curve at `place` among those of its kind."""
-    marks = MARKS[kind]
-    return Look(
-        colour=CURVE_COLOURS.get(kind) or f"series-{place % SERIES + 1}",
-        mark=marks[place % len(marks)],
-        line=LINES[kind],
-    )
+    colour, marks, line = LOOKS[kind]
+    return Look(colour=colour or f"series-{place % SERIES + 1}", mark=marks[place % len(marks)], line=line)
 
 
-BAR_COLOURS: dict[BarKind, str] = {
-    "published": "published",
-    "measured": "series-1",
-    "baseline": "baseline",
-    "bound": "reference",
-    "reference": "series-6",
-    "predicted": "grid",
-}
-BAR_NAMES: dict[BarKind, str] = {
-    "published": "published",
-    "measured": "measured",
-    "baseline": "baseline, in the same process",
-    "bound": "bound by the measured peak rates",
-    "reference": "published elsewhere",
-    "predicted": "predicted, with its interval",
+# By kind of a bar: its colour, and what it is called.
+BARS: dict[BarKind, tuple[str, str]] = {
+    "published": ("published", "published"),
+    "measured": ("series-1", "measured"),
+    "baseline": ("baseline", "baseline, in the same process"),
+    "bound": ("reference", "bound by the measured peak rates"),
+    "reference": ("series-6", "published elsewhere"),
+    "predicted": ("grid", "predicted, with its interval"),
 }
 INCHES_A_LINE, INCHES_AROUND = 0.22, 0.7
 LABEL_LETTERS = 26
@@ -485,7 +462,7 @@ def draw_bars(chart: BarChart) -> Picture:
 
 def _draw_on(axes: Axes, chart: BarChart, labels: list[str]) -> None:
     places, end = range(len(chart.bars)), max((bar.high for bar in chart.bars), default=0) or 1.0
-    colours = [COLOURS[BAR_COLOURS[bar.kind]] for bar in chart.bars]
+    colours = [COLOURS[BARS[bar.kind][0]] for bar in chart.bars]
     axes.barh(places, [bar.value for bar in chart.bars], height=0.72, color=colours)
     for place, bar in zip(places, chart.bars, strict=True):
         if bar.high > bar.low:
@@ -505,7 +482,7 @@ def _bar_keys(chart: BarChart) -> tuple[Key, ...]:
         for kind in dict.fromkeys(bar.kind for bar in chart.bars)
     }
     return tuple(
-        Key(sign="■", colour=BAR_COLOURS[kind], label=BAR_NAMES[kind], detail="; ".join(found))
+        Key(sign="■", colour=BARS[kind][0], label=BARS[kind][1], detail="; ".join(found))
         for kind, found in details.items()
     )
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from twinrun.foundation.files import write_atomically
 from twinrun.foundation.text import number, percent, plural
 from twinrun.manifests.metrics import RATIO
 from twinrun.report.charts import draw
-from twinrun.report.page import page_environment
+from twinrun.report.page import render_page
 from twinrun.report.tables import View
 from twinrun.results.compare import Comparison, MeasurementPair, SeriesDistance
 from twinrun.results.equivalence import Equivalence, ScoreComparison, ScoreDifference
@@ -38,12 +37,10 @@ def comparison_view(comparison: Comparison) -> Group:
         Text(f"points compared: {comparison.pairing}\n"),
         *(View(table) for table in pairs_tables(comparison)),
         *([View(series_table(comparison.series))] if comparison.series else []),
-        _differences(found) if found else Text("No recorded circumstance differs."),
+        View(differences_table(found), below=[one.because for one in found])
+        if found
+        else Text("No recorded circumstance differs."),
     )
-
-
-def _differences(found: Sequence[SettingChange]) -> View:
-    return View(differences_table(found), below=[one.because for one in found])
 
 
 def pairs_tables(comparison: Comparison) -> list[Table]:
@@ -234,5 +231,4 @@ def write_parity_page(path: Path, found: Sequence[CurveParity], *, a: Record, b:
         }
         for one in found
     ]
-    template = page_environment().get_template("parity.html.j2")
-    write_atomically(path, template.render(sections=sections, records=[a, b]))
+    render_page(path, "parity.html.j2", sections=sections, records=[a, b])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from twinrun.foundation.files import write_atomically
+from twinrun.foundation.text import markdown_table
 from twinrun.manifests.metrics import RATIO, Metric
 from twinrun.planning.project import Project
 from twinrun.report.hardware import choices
@@ -36,7 +37,7 @@ def chosen(lines: Sequence[str], project: Project) -> str:
     A subject that no record shows has a row that says so; a point that its record does not have is an error.
     """
     heads = ["recipe", "hardware", "subject", "point", "measured", "claims", "record"]
-    return _table(heads, [_chosen(*line.split(" | "), project=project) for line in lines])
+    return markdown_table(heads, [_chosen(*line.split(" | "), project=project) for line in lines]) + "\n"
 
 
 def _chosen(recipe: str, machine: str, subject: str, point: str, *, project: Project) -> list[str]:
@@ -64,7 +65,8 @@ def figures(recipe: str, project: Project) -> str:
     subjects = _ranked(recipe, project)
     metrics = _metrics([one.shown for one in subjects if one.shown], project)
     heads = ["hardware", "subject", "point", "measured", "claims", "record"]
-    return _table(heads, [row for one in subjects for row in _of_subject(one, metrics)])
+    rows = [row for one in subjects for row in _of_subject(one, metrics)]
+    return markdown_table(heads, rows) + "\n"
 
 
 def _of_subject(one: SubjectRecords, metrics: Sequence[Metric]) -> list[list[str]]:
@@ -75,10 +77,6 @@ def _of_subject(one: SubjectRecords, metrics: Sequence[Metric]) -> list[list[str
 
 def _ranked(recipe: str, project: Project) -> list[SubjectRecords]:
     return ranked([read_record(file, project) for file in project.results(project.recipe(recipe))])
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "".join(f"| {' | '.join(row)} |\n" for row in (heads, ["---"] * len(heads), *rows))
 
 
 def main(root: Path) -> None:

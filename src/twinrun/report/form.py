@@ -54,7 +54,8 @@ def send(run: FinishedRun, out: Path) -> Path:
 
 def form(record: Record) -> str:
     """Return a form in Markdown to send in a record of a GPU with."""
-    lines = [f"# {_plain(_model(record))} for recipes/{record.plan.recipe}", "", *_facts(record), ""]
+    model = record.gpu.name if record.gpu else record.machine.devices[0].name
+    lines = [f"# {_plain(model)} for recipes/{record.plan.recipe}", "", *_facts(record), ""]
     lines += [
         f"Attach `{FILE}`, which lies beside this form: record, heads of the logs and what the machine is,"
     ]
@@ -69,10 +70,6 @@ def _is_known(run: FinishedRun) -> bool:
     gpu = run.record.gpu
     committed = (file.name for file in run.project.results(run.recipe))
     return gpu is not None and any(name.startswith(f"{gpu.id}x") for name in committed)
-
-
-def _model(record: Record) -> str:
-    return record.gpu.name if record.gpu else record.machine.devices[0].name
 
 
 def _facts(record: Record) -> Iterator[str]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Literal
 
 from twinrun.foundation.errors import InputError, require_known
-from twinrun.foundation.files import write_atomically
 from twinrun.foundation.text import number, percent
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
@@ -21,7 +20,7 @@ from twinrun.predict.prediction import Prediction
 from twinrun.predict.request import LayoutSettings, predict_at
 from twinrun.protocol.models import ModelShape, member, members
 from twinrun.report.charts import draw
-from twinrun.report.page import page_environment
+from twinrun.report.page import page_environment, render_page
 from twinrun.results.record import Record
 from twinrun.workloads import load_workload
 from twinrun.workloads.tables_and_charts import ABSENT, Bar, BarChart, BarKind, Cell, Column, Table, text
@@ -197,8 +196,8 @@ def headroom(one: Prediction, gpu: Gpu) -> float:
 
 def write_hardware_page(path: Path, found: Sequence[ModelChoices], prices: Mapping[str, float]) -> None:
     """Write the page as one HTML file; `prices` are of a device for an hour, by GPU."""
-    template = page_environment().get_template("hardware.html.j2")
-    write_atomically(path, template.render(first=first_sentence(found), models=_sections(found, prices)))
+    first, models = first_sentence(found), _sections(found, prices)
+    render_page(path, "hardware.html.j2", first=first, models=models)
 
 
 def hardware_excerpt(found: Sequence[ModelChoices]) -> str:

@@ -41,12 +41,12 @@ def kernels(records: Mapping[str, Sequence[Record]]) -> str:
         for title, shown in records.items()
         for record in shown
         if rows_of(record)
-        for part in (f"## {title}, {hardware(record)}", _source(record), table(record))
+        for part in (
+            f"## {title}, {hardware(record)}",
+            f"Stack `{record.plan.stack}`, {record.created[:10]}.",
+            table(record),
+        )
     )
-
-
-def _source(record: Record) -> str:
-    return f"Stack `{record.plan.stack}`, {record.created[:10]}."
 
 
 def table(record: Record) -> str:

@@ -74,7 +74,7 @@ def write_recipe_report(
     shared = {"records": newest, "recipe": recipe.recipe, "metrics": project.metrics, "ranked": ranked}
     first, *others = _pictures(drawn, between)
     opening = next(filter(summary.judged, standing), standing[0] if standing else None)
-    _render(
+    render_page(
         path,
         "recipe.html.j2",
         **shared,
@@ -119,7 +119,7 @@ def _write_list(
     for number_, rows in enumerate(parts, 1):
         place = path.with_suffix("") / f"records-{number_}.html"
         about = {"rows": rows, "number": number_, "count": len(parts), "pages": names, "links": links}
-        _render(place, "records.html.j2", **shared, **about)
+        render_page(place, "records.html.j2", **shared, **about)
 
 
 def _pictures(drawn: Overview, between: Sequence[Verdict]) -> list[tuple[Picture, ...]]:
@@ -205,7 +205,7 @@ def _write_run(
     links: Mapping[str, str],
 ) -> Path:
     first, *others = _pictures(drawn, ())
-    return _render(
+    return render_page(
         path,
         "run.html.j2",
         record=record,
@@ -218,7 +218,8 @@ def _write_run(
     )
 
 
-def _render(path: Path, template: str, **content: object) -> Path:
+def render_page(path: Path, template: str, **content: object) -> Path:
+    """Write a page and return its path; raises MachineError where it cannot be written."""
     write_atomically(path, page_environment().get_template(template).render(**content))
     return path
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict
 
 from rich.console import Group
 from rich.text import Text
@@ -177,31 +177,22 @@ def _below(one: Prediction) -> str:
 def _parts(one: Prediction) -> Table:
     """Return what a step and a device are made of."""
     assert one.time is not None
-    seconds = one.time.seconds
+    wholes = (
+        ("time", asdict(one.time), one.time.seconds, 1, "s"),
+        ("memory", asdict(one.memory), one.memory.bytes, GIB, "GiB"),
+    )
     rows = [
         (
-            text("time"),
-            text(part.name),
-            text(f"{getattr(one.time, part.name):.3g} s"),
-            _share(getattr(one.time, part.name), seconds),
+            text(what),
+            text(name),
+            text(f"{part / size:.3g} {unit}"),
+            text(percent(part / whole) if whole else "-"),
         )
-        for part in fields(one.time)
-    ]
-    rows += [
-        (
-            text("memory"),
-            text(part.name),
-            text(f"{getattr(one.memory, part.name) / GIB:.3g} GiB"),
-            _share(getattr(one.memory, part.name), one.memory.bytes),
-        )
-        for part in fields(one.memory)
+        for what, parts, whole, size, unit in wholes
+        for name, part in parts.items()
     ]
     title = f"What it is made of at {one.machines.nodes} node(s)"
     return Table(title=title, columns=word_columns("of", "part", "amount", "share"), rows=tuple(rows))
-
-
-def _share(part: float, whole: float) -> Cell:
-    return text(percent(part / whole) if whole else "-")
 
 
 def _notes(one: Prediction) -> list[str]:

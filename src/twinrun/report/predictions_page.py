@@ -66,9 +66,9 @@ def _slices(found: Sequence[Residual], gpus: Mapping[str, Gpu]) -> str:
         groups["size", f"{_size(one)} parameters"].append(one)
         groups["nodes", "one" if row.nodes == 1 else "several"].append(one)
     rows = [
-        (*key, str(len(group)), percent(mean(errors)), percent(_high(errors)), percent(_covered(group)))
+        (*key, str(len(group)), *map(percent, (mean(errors), _high(errors), mean(covered))))
         for key, group in sorted(groups.items())
-        if (errors := [abs(one.error) for one in group])
+        if (errors := [abs(one.error) for one in group]) and (covered := [one.covered for one in group])
     ]
     columns = ("slice", "of it", "rows", "mean error", "95th percentile", "inside the interval")
     return markdown_table(columns, rows)
@@ -146,8 +146,8 @@ def _predicted(one: PredictedClaim | PredictedKernel, gpus: Mapping[str, Gpu]) -
         return _rounded(row.ms), f"{row.low:.3g} to {row.high:.3g}, our kernel; bound by {row.bound}"
     if unknown := one.unknown(gpus, calibration()):
         return "cannot say", unknown
-    value, half = one.value(gpus, calibration()), one.half(gpus, calibration())
-    return _rounded(value), f"{value * math.exp(-half):.3g} to {value * math.exp(half):.3g}"
+    value, low, high = one.interval(gpus, calibration())
+    return _rounded(value), f"{low:.3g} to {high:.3g}"
 
 
 def write_picture(path: Path, gpus: Mapping[str, Gpu]) -> None:
@@ -206,7 +206,3 @@ def _size(one: Residual) -> str:
 
 def _high(errors: list[float]) -> float:
     return quantiles(errors, n=20)[-1] if len(errors) > 1 else errors[0]
-
-
-def _covered(group: Sequence[Residual]) -> float:
-    return mean(one.covered for one in group)

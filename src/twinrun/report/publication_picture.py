@@ -109,9 +109,8 @@ def _row(
     predicted = None
     for one in predicted_claims().claim:
         if (one.recipe, one.claim) == (recipe, claim.id) and not one.unknown(project.gpus, calibration()):
-            half = one.half(project.gpus, calibration())
-            middle = one.value(project.gpus, calibration()) / claim.value
-            predicted = (middle, middle * math.exp(-half), middle * math.exp(half))
+            middle, low, high = one.interval(project.gpus, calibration())
+            predicted = (middle / claim.value, low / claim.value, high / claim.value)
     for kernel in predicted_claims().kernel:
         if (kernel.recipe, kernel.claim) == (recipe, claim.id):
             row = kernel.time()

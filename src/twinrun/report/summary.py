@@ -24,8 +24,7 @@ def result(record: Record, metrics: Mapping[str, Metric]) -> tuple[str, str]:
 
     It is of the largest points, and a range where they have several measurements of the metric.
     """
-    most = max((point.devices for point in record.points), default=0)
-    largest = [point for point in record.points if point.devices == most]
+    largest = [point for point in record.points if point.devices == _devices(record)]
     for name in record.workload.headline:
         found = [one for point in largest for one in standing_for(point, name)]
         if found:

@@ -118,9 +118,10 @@ def _reached(record: Record) -> str:
 
 def _smoke(place: str, record: Record) -> str:
     """Say what a smoke run shows: that the code does what claims say of it, and nothing of a publication."""
-    held = [one for one in record.verdicts if one.final == "holds-here"]
+    held = sum(one.final == "holds-here" for one in record.verdicts)
     rest = [one for one in record.verdicts if one.final not in ("holds-here", *FAILURES)]
-    parts = [*_checked(record), *_of_code(len(held))]
+    parts = [*_checked(record)]
+    parts += [f"{plural(held, 'check')} of the code {'holds' if held == 1 else 'hold'}"] if held else []
     parts += [
         *_failed(record.verdicts),
         *_waiting(rest, NEEDS | {"hardware": ("claim needs a GPU", "claims need a GPU")}),
@@ -144,11 +145,6 @@ def _checked(record: Record) -> Iterator[str]:
     ]
     if errors:
         yield f"{sum(errors)} of {plural(len(errors), 'result')} within the allowed error"
-
-
-def _of_code(held: int) -> Iterator[str]:
-    if held:
-        yield f"{plural(held, 'check')} of the code {'holds' if held == 1 else 'hold'}"
 
 
 def _failed(verdicts: Sequence[Verdict]) -> Iterator[str]:

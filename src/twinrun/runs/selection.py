@@ -127,7 +127,16 @@ def select(project: Project, request: Request) -> Selection:
     gpu = _site_gpu(project, site) if site else _gpu(machine, project.gpus, scale.value, loaded)
     giver = load_scheduler(scheduler.value, site=site)
     nodes = _nodes(giver, site, dry=request.dry)
-    hardware = _hardware(project, machine, gpu, vendor=name, nodes=nodes, site=site)
+    hardware = Hardware(
+        gpu=gpu,
+        device_memory_bytes=_device_memory(machine, gpu),
+        devices=_devices(machine, site),
+        cores=site.site.cores_per_node if site else machine.cpu_count,
+        nodes=nodes,
+        network_gbit_s=site.site.network_gbit_s if site else None,
+        vendor=name,
+        processor=processor(project.root),
+    )
     plan, planned = resolve(
         loaded,
         scale=scale.value,
@@ -197,27 +206,6 @@ def _site_gpu(project: Project, site: LoadedSite) -> Gpu | None:
         return None
     require_known(site.site.gpu, project.gpus, "no such GPU", place=f"{site.place}.gpu")
     return project.gpus[site.site.gpu]
-
-
-def _hardware(
-    project: Project,
-    machine: Machine,
-    gpu: Gpu | None,
-    *,
-    vendor: str,
-    nodes: int | None,
-    site: LoadedSite | None,
-) -> Hardware:
-    return Hardware(
-        gpu=gpu,
-        device_memory_bytes=_device_memory(machine, gpu),
-        devices=_devices(machine, site),
-        cores=site.site.cores_per_node if site else machine.cpu_count,
-        nodes=nodes,
-        network_gbit_s=site.site.network_gbit_s if site else None,
-        vendor=vendor,
-        processor=processor(project.root),
-    )
 
 
 def _nodes(scheduler: Scheduler, site: LoadedSite | None, *, dry: bool) -> int | None:
