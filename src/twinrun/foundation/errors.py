@@ -83,6 +83,20 @@ def require_known(name: str, known: Iterable[str], message: str, *, place: str) 
         raise InputError(message, place=place, found=name, allowed=names, hint=closest(name, names))
 
 
+def require_equal(
+    found: object,
+    allowed: object,
+    message: str,
+    *,
+    place: str,
+    hint: str | None = None,
+    error: type[TwinrunError] = InputError,
+) -> None:
+    """Raise an error, an InputError unless told otherwise, where what is found is not what it must be."""
+    if found != allowed:
+        raise error(message, place=place, found=found, allowed=allowed, hint=hint)
+
+
 def closest(word: str, choices: Iterable[str]) -> str | None:
     """Return a hint naming the choice nearest to `word`, if one is near."""
     names = list(choices)

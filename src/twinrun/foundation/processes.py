@@ -168,6 +168,7 @@ def tool_output(
     *,
     failure: str | None,
     place: str | None = None,
+    allowed: str | None = None,
     hint: str | None = None,
     absent: str | None = None,
     error: type[TwinrunError] = MachineError,
@@ -200,7 +201,7 @@ def tool_output(
         raise MachineError(f"cannot start: {refused.strerror}", place=arguments[0], hint=absent) from None
     if done.returncode and failure:
         found = redacted(last_lines(done.stderr or done.stdout, 8))
-        raise error(failure, place=place, found=found, hint=hint)
+        raise error(failure, place=place, found=found, allowed=allowed, hint=hint)
     return done.stdout
 
 

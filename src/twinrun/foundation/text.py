@@ -19,17 +19,7 @@ _NAME = re.compile(r"TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|PROXY|INDEX", re.IGNO
 _SHORTEST = 6
 # Handler of errors, for streams whose encoding lacks a character: what looks or means alike, else `?`.
 LIKENESS = "twinrun-likeness"
-_ALIKE = {
-    "✓": "+",
-    "✗": "x",
-    "≠": "~",
-    "○": "o",
-    "·": "-",
-    "\N{MULTIPLICATION SIGN}": "x",
-    "µ": "u",
-    "…": ".",
-    "→": ">",
-}
+_ALIKE = dict(zip("✓✗≠○·\N{MULTIPLICATION SIGN}µ…→", "+x~o-xu.>", strict=True))
 
 
 def number(value: float) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from twinrun.foundation.cache import cache_root
-from twinrun.foundation.errors import MachineError
+from twinrun.foundation.errors import MachineError, require_equal
 from twinrun.foundation.locks import locked
 from twinrun.foundation.manifest import Frozen
 from twinrun.images.archive import Image, ImageLayer, image_archive, load, pull, remove_image, save
@@ -240,12 +240,11 @@ class Builder:
 
     def _check_architecture(self) -> None:
         found = self._client.version()["Arch"]
-        expected = self._plan.stack.stack.architecture()
-        if _ARCHITECTURES.get(found, found) != expected:
-            raise MachineError(
-                "the engine's processor is not the stack's",
-                place=f"{self._plan.stack.folder}/stack.toml:platform",
-                found=found,
-                allowed=expected,
-                hint="build on a machine of that kind and carry the image over with --save",
-            )
+        require_equal(
+            _ARCHITECTURES.get(found, found),
+            self._plan.stack.stack.architecture(),
+            "the engine's processor is not the stack's",
+            place=f"{self._plan.stack.folder}/stack.toml:platform",
+            hint="build on a machine of that kind and carry the image over with --save",
+            error=MachineError,
+        )

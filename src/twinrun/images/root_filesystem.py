@@ -10,7 +10,7 @@ import urllib.parse
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from twinrun.foundation.errors import InputError, MachineError
+from twinrun.foundation.errors import InputError, MachineError, require_equal
 from twinrun.foundation.files import sha256_of_file
 from twinrun.foundation.locks import locked_folder
 from twinrun.foundation.processes import tool_output
@@ -143,12 +143,12 @@ def root_file_system(plan: BuildPlan, *, root: Path, say: Callable[[str], None])
         if not tar.is_file() or sha256_of_file(tar) != plan.base:
             say(f"making the base of {len(system.base)} packages")
             found = _make_base(plan.stack.stack, system, folder, epoch=plan.epoch)
-            if found != plan.base:
-                raise MachineError(
-                    "the base made here is not the locked one",
-                    place=f"{plan.stack.folder}/image.lock: base",
-                    found=found,
-                    allowed=plan.base,
-                    hint="another mmdebstrap makes other bytes; carry the base in with --base",
-                )
+            require_equal(
+                found,
+                plan.base,
+                "the base made here is not the locked one",
+                place=f"{plan.stack.folder}/image.lock: base",
+                hint="another mmdebstrap makes other bytes; carry the base in with --base",
+                error=MachineError,
+            )
     return tar

@@ -52,17 +52,13 @@ class Source(Frozen):
     """For derived and implied values: from what."""
 
 
-class Counterexample(Frozen):
-    """What a restatement fails: a slower implementation that is named, or a record that is made up."""
+class DerivedValue(Frozen):
+    """A value with the arithmetic that gives it."""
 
-    what: str
-    """Which implementation, or what is made up."""
     value: Annotated[float, Field(gt=0)]
     """What `derivation` gives, rounded, in the metric and unit of the restatement."""
     derivation: Derivation
-    """The value as arithmetic."""
-    source: Source | None = None
-    """Where the numbers stand; none where they are made up."""
+    """The value from published numbers, as arithmetic, for example `166 / 362`."""
 
     @property
     def derived(self) -> float:
@@ -70,7 +66,16 @@ class Counterexample(Frozen):
         return evaluated(self.derivation)
 
 
-class Restatement(Frozen):
+class Counterexample(DerivedValue):
+    """What a restatement fails: a slower implementation that is named, or a record that is made up."""
+
+    what: str
+    """Which implementation, or what is made up."""
+    source: Source | None = None
+    """Where the numbers stand; none where they are made up."""
+
+
+class Restatement(DerivedValue):
     """A claim in a neutral metric, judged at the claim's own points, or at all that a run has instead."""
 
     statement: str
@@ -85,10 +90,6 @@ class Restatement(Frozen):
     """Formula of the metric; the claim's where not given."""
     measurement: str | None = None
     """Which measurement of a point, where its metric has several."""
-    value: Annotated[float, Field(gt=0)]
-    """What `derivation` gives, rounded."""
-    derivation: Derivation
-    """The value from published numbers, as arithmetic, for example `166 / 362`."""
     basis: str
     """What the numbers of the derivation are, and where they stand."""
     weaker: str | None = None
@@ -104,11 +105,6 @@ class Restatement(Frozen):
     """Points of fewer devices are left out."""
     fails_when: Counterexample
     """What fails it; the tests judge a record of it."""
-
-    @property
-    def derived(self) -> float:
-        """What the derivation gives."""
-        return evaluated(self.derivation)
 
     def shortfall(self, better: str) -> float:
         """Return by how much of the derived value the restated one asks for less."""

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from twinrun.foundation.errors import InputError, require_known
+from twinrun.foundation.errors import InputError, require_equal, require_known
 from twinrun.foundation.files import canonical_json, is_file_in, sha256_of_bytes, sha256_of_file
 from twinrun.foundation.manifest import Frozen, load_toml
 from twinrun.foundation.tracked import tree_sha256
@@ -293,13 +293,7 @@ def load_manifest(root: Path, name: str) -> Stack:
             )
         require_known(name, known, "unknown stack", place="--stack")
     stack = load_toml(folder / "stack.toml", Stack)
-    if stack.name != name:
-        raise InputError(
-            "the name is not the folder's",
-            place=f"{folder / 'stack.toml'}:name",
-            found=stack.name,
-            allowed=name,
-        )
+    require_equal(stack.name, name, "the name is not the folder's", place=f"{folder / 'stack.toml'}:name")
     return stack
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from twinrun.foundation.errors import InputError
+from twinrun.foundation.errors import InputError, require_equal
 from twinrun.foundation.manifest import Frozen, load_toml
 from twinrun.protocol.power import PowerSensors
 
@@ -221,10 +221,7 @@ def load_vendors(root: Path) -> dict[str, Vendor]:
     for name, folder in _vendor_folders(root).items():
         path = folder / "vendor.toml"
         vendors[name] = load_toml(path, Vendor)
-        if vendors[name].name != name:
-            raise InputError(
-                "the name is not the folder's", place=f"{path}:name", found=vendors[name].name, allowed=name
-            )
+        require_equal(vendors[name].name, name, "the name is not the folder's", place=f"{path}:name")
     return vendors
 
 

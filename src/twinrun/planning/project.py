@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from twinrun.foundation.errors import InputError, closest, require_known
+from twinrun.foundation.errors import InputError, closest, require_equal, require_known
 from twinrun.foundation.files import is_file_in, real
 from twinrun.foundation.manifest import read_toml, validate
 from twinrun.manifests.claims import Claim, RecordClaim
@@ -143,8 +143,7 @@ class Project:
         """Hold a recipe against itself and what it names; raises InputError."""
         place = folder / "recipe.toml"
         recipe = loaded.recipe
-        if recipe.name != folder.name:
-            raise InputError("no such name", place=f"{place}:name", found=recipe.name, allowed=[folder.name])
+        require_equal(recipe.name, folder.name, "no such name", place=f"{place}:name")
         places = [*(self.root / "recipes").glob("*/kernels/src"), *folder.glob("kernels/src")]
         carriers = sorted({path.parents[1].name for path in places})
         for carrier in recipe.kernels:

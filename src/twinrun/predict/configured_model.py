@@ -17,14 +17,6 @@ from twinrun.protocol.work import BlockWork, ModelWork, Product
 
 # Longest sequence that is taken where nobody names one; a config.json says what a model could hold.
 MOST_TOKENS = 8192
-# Keys that change neither what a pass computes nor what it keeps, or that follow from the sizes.
-SILENT = re.compile(
-    r"architectures|model_type|.*dtype|transformers_version|use_.*|.*initializer.*|.*init.*|.*_act|.*activation.*"
-    r"|.*eps(ilon)?|r(ope|otary)_.*|.*_token_id|.*dropout|.*_pdrop|.*bias|pretraining_tp|summary_.*|auto_map|_?name.*"
-    r"|task_specific_params|.*router_.*|time_step_.*|rescale_.*|residual_.*|fused_norm|.*norm.*|chunk_size|attn_config"
-    r"|logit_scale|verbose|is_decoder|max_window_layers|sliding_window|head_dim|num_key_value_heads|n_ctx|tokenizer_.*"
-    r"|expansion_ratio|learned_pos_emb|embedding_fraction|scale_attn_.*|reorder_.*|intermediate_size|emb_.*"
-)
 
 
 class ConfigKind(Frozen):
@@ -41,6 +33,8 @@ class ConfigKeys(Frozen):
     """predict/config_keys.toml."""
 
     keys: dict[str, str]
+    silent: tuple[re.Pattern[str], ...]
+    """Expressions of keys that say nothing of time and memory, or what follows from the sizes."""
     kind: dict[str, ConfigKind]
 
 
@@ -202,5 +196,6 @@ def configured(path: Path, *, sequence: int | None = None) -> tuple[ConfiguredSh
     if missing:
         raise InputError("a size is missing", place=str(file), found=f"no {', '.join(missing)}")
     said = {key for key, value in found.items() if value not in (None, False)}
-    strange = tuple(sorted(key for key in said - set(keys.values()) if not SILENT.fullmatch(key)))
+    silent = {key for key in said if any(pattern.fullmatch(key) for pattern in known.silent)}
+    strange = tuple(sorted(said - silent - set(keys.values())))
     return validate(table, ConfiguredShape, place=str(file)), strange

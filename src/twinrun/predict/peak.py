@@ -17,7 +17,6 @@ class CheckedSpeed:
 
     gpu_name: str
     tokens_per_second: float
-    sequence: int
     flops_of_token: dict[str, int]
     """By formula: attention's causal half, and the whole of it."""
     peak: float
@@ -58,7 +57,6 @@ def checked_speed(
     return CheckedSpeed(
         gpu_name=gpu.name,
         tokens_per_second=tokens_per_second,
-        sequence=shape.sequence,
         flops_of_token=flops,
         peak=gpu.device_peak_flops * (FP8_PEAK if fp8 else 1),
         large_products=max(known.rate(what, one, gpu) for one in known.software),  # type: ignore[arg-type]

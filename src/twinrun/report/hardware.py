@@ -39,12 +39,10 @@ WAYS: tuple[tuple[str, Shards, Recomputation], ...] = (
 )
 
 
-# Three marks: what somebody published, what was measured here, what is predicted; each stays with its number.
-MARKS: dict[Mark, str] = {
-    "published": "◆\N{NO-BREAK SPACE}",
-    "measured": "●\N{NO-BREAK SPACE}",
-    "predicted": "○\N{NO-BREAK SPACE}",
-}
+# A mark for each kind, so that colour never carries it alone: a diamond, a disc, a ring.
+SIGNS: dict[Mark, str] = {"published": "◆", "measured": "●", "predicted": "○"}
+# Each stays with its number.
+MARKS: dict[Mark, str] = {mark: f"{sign}\N{NO-BREAK SPACE}" for mark, sign in SIGNS.items()}
 TITLES = (
     "GPU",
     "precision",

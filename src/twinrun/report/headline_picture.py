@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twinrun.foundation.text import percent
-from twinrun.report.hardware import PRECISION, HardwareChoice, Mark, ModelChoices, per_device
+from twinrun.report.hardware import PRECISION, SIGNS, HardwareChoice, Mark, ModelChoices, per_device
 from twinrun.report.page import page_environment
 
 FILE = Path("docs", "assets", "headline.svg")
 # Pixels: as wide as a telephone, so that its text is as large as that of the page.
 WIDTH, MARGIN, ROW, HEAD, FOOT = 420, 10, 42, 34, 26
-# A mark for each kind, so that colour never carries it alone: a diamond, a disc, a ring.
-SIGNS: dict[Mark, str] = {"published": "◆", "measured": "●", "predicted": "○"}
 NAMES: dict[Mark, str] = {
     "published": "published",
     "measured": "measured here",

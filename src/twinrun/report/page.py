@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from twinrun.foundation import text
-from twinrun.foundation.errors import InputError
+from twinrun.foundation.errors import require_equal
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.text import visible, without_credentials
 from twinrun.manifests.recipe import LoadedRecipe
@@ -64,7 +64,14 @@ def write_recipe_report(
         InputError: a record is of another recipe.
         MachineError: a file cannot be written.
     """
-    _demand_recipe(records, recipe)
+    for record in records:
+        require_equal(
+            record.plan.recipe,
+            recipe.recipe.name,
+            "the record is of another recipe",
+            place=record.run,
+            hint=f"write its report with recipes/{record.plan.recipe}",
+        )
     newest = sorted(records, key=lambda record: record.created, reverse=True)
     ranked = summary.ranked(newest)
     standing = [one.shown for one in ranked if one.shown]
@@ -181,18 +188,6 @@ def tables(record: Record) -> tuple[Table, ...]:
 def with_counts(values: Sequence[str]) -> str:
     """Return the distinct `values`, each with how often it occurs."""
     return ", ".join(f"{count} x {value}" for value, count in Counter(values).items())
-
-
-def _demand_recipe(records: Sequence[Record], recipe: LoadedRecipe) -> None:
-    for record in records:
-        if record.plan.recipe != recipe.recipe.name:
-            raise InputError(
-                "the record is of another recipe",
-                place=record.run,
-                found=record.plan.recipe,
-                allowed=recipe.recipe.name,
-                hint=f"write its report with recipes/{record.plan.recipe}",
-            )
 
 
 def _write_run(

@@ -29,27 +29,7 @@ HEIGHT = 3.4
 # A logarithmic axis that is shorter than this many times its start has room for three labels a decade.
 LABELLED_THRICE = 300
 # Marks of matplotlib, and the characters that stand for them in text.
-SIGNS = {
-    "o": "●",
-    "^": "▲",
-    "s": "■",
-    "v": "▼",
-    "p": "⬟",
-    ">": "▶",
-    "h": "⬢",
-    "<": "◀",
-    "D": "◆",
-    "*": "★",
-    "X": "✖",
-    "P": "✚",
-    "d": "♦",
-    "H": "⬣",
-    "x": "✕",
-    "+": "+",
-    "1": "⅄",
-    "4": "≻",
-    "_": "━",
-}
+SIGNS = dict(zip("o^svp>h<D*XPdHx+14_", "●▲■▼⬟▶⬢◀◆★✖✚♦⬣✕+⅄≻━", strict=True))
 # Stand-ins that occur nowhere else; in the SVG each becomes the CSS variable it is named after.
 COLOURS = {
     "ink": "#01f001",

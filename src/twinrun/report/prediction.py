@@ -71,12 +71,14 @@ def search_view(
         asked = f", none reaches {goal:,.0f} tokens/s{fastest}" if goal and found.fitting else ""
         return Group(Text(f"{counted}{asked}."), *reasons)
     cost = "price" if priced else "device-hours"
-    titles = ("machines", "layout", "microbatch", "memory, GiB", "tokens/s in all")
-    budget = (f"days of {tokens:.3g} tokens", f"{cost} of them")
-    numeric = (False, False, True, True, True, True, True)
-    columns = tuple(
-        Column(title=title, numeric=one) for title, one in zip((*titles, *budget), numeric, strict=True)
+    counts = (
+        "microbatch",
+        "memory, GiB",
+        "tokens/s in all",
+        f"days of {tokens:.3g} tokens",
+        f"{cost} of them",
     )
+    columns = (*word_columns("machines", "layout"), *(Column(title=title) for title in counts))
     which = "reach the goal" if goal else "fit"
     title = f"Cheapest first by what is sure, of layouts that {which}: predicted, not measured"
     rows = tuple(_placed(one, goal=goal, tokens=tokens) for one in found.best)

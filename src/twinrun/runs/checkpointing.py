@@ -107,6 +107,11 @@ def reaches_store(asked: Checkpointing | None) -> bool:
     return asked is not None and any(is_remote(one) for one in (asked.place, asked.source) if one)
 
 
+def _place_of(asked: Checkpointing, point: str) -> str | None:
+    """Return where a point saves, None where no place was asked for."""
+    return f"{asked.place.rstrip('/')}/{point}" if asked.place else None
+
+
 def checkpoints_of_point(
     asked: Checkpointing | None,
     *,
@@ -127,7 +132,7 @@ def checkpoints_of_point(
         return None
 
     def place_of(name: str) -> str:
-        return f"{asked.place.rstrip('/')}/{name}" if asked.place else inside(folder / name)
+        return _place_of(asked, name) or inside(folder / name)
 
     if continued and continued.previous is not None and continued.previous in known:
         source: str | None = place_of(continued.previous)
@@ -168,14 +173,11 @@ def check_legs(asked: Checkpointing | None, *, plan: Plan, resume: bool) -> None
         leg = described.points[point.id].leg
         if asked is None or leg is None:
             continue
-        if (
-            asked.place
-            and not resume
-            and (steps := store_at(f"{asked.place.rstrip('/')}/{point.id}").steps())
-        ):
+        place = _place_of(asked, point.id)
+        if place and not resume and (steps := store_at(place).steps()):
             raise InputError(
                 f"leg {leg.number} was run before; nothing is overwritten",
-                place=f"{asked.place.rstrip('/')}/{point.id}",
+                place=place,
                 found=f"a checkpoint after step {steps[-1]}",
                 allowed="an empty place",
                 hint="choose another place, run the leg after it, or go on with --resume",
@@ -202,7 +204,7 @@ def demand_signatures(
         return
     known = {one.id for one in plan.points}
     for point in plan.points:
-        own = f"{asked.place.rstrip('/')}/{point.id}" if asked.place else str(run / "checkpoints" / point.id)
+        own = _place_of(asked, point.id) or str(run / "checkpoints" / point.id)
         demand_signed_checkpoint(store_at(own), step=None, root=root)
         leg = plan.description.points[point.id].leg
         if asked.source and not (leg and (leg.previous is None or leg.previous in known)):

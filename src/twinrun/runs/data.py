@@ -10,7 +10,7 @@ from twinrun.execution.engine import PYTHON, Command, Engine, Workspace, run_to_
 from twinrun.execution.engines import load_engine
 from twinrun.execution.environment import inspect
 from twinrun.foundation.cache import cache_root
-from twinrun.foundation.errors import InputError, MachineError, RunError, require_known
+from twinrun.foundation.errors import InputError, MachineError, RunError, require_equal, require_known
 from twinrun.foundation.files import canonical_json, sha256_of_bytes, sha256_of_file, write_atomically
 from twinrun.foundation.processes import end_of, last_lines
 from twinrun.manifests.recipe import LoadedRecipe
@@ -106,14 +106,13 @@ def _local_files(source: DataSource, folder: Path) -> tuple[list[Path], Path | N
         raise InputError("no such file", place=str(tokenizer), hint="`tokenizer` names a file of the folder")
     shards = [path for file in files for path in sorted(file.parent.glob("*.mds")) if source.form == "mds"]
     digest = digest_of_files([*files, *shards, *([tokenizer] if tokenizer else [])])
-    if digest != source.sha256:
-        raise InputError(
-            "these files are not those that the manifest names",
-            place=f"{folder}:sha256",
-            found=digest,
-            allowed=source.sha256,
-            hint="put the digest that was found into recipe.toml if the files are right",
-        )
+    require_equal(
+        digest,
+        source.sha256,
+        "these files are not those that the manifest names",
+        place=f"{folder}:sha256",
+        hint="put the digest that was found into recipe.toml if the files are right",
+    )
     return files, tokenizer
 
 
@@ -235,9 +234,7 @@ def demand_documents(tasks: Sequence[str], given: DocumentsFile | None) -> None:
     if given is not None:
         file = Path(given.path).expanduser()
         found = sha256_of_file(file) if file.is_file() else "no file"
-        if found != given.sha256:
-            message = "not the documents that were named"
-            raise InputError(message, place=str(file), found=found, allowed=given.sha256)
+        require_equal(found, given.sha256, "not the documents that were named", place=str(file))
 
 
 def given_folder(given: DocumentsFile) -> Path:

@@ -6,7 +6,6 @@ import contextlib
 import fnmatch
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -25,7 +24,7 @@ from huggingface_hub.utils.sha import git_hash
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import cannot_write, sha256_of_file, write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
-from twinrun.foundation.processes import last_lines
+from twinrun.foundation.processes import tool_output
 from twinrun.foundation.text import redacted
 from twinrun.protocol.evaluation import PackageSource
 
@@ -314,14 +313,12 @@ def fetch_wheel(source: PackageSource, folder: Path, *, say: Callable[[str], Non
             *("--require-hashes", "--only-binary=:all:", "--disable-pip-version-check", "--progress-bar=off"),
             *("--dest", str(partial), "--requirement", str(requirement)),
         ]
-        done = subprocess.run(arguments, capture_output=True, text=True, check=False)
-        wheels = list(partial.glob("*.whl"))
-        if done.returncode or not wheels:
-            raise MachineError(
-                "the package cannot be had",
-                place=f"{source.package}=={source.version}",
-                found=last_lines(done.stderr),
-                allowed=f"its wheel with sha256 {source.sha256}",
-                hint="check the network and the index that pip is configured for",
-            )
-        return wheels[0].replace(folder / wheels[0].name)
+        tool_output(
+            arguments,
+            failure="the package cannot be had",
+            place=f"{source.package}=={source.version}",
+            allowed=f"its wheel with sha256 {source.sha256}",
+            hint="check the network and the index that pip is configured for",
+        )
+        (wheel,) = partial.glob("*.whl")
+        return wheel.replace(folder / wheel.name)

@@ -157,15 +157,6 @@ class RenderedCommand(Frozen):
     """For a shell on that node, after `set_run_folder`."""
 
 
-class RenderedScript(Frozen):
-    """The script of one point."""
-
-    prepare: str
-    """Line for a shell that makes the job file, after `set_run_folder`."""
-    script: str
-    """For the scheduler, which is given the run folder as the variable RUN."""
-
-
 def commands_of(project: Project, selection: Selection) -> dict[str, object]:
     """Return the line that makes the run folder, and for each point the command of each node."""
     plan, workspace = selection.plan, workspace_of(project, selection, RUN_FOLDER)
@@ -183,7 +174,7 @@ def commands_of(project: Project, selection: Selection) -> dict[str, object]:
     folder = project.root / "runs" / plan.recipe / plan.sha256()[:8]
     common = {"set_run_folder": set_run_folder(folder), "prepare_data": prepare}
     if scripts := rendered_scripts(launches, commands):
-        return {**common, "scripts": {point: script.model_dump() for point, script in scripts.items()}}
+        return {**common, "scripts": scripts}
     rendered = rendered_commands(launches, commands)
     return {
         **common,
@@ -227,14 +218,18 @@ def rendered_commands(
     return {launch.placement.id: _rendered(launch, commands) for launch in launches}
 
 
-def rendered_scripts(launches: Iterable[Launch], commands: RankCommands) -> dict[str, RenderedScript]:
-    """Return the script of each point, none where the scheduler starts commands as they are."""
+def rendered_scripts(launches: Iterable[Launch], commands: RankCommands) -> dict[str, dict[str, str]]:
+    """Return the script of each point, none where the scheduler starts commands as they are.
+
+    The scheduler gives it the run folder as the variable RUN; `prepare` is a line for a shell that makes the
+    job file, after `set_run_folder`.
+    """
     found = {}
     for launch in launches:
         task = commands.task(launch, attempt=PASTED)
         logs = str(log_folder(RUN_FOLDER, task.point))
         if script := commands.scheduler.script(task, run=RUN, logs=logs):
-            found[task.point] = RenderedScript(prepare=prepare_line(launch), script=script)
+            found[task.point] = {"prepare": prepare_line(launch), "script": script}
     return found
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from twinrun.execution.engine import Workspace, point_folder
 from twinrun.execution.pending import Pending, pending_of
 from twinrun.execution.ranks import Launch, LaunchResult, Ranks
-from twinrun.foundation.errors import InputError, MachineError, RunError
+from twinrun.foundation.errors import InputError, MachineError, RunError, require_equal
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.foundation.text import number, percent
@@ -205,9 +205,8 @@ def _result(run: Path, point: Point, model: type[Result]) -> Result:
     except InputError as error:
         message = "the ranks ended well and left no whole result"
         raise RunError(message, place=str(file), found=f"{error.message}: {error.found}") from None
-    if result.point != point.id:
-        message = "the ranks left the result of another point"
-        raise RunError(message, place=str(file), found=result.point, allowed=point.id)
+    message = "the ranks left the result of another point"
+    require_equal(result.point, point.id, message, place=str(file), error=RunError)
     return result
 
 
