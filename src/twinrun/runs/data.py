@@ -234,7 +234,9 @@ def demand_documents(tasks: Sequence[str], given: DocumentsFile | None) -> None:
     if given is not None:
         file = Path(given.path).expanduser()
         found = sha256_of_file(file) if file.is_file() else "no file"
-        require_equal(found, given.sha256, "not the documents that were named", place=str(file))
+        if found != given.sha256:
+            message = "not the documents that were named"
+            raise InputError(message, place=str(file), found=found, allowed=given.sha256)
 
 
 def given_folder(given: DocumentsFile) -> Path:

@@ -14,7 +14,7 @@ from twinrun.checkpoints.s3 import is_remote
 from twinrun.checkpoints.store import MANIFEST, STEP
 from twinrun.checkpoints.verification import read_manifest
 from twinrun.foundation.cache import cache_root
-from twinrun.foundation.errors import InputError, MachineError, require_equal
+from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import real, write_atomically
 from twinrun.foundation.locks import locked
 from twinrun.foundation.manifest import Frozen, load_json
@@ -168,7 +168,8 @@ def _demand_checkpoint(source: CheckpointModel) -> None:
         raise InputError("no such checkpoint", place=place, found=found, allowed=steps or "none is here")
     manifest = read_manifest(store, source.step)
     file = store.file(source.step, MANIFEST)
-    require_equal(manifest.digest(), source.sha256, "the checkpoint has another digest", place=file)
+    if (found := manifest.digest()) != source.sha256:
+        raise InputError("the checkpoint has another digest", place=file, found=found, allowed=source.sha256)
     if not is_known(manifest.identity):
         raise InputError(
             "the tokenizer of this checkpoint is not on this machine",
