@@ -15,20 +15,9 @@ from twinrun.foundation.errors import InputError, RunError
 from twinrun.foundation.files import canonical_json, sha256_of_bytes, write_atomically
 from twinrun.foundation.locks import locked
 from twinrun.foundation.manifest import Frozen, load_json
+from twinrun.history import search
 from twinrun.history.inference import DifferenceInterval, Failures, Quantities, RunScale
 from twinrun.history.path import ChangePath, ChangeStep, RunState
-from twinrun.history.search import (
-    GOOD,
-    Confirmation,
-    Ends,
-    Location,
-    Observe,
-    ask_ends,
-    confirm,
-    is_bad,
-    locate,
-    partners,
-)
 from twinrun.history.state_runs import RunQuestion, StateRun, StateRunner
 
 Finer = Callable[[ChangeStep, RunState], tuple[ChangeStep, ...]]
@@ -166,7 +155,7 @@ class Bisection:
     def _bisected(self) -> BisectRecord:
         path, scale, count = self.path, self.scale, len(self.path.steps)
         observe = self.over(path)
-        ends = ask_ends(scale, observe, bad=count)
+        ends = search.ask_ends(scale, observe, bad=count)
         found = EndRuns(
             good=tuple(ends.good),
             bad=tuple(ends.bad),
@@ -176,7 +165,7 @@ class Bisection:
         )
         if not ends.apart:
             return self._record("no change", found, (), None, None)
-        location = locate(scale, observe, ends, steps=count)
+        location = search.locate(scale, observe, ends, steps=count)
         stages = [_stage(path, location)]
         cell = location.posterior.best()
         if not location.sure:
@@ -185,13 +174,13 @@ class Bisection:
         if len(cell) == 1 and (inner := _inside(self.runner.folder, path, cell[0], self.finer)):
             finest, fine = (
                 inner,
-                locate(scale, self.over(inner), ends, steps=len(inner.steps), purpose="search inside"),
+                search.locate(scale, self.over(inner), ends, steps=len(inner.steps), purpose="search inside"),
             )
             stages.append(_stage(inner, fine))
             if not fine.sure:
                 return self._record("unconfirmed", found, stages, _set_of(inner, fine), None)
         narrow = fine.posterior.best()
-        confirmed = confirm(scale, self.over(finest), ends, low=narrow[0] - 1, high=narrow[-1])
+        confirmed = search.confirm(scale, self.over(finest), ends, low=narrow[0] - 1, high=narrow[-1])
         if not confirmed.confirmed:
             return self._record("unconfirmed", found, stages, _set_of(finest, fine, confirmed), None)
         culprit = CulpritSteps(
@@ -204,16 +193,16 @@ class Bisection:
         )
         return self._record("found", found, stages, culprit, self._interaction(path, cell, ends))
 
-    def _interaction(self, path: ChangePath, cell: range, ends: Ends) -> Interaction | None:
+    def _interaction(self, path: ChangePath, cell: range, ends: search.Ends) -> Interaction | None:
         every = range(1, len(path.steps) + 1)
         if len(cell) == len(every):
             return None
 
         def moves(steps: Collection[int]) -> bool | None:
             state, label = path.state(steps), " + ".join(path.steps[one - 1].label for one in sorted(steps))
-            return is_bad(self.scale, lambda: self._value(state, f"only {label}", "interaction"), ends)
+            return search.is_bad(self.scale, lambda: self._value(state, f"only {label}", "interaction"), ends)
 
-        together = partners(moves, culprit=cell)
+        together = search.partners(moves, culprit=cell)
         without = moves([step for step in every if step not in cell])
         return Interaction(
             alone=None if together is None else not together,
@@ -221,7 +210,7 @@ class Bisection:
             together=tuple(path.steps[step - 1].label for step in together or ()),
         )
 
-    def over(self, path: ChangePath) -> Observe:
+    def over(self, path: ChangePath) -> search.Observe:
         """Return what runs the states of a path by their number."""
 
         def observe(state: int, purpose: str) -> float | None:
@@ -326,17 +315,20 @@ def _inside(folder: Path, path: ChangePath, step: int, finer: Finer) -> ChangePa
     return found if len(found.steps) > 1 else None
 
 
-def _stage(path: ChangePath, location: Location) -> SearchStage:
+def _stage(path: ChangePath, location: search.Location) -> SearchStage:
     return SearchStage(
         steps=tuple(step.label for step in path.steps),
         trace=tuple(
-            (path.steps[state - 1].label if state != GOOD else "", after) for state, after in location.trace
+            (path.steps[state - 1].label if state != search.GOOD else "", after)
+            for state, after in location.trace
         ),
         posterior=tuple(location.posterior.weights),
     )
 
 
-def _set_of(path: ChangePath, location: Location, tried: Confirmation | None = None) -> CulpritSteps:
+def _set_of(
+    path: ChangePath, location: search.Location, tried: search.Confirmation | None = None
+) -> CulpritSteps:
     """Return the steps that hold 95 % of the probability, for an answer that is not confirmed."""
     steps = location.posterior.credible()
     return CulpritSteps(

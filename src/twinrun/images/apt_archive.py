@@ -7,6 +7,7 @@ import datetime
 import email.utils
 import os
 import re
+import string
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,21 +24,6 @@ PACKAGES = "packages"
 # In every image and every root file system of a distribution.
 ESSENTIAL = ("?essential", "apt")
 _INSTALLED = re.compile(r"^Inst (\S+) .*?\(([^ ]+) ", re.MULTILINE)
-# An expired Release file, as snapshots have it, is as good: the lock has the checksums.
-_CONFIGURATION = """\
-Dir "{root}/";
-Dir::State::status "{root}/status";
-Dir::Etc::sourceparts "/dev/null";
-APT::Architecture "{architecture}";
-APT::Architectures {{ "{architecture}"; }};
-APT::Install-Recommends "false";
-APT::Sandbox::User "";
-Acquire::Check-Valid-Until "false";
-Acquire::Languages "none";
-Acquire::Retries "3";
-"""
-
-
 _MIRROR = "http://deb.debian.org/{archive}"
 # It keeps every version that there was.
 _SNAPSHOT = "http://snapshot.debian.org/archive/{archive}/{time}"
@@ -163,7 +149,8 @@ def open_archive(suite: str, architecture: str, *, mirror: str | None = None) ->
         (root / "etc/apt/sources.list").write_text(
             sources_list(suite, mirror or own_mirror()), encoding="utf-8"
         )
-        configuration = _CONFIGURATION.format(root=root, architecture=architecture)
+        template = string.Template(Path(__file__).with_name("apt.conf.in").read_text(encoding="utf-8"))
+        configuration = template.substitute(root=root, architecture=architecture)
         (root / "apt.conf").write_text(configuration, encoding="utf-8")
         archive = AptArchive(root)
         archive.update(f"debian {suite}")

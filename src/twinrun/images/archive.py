@@ -102,7 +102,7 @@ def image_archive(image: Image, name: str) -> Iterator[bytes]:
     }
     # Not every tool makes a folder that no member names.
     for folder in ("blobs", _BLOBS.rstrip("/")):
-        yield _folder(folder)
+        yield _header(folder, 0, kind=tarfile.DIRTYPE, mode=0o755)
     for path, content in files.items():
         yield _header(path, len(content)) + content + _padding(len(content))
     for blob, layer in {layer.blob(): layer for layer in image.layers}.items():
@@ -134,15 +134,9 @@ def _file_member(name: str, file: Path) -> Iterator[bytes]:
     yield _padding(size)
 
 
-def _folder(name: str) -> bytes:
+def _header(name: str, size: int, *, kind: bytes = tarfile.REGTYPE, mode: int = 0o644) -> bytes:
     header = tarfile.TarInfo(name)
-    header.type, header.mode = tarfile.DIRTYPE, 0o755
-    return header.tobuf(tarfile.GNU_FORMAT)
-
-
-def _header(name: str, size: int) -> bytes:
-    header = tarfile.TarInfo(name)
-    header.size = size
+    header.size, header.type, header.mode = size, kind, mode
     # The GNU format holds sizes above 8 GiB.
     return header.tobuf(tarfile.GNU_FORMAT)
 

@@ -15,7 +15,7 @@ from twinrun.protocol.measurements import Fact, Measurement
 from twinrun.report.words import SIGNS
 from twinrun.results.record import Record, hardware
 from twinrun.results.verdicts import Verdict
-from twinrun.workloads.tables_and_charts import Column, Table, text
+from twinrun.workloads.tables_and_charts import Table, text, word_columns
 from twinrun.workloads.workload import PointRecord
 
 
@@ -112,7 +112,7 @@ def placement_table(points: Sequence[PointRecord]) -> Table:
     )
     return Table(
         title="Where each point ran.",
-        columns=tuple(Column(title=one, numeric=False) for one in columns),
+        columns=word_columns(*columns),
         rows=rows,
     )
 

@@ -11,15 +11,7 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from twinrun.report.words import (
-    SIGNS,
-    heading,
-    measured_value,
-    outcome,
-    published_neutral,
-    published_value,
-    shown_conditions,
-)
+from twinrun.report import words
 from twinrun.results.finished_run import FinishedRun
 from twinrun.results.verdicts import FAILURES, Outcome, Verdict
 from twinrun.workloads.tables_and_charts import Cell, Column, Table, text, word_columns
@@ -55,7 +47,7 @@ class View:
 
     def _part(self, part: Sequence[int], widths: Sequence[int], below: Sequence[str]) -> RenderResult:
         columns = [self._table.columns[place] for place in part]
-        yield _line(columns, widths, [Text(heading(one.title), style="bold") for one in columns])
+        yield _line(columns, widths, [Text(words.heading(one.title), style="bold") for one in columns])
         yield Text("─" * _total(widths))
         for row, under in zip_longest(self._table.rows, below):
             yield _line(columns, widths, [self._shown(row[place]) for place in part])
@@ -90,7 +82,7 @@ def _measured(console: Console, options: ConsoleOptions, table: Table, place: in
     column = table.columns[place]
     texts = [Text(text) for row in table.rows for text in (row[place].text, row[place].detail)]
     sizes = [Measurement.get(console, options, text) for text in texts]
-    head = Measurement.get(console, options, Text(heading(column.title)))
+    head = Measurement.get(console, options, Text(words.heading(column.title)))
     natural = max([head.maximum, *(one.maximum for one in sizes)])
     whole = column.numeric or column.whole
     least = max([head.minimum, *(one.maximum if whole else one.minimum for one in sizes)])
@@ -131,24 +123,24 @@ def run_tables(run: FinishedRun) -> Group:
 
 def condition_table(verdict: Verdict) -> View:
     """Return each condition of a verdict with what was seen."""
-    rows = tuple(tuple(text(cell) for cell in row) for row in shown_conditions(verdict))
+    rows = tuple(tuple(text(cell) for cell in row) for row in words.shown_conditions(verdict))
     columns = word_columns("met", "condition", "seen")
     return View(Table(title=f"Conditions of {verdict.claim}", columns=columns, rows=rows))
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> View:
     """Return each verdict with its claim, the published value and the one found here, the reason below."""
-    ordered = sorted(verdicts, key=lambda one: list(SIGNS).index(one.final))
+    ordered = sorted(verdicts, key=lambda one: list(words.SIGNS).index(one.final))
     rows = tuple(
         (
-            text(outcome(one)),
+            text(words.outcome(one)),
             text(one.claim),
-            text(published_value(one), published_neutral(one)),
-            text(measured_value(one)),
+            text(words.published_value(one), words.published_neutral(one)),
+            text(words.measured_value(one)),
         )
         for one in ordered
     )
-    styles = {outcome(one): STYLES[one.final] for one in verdicts if one.final in STYLES}
+    styles = {words.outcome(one): STYLES[one.final] for one in verdicts if one.final in STYLES}
     columns = (VERDICT, *word_columns("claim", "published", "here"))
     table = Table(title="Claims", columns=columns, rows=rows)
     return View(table, below=[f"Why: {one.why}" for one in ordered], styles=styles)
