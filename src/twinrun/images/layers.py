@@ -109,7 +109,7 @@ def write_layer(
     Raises:
         tarfile.TarError: the stream is no tar.
     """
-    hashed = _HashingWriter(out, on_write)
+    hashed = _HashingFile(out, on_write)
     with tarfile.TarFile(
         fileobj=cast("IO[bytes]", hashed), mode="w", copybufsize=_CHUNK, format=tarfile.PAX_FORMAT
     ) as tar:
@@ -153,12 +153,12 @@ class _LayerWriter:
     def _file(self, name: str, member: tarfile.TarInfo, content: IO[bytes]) -> None:
         known = self._parent.get(name)
         if name in self._include or known is None or known.size != member.size:
-            reader = _HashingReader(content)
+            reader = _HashingFile(content)
             self._write(name, member, reader)
             self._snapshot[name] = _file_entry(member, reader.digest.hexdigest())
             return
         with tempfile.SpooledTemporaryFile(_BUFFER_BYTES) as buffer:
-            reader = _HashingReader(content)
+            reader = _HashingFile(content)
             shutil.copyfileobj(reader, buffer, _CHUNK)
             entry = self._snapshot[name] = _file_entry(member, reader.digest.hexdigest())
             if entry != known:
@@ -196,10 +196,10 @@ class _LayerWriter:
             self._tar.addfile(_normalised_header(name, member, self._epoch), content)  # type: ignore[arg-type]
 
 
-class _HashingWriter:
-    """Write-only file that hashes what is written."""
+class _HashingFile:
+    """File that hashes what is read or written."""
 
-    def __init__(self, file: IO[bytes], on_write: Callable[[int], object]) -> None:
+    def __init__(self, file: IO[bytes], on_write: Callable[[int], object] = int) -> None:
         self._file = file
         self._on_write = on_write
         self.digest = hashlib.sha256()
@@ -214,14 +214,6 @@ class _HashingWriter:
     def tell(self) -> int:
         """Return where the next byte goes: tarfile buffers once more what has no places."""
         return self.size
-
-
-class _HashingReader:
-    """Read-only file that hashes what is read."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.digest = hashlib.sha256()
 
     def read(self, size: int = -1) -> bytes:
         data = self._file.read(size)

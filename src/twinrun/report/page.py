@@ -64,14 +64,7 @@ def write_recipe_report(
         InputError: a record is of another recipe.
         MachineError: a file cannot be written.
     """
-    for record in records:
-        require_equal(
-            record.plan.recipe,
-            recipe.recipe.name,
-            "the record is of another recipe",
-            place=record.run,
-            hint=f"write its report with recipes/{record.plan.recipe}",
-        )
+    _demand_recipe(records, recipe)
     newest = sorted(records, key=lambda record: record.created, reverse=True)
     ranked = summary.ranked(newest)
     standing = [one.shown for one in ranked if one.shown]
@@ -190,6 +183,17 @@ def with_counts(values: Sequence[str]) -> str:
     return ", ".join(f"{count} x {value}" for value, count in Counter(values).items())
 
 
+def _demand_recipe(records: Sequence[Record], recipe: LoadedRecipe) -> None:
+    for record in records:
+        require_equal(
+            record.plan.recipe,
+            recipe.recipe.name,
+            "the record is of another recipe",
+            place=record.run,
+            hint=f"write its report with recipes/{record.plan.recipe}",
+        )
+
+
 def _write_run(
     path: Path,
     record: Record,
@@ -237,7 +241,7 @@ def page_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    # What texts, words and summaries say is a filter by the name of its function.
+    # Every function of texts, words and summaries is a filter by its name.
     for module in (text, words, summary):
         environment.filters |= dict(inspect.getmembers(module, inspect.isfunction))
     environment.filters |= {"id": id, "tables": tables, "with_counts": with_counts}

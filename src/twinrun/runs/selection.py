@@ -99,7 +99,7 @@ class Selection:
     @property
     def cores(self) -> int:
         """CPU cores of a node."""
-        return self.site.site.cores_per_node if self.site else self.machine.cpu_count
+        return self.hardware.cores
 
 
 def select(project: Project, request: Request) -> Selection:
@@ -111,8 +111,7 @@ def select(project: Project, request: Request) -> Selection:
     """
     loaded = project.recipe(request.recipe)
     workload = load_workload(loaded.workload)
-    if request.scale is not None:
-        require_known(request.scale, SCALES, "unknown scale", place="--scale")
+    require_known(request.scale or SCALES[0], SCALES, "unknown scale", place="--scale")
     site = load_site(project.root, request.cluster) if request.cluster else None
     machine, vendor = _at_site(project, request, site) if site else _machine(project, request, loaded)
     scale = _scale(request.scale, machine, site)
@@ -127,16 +126,7 @@ def select(project: Project, request: Request) -> Selection:
     gpu = _site_gpu(project, site) if site else _gpu(machine, project.gpus, scale.value, loaded)
     giver = load_scheduler(scheduler.value, site=site)
     nodes = _nodes(giver, site, dry=request.dry)
-    hardware = Hardware(
-        gpu=gpu,
-        device_memory_bytes=_device_memory(machine, gpu),
-        devices=_devices(machine, site),
-        cores=site.site.cores_per_node if site else machine.cpu_count,
-        nodes=nodes,
-        network_gbit_s=site.site.network_gbit_s if site else None,
-        vendor=name,
-        processor=processor(project.root),
-    )
+    hardware = _hardware(project, machine, gpu, vendor=name, nodes=nodes, site=site)
     plan, planned = resolve(
         loaded,
         scale=scale.value,
@@ -153,10 +143,12 @@ def select(project: Project, request: Request) -> Selection:
     chosen = vendor or Choice(name="vendor", value=name, because=_seen(machine))
     # The engine first: it changes when somebody builds an image.
     decided = (engine, chosen, scale, stack_choice, launcher, scheduler)
-    checkpoints = checkpointing_of(request.checkpoint, workload=workload, plan=plan, source=request.source)
     selection = Selection(
         plan=plan,
         workload=workload,
+        checkpointing=checkpointing_of(
+            request.checkpoint, workload=workload, plan=plan, source=request.source
+        ),
         engine=module,
         launcher=_launcher(plan, giver),
         scheduler=giver,
@@ -166,7 +158,6 @@ def select(project: Project, request: Request) -> Selection:
         vendor=project.vendors[name],
         machine=machine,
         gpu=gpu,
-        checkpointing=checkpoints,
         signed=request.signed,
         hardware=hardware,
     )
@@ -208,6 +199,27 @@ def _site_gpu(project: Project, site: LoadedSite) -> Gpu | None:
     return project.gpus[site.site.gpu]
 
 
+def _hardware(
+    project: Project,
+    machine: Machine,
+    gpu: Gpu | None,
+    *,
+    vendor: str,
+    nodes: int | None,
+    site: LoadedSite | None,
+) -> Hardware:
+    return Hardware(
+        gpu=gpu,
+        device_memory_bytes=_device_memory(machine, gpu),
+        devices=_devices(machine, site),
+        cores=site.site.cores_per_node if site else machine.cpu_count,
+        nodes=nodes,
+        network_gbit_s=site.site.network_gbit_s if site else None,
+        vendor=vendor,
+        processor=processor(project.root),
+    )
+
+
 def _nodes(scheduler: Scheduler, site: LoadedSite | None, *, dry: bool) -> int | None:
     """Return the nodes that points may have: of a site those that are up, in a plan all that it has."""
     if dry:
@@ -241,11 +253,11 @@ def _machine(project: Project, request: Request, loaded: LoadedRecipe) -> tuple[
         return machine, Choice(
             name="vendor", value=vendor, because="the published hardware; this is only a plan"
         )
+    asked = Choice(name="vendor", value=request.vendor, because=_why(request.vendor))
     if only_a_plan:
         require_known(request.vendor, project.vendors, "unknown vendor", place="--vendor")
-        return detect(root), Choice(name="vendor", value=request.vendor, because=_why(request.vendor))
-    machine = detect(root, vendor=request.vendor)
-    return machine, Choice(name="vendor", value=request.vendor, because=_why(request.vendor))
+        return detect(root), asked
+    return detect(root, vendor=request.vendor), asked
 
 
 def _scale(asked: str | None, machine: Machine, site: LoadedSite | None) -> Choice:

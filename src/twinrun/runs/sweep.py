@@ -7,7 +7,7 @@ from pathlib import Path
 
 from twinrun.execution.engine import Workspace, point_folder
 from twinrun.execution.pending import Pending, pending_of
-from twinrun.execution.ranks import Launch, LaunchResult, Ranks
+from twinrun.execution.ranks import Launch, LaunchResult, Ranks, rank_reports
 from twinrun.foundation.errors import InputError, MachineError, RunError, require_equal
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
@@ -16,10 +16,10 @@ from twinrun.manifests.vendor import Gpu
 from twinrun.planning.plan import Plan
 from twinrun.protocol.allocation import Allocation
 from twinrun.protocol.job import Result
+from twinrun.protocol.sniff import FILE, WINDOW, Sniff, alarms
 from twinrun.runs.launches import launch_of
 from twinrun.runs.progress import Display
 from twinrun.runs.selection import Selection
-from twinrun.runs.sniffs import Nose
 from twinrun.workloads.workload import Point, PointRecord, Run, Workload
 
 
@@ -30,6 +30,34 @@ class PointOutcome(Frozen):
     point: PointRecord
     libraries: dict[str, str]
     allocation: Allocation
+
+
+class Nose:
+    """Reads what the ranks of one point have sniffed: the slow ones, each named once, by host."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take the folder of a point."""
+        self._folder = folder
+        self._lines = 0
+        self._told: set[tuple[int, str]] = set()
+
+    def new(self) -> list[str]:
+        """Return, in words, the slow ranks that nobody was told of."""
+        file = self._folder / FILE
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.is_file() else []
+        sniffs = [Sniff.model_validate_json(line) for line in lines if line.endswith("\n")]
+        found = []
+        for end in range(self._lines + 1, len(sniffs) + 1):
+            for one in alarms(sniffs[max(0, end - WINDOW) : end]):
+                if (one.rank, one.kind) not in self._told:
+                    self._told.add((one.rank, one.kind))
+                    found.append(one.text(self._host(one.rank)))
+        self._lines = len(sniffs)
+        return found
+
+    def _host(self, rank: int) -> str:
+        reports = {one.rank: one.host for one in rank_reports(self._folder)}
+        return reports.get(rank, "a host that has not reported")
 
 
 @dataclass(frozen=True, kw_only=True)
