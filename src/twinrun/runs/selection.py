@@ -118,8 +118,7 @@ def select(project: Project, request: Request) -> Selection:
     wanted = machine.vendor if vendor is None else vendor.value
     stack, stack_choice = stack_for_run(project, loaded, asked=request.stack, vendor=wanted, machine=machine)
     name = stack.stack.vendor
-    known = (stack, project.vendors[name], machine, project.gpus)
-    engine = _choice("engine", request.engine, site, default="venv") if site else _engine(request, *known)
+    engine = _engine(project, request, stack, machine, site)
     module = load_engine(engine.value)
     launcher = _choice("launcher", request.launcher, site, default=LAUNCHER)
     scheduler = _choice("scheduler", request.scheduler, site, default=SCHEDULER)
@@ -143,12 +142,11 @@ def select(project: Project, request: Request) -> Selection:
     chosen = vendor or Choice(name="vendor", value=name, because=_seen(machine))
     # The engine first: it changes when somebody builds an image.
     decided = (engine, chosen, scale, stack_choice, launcher, scheduler)
+    checkpoints = checkpointing_of(request.checkpoint, workload=workload, plan=plan, source=request.source)
     selection = Selection(
         plan=plan,
         workload=workload,
-        checkpointing=checkpointing_of(
-            request.checkpoint, workload=workload, plan=plan, source=request.source
-        ),
+        checkpointing=checkpoints,
         engine=module,
         launcher=_launcher(plan, giver),
         scheduler=giver,
@@ -271,11 +269,13 @@ def _scale(asked: str | None, machine: Machine, site: LoadedSite | None) -> Choi
 
 
 def _engine(
-    request: Request, stack: LoadedStack, vendor: Vendor, machine: Machine, gpus: dict[str, Gpu]
+    project: Project, request: Request, stack: LoadedStack, machine: Machine, site: LoadedSite | None
 ) -> Choice:
-    """Return the engine that was asked for, else docker where its image runs here, else venv."""
-    built = stack.stack.archs
-    unfit = misfit(built=built, machine=machine, vendor=vendor, gpus=gpus)
+    """Return the engine that was asked for, else the site's, else docker where its image runs, else venv."""
+    if site:
+        return _choice("engine", request.engine, site, default="venv")
+    built, vendor = stack.stack.archs, project.vendors[stack.stack.vendor]
+    unfit = misfit(built=built, machine=machine, vendor=vendor, gpus=project.gpus)
     if request.engine:
         if load_engine(request.engine).RUNS_IMAGES:
             refuse_misfit(image=stack.image(), built=built, unfit=unfit)
