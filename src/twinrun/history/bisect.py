@@ -172,10 +172,8 @@ class Bisection:
             return self._record("unconfirmed", found, stages, _set_of(path, location), None)
         finest, fine = path, location
         if len(cell) == 1 and (inner := _inside(self.runner.folder, path, cell[0], self.finer)):
-            finest, fine = (
-                inner,
-                search.locate(scale, self.over(inner), ends, steps=len(inner.steps), purpose="search inside"),
-            )
+            finest, count = inner, len(inner.steps)
+            fine = search.locate(scale, self.over(inner), ends, steps=count, purpose="search inside")
             stages.append(_stage(inner, fine))
             if not fine.sure:
                 return self._record("unconfirmed", found, stages, _set_of(inner, fine), None)

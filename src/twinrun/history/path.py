@@ -115,11 +115,9 @@ def at_once(a: BisectSide, b: BisectSide) -> ChangePath:
     names = [
         name for name in a.packages.keys() | b.packages.keys() if a.packages.get(name) != b.packages.get(name)
     ]
-    wheels = [
-        ChangeStep(label=f"{b.label}", packages={name: b.packages.get(name, {}) for name in sorted(names)})
-    ]
+    wheels = ChangeStep(label=b.label, packages={name: b.packages.get(name, {}) for name in sorted(names)})
     start = RunState(packages=a.packages, commit=a.commit, variables=a.variables)
-    return ChangePath(start=start, steps=(*wheels, *_commits(a, b), *_variables(a, b)))
+    return ChangePath(start=start, steps=(wheels, *_commits(a, b), *_variables(a, b)))
 
 
 def _system_changes(good: BisectSide, bad: BisectSide) -> list[str]:

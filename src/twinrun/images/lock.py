@@ -16,17 +16,7 @@ from twinrun.images.apt_archive import open_archive
 from twinrun.images.framework_index import IndexAnswer, verify_index
 from twinrun.images.resolution import resolve_python, resolve_system
 from twinrun.images.root_filesystem import make_base
-from twinrun.manifests.locks import (
-    AptLock,
-    ImageLock,
-    apt_lock_text,
-    image_lock_text,
-    load_apt_lock,
-    load_image_lock,
-    parse_apt_lock,
-    parse_python_lock,
-    verified_pins,
-)
+from twinrun.manifests import locks
 from twinrun.manifests.stack import (
     Stack,
     expected_stamps,
@@ -109,14 +99,14 @@ def python_locks(
     folder: Path, stack: Stack, *, index: str | None = None, upgrade: bool = False
 ) -> dict[Path, str]:
     """Return the text of each lock file of Python packages; raises InputError, MachineError."""
-    locks = [path for path in expected_stamps(folder, stack) if path.with_suffix(".in").is_file()]
+    files = [path for path in expected_stamps(folder, stack) if path.with_suffix(".in").is_file()]
     address = framework_index(stack, asked=index)
     verified = _verified(folder / "requirements.lock", stack, address)
     return {
         lock: resolve_python(
             lock.with_suffix(".in"), stack, index=address, verified=verified, upgrade=upgrade
         )
-        for lock in locks
+        for lock in files
     }
 
 
@@ -127,7 +117,7 @@ def _verified(lock: Path, stack: Stack, index: str | None) -> frozenset[str]:
         InputError: the index has another hash than was attested, or no such file.
     """
     before = lock.read_text(encoding="utf-8", errors="replace") if lock.is_file() else ""
-    seen = verified_pins(before)
+    seen = locks.verified_pins(before)
     answers = _answers(stack, index)
     if wrong := next((one for one in answers if one.state in ("differs", "missing")), None):
         raise InputError(
@@ -168,7 +158,7 @@ def selected_parts(only: Collection[str]) -> frozenset[str]:
 def _system_locks(folder: Path, stack: Stack, *, upgrade: bool) -> dict[Path, str]:
     """Return the texts of apt.lock and image.lock; nothing moves while the mirror has what is locked."""
     assert stack.base is not None
-    system, image = _existing(load_apt_lock, folder), _existing(load_image_lock, folder)
+    system, image = _existing(locks.load_apt_lock, folder), _existing(locks.load_image_lock, folder)
     with open_archive(stack.base.suite, stack.architecture()) as archive:
         asked = first_line(folder / "apt.lock") == stack.system_stamp() if system else False
         kept = asked and not upgrade and system and set(archive.available(system.all())) == set(system.all())
@@ -177,8 +167,10 @@ def _system_locks(folder: Path, stack: Stack, *, upgrade: bool) -> dict[Path, st
     current = image and resolved == system and first_line(folder / "image.lock") == stack.image_stamp()
     base = image.base if image and current else make_base(stack, resolved, epoch=epoch)
     return {
-        folder / "apt.lock": apt_lock_text(stack.system_stamp(), resolved),
-        folder / "image.lock": image_lock_text(stack.image_stamp(), ImageLock(epoch=epoch, base=base)),
+        folder / "apt.lock": locks.apt_lock_text(stack.system_stamp(), resolved),
+        folder / "image.lock": locks.image_lock_text(
+            stack.image_stamp(), locks.ImageLock(epoch=epoch, base=base)
+        ),
     }
 
 
@@ -219,7 +211,7 @@ def _entries(name: str, text: str) -> _Entries:
 
 def _python_entries(text: str) -> _Entries:
     found: dict[str, list[tuple[str, frozenset[str]]]] = {}
-    for pin, hashes in parse_python_lock(text, place="requirements.lock").items():
+    for pin, hashes in locks.parse_python_lock(text, place="requirements.lock").items():
         name, _, version = pin.partition(" ")[0].partition("==")
         found.setdefault(normalise(name), []).append((version, hashes))
     return {
@@ -229,7 +221,7 @@ def _python_entries(text: str) -> _Entries:
 
 
 def _system_entries(text: str) -> _Entries:
-    packages = parse_apt_lock(text, place="apt.lock").all()
+    packages = locks.parse_apt_lock(text, place="apt.lock").all()
     return {package.name: (package.version, package.sha256) for package in packages}
 
 
@@ -280,7 +272,7 @@ def check(
     """
     stack, folder = load_manifest(root, name), root / "images" / "stacks" / name
     parts = selected_parts(only)
-    system = _existing(load_apt_lock, folder)
+    system = _existing(locks.load_apt_lock, folder)
     found = [*_stamps(folder, stack, parts)]
     if "python" in parts:
         say(f"{name}: asking the package index")
@@ -334,11 +326,11 @@ def _python_findings(folder: Path, stack: Stack, index: str | None) -> Iterator[
             yield _moved(change, gone=current)
 
 
-def _system_findings(folder: Path, stack: Stack, lock: AptLock) -> Iterator[PinFinding]:
+def _system_findings(folder: Path, stack: Stack, lock: locks.AptLock) -> Iterator[PinFinding]:
     assert stack.base is not None
     with open_archive(stack.base.suite, stack.architecture()) as archive:
         available = {package.name for package in archive.available(lock.all())}
-        text = apt_lock_text(stack.system_stamp(), resolve_system(stack, archive))
+        text = locks.apt_lock_text(stack.system_stamp(), resolve_system(stack, archive))
     for change in changes(folder / "apt.lock", text):
         yield _moved(change, gone=change.old != "absent" and change.name not in available)
 

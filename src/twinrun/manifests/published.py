@@ -112,6 +112,12 @@ class PublishedClaims(Frozen):
                 raise ValueError(f"claim `{claim.id}`: no `configurations.{claim.configuration}`")
         return self
 
+    @property
+    def restated(self) -> dict[str, Claim | RecordClaim]:
+        """Claims that a metric is about, of one record and between records, by their ids."""
+        every: tuple[Claim | RecordClaim, ...] = (*self.claim, *self.between_records)
+        return {claim.id: claim for claim in every}
+
     def neutral_of(self, claim: str, *, here: bool) -> dict[str, str]:
         """Return what is neutral for the claim called `claim`, each field or group with the reason."""
         found = [row for row in self.neutral if here or row.where == "anywhere"]
@@ -147,7 +153,7 @@ def check_sources(published: PublishedClaims, keys: Sequence[str], *, place: str
     Args:
         keys: those of the recipe's publications.
     """
-    restated: list[Claim | RecordClaim] = [*published.claim, *published.between_records]
+    restated = published.restated.values()
     named = [(f"claim {one.id}", one.source) for one in [*restated, *published.score_difference]]
     failing = [(one.id, one.here.fails_when) for one in restated if one.here]
     failing += [(one.id, one.fails_when) for one in published.score_difference]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -55,15 +54,6 @@ class Row(Frozen):
     kept_whole: bool
     seconds: float = Field(gt=0)
     """Seconds of an optimizer step, as published or as recorded."""
-
-    @property
-    def assigned(self) -> Literal["fit", "test"]:
-        """The part that a hash of the counts assigns, the same for repeats and for other GPUs."""
-        devices = self.devices_per_node * self.nodes
-        replicas = devices // (self.tensor * self.pipeline * self.context)
-        counts = (devices, self.global_batch, self.microbatch, self.width, self.layers, self.tensor)
-        text = ",".join(map(str, (*counts, replicas, self.pipeline)))
-        return "fit" if int(hashlib.sha256(text.encode()).hexdigest(), 16) % 2 else "test"
 
     @property
     def shape(self) -> ModelShape:

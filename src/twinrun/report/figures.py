@@ -17,7 +17,6 @@ from twinrun.report.summary import SubjectRecords, ranked, spread_over, standing
 from twinrun.report.words import claims_in_words
 from twinrun.results.reading import read_record
 from twinrun.results.record import Record, hardware
-from twinrun.results.verdicts import Verdict
 from twinrun.workloads.workload import PointRecord
 
 FILE = "README.md"
@@ -49,12 +48,9 @@ def _chosen(recipe: str, machine: str, subject: str, point: str, *, project: Pro
     rows = {row[2]: row for row in _rows(record, _metrics([record], project))}
     if point not in rows:
         raise ValueError(f"{FILE}: {record.run} has no {point}; allowed: {sorted(rows)}")
-    return [*names, rows[point][3], claims_in_words(_about(record, point)), rows[point][-1]]
-
-
-def _about(record: Record, point: str) -> list[Verdict]:
-    """Return the verdicts that are about a point, so that none stands beside another."""
-    return [one for one in record.verdicts if point in one.judged_at]
+    # None stands beside another point.
+    about = [one for one in record.verdicts if point in one.judged_at]
+    return [*names, rows[point][3], claims_in_words(about), rows[point][-1]]
 
 
 def figures(recipe: str, project: Project) -> str:

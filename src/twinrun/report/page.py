@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import cast
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -98,7 +97,7 @@ def write_recipe_report(
     for record in newest:
         place = path.parent / pages[id(record)]
         _write_run(place, record, Overview(), recipe=recipe, project=project, links=back)
-    _write_list(path, pages, shared, back)
+    _write_list(path, ranked, pages=pages, shared=shared, links=back)
     return path
 
 
@@ -109,10 +108,14 @@ def _in_full(record: Record | None) -> tuple[Table, ...]:
 
 
 def _write_list(
-    path: Path, pages: Mapping[int, str], shared: Mapping[str, object], links: Mapping[str, str]
+    path: Path,
+    ranked: Sequence[summary.SubjectRecords],
+    *,
+    pages: Mapping[int, str],
+    shared: Mapping[str, object],
+    links: Mapping[str, str],
 ) -> None:
     """Write the list of all records, so many a page, in the order of hardware and subjects."""
-    ranked = cast("list[summary.SubjectRecords]", shared["ranked"])
     every = [(one, record) for one in ranked for record in (*filter(None, [one.shown]), *one.others)]
     names = {id(record): Path(pages[id(record)]).name for _, record in every}
     parts = [every[start : start + ROWS] for start in range(0, len(every), ROWS)]

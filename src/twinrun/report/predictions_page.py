@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.text import markdown_table, percent
-from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
 from twinrun.predict.calibration import calibration
@@ -120,14 +119,12 @@ def _claims(project: Project) -> str:
     rows = []
     every: tuple[PredictedClaim | PredictedKernel, ...] = predicted_claims().claim
     for one in every + predicted_claims().kernel:
-        published = project.recipe(one.recipe).published
-        claims: dict[str, Claim | RecordClaim] = {claim.id: claim for claim in published.claim}
-        claims |= {claim.id: claim for claim in published.between_records}
+        claim = project.recipe(one.recipe).published.restated[one.claim]
         rows.append(
             (
                 f"`{one.recipe}`",
-                claims[one.claim].statement,
-                _rounded(claims[one.claim].value),
+                claim.statement,
+                _rounded(claim.value),
                 *_predicted(one, project.gpus),
                 one.unit,
             )

@@ -66,8 +66,7 @@ def claims_of(
     verdicts: Sequence[Verdict], published: PublishedClaims
 ) -> list[tuple[Verdict, Claim | RecordClaim | None]]:
     """Pair each verdict with its claim, None where the recipe dropped it since; what failed comes first."""
-    claims: dict[str, Claim | RecordClaim] = {claim.id: claim for claim in published.claim}
-    claims |= {claim.id: claim for claim in published.between_records}
+    claims = published.restated
     ordered = sorted(verdicts, key=lambda one: list(SIGNS).index(one.final))
     return [(verdict, claims.get(verdict.claim)) for verdict in ordered]
 

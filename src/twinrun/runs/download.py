@@ -142,10 +142,8 @@ def listed(source: RepositoryCommit, patterns: Sequence[str], *, folder: Path) -
     if source.endpoint and not source.endpoint.startswith(("http://", "https://")):
         found = redacted(source.endpoint)
         raise InputError("not an address of the web", place=found, allowed="http:// or https://")
-    api, parent = (
-        HfApi(endpoint=source.endpoint, token=source.token),
-        str(PurePosixPath(patterns[0]).parent).removeprefix("."),
-    )
+    api = HfApi(endpoint=source.endpoint, token=source.token)
+    parent = str(PurePosixPath(patterns[0]).parent).removeprefix(".")
     with _transfer(f"{source.server}/{source.name}"), _limited(LISTING_SECONDS):
         files = [
             RemoteFile(path=file.path, size=file.size, digest=file.lfs.sha256 if file.lfs else file.blob_id)

@@ -12,12 +12,7 @@ from pathlib import Path
 
 from twinrun import __version__
 from twinrun.execution.engine import Engine
-from twinrun.execution.environment import (
-    inspect,
-    lock_differences,
-    revision,
-    steering_variables,
-)
+from twinrun.execution.environment import inspect, lock_differences, revision, steering_variables
 from twinrun.execution.kernels import PROCESSOR, kernel_variables
 from twinrun.execution.ranks import METRICS, Ranks
 from twinrun.foundation.cache import prune_bytecode
