@@ -90,7 +90,7 @@ def load_toml(path: Path, model: type[Model]) -> Model:
 
 def load_json(path: Path, model: type[Model]) -> Model:
     """Read the JSON file at `path` as `model`; raises InputError as `load_toml` does."""
-    text = _read(path)
+    text = read_text(path)
     try:
         data = parse_json(text)
     except (ValueError, RecursionError) as error:
@@ -141,7 +141,8 @@ def validate(data: Any, model: type[Model], *, place: str, also: Iterable[str] =
         raise InputError(f"cannot be read: {error}", place=place) from None
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return the text of a file that a person or a program has written; raises InputError."""
     try:
         limit = MAX_MANIFEST_BYTES if path.suffix == ".toml" else MAX_JSON_BYTES
         content = read_regular(path, limit=limit, links=True)
@@ -170,7 +171,7 @@ def _demand_plain_keys(text: str, path: Path) -> None:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the content of the TOML file at `path`; raises InputError as `load_toml` does."""
-    text = _read(path)
+    text = read_text(path)
     if text.startswith("\ufeff"):
         raise InputError(
             "a byte order mark before the first key", place=str(path), allowed="UTF-8 without one"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import canonical_json, sha256_of_bytes, sha256_of_file
-from twinrun.foundation.manifest import Frozen
+from twinrun.foundation.manifest import Frozen, read_text
 
 _CONTINUED = re.compile(r"\\\n(?:\s*#.*\n)*")
 _STAGE = re.compile(r"FROM\s+(?P<parent>\S+)\s+AS\s+(?P<name>\S+)", re.IGNORECASE)
@@ -113,10 +113,7 @@ def read_dockerfile(path: Path) -> Dockerfile:
     Raises:
         InputError: it cannot be read, or its last stage has no USER or WORKDIR.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", place=str(path)) from None
+    text = read_text(path)
     stages: dict[str, DockerfileStage] = {}
     parent, name = "", ""
     instructions: list[str] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,11 +49,8 @@ def kills_for_memory(processes: Path = _PROCESSES) -> int | None:
 
     Kills for the limit of a control group count too, and those in containers of this machine.
     """
-    with contextlib.suppress(OSError):
-        text = (processes / "vmstat").read_text(encoding="ascii")
-        if found := re.search(r"^oom_kill (\d+)$", text, re.MULTILINE):
-            return int(found[1])
-    return None
+    found = re.search(r"^oom_kill (\d+)$", _text(processes / "vmstat"), re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 def _limits(processes: Path, groups: Path) -> Iterator[tuple[Path, int, int]]:
@@ -70,27 +66,30 @@ def _limits(processes: Path, groups: Path) -> Iterator[tuple[Path, int, int]]:
 
 
 def _memory_groups(processes: Path, groups: Path) -> Iterator[tuple[Path, str, str]]:
-    with contextlib.suppress(OSError):
-        for line in (processes / "self" / "cgroup").read_text(encoding="utf-8").splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers:
-                yield groups / path.lstrip("/"), "memory.max", "memory.current"
-            elif "memory" in controllers.split(","):
-                folder = groups / "memory" / path.lstrip("/")
-                yield folder, "memory.limit_in_bytes", "memory.usage_in_bytes"
+    for line in _text(processes / "self" / "cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            yield groups / path.lstrip("/"), "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            folder = groups / "memory" / path.lstrip("/")
+            yield folder, "memory.limit_in_bytes", "memory.usage_in_bytes"
 
 
 def _number(file: Path) -> int | None:
     """Return the number in a file of a control group; None for no such file, or no limit."""
-    with contextlib.suppress(OSError):
-        text = file.read_text(encoding="ascii").strip()
-        return int(text) if text.isdecimal() else None
-    return None
+    text = _text(file).strip()
+    return int(text) if text.isdecimal() else None
 
 
 def _cached(group: Path) -> int:
     """Return the bytes of file caches, which the kernel takes back before a limit is met."""
-    with contextlib.suppress(OSError):
-        text = (group / "memory.stat").read_text(encoding="ascii")
-        return sum(int(size) for size in re.findall(r"^(?:in)?active_file (\d+)$", text, re.MULTILINE))
-    return 0
+    sizes = re.findall(r"^(?:in)?active_file (\d+)$", _text(group / "memory.stat"), re.MULTILINE)
+    return sum(map(int, sizes))
+
+
+def _text(file: Path) -> str:
+    """Return what the kernel says in a file, nothing where it has none."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError:
+        return ""

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import sha256_of_bytes
-from twinrun.foundation.manifest import Frozen, load_toml
+from twinrun.foundation.manifest import Frozen, load_toml, read_text
 from twinrun.manifests.packages import Line
 
 _PREFIX = "# entries: "
@@ -109,11 +109,7 @@ class AptLock(Frozen):
 def load_apt_lock(folder: Path) -> AptLock:
     """Read apt.lock of the stack in `folder`; raises InputError as `parse_apt_lock` does."""
     path = folder / "apt.lock"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", place=str(path)) from None
-    return parse_apt_lock(text, place=str(path))
+    return parse_apt_lock(read_text(path), place=str(path))
 
 
 def parse_apt_lock(text: str, *, place: str) -> AptLock:
