@@ -248,13 +248,24 @@ def pull(client: DockerClient, reference: str) -> str:
 
 
 def remove_image(
-    client: DockerClient, image: str, *, say: Callable[[str], None], noprune: bool = False
+    client: DockerClient,
+    image: str,
+    *,
+    say: Callable[[str], None],
+    tagged: bool = True,
+    noprune: bool = False,
 ) -> None:
-    """Remove an image; one that a container still uses stays, whose layers are shared anyway."""
+    """Remove an image; one that a container still uses stays, whose layers are shared anyway.
+
+    Args:
+        tagged: remove it even where a tag names it.
+        noprune: keep its untagged parents.
+    """
     from docker.errors import APIError
 
     try:
-        client.api.remove_image(image, noprune=noprune)
+        if tagged or not client.images.get(image).tags:
+            client.api.remove_image(image, noprune=noprune)
     except APIError as error:
         say(f"kept {image[:19]}: {error.explanation}")
 

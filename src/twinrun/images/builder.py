@@ -215,8 +215,7 @@ class Builder:
         record_built(plan.image, found)
         if previous is not None and previous != loaded:
             self._progress.say(f"{plan.image} was {previous}, is now {loaded}")
-            if not self._client.images.get(previous).tags:
-                remove_image(self._client, previous, say=self._progress.say)
+            remove_image(self._client, previous, say=self._progress.say, tagged=False)
         sizes = (None if layer.reused else layer.file.stat().st_size for layer in image.layers)
         return self._built_image(found, [layer.diff_id for layer in image.layers], sizes, fresh=True)
 
