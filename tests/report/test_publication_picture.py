@@ -20,7 +20,7 @@ RECORDS = {
 def test_every_claim_of_every_publication_is_in_one_picture() -> None:
     rows = [row for key in documents(PROJECT) for row in publication_rows(key, PROJECT, {})]
     claims: list[str] = [
-        claim.id  # type: ignore[attr-defined]
+        claim.id
         for one in PROJECT.recipes().values()
         for claim in (
             *one.published.claim,
