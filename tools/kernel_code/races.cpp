@@ -120,7 +120,8 @@ void access(const void* at, size_t size, bool writes, const void* called) {
   const char* stack = fiber.stack.get();
   if (address >= stack && address < stack + emulator::STACK_BYTES) return;
   const bool shared = is_shared(address);
-  plants.insert({OFF_BY_ONE, place(called)});
+  // Nobody writes what a kernel reads from global memory: off by one, that is wrong in any order.
+  if (writes || shared) plants.insert({OFF_BY_ONE, place(called)});
   fiber.held.touched = shared && fiber.held.late;
   // In every second wavefront: where all are off alike, the result is wrong in any order, and there is no race.
   const bool off = plant == OFF_BY_ONE && place(called) == planted_at && wave(block.thread) % 2 == 0;
