@@ -200,6 +200,7 @@ def build(objects: Path, *, sources: Path = CSRC) -> Path:
     cxx = targets.cpu_compiler()
     if cxx is None:
         raise targets.CompileError("needs a C++17 compiler")
+    objects.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch) / "csrc"
         shutil.copytree(sources, copy)
