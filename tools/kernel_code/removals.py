@@ -138,7 +138,7 @@ def main(arguments: Sequence[str]) -> int:
     most, *paths = arguments
     matter = found = called = free = 0
     for path in map(Path, paths):
-        arch = next(part for part in ("gfx90a", "gfx942") if part in str(path))
+        arch = waits.arch_of(path)
         for code in disassembled(path):
             for index, counter, matters, seen in tried(
                 code, arch, most=int(most), seed=len(code.instructions)

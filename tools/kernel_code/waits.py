@@ -195,16 +195,21 @@ def name_of(register: int) -> str:
     return "nothing"
 
 
+def arch_of(path: Path) -> str:
+    """Return the architecture that a code object's folder or file is named after, else gfx90a."""
+    return next((part for part in (*path.parts, path.name) if part.startswith("gfx")), "gfx90a")[:6]
+
+
 def main(paths: Sequence[str]) -> int:
     """Print a line for each kernel: complete, or each instruction that does not wait enough."""
     status = 0
     for path in map(Path, paths):
-        arch = next((part for part in (*path.parts, path.name[:6]) if part.startswith("gfx")), "gfx90a")
+        arch = arch_of(path)
         for code in disassembled(path):
-            found = check(code, arch[:6])
+            found = check(code, arch)
             status |= bool(found)
             print(
-                f"{arch[:6]} {code.name}: {'complete' if not found else ''}",
+                f"{arch} {code.name}: {'complete' if not found else ''}",
                 *found[:20],
                 sep="\n  " if found else "",
             )
