@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
+import struct
 import tracemalloc
+import zlib
 from pathlib import Path
 
 import pytest
 
 from twinrun.foundation.errors import InputError
 from twinrun.parity.logs import LoggedCurve, formats
-from twinrun.parity.readers import read_log
+from twinrun.parity.readers import log_entries, read_log
 
 SAMPLES = Path(__file__).parent / "samples"
 FIRST = [8.0009, 7.1835, 6.46]
@@ -143,6 +146,32 @@ def test_the_offline_run_of_wandb_is_read() -> None:
     found = read_log(SAMPLES / "offline.wandb")
     assert (found.series, found.steps, found.unit) == ("train/loss", tuple(range(1, 13)), 0)
     assert list(found.values[:3]) == pytest.approx(FIRST, abs=1e-4)
+
+
+@pytest.mark.needs("wandb")
+def test_a_run_of_wandb_without_its_end_is_said_and_damage_is_refused(tmp_path: Path) -> None:
+    whole = (SAMPLES / "offline.wandb").read_bytes()
+    path = tmp_path / "run.wandb"
+    path.write_bytes(whole[:-100])
+    assert "the file has no end of the run" in read_log(path).in_words()
+    path.write_bytes(whole[:500] + b"?" + whole[501:])
+    with pytest.raises(InputError, match="a part of the file is damaged"):
+        read_log(path)
+
+
+@pytest.mark.parametrize("left", range(10))
+def test_an_entry_crosses_blocks_wherever_the_one_before_it_ends(left: int) -> None:
+    """A block of 32 KiB has 7 bytes of W&B ahead; fewer than 7 at its end are zeros."""
+    first, second, data = b"a" * (32768 - 14 - left), b"b" * 70_000, b":W&B" + bytes(3)
+    for entry in (first, second):
+        rest, kind = entry, 0
+        while rest or not kind:
+            if (room := 32768 - len(data) % 32768) < 7:
+                data, room = data + bytes(room), 32768
+            part, rest = rest[: room - 7], rest[room - 7 :]
+            kind = (3 if rest else 4) if kind else (2 if rest else 1)
+            data += struct.pack("<IHB", zlib.crc32(bytes([kind]) + part), len(part), kind) + part
+    assert list(log_entries(io.BytesIO(data), source="a file")) == [first, second]
 
 
 @pytest.mark.trials

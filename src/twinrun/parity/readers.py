@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import struct
+import zlib
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -244,9 +245,11 @@ def _offline(stream: IO[bytes], series: str, *, source: str) -> LoggedCurve:
     from wandb.proto.wandb_internal_pb2 import Record
 
     rows: list[dict[str, Any]] = []
-    for content in _framed(stream):
+    ended = False
+    for content in log_entries(stream, source=source):
         line = Record()
         line.ParseFromString(content)
+        ended = ended or line.HasField("exit")
         if not line.HasField("history"):
             continue
         row: dict[str, Any] = {"_step": line.history.step.num}
@@ -254,30 +257,35 @@ def _offline(stream: IO[bytes], series: str, *, source: str) -> LoggedCurve:
             row[item.key or ".".join(item.nested_key)] = json.loads(item.value_json)
         rows.append(row)
     found = _rows(rows, series, source=source, form="a W&B offline run", unread=[0])
-    return found.model_copy(update={"unit": 0.0})
+    notes = found.notes if ended else (*found.notes, "the file has no end of the run: later steps may lack")
+    return found.model_copy(update={"unit": 0.0, "notes": notes})
 
 
-def _framed(stream: IO[bytes]) -> Iterator[bytes]:
-    """Yield the records of a file in LevelDB's log format, as W&B writes it: blocks of 32 KiB after 7 bytes.
+def log_entries(stream: IO[bytes], *, source: str) -> Iterator[bytes]:
+    """Yield the entries of a file in LevelDB's log format, as W&B writes it: blocks of 32 KiB, 7 bytes ahead.
 
-    A record that is cut off, as of a run that still goes on, ends the file.
+    An entry that is cut off, as of a run that still goes on, ends the file.
+
+    Raises:
+        InputError: a part of an entry is not what its checksum says.
     """
     size, header = 1 << 15, 7
-    stream.seek(header)
-    left, parts = size - header, b""
+    # W&B's own header is the start of the first block.
+    place, parts = len(stream.read(header)), b""
     while True:
-        if left < header:
-            stream.read(left)
-            left = size
+        if (left := size - place % size) < header:
+            place += len(stream.read(left))
         head = stream.read(header)
         if len(head) < header:
             return
-        _, length, kind = struct.unpack("<IHB", head)
+        checksum, length, kind = struct.unpack("<IHB", head)
         content = stream.read(length)
-        left -= header + length
         if len(content) < length or kind == 0:
             return
-        # 1 is a whole record, 2 the first part of one, 3 a further and 4 the last.
+        if zlib.crc32(content, zlib.crc32(head[-1:])) != checksum:
+            raise InputError("a part of the file is damaged", place=source, found=f"at byte {place}")
+        place += header + length
+        # 1 is a whole entry, 2 the first part of one, 3 a further and 4 the last.
         parts = content if kind in {1, 2} else parts + content
         if kind in {1, 4}:
             yield parts
