@@ -1,7 +1,7 @@
 """Measure how work grows with its size, and print the table of docs/reference/growth.md.
 
-Work is counted, not timed: files that are opened, bytes that are read or written, lines that are looked at, Python
-functions that are called.
+Work is counted, not timed: files that are opened, bytes that are read or written, lines that are looked at,
+functions of Python that are called.
 The exponent is that of a power of the size, between the smallest size and the largest: 1 is linear.
 """
 
@@ -150,7 +150,7 @@ def calls(work: Callable[[], object]) -> int:
     work()
     found = 0
 
-    def count(frame: FrameType, event: str, argument: object) -> None:
+    def count(_frame: FrameType, event: str, _argument: object) -> None:
         nonlocal found
         found += event == "call"
 
