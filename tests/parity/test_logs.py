@@ -60,6 +60,10 @@ def test_the_state_of_a_trainer_has_its_losses_without_those_of_evaluations() ->
             "1 line whose loss is no number",
         ),
         ("Step,run - train/loss,run - eval/loss\n1,3.0,\n2,2.5,2.6\n", (3.0, 2.5), ""),
+        ("Step,run - train/loss,run - train/loss__MIN\n1,3.0,1.0\n2,2.5,1.0\n", (3.0, 2.5), ""),
+        ("\ufeffstep,loss\n1,3.0\n2,2.5\n", (3.0, 2.5), "steps 1 to 2"),
+        ('{"log_history": [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.5}]}', (3.0, 2.5), ""),
+        ("step 999 loss 3.0\nstep 1,000 loss 2.5\n", (3.0, 2.5), "steps 999 to 1000"),
     ],
 )
 def test_what_a_log_has_is_taken_and_said(
@@ -78,6 +82,11 @@ def test_what_a_log_has_is_taken_and_said(
         ("step,accuracy\n1,0.5\n", "no such series|no step|known to be the loss"),
         ("step,loss\n1,3,0\n", "more fields than the header"),
         ('{"step": 1, "accuracy": 0.5}\n', "known to be the loss"),
+        ('{"samples": 1, "loss": 3.0}\n', "no key here is known to be the step"),
+        (
+            '{"point": "a", "step": 1, "loss": 3.0}\n{"point": "b", "step": 1, "loss": 2.0}\n',
+            "several points",
+        ),
         ("\0\0\0", "neither text nor a log"),
         ("[" * 100_000, "not a log|no step"),
     ],

@@ -214,11 +214,11 @@ def series_called(names: Iterable[str], wanted: str, *, source: str) -> str:
     for name in formats().keys.loss:
         if name in known:
             return name
-    # As W&B exports a column: `RUN - train/loss`.
+    # As W&B exports a column: `RUN - train/loss`, beside it `RUN - train/loss__MIN` and `__MAX`.
     like = [
         one
         for one in known
-        if "loss" in one.lower() and not re.search("eval|val|test|aux", one, re.IGNORECASE)
+        if "loss" in one.lower() and not re.search("eval|val|test|aux|__(min|max)$", one, re.IGNORECASE)
     ]
     if len(like) == 1:
         return like[0]
@@ -276,7 +276,7 @@ class _LineReader:
                 continue
             groups = found.groupdict()
             if (step := groups.get("step")) and len(step) < 16:
-                self._step = int(step)
+                self._step = int(step.replace(",", ""))
             if (text := groups.get("loss")) is not None:
                 self._add(loss_number(text))
 
@@ -291,7 +291,7 @@ class _LineReader:
 def text_lines(stream: Any, *, longest: int = 1 << 20) -> Iterator[str]:
     """Yield the lines of a binary stream; a line over `longest` bytes is cut into several."""
     while line := stream.readline(longest):
-        yield line.decode("utf-8", errors="replace")
+        yield line.decode("utf-8", errors="replace").removeprefix("\ufeff")
 
 
 def log_name(path: Path) -> str:

@@ -7,6 +7,7 @@ import io
 import json
 import struct
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,7 @@ from twinrun.parity.logs import (
     LoggedCurve,
     LossStep,
     curve_of,
+    formats,
     log_name,
     loss_number,
     no_loss,
@@ -92,6 +94,7 @@ def _read_folder(path: Path, series: str) -> LoggedCurve:
 
 def _read_file(stream: IO[bytes], head: bytes, path: Path, series: str) -> LoggedCurve:
     source = log_name(path)
+    head = head.removeprefix(BOM_UTF8)
     if head.startswith(b":W&B"):
         return _offline(stream, series, source=source)
     if b"\0" in head:
@@ -99,9 +102,10 @@ def _read_file(stream: IO[bytes], head: bytes, path: Path, series: str) -> Logge
     start = head.lstrip()[:1]
     first = head.split(b"\n", 1)[0].strip()
     # A dictionary as Python prints it is no JSON.
-    if start == b"{" and _json_or_none(first) is not None:
+    row = _json_or_none(first) if start == b"{" else None
+    if row is not None and "log_history" not in row:
         return _json_lines(stream, series, source=source)
-    if start in {b"{", b"["} and (path.suffix == ".json" or first in {b"{", b"["}):
+    if row is not None or (start in {b"{", b"["} and (path.suffix == ".json" or first in {b"{", b"["})):
         return _json(read_regular(path, limit=LARGEST_JSON, links=True), series, source=source)
     if sign := _separator(first.decode("utf-8", errors="replace")):
         return _table(stream, sign, series, source=source)
@@ -159,7 +163,7 @@ def _unread(count: int, what: str) -> list[str]:
 
 
 def _json_lines(stream: IO[bytes], series: str, *, source: str) -> LoggedCurve:
-    unread = [0]
+    unread, own = [0], dict[str, None]()
 
     def rows() -> Iterator[dict[str, Any]]:
         for line in text_lines(stream):
@@ -170,18 +174,29 @@ def _json_lines(stream: IO[bytes], series: str, *, source: str) -> LoggedCurve:
                 unread[0] += 1
             # Control runs of ours stand in the file of the run itself.
             elif not row.get("control"):
+                own[str(row.get("point", ""))] = None
                 yield row
 
-    return _rows(rows(), series, source=source, form="JSON lines", unread=unread)
+    found = _rows(rows(), series, source=source, form="JSON lines", unread=unread)
+    if len(own) > 1:
+        raise InputError(
+            "lines of several points, each with steps of its own",
+            place=source,
+            found=list(own),
+            allowed="lines of one",
+            hint="name the run folder or its record",
+        )
+    return found
 
 
 def _rows(
     rows: Iterable[dict[str, Any]], series: str, *, source: str, form: str, unread: list[int]
 ) -> LoggedCurve:
     """Return the curve of rows with keys; rows of other quantities lack the loss."""
-    loss, names, points = series, dict[str, None](), list[LossStep]()
+    loss, names, points, stepped = series, dict[str, None](), list[LossStep](), False
     for row in rows:
         step = step_key(row)
+        stepped = stepped or step is not None
         if not loss or loss not in row:
             names |= dict.fromkeys(name for name, value in row.items() if isinstance(value, int | float))
             loss = loss or _first_loss(row, source)
@@ -191,6 +206,13 @@ def _rows(
             points.append(one)
         else:
             unread[0] += 1
+    if not points and names and not stepped:
+        raise InputError(
+            "no key here is known to be the step",
+            place=source,
+            found=list(names)[:40],
+            allowed=list(formats().keys.step),
+        )
     if not points:
         raise no_loss(source, series=series, known=names)
     return curve_of(points, source=source, form=form, series=loss, notes=_unread(unread[0], "row"))
