@@ -217,8 +217,8 @@ def calls_of_pages(place: Path, records: int) -> int:
 def log_of(place: Path, steps: int) -> Path:
     """Write a log of so many steps whose loss falls."""
     place.mkdir()
-    log = place / "run.log"
-    log.write_text("".join(f"step {one} loss {2 + 8 / (one + 1):.6f}\n" for one in range(steps)))
+    log = place / "run.jsonl"
+    log.write_text("".join(f'{{"step": {one}, "loss": {2 + 8 / (one + 1)}}}\n' for one in range(steps)))
     return log
 
 

@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,8 +96,9 @@ class LoggedCurve(Frozen):
         return f"{self.source}: `{self.series}` of {self.format}, {count}, {span}{notes}"
 
 
+@cache
 def formats() -> Formats:
-    """Return the formats that are known."""
+    """Return the formats that are known, read once: each row of a log asks for their keys."""
     return load_toml(Path(__file__).with_name("formats.toml"), Formats)
 
 
