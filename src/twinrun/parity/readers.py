@@ -182,7 +182,7 @@ def _json_lines(stream: IO[bytes], series: str, *, source: str) -> LoggedCurve:
         raise InputError(
             "lines of several points, each with steps of its own",
             place=source,
-            found=list(own),
+            found=list(own)[:12],
             allowed="lines of one",
             hint="name the run folder or its record",
         )
