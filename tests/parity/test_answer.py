@@ -67,6 +67,20 @@ def test_public_losses_have_known_answers(a: str, b: str, bound: float | None, c
     assert (found.code, said in found.sentence) == (code, True), found.sentence
 
 
+def test_logs_that_begin_late_may_be_as_far_apart_at_first_as_their_controls() -> None:
+    """Rounding has grown by then beyond what a first step shows, and configuration is in no log."""
+    late = [log(noisy(number, growth=2e-4)[50:], name=f"{number}", first=51) for number in range(1, 20)]
+    found = judge_logs(late[0], late[1], controls=late[2:], metric=METRIC)
+    assert (found.code, "a control run is" in found.sentence) == (3, True), found.sentence
+
+
+def test_logs_of_other_steps_are_said() -> None:
+    sparse = [LossStep(10 * step, value, 15) for step, value in enumerate(noisy(2), start=1)]
+    other = curve_of(sparse, source="other", form="test", series="loss")
+    found = judge_logs(log(noisy(1)), other, controls=CONTROLS, metric=METRIC)
+    assert "the steps of A are 1 apart and those of B 10, taken to count the same steps" in found.compared
+
+
 def test_rounding_is_one_curve() -> None:
     found = judged(noisy(2))
     assert (found.code, found.sentence[:9]) == (0, "One curve")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
+import struct
 import tracemalloc
+import zlib
 from pathlib import Path
 
 import pytest
 
 from twinrun.foundation.errors import InputError
 from twinrun.parity.logs import LoggedCurve, formats
-from twinrun.parity.readers import read_log
+from twinrun.parity.readers import log_entries, read_log
 
 SAMPLES = Path(__file__).parent / "samples"
 FIRST = [8.0009, 7.1835, 6.46]
@@ -57,6 +60,10 @@ def test_the_state_of_a_trainer_has_its_losses_without_those_of_evaluations() ->
             "1 line whose loss is no number",
         ),
         ("Step,run - train/loss,run - eval/loss\n1,3.0,\n2,2.5,2.6\n", (3.0, 2.5), ""),
+        ("Step,run - train/loss,run - train/loss__MIN\n1,3.0,1.0\n2,2.5,1.0\n", (3.0, 2.5), ""),
+        ("\ufeffstep,loss\n1,3.0\n2,2.5\n", (3.0, 2.5), "steps 1 to 2"),
+        ('{"log_history": [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.5}]}', (3.0, 2.5), ""),
+        ("step 999 loss 3.0\nstep 1,000 loss 2.5\n", (3.0, 2.5), "steps 999 to 1000"),
     ],
 )
 def test_what_a_log_has_is_taken_and_said(
@@ -75,6 +82,11 @@ def test_what_a_log_has_is_taken_and_said(
         ("step,accuracy\n1,0.5\n", "no such series|no step|known to be the loss"),
         ("step,loss\n1,3,0\n", "more fields than the header"),
         ('{"step": 1, "accuracy": 0.5}\n', "known to be the loss"),
+        ('{"samples": 1, "loss": 3.0}\n', "no key here is known to be the step"),
+        (
+            '{"point": "a", "step": 1, "loss": 3.0}\n{"point": "b", "step": 1, "loss": 2.0}\n',
+            "several points",
+        ),
         ("\0\0\0", "neither text nor a log"),
         ("[" * 100_000, "not a log|no step"),
     ],
@@ -143,6 +155,32 @@ def test_the_offline_run_of_wandb_is_read() -> None:
     found = read_log(SAMPLES / "offline.wandb")
     assert (found.series, found.steps, found.unit) == ("train/loss", tuple(range(1, 13)), 0)
     assert list(found.values[:3]) == pytest.approx(FIRST, abs=1e-4)
+
+
+@pytest.mark.needs("wandb")
+def test_a_run_of_wandb_without_its_end_is_said_and_damage_is_refused(tmp_path: Path) -> None:
+    whole = (SAMPLES / "offline.wandb").read_bytes()
+    path = tmp_path / "run.wandb"
+    path.write_bytes(whole[:-100])
+    assert "the file has no end of the run" in read_log(path).in_words()
+    path.write_bytes(whole[:500] + b"?" + whole[501:])
+    with pytest.raises(InputError, match="a part of the file is damaged"):
+        read_log(path)
+
+
+@pytest.mark.parametrize("left", range(10))
+def test_an_entry_crosses_blocks_wherever_the_one_before_it_ends(left: int) -> None:
+    """A block of 32 KiB has 7 bytes of W&B ahead; fewer than 7 at its end are zeros."""
+    first, second, data = b"a" * (32768 - 14 - left), b"b" * 70_000, b":W&B" + bytes(3)
+    for entry in (first, second):
+        rest, kind = entry, 0
+        while rest or not kind:
+            if (room := 32768 - len(data) % 32768) < 7:
+                data, room = data + bytes(room), 32768
+            part, rest = rest[: room - 7], rest[room - 7 :]
+            kind = (3 if rest else 4) if kind else (2 if rest else 1)
+            data += struct.pack("<IHB", zlib.crc32(bytes([kind]) + part), len(part), kind) + part
+    assert list(log_entries(io.BytesIO(data), source="a file")) == [first, second]
 
 
 @pytest.mark.trials

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
@@ -11,7 +12,14 @@ from twinrun.foundation.text import plural
 from twinrun.manifests.metrics import Metric
 from twinrun.parity.logs import LoggedCurve
 from twinrun.results.curves import untrained
-from twinrun.workloads.curve_distance import FINEST, LEAST_CONTROLS, Parity, Window, parity
+from twinrun.workloads.curve_distance import (
+    FINEST,
+    LEAST_CONTROLS,
+    Parity,
+    Window,
+    largest_difference,
+    parity,
+)
 from twinrun.workloads.workload import ControlledCurve
 
 CurveAnswerOutcome = Literal["one curve", "differ", "cannot say"]
@@ -84,6 +92,8 @@ def judge_logs(
         found = _against_bound(met, bound=bound, resolution=2 * resolution)
         return found.model_copy(update={"compared": compared})
     finest = max(FINEST, 2 * resolution)
+    # Logs that begin later have no first step, at which nothing but rounding is.
+    late = largest_difference([met.a[:1], met.b[:1]])[0] if met.steps[0] > 1 else 0.0
     curve = ControlledCurve(
         name="A",
         values=met.a,
@@ -91,7 +101,7 @@ def judge_logs(
         configuration={},
         origins={},
         arithmetic=_UNKNOWN,
-        rounding=max(limit, finest),
+        rounding=max(limit, finest, late),
     )
     other = curve.model_copy(update={"name": "B", "values": met.b, "controls": ()})
     held = parity(curve, other, bound=max(limit, finest), finest=finest)
@@ -195,6 +205,11 @@ def _compared(a: LoggedCurve, b: LoggedCurve, met: AlignedCurves) -> tuple[str, 
     lines = [
         f"{plural(len(met.steps), 'step')} that all logs have, of {len(a.steps)} in A and {len(b.steps)} in B"
     ]
+    gaps = [statistics.mode(map(int.__sub__, one.steps[1:], one.steps)) for one in (a, b) if one.steps[1:]]
+    if len(set(gaps)) > 1:
+        lines.append(
+            f"the steps of A are {gaps[0]} apart and those of B {gaps[1]}, taken to count the same steps"
+        )
     if resolution := max(a.resolution, b.resolution):
         lines.append(f"the logs round, so that differences below {resolution:.2g} are not seen")
     lines.append("initial weights, data and its order: not in the logs, taken to be the same")

@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,8 +96,9 @@ class LoggedCurve(Frozen):
         return f"{self.source}: `{self.series}` of {self.format}, {count}, {span}{notes}"
 
 
+@cache
 def formats() -> Formats:
-    """Return the formats that are known."""
+    """Return the formats that are known, read once: each row of a log asks for their keys."""
     return load_toml(Path(__file__).with_name("formats.toml"), Formats)
 
 
@@ -214,11 +216,11 @@ def series_called(names: Iterable[str], wanted: str, *, source: str) -> str:
     for name in formats().keys.loss:
         if name in known:
             return name
-    # As W&B exports a column: `RUN - train/loss`.
+    # As W&B exports a column: `RUN - train/loss`, beside it `RUN - train/loss__MIN` and `__MAX`.
     like = [
         one
         for one in known
-        if "loss" in one.lower() and not re.search("eval|val|test|aux", one, re.IGNORECASE)
+        if "loss" in one.lower() and not re.search("eval|val|test|aux|__(min|max)$", one, re.IGNORECASE)
     ]
     if len(like) == 1:
         return like[0]
@@ -276,7 +278,7 @@ class _LineReader:
                 continue
             groups = found.groupdict()
             if (step := groups.get("step")) and len(step) < 16:
-                self._step = int(step)
+                self._step = int(step.replace(",", ""))
             if (text := groups.get("loss")) is not None:
                 self._add(loss_number(text))
 
@@ -291,7 +293,7 @@ class _LineReader:
 def text_lines(stream: Any, *, longest: int = 1 << 20) -> Iterator[str]:
     """Yield the lines of a binary stream; a line over `longest` bytes is cut into several."""
     while line := stream.readline(longest):
-        yield line.decode("utf-8", errors="replace")
+        yield line.decode("utf-8", errors="replace").removeprefix("\ufeff")
 
 
 def log_name(path: Path) -> str:

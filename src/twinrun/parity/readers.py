@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import struct
+import zlib
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +20,7 @@ from twinrun.parity.logs import (
     LoggedCurve,
     LossStep,
     curve_of,
+    formats,
     log_name,
     loss_number,
     no_loss,
@@ -91,6 +94,7 @@ def _read_folder(path: Path, series: str) -> LoggedCurve:
 
 def _read_file(stream: IO[bytes], head: bytes, path: Path, series: str) -> LoggedCurve:
     source = log_name(path)
+    head = head.removeprefix(BOM_UTF8)
     if head.startswith(b":W&B"):
         return _offline(stream, series, source=source)
     if b"\0" in head:
@@ -98,9 +102,10 @@ def _read_file(stream: IO[bytes], head: bytes, path: Path, series: str) -> Logge
     start = head.lstrip()[:1]
     first = head.split(b"\n", 1)[0].strip()
     # A dictionary as Python prints it is no JSON.
-    if start == b"{" and _json_or_none(first) is not None:
+    row = _json_or_none(first) if start == b"{" else None
+    if row is not None and "log_history" not in row:
         return _json_lines(stream, series, source=source)
-    if start in {b"{", b"["} and (path.suffix == ".json" or first in {b"{", b"["}):
+    if row is not None or (start in {b"{", b"["} and (path.suffix == ".json" or first in {b"{", b"["})):
         return _json(read_regular(path, limit=LARGEST_JSON, links=True), series, source=source)
     if sign := _separator(first.decode("utf-8", errors="replace")):
         return _table(stream, sign, series, source=source)
@@ -158,7 +163,7 @@ def _unread(count: int, what: str) -> list[str]:
 
 
 def _json_lines(stream: IO[bytes], series: str, *, source: str) -> LoggedCurve:
-    unread = [0]
+    unread, own = [0], dict[str, None]()
 
     def rows() -> Iterator[dict[str, Any]]:
         for line in text_lines(stream):
@@ -169,18 +174,29 @@ def _json_lines(stream: IO[bytes], series: str, *, source: str) -> LoggedCurve:
                 unread[0] += 1
             # Control runs of ours stand in the file of the run itself.
             elif not row.get("control"):
+                own[str(row.get("point", ""))] = None
                 yield row
 
-    return _rows(rows(), series, source=source, form="JSON lines", unread=unread)
+    found = _rows(rows(), series, source=source, form="JSON lines", unread=unread)
+    if len(own) > 1:
+        raise InputError(
+            "lines of several points, each with steps of its own",
+            place=source,
+            found=list(own)[:12],
+            allowed="lines of one",
+            hint="name the run folder or its record",
+        )
+    return found
 
 
 def _rows(
     rows: Iterable[dict[str, Any]], series: str, *, source: str, form: str, unread: list[int]
 ) -> LoggedCurve:
     """Return the curve of rows with keys; rows of other quantities lack the loss."""
-    loss, names, points = series, dict[str, None](), list[LossStep]()
+    loss, names, points, stepped = series, dict[str, None](), list[LossStep](), False
     for row in rows:
         step = step_key(row)
+        stepped = stepped or step is not None
         if not loss or loss not in row:
             names |= dict.fromkeys(name for name, value in row.items() if isinstance(value, int | float))
             loss = loss or _first_loss(row, source)
@@ -190,6 +206,13 @@ def _rows(
             points.append(one)
         else:
             unread[0] += 1
+    if not points and names and not stepped:
+        raise InputError(
+            "no key here is known to be the step",
+            place=source,
+            found=list(names)[:40],
+            allowed=list(formats().keys.step),
+        )
     if not points:
         raise no_loss(source, series=series, known=names)
     return curve_of(points, source=source, form=form, series=loss, notes=_unread(unread[0], "row"))
@@ -244,9 +267,11 @@ def _offline(stream: IO[bytes], series: str, *, source: str) -> LoggedCurve:
     from wandb.proto.wandb_internal_pb2 import Record
 
     rows: list[dict[str, Any]] = []
-    for content in _framed(stream):
+    ended = False
+    for content in log_entries(stream, source=source):
         line = Record()
         line.ParseFromString(content)
+        ended = ended or line.HasField("exit")
         if not line.HasField("history"):
             continue
         row: dict[str, Any] = {"_step": line.history.step.num}
@@ -254,30 +279,35 @@ def _offline(stream: IO[bytes], series: str, *, source: str) -> LoggedCurve:
             row[item.key or ".".join(item.nested_key)] = json.loads(item.value_json)
         rows.append(row)
     found = _rows(rows, series, source=source, form="a W&B offline run", unread=[0])
-    return found.model_copy(update={"unit": 0.0})
+    notes = found.notes if ended else (*found.notes, "the file has no end of the run: later steps may lack")
+    return found.model_copy(update={"unit": 0.0, "notes": notes})
 
 
-def _framed(stream: IO[bytes]) -> Iterator[bytes]:
-    """Yield the records of a file in LevelDB's log format, as W&B writes it: blocks of 32 KiB after 7 bytes.
+def log_entries(stream: IO[bytes], *, source: str) -> Iterator[bytes]:
+    """Yield the entries of a file in LevelDB's log format, as W&B writes it: blocks of 32 KiB, 7 bytes ahead.
 
-    A record that is cut off, as of a run that still goes on, ends the file.
+    An entry that is cut off, as of a run that still goes on, ends the file.
+
+    Raises:
+        InputError: a part of an entry is not what its checksum says.
     """
     size, header = 1 << 15, 7
-    stream.seek(header)
-    left, parts = size - header, b""
+    # W&B's own header is the start of the first block.
+    place, parts = len(stream.read(header)), b""
     while True:
-        if left < header:
-            stream.read(left)
-            left = size
+        if (left := size - place % size) < header:
+            place += len(stream.read(left))
         head = stream.read(header)
         if len(head) < header:
             return
-        _, length, kind = struct.unpack("<IHB", head)
+        checksum, length, kind = struct.unpack("<IHB", head)
         content = stream.read(length)
-        left -= header + length
         if len(content) < length or kind == 0:
             return
-        # 1 is a whole record, 2 the first part of one, 3 a further and 4 the last.
+        if zlib.crc32(content, zlib.crc32(head[-1:])) != checksum:
+            raise InputError("a part of the file is damaged", place=source, found=f"at byte {place}")
+        place += header + length
+        # 1 is a whole entry, 2 the first part of one, 3 a further and 4 the last.
         parts = content if kind in {1, 2} else parts + content
         if kind in {1, 4}:
             yield parts

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from twinrun.manifests.published import Accepted
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.workloads import load_workload
-from twinrun.workloads.settings import Difference, accepted_rows, differences
+from twinrun.workloads.settings import Difference, Fingerprint, accepted_rows, differences
 from twinrun.workloads.workload import Point
 
 
@@ -36,20 +36,38 @@ def differences_of_point(
         name: the point that the publication means; the same where not given.
         about: which of the other settings are asked at all.
     """
-    settings = load_workload(recipe.workload).settings
-    own = settings.of(part, point)
-    written = settings.of(*settings.as_written(recipe.tables, part, point, name or point.id))
-    asked = {field: value for field, value in own.items() if field in stated or about(field)}
-    expected = {field: value for field, value in written.items() if about(field)}
-    apart = min((differences(asked, row, written=expected) for row in accepted_rows(stated)), key=_distance)
-    return PointDifferences(apart, tuple(field for field in expected if field not in stated))
+    return _apart(*_settings(recipe, part, point, name), stated, about)
 
 
 def differences_of_plan(recipe: LoadedRecipe, part: Any, points: Sequence[Point]) -> tuple[Difference, ...]:
     """Return where the point that is nearest to the publication is not as published."""
+    settings = [_settings(recipe, part, point) for point in points]
+    # Points of a sweep have the same settings, where they differ in their number of nodes alone.
+    different = {(*own.items(), *written.items()): (own, written) for own, written in settings}
     stated = recipe.published.fingerprint
-    found = (differences_of_point(recipe, part, point, stated=stated).differences for point in points)
+    found = (_apart(own, written, stated).differences for own, written in different.values())
     return min(found, key=len, default=())
+
+
+def _settings(
+    recipe: LoadedRecipe, part: Any, point: Point, name: str | None = None
+) -> tuple[Fingerprint, Fingerprint]:
+    """Return the settings of a point, and those that recipe.toml has for it."""
+    settings = load_workload(recipe.workload).settings
+    written = settings.as_written(recipe.tables, part, point, name or point.id)
+    return settings.of(part, point), settings.of(*written)
+
+
+def _apart(
+    own: Fingerprint,
+    written: Fingerprint,
+    stated: Mapping[str, Accepted],
+    about: Callable[[str], bool] = lambda _: True,
+) -> PointDifferences:
+    asked = {field: value for field, value in own.items() if field in stated or about(field)}
+    expected = {field: value for field, value in written.items() if about(field)}
+    apart = min((differences(asked, row, written=expected) for row in accepted_rows(stated)), key=_distance)
+    return PointDifferences(apart, tuple(field for field in expected if field not in stated))
 
 
 def _distance(apart: Sequence[Difference]) -> tuple[bool, int]:

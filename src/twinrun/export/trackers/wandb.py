@@ -15,9 +15,13 @@ VARIABLES = {"WANDB_ERROR_REPORTING": "false"}
 
 def write(folder: Path, run: TrackedRun) -> str:
     """Write one offline run for each point."""
+    import wandb
+
     with variables_set(VARIABLES):
         for point in run.points:
             _write_point(folder, run, point)
+        # A run ends before the process that writes its file has written all of it.
+        wandb.teardown()
     return f"wandb sync {folder / 'wandb'}/offline-run-*"
 
 
