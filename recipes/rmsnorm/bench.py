@@ -41,7 +41,7 @@ def measure(session: Session, dtype: str) -> None:
     session.measure(
         labels={"operation": "norm", "dtype": dtype, "backend": kind},
         title=f"RMSNorm forward, {rows} x {columns}",
-        work=Work(formula="rmsnorm/read-once-write-once", amounts={COPY: 2 * x_RC.nbytes}),
+        work=Work(formula="read-once-write-once", amounts={COPY: 2 * x_RC.nbytes}),
         allowed_error=ALLOWED_ERRORS[dtype],
         ours=checked("ours", lambda: ours(x_RC, weight_C, EPSILON), exact_RC),
         baselines=[

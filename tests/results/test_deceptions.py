@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import datetime
+import hashlib
 import json
 from collections.abc import Callable
 from typing import Any
@@ -193,6 +195,77 @@ def without_orders(content: Content) -> None:
         del point["facts"]["order hash"]
 
 
+def point_again(content: Content) -> None:
+    """Plan and measure a point a second time, under another name for its size."""
+    for points in (content["plan"]["points"], content["points"]):
+        points.append(copy.deepcopy(points[0]) | {"id": f"nodes={points[0]['nodes']}"})
+
+
+def swapped_names(content: Content) -> None:
+    first, last = (content["points"][number]["id"] for number in (0, -1))
+    for one in (*content["plan"]["points"], *content["points"]):
+        one["id"] = {first: last, last: first}.get(one["id"], one["id"])
+
+
+def other_microbatch(content: Content) -> None:
+    for point in (*content["plan"]["points"], *content["points"]):
+        point["part"]["microbatches"] = [7]
+    for point in content["points"]:
+        point["facts"]["microbatch"] = 7
+
+
+def other_sharding(content: Content) -> None:
+    for point in (*content["plan"]["points"], *content["points"]):
+        point["part"]["sharding"] = "none"
+    for point in content["points"]:
+        point["facts"]["parallelism"] = "ddp"
+
+
+def too_much_memory_at_the_last_point(content: Content) -> None:
+    for key in ("median", "low", "high"):
+        measured(content, "peak-memory", -1)[key] *= 80
+
+
+def too_short(content: Content) -> None:
+    """End the run when its timed steps alone had passed."""
+    content["created"] = _after(content, sum(one["low"] * one["count"] for one in _step_times(content)) + 0.1)
+
+
+def _step_times(content: Content) -> list[Any]:
+    return [one for point in content["points"] for one in point["measurements"] if one["id"] == "step-time"]
+
+
+def _after(content: Content, seconds: float) -> str:
+    began = datetime.datetime.strptime(f"{content['run'][:15]}+0000", "%Y%m%d-%H%M%S%z")
+    return (began + datetime.timedelta(seconds=seconds)).isoformat()
+
+
+def unplanned_number(content: Content) -> None:
+    one = measured(content, "peak-memory") | {"id": "validation-loss@7", "metric": "validation-loss"}
+    content["points"][0]["measurements"].append(one | {"unit": "nats/token", "per": "run"})
+
+
+def formula_of_another_algorithm(content: Content) -> None:
+    for point in content["points"]:
+        for name, value in point["facts"].items():
+            if value == "link-bytes/root":
+                point["facts"][name] = "link-bytes/ring"
+
+
+def digest_of_nothing(content: Content) -> None:
+    for point in content["points"]:
+        point["facts"]["order hash"] = hashlib.sha256(b"").hexdigest()
+
+
+def passed_with_a_fault(content: Content) -> None:
+    content["points"][0]["checks"][0] |= {"outcome": "pass", "nodes": ["node-0"]}
+
+
+def torch_of_another_vendor(content: Content) -> None:
+    version = content["environment"]["libraries"]["torch"].partition("+")[0]
+    content["environment"]["libraries"]["torch"] = f"{version}+rocm6.3"
+
+
 DECEPTIONS: dict[str, tuple[str, Callable[[Content], None]]] = {
     "an error of 0.9": ("kernels", wrong_result),
     "an error of 0.9 that the record allows": ("kernels", wrong_result_and_allowance),
@@ -233,6 +306,24 @@ DECEPTIONS: dict[str, tuple[str, Callable[[Content], None]]] = {
     "an error of scores": ("evaluation", lambda one: times(one, 3.0, "score-error")),
     "another PyTorch": ("sweep", other_torch),
     "converted": ("sweep", converted),
+    "a point twice": ("sweep", point_again),
+    "names of points swapped": ("legs", swapped_names),
+    "a microbatch that divides nothing": ("sweep", other_microbatch),
+    "points sharded otherwise than the plan": ("sweep", other_sharding),
+    "5,000 GiB at the last point": ("sweep", too_much_memory_at_the_last_point),
+    "a run as long as its timed steps": ("sweep", too_short),
+    "a number that nobody planned": ("sweep", unplanned_number),
+    "the formula of another algorithm": ("ring", formula_of_another_algorithm),
+    "the digest of nothing": ("sweep", digest_of_nothing),
+    "a pass with nodes at fault": ("checks", passed_with_a_fault),
+    "a PyTorch of another vendor": ("sweep", torch_of_another_vendor),
+    "no points at all": (
+        "kernels",
+        lambda one: [one["points"].clear(), one["plan"]["points"].clear()],  # type: ignore[dict-item]
+    ),
+    "another recipe": ("kernels", lambda one: one["plan"].update(recipe="mpt-throughput")),
+    "losses longer than control runs": ("layouts", lambda one: losses(one, lambda values: [*values, 2.0])),
+    "a score beyond 1": ("evaluation", lambda one: times(one, 9.0, "score")),
 }
 
 

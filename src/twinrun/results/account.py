@@ -9,6 +9,7 @@ import datetime
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 
 from twinrun.foundation.errors import InputError
@@ -85,14 +86,12 @@ def _origin(record: Record) -> Iterator[Gap]:
 def _recipe(record: Record, project: Project) -> Iterator[Gap]:
     """Yield where the plan is not one of its recipe."""
     plan, loaded = record.plan, project.recipe(record.plan.recipe)
-    yield from held("plan.workload", plan.workload, loaded.workload)
     workload, own = record.workload, loaded.recipe.script
     yield from held("plan.script", plan.script, loaded.file(own) if own else workload.module)
     version = loaded.recipe.version
     if not 1 <= plan.recipe_version <= version:
         yield Gap(path="plan.recipe_version", found=str(plan.recipe_version), allowed=f"1 to {version}")
-    if plan.workload == loaded.workload:
-        yield from workload.account.of_recipe(loaded.tables, plan.part, plan.points)
+    yield from workload.account.of_recipe(loaded.tables, plan.part, plan.points)
     for name in ("engine", "launcher", "scheduler"):
         if not getattr(plan, name):
             yield Gap(path=f"plan.{name}", found="empty", allowed="the name of one")
@@ -125,19 +124,37 @@ def _software(record: Record, project: Project) -> Iterator[Gap]:
         if version and words.partition(",")[0] != version.partition("+")[0]:
             path = f"environment.lock_differences.{name}"
             yield Gap(path=path, found=words, allowed=f"{version}, which was imported")
-    try:
-        pinned = project.stack(record.plan.stack).locked(project.root).get(TORCH, ())
-    except (InputError, OSError):
-        # A stack that is no more: its records are read, and none can say what it locked.
-        pinned = ()
+    pinned = _locked(record.plan.stack, project)
     version = found.libraries.get(TORCH, "")
-    if not VERSION.fullmatch(version) or not any(_release(version) == _release(one) for one in pinned):
+    current = project.recipe(record.plan.recipe).recipe.stacks.current.values()
+    builds, own = (
+        {_build(one) for one in versions}
+        for versions in ([one for name in current for one in _locked(name, project)], pinned)
+    )
+    # A lock of the package index names no build; one of a framework's own index does.
+    other = _build(version) not in own if "" not in own else _build(version) in builds - own
+    released = any(_release(version) == _release(one) for one in pinned)
+    if not VERSION.fullmatch(version) or not released or other:
         yield Gap(
             path=f"environment.libraries.{TORCH}",
             found=version or "absent",
             allowed=f"{shown(pinned)}, which the stack {record.plan.stack} locks",
             hint="run it in the stack that has this PyTorch",
         )
+
+
+@cache
+def _locked(stack: str, project: Project) -> tuple[str, ...]:
+    """Return the versions of PyTorch that a stack locks; none of a stack that is no more."""
+    try:
+        return project.stack(stack).locked(project.root).get(TORCH, ())
+    except (InputError, OSError):
+        return ()
+
+
+def _build(version: str) -> str:
+    """Return what a version is built for, without digits: `rocm` of 2.7.1+rocm6.3."""
+    return version.partition("+")[2].rstrip("0123456789.")
 
 
 def _release(version: str) -> tuple[str, ...]:
@@ -156,13 +173,23 @@ def _points(record: Record) -> Iterator[Gap]:
                 allowed="measured",
                 hint="a point that failed says nothing; run it again",
             )
-        counts = {"devices": planned.world_size, "nodes": planned.nodes}
+        per_card = record.gpu.devices_per_card if record.gpu else 1
+        counts = {
+            "devices": planned.world_size,
+            "nodes": planned.nodes,
+            "cards": planned.world_size / per_card,
+        }
         kind, _, number = planned.id.rpartition("@")[2].partition("=")
         if kind in counts:
-            yield from held(f"plan.points.{planned.id}.id", number, str(counts[kind]))
-    twice = [name for name, count in Counter(one.id for one in record.plan.points).items() if count > 1]
-    for name in twice:
-        yield Gap(path=f"plan.points.{name}", found="twice", allowed="once")
+            yield from held(f"plan.points.{planned.id}.id", number, f"{counts[kind]:g}")
+        if leg := record.description.points[planned.id].leg:
+            name = "leg=last" if leg.last else f"leg={leg.number}"
+            yield from held(f"plan.points.{planned.id}.id", planned.id, name)
+    placed = Counter((one.nodes, one.world_size, one.part.model_dump_json()) for one in record.plan.points)
+    for (nodes, devices, _), count in placed.items():
+        if count > 1:
+            found = f"{count} points of {devices} devices on {nodes} nodes that do the same"
+            yield Gap(path="plan.points", found=found, allowed="each once")
     yield from held(
         "points",
         [point.id for point in record.points],
@@ -204,7 +231,7 @@ def _derived(record: Record, point: PointRecord) -> Iterator[Gap]:
 
 
 def _times(record: Record) -> Iterator[Gap]:
-    """Yield where the run was shorter than the steps and calls that it timed."""
+    """Yield where the run was shorter than its steps, and the calls that it timed."""
     named = RUN.fullmatch(record.run)
     if named is None:
         return
@@ -216,7 +243,7 @@ def _times(record: Record) -> Iterator[Gap]:
         yield Gap(path="run", found=record.run, allowed="named after the time at which it began, in UTC")
         return
     timed = sum(
-        one.low * one.count * SECONDS[one.unit]
+        one.low * max(one.count, _trained_steps(record, point)) * SECONDS[one.unit]
         for point in record.points
         for one in point.measurements
         if one.metric in ("step-time", "time") and one.unit in SECONDS
@@ -225,8 +252,14 @@ def _times(record: Record) -> Iterator[Gap]:
         yield Gap(
             path="created",
             found=f"{elapsed:.0f} s after the run began",
-            allowed=f"at least the {timed:.0f} s that were timed",
+            allowed=f"at least the {timed:.0f} s that its steps and calls took",
         )
+
+
+def _trained_steps(record: Record, point: PointRecord) -> int:
+    """Return the steps of a point and its control runs, timed or not, but for those of legs before it."""
+    leg = record.description.points[point.id].leg
+    return sum(len(one.values) - (leg.begin if leg else 0) for one in point.series)
 
 
 def _joined(record: Record) -> Iterator[Gap]:

@@ -32,10 +32,15 @@ def excesses(record: Record, project: Project) -> tuple[Gap, ...]:
     for point in record.points:
         described = record.description.points[point.id]
         on = None if described.leg and described.leg.processor else gpu
-        found += [
-            Gap(point=point.id, path=f"points.{point.id}.{path}", found=value, allowed=allowed)
-            for path, value, allowed in _of_point(record, project.metrics, point, described, on)
-        ]
+        # A number that there cannot be leaves nothing of its record; a curve tells of its own training.
+        for of, outside in (
+            ("", _of_measurements(record, project.metrics, point, on)),
+            (point.id, _of_curves(project.metrics, point, described)),
+        ):
+            found += [
+                Gap(point=of, path=f"points.{point.id}.{path}", found=value, allowed=allowed)
+                for path, value, allowed in outside
+            ]
     return tuple(found)
 
 
@@ -43,15 +48,16 @@ Outside = tuple[str, str, str]
 """A leaf below its point, what it is, and what it may be."""
 
 
-def _of_point(
-    record: Record,
-    metrics: Mapping[str, Metric],
-    point: PointRecord,
-    described: PointDescription,
-    gpu: Gpu | None,
+def _of_measurements(
+    record: Record, metrics: Mapping[str, Metric], point: PointRecord, gpu: Gpu | None
 ) -> Iterator[Outside]:
     for one in point.measurements:
         yield from _outside(one, metrics[one.metric], gpu, record)
+
+
+def _of_curves(
+    metrics: Mapping[str, Metric], point: PointRecord, described: PointDescription
+) -> Iterator[Outside]:
     for series in point.series:
         yield from _chance(series, metrics[series.metric], described)
 

@@ -311,7 +311,8 @@ def _configuration(question: Question, points: Sequence[PointRecord]) -> str:
 def _order(question: Question, points: Sequence[PointRecord]) -> str:
     """Demand that points whose training is held against each other worked through the same batches."""
     trained = [point for point in points if point.series]
-    if not question.claim.is_distance or question.metric.fact or len(trained) < 2:
+    compared = question.claim.is_distance or question.metric.series
+    if not compared or question.metric.fact or len(trained) < 2:
         return "no curves are held against each other"
     orders = {point.id: point.facts.get(ORDER) for point in trained}
     if absent := [name for name, order in orders.items() if not order]:

@@ -28,13 +28,15 @@ def check_content(content: Any, place: str) -> None:
 
 
 def check_times_and_names(record: Record, place: str) -> None:
-    """Refuse a date that is none, and two points of one name."""
+    """Refuse a date that is none, a plan without a point, and two points of one name."""
     try:
         datetime.datetime.fromisoformat(record.created)
     except ValueError:
         raise InputError(
             "not a time", place=f"{place}:created", found=record.created, allowed="ISO 8601"
         ) from None
+    if not record.plan.points:
+        raise InputError("a plan without a point", place=f"{place}:plan.points", found="[]")
     if twice := [name for name, count in Counter(point.id for point in record.points).items() if count > 1]:
         raise InputError("two points of one name", place=f"{place}:points.{twice[0]}", found=twice[0])
 

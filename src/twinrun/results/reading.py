@@ -110,12 +110,14 @@ def read_content(content: Any, project: Project, *, place: str) -> Record:
     demand_same("the plan's hash", plan_hash(content), content.get("plan_sha256"), place)
     record = validate(content, Record, place=place)
     check_times_and_names(record, place)
-    published = project.recipe(record.plan.recipe).published
+    loaded = project.recipe(record.plan.recipe)
+    demand_same("the workload of its recipe", loaded.workload, record.plan.workload, place)
+    published = loaded.published
     check_machine(record, project, place)
     check_points(record, project.metrics, place)
     digest = claims_digest(published)
     known = record.claims_sha256 == digest and record.rules == RULES
-    record = with_fingerprint(record, project.recipe(record.plan.recipe), place, known=known)
+    record = with_fingerprint(record, loaded, place, known=known)
     _check_derived(record, place)
     verdicts = judge(record, published, project)
     if record.claims_sha256 == digest:

@@ -153,7 +153,12 @@ def parity(
     # Runs that are the same bit for bit, such as a record and itself, show rounding once.
     runs = dict.fromkeys((one.values, one.controls) for one in (a, b, *further))
     made = [(values, control) for values, controls in runs for control in controls]
-    repeats = [(values, control) for values, control in dict.fromkeys(made) if values != control]
+    # One that diverged, or ended early, shows nothing of rounding.
+    repeats = [
+        (values, control)
+        for values, control in dict.fromkeys(made)
+        if values != control and math.isfinite(_largest(values, control, steps)[0])
+    ]
     enough = len(repeats) >= LEAST_CONTROLS
     sizes = {"whole curve": steps, f"first {FIRST} steps": min(FIRST, steps)}
     first = [_largest(run, control, 1)[0] for run, control in repeats]

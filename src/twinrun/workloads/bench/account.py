@@ -28,6 +28,8 @@ MEASURED = {
     "peak-memory": re.compile("peak-memory"),
     "peak-rate": re.compile("peak-rate@.+"),
 }
+# Formulas of what the busiest link carries, by the algorithm of a collective.
+LINK_FORMULAS = {"ring": "link-bytes/ring", "naive": "link-bytes/root"}
 # Digits of an error in words.
 WRITTEN = 0.006
 ROUNDED = 1e-9
@@ -127,7 +129,7 @@ def _call(part: BenchPlan, point: PointRecord, name: str, labels: Mapping[str, s
         yield from held(f"measurements.{one.id}.labels", rest, dict(labels))
     yield from _saved(point, name, own)
     yield from _worked(point, name, labels)
-    yield from _carried(point, name)
+    yield from _carried(point, name, labels)
 
 
 def _implementations(point: PointRecord, call: str) -> list[str]:
@@ -217,7 +219,7 @@ def _worked(point: PointRecord, name: str, labels: Mapping[str, str]) -> Iterato
             yield Gap(path=path, found=f"{found[resource]:g}", allowed=f"{value:g} by {formula}")
 
 
-def _carried(point: PointRecord, name: str) -> Iterator[Gap]:
+def _carried(point: PointRecord, name: str, labels: Mapping[str, str]) -> Iterator[Gap]:
     """Hold what links carried against the bytes of the buffer, and the share against both."""
     ranks, size = point.devices, point.part.settings.get("bytes")
     counted, expected = (point.facts.get(f"{name} link bytes{end}") for end in ("", " expected"))
@@ -236,6 +238,8 @@ def _carried(point: PointRecord, name: str) -> Iterator[Gap]:
     bus = 2 * (ranks - 1) / ranks * size
     formulas = {"link-bytes/ring": bus, "link-bytes/root": float((ranks - 1) * size)}
     formula = point.facts.get(f"{name} link formula")
+    if formula is not None and (own := LINK_FORMULAS.get(labels.get("algorithm", ""))):
+        yield from held(f"facts.{name} link formula", formula, own)
     for fact, value in (("bus bytes", bus), ("link bytes expected", formulas.get(str(formula)))):
         written = point.facts.get(f"{name} {fact}")
         if fact == "bus bytes" and written is None:

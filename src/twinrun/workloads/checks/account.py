@@ -26,6 +26,9 @@ def as_planned(
     for check in part.checks:
         places = sorted(one.place for one in point.checks if one.id == check.id)
         yield from held(f"checks.{check.id}.place", places, sorted(named[check.scope]))
+    for one in point.checks:
+        if one.outcome == "pass" and (one.nodes or one.remedy):
+            yield Gap(path=f"checks.{one.id}", found="passed, with a fault", allowed="one of them")
     yield from series_held(point, {})
     yield from facts_held(point, {"device name": TEXT})
     yield from held("attempts", point.attempts, ())

@@ -86,7 +86,7 @@ def _task(part: EvaluationPlan, task: NamedTask, point: PointRecord) -> Iterator
                 path=f"measurements.{found.id}", found=f"{found.median:g}", allowed=f"a share of {documents}"
             )
         # The standard deviation of answers that are right or wrong, by n - 1.
-        expected = math.sqrt(found.median * (1 - found.median) / max(documents - 1, 1))
+        expected = math.sqrt(max(found.median * (1 - found.median), 0) / max(documents - 1, 1))
         if not math.isclose(error.median, expected, rel_tol=1e-6, abs_tol=ROUNDED):
             yield Gap(
                 path=f"measurements.{error.id}",

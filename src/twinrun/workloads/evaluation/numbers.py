@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from twinrun.foundation.errors import RunError
 from twinrun.foundation.text import GIB
@@ -192,7 +193,8 @@ def kept_fall(losses: Sequence[float]) -> float | None:
     The ends of the fall are means over a tenth of the steps: the losses of single batches scatter.
     """
     size = max(1, len(losses) // TENTHS)
-    means = [math.fsum(losses[end - size : end]) / size for end in range(size, len(losses) + 1)]
+    sums = tuple(accumulate(losses, initial=0.0))
+    means = [(end - begin) / size for begin, end in zip(sums, sums[size:], strict=False)]
     # Not a number anywhere leaves no means to compare.
     fall = losses[0] - min(means)
     if not all(map(math.isfinite, losses)) or fall <= 0:

@@ -7,7 +7,17 @@ from collections.abc import Iterator, Sequence
 
 from twinrun.foundation.text import GIB, MIB
 from twinrun.protocol.layout import Layout
-from twinrun.workloads.account import HASH, TEXT, Allowed, facts_held, held, measurements_held, series_held
+from twinrun.workloads.account import (
+    HASH,
+    TEXT,
+    Allowed,
+    facts_held,
+    held,
+    measurements_held,
+    series_held,
+    shown,
+)
+from twinrun.workloads.sweep import KEYS
 from twinrun.workloads.training.layouts import trained
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables
 from twinrun.workloads.training.numbers import (
@@ -58,10 +68,11 @@ def as_planned(
         due = (step for step in range(begin + 1, end + 1) if validation.due(step, steps=training.steps))
         given |= {f"{VALIDATION}@{step}": 1 for step in due}
     power = {"power": 1} if str(point.facts.get(SOURCE_FACT, "none")).partition(":")[0] != "none" else {}
-    yield from measurements_held(point, {**timed, **shared, **power, **given})
-    for name in ("power", *SHARED):
-        if point.measurement(name) and name not in {**shared, **power}:
-            yield Gap(path=f"measurements.{name}", found="there", allowed="absent, as its facts say")
+    planned_ones = {**timed, **shared, **power, **given}
+    yield from measurements_held(point, planned_ones)
+    for one in point.measurements:
+        if ACCOUNT.measures(one.id, one.metric) and one.id not in planned_ones:
+            yield Gap(path=f"measurements.{one.id}", found="there", allowed="absent, as plan and facts say")
     yield from facts_held(point, _required(part, planned, point), optional=OPTIONAL)
     yield from _attempts(planned, point)
     yield from _sent(point)
@@ -181,12 +192,24 @@ def of_recipe(
         yield from held(f"{path}.layout", layout, tables.layouts.get(point.id))
         model = trained(training, layout).model
         yield from held(f"{path}.shape", point.part.shape, tables.models.get(model))
-    # The first point, or the layout that the others are held against, has all control runs.
-    plain = [point for point in points if point.part.layout is None or point.part.layout.plain]
-    first = next((point.id for point in plain if point.part.leg is None), None)
+    # The first point, and every layout that others are held against, has all control runs.
+    first = next((point.id for point in points if point.part.layout is None and point.part.leg is None), None)
     for point in points:
-        expected = training.controls if point.id == first else 0
-        yield from held(f"plan.points.{point.id}.part.controls", point.part.controls, expected)
+        layout, world = point.part.layout, point.world_size
+        repeated = layout.plain if layout else point.id == first
+        yield from held(
+            f"plan.points.{point.id}.part.controls", point.part.controls, training.controls * repeated
+        )
+        batch, over = divmod(training.global_batch * (layout.replicas if layout else 1), world)
+        sizes, asked = point.part.microbatches, trained(training, layout).microbatch
+        fixed = asked != "auto" and point.part.leg is None
+        if over or any(batch % size for size in sizes) or (fixed and sizes != (asked,)):
+            allowed = f"{asked}, of {batch} sequences of a device"
+            yield Gap(path=f"plan.points.{point.id}.part.microbatches", found=shown(sizes), allowed=allowed)
+        if layout is None and point.part.sharding is not None and world > 1:
+            yield from held(f"plan.points.{point.id}.part.sharding", point.part.sharding, training.sharding)
+        if layout is None and point.part.leg is None and point.id.partition("=")[0] not in KEYS:
+            yield Gap(path=f"plan.points.{point.id}.id", found=point.id, allowed=f"{' or '.join(KEYS)}=COUNT")
 
 
 ACCOUNT = Account(measured=MEASURED, as_planned=as_planned, of_recipe=of_recipe)

@@ -269,6 +269,7 @@ def _points(
                 found=training.global_batch,
                 allowed=f"a multiple of {place.world_size}",
             )
+    fitting = [place for place in places if budget.microbatches(place.world_size)]
     points = tuple(
         Point(
             id=place.id,
@@ -281,8 +282,7 @@ def _points(
             ),
             seconds=_seconds(shape, training, hardware, world=place.world_size, first=not number),
         )
-        for number, place in enumerate(places)
-        if budget.microbatches(place.world_size)
+        for number, place in enumerate(fitting)
     )
     if not points:
         raise budget.too_small(places[-1].world_size)
