@@ -10,9 +10,10 @@ import pytest
 
 from tests.leaves import NEUTRAL, alterations, committed_file, declared, neutral_rows, sealed, unseen
 from tests.played import PLAYED
-from tests.records import PROJECT
+from tests.records import PROJECT, plan
 from twinrun.results.account import gaps, objections
 from twinrun.results.reading import read_content
+from twinrun.workloads import load_workload
 
 RECORDS: dict[str, Callable[[], Any]] = {
     "sweep": lambda: committed_file("mpt7b-scaling", "h100-80gbx2_cuda13.0-torch2.11_2026-11-26"),
@@ -55,6 +56,14 @@ def test_a_whole_record_has_no_gap_and_one_with_a_new_fact_has(name: str) -> Non
     content["points"][0]["facts"]["a new fact"] = "text"
     (gap,) = gaps(read_content(sealed(content), PROJECT, place="changed"), PROJECT)
     assert gap.path.endswith(".facts.a new fact")
+
+
+@pytest.mark.parametrize("recipe", PROJECT.recipe_names)
+def test_what_is_planned_is_of_its_recipe(recipe: str) -> None:
+    for scale, gpu in (("smoke", None), ("node", "h100-80gb"), ("node", "mi250"), ("paper", "mi355x")):
+        made = plan(recipe, scale=scale, gpu=gpu)
+        account = load_workload(made.workload).account
+        assert not list(account.of_recipe(PROJECT.recipe(recipe).tables, made.part, made.points))
 
 
 def test_every_row_has_a_reason_and_no_row_is_there_twice() -> None:
