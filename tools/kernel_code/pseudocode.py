@@ -70,8 +70,8 @@ class Local:
     elements: list[Any]
 
 
-class Parser:
-    """Reads a text by descent, into functions."""
+class Expressions:
+    """Reads a text by descent, into functions of what its names stand for."""
 
     def __init__(self, text: str) -> None:
         self.tokens, at = [], 0
@@ -101,7 +101,94 @@ class Parser:
     def peek(self) -> str:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
 
-    # Statements return the lanes that go on.
+    def place(self) -> Callable[[Environment, Any, Mask], None]:
+        """Return what sets a variable, a part of one, or memory."""
+        name = self.next()
+        parts: list[tuple[str, Any]] = []
+        while self.peek() in ("[", "."):
+            parts.append(self.part())
+        return lambda env, value, mask: _set(env, name, parts, value, mask)
+
+    def part(self) -> tuple[str, Any]:
+        if self.has("."):
+            return "type", self.next()
+        self.next("[")
+        first = self.expression()
+        second = self.expression() if self.has(":") else None
+        self.next("]")
+        return ("slice", (first, second)) if second else ("index", first)
+
+    def expression(self) -> Expression:
+        test = self.binary(0)
+        if not self.has("?"):
+            return test
+        yes, no = self.expression(), (self.next(":"), self.expression())[1]
+
+        def choose(env: Environment) -> Any:
+            a, b = _number(yes(env)), _number(no(env))
+            return np.where(truth(test(env)), a, b)
+
+        return choose
+
+    def binary(self, level: int) -> Expression:
+        if level == len(_LEVELS):
+            return self.unary()
+        left = self.binary(level + 1)
+        while self.peek() in _LEVELS[level]:
+            left = _joined(_BINARY[self.next()], left, self.binary(level + 1))
+        return left
+
+    def unary(self) -> Expression:
+        for sign, done in (
+            ("-", lambda x: -x),
+            ("+", lambda x: x),
+            ("~", lambda x: ~x),
+            ("!", lambda x: ~truth(x)),
+        ):
+            if self.has(sign):
+                inner = self.unary()
+                return lambda env, done=done: done(_number(inner(env)))  # type: ignore[misc]
+        return self.postfix()
+
+    def postfix(self) -> Expression:
+        value = self.primary()
+        while self.peek() in ("[", "."):
+            value = _part_of(value, *self.part())
+        return value
+
+    def primary(self) -> Expression:
+        token = self.next()
+        if token == "(":
+            inner = self.expression()
+            self.next(")")
+            return inner
+        if token == "{":
+            high, low = self.expression(), (self.next(","), self.expression())[1]
+            self.next("}")
+            return lambda env: _concatenated(high(env), low(env))
+        if re.fullmatch(r"\d+'[UIBF]", token):
+            width, kind = token.split("'")
+            self.next("(")
+            inner = self.expression()
+            self.next(")")
+            return lambda env: cast(inner(env), kind, int(width))
+        if token[:1].isdigit():
+            number = _literal(token)
+            return lambda _: number
+        if self.has("("):
+            given = [] if self.peek() == ")" else [self.expression()]
+            while self.has(","):
+                given.append(self.expression())
+            self.next(")")
+            return lambda env: (env.get(token) or FUNCTIONS[token])(*(one(env) for one in given))
+        if not re.fullmatch(r"[A-Za-z_]\w*", token):
+            raise UnknownError(f"{token!r} begins no value")
+        return lambda env: env[token] if token in env else CONSTANTS[token]
+
+
+class Statements(Expressions):
+    """Reads statements; each returns the lanes that go on."""
+
     def block(self, *ends: str) -> Statement:
         found: list[Statement] = []
         while self.peek() not in ends:
@@ -253,90 +340,6 @@ class Parser:
 
         return define
 
-    def place(self) -> Callable[[Environment, Any, Mask], None]:
-        """Return what sets a variable, a part of one, or memory."""
-        name = self.next()
-        parts: list[tuple[str, Any]] = []
-        while self.peek() in ("[", "."):
-            parts.append(self.part())
-        return lambda env, value, mask: _set(env, name, parts, value, mask)
-
-    def part(self) -> tuple[str, Any]:
-        if self.has("."):
-            return "type", self.next()
-        self.next("[")
-        first = self.expression()
-        second = self.expression() if self.has(":") else None
-        self.next("]")
-        return ("slice", (first, second)) if second else ("index", first)
-
-    def expression(self) -> Expression:
-        test = self.binary(0)
-        if not self.has("?"):
-            return test
-        yes, no = self.expression(), (self.next(":"), self.expression())[1]
-
-        def choose(env: Environment) -> Any:
-            a, b = _number(yes(env)), _number(no(env))
-            return np.where(truth(test(env)), a, b)
-
-        return choose
-
-    def binary(self, level: int) -> Expression:
-        if level == len(_LEVELS):
-            return self.unary()
-        left = self.binary(level + 1)
-        while self.peek() in _LEVELS[level]:
-            left = _joined(_BINARY[self.next()], left, self.binary(level + 1))
-        return left
-
-    def unary(self) -> Expression:
-        for sign, done in (
-            ("-", lambda x: -x),
-            ("+", lambda x: x),
-            ("~", lambda x: ~x),
-            ("!", lambda x: ~truth(x)),
-        ):
-            if self.has(sign):
-                inner = self.unary()
-                return lambda env, done=done: done(_number(inner(env)))  # type: ignore[misc]
-        return self.postfix()
-
-    def postfix(self) -> Expression:
-        value = self.primary()
-        while self.peek() in ("[", "."):
-            value = _part_of(value, *self.part())
-        return value
-
-    def primary(self) -> Expression:
-        token = self.next()
-        if token == "(":
-            inner = self.expression()
-            self.next(")")
-            return inner
-        if token == "{":
-            high, low = self.expression(), (self.next(","), self.expression())[1]
-            self.next("}")
-            return lambda env: _concatenated(high(env), low(env))
-        if re.fullmatch(r"\d+'[UIBF]", token):
-            width, kind = token.split("'")
-            self.next("(")
-            inner = self.expression()
-            self.next(")")
-            return lambda env: cast(inner(env), kind, int(width))
-        if token[:1].isdigit():
-            number = _literal(token)
-            return lambda _: number
-        if self.has("("):
-            given = [] if self.peek() == ")" else [self.expression()]
-            while self.has(","):
-                given.append(self.expression())
-            self.next(")")
-            return lambda env: (env.get(token) or FUNCTIONS[token])(*(one(env) for one in given))
-        if not re.fullmatch(r"[A-Za-z_]\w*", token):
-            raise UnknownError(f"{token!r} begins no value")
-        return lambda env: env[token] if token in env else CONSTANTS[token]
-
 
 def _joined(done: Callable[[Any, Any], Any], left: Expression, right: Expression) -> Expression:
     def join(env: Environment) -> Any:
@@ -485,4 +488,4 @@ def _merged(old: Bits, low: int, width: int, value: Any, mask: Mask) -> Bits:
 
 def read(text: str) -> Statement:
     """Return what a text does; UnknownError where it is prose."""
-    return Parser(text).block("")
+    return Statements(text).block("")
