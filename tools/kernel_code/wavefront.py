@@ -423,7 +423,7 @@ def _sources(one: Any, encoding: str, wave: Wavefront) -> list[Bits]:
             continue
         count = max(1, int(given.get(plain, given.get(field, 32))) // 32)
         number = _number(one, field)
-        if encoding.endswith("SDWA") and getattr(one, f"s{i}", 0):
+        if encoding.endswith("SDWA") and getattr(one, f"s{i}", False):
             number -= 256
         value = wave.operand(number, count, literal)
         found.append(_modified(one, encoding, i, value))
