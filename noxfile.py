@@ -186,10 +186,10 @@ def faults(session: nox.Session) -> None:
 
 @nox.session(tags=["nightly"])
 def trials(session: nox.Session) -> None:
-    """Kill ranks and launchers, damage checkpoints and data, and fill disks, as often as the docs say."""
+    """Kill ranks and launchers, damage checkpoints and data, fill disks; run AMD's pseudocode of kernels."""
     session.install("--require-hashes", "--no-deps", "-r", LOCK, silent=False)
-    session.install("-e", ".[test,reference]")
-    places = ("tests/train", "tests/history", "tests/parity")
+    session.install("-e", ".[test,reference,opinion]")
+    places = ("tests/train", "tests/history", "tests/parity", "tests/tools")
     session.run(*ONE_BY_ONE, "-m", "trials", *places, *session.posargs)
 
 
@@ -224,6 +224,6 @@ def templates(session: nox.Session) -> None:
 
 @nox.session(tags=["nightly"])
 def nightly(session: nox.Session) -> None:
-    """Build stacks twice from nothing, for other distributions, and on a disk that fills up."""
-    session.install("-e", ".[test]")
+    """Build stacks twice, for other distributions, on a full disk; run AMD's pseudocode of small kernels."""
+    session.install("-e", ".[test,opinion]")
     session.run(*ONE_BY_ONE, "-m", "nightly and not cluster", "tests", "recipes", *session.posargs)
