@@ -94,7 +94,7 @@ class Commands(Program):
     known: dict[str, ParserContext]
 
     def parse_core(self, argv: list[str] | None) -> None:
-        """Read the options before the command; raises Exit with 2 for one without its value, or in no folder."""
+        """Read the options before the command; raises Exit with 2 where one lacks its value."""
         with exit_on_error():
             try:
                 Path.cwd()
