@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from twinrun.execution import engines, launchers
 from twinrun.execution.engine import EngineModule
 from twinrun.execution.engines import load_engine
 from twinrun.execution.launchers import Launcher, load_launcher
 from twinrun.execution.schedulers import Scheduler, load_scheduler
 from twinrun.foundation.cache import bytecode_folder
+from twinrun.foundation.discovery import part_names
 from twinrun.foundation.errors import InputError, MachineError, require_known
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import duration
@@ -113,6 +115,10 @@ def select(project: Project, request: Request) -> Selection:
     workload = load_workload(loaded.workload)
     require_known(request.scale or SCALES[0], SCALES, "unknown scale", place="--scale")
     site = load_site(project.root, request.cluster) if request.cluster else None
+    if site:
+        for kind, package in (("engine", engines), ("launcher", launchers)):
+            place, name = f"{site.place}.{kind}", getattr(site.site, kind)
+            require_known(name, part_names(package), f"unknown {kind}", place=place)
     machine, vendor = _at_site(project, request, site) if site else _machine(project, request, loaded)
     scale = _scale(request.scale, machine, site)
     wanted = machine.vendor if vendor is None else vendor.value
