@@ -80,7 +80,7 @@ def options(context: ParserContext) -> list[tuple[str, str]]:
     return [(spelled, text) for _, spelled, text in sorted(rows, key=lambda row: row[0])]
 
 
-class Settings(Config):
+class InvokeSettings(Config):
     """Invoke's settings, none of which a command here has: their files, which may be broken, are not read."""
 
     def _unread(self, merge: bool = True) -> None: ...
@@ -306,7 +306,11 @@ def start() -> None:
     """Run the command line; the program `invoke` of this distribution, which replaces that of Invoke."""
     names = ["invoke", "inv", "twinrun"]
     Commands(
-        name="twinrun", binary="inv[oke]", binary_names=names, version=__version__, config_class=Settings
+        name="twinrun",
+        binary="inv[oke]",
+        binary_names=names,
+        version=__version__,
+        config_class=InvokeSettings,
     ).run()
 
 

@@ -114,11 +114,7 @@ def select(project: Project, request: Request) -> Selection:
     loaded = project.recipe(request.recipe)
     workload = load_workload(loaded.workload)
     require_known(request.scale or SCALES[0], SCALES, "unknown scale", place="--scale")
-    site = load_site(project.root, request.cluster) if request.cluster else None
-    if site:
-        for kind, package in (("engine", engines), ("launcher", launchers)):
-            place, name = f"{site.place}.{kind}", getattr(site.site, kind)
-            require_known(name, part_names(package), f"unknown {kind}", place=place)
+    site = _site(project.root, request.cluster) if request.cluster else None
     machine, vendor = _at_site(project, request, site) if site else _machine(project, request, loaded)
     scale = _scale(request.scale, machine, site)
     wanted = machine.vendor if vendor is None else vendor.value
@@ -182,6 +178,15 @@ def demand_runnable(selection: Selection) -> None:
         here=scheduler.site is None,
     )
     _demand_nodes(scheduler, plan)
+
+
+def _site(root: Path, name: str) -> LoadedSite:
+    """Return a site whose engine and launcher exist."""
+    site = load_site(root, name)
+    for kind, package in (("engine", engines), ("launcher", launchers)):
+        value, place = getattr(site.site, kind), f"{site.place}.{kind}"
+        require_known(value, part_names(package), f"unknown {kind}", place=place)
+    return site
 
 
 def _at_site(project: Project, request: Request, site: LoadedSite) -> tuple[Machine, Choice]:
