@@ -29,8 +29,8 @@ def build(root: Path, options: Mapping[str, Any], *, dry: bool, as_json: bool) -
     request = BuildRequest(**options)
     plan = plan_request(root, request)
     if request.save:
-        archive = request.save.suffix == ".tar"
-        demand_room(request.save.parent if archive else request.save, 0, option="--save")
+        folder = request.save.parent if request.save.suffix == ".tar" else request.save
+        demand_room(folder, 0, option="--save")
     if dry:
         print_json(plan.summary()) if as_json else say("\n".join(plan_lines(plan)))
         return

@@ -77,12 +77,8 @@ def plan_request(root: Path, request: BuildRequest) -> BuildPlan:
     if base is not None and not base.exists():
         hint = "the tar of the locked root file system"
         raise InputError("no such file", place="--base", found=str(base), hint=hint)
-    if save is not None and not (save.is_dir() and save.suffix != ".tar"):
+    if save is not None and (save.suffix == ".tar" or not save.is_dir()):
         demand_replaceable(save)
-    if save is not None and save.is_file() and save.suffix != ".tar":
-        raise InputError(
-            "neither a folder nor a .tar", place="--save", found=str(save), hint="take a new name"
-        )
     _check_registry_options(request)
     alternatives = find_alternatives(loaded.stack, request.wheelhouse)
     plan = plan_build(root, loaded, alternatives=alternatives)
