@@ -28,7 +28,20 @@ NUMBERS = (
     " 1",
 )
 # Files that are no record, checkpoint, submission or manifest.
-FILES = ("absent", "empty", "folder", "text", "binary", "list", "object", "deep", "loop", "zero", "pipe")
+FILES = (
+    "absent",
+    "empty",
+    "folder",
+    "text",
+    "binary",
+    "list",
+    "object",
+    "deep",
+    "loop",
+    "zero",
+    "kernel",
+    "pipe",
+)
 
 SETTINGS = (
     *("steps", "=3", "steps=", "steps==3", "steps=0", "steps=-1", "steps=1.5", "steps=nan", "steps=1e99"),
@@ -75,6 +88,7 @@ def places(folder: Path) -> dict[str, str]:
     made["deep"].write_text("[" * 100_000, encoding="utf-8")
     made["loop"].symlink_to(made["loop"].name)
     made["zero"].symlink_to("/dev/zero")
+    made["kernel"].symlink_to("/proc/kmsg")
     os.mkfifo(made["pipe"])
     return {name: str(path) for name, path in made.items()}
 
@@ -119,6 +133,8 @@ def _image_lines(there: dict[str, str]) -> Iterator[tuple[str, ...]]:
     for name in ("absent", "empty", "folder", "text", "loop", "zero", "pipe"):
         yield ("build", "--stack", "cpu", f"--base={there[name]}")
         yield ("build", "--stack", "cpu", f"--wheelhouse={there[name]}")
+    for option in ("save", "wheelhouse", "base", "index"):
+        yield ("build", "--stack", "cpu", "--dry", f"--{option}=/dev/null")
     yield ("build", "--stack", "cpu", "--sign", "key")
     yield ("build", "--stack", "cpu", "--vendor", "rocm", "--dry")
 
@@ -155,6 +171,7 @@ def _record_lines(there: dict[str, str]) -> Iterator[tuple[str, ...]]:
         yield ("report", RECORD, "--crate", f"--out={out}")
         yield ("run", RECIPE, "--vendor", "cpu", "--engine", "host", "--scale", "smoke", f"--out={out}")
     yield ("compare", there["text"], there["text"], "--points=a,b")
+    yield ("parity", RECORD, RECORD, "--series=loss")
 
 
 def _wrong_logs(folder: Path) -> Iterator[str]:
@@ -183,7 +200,8 @@ def _other_lines(there: dict[str, str]) -> Iterator[tuple[str, ...]]:
         yield ("cluster", word)
         yield ("jobs", f"--cluster={word}")
         yield (word,)
-    for word in NUMBERS:
+    yield ("kernels",)
+    for word in (*NUMBERS, "0"):
         yield ("data", "c4", f"--files={word}")
         yield ("cluster", "up", f"--nodes={word}")
         yield ("jobs", f"--follow={word}")

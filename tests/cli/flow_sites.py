@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,9 +31,11 @@ class FlowSite:
     script: Script
     workload: str
 
-    def invoke(self, *settings: str, resume: bool = False, track: str = "") -> int:
-        """Run the recipe at smoke scale and return the exit code."""
-        request = commands.Request(recipe=RECIPE, vendor="cpu", engine=NAME, scale="smoke", settings=settings)
+    def invoke(self, *settings: str, resume: bool = False, track: str = "", **asked: Any) -> int:
+        """Run the recipe at smoke scale and return the exit code; `asked`: more of the request."""
+        request = commands.Request(
+            recipe=RECIPE, vendor="cpu", engine=NAME, scale="smoke", settings=settings, **asked
+        )
         return commands.run(self.root, request, out=self.out, resume=resume, as_json=True, track=track)
 
     def folders(self) -> list[Path]:

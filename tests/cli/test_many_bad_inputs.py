@@ -16,7 +16,8 @@ from tests.cli.bad_inputs import lines, places
 from tests.cli.test_bad_input import files_of, with_manifests
 from tests.commands import invoke
 
-PATIENCE_SECONDS = 10
+# Of the processor, which other work on the machine does not count; what waits for ever is ended.
+BUSY_SECONDS, PATIENCE_SECONDS = 10, 100
 MEMORY_BYTES = 6 << 30
 # Wrong input, or right input that this machine cannot run.
 REFUSED = (2, 3)
@@ -42,13 +43,13 @@ def faults(folder: Path, every: int) -> list[str]:
     root, there = with_manifests(folder / "project"), places(folder / "files")
     found, before = [], files_of(root)
     for line in list(lines(there))[::every]:
-        start = time.monotonic()
-        signal.alarm(2 * PATIENCE_SECONDS)
+        start = time.process_time()
+        signal.alarm(PATIENCE_SECONDS)
         done = invoke(root, *line)
         signal.alarm(0)
-        seconds = time.monotonic() - start
+        seconds = time.process_time() - start
         well_said = done.stderr.count("error: ") == 1 and "Traceback" not in done.stderr
-        if done.returncode not in REFUSED or not well_said or done.stdout or seconds > PATIENCE_SECONDS:
+        if done.returncode not in REFUSED or not well_said or done.stdout or seconds > BUSY_SECONDS:
             shown = [word[:60] for word in line]
             found.append(f"{shown}: {done.returncode} after {seconds:.0f} s: {done.stderr[-300:]}")
     assert files_of(root) == before

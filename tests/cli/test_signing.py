@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.checkpoints.writing import write
+from tests.cli.flow_sites import FlowSite
+from tests.cli.played_ranks import Job
 from tests.commands import invoke
+from tests.execution.fake_engine import Play
 from tests.records import PROJECT, ROOT
 from twinrun.checkpoints import store_at
 from twinrun.checkpoints.verification import demand_signed_checkpoint
 from twinrun.cli import report as report_command
 from twinrun.cli.checkpoint import checkpoint
 from twinrun.cli.signing import signature_for
-from twinrun.foundation.errors import InputError, MachineError
+from twinrun.foundation.errors import InputError, MachineError, RunInterruptedError
 from twinrun.results.reading import read_record
 
 pytestmark = pytest.mark.needs("ssh-keygen")
@@ -213,6 +218,25 @@ def test_ranks_go_on_only_from_a_signed_checkpoint_where_that_is_demanded(tmp_pa
     demand_signed_checkpoint(store, step=None, root=ROOT)
     with pytest.raises(InputError, match="is demanded"):
         demand_signed_checkpoint(store, step=2, root=ROOT)
+
+
+def test_a_run_is_resumed_only_from_a_signed_checkpoint_where_that_is_demanded(
+    trained: FlowSite, key: Path
+) -> None:
+    def stopped(job: Job) -> Play:
+        return dataclasses.replace(trained.play(job), result=None, interrupted=KeyboardInterrupt())
+
+    trained.script.play = stopped
+    with pytest.raises(RunInterruptedError):
+        trained.invoke(checkpoint=("steps=5",))
+    trained.script.play = trained.play
+    place = trained.folders()[0] / "checkpoints" / "devices=1"
+    write(store_at(str(place)), step=5, token=store_at(str(place)).claim("run"))
+    again = partial(trained.invoke, checkpoint=("steps=5",), resume=True, signed=True)
+    with pytest.raises(InputError, match=r"manifest\.json: a signature of a known signer is demanded"):
+        again()
+    signature_for(ROOT, str(place), key=key)
+    assert again() == 0
 
 
 def verified(place: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:

@@ -52,13 +52,31 @@ def test_the_version_is_that_of_twinrun() -> None:
     assert program("--version").stdout == f"twinrun {__version__}\n"
 
 
-def program(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run the program that this distribution installs as `invoke`."""
+def test_neither_a_removed_folder_nor_settings_of_invoke_end_with_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / ".invoke.yaml").write_text(": [", encoding="utf-8")
+    assert error_message(program("peak", HOME=str(tmp_path)), 2).startswith("error: --gpu")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    assert "no folder to work in" in error_message(
+        program(folder=gone, first="import os; os.rmdir('../gone')"), 2
+    )
+
+
+def program(
+    *words: str, folder: Path = ROOT, first: str = "", **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the program that this distribution installs as `invoke`, after a statement of Python."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     module, _, function = project["scripts"]["invoke"].partition(":")
-    command = [sys.executable, "-c", f"from {module} import {function}; {function}()", *words]
+    code = "\n".join([first, f"from {module} import {function}", f"{function}()"])
     return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, env=environment(ROOT), check=False
+        [sys.executable, "-c", code, *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=environment(ROOT, **variables),
+        check=False,
+        timeout=100,
     )
 
 

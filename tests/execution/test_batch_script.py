@@ -206,6 +206,9 @@ def test_each_node_says_which_image_it_has(
     if known:
         assert "TWINRUN_IMAGE=sha256:0f1e\n" in seen.read_text(encoding="utf-8")
         assert "--env TWINRUN_IMAGE " in seen.read_text(encoding="utf-8")
+        alone = PlacementStandIn(id="nodes=1", nodes=1, devices_per_node=8)
+        # Without a network the container has its node's name, not that of the machine that plans.
+        assert '--hostname "$TWINRUN_FIRST_NODE" ' in script("torchrun", placement=alone, engine="docker")
     else:
         assert "no such image" in done.stderr
 

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from twinrun.protocol.training import DataSource
 
-HUB: dict[str, Any] = {"kind": "hugging-face", "repository": "a/b", "revision": "c"}
-TOKENIZER: dict[str, Any] = {"tokenizer": "a/t", "tokenizer_revision": "d"}
+HUB: dict[str, Any] = {"kind": "hugging-face", "repository": "a/b", "revision": "0" * 40}
+TOKENIZER: dict[str, Any] = {"tokenizer": "a/t", "tokenizer_revision": "0" * 40}
 LOCAL: dict[str, Any] = {"kind": "local", "folder": "data", "sha256": "0" * 64}
 
 
@@ -20,6 +20,7 @@ LOCAL: dict[str, Any] = {"kind": "local", "folder": "data", "sha256": "0" * 64}
         (HUB | {"files": "x.json.gz"}, "tokenizer, tokenizer_revision"),
         (HUB | TOKENIZER | {"files": "x.parquet"}, "end with .json, .jsonl"),
         (HUB | TOKENIZER | {"files": "x.json", "form": "parquet"}, "end with .parquet"),
+        (HUB | TOKENIZER | {"files": "x.json", "revision": "main"}, "a commit of 40 digits"),
         (HUB | {"files": "x.bin", "form": "tokens", "width": 8}, "width"),
         (LOCAL | {"files": "*.txt", "form": "text"}, "tokenizer"),
         (LOCAL | {"sha256": None, "files": "*.bin", "form": "tokens"}, "sha256"),

@@ -34,7 +34,8 @@ from twinrun.train.prepare import main, prepare_files
 ORIGIN = Origin(source="test", sequence=16)
 KEYS: dict[str, Any] = {
     "kind": "hugging-face",
-    **dict.fromkeys(("repository", "revision", "tokenizer", "tokenizer_revision"), "x"),
+    **dict.fromkeys(("repository", "tokenizer"), "x"),
+    **dict.fromkeys(("revision", "tokenizer_revision"), "0" * 40),
 }
 TEXTS = DataSource(files="*.json.gz", **KEYS)
 

@@ -98,7 +98,11 @@ def test_what_cannot_be_had_is_refused(sweep: Sweep, asked: Any, error: type[Exc
         ids(NODES, {"devices": "12"}, devices=32, nodes=4, node=8)
 
 
-def test_a_global_batch_that_does_not_divide_is_refused() -> None:
+def test_sizes_that_do_not_divide_the_global_batch_are_left_out_and_refused_where_asked_for() -> None:
+    swept = plan("recipes/mpt-throughput", scale="node", gpu="mi250", settings=(), devices=32)
+    assert [point.world_size for point in swept.points] == [1, 2, 4, 8, 16]
+    layouts = plan("recipes/deepspeed-pretrain", scale="smoke", gpu="mi250", settings=(), devices=32)
+    assert [point.world_size for point in layouts.points if point.id in ("ddp", "pp2")] == [4, 8]
     with pytest.raises(InputError, match="does not divide over the devices"):
         plan(TRAINING, scale="smoke", gpu=None, settings=("devices=3", "global_batch=16"), devices=0)
 

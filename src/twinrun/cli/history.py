@@ -28,6 +28,7 @@ from twinrun.history.state_runs import KEPT, RunQuestion, StateRunner
 from twinrun.planning.project import Project
 from twinrun.report.tables import View
 from twinrun.report.terminal import show
+from twinrun.runs.preconditions import demand_room
 from twinrun.runs.selection import Request, Selection, select
 
 StoppableResult = TypeVar("StoppableResult")
@@ -110,6 +111,7 @@ def bisect(root: Path, request: SearchRequest, *, as_json: bool) -> int:
     good, bad = _sides(project, request, options=("--good", "--bad"))
     selection = _selection(project, request, good)
     folder = _folder(root, request, good, bad, selection)
+    demand_room(folder, 0, option="--out")
     others = [project.stack(bad.stack).stack] if bad.stack else []
     path = _path(folder, good, bad, resolver(selection.stack.stack, *others))
     _say_plan(path, folder, request, selection)

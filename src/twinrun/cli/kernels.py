@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twinrun.cli.console import print_json
-from twinrun.foundation.errors import require_known
+from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.terminal import say
 from twinrun.predict.kernel_times import kernel_times
 
@@ -11,6 +11,8 @@ from twinrun.predict.kernel_times import kernel_times
 def kernels(arch: str, *, as_json: bool) -> None:
     """Print the predicted times of an architecture's kernels; raises InputError for one that has none."""
     known = dict.fromkeys(one.arch for one in kernel_times())
+    if not arch:
+        raise InputError("an architecture is missing", place="--arch", allowed=list(known))
     require_known(arch, known, "unknown architecture", place="--arch")
     rows = [one for one in kernel_times() if one.arch == arch]
     if as_json:

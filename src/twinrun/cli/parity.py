@@ -42,6 +42,8 @@ def parity(
         raise InputError("no share", place="--bound", found=asked.bound, allowed="more than 0, less than 1")
     project = Project(root)
     paths = (a, b, *controls)
+    if asked.series and all(map(_is_record, paths)):
+        raise InputError("of logs alone", place="--series", found=asked.series, hint="leave it out")
     if all(map(_is_record, paths)) and asked.bound is None:
         records = [read_record(path, project) for path in paths]
         return _records(project, records, asked=asked, as_json=as_json)

@@ -20,6 +20,7 @@ from typing import Any
 
 from invoke import main
 from invoke.collection import Collection
+from invoke.config import Config
 from invoke.exceptions import Exit, ParseError
 from invoke.parser import Parser
 from invoke.parser.argument import Argument
@@ -79,6 +80,14 @@ def options(context: ParserContext) -> list[tuple[str, str]]:
     return [(spelled, text) for _, spelled, text in sorted(rows, key=lambda row: row[0])]
 
 
+class InvokeSettings(Config):
+    """Invoke's settings, none of which a command here has: their files, which may be broken, are not read."""
+
+    def _unread(self, merge: bool = True) -> None: ...
+
+    load_system = load_user = load_project = load_runtime = _unread
+
+
 class Commands(Program):
     """Invoke's program, once it has found the commands of this project."""
 
@@ -87,6 +96,13 @@ class Commands(Program):
     def parse_core(self, argv: list[str] | None) -> None:
         """Read the options before the command; raises Exit with 2 where one lacks its value."""
         with exit_on_error():
+            try:
+                Path.cwd()
+            except OSError as error:
+                hint = "change to the folder of the project"
+                raise InputError(
+                    "no folder to work in", place="invoke", found=error.strerror, hint=hint
+                ) from None
             try:
                 super().parse_core(argv)
             # The second is that of a number which is none.
@@ -288,8 +304,13 @@ def _see_help(context: ParserContext) -> str:
 
 def start() -> None:
     """Run the command line; the program `invoke` of this distribution, which replaces that of Invoke."""
+    names = ["invoke", "inv", "twinrun"]
     Commands(
-        name="twinrun", binary="inv[oke]", binary_names=["invoke", "inv", "twinrun"], version=__version__
+        name="twinrun",
+        binary="inv[oke]",
+        binary_names=names,
+        version=__version__,
+        config_class=InvokeSettings,
     ).run()
 
 

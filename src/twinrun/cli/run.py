@@ -52,13 +52,11 @@ def run(
     selection = select(project, request)
     if request.dry:
         _print_plan(project, selection, as_json=as_json)
-        warn(project, selection, out=(out or root / "runs").absolute())
+        warn(project, selection, out=(out or root / "runs").absolute(), detach=detach)
         return 0
     _demand_devices(selection)
     _print_choices(selection)
-    if detach and selection.site is None:
-        hint = "add --cluster SITE; on this machine a run ends with the command that started it"
-        raise InputError("nothing would go on with the run", place="--detach", found="no site", hint=hint)
+    _demand_site(selection, detach=detach)
     from twinrun.export.check_files import write_check_files
     from twinrun.report.form import offer
     from twinrun.report.page import write_report
@@ -93,6 +91,13 @@ def _demand_devices(selection: Selection) -> None:
     if selection.site is None:
         devices, grouped = selection.machine.devices, selection.engine.ADDS_GROUPS
         demand_device_files(selection.vendor, devices, grouped=grouped)
+
+
+def _demand_site(selection: Selection, *, detach: bool) -> None:
+    """Raise InputError where a run without a site is to go on after its command."""
+    if detach and selection.site is None:
+        hint = "add --cluster SITE; on this machine a run ends with the command that started it"
+        raise InputError("nothing would go on with the run", place="--detach", found="no site", hint=hint)
 
 
 def _trackers(text: str) -> tuple[ChosenTracker, ...]:
@@ -172,6 +177,8 @@ def data(root: Path, name: str, *, recipe: str, engine: str, files: int | None, 
     from twinrun.runs.models import fetch_model
     from twinrun.runs.progress import Display
 
+    if files == 0:
+        raise InputError("no file would be taken", place="--files", found=files, allowed="1 or more")
     tell = Display().say
     project = Project(root)
     try:
@@ -305,14 +312,15 @@ def ask(selection: Selection, *, yes: bool) -> None:
         raise RunInterruptedError("not started", hint="--yes starts it without a question")
 
 
-def warn(project: Project, selection: Selection, *, out: Path) -> None:
+def warn(project: Project, selection: Selection, *, out: Path, detach: bool) -> None:
     """Print what stands against a plan that is only printed: all that a run would refuse before it starts."""
     if (seconds := _long(selection)) is not None:
         print(
             f"warning   about {duration(seconds)} on a processor: the run starts only with --yes",
             file=sys.stderr,
         )
-    for demand in (_demand_devices, demand_runnable, partial(demand_ready, project, out=out)):
+    ready, site = partial(demand_ready, project, out=out), partial(_demand_site, detach=detach)
+    for demand in (_demand_devices, site, demand_runnable, ready):
         try:
             demand(selection)
         except TwinrunError as error:

@@ -24,9 +24,13 @@ def build(root: Path, options: Mapping[str, Any], *, dry: bool, as_json: bool) -
     from twinrun.images.buildkit import BuildProgress
     from twinrun.images.command import BuildRequest, plan_lines, plan_request, result_table, run_build
     from twinrun.report.terminal import show
+    from twinrun.runs.preconditions import demand_room
 
     request = BuildRequest(**options)
     plan = plan_request(root, request)
+    if request.save:
+        folder = request.save.parent if request.save.suffix == ".tar" else request.save
+        demand_room(folder, 0, option="--save")
     if dry:
         print_json(plan.summary()) if as_json else say("\n".join(plan_lines(plan)))
         return

@@ -175,7 +175,11 @@ def read_regular(path: Path, *, limit: int, links: bool = False) -> bytes:
     with open_regular(path, links=links) as stream:
         if (size := os.fstat(stream.fileno()).st_size) > limit:
             raise IrregularFileError(f"{size} bytes, at most {limit}", path)
-        return stream.read()
+        content: bytes | None = stream.read()
+    if content is None:
+        # A log of the kernel below /proc looks like a regular file and waits for its next line.
+        raise IrregularFileError("a file without content yet", path)
+    return content
 
 
 def kind_of(mode: int) -> str:

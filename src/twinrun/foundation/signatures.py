@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import tempfile
 from pathlib import Path
 
 from twinrun.foundation.errors import InputError, MachineError
@@ -95,15 +96,22 @@ def signed_by(digest: str, signature: Path, *, signers: Path) -> str:
         MachineError: ssh-keygen is not installed.
     """
     try:
-        read_regular(signature, limit=_MAX_BYTES)
+        content = read_regular(signature, limit=_MAX_BYTES)
     except OSError as error:
         raise InputError("no signature", place=str(signature), found=error.strerror) from None
-    file = ("-s", str(signature))
+    # ssh-keygen reads it several times, between which the file may be exchanged.
+    with tempfile.NamedTemporaryFile(suffix=SUFFIX) as copy:
+        copy.write(content)
+        copy.flush()
+        return _signed_by(digest, signature, signers=signers, file=("-s", copy.name))
+
+
+def _signed_by(digest: str, signature: Path, *, signers: Path, file: tuple[str, str]) -> str:
     valid = _ssh_keygen("check-novalidate", "-n", _NAMESPACE, *file, digest=digest)
     key = re.search(r"SHA256:[\w+/]+", valid.stdout)
     if valid.returncode or key is None:
         raise _refused("the signature does not match", signature, valid)
-    names = _names(digest, signature, signers) if _signers_text(signers) else []
+    names = _names(digest, signature, signers, file) if _signers_text(signers) else []
     revoked = signers.with_name(_REVOKED)
     for name in names:
         asked = ("-f", str(signers), "-I", name, "-n", _NAMESPACE, *file)
@@ -119,9 +127,9 @@ def signed_by(digest: str, signature: Path, *, signers: Path) -> str:
     return f"signed with the key {key[0]}, which {signers.name} does not vouch for"
 
 
-def _names(digest: str, signature: Path, signers: Path) -> list[str]:
+def _names(digest: str, signature: Path, signers: Path, file: tuple[str, str]) -> list[str]:
     """Return whose key has signed; raises InputError where it is not valid now, or a line is no signer's."""
-    found = _ssh_keygen("find-principals", "-f", str(signers), "-s", str(signature), digest=digest)
+    found = _ssh_keygen("find-principals", "-f", str(signers), *file, digest=digest)
     if not found.returncode:
         return found.stdout.splitlines()
     for line in found.stderr.splitlines():

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from twinrun.foundation.errors import InputError
+from twinrun.foundation.files import demand_replaceable
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.images.archive import push
 from twinrun.images.artifact_cache import find_alternatives
@@ -68,13 +69,16 @@ def plan_request(root: Path, request: BuildRequest) -> BuildPlan:
         InputError: an option that does not fit, a lock out of date, or a base that is not the locked one.
     """
     loaded = choose_stack(root, request.vendor, request.stack)
-    given = {
-        "--wheelhouse": (request.wheelhouse, "a folder of wheels, as pip download makes it"),
-        "--base": (request.base, "the tar of the locked root file system"),
-    }
-    for option, (path, hint) in given.items():
-        if path is not None and not path.exists():
-            raise InputError("no such file or folder", place=option, found=str(path), hint=hint)
+    framework_index(loaded.stack, asked=request.index)
+    base, wheelhouse, save = request.base, request.wheelhouse, request.save
+    if wheelhouse is not None and not wheelhouse.is_dir():
+        hint = "a folder of wheels, as pip download makes it"
+        raise InputError("no such folder", place="--wheelhouse", found=str(wheelhouse), hint=hint)
+    if base is not None and not base.exists():
+        hint = "the tar of the locked root file system"
+        raise InputError("no such file", place="--base", found=str(base), hint=hint)
+    if save is not None and (save.suffix == ".tar" or not save.is_dir()):
+        demand_replaceable(save)
     _check_registry_options(request)
     alternatives = find_alternatives(loaded.stack, request.wheelhouse)
     plan = plan_build(root, loaded, alternatives=alternatives)

@@ -248,8 +248,16 @@ class LoadedStack(Frozen):
 
 
 def framework_index(stack: Stack, *, asked: str | None = None) -> str | None:
-    """Return the package index that has the framework's own wheels: as asked for, as set, or the stack's."""
-    return asked or os.environ.get("TWINRUN_INDEX") or stack.index
+    """Return the package index that has the framework's own wheels: as asked for, as set, or the stack's.
+
+    Raises:
+        InputError: no address of a server.
+    """
+    found = asked or os.environ.get("TWINRUN_INDEX") or stack.index
+    if found and not found.startswith(("https://", "http://")):
+        place = "--index" if asked else "TWINRUN_INDEX"
+        raise InputError("no address", place=place, found=found, allowed="https://HOST/PATH")
+    return found
 
 
 def find_stacks(root: Path) -> dict[str, LoadedStack]:

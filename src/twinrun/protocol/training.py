@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -228,6 +229,11 @@ class DataSource(Frozen):
             raise ValueError(
                 f"data of kind `{self.kind}` and form `{self.form}` also needs: {', '.join(missing)}"
             )
+        for name in ("revision", "tokenizer_revision"):
+            if (commit := getattr(self, name)) and not re.fullmatch("[0-9a-f]{40}", commit):
+                raise ValueError(
+                    f"`{name}` is a commit of 40 digits, which no branch or tag is; found `{commit}`"
+                )
         if not (self.files or "").endswith(FORMS[self.form]):
             allowed = ", ".join(FORMS[self.form])
             raise ValueError(f"files of the form `{self.form}` end with {allowed}; found `{self.files}`")

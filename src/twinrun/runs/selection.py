@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from twinrun.execution import engines, launchers
 from twinrun.execution.engine import EngineModule
 from twinrun.execution.engines import load_engine
 from twinrun.execution.launchers import Launcher, load_launcher
 from twinrun.execution.schedulers import Scheduler, load_scheduler
 from twinrun.foundation.cache import bytecode_folder
+from twinrun.foundation.discovery import part_names
 from twinrun.foundation.errors import InputError, MachineError, require_known
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import duration
@@ -112,7 +114,7 @@ def select(project: Project, request: Request) -> Selection:
     loaded = project.recipe(request.recipe)
     workload = load_workload(loaded.workload)
     require_known(request.scale or SCALES[0], SCALES, "unknown scale", place="--scale")
-    site = load_site(project.root, request.cluster) if request.cluster else None
+    site = _site(project.root, request.cluster) if request.cluster else None
     machine, vendor = _at_site(project, request, site) if site else _machine(project, request, loaded)
     scale = _scale(request.scale, machine, site)
     wanted = machine.vendor if vendor is None else vendor.value
@@ -176,6 +178,15 @@ def demand_runnable(selection: Selection) -> None:
         here=scheduler.site is None,
     )
     _demand_nodes(scheduler, plan)
+
+
+def _site(root: Path, name: str) -> LoadedSite:
+    """Return a site whose engine and launcher exist."""
+    site = load_site(root, name)
+    for kind, package in (("engine", engines), ("launcher", launchers)):
+        value, place = getattr(site.site, kind), f"{site.place}.{kind}"
+        require_known(value, part_names(package), f"unknown {kind}", place=place)
+    return site
 
 
 def _at_site(project: Project, request: Request, site: LoadedSite) -> tuple[Machine, Choice]:

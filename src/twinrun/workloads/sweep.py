@@ -102,9 +102,9 @@ def _requested(
     most = hardware.devices
     if most and max(devices) > most and (sweep.nodes is None or hardware.nodes is not None):
         raise MachineError(
-            "this machine has fewer devices",
+            "fewer devices can be had",
             place=f"--set {key}",
-            found=counts,
+            found=f"{key}={max(counts)}" + (f", {max(devices)} devices" if key != "devices" else ""),
             allowed=f"1 to {most} devices",
         )
     if key == "nodes":

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from twinrun.checkpoints.s3 import VARIABLES
 from twinrun.execution.container import Container, Mount
 from twinrun.execution.engine import PYTHON, Command, Engine, NodeCommand, Workspace
+from twinrun.execution.shell import FIRST_NODE
 from twinrun.foundation.errors import MachineError, RunError
 from twinrun.foundation.processes import GRACE_SECONDS, last_lines
 from twinrun.machine import daemon
@@ -149,7 +150,7 @@ class ContainerRenderer:
             | command.variables,
             user="{}:{}".format(*user),
             mounts=self._volumes(command),
-            host=None if command.reaches_nodes or command.reaches_store else platform.node() or "localhost",
+            host=None if command.reaches_nodes or command.reaches_store else self._host(),
             passed=VARIABLES if command.reaches_store else (),
             devices=(*self._vendor.container.devices, *(_INFINIBAND if fabric else ())),
             locks_memory=fabric,
@@ -189,6 +190,10 @@ class ContainerRenderer:
             ),
             *(Mount(**bind.model_dump()) for bind in (nodes.bound if nodes else ())),
         )
+
+    def _host(self) -> str:
+        """Return the name of the machine that runs the container; a site's script alone knows its node's."""
+        return f"${FIRST_NODE}" if self._workspace.nodes else platform.node() or "localhost"
 
     def _visibility(self) -> dict[str, str]:
         """Return the caller's variables that hide devices: the container is given all of them."""

@@ -103,7 +103,9 @@ def _divisors(number: int) -> tuple[int, ...]:
     return tuple(sorted({*small, *(number // size for size in small)}, reverse=True))
 
 
-def estimated_seconds(shape: AnyShape, training: Training, hardware: Hardware, *, world: int) -> float | None:
+def estimated_seconds(
+    shape: AnyShape, training: Training, hardware: Hardware, *, world: int, layout: Layout | None = None
+) -> float | None:
     """Estimate the wall time of one point on `world` devices; None where its steps cannot be predicted.
 
     On a processor the steps are its FLOP over what a core reached.
@@ -111,13 +113,14 @@ def estimated_seconds(shape: AnyShape, training: Training, hardware: Hardware, *
     if hardware.gpu is None:
         flops = shape.flops_per_token() * training.global_batch * shape.sequence * training.steps
         return None if hardware.devices else CPU_START + flops / (CORE_FLOPS * hardware.cores)
-    budget = Budget(shape=shape, training=training, device_memory_bytes=hardware.device_memory_bytes)
-    sizes = budget.microbatches(world) if training.global_batch % world == 0 else ()
+    memory = hardware.device_memory_bytes
+    budget = Budget(shape=shape, training=training, layout=layout, device_memory_bytes=memory)
+    sizes = budget.microbatches(world) if layout or training.global_batch % world == 0 else ()
     if not sizes:
         return None
     nodes = max(1, world // hardware.devices) if hardware.devices else 1
     found = predicted(
-        shape, training, None, hardware, nodes=nodes, devices_per_node=world // nodes, microbatch=sizes[0]
+        shape, training, layout, hardware, nodes=nodes, devices_per_node=world // nodes, microbatch=sizes[0]
     )
     if found.time is None:
         return None

@@ -57,6 +57,8 @@ def points(
         if hardware.devices and world > max(hardware.devices, scale.sweep.devices_per_node or 0):
             continue
         mine = trained(training, layout)
+        if requested is None and not (layout.devices or scale.sweep.devices_per_node):
+            world = _dividing(layout, mine, world)
         require_known(mine.model, tables.models, "no such model", place=f"{place}.variant")
         shape = tables.models[mine.model]
         check_settings(layout, tables.engine, shape, place=f"{place}.settings")
@@ -71,7 +73,7 @@ def points(
                 microbatches=sizes, sharding=layout.sharding, layout=layout, shape=shape, controls=controls
             )
             repeated = mine.model_copy(update={"steps": mine.steps * (1 + controls)})
-            seconds = estimated_seconds(shape, repeated, hardware, world=world)
+            seconds = estimated_seconds(shape, repeated, hardware, world=world, layout=layout)
             found.append(Point(id=name, nodes=1, devices_per_node=world, part=part, seconds=seconds))
     if not found:
         raise MachineError(
@@ -80,6 +82,11 @@ def points(
             hint="choose a smaller model, or --set layouts= for those that need fewer devices",
         )
     return tuple(found)
+
+
+def _dividing(layout: Layout, training: Training, most: int) -> int:
+    """Return how many of a machine's devices a layout takes: all, or as many as its batch divides over."""
+    return next((one for one in range(most, 0, -1) if not any(_of_batch(layout, training, one))), most)
 
 
 def ranks_of(layout: Layout, scale: TrainingScale, hardware: Hardware, requested: Any) -> int:

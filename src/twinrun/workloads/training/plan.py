@@ -14,7 +14,7 @@ from twinrun.protocol.models import AnyShape
 from twinrun.protocol.storage import StorageNeed
 from twinrun.protocol.training import COMPOSER, PLAIN, Training, TrainingJob, identity
 from twinrun.workloads.settings import Fingerprint, flat, flat_fields
-from twinrun.workloads.sweep import over_nodes, placements, refuse_demands
+from twinrun.workloads.sweep import KEYS, over_nodes, placements, refuse_demands
 from twinrun.workloads.training import layouts
 from twinrun.workloads.training.estimates import (
     SWEEP_SECONDS,
@@ -118,6 +118,9 @@ def plan(request: PlanRequest[TrainingTables]) -> WorkloadPlan[TrainingPlan, Tra
             scale.sweep, overrides, hardware=request.hardware, node_devices=request.node_devices
         )
     training = _training(tables, scale, overrides, recipe.manifest)
+    if not {*KEYS, "global_batch"} & set(request.overrides):
+        places, indivisible = _dividing(places, training.global_batch)
+        left_out += indivisible
     because = "asked for" if "model" in overrides else "the recipe's for this scale"
     if wanted is None:
         if scale.models and "model" not in overrides:
@@ -137,6 +140,20 @@ def plan(request: PlanRequest[TrainingTables]) -> WorkloadPlan[TrainingPlan, Tra
     placed = (over_nodes(point, request.node_devices) for point in swept)
     predicted = tuple(with_predictions(point, shape, training, request.hardware) for point in placed)
     return _planned(tables, training, predicted, because, left_out)
+
+
+def _dividing(places: list[Placement], batch: int) -> tuple[list[Placement], tuple[Choice, ...]]:
+    """Return the places over which the global batch divides, or all where it does over none; name the others.
+
+    The sizes that a machine has need not be those that a recipe's batch was chosen for.
+    """
+    kept = [one for one in places if batch % one.world_size == 0]
+    lost = ", ".join(one.id for one in places if one not in kept)
+    if not kept or not lost:
+        return places, ()
+    return kept, (
+        Choice(name="left out", value=lost, because=f"they do not divide the global batch, {batch}"),
+    )
 
 
 def _swept(
