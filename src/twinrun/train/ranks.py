@@ -36,7 +36,14 @@ def join(job: Job, *, alone: bool = False) -> None:
     """
     check_world_size(job)
     if (job.world_size > 1 or alone) and not dist.is_initialized():
-        dist.init_process_group("nccl" if job.accelerator else "gloo")
+        # The launcher's store may have met other points of the same ranks: each has names of its own there.
+        store, number, ranks = next(iter(dist.rendezvous("env://")))
+        dist.init_process_group(
+            "nccl" if job.accelerator else "gloo",
+            store=dist.PrefixStore(job.attempt, store),
+            rank=number,
+            world_size=ranks,
+        )
 
 
 def rank() -> int:
