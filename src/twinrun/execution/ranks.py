@@ -394,7 +394,8 @@ def _follow(submission: Submission, follower: Follower, *, checked: Callable[[],
 def _kind(launch: Launch) -> tuple[object, ...]:
     """Return what launches have in common that the same ranks may run."""
     placement = launch.placement
-    return placement.nodes, placement.devices_per_node, launch.script, launch.reaches_store
+    size = (placement.nodes, placement.devices_per_node)
+    return (*size, launch.script, launch.reaches_store, launch.job.imports)
 
 
 def job_text(job: Job) -> str:

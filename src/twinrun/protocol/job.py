@@ -58,6 +58,11 @@ class Job(Frozen):
     sniff_steps: Annotated[int, Field(ge=0)] = 0
     """Steps between two sniff tests of the ranks; 0 for none."""
 
+    @property
+    def imports(self) -> tuple[object, ...]:
+        """Return what decides which modules ranks import, and how; the same ranks run jobs that agree."""
+        return ()
+
 
 class FollowingPoint(Frozen):
     """A further point of the same ranks, in `<number>.json` of the folder that FOLLOWING names.
