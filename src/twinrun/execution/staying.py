@@ -78,4 +78,5 @@ def processes(reports: Sequence[RankReport]) -> tuple[str, ...]:
     return tuple(
         f"{one.process}, a fork of {one.forked_from}" if one.forked_from else f"{one.process}"
         for one in reports
+        if one.process
     )
