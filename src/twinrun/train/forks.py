@@ -25,6 +25,8 @@ PATIENCE_SECONDS = 60.0
 POLL_SECONDS = 0.02
 # Major numbers of character devices that hold nothing of a process: memory such as /dev/null, and terminals.
 _HARMLESS = (1, 5, 136)
+# What of the forking process's files was in memory: a fork has those pages when it touches them.
+_file_bytes_before = 0
 
 
 def next_job(first: Path, folder: Path) -> tuple[Path, int | None]:
@@ -40,6 +42,8 @@ def next_job(first: Path, folder: Path) -> tuple[Path, int | None]:
         return first, None
     number = 0
     point: FollowingPoint | None = FollowingPoint(job=str(first), logs="")
+    global _file_bytes_before  # noqa: PLW0603 - a process is forked from one
+    _file_bytes_before = _file_bytes()
     while point:
         if not (child := _fork()):
             _print_to(point.logs)
@@ -49,6 +53,17 @@ def next_job(first: Path, folder: Path) -> tuple[Path, int | None]:
         number += 1
         point = _named(folder / f"{number}.json")
     os._exit(0)
+
+
+def untouched_bytes() -> int:
+    """Return the bytes of libraries that a process without forks would hold and this fork has not touched."""
+    return max(0, _file_bytes_before - _file_bytes())
+
+
+def _file_bytes() -> int:
+    """Return the bytes of mapped files that this process has in memory."""
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    return sum(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssFile:"))
 
 
 def forks_safely() -> bool:
